@@ -112,18 +112,14 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/process/faults/test_clients.py": NONE,
     "tests/process/faults/test_disk.py": NONE,
     "tests/process/faults/test_outputs.py": NONE,
-    "tests/process/faults/test_requests.py": NONE,
     "tests/process/faults/test_restart.py": NONE,
     "tests/process/faults/test_restart.py::test_it_restarts_on_the_same_port_after_a_kill": ALL,
     "tests/process/hostile/test_bodies.py": NONE,
     "tests/process/hostile/test_connections.py": NONE,
-    "tests/process/hostile/test_connections.py::test_a_thousand_ask_for_the_status": ALL,
     "tests/process/hostile/test_formats.py": NONE,
-    "tests/process/hostile/test_options.py": NONE,
     "tests/process/hostile/test_pictures.py": NONE,
     "tests/process/hostile/test_pictures.py::test_what_is_too_much_is_refused_for_next_to_nothing": (
         "a bomb",
-        "500 pictures",
         "a picture of 200 MB",
     ),
     "tests/process/hostile/test_pictures.py::test_a_client_leaves_in_the_middle_of_a_picture": ALL,
@@ -146,14 +142,9 @@ FULL: Mapping[str, tuple[str, ...]] = {
     ),
     "tests/process/test_disk.py::test_processes_that_share_a_directory_are_killed_at_any_moment": NONE,
     "tests/process/test_environment.py": NONE,
-    "tests/process/test_output.py::test_many_logprobs_are_split_into_lines_that_a_host_can_read": NONE,
     # Tools: the cases of the conformance suite that need no process of their own, benchmarks and soaks by their parts.
-    "tests/tools/bench/test_cache.py::test_all_caches_give_equal_answers": ("window",),
-    **{
-        f"tests/tools/bench/test_runs.py::test_{name}": NONE
-        for name in ("start", "decode", "drafts", "parallel", "ttft", "ttft_from_the_disk", "ttft_of_pictures")
-    },
-    "tests/tools/bench/test_runs.py::test_a_benchmark_that_a_signal_ends_says_so_in_one_line": ("decode-SIGTERM",),
+    "tests/tools/bench/test_cache.py::test_all_caches_give_equal_answers": ("gemma3",),
+    **{f"tests/tools/bench/test_runs.py::test_{name}": NONE for name in ("start", "decode", "parallel", "ttft")},
     "tests/tools/conformance/test_conformance.py::test_case": (
         "1[569]-*-H",
         "[2-46]?-*-H",

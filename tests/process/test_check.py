@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests import ROOT
 from tests.model.loading.test_check_text import KEYS
 from tests.process.conftest import MAIN, RUNNER, SENTENCEPIECE
@@ -29,14 +27,6 @@ def test_a_good_model_is_status_0_and_nothing_on_stderr(models_dir: Path) -> Non
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"model         {SENTENCEPIECE}\n")
     assert done.stdout.endswith("verdict       would load\n")
-
-
-@pytest.mark.parametrize("words", [[], ["m", "--port", "1"]])
-def test_wrong_usage_is_one_line_and_status_2(words: list[str]) -> None:
-    done = check(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("Error: ")
-    assert done.stderr.count("\n") == 1
 
 
 def test_json_is_one_object_and_the_variables_hold(models_dir: Path) -> None:

@@ -3,9 +3,8 @@ disconnect."""
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
 
-from scripts.tools.conformance.assertions import ALPHABET, expect, generating, quiet, refused
+from scripts.tools.conformance.assertions import expect, quiet, refused
 from scripts.tools.conformance.scripted_model import CONTEXT
 from scripts.tools.host.lib import OUT_OF_MEMORY, Client, Completion, Process, Request
 from tests.process.conftest import SpawnModel
@@ -19,28 +18,6 @@ TEXTS = {"0": DIGITS[:300], "5": DIGITS[5:205], "one more 9": DIGITS[9:120], "a"
 def ask(client: Client, prompt: str) -> asyncio.Task[Completion]:
     """Requests as many tokens as the prompt's answer has."""
     return asyncio.create_task(client.complete(Request(prompt, {"num_predict": len(TEXTS[prompt])})))
-
-
-async def test_concurrent_streams_do_not_mix(client: Client) -> None:
-    tasks = {prompt: ask(client, prompt) for prompt in TEXTS}
-    completions = {prompt: await asyncio.wait_for(task, WAIT_S) for prompt, task in tasks.items()}
-    assert {prompt: each.text for prompt, each in completions.items()} == TEXTS
-    assert all(each.final.eval_count == len(TEXTS[prompt]) for prompt, each in completions.items())
-    assert all(each.final.prompt_eval_count == len(prompt) for prompt, each in completions.items())
-
-
-async def test_headers_are_withheld_until_the_request_starts(start: SpawnModel) -> None:
-    process = start(environment={"OLLAMA_NUM_PARALLEL": "2"})
-    async with Client.of(process) as client, AsyncExitStack() as running:
-        for _ in range(2):
-            await running.enter_async_context(generating(client))
-        queued = asyncio.create_task(client.post_completion(Request("Hi")))
-        await asyncio.sleep(0.3)
-        assert not queued.done()
-        await running.aclose()
-        response = await asyncio.wait_for(queued, WAIT_S)
-        assert response.status == 200
-        assert (await response.read()).count(b"\n") == len(ALPHABET) + 1
 
 
 async def test_disconnects_during_decode_do_not_affect_others(client: Client, shared: Process) -> None:

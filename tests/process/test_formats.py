@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from protocol import DoneReason
-from scripts.tools.host.lib import Client, Process, Request, StatusError, spawn
+from scripts.tools.host.lib import Client, Process, Request, spawn
 from scripts.tools.host.lib.generations import G
 from scripts.tools.models.scripted import BYTES, Transition, write_scripted
 from scripts.tools.models.store import write_store
@@ -92,47 +92,6 @@ async def test_the_schema_begins_behind_the_closing_tag(thinker: Client, number:
     assert thought == ""
     assert [*json.loads(content)] == ["n"]
     assert answer.final.done_reason == DoneReason.STOP
-
-
-async def test_the_second_pass_of_structured_output_reuses_the_first_prefill(thinker: Client) -> None:
-    """A host cancels the unconstrained answer when the thinking ends and sends a second request that continues it."""
-    prompt = "system: be brief. user: how many?" * 8 + THOUGHT
-    said = ""
-    async with thinker.stream(Request(f"{prompt}1", {"num_predict": 2000}, intermediate_metrics=True)) as stream:
-        async for answer in stream:
-            said += answer.content
-            if len(said) > len("</think>..."):
-                break
-    thought = said[: said.index("</think>") + len("</think>")]
-    second = Request(f"{prompt}1{thought}", {"num_predict": 60}, format=structural_tag(COUNT))
-    completion = await thinker.complete(second)
-    assert [*json.loads(completion.text)] == ["n"]
-    # The closing tag is one token in the answer but eight in the prompt; everything before it is cached.
-    cached = len(f"{prompt}1") - len("<think>") + 1
-    assert completion.final.prompt_eval_cached_count == cached
-
-
-@pytest.mark.parametrize(
-    ("wanted", "text"),
-    [
-        (5, 'Format: expected "json", a JSON schema'),
-        ({"type": "structural_tag"}, "Format: Object missing required field `format`"),
-        (
-            structural_tag({"type": "object", "properties": {"a": {"type": "strin"}}}),
-            "Format: Invalid type: strin - at `$.properties.a`",
-        ),
-        ({"type": "lark", "grammar": "start: nowhere"}, 'Format: at 1(8): unknown name: "nowhere"'),
-    ],
-)
-async def test_an_invalid_format_is_refused_and_the_next_request_is_right(
-    thinker: Client, wanted: object, text: str
-) -> None:
-    with pytest.raises(StatusError) as refusal:
-        await thinker.complete(Request("x", format=wanted))
-    assert refusal.value.status == 400
-    assert text in str(refusal.value)
-    answer = await thinker.complete(Request("x", {"num_predict": 3}))
-    assert answer.text == "..."
 
 
 @pytest.mark.full

@@ -1,7 +1,6 @@
 """The stream of a completion, beyond the conformance cases 36-52: our own stop strings, counts and log lines."""
 
 import asyncio
-import json
 import re
 
 import pytest
@@ -9,31 +8,6 @@ import pytest
 from scripts.tools.conformance.assertions import quiet
 from scripts.tools.host.lib import A, Client, F, Request, StatusError
 from tests.process.conftest import MARKER, SpawnModel
-
-STOP = 0
-
-
-async def test_many_logprobs_are_split_into_lines_that_a_host_can_read(client: Client) -> None:
-    """A stop string that almost matches holds 1000 tokens back, then releases them at once."""
-    stop = "1234567890" * 100 + "x"
-    completion = await client.complete(
-        Request("0", {"stop": [stop], "num_predict": 1200}, logprobs=True, top_logprobs=20)
-    )
-    assert completion.text == "1234567890" * 120
-    entries = [entry for answer in completion.answers for entry in answer.logprobs or ()]
-    assert [entry.token for entry in entries] == list(completion.text)
-    assert max(map(len, completion.lines)) < 65535
-
-
-async def test_stop_strings_end_the_text_before_them(client: Client) -> None:
-    completion = await client.complete(Request("Hi", {"stop": ["zz", "pq", "mx"]}))
-    assert (completion.text, completion.final.done_reason) == ("jklmno", STOP)
-
-
-async def test_the_last_line_counts_cached_tokens(client: Client) -> None:
-    for wanted in (0, 17):
-        body = json.loads((await client.complete(Request("~ counted twice ~y"))).lines[-1])
-        assert (body["PromptEvalCount"], body["PromptEvalCachedCount"]) == (18, wanted)
 
 
 async def test_markers_in_names_and_prompts_do_not_reach_the_log(start: SpawnModel) -> None:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from scripts.tools.host.lib import Client, Process, Request, spawn
+from scripts.tools.host.lib import Client, Process, spawn
 from tests.process.conftest import HOST, RANDOM, RUNNER, read_stats
 
 COMMON = "You decide. " * 40
 
 
-@pytest.fixture(scope="module", params=["trie", "single"])
-def process(request: pytest.FixtureRequest, models_dir: Path) -> Iterator[Process]:
-    arguments = ["--cache", request.param, "--prefill-chunk", "64"]
+@pytest.fixture(scope="module")
+def process(models_dir: Path) -> Iterator[Process]:
+    arguments = ["--prefill-chunk", "64"]
     with spawn(RUNNER, RANDOM, models_dir=models_dir, generation=HOST, arguments=arguments) as process:
         process.wait_ready(60)
         yield process
@@ -44,28 +44,6 @@ async def test_rows_are_scored_as_each_alone_and_a_repeat_comes_from_the_cache(p
         assert together["input_tokens"] == sum(counts)
         assert together["cached_tokens"] >= 11 * (counts[12] - 1)
         assert (await post(client, rows(prompts[11])))["cached_tokens"] == counts[11] - 1
-
-
-async def test_scores_are_the_log_probabilities_of_a_completion(process: Process) -> None:
-    async with Client.of(process) as client:
-        completion = await client.complete(Request("Say: ", {"num_predict": 1}, logprobs=True, top_logprobs=20))
-        (entry,) = [entry for answer in completion.answers for entry in answer.logprobs or ()]
-        wanted = {top.token: top.logprob for top in entry.top if top.token.isascii() and len(top.token) == 1}
-        scores = await post(client, rows("Say: ", candidates="".join(wanted)))
-        assert scores["logits"] == [pytest.approx([*wanted.values()], abs=1e-5)]
-
-
-async def test_scores_beside_answers_change_neither(process: Process) -> None:
-    async with Client.of(process) as client:
-        prompts = [f"{COMMON}{number}" for number in range(8)]
-        request = Request("Once upon a time", {"num_predict": 60, "temperature": 0})
-        quiet, alone = await client.complete(request), [await post(client, rows(prompt)) for prompt in prompts]
-        busy, *scores = await asyncio.gather(
-            client.complete(request), *(post(client, rows(*prompts)) for _ in range(4))
-        )
-        assert busy.text == quiet.text
-        for each in scores:
-            assert each["logits"] == [pytest.approx(one["logits"][0], abs=1e-5) for one in alone]
 
 
 async def test_a_client_that_leaves_leaves_no_row_behind(process: Process) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -36,12 +35,6 @@ def test_wrong_usage_is_one_line_and_exit_status_2(words: list[str]) -> None:
         assert process.output.captured.startswith("Error: ")
 
 
-def test_a_wrong_environment_variable_is_named(start: SpawnModel) -> None:
-    process = start(environment={"MLX_RUNNER_CACHE": "huge"}, ready=False)
-    assert process.wait(60) == 2
-    assert "MLX_RUNNER_CACHE=huge" in process.output.captured
-
-
 @pytest.fixture
 def broken(models_dir: Path, tmp_path: Path) -> Store:
     """A copy of the sentencepiece model's manifest under a name that the test may break; blobs are shared."""
@@ -53,16 +46,6 @@ def broken(models_dir: Path, tmp_path: Path) -> Store:
 
 def name_of(store: Store) -> str:
     return f"{store.manifest_path.parent.name}:{store.manifest_path.name}"
-
-
-def test_every_line_of_a_session_is_a_slog_line(shared: Process) -> None:
-    slog = re.compile(
-        r"time=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}(Z|[+-]\d\d:\d\d) level=[A-Z]+ source=[\w.]+:\d+"
-        r'( [\w.]+=("(\\.|[^"\\])*"|[^\s"=]+))+'
-    )
-    assert shared.output.lines
-    for line in shared.output.lines:
-        assert slog.fullmatch(line), line
 
 
 async def test_a_hosts_libraries_do_not_shadow_ours(tmp_path: Path, start: SpawnModel) -> None:

@@ -22,7 +22,7 @@ NEVER = (
     *("aiohttp.client", "aiohttp.connector", "aiohttp.cookiejar", "aiohttp.tracing", "aiohappyeyeballs"),
     *("transformers", "huggingface_hub", "jinja2", "numpy", "safetensors", "sentencepiece", "yaml"),
     *("mlx_lm.generate", "mlx_lm.utils", "mlx_lm.tokenizer_utils"),
-    *("importlib.metadata", "multiprocessing", "unittest", "matplotlib", "pytest"),
+    *("importlib.metadata", "multiprocessing", "unittest", "pytest"),
     *("prometheus_client", "rich", "runner.server.metrics"),
 )
 """Modules that the server never uses. Importing one takes a large part of the time of a start."""

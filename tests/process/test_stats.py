@@ -2,7 +2,6 @@
 prompt text is shown."""
 
 import asyncio
-import json
 import subprocess
 
 import msgspec
@@ -10,7 +9,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.stats import CachePicture, Stats
-from scripts.tools.conformance.scripted_model import VOCABULARY
 from scripts.tools.host.lib import F_SECOND, Client, Process, Request, StatusError
 from tests.process.conftest import MAIN, RANDOM, RUNNER, SpawnModel, read_stats
 
@@ -78,12 +76,6 @@ async def test_the_numbers_match_the_requests(start: SpawnModel) -> None:
         assert found["mlx_runner_inter_token_latency_seconds_count",] == told.slices.decode_rows - 3
 
 
-async def test_status_has_these_keys_and_the_real_memory(client: Client) -> None:
-    body = json.loads((await client.send("GET", "/v1/status")).body)
-    assert list(body) == ["Status", "Progress", "ContextLength", "Memory", "EmbeddingDimensions"]
-    assert body["Memory"] > 2 * 512 * len(VOCABULARY) * 4, "at least the two float32 tables of the model"
-
-
 async def test_top_shows_a_real_runner(shared: Process, client: Client) -> None:
     await client.complete(Request("<again>", {"num_predict": 3}))
     words = [*RUNNER, "top", "--port", str(shared.port), "--once"]
@@ -114,6 +106,3 @@ async def test_prompts_are_shown_only_on_request(start: SpawnModel, inspected: b
     assert not [line for line in process.output.lines if any(secret in line for secret in SECRETS)]
     if inspected:
         assert PROMPT[:40] in texts
-
-
-# --- started from a terminal

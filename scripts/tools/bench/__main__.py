@@ -1,43 +1,34 @@
 """Benchmarks. Every comparison runs its contenders in turns, on models made on the spot from a seed.
 
-While others use the machine it refuses to report. `all` runs one benchmark after the other, each in a process of its
-own. Exit status: 0; 1 when a target is missed; 2 when the options make no sense; 3 when the machine is busy.
+While others use the machine it refuses to report. Exit status: 0; 1 when a target is missed; 2 when the options make no
+sense; 3 when the machine is busy.
 """
 
 import argparse
 import importlib
-import importlib.util
-import json
 import logging
 import shlex
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import NoReturn, Protocol, TextIO, cast
+from typing import NoReturn, Protocol, cast
 
 from runner import blas
 from runner.errors import UsageError
-from scripts.tools import ROOT
 from scripts.tools.bench.machine import BusyError, Others, check_quiet, describe_machine
-from scripts.tools.bench.options import BUSY, MEASURED, MET, MISSED, USAGE, threads
-from scripts.tools.bench.report import Report, Target, targets_table, text_of, write_json
-
-ALL = "all"
-
+from scripts.tools.bench.options import BUSY, MET, MISSED, USAGE, threads
+from scripts.tools.bench.report import Report, targets_table, text_of, write_json
 
 BENCHMARKS = {
     "start": "from the spawn to the first answer, and the first request against later ones",
-    "decode": "tokens per second of one stream, against the loop without a server; --drafts: what drafts bring",
-    "ttft": "time to the first token: cold, again, one turn appended, between conversations; --disk, --picture",
+    "decode": "tokens per second of one stream, against the loop without a server",
+    "ttft": "time to the first token: cold, again, one turn appended, between conversations",
     "parallel": "several users of one runner at once: throughput, gaps, waits, sharing",
     "cache": "prefix caches under the requests of several agents, every kind of model",
     "real": "a trained model, beside mlx_lm.server and llama.cpp",
 }
-"""What each measures, in the order of `all`. A module of this name has the two functions of `BenchmarkModule`, and is
+"""What each measures. A module of this name has the two functions of `BenchmarkModule`, and is
 imported only when it is chosen."""
 
 
@@ -54,7 +45,7 @@ class BenchmarkModule(Protocol):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs one benchmark, or all: prints tables, writes JSON, draws pictures. Returns the exit status."""
+    """Runs one benchmark: prints tables, writes JSON. Returns the exit status."""
     common = _common_options()
     first, _ = common.parse_known_args([word for word in argv if word not in ("-h", "--help")])
     try:
@@ -66,22 +57,16 @@ def main(argv: Sequence[str]) -> int:
         prog="scripts/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     chosen = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
-    for name, summary in {ALL: "all of these", **BENCHMARKS}.items():
+    for name, summary in BENCHMARKS.items():
         sub = chosen.add_parser(
             name, help=summary, parents=[common], formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        if name in argv[:1] and name in BENCHMARKS:
+        if name in argv[:1]:
             module = _module(name)
             sub.description = module.__doc__
             module.add_arguments(sub)
     arguments = parser.parse_args(argv)
-    if arguments.plot and importlib.util.find_spec("matplotlib") is None:
-        parser.error(
-            "--plot needs matplotlib: run scripts/bench, which installs it, or pip install -r requirements/bench.lock"
-        )
     try:
-        if arguments.benchmark == ALL:
-            return run_all(list(BENCHMARKS), arguments)
         return _run(arguments, fast_blas)
     except ValueError as error:
         parser.error(str(error))
@@ -107,75 +92,13 @@ def _run(arguments: argparse.Namespace, fast_blas: str) -> int:
         write_json(
             arguments.json, {"benchmark": arguments.benchmark, "machine": machine, "targets": targets, **report.figures}
         )
-    if arguments.plot:
-        report.plot(arguments.plot)
     return MET if all(target.met for target in report.targets) else MISSED
-
-
-def run_all(names: Sequence[str], arguments: argparse.Namespace) -> int:
-    """Returns the exit status: that of one that could not be measured, else whether all targets are met.
-
-    One that could not does not keep the others from being measured.
-    """
-    found: dict[str, dict[str, object]] = {}
-    targets: list[Target] = []
-    failed: dict[str, int] = {}
-    if arguments.plot:
-        arguments.plot.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        print(f"--- {name}", file=sys.stderr, flush=True)
-        with TemporaryDirectory(prefix="bench-") as folder:
-            file = Path(folder) / "found.json"
-            words = [name, "--json", str(file), *_words(name, arguments)]
-            status = run_one(words, sys.stderr if arguments.json == "-" else None)
-            if status not in MEASURED:
-                failed[name] = status
-                continue
-            found[name] = json.loads(file.read_text())
-        targets += _targets(name, found[name]["targets"])
-    print(text_of([targets_table(targets)]), file=sys.stderr if arguments.json == "-" else sys.stdout, flush=True)
-    if failed:
-        print(f"not measured: {', '.join(failed)}", file=sys.stderr)
-    if arguments.json:
-        write_json(arguments.json, {"benchmarks": found, "targets": [target.data() for target in targets]})
-    if failed:
-        return max(failed.values())
-    return MET if all(target.met for target in targets) else MISSED
-
-
-def run_one(words: Sequence[str], output: TextIO | None) -> int:
-    """One benchmark in a process of its own, which does not outlive this one. Returns its exit status."""
-    with subprocess.Popen([sys.executable, "-m", "scripts.tools.bench", *words], cwd=ROOT, stdout=output) as process:
-        try:
-            return process.wait()
-        except BaseException:
-            process.terminate()
-            raise
-
-
-def _words(name: str, arguments: argparse.Namespace) -> Iterator[str]:
-    yield from ("--seed", str(arguments.seed), "--blas", arguments.blas, "--blas-threads", arguments.blas_threads)
-    for peer, command in arguments.peer:
-        yield from ("--peer", f"{peer}={shlex.join(command)}")
-    if arguments.busy:
-        yield "--busy"
-    if arguments.plot:
-        yield from ("--plot", str((arguments.plot / f"{name}.png").resolve()))
-
-
-def _targets(name: str, found: object) -> Iterator[Target]:
-    assert isinstance(found, list)
-    for one in found:
-        yield Target(f"{name}: {one['what']}", *(one[field] for field in Target._fields[1:]))
 
 
 def _common_options() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     common.add_argument("--seed", type=int, default=1, help="of everything that is random (default: %(default)s)")
     common.add_argument("--json", metavar="FILE|-", help="write all figures as JSON; '-': to standard output")
-    common.add_argument(
-        "--plot", type=Path, metavar="FILE.png", help="draw a picture; installs matplotlib if needed; all: a folder"
-    )
     common.add_argument(
         "--peer",
         action="append",
@@ -210,8 +133,7 @@ def _module(name: str) -> BenchmarkModule:
 
 
 def _interrupt(number: int, _: FrameType | None) -> NoReturn:
-    """Ends what runs. One signal is enough: `all` passes on a Ctrl-C that its benchmark has got itself, and what ends
-    the servers must not be disturbed."""
+    """Ends what runs. One signal is enough: what ends the servers must not be disturbed."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt(number)
@@ -225,6 +147,5 @@ if __name__ == "__main__":
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt as interrupt:
         by_signal = interrupt.args == (signal.SIGTERM,)
-        if sys.argv[1:2] != [ALL]:  # its benchmark says it
-            print(f"scripts/bench: ended by {'SIGTERM' if by_signal else 'Ctrl-C'}, without a report", file=sys.stderr)
+        print(f"scripts/bench: ended by {'SIGTERM' if by_signal else 'Ctrl-C'}, without a report", file=sys.stderr)
         sys.exit(128 + (signal.SIGTERM if by_signal else signal.SIGINT))

@@ -1,4 +1,4 @@
-"""`scripts/bench cache`: prefix caches side by side, on one model for every kind of layer cache.
+"""`scripts/bench cache`: prefix caches side by side, on one tiny model for every kind of layer cache.
 
 Several agents ask one model (`agent_trace`). Every request is served over each cache, in an order that rotates from
 request to request, so that noise of the machine hits all alike; the answer of the first one goes on in the
@@ -12,138 +12,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
 from time import perf_counter_ns
-from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import mlx.core as mx
-from mlx.nn.layers.base import Module
-from mlx.utils import tree_map_with_path, tree_reduce
 
-import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
 from runner.cache import CACHE_KINDS, make_cache
 from runner.cache.session import LiveSession
 from runner.engine.batch import Batch
 from runner.engine.events import Text
 from runner.engine.generation import Generation
 from runner.engine.request import Request
-from runner.model.weights.dtype import device
 from runner.sampling import SamplingOptions
 from runner.tokenizer import Tokenizer
 from scripts.tools.bench.agent_trace import FIRST_WORD, TURN_TOKENS, AgentTrace, Ask, Workload
 from scripts.tools.bench.options import names_of, size_bytes
-from scripts.tools.bench.report import Bars, Report, Rounds, Table, Target, percentile
-from scripts.tools.models import architectures
-from scripts.tools.models.tiny import Forward, spread
-
-# isort: split
-from mlx_lm.models import deepseek_v3, gemma3_text, llama, llama4, mamba2, qwen3_next
-from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
-
-HEAD = 64
-WINDOW = 512
-CHUNK = 1024
-KV_BITS = 8
-
-
-class Size(NamedTuple):
-    """The size of a model: the width, a multiple of 2 x HEAD; the number of layers, rounded up to whole periods where
-    kinds of layers alternate; and the number of tokens."""
-
-    hidden: int
-    layers: int
-    vocabulary: int
-
-
-class Subject(NamedTuple):
-    """A model to measure: `make_layers` makes its fresh cache list."""
-
-    kind: str
-    model: Forward
-    parameters: int
-    make_layers: Callable[[], list[object]]
-
-
-_KINDS: dict[str, tuple[str, ModuleType, int, str]] = {
-    "plain": ("llama", llama, 1, "keys and values of every token"),
-    "window": ("gemma3_text", gemma3_text, 2, f"every other layer keeps a sliding window of {WINDOW} tokens"),
-    "recurrent": ("mamba2", mamba2, 1, "a recurrent state in every layer, nothing else"),
-    "hybrid": ("qwen3_next", qwen3_next, 2, "every other layer is recurrent"),
-    "mla": ("deepseek_v3", deepseek_v3, 1, "latent attention: one narrow head"),
-    "chunk": ("llama4", llama4, 4, f"three of four layers attend within chunks of {CHUNK} tokens"),
-    "quantized": ("llama", llama, 1, f"keys and values in {KV_BITS} bits"),
-}
-"""The architecture, mlx-lm's module, the layers until their kinds repeat, and the meaning."""
-
-KINDS = {kind: meaning for kind, (*_, meaning) in _KINDS.items()}
-
-
-def _make(kind: str, size: Size) -> Module:
-    """Returns the tiny model of `scripts.tools.models` in another size, without experts."""
-    name, module, period, _ = _KINDS[kind]
-    heads, layers = size.hidden // HEAD, -(-size.layers // period) * period
-    wide: dict[str, object] = {
-        "hidden_size": size.hidden,
-        "num_hidden_layers": layers,
-        "intermediate_size": (2 if module is mamba2 else 3) * size.hidden,
-        "intermediate_size_mlp": 3 * size.hidden,
-        "moe_intermediate_size": size.hidden,
-        "shared_expert_intermediate_size": size.hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads if module is deepseek_v3 else heads // 2,
-        "num_heads": 2 * heads,
-        "linear_num_value_heads": heads,
-        "linear_num_key_heads": heads // 2,
-        "query_pre_attn_scalar": HEAD,
-        "kv_lora_rank": HEAD,
-        "q_lora_rank": 2 * HEAD,
-        "qk_rope_head_dim": HEAD // 2,
-        "sliding_window": WINDOW,
-        "attention_chunk_size": CHUNK,
-        "full_attention_interval": 2,
-        "interleave_moe_layer_step": 2 * layers,
-        "mlp_only_layers": [*range(layers)],
-        "layer_types": None,
-        "n_routed_experts": None,
-        "num_experts": 0,
-        "vocab_size": size.vocabulary,
-        "max_position_embeddings": 1 << 20,
-        "tie_word_embeddings": True,
-    }
-    wide |= dict.fromkeys(
-        ("head_dim", "state_size", "qk_nope_head_dim", "v_head_dim", "linear_key_head_dim", "linear_value_head_dim"),
-        HEAD,
-    )
-    known = architectures.config(name)
-    text = known.get("text_config")
-    changed = {key: value for key, value in wide.items() if key in (text if isinstance(text, dict) else known)}
-    config = {**known, "text_config": {**text, **changed}} if isinstance(text, dict) else {**known, **changed}
-    model: Module = module.Model(module.ModelArgs.from_dict(config))
-    return model
-
-
-def make_subject(kind: str, size: Size, seed: int = 0) -> Subject:
-    """The model of a kind out of KINDS, the same weights for the same seed."""
-    if size.hidden % (2 * HEAD) or size.layers < 1:
-        raise ValueError(f"the width of a model is a multiple of {2 * HEAD}, and it has layers")
-    mx.random.seed(seed)
-    model = _make(kind, size)
-    model.update(tree_map_with_path(_weight, model.parameters()))
-    model.eval()
-    mx.eval(model.parameters())
-    parameters: int = tree_reduce(lambda total, weight: total + weight.size, model.parameters(), 0)
-
-    def make_layers() -> list[object]:
-        if kind == "quantized":
-            return [QuantizedKVCache(group_size=HEAD, bits=KV_BITS) for _ in model.layers]
-        return list(make_prompt_cache(model))
-
-    return Subject(kind, model, parameters, make_layers)
-
-
-def _weight(path: str, fresh: mx.array) -> mx.array:
-    weight = spread(path, fresh)
-    return weight * fresh.shape[-1] ** -0.5 if "embed" in path else weight
-
+from scripts.tools.bench.report import Report, Table, Target, percentile
+from scripts.tools.models.tiny import VOCAB, Tiny, tiny
 
 _CONTEXT = 1 << 20
 _TEMPERATURE, _TOP_K = 0.8, 4  # answers vary with the seed, and rounding noise seldom changes a draw among four
@@ -177,12 +61,11 @@ class Served(NamedTuple):
 class Contender:
     """One cache over the layers of a model. Serves one request at a time."""
 
-    def __init__(self, subject: Subject, kind: str, *, chunk: int, vocabulary: int, budget_bytes: int | None) -> None:
+    def __init__(self, model: Tiny, kind: str, budget_bytes: int | None = None) -> None:
         self.kind = kind
-        self.cache = make_cache(kind, subject.make_layers, budget_bytes=budget_bytes, turn_tokens=TURN_TOKENS)
-        self._subject = subject
-        self._chunk = chunk
-        self._words_only = mx.where(mx.arange(vocabulary) < FIRST_WORD, _NEVER, 0.0)
+        self.cache = make_cache(kind, model.make_layers, budget_bytes=budget_bytes, turn_tokens=TURN_TOKENS)
+        self._model = model.model
+        self._words_only = mx.where(mx.arange(VOCAB) < FIRST_WORD, _NEVER, 0.0)
 
     def serve(self, ask: Ask) -> Served:
         forwarded, text, peak, ttft_ms = 0, "", 0, None
@@ -190,7 +73,7 @@ class Contender:
         def forward(tokens: mx.array, layers: list[object]) -> mx.array:
             nonlocal forwarded
             forwarded += tokens.shape[1]
-            return self._subject.model(tokens, cache=layers) + self._words_only
+            return self._model(tokens, cache=layers) + self._words_only
 
         started = perf_counter_ns()
         session = self.cache.begin(ask.prompt)
@@ -200,7 +83,7 @@ class Contender:
         try:
             while not generation.done and not _is_gone(ask, generation, forwarded):
                 if not decoding and generation.left:
-                    generation.prefill(self._chunk, forward)
+                    generation.prefill(CHUNK_TOKENS, forward)
                     peak = max(peak, self.cache.nbytes)
                     continue
                 decoding = True
@@ -250,7 +133,8 @@ def _is_gone(ask: Ask, generation: Generation, forwarded: int) -> bool:
     return forwarded >= ask.cancel * (len(generation.session.remaining) - 1)
 
 
-HIDDEN, LAYERS = 256, 2
+KINDS = ("llama", "gemma3", "mamba2", "qwen3_next", "deepseek_v3", "llama4", "quantized")
+"""Of scripts/tools/models/tiny.py: all keys, a window, states, both, one narrow head, chunks, 8 bits."""
 CHUNK_TOKENS = 512
 """A quarter of the runner's, as the prompts are."""
 _CACHES = ("none", "single", "trie")
@@ -274,12 +158,6 @@ lost      matched tokens that had to be computed again, over all requests; p95: 
 TTFT      time to the first token, median and 95th percentile; total: of all requests, closing the sessions included
 held      bytes in the cache at the end, and their peak
 differ    answers that are not equal to the first contender's"""
-
-
-class Server(Protocol):
-    """A contender, or what stands for one."""
-
-    def serve(self, ask: Ask) -> Served: ...
 
 
 class Row(NamedTuple):
@@ -332,35 +210,18 @@ def report(
         + ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
     )
     rows = {(kind, row.cache): row for kind, each in models.items() for row in each}
-    rounds = Rounds({cache: [row.figures() for (_, name), row in rows.items() if name == cache] for _, cache in rows})
-    charts = [
-        Bars(what, [*models], {cache: rounds.of(cache, case) for cache in rounds.found}, log=log)
-        for what, case, log in (
-            ("share of prompt tokens from the cache", "hit_rate", False),
-            ("time to the first token, ms, median", "ttft_ms", True),
-        )
-    ]
-    names = ("total", "matched", "cached", "computed", "ttft_ms", "ms", "held_bytes")
-    requests = {key: {name: [getattr(one, name) for one in row.served] for name in names} for key, row in rows.items()}
-    figures = {
-        kind: {row.cache: {**row.figures(), "requests": requests[kind, row.cache]} for row in each}
-        for kind, each in models.items()
-    }
+    figures = {kind: {row.cache: row.figures() for row in each} for kind, each in models.items()}
     trie = {kind: row for (kind, cache), row in rows.items() if cache == "trie"}
     return Report(
         [Target(f"{kind}: answers that differ", row.mismatches, 0) for kind, row in trie.items()],
         [Table(title, ("", *_COLUMNS), [(f"{kind}, {cache}", *row.cells()) for (kind, cache), row in rows.items()])],
-        charts,
         {"workload": asdict(workload), "budget_bytes": budget_bytes, "counts": counts, "models": figures},
-        "\n".join([_NOTE, *(f"{kind:10}{KINDS[kind]}" for kind in models)]),
+        _NOTE,
     )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = "; ".join(f"{kind}: {meaning}" for kind, meaning in KINDS.items())
-    parser.add_argument(
-        "--model", action="append", choices=KINDS, metavar="KIND", help=f"this one only, may be repeated: {kinds}"
-    )
+    parser.add_argument("--model", action="append", choices=KINDS, help="this kind only; may be repeated")
     parser.add_argument(
         "--caches",
         type=names_of(CACHE_KINDS),
@@ -387,10 +248,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """The whole benchmark. `say` is told how far it is. ValueError when the options make no sense."""
     workload = Workload(
-        seed=arguments.seed, requests=arguments.requests, agents=arguments.agents, scale=arguments.scale
+        seed=arguments.seed,
+        requests=arguments.requests,
+        agents=arguments.agents,
+        scale=arguments.scale,
+        vocabulary=VOCAB,
     )
-    if device() == "cpu":
-        mx.disable_compile()  # as the runner does
     models, counts = {}, Counter[str]()
     for kind in arguments.model or KINDS:
         say(f"{kind} ...")
@@ -403,25 +266,16 @@ def measure(
     kind: str, workload: Workload, caches: Sequence[str], budget_bytes: int | None
 ) -> tuple[list[Row], Counter[str]]:
     """Serves the workload to one model over every cache; also returns the counts of the trace."""
-    subject = make_subject(kind, Size(HIDDEN, LAYERS, workload.vocabulary), workload.seed)
-    contenders = [
-        Contender(subject, cache, chunk=CHUNK_TOKENS, vocabulary=workload.vocabulary, budget_bytes=budget_bytes)
-        for cache in caches
-    ]
-    served, counts = serve_all(AgentTrace(workload), contenders)
-    first = [one.answer for one in served[0]]
-    return [
-        Row(cache, found, sum(one.answer != answer for one, answer in zip(found, first, strict=True)))
-        for cache, found in zip(caches, served, strict=True)
-    ], counts
-
-
-def serve_all(trace: AgentTrace, contenders: Sequence[Server]) -> tuple[list[list[Served]], Counter[str]]:
-    """Serves every request of a trace on every contender, in rotating order; also returns the counts of the trace."""
+    contenders = [Contender(tiny(kind), cache, budget_bytes) for cache in caches]
+    trace = AgentTrace(workload)
     served: list[list[Served]] = [[] for _ in contenders]
     while (ask := trace.next()) is not None:
         for turn in range(len(contenders)):
             index = (ask.number + turn) % len(contenders)
             served[index].append(contenders[index].serve(ask))
         trace.answer(None if ask.cancel is not None else served[0][-1].answer)
-    return served, trace.counts
+    first = [one.answer for one in served[0]]
+    return [
+        Row(cache, found, sum(one.answer != answer for one, answer in zip(found, first, strict=True)))
+        for cache, found in zip(caches, served, strict=True)
+    ], trace.counts

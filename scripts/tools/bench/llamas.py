@@ -7,15 +7,14 @@ early.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice, product
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 import mlx.core as mx
-from mlx.nn.layers.embedding import Embedding
-from mlx.utils import tree_flatten, tree_reduce
+from mlx.utils import tree_flatten
 
 import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, write_tokenizer
@@ -64,11 +63,7 @@ class Prompts:
         return [self._random.randrange(FIRST_WORD, VOCABULARY - 1) for _ in range(count)]
 
     def text(self, count: int) -> str:
-        return spelled(self.ids(count))
-
-
-def spelled(tokens: Iterable[int]) -> str:
-    return "".join(_WORDS[token - FIRST_WORD] for token in tokens)
+        return "".join(_WORDS[token - FIRST_WORD] for token in self.ids(count))
 
 
 def make_model(size: Size, seed: int) -> llama.Model:
@@ -77,38 +72,24 @@ def make_model(size: Size, seed: int) -> llama.Model:
         raise ValueError(f"the width of the model is a multiple of {HEAD}, and it has layers")
     mx.random.seed(seed)
     model = llama.Model(llama.ModelArgs.from_dict(config_of(size)))
-    silence(model.model.embed_tokens)
+    spoken = [FIRST_WORD <= token < END_TOKEN for token in range(VOCABULARY)]
+    model.model.embed_tokens.weight *= mx.array(spoken)[:, None]
     model.set_dtype(getattr(mx, size.dtype))
     model.eval()
     mx.eval(model.parameters())
     return model
 
 
-def silence(table: Embedding) -> None:
-    """Keeps what is no word out of greedy answers of a model whose embedding is its output, too."""
-    spoken = [FIRST_WORD <= token < END_TOKEN for token in range(VOCABULARY)]
-    table.weight *= mx.array(spoken)[:, None]
-
-
-def count_parameters(model: llama.Model) -> int:
-    count: int = tree_reduce(lambda total, weight: total + weight.size, model.parameters(), 0)
-    return count
-
-
 def write_model(directory: Path, model: llama.Model, size: Size) -> None:
     """As Hugging Face keeps models: what this runner and `transformers` open."""
     architecture = {"architectures": ["LlamaForCausalLM"], "eos_token_id": END_TOKEN}
     (directory / "config.json").write_text(json.dumps(architecture | config_of(size)))
-    write_words(directory)
-    weights = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
-
-
-def write_words(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END})
     )
     write_tokenizer(directory, byte_level([*ALL_BYTES, *(word.encode() for word in _WORDS)], [_END]))
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
 
 
 def config_of(size: Size, vocabulary: int = VOCABULARY) -> dict[str, object]:

@@ -19,7 +19,7 @@ shared  eight prompts with one prefix and suffixes of 16 to 32 tokens come at on
 import argparse
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
@@ -30,7 +30,7 @@ from typing import NamedTuple
 from scripts.tools.bench.bare_loop import BareLoop
 from scripts.tools.bench.llamas import M10, Prompts
 from scripts.tools.bench.options import names_of, numbers
-from scripts.tools.bench.report import Bars, Chart, Lines, Report, Table, Target, interleave, median_ratio
+from scripts.tools.bench.report import Report, Table, Target, interleave, median_ratio
 from scripts.tools.bench.servers import (
     FEW_TOKENS,
     SHORT_TOKENS,
@@ -122,13 +122,6 @@ async def decode(endpoint: Endpoint, prompts: Prompts, streams: int, tokens: int
 
 async def gaps(endpoint: Endpoint, prompts: Prompts, length: int) -> Gaps:
     """A stream runs, and a prompt of `length` tokens comes."""
-    return await gaps_beside(endpoint, prompts, lambda: first_line_s(endpoint, prompts.text(length)), PATIENCE_S)
-
-
-async def gaps_beside(
-    endpoint: Endpoint, prompts: Prompts, newcomer: Callable[[], Awaitable[float]], patience_s: float = PATIENCE_S
-) -> Gaps:
-    """A stream runs, and a newcomer comes, which returns the seconds until its first line."""
     lines: list[float] = []
 
     async def run() -> None:
@@ -149,8 +142,8 @@ async def gaps_beside(
         await until(0.0, _WARM_LINES)
         begin, newcomer_s = perf_counter(), None
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                newcomer_s = await newcomer()
+            async with asyncio.timeout(PATIENCE_S):
+                newcomer_s = await first_line_s(endpoint, prompts.text(length))
         end = perf_counter()
         await until(end, 1)
         return Gaps.of(lines, begin, end, newcomer_s)
@@ -212,6 +205,22 @@ ratio, the median of drop, and the worst gap of all turns.
 *           the streams never ran all at once: all their tokens, from the very first line to the very last
 newcomer    until the first token of the prompt that came; -: not within {PATIENCE_S:.0f} s, so it was given up
 bound       the first prompt alone and cold, plus each of the {len(SUFFIXES) - 1} others alone with a known prefix"""
+_TABLES: Mapping[str, tuple[str, Sequence[str]]] = {
+    "decode": ("decode", ("streams", "tokens/s of all")),
+    "gap": (
+        "gap: between two lines of a running stream while a prompt comes, ms",
+        ("prompt", "largest", "worst", "median", "newcomer"),
+    ),
+    "drop": (
+        "drop: first token of a short prompt the moment another client leaves in its prefill, ms",
+        ("prompt", "its prefill", "short, idle", "short, drop", "worst"),
+    ),
+    "shared": (
+        f"shared: last first token of {len(SUFFIXES)} prompts with one prefix, ms",
+        ("prefix", "cold", "others", "together", "over the bound", "worst"),
+    ),
+}
+"""Of each measurement: title and columns."""
 
 
 Found = Mapping[str, Mapping[Cell, Sequence[Figure]]]
@@ -219,115 +228,52 @@ Found = Mapping[str, Mapping[Cell, Sequence[Figure]]]
 
 
 def report(turns: int, found: Found) -> Report:
-    decode, gap, drop, shared = (_of(found, what) for what in ("decode", "gap", "drop", "shared"))
-    targets = []
-    if {(OURS, number) for number in _TARGET_STREAMS} <= decode.keys():
-        speeds = [_each(decode[OURS, number], "tokens_per_s") for number in reversed(_TARGET_STREAMS)]
+    ours, targets = found.get(OURS, {}), []
+    if {("decode", number) for number in _TARGET_STREAMS} <= ours.keys():
+        speeds = [_each(ours["decode", number], "tokens_per_s") for number in reversed(_TARGET_STREAMS)]
         targets.append(Target("decode, 8 streams over 1", median_ratio(*speeds), RATIO_TARGET, most=False))
-    for cells, value, what, bound, unit in (
-        (gap, _worst_gap_ms, "worst gap while {} tokens are read", GAP_TARGET_MS, " ms"),
-        (drop, _after_ms, "first token after a drop at {}", DROP_TARGET_MS, " ms"),
-        (shared, _over_bound, "shared prefix of {}, last first token over the bound", SHARED_TARGET, ""),
-    ):
-        ours = {number: figures for (name, number), figures in cells.items() if name == OURS}
-        targets += [Target(what.format(number), value(each), bound, unit=unit) for number, each in ours.items()]
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for (name, number), rates in decode.items():
-        lines.setdefault(name, []).append((number, median(_each(rates, "tokens_per_s"))))
-    charts: list[Chart] = [Lines("tokens/s of all decoding streams", lines, "streams")] if lines else []
-    for title, cells, value, bound, digits in (
-        ("largest gap of a stream while a prompt comes, worst turn, ms", gap, _worst_gap_ms, GAP_TARGET_MS, 0),
-        ("first token of a short prompt after a client left, ms", drop, _after_ms, DROP_TARGET_MS, 0),
-        ("last first token over the bound", shared, _over_bound, SHARED_TARGET, 2),
-    ):
-        numbers = list(dict.fromkeys(number for _, number in cells))
-        heights = {
-            name: [value(cells[name, number]) if (name, number) in cells else None for number in numbers]
-            for name in found
-        }
-        if numbers:
-            charts.append(Bars(title, [f"{number} tokens" for number in numbers], heights, digits, target=bound))
-    tables = [
-        _table("decode", ("streams", "tokens/s of all"), decode, _decode_cells),
-        _table(
-            "gap: between two lines of a running stream while a prompt comes, ms",
-            ("prompt", "largest", "worst", "median", "newcomer"),
-            gap,
-            _gap_cells,
-        ),
-        _table(
-            "drop: first token of a short prompt the moment another client leaves in its prefill, ms",
-            ("prompt", "its prefill", "short, idle", "short, drop", "worst"),
-            drop,
-            lambda drops: [
-                *(_ms(median(_each(drops, field))) for field in Dropped._fields),
-                _ms(max(_each(drops, "after_s"))),
-            ],
-        ),
-        _table(
-            f"shared: last first token of {len(SUFFIXES)} prompts with one prefix, ms",
-            ("prefix", "cold", "others", "together", "over the bound", "worst"),
-            shared,
-            lambda each: [
-                *(_ms(median(_each(each, field))) for field in Shared._fields),
-                f"{_over_bound(each):.2f}",
-                f"{max(_each(each, 'ratio')):.2f}",
-            ],
-        ),
-    ]
+    for (what, number), figures in ours.items():
+        if what == "gap":
+            worst = 1e3 * max(_each(figures, "largest_s"))
+            targets.append(Target(f"worst gap while {number} tokens are read", worst, GAP_TARGET_MS, unit=" ms"))
+        elif what == "drop":
+            after = 1e3 * median(_each(figures, "after_s"))
+            targets.append(Target(f"first token after a drop at {number}", after, DROP_TARGET_MS, unit=" ms"))
+        elif what == "shared":
+            title = f"shared prefix of {number}, last first token over the bound"
+            targets.append(Target(title, median(_each(figures, "ratio")), SHARED_TARGET))
+    tables = []
     contenders: dict[str, dict[str, dict[str, object]]] = {}
-    for name, cells_of in found.items():
-        for (what, number), figures in cells_of.items():
-            columns = {field: [getattr(one, field) for one in figures] for field in figures[0]._fields}
-            contenders.setdefault(name, {}).setdefault(what, {})[str(number)] = columns
-    return Report(targets, tables, charts, {"turns": turns, "contenders": contenders}, _NOTE)
+    for measured, (title, columns) in _TABLES.items():
+        rows = []
+        for name, cells in found.items():
+            for (what, number), figures in cells.items():
+                if what == measured:
+                    rows.append((name, str(number), *_cells(figures)))
+                    fields = {field: [getattr(one, field) for one in figures] for field in figures[0]._fields}
+                    contenders.setdefault(name, {}).setdefault(what, {})[str(number)] = fields
+        tables.append(Table(title, ("", *columns), rows))
+    return Report(targets, tables, {"turns": turns, "contenders": contenders}, _NOTE)
 
 
-_Cells = dict[tuple[str, int], Sequence[Figure]]
-
-
-def _of(found: Found, what: str) -> _Cells:
-    return {
-        (name, number): figures
-        for name, cells in found.items()
-        for (measured, number), figures in cells.items()
-        if measured == what
-    }
-
-
-def _table(
-    title: str, columns: Sequence[str], cells: _Cells, write: Callable[[Sequence[Figure]], Sequence[str]]
-) -> Table:
-    rows = [(name, str(number), *write(figures)) for (name, number), figures in cells.items()]
-    return Table(title, ("", *columns), rows)
+def _cells(figures: Sequence[Figure]) -> Sequence[str]:
+    first = figures[0]
+    if isinstance(first, Rate):
+        return [f"{median(_each(figures, 'tokens_per_s')):.1f}{'' if all(_each(figures, 'together')) else '*'}"]
+    if isinstance(first, Gaps):
+        largest = _each(figures, "largest_s")
+        came = [seconds for seconds in _each(figures, "newcomer_s") if seconds is not None]
+        times = median(largest), max(largest), median(_each(figures, "median_s"))
+        return [*map(_ms, times), _ms(median(came)) if came else "-"]
+    medians = [_ms(median(_each(figures, field))) for field in first._fields]
+    if isinstance(first, Dropped):
+        return [*medians, _ms(max(_each(figures, "after_s")))]
+    ratios = _each(figures, "ratio")
+    return [*medians, f"{median(ratios):.2f}", f"{max(ratios):.2f}"]
 
 
 def _each(figures: Sequence[Figure], field: str) -> list[float]:
     return [getattr(one, field) for one in figures]
-
-
-def _worst_gap_ms(gaps: Sequence[Figure]) -> float:
-    return 1e3 * max(_each(gaps, "largest_s"))
-
-
-def _after_ms(drops: Sequence[Figure]) -> float:
-    return 1e3 * median(_each(drops, "after_s"))
-
-
-def _over_bound(shared: Sequence[Figure]) -> float:
-    return median(_each(shared, "ratio"))
-
-
-def _decode_cells(rates: Sequence[Figure]) -> Sequence[str]:
-    told = f"{median(_each(rates, 'tokens_per_s')):.1f}"
-    return [told if all(_each(rates, "together")) else f"{told}*"]
-
-
-def _gap_cells(gaps: Sequence[Figure]) -> Sequence[str]:
-    largest = _each(gaps, "largest_s")
-    came = [seconds for seconds in _each(gaps, "newcomer_s") if seconds is not None]
-    times = median(largest), max(largest), median(_each(gaps, "median_s"))
-    return [*map(_ms, times), _ms(median(came)) if came else "-"]
 
 
 def _ms(seconds: float) -> str:
@@ -395,7 +341,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
         for cell in cells:
             say(f"{cell[0]} {cell[1]} ...")
             contenders: dict[str, Callable[[], Figure]] = {
-                name: partial(served, one.endpoint, cell) for name, one in started.items()
+                name: partial(served, one, cell) for name, one in started.items()
             }
             if BARE in arguments.contenders and cell[0] == "decode":
                 contenders[BARE] = partial(looped, cell[1])

@@ -199,11 +199,6 @@ def report(
     return Report(
         targets,
         [Table(f"SmolLM2-135M-Instruct, 4 bits: medians of {turns} rounds", columns, rows)],
-        [
-            rounds.bars("cold, ms", CASES[:1]),
-            rounds.bars("known prefix, ms", CASES[1:]),
-            rounds.bars("tokens/s at once", speeds),
-        ],
         {
             "turns": turns,
             "starts_s": starts,

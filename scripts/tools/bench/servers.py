@@ -19,7 +19,6 @@ from typing import NamedTuple, Protocol
 import aiohttp
 
 from runner.model.weights.dtype import device
-from runner.settings import DEFAULT_MAX_GAP_MS
 from scripts.tools import ROOT
 from scripts.tools.bench.llamas import B3, M1, M10, M60, M700, Size, make_model, write_model
 from scripts.tools.conformance.this_runner import RUNNER
@@ -28,7 +27,6 @@ from scripts.tools.host.lib import (
     A,
     Client,
     LoadError,
-    Medium,
     Process,
     Request,
     StatusError,
@@ -65,20 +63,13 @@ class Server(NamedTuple):
     environment: dict[str, str]
     speaks_openai: bool = False
 
-    def launch(self, model: Path, libraries: Path | None = None) -> Process:
-        """A process that may not be ready. `libraries`: the host's own directory, put in front of all others."""
+    def launch(self, model: Path) -> Process:
+        """Returns a process that may not be ready."""
         if self.speaks_openai:
             port = free_port()
             argv = [*self.command, "--model", str(model), "--port", str(port)]
             return Process(argv, port, A, {**os.environ, **self.environment}, ROOT)
-        return spawn(
-            self.command,
-            str(model),
-            generation=F_SECOND,
-            environment=self.environment,
-            libraries=libraries,
-            cwd=ROOT,
-        )
+        return spawn(self.command, str(model), generation=F_SECOND, environment=self.environment, cwd=ROOT)
 
     def start(self, model: Path, stack: ExitStack) -> Process:
         """Starts a process that is ready, and ends with the stack. ValueError if it does not start."""
@@ -91,14 +82,12 @@ class Server(NamedTuple):
         return process
 
     def endpoint(self, process: Process, model: Path) -> Endpoint:
-        return _OpenAI(process.port, str(model)) if self.speaks_openai else RunnerEndpoint(Client.of(process))
+        return _OpenAI(process.port, str(model)) if self.speaks_openai else _Runner(Client.of(process))
 
 
-def this_runner(
-    name: str, parallel: int, max_gap_ms: int = DEFAULT_MAX_GAP_MS, *, blas: str, blas_threads: str
-) -> Server:
-    settings = {"PARALLEL": parallel, "MAX_GAP_MS": max_gap_ms, "BLAS": blas, "BLAS_THREADS": blas_threads}
-    return Server(name, RUNNER, {f"MLX_RUNNER_{key}": str(value) for key, value in settings.items()})
+def this_runner(name: str, parallel: int, *, blas: str, blas_threads: str) -> Server:
+    settings = {"PARALLEL": str(parallel), "BLAS": blas, "BLAS_THREADS": blas_threads}
+    return Server(name, RUNNER, {f"MLX_RUNNER_{key}": value for key, value in settings.items()})
 
 
 def other_runner(name: str, command: Sequence[str], parallel: int) -> Server:
@@ -112,21 +101,16 @@ def mlx_lm_server(name: str, blas: str, blas_threads: str) -> Server:
     return Server(name, command, {"MLX_DISABLE_COMPILE": "1"} if device() == "cpu" else {}, speaks_openai=True)
 
 
-class RunnerEndpoint:
-    """The runner protocol, as a host speaks it. Each prompt shows the same pictures, if there are any."""
+class _Runner:
+    """The runner protocol, as a host speaks it."""
 
-    def __init__(self, client: Client, *pictures: Medium) -> None:
-        self.client = client
+    def __init__(self, client: Client) -> None:
         self.cached: int | None = None
-        self.prompt_tokens = 0
-        """The tokens of the last prompt that was answered to the end."""
-        self._pictures = pictures
+        self._client = client
 
     @asynccontextmanager
     async def stream(self, prompt: str, tokens: int) -> AsyncIterator[Lines]:
-        async with self.client.stream(
-            Request(prompt, {"num_predict": tokens}, media=self._pictures or None)
-        ) as answers:
+        async with self._client.stream(Request(prompt, {"num_predict": tokens})) as answers:
 
             async def lines() -> Lines:
                 async for answer in answers:
@@ -134,12 +118,11 @@ class RunnerEndpoint:
                         yield answer.content
                     if answer.done:
                         self.cached = answer.prompt_eval_cached_count
-                        self.prompt_tokens = answer.prompt_eval_count
 
             yield lines()
 
     async def close(self) -> None:
-        await self.client.close()
+        await self._client.close()
 
 
 class _OpenAI:
@@ -230,21 +213,10 @@ def default_sizes() -> tuple[str, ...]:
     return ("1M", "10M", "60M") if device() == "cpu" else ("10M", "700M", "3B")
 
 
-class Served(NamedTuple):
-    """A server that is ready."""
-
-    endpoint: Endpoint
-    process: Process
-
-
-def servers(arguments: argparse.Namespace, say: Callable[[str], None], **settings: str) -> list[Server]:
-    """Returns our runner, mlx-lm's server where its packages are installed, and the peers, one request at a time.
-
-    `settings` go to our runner by their names in its environment.
-    """
+def servers(arguments: argparse.Namespace, say: Callable[[str], None]) -> list[Server]:
+    """Returns our runner, mlx-lm's server where its packages are installed, and the peers, one request at a time."""
     blas, threads = arguments.blas, arguments.blas_threads
     ours = this_runner(OURS, 1, blas=blas, blas_threads=threads)
-    ours.environment.update(settings)
     peers = [other_runner(name, command, 1) for name, command in arguments.peer]
     return [ours, *known_mlx_lm(blas, threads, say), *peers]
 
@@ -259,15 +231,14 @@ def known_mlx_lm(blas: str, blas_threads: str, say: Callable[[str], None]) -> li
 
 def serve(
     size: Size, seed: int, servers: Sequence[Server], stack: ExitStack, loop: asyncio.Runner
-) -> dict[str, Served]:
-    """Starts the servers with the same random Llama, until the stack ends. ValueError if one does not start."""
+) -> dict[str, Endpoint]:
+    """Starts the servers with the same random Llama, until the stack ends. Returns an endpoint of each, by its name.
+    ValueError if one does not start."""
     directory = Path(stack.enter_context(TemporaryDirectory(prefix="bench-")))
     write_model(directory, make_model(size, seed), size)
-    served = {}
-    for server in servers:
-        process = server.start(directory, stack)
-        served[server.name] = Served(open_endpoint(server, process, directory, stack, loop), process)
-    return served
+    return {
+        server.name: open_endpoint(server, server.start(directory, stack), directory, stack, loop) for server in servers
+    }
 
 
 def open_endpoint(server: Server, process: Process, model: Path, stack: ExitStack, loop: asyncio.Runner) -> Endpoint:

@@ -7,7 +7,7 @@ switch   two conversations over one prefix of 1,500 tokens take turns; each turn
          tokens more: the median of four turns
 
 `bare loop` has the model and mlx-lm's caches, which have seen exactly what an earlier turn left, and computes the rest
-in chunks as long as the runner's. `--disk` and `--picture` measure conversations that were killed, or show photos.
+in chunks as long as the runner's.
 """
 
 import argparse
@@ -23,7 +23,6 @@ from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS
 from scripts.tools.bench.bare_loop import BareLoop
 from scripts.tools.bench.llamas import Prompts
 from scripts.tools.bench.report import Report, Rounds, Table, Target, interleave
-from scripts.tools.bench.reuse import run_disk, run_pictures
 from scripts.tools.bench.servers import BARE, FEW_TOKENS, MLX_LM, OURS, SIZES, Endpoint, answer, serve, servers
 
 COLD_TOKENS, PREFIX_TOKENS, OWN_TOKENS = 2000, 1500, 200
@@ -52,16 +51,10 @@ def report(size: str, turns: int, found: Mapping[str, Sequence[Times]]) -> Repor
         targets += [Target(f"{case}, ours over {MLX_LM}", rounds.ratio(OURS, MLX_LM, case), 1.0) for case in CASES]
     rows = [(name, *cells, _computed(found[name][-1].computed)) for name, cells in rounds.rows(CASES).items()]
     title = f"time to the first token, ms: medians of {turns} turns; {size} parameters"
-    # The cold prompt takes ten times as long as those with a known prefix, or more.
-    charts = [
-        rounds.bars("cold, 2,000 tokens, ms", CASES[:1], 1),
-        rounds.bars(f"known prefix, ms; {size} parameters", CASES[1:], 1),
-    ]
     figures = {name: [times._asdict() for times in each] for name, each in found.items()}
     return Report(
         targets,
         [Table(title, ("", *CASES, "prompt tokens computed"), rows)],
-        charts,
         {"size": size, "turns": turns, "ms": figures},
     )
 
@@ -71,18 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--size", choices=SIZES, default="10M", help="of the model, in parameters (default: %(default)s)"
     )
     parser.add_argument("--turns", type=int, default=7, metavar="N", help="of each contender (default: %(default)s)")
-    instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--disk", action="store_true", help="after a SIGKILL instead, from the disk cache")
-    instead.add_argument("--picture", action="store_true", help="prompts with a photo instead, beside text")
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     if arguments.turns < 1:
         raise ValueError("there is at least one turn")
-    if arguments.disk:
-        return run_disk(arguments, say)
-    if arguments.picture:
-        return run_pictures(arguments, say)
     blas, threads, size = arguments.blas, arguments.blas_threads, SIZES[arguments.size]
     prompts = Prompts(arguments.seed)
     with asyncio.Runner() as loop, ExitStack() as stack:
@@ -93,7 +79,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
             return loop.run(served_times(endpoint, prompts))
 
         contenders: dict[str, Callable[[], Times]] = {
-            **{name: partial(served, one.endpoint) for name, one in servers_up.items()},
+            **{name: partial(served, one) for name, one in servers_up.items()},
             BARE: partial(bare_times, bare, prompts),
         }
         found = interleave(contenders, arguments.turns)

@@ -5,6 +5,6 @@ Every answer is known beforehand, so the demo is also the shortest proof that an
 talks to the model of `scripts/real-model`, which must answer without a cache as it does with it.
 
 Read `questions.py` first (the first model's vocabulary, the conversations, their answers), then `seeing.py` (what the
-other one sees and says), `subjects.py` and `main.py`. `plain.py` asks the models without the runner. `train.py` and
-`training.py` make their weights, for `scripts/train_demo_model`; nothing else needs them.
+other one sees and says), `subjects.py` and `main.py`. `plain.py` asks the models without the runner. `training.py`
+makes their weights, for `scripts/train_demo_model`; nothing else needs it.
 """

@@ -1,12 +1,25 @@
-"""The training of the demo models: initial weights, talks in tokens, the loop and the files."""
+"""Trains the weights of a demo model anew, from text and pictures made by the script.
 
+The one in scripts/demo_model looks facts up in its own prompt; the one in scripts/demo_draft_model does so with a fifth
+of the weights, to draft for it; the one in scripts/demo_seeing_model says which colour the circle in a picture has, and
+where it is. Shapes and tokenizers stay those of these directories. Everything follows from one seed: the same kind of
+machine and the same BLAS give the same file. Exit status 1 if the model is not good enough.
+"""
+
+import argparse
 import random
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
+
+from runner import blas
+
+if __name__ == "__main__":  # before MLX; a second thread gains little, and loses much beside other programs
+    blas.preload("auto", 1)
 
 import mlx.core as mx
 import numpy as np
@@ -22,6 +35,7 @@ from runner.media.families.qwen3_5 import Qwen35
 from runner.model.pictures.rope import AngledRope, Angles, angles
 from runner.model.towers import Grid
 from runner.model.towers.qwen3_5 import Qwen35Tower
+from scripts.tools import ROOT
 from scripts.tools.demo import plain, questions, seeing
 from scripts.tools.demo.plain import named_weights
 from scripts.tools.demo.questions import END, MARKERS
@@ -29,7 +43,6 @@ from scripts.tools.demo.questions import END, MARKERS
 # isort: split
 from mlx_lm.models import llama
 
-Weights = dict[str, mx.array]
 T = TypeVar("T")
 
 
@@ -140,17 +153,16 @@ def _wave(frequency: int, count: int) -> np.ndarray:
 
 
 class Exhibit(NamedTuple):
-    """A picture of a scene as the tower takes it."""
+    """A picture of a scene as the tower takes it, and gives it."""
 
     scene: seeing.Scene
     patches: mx.array
     """uint8 [count, values]"""
     grid: Grid
-    rows: int
-    columns: int
-    """Soft tokens."""
     covered: np.ndarray
     """Whether the circle covers enough of each soft token to count [soft tokens]."""
+    features: Sequence[np.ndarray] = ()
+    """Of each soft token [width], once the tower is trained."""
 
 
 def gallery(family: Qwen35, count: int, seed: int) -> list[Exhibit]:
@@ -161,10 +173,10 @@ def gallery(family: Qwen35, count: int, seed: int) -> list[Exhibit]:
         picture, circle = seeing.draw(scene, seeing.trained_seed(rng), size)
         geometry = family.geometry(*picture.size)
         resized = picture.resize((geometry.width, geometry.height), Image.Resampling.BICUBIC)
-        rows, columns = geometry.token_rows, geometry.token_columns
-        covered = np.asarray(circle.resize((columns, rows), Image.Resampling.BOX)).reshape(-1) > 0.15 * 255
+        soft = circle.resize((geometry.token_columns, geometry.token_rows), Image.Resampling.BOX)
         patches = mx.array(family.patches(np.array(resized), geometry))
-        exhibits.append(Exhibit(scene, patches, Grid(geometry.rows, geometry.columns), rows, columns, covered))
+        covered = np.asarray(soft).reshape(-1) > 0.15 * 255
+        exhibits.append(Exhibit(scene, patches, Grid(geometry.rows, geometry.columns), covered))
     return exhibits
 
 
@@ -204,15 +216,15 @@ class Reader(Module):
         return total
 
 
-# --- talks in tokens
+class Place(NamedTuple):
+    """A token of a talk."""
 
-
-class Seen(NamedTuple):
-    """A picture as the tower has encoded it."""
-
-    exhibit: Exhibit
-    features: mx.array
-    """[soft tokens, width]"""
+    token: int
+    counts: bool = False
+    """Whether the model has to say it."""
+    feature: np.ndarray | None = None
+    """[width], of a soft token."""
+    position: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass
@@ -220,93 +232,42 @@ class Row:
     """One talk in tokens."""
 
     tokenizer: Tokenizer
-    tokens: list[int] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
-    """1.0 for the tokens that the model has to say."""
-    soft: list[int] = field(default_factory=list)
-    """The feature in a token's place, counted from 1 over all pictures of the row; 0 for none."""
-    positions: list[tuple[int, int, int]] = field(default_factory=list)
-    features: list[mx.array] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
     _counter: int = 0
 
     def say(self, text: str, *, counts: bool = False) -> None:
         """Adds a text."""
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
-        self.tokens += ids
-        self.weights += [float(counts)] * len(ids)
-        self.soft += [0] * len(ids)
-        self.positions += [(self._counter + index,) * 3 for index in range(len(ids))]
+        self.places += [Place(token, counts, None, (self._counter + index,) * 3) for index, token in enumerate(ids)]
         self._counter += len(ids)
 
-    def turn(self, question: str, answer: str, pictures: Sequence[Seen] = ()) -> None:
+    def turn(self, question: str, answer: str, pictures: Sequence[Exhibit] = ()) -> None:
         """Adds a question with its pictures, and the answer that the model has to give."""
         self.say(MARKERS["user"])
-        for exhibit, features in pictures:
+        for exhibit in pictures:
             self.say(plain.START)
-            count, first, at = len(features), 1 + sum(map(len, self.features)), self._counter
-            self.tokens += [plain.token_id(self.tokenizer, plain.SOFT)] * count
-            self.weights += [0.0] * count
-            self.soft += range(first, first + count)
-            self.positions += [(at, at + n // exhibit.columns, at + n % exhibit.columns) for n in range(count)]
-            self._counter += max(exhibit.rows, exhibit.columns)
-            self.features.append(features)
+            soft, at = plain.token_id(self.tokenizer, plain.SOFT), self._counter
+            rows, columns = (count // Qwen35.merge for count in exhibit.grid)
+            self.places += [
+                Place(soft, False, feature, (at, at + n // columns, at + n % columns))
+                for n, feature in enumerate(exhibit.features)
+            ]
+            self._counter += max(rows, columns)
             self.say(plain.STOP)
         self.say(f"{question}{END}{MARKERS['assistant']}")
         self.say(f"{answer}{END}", counts=True)
 
 
-def text_row(rng: random.Random, tokenizer: Tokenizer, length: int) -> Row:
-    """Returns a talk of at least `length` tokens."""
-    row = Row(tokenizer)
-    for role, content in questions.trained_talk(rng, length):
-        row.say(MARKERS[role])
-        row.say(f"{content}{END}", counts=role == "assistant")
-        if len(row.tokens) >= length:
-            break
-    return row
+class Batch:
+    """Rows, cut or filled up to one length."""
 
-
-def seeing_row(rng: random.Random, tokenizer: Tokenizer, seen: Sequence[Seen]) -> Row:
-    """Returns a talk about one picture or two."""
-    row, pair = Row(tokenizer), rng.sample(seen, 2)
-    for question, answer, shown in seeing.trained_talk(rng, [each.exhibit.scene for each in pair]):
-        row.turn(question, answer, [pair[number] for number in shown])
-    return row
-
-
-class Batch(NamedTuple):
-    """Rows, cut or filled up to one length: tokens, weights and soft [rows, length], features counted over all rows."""
-
-    tokens: mx.array
-    weights: mx.array
-    soft: mx.array
-    features: list[mx.array]
-    positions: list[list[list[int]]]
-    """[rows][3][length]"""
-
-    @classmethod
-    def of(cls, rows: Sequence[Row], length: int) -> "Batch":
-        """Returns the batch of `rows`."""
-        before, soft = 0, []
-        for row in rows:
-            soft.append([each and each + before for each in row.soft])
-            before += sum(map(len, row.features))
-
-        def filled(values: Sequence[Sequence[float]], dtype: mx.Dtype) -> mx.array:
-            return mx.array([[*each[:length], *[0] * (length - len(each))] for each in values], dtype=dtype)
-
-        turned = [[*row.positions, *[(0, 0, 0)] * (length - len(row.tokens))] for row in rows]
-        return cls(
-            filled([row.tokens for row in rows], mx.int32),
-            filled([row.weights for row in rows], mx.float32),
-            filled(soft, mx.int32),
-            [each for row in rows for each in row.features],
-            [[[*channel] for channel in zip(*each, strict=True)] for each in turned],
-        )
+    def __init__(self, rows: Sequence[Row], length: int) -> None:
+        self.places = [[*row.places, *[Place(0)] * (length - len(row.places))][:length] for row in rows]
+        self.tokens = mx.array([[each.token for each in row] for row in self.places])
 
     def loss(self, logits: mx.array) -> mx.array:
         """Returns the mean cross entropy of the tokens that count."""
-        weights = self.weights[:, 1:]
+        weights = mx.array([[float(each.counts) for each in row[1:]] for row in self.places])
         entropy = cross_entropy(logits[:, :-1], self.tokens[:, 1:])
         return (entropy * weights).sum() / mx.maximum(weights.sum(), 1)
 
@@ -316,18 +277,26 @@ def text_batches(tokenizer: Tokenizer, steps: int, seed: int) -> Iterator[Batch]
     rng = random.Random(seed)
     for step in range(steps):
         count, length = (1, 1280) if step > steps // 4 and step % 8 == 0 else (8, 160)
-        yield Batch.of([text_row(rng, tokenizer, length) for _ in range(count)], length)
+        rows = [Row(tokenizer) for _ in range(count)]
+        for row in rows:
+            for role, content in questions.trained_talk(rng, length):
+                row.say(MARKERS[role])
+                row.say(f"{content}{END}", counts=role == "assistant")
+                if len(row.places) >= length:
+                    break
+        yield Batch(rows, length)
 
 
-def seeing_batches(tokenizer: Tokenizer, seen: Sequence[Seen], seed: int) -> Iterator[Batch]:
-    """Yields talks about pictures that the tower has encoded."""
+def seeing_batches(tokenizer: Tokenizer, exhibits: Sequence[Exhibit], seed: int) -> Iterator[Batch]:
+    """Yields talks about one picture or two that the tower has encoded."""
     rng = random.Random(seed)
     while True:
-        rows = [seeing_row(rng, tokenizer, seen) for _ in range(12)]
-        yield Batch.of(rows, max(len(row.tokens) for row in rows))
-
-
-# --- the loop
+        rows = [Row(tokenizer) for _ in range(12)]
+        for row in rows:
+            pair = rng.sample(exhibits, 2)
+            for question, answer, shown in seeing.trained_talk(rng, [each.scene for each in pair]):
+                row.turn(question, answer, [pair[number] for number in shown])
+        yield Batch(rows, max(len(row.places) for row in rows))
 
 
 def optimize(
@@ -350,7 +319,7 @@ def optimize(
             print(f"{name}, step {step} of {steps}, {time.monotonic() - started:.0f} s: loss {average:.4f}", flush=True)
 
 
-def train_text(source: Path, steps: int, seed: int) -> Weights:
+def train_text(source: Path, steps: int, seed: int) -> dict[str, mx.array]:
     """Returns the weights of a text model with the shape and the tokenizer of `source`, trained from nothing."""
     mx.disable_compile()  # on a CPU its first use costs seconds and gains nothing
     model, tokenizer = plain.new_text(plain.read_config(source)), plain.read_tokenizer(source)
@@ -361,7 +330,9 @@ def train_text(source: Path, steps: int, seed: int) -> Weights:
     return named_weights(model)
 
 
-def train_seeing(source: Path, tower_steps: int, steps: int, seed: int, pictures: int = 800) -> Weights:
+def train_seeing(
+    source: Path, steps: int, seed: int, tower_steps: int = 250, pictures: int = 800
+) -> dict[str, mx.array]:
     """Returns the weights of a model that sees, under the names of a published one: its tower is trained first."""
     mx.disable_compile()
     mx.random.seed(seed)
@@ -369,27 +340,28 @@ def train_seeing(source: Path, tower_steps: int, steps: int, seed: int, pictures
     lay_waves(model.tower, np.random.default_rng(seed))
     exhibits, reader = gallery(model.family, pictures, seed), Reader(model.tower)
     optimize("tower", reader, reader.loss, reader.batches(exhibits, seed), tower_steps, 3e-3)
-    seen = []
-    for exhibit in exhibits:
+    for index, exhibit in enumerate(exhibits):
         *_, features = model.tower.encode(exhibit.patches, exhibit.grid)
-        mx.eval(features)
-        seen.append(Seen(exhibit, features))
+        exhibits[index] = exhibit._replace(features=[*np.array(features)])
 
     def loss(batch: Batch) -> mx.array:
         return batch.loss(seeing_logits(model, batch))
 
-    optimize("text", model.text, loss, seeing_batches(tokenizer, seen, seed), steps, 2e-3)
+    optimize("text", model.text, loss, seeing_batches(tokenizer, exhibits, seed), steps, 2e-3)
     return plain.published_weights(model)
 
 
 def seeing_logits(model: plain.SeeingModel, batch: Batch) -> mx.array:
     """Returns the logits [rows, length, vocabulary], with features and positions as the runner has them."""
-    features = mx.concatenate([mx.zeros((1, batch.features[0].shape[1])), *batch.features])
     looked_up = model.text.model.embed_tokens(batch.tokens)
-    embedded = mx.where(batch.soft[..., None] > 0, features[batch.soft], looked_up)
+    nothing = np.zeros(looked_up.shape[-1], np.float32)
+    features = [[nothing if each.feature is None else each.feature for each in row] for row in batch.places]
+    soft = mx.array([[each.feature is not None for each in row] for row in batch.places])
+    embedded = mx.where(soft[..., None], mx.array(np.array(features)), looked_up)
     attentions = [each for _, each in model.text.named_modules() if "rope" in each]
     rope = attentions[0].rope
-    rows = [angles(each, rope.dims, rope.base, model.sections) for each in batch.positions]
+    positions = [[[*each] for each in zip(*(place.position for place in row), strict=True)] for row in batch.places]
+    rows = [angles(each, rope.dims, rope.base, model.sections) for each in positions]
     turned = AngledRope(Angles(*(mx.stack([*part])[:, None] for part in zip(*rows, strict=True))))
     for attention in attentions:
         attention["rope"] = turned
@@ -400,9 +372,29 @@ def seeing_logits(model: plain.SeeingModel, batch: Batch) -> mx.array:
             attention["rope"] = rope
 
 
-def save(source: Path, out: Path, weights: Weights) -> None:
+def save(source: Path, out: Path, weights: dict[str, mx.array]) -> None:
     """Writes weights in 16 bits, and the other files of `source`, to `out`."""
     narrow = {name: weight.astype(mx.float16) for name, weight in weights.items()}
     if source.resolve() != out.resolve():
         shutil.copytree(source, out, dirs_exist_ok=True)
     mx.save_safetensors(str(plain.weights_path(out)), narrow, {"format": "mlx"})
+
+
+def main() -> None:
+    """Trains, saves and evaluates a model."""
+    parser = argparse.ArgumentParser(prog="scripts/train_demo_model", description=(__doc__ or "").partition("\n")[0])
+    names = [f"demo_{kind}model" for kind in ("", "draft_", "seeing_")]
+    parser.add_argument("model", choices=names, nargs="?", default=names[0], help="default: %(default)s")
+    parser.add_argument("--out", type=Path, help="directory (default: that of the model, in scripts/)")
+    parser.add_argument("--steps", type=int, default=800, help="training steps (default: %(default)s)")
+    options = parser.parse_args()
+    source = ROOT / "scripts" / options.model
+    train = train_seeing if options.model == names[2] else train_text
+    out = options.out or source
+    save(source, out, train(source, options.steps, seed=1))
+    print(f"saved {out}", flush=True)
+    sys.exit(not plain.is_good(out))
+
+
+if __name__ == "__main__":
+    main()

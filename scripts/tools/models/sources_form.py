@@ -78,12 +78,15 @@ def _step(said: object) -> Step:
 def _shapes(said: object, prefix: str = "") -> dict[str, Shape]:
     """Returns tensors: those of another table, or of all names that a pattern stands for."""
     shapes: dict[str, Shape] = {}
-    for name, shape in cast("dict[str, str | list[int]]", said).items():
-        if isinstance(shape, str):
-            shapes |= _shapes(_PUBLISHED[shape], prefix + name)
-        else:
-            shapes |= dict.fromkeys(_alternatives(prefix + name), tuple(shape))
+    for pattern, shape in cast("dict[str, str | list[int]]", said).items():
+        for name in _alternatives(prefix + pattern):
+            shapes |= _shapes(_PUBLISHED[shape], name) if isinstance(shape, str) else {name: tuple(shape)}
     return shapes
+
+
+def tensors(table: str, prefix: str) -> dict[str, Shape]:
+    """Returns the tensors of a table of sources.toml, their names with a prefix."""
+    return _shapes(_PUBLISHED[table], prefix)
 
 
 def _alternatives(pattern: str) -> Iterator[str]:

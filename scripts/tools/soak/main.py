@@ -1,4 +1,4 @@
-"""Runs random clients against one runner: chats, branches, cancels, retries and attacks, all at once.
+"""Runs random clients against one runner: chats, branches, cancels and retries, all at once.
 
 Answers are compared with those of a second runner of the same model that has no cache. It also checks that
 memory and descriptors do not grow, that the status stays quick, and that the output holds nothing that a host would
@@ -8,7 +8,6 @@ take for an error. Exit status 0 only if all of that held.
 import argparse
 import asyncio
 import contextlib
-import json
 import shlex
 import signal
 import sys
@@ -29,9 +28,8 @@ from scripts.tools.host.lib.usage import descriptors
 from scripts.tools.models.checkpoints import Kind
 from scripts.tools.real.main import model_or_exit
 from scripts.tools.soak.checker import Checker
-from scripts.tools.soak.clients import Intruder, Tally, Visitor
-from scripts.tools.soak.meter import Meter, Scraper, Trend, memory_told, settled
-from scripts.tools.soak.rank_logs import rank_faults
+from scripts.tools.soak.clients import Tally, Visitor
+from scripts.tools.soak.meter import Meter, Trend, memory_told, metrics_faults, settled
 from scripts.tools.soak.subject import REAL, Subject, made_subject, real_subject
 from scripts.tools.soak.verdict import Soaked
 
@@ -54,8 +52,6 @@ class Plan:
     seed: int = 0
     memory: str | None = None
     """The memory for everything, as `--memory` takes it; with a plus in front, the memory beyond the weights."""
-    ranks: int = 1
-    """The processes over which the model is split; that without a cache is one."""
     command: Sequence[str] = RUNNER
 
 
@@ -66,10 +62,9 @@ def soak(plan: Plan, say: Callable[[str], None]) -> Soaked:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlx-runner-soak-")))
         subject = _subject(plan, directory)
 
-        def start(command: Sequence[str], cache: str, ranks: int = 1, memory_bytes: int | None = None) -> Process:
+        def start(command: Sequence[str], cache: str, memory_bytes: int | None = None) -> Process:
             environment = {
                 "MLX_RUNNER_CACHE": cache,
-                "MLX_RUNNER_RANKS": str(ranks),
                 "MLX_RUNNER_CACHE_MEMORY": str(subject.limits.cache),
                 "MLX_RUNNER_PREFILL_CHUNK": "128",
             }
@@ -84,7 +79,7 @@ def soak(plan: Plan, say: Callable[[str], None]) -> Soaked:
 
         reference = start(RUNNER, "none")
         memory = _memory_bytes(plan.memory, reference.port)
-        process = start(plan.command, plan.cache, plan.ranks, memory)
+        process = start(plan.command, plan.cache, memory)
         return asyncio.run(_measure(plan, subject, process, reference, memory, say))
 
 
@@ -112,19 +107,16 @@ async def _measure(
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with Client.of(process) as client:
         weights = (await client.status()).memory
-        await Scraper(client).scrape()  # the first one imports what it needs
+        await client.send("GET", "/metrics")  # the first one imports what it needs
     before = descriptors(process.pid)
     meter = Meter(process, lambda: tally.answers)
     meter.start()
     async with Client.of(process) as client, Client.of(reference) as asked:
         checker = Checker(asked)
         checking = asyncio.create_task(checker.run())
-        scraper = Scraper(client)
-        scraping = asyncio.create_task(scraper.run())
         until = time.monotonic() + plan.minutes * 60
         visitors = [Visitor(number, plan.seed, client, checker, tally, subject) for number in range(plan.clients)]
-        intruder = Intruder(plan.seed, process.port, tally)
-        visits = asyncio.gather(intruder.run(until), *(visitor.run(until) for visitor in visitors))
+        visits = asyncio.gather(*(visitor.run(until) for visitor in visitors))
         try:
             while (left := until - time.monotonic()) > 0 and not stopped.is_set():
                 with contextlib.suppress(TimeoutError):
@@ -140,15 +132,11 @@ async def _measure(
             meter.stop()
         await checker.finish()
         checking.cancel()
-        scraping.cancel()
-        await asyncio.gather(scraping, return_exceptions=True)
-        if not stopped.is_set() and await scraper.scrape_last():
-            scraper.check(tally.answers)
+        faults = ["it was stopped early"] if stopped.is_set() else await metrics_faults(client, tally.answers)
     peak = memory_told(process.port).peak if memory is not None else None
     after = settled(partial(descriptors, process.pid), before)
     _check_running(process, reference)
     exit_s = process.close()
-    stopped_early = ["it was stopped early"] if stopped.is_set() else []
     return Soaked(
         cache=plan.cache,
         concurrent=plan.cache == "trie" and plan.clients > 1,
@@ -165,8 +153,7 @@ async def _measure(
         peak=peak,
         descriptors=(before, after),
         captured=process.output.captured,
-        scrapes=scraper.scrapes,
-        faults=[*meter.faults, *scraper.faults, *rank_faults(process.output.lines, plan.ranks), *stopped_early],
+        faults=[*meter.faults, *faults],
         exit_s=None if process.exit_status == -signal.SIGKILL else exit_s,
     )
 
@@ -205,13 +192,6 @@ def main() -> None:
         "--memory", metavar="BYTES|+BYTES", help="memory for everything; with a plus, memory beyond the weights"
     )
     parser.add_argument(
-        "--ranks",
-        type=int,
-        default=Plan.ranks,
-        metavar="N",
-        help="split the model over N processes, whose logs must agree",
-    )
-    parser.add_argument(
         "--runner",
         dest="command",
         type=shlex.split,
@@ -219,15 +199,13 @@ def main() -> None:
         metavar="COMMAND",
         help="another runner (default: this repository's)",
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     arguments = parser.parse_args()
-    if not arguments.minutes >= 0.1 or arguments.clients < 1 or arguments.ranks < 1:
-        parser.error("at least 0.1 MINUTES, one client and one rank")
+    if not arguments.minutes >= 0.1 or arguments.clients < 1:
+        parser.error("at least 0.1 MINUTES and one client")
     if not arguments.command:
         parser.error("--runner: a command is wanted")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    wanted = vars(arguments)
-    as_json, plan = wanted.pop("json"), Plan(**wanted)
+    plan = Plan(**vars(arguments))
     print(f"{plan.minutes:g} minutes, {plan.clients} clients, {plan.kind}, --cache {plan.cache}", file=sys.stderr)
     try:
         soaked = soak(plan, lambda text: print(text, file=sys.stderr))
@@ -235,8 +213,7 @@ def main() -> None:
         sys.exit(f"The runner did not start: {error}")
     except EndedError as error:
         sys.exit(f"FAILED: {error}")
-    told = {"minutes": plan.minutes, "kind": plan.kind, "clients": plan.clients, "seed": plan.seed}
-    print(json.dumps(told | soaked.data()) if as_json else soaked.table())
+    print(soaked.table())
     failures = soaked.failures
     for failure in failures[:_SHOWN]:
         print(f"FAILED: {failure}", file=sys.stderr)

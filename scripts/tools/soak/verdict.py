@@ -22,7 +22,7 @@ _TIES = 0.002
 _CHECKED = 0.5
 _CHECKED_OF_MANY = 0.2  # with a large cache answers come quicker than a runner without one can give the right ones
 _TOGETHER = 0.1  # the share of answers that must have had company
-_KEPT = 9  # descriptors: of grammars that wait for the next answer, and of the process that forks them
+_KEPT = 2  # descriptors: of connections that are about to close
 
 
 @dataclass
@@ -48,7 +48,6 @@ class Soaked:
     peak: int | None
     descriptors: tuple[int | None, int | None]
     captured: str
-    scrapes: int
     faults: Sequence[str]
     exit_s: float | None
 
@@ -120,9 +119,7 @@ class Soaked:
             "together": f"{tally.together} answers overlapped another one",
             "prompts": f"{tally.prompt_tokens} tokens, {self._cached:.1%} from the cache",
             "actions": ", ".join(f"{name} {count}" for name, count in tally.done.most_common()),
-            "attacks": ", ".join(f"{name} {count}" for name, count in tally.attacks.most_common()) or "none",
             "status": _latencies(self.latencies, self.own),
-            "metrics": f"scraped {self.scrapes} times",
             "resident": _trend(self.rss),
             "MLX memory": f"{_trend(self.memory)}, at most {_mib(self.most_memory)}{self._of_budget}",
             "descriptors": "{} before, {} after".format(*self.descriptors),
@@ -136,36 +133,6 @@ class Soaked:
         if self.budget is None or self.peak is None:
             return ""
         return f", {_mib(self.peak)} at its peak, of {_mib(self.budget)}"
-
-    def data(self) -> dict[str, object]:
-        """For JSON; bytes and seconds."""
-        return {
-            "answers": self.tally.answers,
-            "checked": self.checker.checked,
-            "unchecked": self.checker.unchecked,
-            "wrong": self.checker.wrong,
-            "ties": self.checker.ties,
-            "together": self.tally.together,
-            "prompt_tokens": self.tally.prompt_tokens,
-            "cached_tokens": self.tally.cached_tokens,
-            "actions": dict(self.tally.done),
-            "attacks": dict(self.tally.attacks),
-            "status": {
-                "count": len(self.latencies),
-                "longest_s": max(self.latencies, default=None),
-                "slow": _slow(self.latencies),
-                "slow_by_itself": _slow(self.own),
-            },
-            "scrapes": self.scrapes,
-            "rss": self.rss and self.rss._asdict(),
-            "memory": self.memory and self.memory._asdict(),
-            "most_memory": self.most_memory,
-            "budget": self.budget,
-            "peak": self.peak,
-            "descriptors": self.descriptors,
-            "exit_s": self.exit_s,
-            "failures": self.failures,
-        }
 
 
 def _slow(latencies: Sequence[float]) -> int:

@@ -36,15 +36,6 @@ async def crowd(victim: Victim, sent: bytes) -> list[tuple[asyncio.StreamReader,
     return connections
 
 
-async def test_a_thousand_ask_for_the_status(victim: Victim) -> None:
-    async with victim.storm(CROWD * CONNECTION_BYTES):
-        connections = await crowd(victim, STATUS)
-        answers = [await asyncio.wait_for(reader.read(), PATIENCE_S) for reader, _ in connections]
-        for _, writer in connections:
-            writer.transport.abort()
-    assert {status_of(answer) for answer in answers} == {200}
-
-
 async def test_a_thousand_abandoned_completions(victim: Victim) -> None:
     """The first two storms fill the allocator's pools, which stay; the next adds nothing to the most that was held."""
     pools_bytes, highest_bytes = CROWD * CONNECTION_BYTES, 0

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
 
-from scripts.tools.soak.hostile_formats import FORMATS
+from tests.lib.hostile_formats import FORMATS
 from tests.process.hostile.victim import PATIENCE_S, Victim, completion, post, status_of
 
 MOST_GAP_S = 2.0

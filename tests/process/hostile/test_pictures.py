@@ -3,16 +3,14 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from functools import cache
 
 import pytest
 
 from protocol.stats import Stats
 from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import spawn
-from scripts.tools.models.png import png
 from tests.process.hostile.onlooker import SEEING, Onlooker, asking, black_png, head, write_seeing
-from tests.process.hostile.victim import HOST, PATIENCE_S, Victim, post, status_of
+from tests.process.hostile.victim import HOST, PATIENCE_S, Victim, status_of
 
 MEGABYTE = 1 << 20
 REFUSAL_S = 0.1
@@ -24,8 +22,6 @@ ARENA_BYTES = 128 * MEGABYTE
 CONTEXT = 6000
 SPARE_THREADS = 2
 """Pools may have been smaller at first than they may become."""
-MANY, FITTING = 500, 60
-"""Pictures that do not fit the context, and some that do."""
 FRONT = b'{"Prompt":"[img-0]Hi","Media":[{"id":0,"data":"'
 BASE64 = b"iVBORw0KGgoAAAANSUhEUgAA" * (MEGABYTE // 24)
 
@@ -47,25 +43,11 @@ async def onlooker(near: Onlooker) -> AsyncIterator[Onlooker]:
     await near.at_rest()
 
 
-def markers(number: int) -> str:
-    return "".join(f"[img-{each}]" for each in range(number))
-
-
-@cache
-def small_pictures() -> list[bytes]:
-    return [png(16, 16, (each % 256, each // 256, 9)) for each in range(MANY)]
-
-
 REFUSED: dict[str, tuple[Callable[[], Sequence[bytes]], int, str]] = {
     "a bomb": (
         lambda: [asking("[img-0]Hi", [black_png(50_000, 50_000, 4500)])],
         400,
         "decode image: 50000 x 50000 pixels are more than 100 megapixels, which are the most that are decoded",
-    ),
-    "500 pictures": (
-        lambda: [asking(markers(MANY), small_pictures())],
-        400,
-        f"exceeds the model's maximum context length ({CONTEXT} tokens)",
     ),
     "a picture of 200 MB": (lambda: [FRONT, *[BASE64] * 200, b'"}]}'], 413, "the request has 2097"),
 }
@@ -84,15 +66,6 @@ async def test_what_is_too_much_is_refused_for_next_to_nothing(name: str, onlook
     async with onlooker.beside_a_story():
         assert status_of(await onlooker.host(pieces)) == status
     assert (await onlooker.at_rest()).pictures == seen
-
-
-async def test_whoever_reads_only_when_all_is_sent_gets_the_same_refusal(onlooker: Onlooker) -> None:
-    victim = onlooker.victim
-    rss = victim.rss_bytes()
-    async with onlooker.beside_a_story():
-        answer = await victim.send_large("/completion", FRONT, BASE64, b'"}]}', 200 * MEGABYTE)
-    assert status_of(answer) == 413
-    assert victim.rss_bytes() - rss < SLACK_BYTES
 
 
 # --- clients that leave
@@ -148,19 +121,3 @@ async def test_a_client_leaves_while_its_picture_is_encoded(onlooker: Onlooker) 
     assert stats.pictures.encoded == before.pictures.encoded
     assert stats.pictures.feature_bytes == before.pictures.feature_bytes
     await settled(onlooker.victim, rss + ARENA_BYTES)
-
-
-# --- what is much, and served
-
-
-async def test_many_pictures_that_fit_are_answered_beside_others(onlooker: Onlooker) -> None:
-    victim = onlooker.victim
-    body, rss = asking(markers(FITTING), small_pictures()[:FITTING]), victim.rss_bytes()
-    before = await onlooker.stats()
-    async with onlooker.beside_a_story():
-        answer = await victim.exchange(post("/completion", body), timeout_s=10 * PATIENCE_S)
-    assert f'"PromptEvalCount":{66 * FITTING}'.encode() in answer
-    stats = await onlooker.at_rest()
-    assert stats.pictures.encoded == before.pictures.encoded + FITTING
-    assert stats.pictures.feature_bytes <= 64 * MEGABYTE
-    assert victim.rss_bytes() - rss < 4 * SLACK_BYTES

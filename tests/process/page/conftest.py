@@ -1,6 +1,8 @@
 """A headless Chromium, and the page in it before the stand-in for a runner."""
 
 import asyncio
+import os
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -8,14 +10,21 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from scripts.tools.docs.browser import WANTED, chromium
 from tests.process.page.stand_in import StandIn
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
 
+WANTED = "no browser to look at the page with: run scripts/browser"
+_NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 NETWORK = "net::ERR_"
 """The browser's own console message when no server answers, whatever the page does."""
+
+
+def chromium() -> str | None:
+    """Returns the path of the browser that `CHROMIUM` names, or else of an installed one; None where there is none."""
+    found = (shutil.which(name) for name in (os.environ.get("CHROMIUM", ""), *_NAMES))
+    return next(filter(None, found), None)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -1,6 +1,7 @@
 """Runners of several ranks, and what became of their processes."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -11,7 +12,6 @@ import pytest
 from scripts.tools.host.lib import Process
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.store import write_store
-from scripts.tools.soak.rank_logs import completions, rank_faults
 from tests.process.conftest import RANDOM
 
 ODD = (sys.executable, "-m", "tests.process.ranks.odd_leader")
@@ -60,10 +60,26 @@ def check_logs(process: Process, requests: int, ranks: int = 2) -> dict[str, dic
         if there or time.monotonic() > until_s:
             break
         time.sleep(0.02)
-    assert rank_faults(lines, ranks) == []
-    told = completions(lines)
+    told = completions(lines, 0)
     assert len(told) == requests
+    assert [completions(lines, rank) for rank in range(ranks)] == [told] * ranks
     return told
+
+
+_COUNTS = (
+    *("outcome", "total", "matched", "cached", "left", "evicted_bytes"),
+    *("generated", "forced", "drafted", "accepted"),
+)
+
+
+def completions(lines: Sequence[str], rank: int) -> dict[str, dict[str, str]]:
+    """Returns what the log of a rank says of each request that has ended, as far as all ranks say it, by number."""
+    found = {}
+    for line in lines:
+        fields = dict(re.findall(r" (\w+)=(\S+)", line))
+        if "msg=completion" in line and int(fields.get("rank", 0)) == rank:
+            found[fields["request"]] = {name: fields[name] for name in _COUNTS if name in fields}
+    return found
 
 
 def error_lines(process: Process) -> list[str]:

@@ -12,7 +12,6 @@ import pytest
 
 from scripts.tools.host.lib import Client, Process, Request, StatusError, StreamError
 from scripts.tools.host.lib.generations import G
-from tests.lib.patience import stretched
 from tests.process.conftest import RANDOM, SpawnModel
 from tests.process.ranks.conftest import ODD, WAIT_S, children, ended, error_lines, followers
 
@@ -69,16 +68,6 @@ async def test_a_follower_is_killed_in_an_answer(start: SpawnModel) -> None:
         await asyncio.to_thread(check_end, process, [follower], f"{NAME} ended: killed by signal 9")
 
 
-async def test_a_follower_stops_in_an_answer(start: SpawnModel) -> None:
-    process = start(RANDOM, RANKS, generation=G)
-    (follower,) = followers(process)
-    async with answering(process) as client:
-        os.kill(follower, signal.SIGSTOP)
-        await asyncio.sleep(2)
-        await asyncio.wait_for(client.status(), stretched(10))
-        await asyncio.to_thread(check_end, process, [follower], f"{NAME}: nothing was heard of it for 10 s")
-
-
 async def test_a_leader_is_killed(start: SpawnModel) -> None:
     process = start(RANDOM, RANKS, generation=G)
     pids = followers(process)
@@ -94,15 +83,6 @@ async def test_a_leader_is_killed_at_any_moment_of_its_start(start: SpawnModel) 
         pids = followers(process)
         process.kill()
         assert ended(pids), f"after {moment_s} s"
-
-
-async def test_a_leader_stops(start: SpawnModel) -> None:
-    process = start(RANDOM, RANKS, generation=G)
-    pids = followers(process)
-    process.send_signal(signal.SIGSTOP)
-    assert ended(pids)
-    process.send_signal(signal.SIGCONT)
-    check_end(process, pids, f"{NAME} ended: exit status 0")
 
 
 async def test_all_ranks_stop_and_go_on(start: SpawnModel) -> None:

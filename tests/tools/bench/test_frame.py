@@ -1,7 +1,7 @@
 """The parts that all benchmarks share: rounds, tables and targets, the busy machine, `all`, and the command line."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -27,9 +27,6 @@ def test_who_begins_changes_and_the_warm_turns_do_not_count() -> None:
     found = interleave({name: contender(name) for name in "abc"}, 2)
     assert "".join(order) == "cab" + "abc" + "bca"
     assert found == {"a": [4, 9], "b": [5, 7], "c": [6, 8]}
-
-
-# --- tables and targets
 
 
 # --- the busy machine
@@ -64,9 +61,6 @@ class Module:
         return "the table"
 
     figures: Mapping[str, object] = {"figure": 7}
-
-    def plot(self, path: Path) -> None:
-        path.write_bytes(b"PNG")
 
 
 @pytest.mark.parametrize("met", [True, False])
@@ -107,57 +101,10 @@ def test_what_cannot_be_run_is_refused_in_one_line(
     assert complaint in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", [*bench.BENCHMARKS, bench.ALL])
+@pytest.mark.parametrize("name", bench.BENCHMARKS)
 def test_every_benchmark_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         bench.main([name, "--help"])
     shown = capsys.readouterr().out
-    for option in ("--json", "--plot", "--peer", "--busy", "--blas-threads"):
+    for option in ("--json", "--peer", "--busy", "--blas-threads"):
         assert option in shown
-
-
-# --- all
-
-
-class Runs:
-    """In place of processes: which words they were given, and what each left behind."""
-
-    def __init__(self, statuses: Sequence[int]) -> None:
-        self.words: list[list[str]] = []
-        self._statuses = [*statuses]
-
-    def __call__(self, words: Sequence[str], _: object) -> int:
-        self.words.append([*words])
-        status = self._statuses.pop(0)
-        if status in exits.MEASURED:
-            file = Path(words[words.index("--json") + 1])
-            target = Target("speed", 1.0 + 2 * status, 2.0)
-            file.write_text(json.dumps({"figure": len(self.words), "targets": [target.data()]}))
-        return status
-
-
-def run_several(monkeypatch: pytest.MonkeyPatch, statuses: Sequence[int], *words: str) -> tuple[int, Runs]:
-    runs = Runs(statuses)
-    monkeypatch.setattr(bench, "run_one", runs)
-    monkeypatch.setattr(bench, "BENCHMARKS", dict(list(bench.BENCHMARKS.items())[: len(statuses)]))
-    return bench.main([bench.ALL, *words]), runs
-
-
-def test_all_runs_each_and_gathers_what_they_found(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--json=-", "--seed=5", "--busy", "--peer=other=run 'it now'", "--blas-threads=2"]
-    status, runs = run_several(monkeypatch, [0, 1], *words)
-    assert status == exits.MISSED
-    shown = capsys.readouterr()
-    found = json.loads(shown.out)
-    first, second = list(bench.BENCHMARKS)[:2]
-    assert {name: each["figure"] for name, each in found["benchmarks"].items()} == {first: 1, second: 2}
-    assert [(target["what"], target["met"]) for target in found["targets"]] == [
-        (f"{first}: speed", True),
-        (f"{second}: speed", False),
-    ]
-    assert "MISSED" in shown.err
-    assert [words[0] for words in runs.words] == [first, second]
-    rest = runs.words[0][3:]
-    assert rest == [*("--seed", "5", "--blas", "auto", "--blas-threads", "2", "--peer", "other=run 'it now'", "--busy")]

@@ -30,7 +30,6 @@ def silent(text: str) -> None:
         pytest.param(Plan(10, kind="qwen3_next", seed=1), id="10-minutes", marks=pytest.mark.slow),
         pytest.param(Plan(2, kind="gemma3_text", cache="single", seed=2), id="single", marks=pytest.mark.slow),
         pytest.param(Plan(2, kind="qwen3_next", memory="+64MiB", seed=3), id="64 MiB", marks=pytest.mark.slow),
-        pytest.param(Plan(3, kind="llama", clients=4, ranks=2, seed=4), id="2 ranks", marks=pytest.mark.slow),
     ],
 )
 def test_nothing_goes_wrong(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,7 +37,6 @@ def test_nothing_goes_wrong(plan: Plan, capsys: pytest.CaptureFixture[str]) -> N
     with capsys.disabled():
         sys.stdout.write(f"\n{soaked.table()}\n")
     assert soaked.failures == []
-    assert soaked.scrapes > 10
     assert set(soaked.tally.done) >= {"chat", "branch", "cancel", "retry", "tokenize", "refused"}
 
 
@@ -113,7 +111,6 @@ def good() -> Soaked:
         peak=None,
         descriptors=(8, 8),
         captured="",
-        scrapes=60,
         faults=[],
         exit_s=0.1,
     )
@@ -156,7 +153,7 @@ def with_tally(**changes: object) -> Callable[[Soaked], Soaked]:
         ),
         (lambda soaked: replace(soaked, budget=4 * MIB, peak=43 * MIB // 10), "MLX held 4.3 MiB where 4.0 MiB were"),
         (lambda soaked: replace(soaked, budget=2 * MIB, peak=MIB), "MLX held 3.0 MiB where 2.0 MiB were allowed"),
-        (lambda soaked: replace(soaked, descriptors=(8, 18)), "18 descriptors are open where there were 8"),
+        (lambda soaked: replace(soaked, descriptors=(8, 11)), "11 descriptors are open where there were 8"),
         (lambda soaked: replace(soaked, descriptors=(8, None)), "None descriptors are open where there were 8"),
         (lambda soaked: replace(soaked, captured="Error: x"), "a host would take this for an error"),
         (lambda soaked: replace(soaked, faults=["status: timeout"]), "status: timeout"),
@@ -168,4 +165,3 @@ def test_each_failure_is_told(change: Callable[[Soaked], Soaked], text: str) -> 
     (failure,) = bad.failures
     assert text in failure
     assert bad.table()
-    assert bad.data()["failures"] == [failure]

@@ -17,7 +17,7 @@ from protocol.format import ConstString, Format
 from runner.errors import RequestError
 from runner.grammar import CompilerSetup, Grammar, Guide, WorkerPool, worker_pool
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
-from scripts.tools.soak.hostile_formats import FORMATS
+from tests.lib.hostile_formats import FORMATS
 from tests.unit.grammar.walks import WORDS, bits, format_of, guide_of, opened
 
 END = len(ALL_BYTES) + len(WORDS)
