@@ -44,19 +44,19 @@ QUESTIONS: tuple[Callable[[Subject], None], ...] = (
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_an_architecture(name: str, tmp_path: Path, subtests: pytest.Subtests, request: pytest.FixtureRequest) -> None:
+def test_an_architecture(name: str, two: Pair, tmp_path: Path, subtests: pytest.Subtests) -> None:
     subject = Subject(name, tmp_path)
     for question in QUESTIONS:
         with subtests.test(question.__name__):
             question(subject)
     if splitting.can_split(name):
         with subtests.test("computes the same over two ranks"):
-            splitting.computes_the_same_over_two_ranks(subject, request.getfixturevalue("two"))
+            splitting.computes_the_same_over_two_ranks(subject, two)
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """A group of two processes, started for the first architecture that can be split."""
+    """A group of two processes for all architectures."""
     with pair(tmp_path_factory.mktemp("pair")) as members:
         yield members
 
