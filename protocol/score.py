@@ -3,8 +3,14 @@
 import msgspec
 
 from protocol.golang import BadRequestError
+from protocol.request import Media
 
 MOST_ROWS, MOST_CANDIDATES = 64, 26
+MOST_TEXT_BYTES = 5 << 20
+"""Of a request without its media: 64 rows of the 64 KiB that hosts take, with what they write around it."""
+MOST_MEDIA_BYTES = 32 << 20
+"""Of its media, in base64."""
+_MOST_MEDIA = 1 << 10
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
@@ -18,12 +24,22 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 class ScoreRequest(msgspec.Struct):
     """The body of a request. Other keys, for models with heads of their own, are ignored."""
 
-    max_tokens: int = 0
+    max_tokens: int
     """The most tokens of a row."""
-    rows: list[Row] = []
+    rows: list[Row]
+    media: list[Media]
+    """For the markers `[img-ID]` of all prompts."""
 
 
-_DECODER = msgspec.json.Decoder(ScoreRequest)
+class _Body(msgspec.Struct):
+    max_tokens: int = 0
+    rows: msgspec.Raw = msgspec.Raw(b"[]")
+    media: msgspec.Raw = msgspec.field(default=msgspec.Raw(b"[]"), name="Media")
+
+
+_BODY = msgspec.json.Decoder(_Body)
+_ROWS = msgspec.json.Decoder(list[Row])
+_MEDIA = msgspec.json.Decoder(list[Media])
 
 
 class _Scores(msgspec.Struct, frozen=True):
@@ -35,10 +51,15 @@ class _Scores(msgspec.Struct, frozen=True):
 def decode_score(body: bytes) -> ScoreRequest:
     """Returns the request in a body. Raises BadRequestError.
 
-    Keys are taken as hosts write them: reading them in any case, as Go does, takes ten times as long.
+    Keys are taken as hosts write them: reading them in any case, as Go does, takes ten times as long. So do lists of
+    more than they may hold, which are not read.
     """
     try:
-        return _DECODER.decode(body)
+        parts = _BODY.decode(body)
+        rows, media = bytes(parts.rows), bytes(parts.media)
+        if len(rows) > MOST_TEXT_BYTES or media.count(b"{") > _MOST_MEDIA:
+            raise BadRequestError(f"more than {MOST_TEXT_BYTES} bytes of rows, or {_MOST_MEDIA} media")
+        return ScoreRequest(parts.max_tokens, _ROWS.decode(rows), _MEDIA.decode(media))
     except (ValueError, RecursionError) as error:
         raise BadRequestError(str(error)) from None
 

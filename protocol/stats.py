@@ -1,7 +1,6 @@
 """The runner's own numbers: `GET /v1/stats` and `GET /v1/cache`, and the same as server-sent events.
 
-Keys are the names of the fields. Counters begin at 0 with the process and never decrease. Units are in the names, or
-are stated here.
+Keys are the names of fields; units are in them, or stated here. Counters begin at 0 and never decrease.
 """
 
 import msgspec
@@ -36,6 +35,14 @@ class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
     generated: int = 0
     forced: int = 0
     """Generated tokens about which a grammar left no choice."""
+
+
+class ScoreCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of scores that have begun, each of which is a request, and the tokens of their prompts."""
+
+    rows: int = 0
+    tokens: int = 0
+    cached: int = 0
 
 
 class CacheCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,6 +241,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float = 0.0
     requests: RequestCounts = RequestCounts()
     tokens: TokenCounts = TokenCounts()
+    scores: ScoreCounts = ScoreCounts()
     cache: CacheCounts = CacheCounts()
     memory: MemoryCounts = MemoryCounts()
     slices: SliceCounts = SliceCounts()
@@ -242,7 +250,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     disk: DiskCounts = DiskCounts()
     ranks: RankCounts = RankCounts()
     running: list[RunningRequest] = []
-    """The running requests, then the waiting ones, in the order of arrival."""
+    """These, then those that wait, in the order of arrival."""
     ttft_s: float | None = None
     """The time to the first token of the last request that had one."""
 
@@ -284,8 +292,7 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CachePicture(msgspec.Struct, frozen=True, kw_only=True):
-    """The trie at one moment, parents before their children. A very large trie is cut to the nodes used last;
-    `CacheCounts` has the number of all nodes."""
+    """The trie at one moment, parents before their children; of a very large one the nodes used last."""
 
     generation: int
     """Differs from an earlier one if anything has changed."""

@@ -78,7 +78,7 @@ def _run(settings: Settings, parent_pid: int) -> NoReturn:
     for warning in settings.warnings:
         log.warning(warning)
     listener = _bind(settings.port)
-    hand_over = HandOver(settings)
+    hand_over = HandOver(settings, parent_pid)
     try:
         model = _open(settings)
     except ModelError as error:

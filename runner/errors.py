@@ -5,6 +5,7 @@ RunnerError
 ├── ModelError        the model cannot be opened: `Error: <text>` on stderr, exit status 1
 │   ├── FaultsError   several faults at once
 │   ├── MissingError  the store has no model of that name
+│   ├── UnknownError  a part of it is in order, and of a kind that this runner does not know
 │   ├── ReadError     its headers are in order, but its weights cannot be read
 │   └── ComputeError  it is loaded, but its first forward pass fails
 ├── DraftError        `--draft` names a model that cannot draft for this one: exit status 1
@@ -47,6 +48,10 @@ class MissingError(ModelError):
     def __init__(self, text: str, explained: str) -> None:
         super().__init__(text)
         self.explained = explained
+
+
+class UnknownError(ModelError):
+    """A part of the model is in order, as far as can be told, and of a kind that this runner does not know."""
 
 
 class ReadError(ModelError):

@@ -5,6 +5,7 @@ Importing this module imports MLX, so only the engine thread does, once it runs.
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +34,7 @@ from runner.engine.trial import SettledTrial, Trial
 from runner.logs import Log
 from runner.model import OpenedModel
 from runner.model.device import gpu_usable_bytes, usable_bytes
+from runner.model.score_head import in_float32
 from runner.model.weights.dtype import device
 from runner.model.weights.load import LoadedModel, load
 from runner.settings import CPU_CHUNK_TOKENS, DRAFT_OFF, GPU_CHUNK_TOKENS, Settings
@@ -170,6 +172,7 @@ def assemble(
         drafting=_drafting(settings, drafts_trial, salt, draft_model, clock, on_cpu=opened.on_cpu),
         tape=tape,
         ranks=ranks,
+        scoring=partial(in_float32, loaded.module),
     )
     context.memory.draft_bytes = draft_model.most_bytes if draft_model is not None else 0
     context.memory.grammar_bytes = GRAMMAR_BYTES if opened.shares_memory else 0

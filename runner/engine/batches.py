@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from runner.cache import CacheBudget
 from runner.engine.batch import Batch
 from runner.engine.batch_matching import BatchMatcher
-from runner.engine.generation import Forward, Generation
-from runner.engine.memory.budget import MemoryBudget
+from runner.engine.context import EngineContext
+from runner.engine.generation import Generation
 from runner.engine.recovery import Recovery
 from runner.engine.results import Results
 from runner.logs import Log
@@ -36,13 +36,13 @@ class Batches:
         """The bytes that batches hold beside the layers of their requests."""
         return sum(batch.nbytes for batch in self.all)
 
-    def start(self, generation: Generation, forward: Forward, memory: MemoryBudget, cache: CacheBudget) -> Results:
+    def start(self, generation: Generation, context: EngineContext, cache: CacheBudget) -> Results:
         """Starts a batch of one request, which has been prefilled. It is not drafted where memory is short. Returns the
         request if that failed."""
         try:
-            if generation.drafter is not None and not memory.allows_drafts(cache):
+            if generation.drafter is not None and not context.memory.allows_drafts(cache):
                 generation.drafter = None
-            batch = Batch(generation, memory.measured(forward))
+            batch = Batch(generation, context.memory.measured(context.forward_of(generation.request)))
         except Exception as error:
             return self._recovery.retry_or_fail(generation, error)
         batch.steps = int(generation.life.known > 0)  # it goes on as if it had drawn what was known

@@ -1,6 +1,6 @@
 """The things that all requests of one engine share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from runner.cache import Cache
@@ -38,6 +38,13 @@ class EngineContext(NamedTuple):
     """Where requests note what becomes of them; None if nothing is recorded."""
     ranks: "Ranks | None" = None
     """The processes that compute the model together; None if this one has all of it."""
+    scoring: Callable[[Forward, Sequence[int]], Forward] = lambda forward, _: forward
+    """Makes a forward whose last logits of these tokens are as exact as scores of the model have to be."""
+
+    def forward_of(self, request: Request) -> Forward:
+        """Returns the forward by which a request decodes."""
+        candidates = request.sampling.candidates
+        return self.scoring(self.forward, candidates) if candidates else self.forward
 
     def generation(self, request: Request, session: LiveSession, started_ns: int) -> Generation:
         """Returns the generation of a request that left the queue at `started_ns`."""

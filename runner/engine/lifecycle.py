@@ -102,6 +102,7 @@ def report(request: "Request", session: "LiveSession", life: Lifecycle) -> None:
         left=session.total - session.cached,
         miss=session.miss,
         evicted_bytes=session.evicted_bytes,
+        scored=len(request.sampling.candidates),
         generated=life.generated,
         forced=life.forced,
         known=life.known,

@@ -166,7 +166,7 @@ class Scheduler:
         elif generation.left:
             self.prefilling.append(generation)
         elif generation.grammar.compiled:
-            self._deliver(self.batches.start(generation, self._context.forward, self.memory, self.cache))
+            self._deliver(self.batches.start(generation, self._context, self.cache))
         else:
             self._compiling.append(generation)
 

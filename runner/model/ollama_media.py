@@ -43,11 +43,14 @@ def ollama_media(model: OpenedModel, packages: Collection[str]) -> set[Kind]:
     }
 
 
-def tower_fault(model: OpenedModel) -> str:
-    """Returns what is wrong with the tower of a model that has one; "" if it can be loaded here."""
+def unknown_tower(model: OpenedModel) -> str:
+    """Returns why only Ollama's runner may be able to load the tower of a model that has one; "" if this one can, or
+    if no runner could: tensors or fields are missing, say."""
     try:
         from runner.model.towers import plan_tower  # needs MLX
     except ImportError:
         return ""  # whoever loads the model tells this
     plan = plan_tower(model)
-    return "its tower is of no known family" if plan is None else plan.fault
+    if plan is None:
+        return "its tower is of no known family"
+    return plan.fault if plan.unknown else ""

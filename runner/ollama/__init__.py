@@ -9,4 +9,5 @@ process that cleans up. `HandOver` belongs to the serving process. Read in this 
     shim.py        the script that Ollama takes for its own executable: it picks the runner for each model
     mlxc.py        an empty MLX library, for hosts that refuse MLX models without one
     hand_over.py   in the runner: Ollama's own runner takes over a model that is not served here
+    watcher.py     a program of its own: ends that runner after its host
 """

@@ -10,24 +10,30 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from runner import logs
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
 from runner.model import OpenedModel
-from runner.model.ollama_media import ollama_media, tower_fault
+from runner.model.ollama_media import ollama_media, unknown_tower
 from runner.settings import OllamaRunner, Settings
+
+if TYPE_CHECKING:
+    from subprocess import Popen
 
 log = Log(__name__)
 _DEFAULT, _IGNORED = 0, 1  # SIG_DFL and SIG_IGN, as C has them
+_WATCHER = Path(__file__).with_name("watcher.py")
 _LOAD_S = 60.0  # several gigabytes of CUDA, from a disk that has not been read yet
 
 
 class HandOver:
     """Decides which runner serves the model. Any thread may call it; only the first call does anything, others wait."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, host: int) -> None:
+        """`host` is the process that started this one."""
+        self._host = host if settings.watch_parent else None
         self._model = settings.model
         self._ollama = settings.ollama if settings.hand_over != "off" else None
         self._offers_pictures = settings.hand_over in ("auto", "sound") and not settings.no_media
@@ -50,7 +56,7 @@ class HandOver:
         if self._ollama is None or not self._offers_pictures:
             return
         media = ollama_media(model, self._ollama.media)
-        if "pictures" in media and (fault := tower_fault(model)):
+        if "pictures" in media and (fault := unknown_tower(model)):
             why = f"it takes pictures, which this runner cannot read: {fault}"
             self._hand_over(self._ollama, why=why, keep="MLX_RUNNER_HAND_OVER=refused serves its text here")
         elif "sound" in media and self._offers_sound:
@@ -65,12 +71,32 @@ class HandOver:
             )
             return
         log.warning("handing over to Ollama's own runner", model=self._model, why=why, to_keep_it=keep)
+        watcher = self._start_watcher()
         _set_signals(_DEFAULT)
         try:
             os.execve(ollama.command[0], ollama.command, ollama.environ)
         except OSError as error:
             _set_signals(_IGNORED)
+            if watcher is not None:
+                watcher.kill()
             log.warning("not handed over", executable=ollama.command[0], why=error.strerror or str(error))
+
+    def _start_watcher(self) -> "Popen[bytes] | None":
+        """Starts what ends this process, whatever it has become, after its host. It holds none of the streams: a host
+        would wait until they are closed."""
+        if self._host is None:
+            return None
+        import subprocess  # hardly any start needs it
+
+        command = [sys.executable, "-I", "-S", str(_WATCHER), str(self._host), str(os.getpid())]
+        null, pipe = subprocess.DEVNULL, subprocess.PIPE
+        started = subprocess.Popen(command, stdin=null, stdout=pipe, stderr=null, start_new_session=True)
+        assert started.stdout is not None
+        if not started.stdout.readline():
+            log.warning("Ollama's own runner will not end with its host", why="this system cannot watch a process")
+        if os.getppid() != self._host:
+            os._exit(1)
+        return started
 
 
 def _set_signals(handler: int) -> None:

@@ -28,6 +28,7 @@ log = Log(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _STATUS_PATHS = ("/v1/status", "/health")
 _COMPLETION_PATHS = ("/completion", "/v1/completions")
+_SCORE_PATH = "/v1/score"
 _STATS_CACHE = web.AppKey("stats_cache", StatsCache)
 CONNECTIONS = web.AppKey("connections", Connections)
 
@@ -57,7 +58,7 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
         app.router.add_post(path, completion.post)
     app.router.add_post("/v1/tokenize", tokenize.post)
     app.router.add_post("/v1/detokenize", tokenize.post_ids)
-    app.router.add_post("/v1/score", ScoreEndpoint(engine, threads, bodies).post)
+    app.router.add_post(_SCORE_PATH, ScoreEndpoint(engine, threads, bodies).post)
     app.router.add_post("/v1/embeddings", embeddings)
     stats = StatsEndpoints(engine, helper)
     app[_STATS_CACHE], app[CONNECTIONS] = stats.stats_cache, Connections()
@@ -84,7 +85,7 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
             response = await handler(request)
     except RequestError as error:
         response = _refusal(error.status, str(error))
-        if request.path in _COMPLETION_PATHS and NUMBER not in request:
+        if request.path in (*_COMPLETION_PATHS, _SCORE_PATH) and NUMBER not in request:
             request.app[_STATS_CACHE].refused += 1
     except web.HTTPMethodNotAllowed as error:
         response = _refusal(error.status, "Method Not Allowed")

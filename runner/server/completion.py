@@ -31,7 +31,8 @@ from runner.engine.request import (
     prepare,
     refuse_size,
 )
-from runner.errors import MediaError, RequestError
+from runner.errors import RequestError
+from runner.server.in_hand import in_hand
 from runner.server.request_body import RequestBodies, RequestBody
 from runner.server.response import ResponseBody
 from runner.server.tokenize_threads import TokenizeThreads
@@ -39,7 +40,6 @@ from runner.tokenizer import PART_CHARACTERS
 
 if TYPE_CHECKING:
     from runner.grammar import Grammar
-    from runner.media.prompt import Picture
 
 _SMALL_BYTES = 1 << 20
 """A body of this size may be read before the model's longest prompt is known."""
@@ -68,13 +68,9 @@ class CompletionEndpoint:
 
     async def _answer(self, http: web.Request, request: Request) -> web.StreamResponse:
         http[NUMBER] = request.number
-        try:
-            await self._check_pictures(request)
+        async with in_hand([request], self._engine.pictures):
             self._engine.submit(request)
             return await self._stream(http, request)
-        finally:
-            request.cancel()
-            self._drop_pixels(request)
 
     async def _read(self, http: web.Request, body: RequestBody) -> tuple[CompletionRequest, Format | None]:
         """Reads the request, off the event loop except for what must happen while bytes arrive."""
@@ -108,20 +104,6 @@ class CompletionEndpoint:
             return await self._threads.show(partial(prepare, wire, tokenizer, limits, wanted, pictures))
         return await self._threads.run(size, prepare, wire, tokenizer, limits, wanted)
 
-    async def _check_pictures(self, request: Request) -> None:
-        """Has pictures decoded that were never seen. RequestError if one is damaged."""
-        pictures = self._engine.pictures
-        if request.pictures is not None and isinstance(pictures, PictureSupport):
-            for span in request.pictures.spans:
-                await _check(span.picture, pictures, lambda: request.cancelled)
-
-    def _drop_pixels(self, request: Request) -> None:
-        """Forgets the pixels that a request did not come to take."""
-        pictures = self._engine.pictures
-        if request.pictures is not None and isinstance(pictures, PictureSupport):
-            for span in request.pictures.spans:
-                pictures.pixels.drop(span.picture)
-
     async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:
         events = await request.stream.batch()
         if isinstance(events[0], Refused):
@@ -146,16 +128,6 @@ def _decode(
 ) -> tuple[CompletionRequest, Format | None]:
     wire = finish()
     return wire, checked_format(wire, pictures)
-
-
-async def _check(picture: "Picture", pictures: PictureSupport, left: Callable[[], bool]) -> None:
-    """Has a picture decoded that was never seen, unless its client has left. RequestError if it is damaged."""
-    if pictures.pixels.is_sound(picture):
-        return
-    try:
-        await asyncio.wrap_future(pictures.pixels.check(picture, left))
-    except MediaError as error:
-        raise RequestError(str(error)) from None
 
 
 async def _done(compiling: "Future[Grammar]") -> None:

@@ -44,7 +44,19 @@ class Exporter(Collector):
     def collect(self) -> Iterator[Metric]:
         if self._published is not None:
             stats = self._published.stats
-            for metrics in (_about, _requests, _tokens, _cache, _memory, _slices, _pictures, _drafts, _disk, _ranks):
+            for metrics in (
+                _about,
+                _requests,
+                _tokens,
+                _scores,
+                _cache,
+                _memory,
+                _slices,
+                _pictures,
+                _drafts,
+                _disk,
+                _ranks,
+            ):
                 yield from metrics(stats)
             yield from _distributions(self._published.distributions)
 
@@ -85,6 +97,13 @@ def _tokens(stats: Stats) -> Iterator[Metric]:
     yield _counters(
         "generated_tokens", "Generated tokens, by source: sampled, or forced by a grammar.", ("source",), generated
     )
+
+
+def _scores(stats: Stats) -> Iterator[Metric]:
+    scores = stats.scores
+    tokens = [(("cache",), scores.cached), (("computed",), scores.tokens - scores.cached)]
+    yield _counter("score_rows", "Requests that were rows of scores.", scores.rows)
+    yield _counters("score_tokens", "Prompt tokens of these, by source.", ("source",), tokens)
 
 
 def _cache(stats: Stats) -> Iterator[Metric]:

@@ -7,22 +7,36 @@ the cache, and leaves when its client does. Everything is checked before anythin
 import json
 from collections.abc import Generator, Iterator, Sequence
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from protocol import BadRequestError
-from protocol.score import MOST_CANDIDATES, MOST_ROWS, Row, ScoreRequest, decode_score, score_body
+from protocol.score import (
+    MOST_CANDIDATES,
+    MOST_MEDIA_BYTES,
+    MOST_ROWS,
+    MOST_TEXT_BYTES,
+    Row,
+    ScoreRequest,
+    decode_score,
+    score_body,
+)
 from runner.engine.engine import Engine
 from runner.engine.events import Failed, Finished, Refused, Scored
+from runner.engine.pictures.support import PictureSupport, refuse_media
 from runner.engine.request import Request
 from runner.errors import RequestError
 from runner.sampling import SamplingOptions
+from runner.server.completion import NUMBER
+from runner.server.in_hand import in_hand
 from runner.server.request_body import Body, RequestBodies
 from runner.server.tokenize_threads import TokenizeThreads
 from runner.tokenizer import Tokenizer
 
-MOST_BYTES = 5 << 20
-"""Of a request: 64 rows of the 64 KiB that hosts take, with what they write around it."""
+if TYPE_CHECKING:
+    from runner.media.prompt import PicturePrompt
+
 _END = object()
 _LONG = 1 << 12
 """Characters that are tokenized once more for each candidate: others get a turn in between."""
@@ -40,18 +54,18 @@ class ScoreEndpoint:
 
     async def post(self, http: web.Request) -> web.Response:
         """Scores all rows. The server cancels this when the client disconnects."""
+        pictures = self._engine.pictures
+        sees = isinstance(pictures, PictureSupport)
         with self._bodies.body() as held:
             body = Body()
-            await held.read(http, MOST_BYTES, body.take)
-            steps = _checked(body.chunks, self._engine.tokenizer, *self._engine.limits)
+            await held.read(http, MOST_TEXT_BYTES + (MOST_MEDIA_BYTES if sees else 0), body.take)
+            steps = _checked(body.chunks, self._engine)
             requests = []
             while (step := await self._threads.run(body.size, next, steps, _END)) is not _END:
                 requests += [step] if isinstance(step, Request) else []
-        try:
-            scores = [await self._scored(requests, row) for row in range(len(requests))]
-        finally:
-            for request in requests:
-                request.cancel()
+            http[NUMBER] = requests[0].number
+            async with in_hand(requests, pictures):
+                scores = [await self._scored(requests, row) for row in range(len(requests))]
         counts = (sum(len(each.prompt) for each in requests), sum(cached for _, cached in scores))
         return web.Response(body=score_body([logits for logits, _ in scores], *counts), content_type="application/json")
 
@@ -71,11 +85,10 @@ class ScoreEndpoint:
                         raise RequestError(text, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def _checked(
-    chunks: Sequence[bytes], tokenizer: Tokenizer, context_length: int, vocab_size: int
-) -> Iterator[Request | None]:
+def _checked(chunks: Sequence[bytes], engine: Engine) -> Iterator[Request | None]:
     """Yields a request for each row, and None where others may have a turn. Raises RequestError, in the words that
     hosts know."""
+    tokenizer, (context_length, vocab_size) = engine.tokenizer, engine.limits
     try:
         wanted = decode_score(b"".join(chunks))
     except BadRequestError as error:
@@ -84,11 +97,18 @@ def _checked(
         raise RequestError(f"scoring requires 1\u2013{MOST_ROWS} prompts")
     if not 1 <= wanted.max_tokens <= context_length:
         raise RequestError(f"max_tokens must be between 1 and {context_length}")
+    refuse_media(wanted.media, engine.pictures)
     for number, row in enumerate(wanted.rows):
-        prompt = _prompt(number, row, wanted, tokenizer)
-        if max(prompt) >= vocab_size > 0:
+        text, shown = row.prompt, None
+        _refuse_long(number, row.prompt, wanted.max_tokens, tokenizer)
+        if wanted.media:
+            text, shown = _shown(row.prompt, wanted, engine)
+        last = tokenizer.encode_without_bos(text)
+        prompt = last if shown is None else shown.ids
+        _refuse_count(number, len(prompt), wanted.max_tokens)
+        if max(prompt if shown is None else shown.keys) >= vocab_size > 0:
             raise RequestError(f"prompt {number} has tokens that the model does not have")
-        candidates = yield from _candidates(number, row, prompt, tokenizer)
+        candidates = yield from _candidates(number, row, text, last, tokenizer)
         if len(set(candidates)) < len(candidates) or max(candidates) >= (vocab_size or tokenizer.vocab_size):
             raise RequestError(f"prompt {number} has invalid or duplicate candidate tokens")
         yield Request(
@@ -98,32 +118,45 @@ def _checked(
             stops=None,
             metered=False,
             most_drafts=0,
+            pictures=shown if shown is not None and shown.spans else None,
         )
 
 
-def _prompt(number: int, row: Row, wanted: ScoreRequest, tokenizer: Tokenizer) -> list[int]:
-    """Returns the tokens of a prompt, without a BOS. A prompt that is far too long is not read to its end."""
-    if len(row.prompt) <= wanted.max_tokens * tokenizer.longest_bytes:
-        prompt = tokenizer.encode_without_bos(row.prompt)
-        count = len(prompt)
-    else:
-        prompt, count = [], 0
-        for part in tokenizer.encode_parts([row.prompt]):
-            count += len(part)
-            if count > wanted.max_tokens:
-                break
-    if not 1 <= count <= wanted.max_tokens:
-        raise RequestError(
-            f"prompt {number} has {count} tokens; expected 1\u2013{wanted.max_tokens} (input is never truncated)"
-        )
-    return prompt
+def _refuse_long(number: int, text: str, most: int, tokenizer: Tokenizer) -> None:
+    """Refuses a prompt that is far too long, without reading it to its end."""
+    if len(text) <= most * tokenizer.longest_bytes:
+        return
+    count = 0
+    for part in tokenizer.encode_parts([text]):
+        count += len(part)
+        if count > most:
+            _refuse_count(number, count, most)
 
 
-def _candidates(number: int, row: Row, prompt: Sequence[int], tokenizer: Tokenizer) -> Generator[None, None, list[int]]:
-    """Returns the token that each candidate adds to the prompt."""
+def _refuse_count(number: int, count: int, most: int) -> None:
+    if not 1 <= count <= most:
+        raise RequestError(f"prompt {number} has {count} tokens; expected 1\u2013{most} (input is never truncated)")
+
+
+def _shown(prompt: str, wanted: ScoreRequest, engine: Engine) -> "tuple[str, PicturePrompt]":
+    """Returns the text behind the last picture of a prompt, and its tokens with those of pictures."""
+    from runner.engine.pictures.expand import expand  # no text needs it
+    from runner.media.prompt import Marker, split_markers
+
+    assert isinstance(engine.pictures, PictureSupport)
+    parts = [*split_markers(prompt)]
+    named = [each for each in wanted.media if Marker(each.id) in parts]
+    shown = expand(prompt, named, engine.pictures, engine.tokenizer, wanted.max_tokens, bos=False)
+    return str(parts[-1]), shown
+
+
+def _candidates(
+    number: int, row: Row, text: str, ids: Sequence[int], tokenizer: Tokenizer
+) -> Generator[None, None, list[int]]:
+    """Returns the token that each candidate adds to the prompt, of which `text` is tokenized by itself to `ids`."""
     if not 1 <= len(row.candidates) <= MOST_CANDIDATES:
         raise RequestError(f"prompt {number} requires 1\u2013{MOST_CANDIDATES} candidates")
-    tail, known = _tail(row.prompt, prompt, tokenizer)
+    tail, known = _tail(text, ids, tokenizer)
     tokens = []
     for candidate in row.candidates:
         *before, last = tokenizer.encode_without_bos(tail + candidate) or [-1]

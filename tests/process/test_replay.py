@@ -1,6 +1,7 @@
 """`--record` and `mlx-runner replay`: what a process did is computed again by another one, which comes to the same."""
 
 import asyncio
+import json
 import random
 import re
 import subprocess
@@ -44,8 +45,10 @@ async def ask_all(process: Process, chance: random.Random) -> None:
             if number % 4 == 0:
                 await read_stats(client)
 
+        rows = [{"prompt": prompt, "candidates": ["A", "B"]} for prompt in PROMPTS]
         for _ in range(3):
-            await asyncio.gather(*map(ask, range(chance.randint(1, 6))))
+            scores = client.send("POST", "/v1/score", json.dumps({"max_tokens": 900, "rows": rows}).encode())
+            await asyncio.gather(scores, *map(ask, range(chance.randint(1, 6))))
             await asyncio.sleep(chance.choice((0, 0.4)))
         with pytest.raises(StatusError):
             await client.complete(Request("x", {}, format={"type": "regex", "pattern": "("}))
@@ -63,5 +66,5 @@ async def test_what_a_killed_process_did_is_replayed(start: SpawnModel, tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.fullmatch(r"(\d+) requests, (\d+) slices: equal", done.stdout.splitlines()[-1])
     assert found is not None, done.stdout
-    assert int(found[1]) >= 5
+    assert int(found[1]) >= 5 + 3 * len(PROMPTS)
     assert file.stat().st_size <= 200 * int(found[2]) + 40_000, "200 bytes a slice, beside prompts"

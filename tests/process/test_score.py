@@ -1,6 +1,7 @@
 """`POST /v1/score`: what a host asks of a model that decides."""
 
 import asyncio
+import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from scripts.tools.host.lib import Client, Process, spawn
-from tests.process.conftest import HOST, RANDOM, RUNNER, read_stats
+from scripts.tools.conformance.models import SEEING
+from scripts.tools.host.lib import Client, Medium, Process, Request, spawn
+from scripts.tools.models.png import png
+from tests.process.conftest import HOST, RANDOM, RUNNER, SpawnModel, read_stats
 
 COMMON = "You decide. " * 40
 
@@ -26,8 +29,9 @@ def rows(*prompts: str, candidates: str = "ABCD") -> list[dict[str, object]]:
     return [{"prompt": prompt, "candidates": [*candidates]} for prompt in prompts]
 
 
-async def post(client: Client, wanted: Sequence[Mapping[str, object]], most: int = 1000) -> dict[str, Any]:
-    reply = await client.send("POST", "/v1/score", json.dumps({"max_tokens": most, "rows": wanted}).encode())
+async def post(client: Client, wanted: Sequence[Mapping[str, object]], **more: object) -> dict[str, Any]:
+    body = {"max_tokens": 1000, "rows": wanted, **more}
+    reply = await client.send("POST", "/v1/score", json.dumps(body).encode())
     assert reply.status == 200, reply.body
     assert reply.body.endswith(b"}\n")
     return dict(json.loads(reply.body))
@@ -44,6 +48,36 @@ async def test_rows_are_scored_as_each_alone_and_a_repeat_comes_from_the_cache(p
         assert together["input_tokens"] == sum(counts)
         assert together["cached_tokens"] >= 11 * (counts[12] - 1)
         assert (await post(client, rows(prompts[11])))["cached_tokens"] == counts[11] - 1
+
+
+async def both(client: Client, prompt: str, *media: Medium) -> tuple[list[float], list[float]]:
+    """Returns the log-probabilities of the completion of a prompt, and its scores: it has as many tokens."""
+    request = Request(prompt, {"num_predict": 1}, logprobs=True, top_logprobs=20, media=media)
+    completion = await client.complete(request)
+    (entry,) = [entry for answer in completion.answers for entry in answer.logprobs or ()]
+    wanted = {top.token: top.logprob for top in entry.top if top.token.isascii() and len(top.token) == 1}
+    assert len(wanted) > 5
+    sent = [{"id": number, "data": base64.b64encode(each.data).decode()} for number, each in enumerate(media)]
+    scores = await post(client, rows(prompt, candidates="".join(wanted)), Media=sent)
+    assert scores["input_tokens"] == completion.final.prompt_eval_count
+    (found,) = scores["logits"]
+    return [*wanted.values()], found
+
+
+async def test_scores_of_pictures_are_those_of_a_completion(start: SpawnModel) -> None:
+    async with Client.of(start(SEEING)) as client:
+        for colour in ((220, 20, 30), (10, 20, 230)):
+            wanted, found = await both(client, "[img-0] What is it? ", Medium(png(64, 48, colour)))
+            assert found == pytest.approx(wanted, abs=1e-5)
+        stats = await read_stats(client)
+        assert stats.pictures.encoded == 2
+
+
+async def test_scores_of_qwen_are_more_exact_than_its_completions(start: SpawnModel) -> None:
+    async with Client.of(start(SEEING, ["--dtype", "bfloat16"])) as client:
+        wanted, found = await both(client, "What is it? ")
+        assert found == pytest.approx(wanted, abs=0.1)
+        assert max(abs(one - other) for one, other in zip(found, wanted, strict=True)) > 1e-4
 
 
 async def test_a_client_that_leaves_leaves_no_row_behind(process: Process) -> None:

@@ -183,9 +183,15 @@ def test_only_the_command_line_reads_the_environment() -> None:
         for path in sources()
         if any(word in path.read_text() for word in ("os.environ", "os.getenv", "sys.argv"))
     }
-    # MLX finds other ranks by its environment, and a follower is a process of its own.
+    # MLX finds other ranks by its environment; a follower and a watcher are processes of their own.
     ranks = {f"runner/engine/ranks/{name}.py" for name in ("follower", "followers", "group", "guard", "start")}
-    assert readers == {"runner/__main__.py", "runner/app.py", "runner/blas/__init__.py", *ranks}
+    assert readers == {
+        "runner/__main__.py",
+        "runner/app.py",
+        "runner/blas/__init__.py",
+        "runner/ollama/watcher.py",
+        *ranks,
+    }
 
 
 def test_no_script_imports_tests() -> None:

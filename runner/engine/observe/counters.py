@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from protocol.stats import CacheCounts, RequestCounts, SliceCounts, Stats, TokenCounts
+from protocol.stats import CacheCounts, RequestCounts, ScoreCounts, SliceCounts, Stats, TokenCounts
 from runner.engine.policy import AdvanceTrial, Begin, Decode, Encode, Prefill, Slice
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Counters:
         self.ttft_s: float | None = None
         """The time to the first token of the last request that had one."""
         self._prompt = self._matched = self._cached = 0
+        self.scores = ScoreCounts()
         self._generated = self._forced = self._known = 0  # by requests that have ended
         self._begins = self._prefills = self._prefill_tokens = self._encodes = self._steps = self._rows = 0
         self._prefill_s = self._encode_s = self._decode_s = 0.0
@@ -100,6 +101,9 @@ class Counters:
         self._prompt += session.total
         self._matched += session.matched
         self._cached += session.cached
+        if generation.request.sampling.candidates:
+            rows, tokens, cached = msgspec.structs.astuple(self.scores)
+            self.scores = ScoreCounts(rows=rows + 1, tokens=tokens + session.total, cached=cached + session.cached)
         if session.miss:
             self.misses[session.miss.value] += 1
         self._queue.add(generation.life.waited_s)

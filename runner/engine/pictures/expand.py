@@ -23,12 +23,14 @@ def expand(
     tokenizer: Tokenizer,
     context_length: int,
     left: Callable[[], bool] = lambda: False,
+    *,
+    bos: bool = True,
 ) -> PicturePrompt:
     """Returns the tokens of a prompt with pictures, in the words that hosts know where it cannot.
 
-    Each text between markers is tokenized by itself. Stops as soon as there are more than `context_length` tokens, so
-    that the work is bounded: pictures of such a prompt, which nobody will compute, have no names. Raises RequestError,
-    also when `left` returns True, which is asked before each picture.
+    Each text between markers is tokenized by itself, with `bos` the first one as a whole prompt. Stops as soon as there
+    are more than `context_length` tokens, so that the work is bounded: pictures of such a prompt, which nobody will
+    compute, have no names. Raises RequestError, also when `left` returns True, which is asked before each picture.
     """
     items = {item.id: item for item in media}
     seen: dict[int, Picture] = {}
@@ -42,7 +44,7 @@ def expand(
             parts += [[pictures.start], part, [pictures.end]]
             count += picture.geometry.tokens + 2
         else:
-            ids = tokenizer.encode_without_bos(part) if parts else tokenizer.encode(part)
+            ids = tokenizer.encode(part) if bos and not parts else tokenizer.encode_without_bos(part)
             parts.append(ids)
             count += len(ids)
         if count > context_length:

@@ -46,8 +46,16 @@ class Block(Layer):
         self.norm2 = LayerNorm(width, eps=NORM_EPS)
         self.mlp = _FeedForward(width, hidden)
         self.heads = heads
-        self.hidden = hidden
         self.activation = activation
+
+    @property
+    def hidden(self) -> int:
+        """The width inside the feed-forward network."""
+        return self.mlp.fc1.bias.size
+
+    def widen(self, hidden: int) -> None:
+        """Changes that width, before there are weights."""
+        self.mlp = _FeedForward(self.norm1.weight.size, hidden)
 
     def steps(self, x: mx.array, piece_bytes: int, turn: Turn | None = None) -> Steps:
         """Maps rows [count, width] to rows of the same shape."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from runner.errors import ModelError
+from runner.errors import ModelError, UnknownError
 from runner.model.towers.fields import size
 
 _MOST_FEW = 1024
@@ -38,7 +38,7 @@ def only(part: Mapping[str, object], key: str, known: str) -> None:
     """Raises ModelError if a field is there and is not what a tower can do."""
     found = part.get(key)
     if found is not None and found != known:
-        raise ModelError(f"config.json: this vision tower needs {key} {known!r}, found {found!r}")
+        raise UnknownError(f"config.json: this vision tower needs {key} {known!r}, found {found!r}")
 
 
 def words(part: Mapping[str, object], key: str, known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:

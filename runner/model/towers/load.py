@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from runner.errors import ModelError, ReadError
+from runner.errors import ModelError, ReadError, UnknownError
 from runner.logs import Log
 from runner.model.opened import OpenedModel
 from runner.model.packing import check_companions
@@ -37,13 +37,15 @@ class TowerPlan(NamedTuple):
     """The tower of one model. Immutable; holds no array.
 
     `opened` is the model with the tower's tensors instead of its own, under the names that `Tower.sanitize` knows, and
-    with the config that the tower is made from. With a `fault`, a sentence, the tower cannot be loaded.
+    with the config that the tower is made from. With a `fault`, a sentence, the tower cannot be loaded; it is `unknown`
+    if another runner may load it.
     """
 
     family: str
     kind: type[Tower]
     opened: OpenedModel
     fault: str = ""
+    unknown: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +85,7 @@ def plan_tower(opened: OpenedModel) -> TowerPlan | None:
         plan = plan._replace(opened=tower._replace(config=_tower_config(opened, row)))
         return _rehearsed(plan)
     except ModelError as error:
-        return plan._replace(fault=str(error))
+        return plan._replace(fault=str(error), unknown=isinstance(error, UnknownError))
 
 
 def load_tower(
@@ -129,7 +131,7 @@ def _check_twins(kind: type[Tower], tensors: Mapping[str, Tensor]) -> None:
     for stored in tensors:
         name = kind.parameter_name(stored)
         if name is not None and (other := seen.setdefault(name, stored)) != stored:
-            raise ModelError(f"tensors {other} and {stored} of the vision tower are the same parameter")
+            raise UnknownError(f"tensors {other} and {stored} of the vision tower are the same parameter")
 
 
 def _tower_config(opened: OpenedModel, row: Row) -> dict[str, object]:
@@ -147,7 +149,7 @@ def _rehearsed(plan: TowerPlan) -> TowerPlan:
     spare = [name for name in plan.opened.tensors if name in found and name not in wanted]
     forms = {_NUMBER.sub("*", name) for name in wanted}
     if beyond := next((name for name in spare if _NUMBER.sub("*", name) in forms), None):
-        raise ModelError(f"{plan.opened.name} has {beyond}, but config.json describes fewer blocks")
+        raise UnknownError(f"{plan.opened.name} has {beyond}, but config.json describes fewer blocks")
     needed = {name: tensor for name, tensor in plan.opened.tensors.items() if name not in spare}
     plan = plan._replace(opened=plan.opened._replace(tensors=needed))
     _assembled(plan, placeholders(plan.opened))

@@ -9,7 +9,7 @@ from mlx.nn.layers.activations import gelu, relu
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 
-from runner.errors import ModelError
+from runner.errors import ModelError, UnknownError
 from runner.model.towers.block import NORM_EPS, Block
 from runner.model.towers.fields import head_width, part_of, size, text_width
 from runner.model.towers.positions import interpolated
@@ -68,13 +68,13 @@ class NemotronTower(Tower):
         part = part_of(config)
         version = str(part.get("version") or "").strip()
         if version not in _VERSIONS:
-            raise ModelError(f"config.json: unsupported RADIO version {version!r}")
+            raise UnknownError(f"config.json: unsupported RADIO version {version!r}")
         patch = size(part, "patch_size", size(config, "patch_size", _PATCH))
         if patch != _PATCH:
-            raise ModelError(f"config.json: unsupported RADIO patch_size {patch}, want {_PATCH}")
+            raise UnknownError(f"config.json: unsupported RADIO patch_size {patch}, want {_PATCH}")
         ratio = config.get("downsample_ratio") or 1 / _MERGE
         if not isinstance(ratio, int | float) or ratio <= 0 or round(1 / ratio) != _MERGE:
-            raise ModelError(f"config.json: unsupported downsample_ratio {ratio!r}, want {1 / _MERGE}")
+            raise UnknownError(f"config.json: unsupported downsample_ratio {ratio!r}, want {1 / _MERGE}")
         return cls(config, part)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:

@@ -48,7 +48,7 @@ class Qwen35Tower(Tower):
 
     def __init__(self, part: Mapping[str, object], out: int) -> None:
         super().__init__()
-        width, hidden, heads = size(part, "hidden_size"), size(part, "intermediate_size"), size(part, "num_heads", 16)
+        width, heads = size(part, "hidden_size"), size(part, "num_heads", 16)
         patch, merge = size(part, "patch_size", 16), size(part, "spatial_merge_size", 2)
         positions = size(part, "num_position_embeddings")
         self.width = out
@@ -57,7 +57,7 @@ class Qwen35Tower(Tower):
         self.head_width = head_width(width, heads, 4)
         self.patch_embed = Linear(_CHANNELS * patch * patch, width)
         self.pos_embed = Embedding(positions, width)
-        self.blocks = [Block(width, heads, hidden, gelu_approx) for _ in range(size(part, "depth"))]
+        self.blocks = [Block(width, heads, 1, gelu_approx) for _ in range(size(part, "depth"))]
         self.merger = _Merger(width, merge * merge * width, out)
 
     @classmethod
@@ -75,7 +75,12 @@ class Qwen35Tower(Tower):
         return cls(part, out)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Makes the convolution over two equal pictures one matrix over the values of one."""
+        """Makes the convolution over two equal pictures one matrix over the values of one. Takes the width inside the
+        feed-forward networks from the tensors, as Ollama's runner does."""
+        inner = weights.get("blocks.0.mlp.fc1.bias")
+        if inner is not None:
+            for block in self.blocks:
+                block.widen(inner.size)
         name = "patch_embed.weight"
         kernel, sides = weights.get(name), (self.patch, self.patch)
         if kernel is not None:

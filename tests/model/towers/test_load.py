@@ -16,7 +16,7 @@ from runner.model.sources.directory import open_directory
 from runner.model.towers import Tower, TowerPlan, load_tower, plan_tower
 from scripts.tools.models.tensors import PACKINGS, rounded
 from tests.model.loading.conftest import parameters
-from tests.model.towers.cases import NEMOTRON, QWEN, Case, write
+from tests.model.towers.cases import NEMOTRON, QWEN, Case, vision, write
 from tests.model.towers.made import features, made
 
 QWEN_ODD, NEMOTRON_ODD = QWEN[3], NEMOTRON[4]
@@ -176,12 +176,13 @@ def test_a_tensor_of_another_shape_or_type_is_named(tmp_path: Path, case: Case) 
 @BOTH
 def test_more_blocks_than_described_are_a_fault(tmp_path: Path, case: Case) -> None:
     field = "depth" if case is QWEN_ODD else "num_hidden_layers"
-    vision = case.config["vision_config"]
-    assert isinstance(vision, dict)
-    assert "config.json describes fewer blocks" in fault(opened(tmp_path, case, vision_config={**vision, field: 1}))
+    assert "config.json describes fewer blocks" in fault(
+        opened(tmp_path, case, vision_config={**vision(case), field: 1})
+    )
 
 
 def test_two_spellings_of_one_tensor_are_a_fault(tmp_path: Path) -> None:
+    """Ollama's runner takes those of one spelling."""
     weights = {**QWEN_ODD.weights, "visual.merger.norm.bias": mx.zeros((64,))}
     assert "model.visual.merger.norm.bias and visual.merger.norm.bias" in fault(opened(tmp_path, QWEN_ODD, weights))
 
@@ -214,9 +215,43 @@ def test_a_tower_has_tensors_and_a_description_or_neither(tmp_path: Path, case: 
 def test_nonsense_in_the_description_is_a_fault(
     tmp_path: Path, case: Case, changes: dict[str, object], said: str
 ) -> None:
-    vision = case.config["vision_config"]
-    assert isinstance(vision, dict)
-    assert said in fault(opened(tmp_path, case, vision_config={**vision, **changes}))
+    assert said in fault(opened(tmp_path, case, vision_config={**vision(case), **changes}))
+
+
+@pytest.mark.parametrize("told", [None, 7, "wide"])
+def test_qwen_takes_the_width_inside_from_the_tensors(tmp_path: Path, told: object) -> None:
+    tower = loaded(opened(tmp_path, QWEN_ODD, vision_config={**vision(QWEN_ODD), "intermediate_size": told}))
+    assert same(features(tower, QWEN_ODD), features(made(QWEN_ODD), QWEN_ODD))
+    assert tower.encode_bytes(QWEN_ODD.grid) == made(QWEN_ODD).encode_bytes(QWEN_ODD.grid)
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "unknown"),
+    [
+        (QWEN_ODD, {"num_position_embeddings": None}, False),
+        (QWEN_ODD, {"deepstack_visual_indexes": [1]}, False),
+        (NEMOTRON_ODD, {"hidden_size": "wide"}, False),
+        (QWEN_ODD, {"depth": 1}, True),
+        (NEMOTRON_ODD, {"version": "radio_v9"}, True),
+        (NEMOTRON_ODD, {"patch_size": 14}, True),
+    ],
+    ids=str,
+)
+def test_a_tower_that_no_runner_could_load_is_not_an_unknown_one(
+    tmp_path: Path, case: Case, changes: dict[str, object], unknown: bool
+) -> None:
+    plan = plan_tower(opened(tmp_path, case, vision_config={**vision(case), **changes}))
+    assert plan is not None
+    assert (bool(plan.fault), plan.unknown) == (True, unknown)
+
+
+@pytest.mark.parametrize("lost", [".norm1.weight", "norm.weight", "visual.", "radio_model."])
+@BOTH
+def test_a_tower_that_lacks_tensors_is_not_an_unknown_one(tmp_path: Path, case: Case, lost: str) -> None:
+    weights = {name: array for name, array in case.weights.items() if lost not in name}
+    plan = plan_tower(opened(tmp_path, case, {"model.norm.weight": mx.zeros((4,)), **weights}))
+    assert plan is not None
+    assert (bool(plan.fault), plan.unknown) == (len(weights) < len(case.weights), False)
 
 
 @pytest.mark.parametrize(

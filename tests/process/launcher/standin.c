@@ -156,7 +156,7 @@ int main(int count, char **argv) {
   report(argv);
   if (!serves) {
     if (getenv("STANDIN_LINGER")) {
-      alarm(30);
+      alarm(30 * atoi(getenv("STANDIN_LINGER")));
       pause();
     }
     return getenv("STANDIN_STATUS") ? atoi(getenv("STANDIN_STATUS")) : 0;

@@ -4,7 +4,8 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +17,16 @@ from runner.ollama.plan import find_media
 from scripts.tools.host.lib import free_port
 from scripts.tools.models.sources import Published
 from scripts.tools.models.store import Store, write_store
-from tests.process.launcher.standin import COMMAND, Host, Installation, Spawned, environment, eventually_gone, parse
+from tests.process.launcher.standin import (
+    COMMAND,
+    WAIT_S,
+    Host,
+    Installation,
+    Spawned,
+    environment,
+    eventually_gone,
+    parse,
+)
 from tests.process.launcher.test_launch import directory_of, less_shell
 
 NAME = "seeing:latest"
@@ -31,7 +41,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Published:
 
 @pytest.fixture
 def store(sources: Published, tmp_path: Path) -> Store:
-    """A Qwen 3.5 with a vision tower, which is not whole."""
+    """A Qwen 3.5 with a vision tower that config.json hardly describes."""
     return write_store(tmp_path / "models", NAME, sources("qwen3.5"))
 
 
@@ -88,6 +98,26 @@ def text_only(store: Store) -> None:
     for layer in store.layers:
         if str(layer.get("name")).startswith("model.visual."):
             store.drop(str(layer["name"]))
+
+
+def without_positions(store: Store) -> None:
+    change_vision(store, num_position_embeddings=None)
+
+
+def without_a_norm(store: Store) -> None:
+    store.drop("model.visual.merger.norm.weight")
+
+
+def with_a_block_more(store: Store) -> None:
+    """Than config.json describes: Ollama's runner leaves it out."""
+    change_vision(store, depth=1)
+
+
+def change_vision(store: Store, **changes: object) -> None:
+    config = config_of(store)
+    vision = config["vision_config"]
+    assert isinstance(vision, dict)
+    store.put_json("config.json", config | {"vision_config": {**vision, **changes}})
 
 
 @contextmanager
@@ -188,13 +218,28 @@ def test_damage_found_only_by_reading_is_reported(
     assert spawned.output.splitlines()[-1].startswith(b"Error: digest mismatch")
 
 
-def test_a_model_whose_tower_cannot_be_loaded_is_taken_over(
-    installation: Installation, tmp_path: Path, store: Store, library: Path
+def test_a_model_whose_tower_only_ollamas_runner_may_load_is_taken_over(
+    installation: Installation, tmp_path: Path, seeing: Store, library: Path
 ) -> None:
-    with host(installation, tmp_path, store) as running:
+    with_a_block_more(seeing)
+    with host(installation, tmp_path, seeing) as running:
         line = told(check_taken_over(running, installation), "handing over")
-    assert b'why="it takes pictures, which this runner cannot read: config.json: a vision tower needs ' in line
+    assert b'why="it takes pictures, which this runner cannot read: the qwen3.5 tower has blocks.1.' in line
     assert b'to_keep_it="MLX_RUNNER_HAND_OVER=refused serves its text here"' in line
+    with host(installation, tmp_path, seeing, MLX_RUNNER_HAND_OVER="refused") as running:
+        assert not any("hand" in line for line in served_here(running))
+
+
+@pytest.mark.parametrize("fault", [blind, text_only, without_positions, without_a_norm])
+def test_a_model_whose_tower_no_runner_could_load_is_kept_as_text(
+    installation: Installation, tmp_path: Path, seeing: Store, library: Path, fault: type
+) -> None:
+    fault(seeing)
+    with host(installation, tmp_path, seeing) as running:
+        lines = served_here(running)
+    assert not any("hand" in line for line in lines)
+    (line,) = [line for line in lines if "tower" in line or "pictures" in line]
+    assert 'msg="the model sees no pictures" why=' in line
 
 
 def test_a_model_that_sees_is_kept(installation: Installation, tmp_path: Path, seeing: Store, library: Path) -> None:
@@ -217,23 +262,63 @@ def test_a_model_that_hears_is_taken_over_if_asked_for(
     assert any("the model sees pictures" in line for line in lines)
 
 
-def test_such_a_model_is_kept_as_text(installation: Installation, tmp_path: Path, store: Store, library: Path) -> None:
-    with host(installation, tmp_path, store, MLX_RUNNER_HAND_OVER="refused") as running:
-        assert not any("hand" in line for line in served_here(running))
-
-
 def test_the_private_directory_stays_while_the_taken_over_runner_lives(
     installation: Installation, tmp_path: Path, store: Store, library: Path
 ) -> None:
-    with host(installation, tmp_path, store, STANDIN_LINGER="1") as running:
+    unknown(store)
+    with host(installation, tmp_path, store, STANDIN_LINGER="1", MLX_RUNNER_WATCH_PARENT="off") as running:
         pid = running.begin(words())
         while not (line := running.line()).startswith(b"report "):
             pass
         assert parse(line).pid == pid
         assert len(list(Path(f"/proc/{pid}/fd").iterdir())) == 4, "the three streams and the lock; no port, no model"
+        assert children(pid) == []
         directory = directory_of(tmp_path)
         running.popen.kill()
         running.wait()
         assert directory.exists()
         os.kill(pid, signal.SIGKILL)
         assert eventually_gone(directory)
+
+
+@pytest.mark.parametrize("first", ["host", "runner"])
+def test_the_taken_over_runner_ends_with_its_host_and_nothing_is_left_of_either(
+    installation: Installation, tmp_path: Path, store: Store, library: Path, first: str
+) -> None:
+    """Ollama's own runner does not watch its host. Nobody reads its pipe here: that is not what ends it."""
+    unknown(store)
+    with host(installation, tmp_path, store, STANDIN_LINGER="10") as running:
+        pid = running.begin(words())
+        while not (line := running.line()).startswith(b"report "):
+            pass
+        assert parse(line).pid == pid
+        (watcher,) = children(pid)
+        assert not has_ended(pid)
+        if first == "runner":
+            os.kill(pid, signal.SIGKILL)
+            assert running.line() == b"ended -9"
+        else:
+            running.popen.kill()
+            running.wait()
+        assert eventually(lambda: has_ended(pid) and has_ended(watcher))
+        assert (running.popen.poll() is None) == (first == "runner")
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def eventually(reached: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + WAIT_S
+    while not reached():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

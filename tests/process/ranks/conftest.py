@@ -68,7 +68,7 @@ def check_logs(process: Process, requests: int, ranks: int = 2) -> dict[str, dic
 
 _COUNTS = (
     *("outcome", "total", "matched", "cached", "left", "evicted_bytes"),
-    *("generated", "forced", "drafted", "accepted"),
+    *("scored", "generated", "forced", "drafted", "accepted"),
 )
 
 

@@ -1,8 +1,10 @@
 """`--ranks N`: several processes answer as one does, and each of them does the same."""
 
 import asyncio
+import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,6 +102,26 @@ async def test_the_leaders_token_counts(start: SpawnModel) -> None:
     process = start(RANDOM, ["--ranks", "2"], executable=ODD, environment=odd, generation=G)
     check_equal(await ask_some(process), wanted)
     check_logs(process, 3)
+
+
+async def test_two_ranks_score_as_one(start: SpawnModel) -> None:
+    rows = [{"prompt": ZEBRAS + end, "candidates": ["A", "B", "C"]} for end in ("one", "two", "", "two")]
+
+    async def scores(process: Process) -> dict[str, Any]:
+        async with Client.of(process) as client:
+            sent = client.send("POST", "/v1/score", json.dumps({"max_tokens": 900, "rows": rows}).encode())
+            reply, _ = await asyncio.gather(sent, client.complete(REQUESTS[1]))
+            return dict(json.loads(reply.body))
+
+    alone = start(RANDOM, generation=G)
+    wanted = await scores(alone)
+    alone.kill()
+    process = start(RANDOM, ["--ranks", "2"], generation=G)
+    found = await scores(process)
+    assert found["logits"] == [pytest.approx(row, abs=1e-3) for row in wanted["logits"]]
+    assert (found["input_tokens"], found["cached_tokens"]) == (wanted["input_tokens"], wanted["cached_tokens"])
+    told = check_logs(process, 5)
+    assert sorted(int(each["scored"]) for each in told.values()) == [0, 3, 3, 3, 3]
 
 
 async def ask_some(process: Process) -> list[Completion]:

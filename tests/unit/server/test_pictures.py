@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import cast
@@ -9,11 +10,15 @@ from typing import cast
 import pytest
 from PIL import Image
 
+from protocol import DoneReason, Metrics
+from runner.engine.events import Finished, Scored, Started
 from runner.engine.pictures.support import NoPictures, PictureSupport
 from runner.media.families.qwen3_5 import Qwen35
 from runner.media.geometry import Pixels
 from runner.media.pixels import PixelStore
 from runner.media.prompt import Picture, PictureNames
+from runner.tokenizer import open_tokenizer
+from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.unit.media.pictures import Here, encoded
 from tests.unit.server.script import Client, Script
 
@@ -82,3 +87,66 @@ async def test_no_pixels_stay_of_a_request_that_is_not_taken(
     else:
         assert (await posting).status == 400
     assert support.pixels.held_bytes == 0
+
+
+# --- scores
+
+
+def scored(*files: bytes, prompts: tuple[str, ...] = ("see [img-0]: ",), **more: object) -> dict[str, object]:
+    rows = [{"prompt": prompt, "candidates": ["A", "B"]} for prompt in prompts]
+    return {"max_tokens": 90, "rows": rows, "Media": body(*files)["Media"], **more}
+
+
+async def test_rows_of_scores_show_pictures(
+    client: Client, engine: Script, support: PictureSupport, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = {"tokenizer.json": json.dumps(byte_level(ALL_BYTES, ["]A"])).encode(), "config.json": b"{}"}
+    engine.tokenizer = open_tokenizer(texts.get)  # which reads an A behind a marker, as text, as one token with it
+    shown = [START, *[SOFT] * 6, END]
+    wanted: dict[str, tuple[list[int], list[bytes]]] = {
+        "see [img-0]: ": ([*b"see ", *shown, *b": "], [WHOLE]),
+        "see [img-01]": ([*b"see ", *shown], [OTHER]),
+        "none: ": ([*b"none: "], []),
+        "[img-1][img-0]x": ([*shown, *shown, *b"x"], [OTHER, WHOLE]),
+    }
+    posting = asyncio.ensure_future(client.post("/v1/score", json=scored(WHOLE, OTHER, prompts=tuple(wanted))))
+    for ids, files in wanted.values():
+        request = await engine.next()
+        assert (request.prompt, request.sampling.candidates) == (ids, (65, 66))
+        assert [span.picture.data for span in (request.pictures.spans if request.pictures else ())] == files
+        assert support.pixels.held_bytes > 0, "both are decoded before a row is computed"
+        metrics = Metrics(prompt_eval_count=len(ids))
+        engine.tell(request, Started(), Scored([-1, -2]), Finished(DoneReason.STOP, metrics))
+    answer = await (await posting).json()
+    assert answer["input_tokens"] == sum(len(ids) for ids, _ in wanted.values())
+    assert support.pixels.held_bytes == 0, "nobody took them"
+    assert "media that no marker names" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "text"),
+    [
+        (scored(DAMAGED), 400, "decode image: "),
+        (scored(WHOLE, prompts=("x", "[img-1]")), 400, "invalid image index: 1"),
+        (scored(WHOLE, max_tokens=9), 400, "prompt 0 has 12 tokens; expected 1\u20139"),
+        (scored(b""), 400, "decode image: "),
+        (scored(Media=[{}] * 1025), 400, "more than 5242880 bytes of rows, or 1024 media"),
+        (scored(rows=[{}] * 2_000_000), 400, "more than 5242880 bytes of rows, or 1024 media"),
+        (scored(more="x" * (38 << 20)), 413, "the request has "),
+    ],
+    ids=["damaged", "unknown", "long", "empty", "many", "rows", "large"],
+)
+async def test_what_cannot_be_scored_is_refused_before_the_queue(
+    client: Client, engine: Script, support: PictureSupport, sent: dict[str, object], status: int, text: str
+) -> None:
+    response = await client.post("/v1/score", json=sent)
+    assert (response.status, (await response.text())[: len(text)]) == (status, text)
+    assert not engine.submitted
+    assert support.pixels.held_bytes == 0
+
+
+async def test_pictures_of_scores_are_refused_by_a_text_model(client: Client, engine: Script) -> None:
+    response = await client.post("/v1/score", json=scored(WHOLE, images=["ignored"]))
+    assert (response.status, await response.text()) == (400, "this model does not support image input\n")
+    response = await client.post("/v1/score", json=scored(more="x" * (6 << 20)))
+    assert response.status == 413

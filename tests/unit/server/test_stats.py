@@ -18,6 +18,7 @@ from protocol.stats import (
     CachePicture,
     RequestCounts,
     RunningRequest,
+    ScoreCounts,
     Stats,
     TokenCounts,
 )
@@ -196,10 +197,12 @@ async def test_the_endpoints_are_read_only_and_a_head_has_an_end(client: Client)
     assert [(await client.head(path)).status for path in PATHS] == [200, 200, 405, 200]
 
 
-@pytest.mark.parametrize("body", [b"", b'{"Prompt":""}'])
-async def test_a_wrong_body_is_a_refused_request(client: Client, engine: Script, body: bytes) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"), [("/completion", b""), ("/completion", b'{"Prompt":""}'), ("/v1/score", b"")]
+)
+async def test_a_wrong_body_is_a_refused_request(client: Client, engine: Script, path: str, body: bytes) -> None:
     await client.get("/v1/stats")
-    assert (await client.post("/completion", data=body)).status == 400
+    assert (await client.post(path, data=body)).status == 400
     assert (await (await client.get("/v1/stats")).json())["requests"]["refused"] == 1
 
 
@@ -307,6 +310,7 @@ async def test_metrics_match_the_stats(client: Client, engine: Script) -> None:
         STATS,
         requests=RequestCounts(running=2, queued=3, done=4, length=5, cancelled=6, failed=7, refused=8),
         tokens=TokenCounts(prompt=100, matched=70, cached=60, recomputed=40, generated=30, forced=12),
+        scores=ScoreCounts(rows=3, tokens=50, cached=20),
         cache=CacheCounts(budget_bytes=1000, live_bytes=11, paged_bytes=22, nodes=9, misses={"empty": 2}),
     )
     found = await scrape(client)
@@ -317,6 +321,8 @@ async def test_metrics_match_the_stats(client: Client, engine: Script) -> None:
     assert found["mlx_runner_prompt_tokens_total"] == {("cache",): 60, ("computed",): 40}
     assert found["mlx_runner_matched_tokens_total"] == {(): 70}
     assert found["mlx_runner_generated_tokens_total"] == {("sampled",): 18, ("forced",): 12}
+    assert found["mlx_runner_score_rows_total"] == {(): 3}
+    assert found["mlx_runner_score_tokens_total"] == {("cache",): 20, ("computed",): 30}
     assert found["mlx_runner_cache_bytes"] == {("live",): 11, ("paged",): 22}
     assert found["mlx_runner_cache_budget_bytes"] == {(): 1000}
     assert found["mlx_runner_cache_misses_total"][("empty",)] == 2

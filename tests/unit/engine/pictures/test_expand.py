@@ -78,6 +78,10 @@ def test_every_text_is_tokenized_by_itself_and_only_the_first_begins_a_prompt(
     assert [span[:2] for span in found.spans] == [(4, 10), (13, 17), (19, 25)]
     assert [span.picture.name for span in found.spans] == [-1, -2, -1]
     assert found.shift == 3 - 6 + 2 - 4 + 3 - 6
+    assert (
+        expand(prompt, [image(0), image(1, 2, 2)], support, cast("Tokenizer", pieces), CONTEXT, bos=False).ids
+        == (found.ids[1:])
+    )
 
 
 @pytest.mark.parametrize("prompt", ["[img-1]", "[img-0][img-7] and [img-8]", "[img-99999999999999999999999999]"])
