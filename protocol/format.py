@@ -4,7 +4,7 @@ By hand it is `"json"`, a JSON schema, or any node of a structural tag, `regex` 
 has a `type` of these names.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -134,6 +134,24 @@ def schemas(root: Format) -> Iterator[JsonSchema]:
             raise FormatError(f"Format: nested deeper than {_MOST_DEPTH} levels")
         yield from (node for node in level if isinstance(node, JsonSchema))
         level = [child for node in level for child in _children(node)]
+
+
+def with_schemas(root: Format, change: Callable[[bytes], bytes]) -> Format:
+    """Returns the format with the text of each schema changed."""
+    return root if isinstance(root, Lark) else _changed(root, change)
+
+
+def _changed(node: Node, change: Callable[[bytes], bytes]) -> Node:
+    match node:
+        case JsonSchema(schema):
+            return JsonSchema(msgspec.Raw(change(bytes(schema))))
+        case OptionalNode(content):
+            return OptionalNode(_changed(content, change))
+        case OrNode(elements):
+            return OrNode([_changed(each, change) for each in elements])
+        case SequenceNode(elements):
+            return SequenceNode([_changed(each, change) for each in elements])
+    return node
 
 
 def _children(node: Format) -> list["Node"]:

@@ -126,7 +126,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/process/hostile/test_pictures.py::test_a_client_leaves_while_its_picture_is_encoded": ALL,
     "tests/process/launcher/test_hand_over.py": NONE,
     "tests/process/launcher/test_hand_over.py::test_a_model_that_sees_is_kept": ALL,
-    "tests/process/launcher/test_hand_over.py::test_a_model_whose_tower_only_ollamas_runner_may_load_is_taken_over": ALL,
+    "tests/process/launcher/test_hand_over.py::test_a_tower_that_only_ollamas_runner_may_load_is_taken_over": ALL,
     "tests/process/page/test_history.py": NONE,
     "tests/process/page/test_page.py": NONE,
     "tests/process/ranks/test_answers.py::test_two_ranks_answer_as_one": ("--parallel 4",),

@@ -9,7 +9,8 @@ is compiled, then to the engine thread, together with its `Guide`, until the ans
 and `matcher` run in the forked processes.
 
 Read in this order: `messages`, `guide` (the engine's view), `worker_pool`, `worker`, `fork_server`; then the forked
-side: `worker_process`, `compiler`, `format_to_lark`, `vocabulary`, `matcher`; last `explain_error` and `panics`.
+side: `worker_process`, `compiler`, `rewriter` with `closed_objects`, `format_to_lark`, `vocabulary`, `matcher`; last
+`explain_error` and `panics`.
 """
 
 from runner.grammar.guide import Grammar, Guide

@@ -11,6 +11,7 @@ from runner.grammar.guide import Guide
 from runner.grammar.matcher import GrammarMatcher
 from runner.grammar.messages import Follow, State
 from runner.grammar.panics import panics_as_errors
+from runner.grammar.rewriter import pruned, rewritten
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -58,18 +59,20 @@ class Compiler:
         return make_vocabulary(self._tokenizer, self._size)
 
     def compile(self, wanted: Format) -> LocalGrammar:
-        """Compiles `wanted`, without what of a schema cannot be enforced.
+        """Compiles `wanted`, with its schemas rewritten and without what of them cannot be enforced.
 
         Raises:
             RequestError: the format is invalid, or no answer in this vocabulary can begin to follow it.
         """
-        left_out = ""
         with panics_as_errors():
-            matcher = self._matcher(wanted, lenient=False)
-            if matcher.is_error() and is_unsupported(matcher.get_error()):
-                left_out = explain_error(matcher.get_error(), wanted)
-                matcher = self._matcher(wanted, lenient=True)
-            if matcher.is_error():
+            for form in (rewritten(wanted), wanted):  # rewriting never refuses what could be served as it is
+                matcher, left_out = self._matcher(form, lenient=False), ""
+                if matcher.is_error() and is_unsupported(matcher.get_error()):
+                    left_out = explain_error(matcher.get_error(), form)
+                    matcher = self._matcher(pruned(form), lenient=True)
+                if not matcher.is_error():
+                    break
+            else:
                 raise RequestError(f"Format: {explain_error(matcher.get_error(), wanted)}")
             matcher.compute_bitmask()  # the lexer's first states are the same for all answers
         compiled = LocalGrammar(matcher, self._size, self._try_s, left_out)

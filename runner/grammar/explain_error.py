@@ -1,5 +1,6 @@
 """Explains to the author of a format why it does not compile."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from time import process_time
@@ -13,7 +14,19 @@ _PANIC = "panic: "  # llguidance catches its own panics
 _SCHEMA = "failed to compile JSON schema: "
 _MOST_LOOKS_S = 0.5  # of processor time
 _MOST_CHARACTERS = 1000
-_UNSUPPORTED = ("Unimplemented", "Unknown format", "constraints are not supported")
+_UNSUPPORTED = (
+    "Unimplemented",
+    "Unknown format",
+    "constraints are not supported",
+    "Failed to generate regex for",
+    "has too many digits",
+    "only supported when",
+    "are not disjoint",
+    "is not supported",  # look-around in a pattern
+    "backreferences",
+    "unrecognized escape sequence",
+    "nested parentheses",  # a pattern, or a bound of a hundred digits
+)
 
 
 def explain_error(error: str, wanted: Format) -> str:
@@ -52,7 +65,7 @@ def _place(schema: object, reason: str) -> str | None:
     for path, part in _parts(schema, "$"):
         if process_time() > until:
             break
-        if (found is None or path.startswith(found)) and _fault(part) == reason:
+        if (found is None or path.startswith(found)) and fault(part).partition("\n")[0] == reason:
             found = path
     return found
 
@@ -68,12 +81,12 @@ def _parts(value: object, path: str) -> Iterator[tuple[str, dict[str, object]]]:
             yield from _parts(each, f"{path}[{index}]")
 
 
-def _fault(schema: dict[str, object]) -> str:
+def fault(schema: dict[str, object]) -> str:
+    """Returns why llguidance refuses a schema; empty if it does not."""
     from llguidance import LLMatcher
 
-    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
-    first = error.splitlines()[0] if error else ""
-    return _POSITION.sub("", first).removeprefix(_SCHEMA)
+    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+    return _POSITION.sub("", error).removeprefix(_SCHEMA)
 
 
 def _clipped(text: str) -> str:

@@ -33,7 +33,7 @@ _SPACING = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-_OPTIONS_KEY = "x-guidance"
+OPTIONS_KEY = "x-guidance"
 _ASCII_CLASSES = "dw"  # as in a JSON schema's patterns
 _MOST_WAYS = 64  # different beginnings of what follows a free text
 
@@ -231,10 +231,10 @@ def _with_options(schema: bytes, defaults: Mapping[str, object], path: str) -> s
     texts."""
     try:
         members = {} if schema == b"true" else msgspec.json.decode(schema, type=dict[str, msgspec.Raw])
-        options = msgspec.json.decode(members.pop(_OPTIONS_KEY, b"{}"), type=dict[str, msgspec.Raw])
+        options = msgspec.json.decode(members.pop(OPTIONS_KEY, b"{}"), type=dict[str, msgspec.Raw])
     except msgspec.ValidationError as error:
         raise FormatError(f"Format: a JSON schema is an object: {error} - in `{path}`") from None
-    return msgspec.json.encode({_OPTIONS_KEY: {**defaults, **options, **_SPACING}, **members}).decode()
+    return msgspec.json.encode({OPTIONS_KEY: {**defaults, **options, **_SPACING}, **members}).decode()
 
 
 def _lark_regex(pattern: str) -> str:

@@ -1,4 +1,4 @@
-"""Log-probabilities for clients: of the model's own logits, before penalties and masks."""
+"""Log-probabilities for clients: of the model's own logits after the mask of the grammar, before penalties."""
 
 import mlx.core as mx
 

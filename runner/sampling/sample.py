@@ -1,6 +1,7 @@
 """The tokens drawn for the rows of one forward, and their log-probabilities."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple, cast
 
 import mlx.core as mx
@@ -33,20 +34,24 @@ class Details(NamedTuple):
     top_ids: mx.array | None = None
     """uint32 [A, K], the most probable token first; None if no row wants alternatives"""
     top_logprobs: mx.array | None = None
-    """float32 [A, K]"""
+    """float32 [A, K]; -inf for tokens that the grammar forbids"""
 
     def arrays(self) -> list[mx.array]:
         """Returns the arrays to evaluate."""
         return [array for array in self if array is not None]
 
     def read(self) -> list[tuple[float, list[tuple[int, float]]]]:
-        """Returns the log-probability and the alternatives of each row. Waits for the device."""
+        """Returns the log-probability and the alternatives of each row, without forbidden tokens. Waits for the
+        device."""
         logprobs = cast("list[float]", self.logprob.tolist())
         if self.top_ids is None or self.top_logprobs is None:
             return [(logprob, []) for logprob in logprobs]
         ids = cast("list[list[int]]", self.top_ids.tolist())
         values = cast("list[list[float]]", self.top_logprobs.tolist())
-        return [(logprob, [*zip(*top, strict=True)]) for logprob, *top in zip(logprobs, ids, values, strict=True)]
+        return [
+            (logprob, [each for each in zip(*top, strict=True) if each[1] > -inf])
+            for logprob, *top in zip(logprobs, ids, values, strict=True)
+        ]
 
 
 class Wish(NamedTuple):

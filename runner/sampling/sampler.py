@@ -39,12 +39,14 @@ class Sampler:
         """Returns the next token for `logits` [1, V] of any float type; it is in the mask, if there is one. Lazy:
         evaluates nothing."""
         logits = logits.astype(mx.float32)
-        token = self._own()(masked(logits, masks) if masks else logits)
+        scores = masked(logits, masks) if masks else logits
+        token = self._own()(scores)
         if self.options.candidates:
             return Sample(token, [_scored(logits, token, self.options.candidates)])
         if not self.options.logprobs:
             return Sample(token)
-        return Sample(token, [Wish(_details(logits, token, self.options.top_logprobs), 0, self.options.top_logprobs)])
+        top = self.options.top_logprobs
+        return Sample(token, [Wish(_details(scores, token, top, masks), 0, top)])
 
     def draw_ahead(self, logits: mx.array, drafts: Sequence[int], masks: Sequence[Mask | None] = ()) -> Sample:
         """Returns a token for each row of `logits` [1 + D, V]: the next one, and the one behind each of D drafts.
@@ -53,11 +55,12 @@ class Sampler:
         that did come. Lazy: evaluates nothing.
         """
         logits = logits.astype(mx.float32)
-        token = self._own().draw_ahead(masked(logits, masks) if masks else logits, drafts)
+        scores = masked(logits, masks) if masks else logits
+        token = self._own().draw_ahead(scores, drafts)
         if not self.options.logprobs:
             return Sample(token)
         top = self.options.top_logprobs
-        details = _details(logits, token, top)
+        details = _details(scores, token, top, masks)
         return Sample(token, [Wish(details, row, top) for row in range(len(drafts) + 1)])
 
     def preview(self) -> Callable[[mx.array], mx.array]:
@@ -124,7 +127,9 @@ class SamplerBatch:
         wishes: list[Wish | None] = [None] * token.size
         if self._tops:
             asking = self._asking
-            details = _details(_selected(logits, asking), _selected(token, asking), max(self._tops.values()))
+            top = max(self._tops.values())
+            own = [masks[row] for row in self._tops] if masks else ()
+            details = _details(_selected(scores, asking), _selected(token, asking), top, own)
             for place, (row, top) in enumerate(self._tops.items()):
                 wishes[row] = Wish(details, place, top)
         for row, candidates in self._candidates.items():
@@ -161,8 +166,10 @@ def _scored(logits: mx.array, token: mx.array, candidates: Sequence[int]) -> Wis
     return Wish(Details(logprobs.of_token(log_probs, token), ids, values), 0, len(candidates))
 
 
-def _details(logits: mx.array, token: mx.array, top: int) -> Details:
-    """Returns the log-probabilities of `token` [A] and of the `top` most probable tokens, of the raw logits [A, V]."""
-    log_probs = logprobs.log_probabilities(logits)
+def _details(scores: mx.array, token: mx.array, top: int, masks: Sequence[Mask | None]) -> Details:
+    """Returns the log-probabilities of `token` [A] and of the `top` most probable tokens, of the logits [A, V] with
+    their masks; those of forbidden tokens are -inf."""
+    log_probs = logprobs.log_probabilities(scores)
+    log_probs = masked(log_probs, masks) if masks else log_probs
     logprob = logprobs.of_token(log_probs, token)
     return Details(logprob, *logprobs.most_probable(log_probs, top)) if top > 0 else Details(logprob)

@@ -251,9 +251,13 @@ def oracle_answer(name: str, spec: RequestSpec) -> OracleAnswer:
 def expected_token(spec: RequestSpec, drawn: Sequence[int], logits: mx.array) -> int:
     """Returns the token that follows `drawn`, given logits [1, VOCAB]. Every token has a random number of its own, also
     one that needs none."""
-    if spec.grammar:
-        logits = mx.where(GrammarRules(spec, drawn).allowed, logits, -mx.inf)
+    logits = masked_logits(spec, drawn, logits)
     return Sampler(spec.options, spec.prompt, VOCAB, CONTEXT, drawn)(logits).read()[0].token
+
+
+def masked_logits(spec: RequestSpec, drawn: Sequence[int], logits: mx.array) -> mx.array:
+    """Returns the logits after `drawn`, -inf for tokens that the grammar forbids."""
+    return mx.where(GrammarRules(spec, drawn).allowed, logits, -mx.inf) if spec.grammar else logits
 
 
 def is_plausible(spec: RequestSpec, drawn: Sequence[int], logits: mx.array, token: int, tolerance: float) -> bool:
@@ -377,9 +381,9 @@ class ClientRequest(EngineClient):
                 break
         if sure and self.finished:
             assert len(self.tokens) >= len(oracle.tokens), f"{self.tokens} instead of {oracle.tokens}, for {self.spec}"
-        for entry, token, logits in zip(self.entries, self.tokens[:known], oracle.logits, strict=False):
+        for step, (entry, token) in enumerate(zip(self.entries, self.tokens[:known], strict=False)):
             assert entry.token == text_of([token])
-            self._check_entry(entry, token, logits)
+            self._check_entry(entry, token, masked_logits(self.spec, self.tokens[:step], oracle.logits[step]))
         return sure
 
     def _check_entry(self, entry: Logprob, token: int, logits: mx.array) -> None:
@@ -387,7 +391,7 @@ class ClientRequest(EngineClient):
         wanted = self.spec.options.top_logprobs
         ranked = mx.sort(right)[::-1][:wanted]
         off = [entry.logprob - right[token].item()]
-        assert len(entry.top_logprobs) == wanted
+        assert len(entry.top_logprobs) == mx.isfinite(ranked).sum().item()
         for rank, top in enumerate(entry.top_logprobs):
             off += [top.logprob - right[ord(top.token) - 1].item(), top.logprob - ranked[rank].item()]
         assert largest(mx.array(off)) <= 2 * self.kind.tolerance

@@ -218,7 +218,7 @@ def test_damage_found_only_by_reading_is_reported(
     assert spawned.output.splitlines()[-1].startswith(b"Error: digest mismatch")
 
 
-def test_a_model_whose_tower_only_ollamas_runner_may_load_is_taken_over(
+def test_a_tower_that_only_ollamas_runner_may_load_is_taken_over(
     installation: Installation, tmp_path: Path, seeing: Store, library: Path
 ) -> None:
     with_a_block_more(seeing)

@@ -31,6 +31,7 @@ REQUESTS = (
     Request(
         ONCE, {"num_predict": 60, "temperature": 0.5, "seed": 1}, format={"type": "json_schema", "json_schema": PERSON}
     ),
+    Request(ONCE, {"num_predict": 20}, format={"enum": ["abc", "abd", 7]}, logprobs=True, top_logprobs=3),
 )
 
 
@@ -55,6 +56,7 @@ def check_equal(ours: list[Completion], theirs: list[Completion]) -> None:
         mine, wanted = ([entry for each in answer.answers for entry in each.logprobs or ()] for answer in (one, other))
         assert [each.token for each in mine] == [each.token for each in wanted]
         assert [each.logprob for each in mine] == pytest.approx([each.logprob for each in wanted], abs=1e-3)
+        assert [len(each.top) for each in mine] == [len(each.top) for each in wanted]
 
 
 @pytest.mark.parametrize(

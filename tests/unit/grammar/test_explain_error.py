@@ -52,9 +52,10 @@ def test_the_innermost_part_with_the_fault_is_named(schema: object, place: str) 
         ({"type": "string", "minLength": 5, "maxLength": 4}, "minLength (5) is greater than maxLength (4)"),
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, "incompatible types"),
         ({"type": "string", "pattern": "("}, "unclosed group"),
-        ({"type": "object", "minProperties": 2, "properties": {"a": {}}}, "min/maxProperties only supported"),
+        ({**STRICT, "type": "object", "minProperties": 2, "properties": {"a": {}}}, "min/maxProperties only supported"),
         ({"x-guidance": {"nonsense": 1}}, "unknown field `nonsense`"),
         ({"required": "a"}, "required"),
+        ({"const": 2**70, "type": "strin"}, "Invalid type: strin - at `$`"),
     ],
     ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else "",
 )

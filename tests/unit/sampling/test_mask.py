@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Sequence
+from typing import cast
 
 import mlx.core as mx
 import pytest
 
 from runner.sampling import SamplingOptions
+from runner.sampling.logprobs import FLOOR
 from runner.sampling.mask import masked
 from runner.sampling.sampler import Sampler, SamplerBatch
 
@@ -19,6 +21,7 @@ OPTIONS = (
     SamplingOptions(temperature=1.0, repeat_penalty=1.4, presence_penalty=0.5, repeat_last_n=6, seed=6),
     SamplingOptions(repeat_penalty=0.7, frequency_penalty=-0.5, repeat_last_n=-1),
     SamplingOptions(temperature=1.0, top_k=20, logprobs=True, top_logprobs=4, seed=7),
+    SamplingOptions(logprobs=True, top_logprobs=8),
 )
 
 
@@ -58,15 +61,20 @@ def test_only_allowed_tokens_are_drawn(options: SamplingOptions) -> None:
         assert choice.token in allowed
 
 
-def test_log_probabilities_are_of_the_raw_logits() -> None:
-    options = SamplingOptions(logprobs=True, top_logprobs=3)
-    logits = logits_of(9)
-    (free,) = sampler(options)(logits).read()
-    (choice,) = sampler(options)(logits, [bits([40])]).read()
-    right = (logits - mx.logsumexp(logits))[0, 40].item()
-    assert choice.token == 40
-    assert choice.logprob == pytest.approx(right, abs=1e-5)
-    assert choice.top == free.top
+def test_log_probabilities_are_of_the_tokens_that_are_allowed() -> None:
+    options = SamplingOptions(temperature=0.3, repeat_penalty=9, repeat_last_n=4, logprobs=True, top_logprobs=5, seed=1)
+    logits, allowed = logits_of(9), [1, 2, 40]
+    (choice,) = sampler(options)(logits, [bits(allowed)]).read()
+    right = logits[0, mx.array(allowed)] - mx.logsumexp(logits[0, mx.array(allowed)])
+    expected = dict(zip(allowed, cast("list[float]", right.tolist()), strict=True))
+    assert dict(choice.top) == pytest.approx(expected, abs=1e-5)
+    assert choice.logprob == dict(choice.top)[choice.token]
+
+
+def test_an_allowed_token_is_listed_however_improbable_it_is() -> None:
+    logits = mx.zeros((1, VOCAB)).at[0, 5].add(30_000)
+    (choice,) = sampler(SamplingOptions(logprobs=True, top_logprobs=4))(logits, [bits([5, 6])]).read()
+    assert choice.top == [(5, 0.0), (6, FLOOR)]
 
 
 def test_rows_of_a_batch_draw_what_they_draw_alone() -> None:
@@ -78,7 +86,16 @@ def test_rows_of_a_batch_draw_what_they_draw_alone() -> None:
         masks = [bits(numbers.sample(range(VOCAB), 5)) if numbers.random() < 0.6 else None for _ in OPTIONS]
         mine = [row(logits[at : at + 1], [masks[at]]).read()[0] for at, row in enumerate(alone)]
         theirs = batch(logits, masks).read()
-        assert [choice.token for choice in theirs] == [choice.token for choice in mine]
+        assert theirs == mine
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_what_is_drawn_ahead_of_drafts_is_drawn_one_by_one(options: SamplingOptions) -> None:
+    numbers, row, logits = random.Random(3), sampler(options), logits_of(8, 4)
+    masks = [bits(numbers.sample(range(VOCAB), count)) for count in (5, 1, 3)]
+    single = [row(logits[at : at + 1], [mask]).read()[0] for at, mask in enumerate((*masks, None))]
+    drafts = [choice.token for choice in single[:-1]]
+    assert sampler(options).draw_ahead(logits, drafts, [*masks, None]).read() == single
 
 
 @pytest.mark.parametrize("count", [1, 64, 200])

@@ -1,0 +1,216 @@
+"""Rewrites JSON schemas so that llguidance enforces more of them.
+
+Some keywords that llguidance does not know can be said in others that it does. What it writes then still satisfies the
+schema, though not everything that satisfies the schema can be written: the bounds are below. The rewritten schemas grow
+by a bounded number of bytes.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from itertools import combinations, permutations
+
+import msgspec
+
+from protocol.format import Format, with_schemas
+from runner.grammar.closed_objects import Schema, close_objects, resolved, subschemas
+from runner.grammar.explain_error import fault, is_unsupported
+from runner.grammar.format_to_lark import OPTIONS_KEY
+
+_MOST_UNIQUE = 5
+"""The arrays of so many different values are 326. Those of six, 1,957, take 0.3 s to compile."""
+_MOST_PLACES = 8
+"""Items among which those that an array must contain are found."""
+_MOST_VALUES = 128
+_MOST_GROWTH_BYTES = 256 << 10
+_LARGEST = 9 * 10**17
+_LARGEST_INTEGER = 92 * 10**17
+"""llguidance refuses larger bounds."""
+_COUNTS = [f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Contains", "Properties")]
+_NOTES = frozenset(("title", "description", "default", "examples", "$schema", "$id", "$defs", "definitions"))
+"""Keywords that ask nothing of a value."""
+_TYPES = {"string": str, "integer": int, "boolean": bool, "null": type(None)}
+_OF_TYPE = {"boolean": (False, True), "null": (None,)}
+_LIMITED = (
+    ("pattern",),
+    ("multipleOf",),
+    ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    ("minProperties", "maxProperties"),
+    ("patternProperties", "additionalProperties"),
+)
+"""Keywords that llguidance knows and cannot always enforce, those together that it looks at together."""
+
+
+def rewritten(wanted: Format) -> Format:
+    """Returns the format with its schemas rewritten. Objects are closed in schemas without options for llguidance."""
+
+    def rewrite(schema: Schema) -> None:
+        if OPTIONS_KEY not in schema:
+            close_objects(schema)
+        _Rewriter(schema).rewrite()
+
+    return with_schemas(wanted, _changing(rewrite))
+
+
+def pruned(wanted: Format) -> Format:
+    """Returns the format without what llguidance knows and cannot enforce in its schemas, unless they are strict."""
+
+    def prune(root: Schema) -> None:
+        options = root.get(OPTIONS_KEY)
+        if isinstance(options, dict) and options.get("lenient") is False:
+            return
+        for schema in subschemas(root):
+            for keys in _LIMITED:
+                if any(key in schema for key in keys):
+                    _drop_unsupported(schema, keys)
+
+    return with_schemas(wanted, _changing(prune))
+
+
+def _changing(change: Callable[[Schema], None]) -> Callable[[bytes], bytes]:
+    def changed(text: bytes) -> bytes:
+        schema = msgspec.json.decode(text)
+        if not isinstance(schema, dict):
+            return text
+        change(schema)
+        return json.dumps(schema).encode()  # msgspec refuses integers of more than 64 bits
+
+    return changed
+
+
+def _drop_unsupported(schema: Schema, keys: Sequence[str]) -> None:
+    beside = ("type", "required", "properties", "additionalProperties")
+    alone: Schema = {key: schema[key] for key in (*keys, *beside) if key in schema}
+    for key in ("properties", "patternProperties"):
+        names = alone.get(key)
+        if isinstance(names, dict):
+            alone[key] = dict.fromkeys(names, True)
+    if isinstance(alone.get("additionalProperties"), dict):
+        alone["additionalProperties"] = True
+    if is_unsupported(fault(alone)):
+        for key in keys:
+            schema.pop(key, None)
+
+
+class _Rewriter:
+    """Rewrites one schema in place."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._room_bytes = _MOST_GROWTH_BYTES
+
+    def rewrite(self) -> None:
+        for schema in [*subschemas(self._root)]:
+            self._forget_what_asks_nothing(schema)
+            self._tame_numbers(schema)
+            self._spell_out_sets(schema)
+            self._place_contained(schema)
+            self._list_names(schema)
+
+    def _forget_what_asks_nothing(self, schema: Schema) -> None:
+        if schema.get("uniqueItems") is False:
+            del schema["uniqueItems"]
+        if "contains" not in schema or (schema.get("minContains") == 0 and "maxContains" not in schema):
+            for key in ("contains", "minContains", "maxContains"):
+                schema.pop(key, None)
+
+    def _tame_numbers(self, schema: Schema) -> None:
+        """Writes counts as integers, and bounds so that llguidance can compute with them."""
+        for key in _COUNTS:
+            count = schema.get(key)
+            if isinstance(count, float) and count.is_integer():
+                schema[key] = int(count)
+        largest = _LARGEST_INTEGER if schema.get("type") == "integer" else _LARGEST
+        for key, sign in (("minimum", -1), ("exclusiveMinimum", -1), ("maximum", 1), ("exclusiveMaximum", 1)):
+            bound = schema.get(key)
+            if isinstance(bound, int | float) and bound * sign > largest:
+                schema[key] = largest * sign
+
+    def _spell_out_sets(self, schema: Schema) -> None:
+        """Lists the arrays of different items, where the items have few values."""
+        known = {"type", "items", "uniqueItems", "minItems", "maxItems", *_NOTES}
+        if schema.get("uniqueItems") is not True or schema.get("type") != "array" or schema.keys() - known:
+            return
+        values = _values(resolved(schema.get("items"), self._root))
+        least, most = schema.get("minItems", 0), schema.get("maxItems", _MOST_UNIQUE)
+        if values and len(values) <= _MOST_UNIQUE and isinstance(least, int) and isinstance(most, int):
+            lengths = range(max(0, least), min(most, len(values)) + 1)
+            arrays = [[*order] for length in lengths for order in permutations(values, length)]
+            if arrays and self._fits(values, len(arrays)):
+                for key in known.difference(_NOTES):
+                    schema.pop(key, None)
+                schema["enum"] = arrays
+
+    def _place_contained(self, schema: Schema) -> None:
+        """Says where among the first items those stand that the array must contain."""
+        least = schema.get("minContains", 1)
+        if "contains" not in schema or not isinstance(least, int) or not 0 < least <= _MOST_PLACES:
+            return
+        if schema.get("type") != "array" or "maxContains" in schema or "anyOf" in schema:
+            return
+        item = schema["contains"]
+        beginnings = [
+            [item if at in places else True for at in range(places[-1] + 1)]
+            for places in combinations(range(_MOST_PLACES), least)
+        ]
+        if self._fits([item] * least + [True] * _MOST_PLACES, len(beginnings)):
+            schema["anyOf"] = [{"prefixItems": items, "minItems": len(items)} for items in beginnings]
+            schema.pop("minContains", None)
+            del schema["contains"]
+
+    def _list_names(self, schema: Schema) -> None:
+        """Says which names properties may have: by listing them, or by a pattern."""
+        names = resolved(schema.get("propertyNames", True), self._root)
+        if names is True or (isinstance(names, dict) and _is_any_text(names)):
+            schema.pop("propertyNames", None)
+            return
+        properties, value = schema.get("properties", {}), schema.get("additionalProperties", True)
+        if "patternProperties" in schema or not isinstance(properties, dict):
+            return
+        known = [name for name in _values(names) if isinstance(name, str)]
+        if known and self._fits(value, len(known)):
+            listed = [name for name in dict.fromkeys([*properties, *known]) if name in known]
+            schema["properties"] = {name: properties.get(name, value) for name in listed}
+        elif (pattern := _pattern(names)) and not properties:
+            schema["patternProperties"] = {pattern: value}
+        else:
+            return
+        schema["additionalProperties"] = False
+        del schema["propertyNames"]
+
+    def _fits(self, part: object, times: int) -> bool:
+        """Returns True if the schema may grow by so many texts of `part`."""
+        nbytes = len(json.dumps(part)) * times
+        if nbytes > self._room_bytes:
+            return False
+        self._room_bytes -= nbytes
+        return True
+
+
+def _is_any_text(schema: Schema) -> bool:
+    return not schema.keys() - {"type", *_NOTES} and schema.get("type", "string") == "string"
+
+
+def _values(schema: object) -> list[object]:
+    """Returns the values that satisfy `schema`, each once; empty if they are not texts, integers and the like, listed
+    and of one type."""
+    if not isinstance(schema, dict) or schema.keys() - {"enum", "const", "type", *_NOTES}:
+        return []
+    kind = schema.get("type")
+    values = schema.get("enum", _OF_TYPE.get(str(kind), ()))
+    values = [schema["const"]] if "const" in schema else values
+    if not isinstance(values, list | tuple) or len(values) > _MOST_VALUES:
+        return []
+    types = {type(value) for value in values}
+    wanted = {_TYPES.get(str(kind))} if kind is not None else types
+    return [*dict.fromkeys(values)] if types == wanted and len(types) == 1 and types <= {*_TYPES.values()} else []
+
+
+def _pattern(schema: object) -> str:
+    """Returns a pattern for the texts that satisfy `schema`; empty if there is none."""
+    if not isinstance(schema, dict) or schema.get("type", "string") != "string":
+        return ""
+    rest = schema.keys() - {"type", *_NOTES}
+    if rest == {"pattern"}:
+        return str(schema["pattern"])
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    return f"^(?s:.{{{least},{most}}})$" if rest <= {"minLength", "maxLength"} else ""

@@ -1,0 +1,107 @@
+"""An object that lists properties has no others, unless it is combined with others or says so itself."""
+
+from copy import deepcopy
+
+import pytest
+
+from runner.grammar.closed_objects import close_objects
+from tests.unit.grammar.tags import Node, thinking
+from tests.unit.grammar.walks import accepts
+
+A: Node = {"type": "object", "properties": {"a": {"type": "integer"}}}
+B: Node = {"type": "object", "properties": {"b": {"type": "integer"}}}
+DEFS: Node = {"$defs": {"A": A, "B": B}}
+TO_A: Node = {"$ref": "#/$defs/A"}
+TO_B: Node = {"$ref": "#/$defs/B"}
+CLOSED: dict[str, Node] = {
+    "an object": A,
+    "without a type": {"properties": A["properties"]},
+    "with a note": {**A, "title": "T", "required": ["a"], "minProperties": 1},
+    "a reference": {**DEFS, **TO_A},
+    "an alternative": {**DEFS, "anyOf": [TO_A, {"type": "null"}], "default": None},
+    "one of several": {**DEFS, "oneOf": [TO_A, {"type": "null"}]},
+    "alone in allOf": {**DEFS, "allOf": [TO_A], "title": "T"},
+    "a structural tag": {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": A}},
+}
+INSIDE: dict[str, Node] = {
+    "items": {"type": "array", "items": A},
+    "prefixItems": {"type": "array", "prefixItems": [A]},
+    "a property": {"type": "object", "properties": {"x": A}},
+    "additional properties": {"type": "object", "additionalProperties": A},
+    "properties of a pattern": {"type": "object", "patternProperties": {"x": A}},
+}
+OPEN: dict[str, Node] = {
+    "additionalProperties": {**A, "additionalProperties": True},
+    "patternProperties": {**A, "patternProperties": {"^x": {}}},
+    "unevaluatedProperties": {**A, "unevaluatedProperties": True},
+    "options for llguidance": {**A, "x-guidance": {}},
+    "no properties": {"type": "object"},
+    "a property that is not listed": {**A, "required": ["x"]},
+    "more properties than are listed": {**A, "minProperties": 2},
+    "parts of allOf": {"allOf": [A, B]},
+    "references in allOf": {**DEFS, "allOf": [TO_A, TO_B]},
+    "beside allOf": {"$defs": {"B": B}, **A, "allOf": [TO_B]},
+    "beside anyOf": {**A, "anyOf": [B, {"type": "object"}]},
+    "beside a reference": {"$defs": {"A": A}, **B, **TO_A},
+    "with an own word": {"$defs": {"A": A}, "allOf": [TO_A], "minProperties": 1},
+    "through several references": {
+        "$defs": {"A": A, "X": {"anyOf": [TO_A]}},
+        "allOf": [{"$ref": "#/$defs/X"}, {"type": "object"}],
+    },
+    "allOf beside anyOf": {"anyOf": [A], "allOf": [B]},
+    "if": {**A, "if": {"required": ["a"]}, "then": {"required": ["x"]}},
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_an_object_that_stands_alone_is_closed(name: str) -> None:
+    assert accepts(CLOSED[name], '{"a": 1}')
+    assert not accepts(CLOSED[name], '{"a": 1, "x": 1}')
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_so_is_one_inside_of_another_value(name: str) -> None:
+    opening, closing = ("[", "]") if INSIDE[name]["type"] == "array" else ('{"x": ', "}")
+    assert accepts(INSIDE[name], f'{opening}{{"a": 1}}{closing}')
+    assert not accepts(INSIDE[name], f'{opening}{{"a": 1, "x": 1}}{closing}')
+
+
+def test_so_is_one_behind_thinking() -> None:
+    assert accepts(thinking("</t>", schema=A), 'hm</t>{"a": 1}')
+    assert not accepts(thinking("</t>", schema=A), 'hm</t>{"a": 1, "x": 1}')
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_an_object_that_is_combined_or_says_so_stays_open(name: str) -> None:
+    assert accepts(OPEN[name], '{"a": 1, "x": 1}')
+
+
+@pytest.mark.parametrize("name", [name for name in OPEN if name != "options for llguidance"])
+def test_so_it_does_where_nothing_else_would_keep_it_open(name: str) -> None:
+    check_unchanged(OPEN[name])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": {"properties": {}}, "default": {"x": {"properties": {}}}, "enum": [{"properties": {}}]},
+        {"examples": [{"properties": {}}], "x-more": {"x": {"properties": {}}}},
+        {"allOf": [{"$ref": "#"}, {"properties": {}}]},
+        {"prefixItems": [True], "items": False, "allOf": True, "$ref": 1, "properties": [], "required": 1},
+    ],
+    ids=["values", "other keywords", "a circle", "nonsense"],
+)
+def test_what_is_no_object_schema_stays_as_it_is(schema: Node) -> None:
+    check_unchanged(schema)
+
+
+def check_unchanged(schema: Node) -> None:
+    changed = deepcopy(schema)
+    close_objects(changed)
+    assert changed == schema
+
+
+def test_a_schema_that_closing_makes_impossible_stays_open() -> None:
+    hidden = {"allOf": [{"$ref": "#/$defs/X/anyOf/0"}, {**B, "required": ["b"]}], "$defs": {"X": {"anyOf": [A]}}}
+    assert accepts(hidden, '{"b": 1}')
+    assert accepts(hidden, '{"a": 1, "b": 1}') or accepts(hidden, '{"b": 1, "a": 1}')

@@ -1,0 +1,102 @@
+"""Rewritten schemas grow by a bounded number of bytes."""
+
+import json
+
+import pytest
+
+from protocol import Format
+from protocol.format import schemas
+from runner.grammar.rewriter import pruned, rewritten
+from tests.unit.grammar.walks import format_of
+
+
+def size(wanted: Format) -> int:
+    return sum(len(bytes(schema.json_schema)) for schema in schemas(wanted))
+
+
+def grown(schema: dict[str, object]) -> int:
+    return size(rewritten(format_of(schema))) - len(json.dumps(schema))
+
+
+def test_many_sets_do_not_grow_beyond_the_bound() -> None:
+    values = [f"a value of some length {number}" for number in range(5)]
+    one = {"type": "array", "items": {"enum": values}, "uniqueItems": True}
+    assert 4 * grown({"prefixItems": [one]}) < grown({"prefixItems": [one] * 100}) < 256 << 10
+
+
+def test_neither_do_many_arrays_that_contain_something() -> None:
+    one = {"type": "array", "contains": {"const": 1}, "minContains": 4}
+    assert 4 * grown({"prefixItems": [one]}) < grown({"prefixItems": [one] * 1000}) < 300 << 10
+
+
+def test_what_does_not_fit_leaves_the_room_to_others() -> None:
+    large = {"type": "array", "items": {"enum": ["x" * 1000, "y"]}, "contains": {"const": "x" * 10_000}}
+    small = {"type": "array", "contains": {"const": 1}}
+    assert grown({"prefixItems": [{**large, "minContains": 4}, small]}) == grown({"prefixItems": [small]})
+
+
+def test_neither_do_names_within_names() -> None:
+    schema: dict[str, object] = {"type": "integer"}
+    for _ in range(6):
+        names = [f"n{number}" for number in range(40)]
+        schema = {"type": "object", "propertyNames": {"enum": names}, "additionalProperties": schema}
+    assert 30_000 < grown(schema) < 256 << 10
+
+
+def test_as_many_names_as_are_listed() -> None:
+    def named(count: int) -> dict[str, object]:
+        return {"type": "object", "propertyNames": {"enum": [f"{number}" for number in range(count)]}}
+
+    assert grown(named(128)) > 0 == grown(named(129))
+
+
+def test_a_schema_of_anything_stays_one() -> None:
+    tag = format_of({"type": "json_schema", "json_schema": True})
+    assert rewritten(tag) == pruned(tag) == tag
+
+
+KEYWORDS = (
+    *("type", "items", "minItems", "maxItems", "contains", "minContains", "propertyNames", "properties", "required"),
+    *("additionalProperties", "minProperties", "minimum", "exclusiveMaximum", "pattern", "enum", "const", "$ref"),
+    *("minLength", "maxLength", "allOf", "anyOf", "prefixItems", "patternProperties", "multipleOf", "x-guidance"),
+)
+NONSENSE: tuple[object, ...] = (
+    None,
+    True,
+    -1,
+    1.5,
+    2**70,
+    "",
+    "x",
+    "#/",
+    [],
+    [1, []],
+    [{}, None],
+    {},
+    {"a": 1},
+    {"": [{}]},
+    {"enum": [[]]},
+)
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_nonsense_is_left_to_llguidance(keyword: str) -> None:
+    few: dict[str, object] = {"type": "boolean"}
+    array: dict[str, object] = {"type": "array", "items": few, "uniqueItems": True}
+    named: dict[str, object] = {"type": "object", "propertyNames": {"enum": ["a"]}, "properties": {"b": few}}
+    for value in NONSENSE:
+        for base in (
+            array,
+            {**array, "contains": few},
+            {**array, "contains": value, "minContains": 2},
+            named,
+            {**named, "propertyNames": value},
+        ):
+            part = {**base, keyword: value}
+            for schema in (
+                part,
+                {"items": part},
+                {"propertyNames": part},
+                {**named, "propertyNames": {keyword: value}},
+            ):
+                pruned(rewritten(format_of({**schema, "x": 1})))

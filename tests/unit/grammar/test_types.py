@@ -1,0 +1,129 @@
+"""What becomes of the schemas that pydantic and zod write for their types (docs/structured-output.md has the rules)."""
+
+from random import Random
+
+import pytest
+
+from runner.errors import RequestError
+from tests.unit.grammar.judge import fault
+from tests.unit.grammar.walks import Impatient, compiler_of, format_of, spelled, walk, words_tokenizer
+
+Schema = dict[str, object]
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+COLOR: Schema = {"$defs": {"Color": {"enum": ["red", "blue"], "title": "Color", "type": "string"}}}
+MODEL: Schema = {"properties": {"x": {"title": "X", **INTEGER}}, "required": ["x"], "title": "A", "type": "object"}
+UUID4 = "^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12})$"
+ENFORCED = ""
+PYDANTIC: dict[str, tuple[Schema, str]] = {
+    "BaseModel": (MODEL, ENFORCED),
+    "Optional[A]": ({"$defs": {"A": MODEL}, "anyOf": [{"$ref": "#/$defs/A"}, {"type": "null"}]}, ENFORCED),
+    "Literal['a', 1]": ({"enum": ["a", 1]}, ENFORCED),
+    "list[int], 1 to 3": ({"items": INTEGER, "maxItems": 3, "minItems": 1, "type": "array"}, ENFORCED),
+    "tuple[int, str]": (
+        {"maxItems": 2, "minItems": 2, "prefixItems": [INTEGER, STRING], "type": "array"},
+        ENFORCED,
+    ),
+    "set[Color]": ({**COLOR, "items": {"$ref": "#/$defs/Color"}, "type": "array", "uniqueItems": True}, ENFORCED),
+    "set[bool]": ({"items": {"type": "boolean"}, "type": "array", "uniqueItems": True}, ENFORCED),
+    "set[int]": ({"items": INTEGER, "type": "array", "uniqueItems": True}, "uniqueItems"),
+    "dict[str, int]": ({"additionalProperties": INTEGER, "type": "object"}, ENFORCED),
+    "dict, 1 to 3": (
+        {"additionalProperties": INTEGER, "maxProperties": 3, "minProperties": 1, "type": "object"},
+        ENFORCED,
+    ),
+    "dict[Color, int]": (
+        {**COLOR, "additionalProperties": INTEGER, "propertyNames": {"$ref": "#/$defs/Color"}, "type": "object"},
+        ENFORCED,
+    ),
+    "dict[Literal['a'], int]": (
+        {"additionalProperties": INTEGER, "propertyNames": {"const": "a"}, "type": "object"},
+        ENFORCED,
+    ),
+    "dict[constr(pattern), int]": ({"patternProperties": {"^a": INTEGER}, "type": "object"}, ENFORCED),
+    "dict[constr(min_length), int]": (
+        {"additionalProperties": INTEGER, "propertyNames": {"minLength": 2}, "type": "object"},
+        ENFORCED,
+    ),
+    "dict[UUID, int]": (
+        {"additionalProperties": INTEGER, "propertyNames": {"format": "uuid"}, "type": "object"},
+        "propertyNames",
+    ),
+    "Decimal": ({"anyOf": [{"type": "number"}, STRING]}, ENFORCED),
+    "ByteSize": (
+        {"anyOf": [{"pattern": r"^\s*(\d*\.?\d+)\s*(\w+)?", **STRING}, {"minimum": 0, **INTEGER}]},
+        ENFORCED,
+    ),
+    "Json[int]": ({"contentMediaType": "application/json", "contentSchema": INTEGER, **STRING}, ENFORCED),
+    "HttpUrl": ({"format": "uri", "maxLength": 2083, "minLength": 1, **STRING}, ENFORCED),
+    **{
+        name: ({"format": form, **STRING}, ENFORCED)
+        for name, form in {
+            "datetime": "date-time",
+            "date": "date",
+            "time": "time",
+            "timedelta": "duration",
+            "EmailStr": "email",
+            "IPv4Address": "ipv4",
+            "IPv6Address": "ipv6",
+            "UUID": "uuid",
+        }.items()
+    },
+    **{
+        name: ({"format": form, **STRING}, f"Unknown format: {form}")
+        for name, form in {
+            "Path": "path",
+            "FilePath": "file-path",
+            "bytes": "binary",
+            "SecretStr": "password",
+            "Base64Bytes": "base64",
+            "IPv4Network": "ipv4network",
+            "UUID4": "uuid4",
+            "Pattern": "regex",
+            "PostgresDsn": "multi-host-uri",
+        }.items()
+    },
+}
+ZOD: dict[str, tuple[Schema, str]] = {
+    "int": ({**INTEGER, "minimum": -(2**53) + 1, "maximum": 2**53 - 1}, ENFORCED),
+    "float32": ({"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38}, ENFORCED),
+    "float64": ({"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308}, ENFORCED),
+    "uuidv4": ({**STRING, "format": "uuid", "pattern": UUID4}, ENFORCED),
+    "startsWith": ({**STRING, "format": "starts_with", "pattern": "^a.*"}, "Unknown format: starts_with"),
+    "regex with look-ahead": ({**STRING, "pattern": r"^(?=.*\d)[a-z\d]+$"}, "look-around"),
+    "record": ({"type": "object", "propertyNames": STRING, "additionalProperties": INTEGER}, ENFORCED),
+    "record of an enum": (
+        {
+            "type": "object",
+            "propertyNames": {**STRING, "enum": ["a", "b"]},
+            "additionalProperties": INTEGER,
+            "required": ["a", "b"],
+        },
+        ENFORCED,
+    ),
+    "tuple with a rest": ({"type": "array", "prefixItems": [STRING], "items": INTEGER, "minItems": 1}, ENFORCED),
+    "nullable": ({"type": ["string", "null"]}, ENFORCED),
+    "lazy": ({"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}, ENFORCED),
+}
+TYPES = {
+    f"{name} of {library}": row
+    for library, rows in (("pydantic", PYDANTIC), ("zod", ZOD))
+    for name, row in rows.items()
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_each_type_is_enforced_or_the_log_says_what_is_not(name: str) -> None:
+    (schema, left_out), tokenizer, random = TYPES[name], words_tokenizer(), Random(name)
+    grammar = compiler_of(tokenizer).compile(format_of(schema))
+    assert left_out in grammar.left_out
+    assert bool(left_out) == bool(grammar.left_out)
+    found = walk(grammar.guide(), tokenizer, random, Impatient(tokenizer, random))
+    if not left_out:
+        answers = [spelled(found.tokens[:count], tokenizer) for count in found.complete]
+        assert [fault(schema, answer) for answer in answers] == [""] * len(answers)
+
+
+def test_what_zod_writes_for_null_in_openapi_contradicts_itself() -> None:
+    with pytest.raises(RequestError, match="incompatible types"):
+        compiler_of(words_tokenizer()).compile(format_of({"type": "string", "nullable": True, "enum": [None]}))
