@@ -80,7 +80,7 @@ def test_an_executable_that_does_not_start_is_told_at_once(capsys: pytest.Captur
     assert "./not-there does not start: [Errno 2]" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--case", "81"], ["--case", "36-gready"], ["--generation", "H"], ["--nonsense"]])
+@pytest.mark.parametrize("words", [["--case", "81"], ["--case", "36-gready"], ["--generation", "Z"], ["--nonsense"]])
 def test_wrong_usage_is_exit_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
