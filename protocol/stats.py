@@ -1,6 +1,7 @@
 """The runner's own numbers: `GET /v1/stats` and `GET /v1/cache`, and the same as server-sent events.
 
-Keys are the names of fields; units are in them, or stated here. Counters begin at 0 and never decrease.
+Keys are the names of the fields. Counters begin at 0 with the process and never decrease. Units are in the names, or
+are stated here.
 """
 
 import msgspec
@@ -250,7 +251,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     disk: DiskCounts = DiskCounts()
     ranks: RankCounts = RankCounts()
     running: list[RunningRequest] = []
-    """These, then those that wait, in the order of arrival."""
+    """The running requests, then the waiting ones, in the order of arrival."""
     ttft_s: float | None = None
     """The time to the first token of the last request that had one."""
 
@@ -292,7 +293,8 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CachePicture(msgspec.Struct, frozen=True, kw_only=True):
-    """The trie at one moment, parents before their children; of a very large one the nodes used last."""
+    """The trie at one moment, parents before their children. A very large trie is cut to the nodes used last;
+    `CacheCounts` has the number of all nodes."""
 
     generation: int
     """Differs from an earlier one if anything has changed."""
