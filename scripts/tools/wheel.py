@@ -16,12 +16,12 @@ import tarfile
 import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from scripts.tools import ROOT
 from scripts.tools.demo.questions import CONVERSATIONS
+from scripts.tools.host.lib import LoadError, Process, free_port
 
 MODEL = ROOT / "scripts" / "demo_model"
 _PACKAGES = ("protocol", "runner")
@@ -114,36 +114,24 @@ def try_commands(program: Path, place: Path) -> Iterator[str]:
 
 def try_server(program: Path, place: Path) -> Iterator[str]:
     """Serves the demo model and yields a line for each thing that works. Raises WheelError if one does not."""
-    with _server(program, place) as url:
+    port = free_port()
+    argv = [str(program), "--model", str(MODEL), "--port", str(port)]
+    with Process(argv, port, environment=_environ(place), cwd=place) as process:
+        process.wait_ready(_TIMEOUT_S)
+        url = f"http://127.0.0.1:{port}"
         body = {"Prompt": CONVERSATIONS[0].prompt(0), "Options": {"temperature": 0.0, "num_predict": 50}}
         lines = [json.loads(line) for line in _fetch(f"{url}/completion", body).splitlines()]
         _expect(CONVERSATIONS[0].turns[0].answer, "".join(line.get("Content", "") for line in lines), "the answer")
         yield "a completion"
-        _expect("<!doctype html>", _fetch(url).lower(), "the page")
-        _expect("import", _fetch(f"{url}/page/main.js"), "the page's script")
-        yield "the page"
-        _expect("mlx_runner_requests_total", _fetch(f"{url}/metrics"), "/metrics")
-        yield "/metrics"
+        for path, wanted in (
+            ("/", "<!doctype html>"),
+            ("/page/main.js", "import"),
+            ("/metrics", "mlx_runner_requests"),
+        ):
+            _expect(wanted, _fetch(url + path).lower(), path)
+            yield path
         _expect("1 answered", _output([str(program), "top", "--once", url], place), "top")
         yield "mlx-runner top --once"
-
-
-@contextmanager
-def _server(program: Path, place: Path) -> Iterator[str]:
-    command = [str(program), "--model", str(MODEL), "--port", "0"]
-    server = subprocess.Popen(command, cwd=place, env=_environ(place), stderr=subprocess.PIPE, text=True)
-    assert server.stderr is not None
-    try:
-        log = []
-        for line in server.stderr:
-            log.append(line)
-            if found := re.search(r"msg=listening url=(\S+)", line):
-                yield found[1]
-                return
-        raise WheelError(f"the server ended:\n{''.join(log)}")
-    finally:
-        server.kill()
-        server.communicate()
 
 
 def _fetch(url: str, body: Mapping[str, object] | None = None) -> str:
@@ -172,13 +160,7 @@ def _output(command: Sequence[str], cwd: Path) -> str:
     return done.stdout
 
 
-def _print_all(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(f"  works: {line}", flush=True)
-
-
 def main() -> None:
-    """Builds and tries; exits with status 1 if anything is wrong."""
     parser = argparse.ArgumentParser(prog="scripts/wheel", description=__doc__.split("\n")[0])
     parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the sdist and the wheel to this directory")
     keep = parser.parse_args().keep
@@ -195,9 +177,9 @@ def main() -> None:
                 f"built: {sdist.name} {sdist.stat().st_size >> 10} KiB, {wheel.name} {wheel.stat().st_size >> 10} KiB"
             )
             program = install(wheel, place / "empty")
-            _print_all(try_commands(program, elsewhere))
-            _print_all(try_server(program, elsewhere))
-        except WheelError as error:
+            for line in (*try_commands(program, elsewhere), *try_server(program, elsewhere)):
+                print(f"  works: {line}", flush=True)
+        except (WheelError, LoadError) as error:
             sys.exit(f"scripts/wheel: {error}")
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """The process under test: this repository's runner, spawned by `scripts.tools.host.lib` on stores written here."""
 
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from protocol.stats import Stats
 from scripts.tools.conformance.models import MAIN, SENTENCEPIECE, write_models
 from scripts.tools.conformance.runners import CHUNK_TOKENS, caught
-from scripts.tools.conformance.this_runner import FAULTY, RUNNER
+from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import Client, Generation, Process, spawn
 from scripts.tools.host.lib.generations import F
 from scripts.tools.models.checkpoints import write_checkpoint
@@ -29,6 +30,8 @@ __all__ = [
     "read_stats",
 ]
 
+FAULTY = (sys.executable, str(Path(__file__).parent / "faults" / "faulty.py"))
+"""The runner with a fault in it."""
 RANDOM = "random:latest"
 MARKER = "mlx:latest"
 """A model whose name would put a marker into log lines if they were written unescaped."""

@@ -25,7 +25,6 @@ BENCHMARKS = {
     "decode": "tokens per second of one stream, against the loop without a server",
     "ttft": "time to the first token: cold, again, one turn appended, between conversations",
     "parallel": "several users of one runner at once: throughput, gaps, waits, sharing",
-    "cache": "prefix caches under the requests of several agents, every kind of model",
     "real": "a trained model, beside mlx_lm.server and llama.cpp",
 }
 """What each measures. A module of this name has the two functions of `BenchmarkModule`, and is

@@ -40,7 +40,6 @@ class Others:
         return max(0.0, busy_s - own_s) / (end.at - self._begin.at)
 
     def check(self) -> None:
-        """Raises `BusyError` if they are too many."""
         cores = self.cores()
         if cores is not None and cores > MOST_OTHERS:
             raise BusyError(f"the machine is busy: others use {cores:.2f} of its {os.cpu_count()} cores")

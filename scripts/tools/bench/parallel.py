@@ -2,13 +2,13 @@
 
 The model is a Llama of random weights (11 M parameters). The contenders are servers that all run
 from the beginning to the end, and rest while another one is measured; they take turns, after one round that does not
-count. `ours` runs several requests at once, `in-turn` is the same runner with --parallel 1, `bare-loop` is mlx-lm's
+count. `ours` runs eight requests at once, `in turn` is the same runner with --parallel 1, `bare loop` is mlx-lm's
 model and caches without a server, which only decodes.
 
 decode  all streams start together with short prompts; tokens per second of all of them, after each has got its first
-        one, until the first one ends
-gap     a stream runs; another client sends a long prompt, and gets a short answer; the time between two lines of the
-        running stream meanwhile
+        one, until the first one ends; of streams that never ran all at once, from the very first line to the last
+gap     a stream runs; another client sends a long prompt, and gets a short answer: the largest time between two lines
+        of the running stream meanwhile, and the newcomer's first token, which is given up after ten seconds
 drop    a client sends a long prompt and closes its connection in the middle of the prefill; at that moment another one
         sends a short prompt: the time until its first token
 shared  eight prompts with one prefix and suffixes of 16 to 32 tokens come at once: the time until the last one has its
@@ -19,20 +19,20 @@ shared  eight prompts with one prefix and suffixes of 16 to 32 tokens come at on
 import argparse
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
-from typing import NamedTuple
 
 from scripts.tools.bench.bare_loop import BareLoop
 from scripts.tools.bench.llamas import M10, Prompts
-from scripts.tools.bench.options import names_of, numbers
-from scripts.tools.bench.report import Report, Table, Target, interleave, median_ratio
+from scripts.tools.bench.report import Report, Rounds, Table, Target, interleave, median_ratio
 from scripts.tools.bench.servers import (
+    BARE,
     FEW_TOKENS,
+    OURS,
     SHORT_TOKENS,
     Endpoint,
     MismeasuredError,
@@ -45,83 +45,64 @@ from scripts.tools.bench.servers import (
     this_runner,
 )
 
+IN_TURN = "in turn"
+SIZE = M10
+STREAMS, STREAM_TOKENS = (1, 2, 4, 8), 128
+"""The streams that decode at once, and the tokens of each."""
+LENGTHS, PREFIX_TOKENS = (500, 2000), 500
+"""Tokens of long prompts, and of the prefix that eight prompts share."""
 SUFFIXES = tuple(round(16 + 16 * index / 7) for index in range(8))
 """Lengths of what follows a shared prefix, in tokens."""
 PATIENCE_S = 10.0
-"""How long a newcomer waits beside a running stream."""
+"""The longest wait of a newcomer beside a running stream."""
+_PARALLEL = 8
 _LONG_TOKENS = 8192
 _WARM_LINES = 16
 _DROPPED_AT = 0.4
+_CASE_S = 300.0
+"""The most that one contender may take for one figure."""
+RATIO_TARGET, GAP_TARGET_MS, DROP_TARGET_MS, SHARED_TARGET = 2.5, 300.0, 150.0, 1.3
+"""The first is of what eight streams decode together to what one decodes."""
+
+SHARED = f"shared {PREFIX_TOKENS}"
 
 
-class Rate(NamedTuple):
-    """The speed of several streams. `together` is True if they all ran at once, and then only that time counts."""
-
-    tokens_per_s: float
-    together: bool
-
-    @classmethod
-    def of(cls, answers: Sequence[Sequence[float]]) -> "Rate":
-        """From the times of their lines: after all have got their first one, until the first one ends. Streams that
-        were never all there at once count from the very first line to the very last."""
-        begin, end = max(lines[0] for lines in answers), min(lines[-1] for lines in answers)
-        together = begin < end
-        if not together:
-            begin, end = min(lines[0] for lines in answers), max(lines[-1] for lines in answers)
-        counted = sum(begin < line <= end for lines in answers for line in lines)
-        return cls(counted / (end - begin), together)
+def decode_case(streams: int) -> str:
+    return f"{streams} streams"
 
 
-class Gaps(NamedTuple):
-    """Between two lines of a running stream, while one prompt was read and answered.
-
-    `newcomer_s` is the time of that prompt's first token; None when it did not come in time.
-    """
-
-    largest_s: float
-    median_s: float
-    newcomer_s: float | None
-
-    @classmethod
-    def of(cls, lines: Sequence[float], begin: float, end: float, newcomer_s: float | None) -> "Gaps":
-        """`lines` are the times of the running stream, the last of them after `end`; a gap counts as a whole when a
-        part of it lies between `begin` and `end`."""
-        gaps = [later - earlier for earlier, later in pairwise(lines) if later > begin and earlier < end]
-        return cls(max(gaps), median(gaps), newcomer_s)
+def gap_cases(length: int) -> tuple[str, str]:
+    return f"gap {length}", f"newcomer {length}"
 
 
-class Dropped(NamedTuple):
-    """A prompt whose client left in the middle of its prefill: the whole prefill's time when nobody leaves, the first
-    token of a short request on the idle server, and that of one that comes the moment the client leaves."""
-
-    cold_s: float
-    idle_s: float
-    after_s: float
+def drop_case(length: int) -> str:
+    return f"drop {length}"
 
 
-class Shared(NamedTuple):
-    """Prompts with one prefix. `cold_s`: the first of them alone, nothing known; `warm_s`: each other alone, after it,
-    summed; `together_s`: as many that came at once, nothing known, until the last had its first token."""
-
-    cold_s: float
-    warm_s: float
-    together_s: float
-
-    @property
-    def ratio(self) -> float:
-        """1 is the time that no sharing can beat: the prefix and all suffixes, each computed once and alone."""
-        return self.together_s / (self.cold_s + self.warm_s)
+def rate(answers: Sequence[Sequence[float]]) -> float:
+    """Returns the tokens per second of streams, from the times of their lines: after all have got their first one,
+    until the first one ends. Streams that were never all there count from the very first line to the very last."""
+    begin, end = max(lines[0] for lines in answers), min(lines[-1] for lines in answers)
+    if begin >= end:
+        begin, end = min(lines[0] for lines in answers), max(lines[-1] for lines in answers)
+    return sum(begin < line <= end for lines in answers for line in lines) / (end - begin)
 
 
-async def decode(endpoint: Endpoint, prompts: Prompts, streams: int, tokens: int) -> Rate:
-    """So many streams of so many tokens at once."""
+def largest_gap(lines: Sequence[float], begin: float, end: float) -> float:
+    """Returns the largest time between two of the lines; one counts as a whole when a part of it lies between `begin`
+    and `end`. The last line is after `end`."""
+    return max(later - earlier for earlier, later in pairwise(lines) if later > begin and earlier < end)
+
+
+async def decode(endpoint: Endpoint, prompts: Prompts, streams: int) -> float:
     async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(ask(endpoint, prompts.text(SHORT_TOKENS), tokens)) for _ in range(streams)]
-    return Rate.of([task.result() for task in asked])
+        asked = [group.create_task(ask(endpoint, prompts.text(SHORT_TOKENS), STREAM_TOKENS)) for _ in range(streams)]
+    return rate([task.result() for task in asked])
 
 
-async def gaps(endpoint: Endpoint, prompts: Prompts, length: int) -> Gaps:
-    """A stream runs, and a prompt of `length` tokens comes."""
+async def gap(endpoint: Endpoint, prompts: Prompts, length: int) -> tuple[float, float]:
+    """A stream runs, and a prompt of `length` tokens comes. Returns the largest gap and the newcomer's first token, in
+    seconds."""
     lines: list[float] = []
 
     async def run() -> None:
@@ -140,26 +121,25 @@ async def gaps(endpoint: Endpoint, prompts: Prompts, length: int) -> Gaps:
     running = asyncio.create_task(run())
     try:
         await until(0.0, _WARM_LINES)
-        begin, newcomer_s = perf_counter(), None
+        begin, newcomer_s = perf_counter(), PATIENCE_S
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 newcomer_s = await first_line_s(endpoint, prompts.text(length))
         end = perf_counter()
         await until(end, 1)
-        return Gaps.of(lines, begin, end, newcomer_s)
+        return largest_gap(lines, begin, end), newcomer_s
     finally:
         running.cancel()
         await asyncio.wait([running])
 
 
-async def drop(endpoint: Endpoint, prompts: Prompts, length: int) -> Dropped:
-    """A prompt of `length` tokens comes, its client leaves, and a short one comes."""
-    cold_s = await first_line_s(endpoint, prompts.text(length))
-    idle_s = await first_line_s(endpoint, prompts.text(SHORT_TOKENS))
-    wait_s = _DROPPED_AT * cold_s
+async def drop(endpoint: Endpoint, prompts: Prompts, length: int) -> float:
+    """A prompt of `length` tokens comes, its client leaves, and a short one comes. Returns the seconds to its first
+    token."""
+    wait_s = _DROPPED_AT * await first_line_s(endpoint, prompts.text(length))
     while await _answers_within(wait_s, endpoint, prompts.text(length)):
         wait_s /= 2  # that prefill was quicker than the one measured
-    return Dropped(cold_s, idle_s, await first_line_s(endpoint, prompts.text(SHORT_TOKENS)))
+    return await first_line_s(endpoint, prompts.text(SHORT_TOKENS))
 
 
 async def _answers_within(wait_s: float, endpoint: Endpoint, prompt: str) -> bool:
@@ -173,201 +153,105 @@ async def _answers_within(wait_s: float, endpoint: Endpoint, prompt: str) -> boo
     raise MismeasuredError("an answer had no line")
 
 
-async def share(endpoint: Endpoint, prompts: Prompts, length: int) -> Shared:
-    """Prompts of one prefix of `length` tokens: alone, then, with another prefix, together."""
-    alone = _with_suffixes(prompts, length)
-    cold_s = await first_line_s(endpoint, alone[0])
-    warm_s = sum([await first_line_s(endpoint, prompt) for prompt in alone[1:]])
+async def share(endpoint: Endpoint, prompts: Prompts) -> float:
+    """Prompts of one prefix: alone, then, with another prefix, together. Returns the time of these over that of
+    those."""
+    alone, together = (
+        [prefix + prompts.text(suffix) for suffix in SUFFIXES]
+        for prefix in (prompts.text(PREFIX_TOKENS), prompts.text(PREFIX_TOKENS))
+    )
+    bound_s = sum([await first_line_s(endpoint, prompt) for prompt in alone])
     async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(first_line_s(endpoint, prompt)) for prompt in _with_suffixes(prompts, length)]
-    return Shared(cold_s, warm_s, max(task.result() for task in asked))
+        asked = [group.create_task(first_line_s(endpoint, prompt)) for prompt in together]
+    return max(task.result() for task in asked) / bound_s
 
 
-def _with_suffixes(prompts: Prompts, length: int) -> list[str]:
-    prefix = prompts.text(length)
-    return [prefix + prompts.text(suffix) for suffix in SUFFIXES]
+async def measure(endpoint: Endpoint, prompts: Prompts) -> Mapping[str, float]:
+    """Returns the figures of a server: tokens per second, milliseconds, and a ratio. Raises what clients raise,
+    `MismeasuredError` and TimeoutError."""
+
+    @contextlib.asynccontextmanager
+    async def alone() -> AsyncIterator[None]:
+        async with asyncio.timeout(_CASE_S):
+            await ask(endpoint, prompts.text(SHORT_TOKENS), 1)  # what the last one left behind is over
+            yield
+
+    found = {}
+    for streams in STREAMS:
+        async with alone():
+            found[decode_case(streams)] = await decode(endpoint, prompts, streams)
+    for length in LENGTHS:
+        async with alone():
+            for case, seconds in zip(gap_cases(length), await gap(endpoint, prompts, length), strict=True):
+                found[case] = 1e3 * seconds
+        async with alone():
+            found[drop_case(length)] = 1e3 * await drop(endpoint, prompts, length)
+    async with alone():
+        found[SHARED] = await share(endpoint, prompts)
+    return found
 
 
-Cell = tuple[str, int]
-"""A measurement, with its number of streams, or the number of tokens of its prompt or prefix."""
-Figure = Rate | Gaps | Dropped | Shared
-OURS, IN_TURN, MLX_LM, BARE = "ours", "in-turn", "mlx_lm.server", "bare-loop"
-
-RATIO_TARGET = 2.5
-"""Of what 8 streams decode together to what one decodes."""
-GAP_TARGET_MS = 300.0
-DROP_TARGET_MS = 150.0
-SHARED_TARGET = 1.3
-_TARGET_STREAMS = (1, 8)
-
-_NOTE = f"""Figures are medians over the turns, except where they say worst; targets hold for the median of a turn's
-ratio, the median of drop, and the worst gap of all turns.
-*           the streams never ran all at once: all their tokens, from the very first line to the very last
-newcomer    until the first token of the prompt that came; -: not within {PATIENCE_S:.0f} s, so it was given up
-bound       the first prompt alone and cold, plus each of the {len(SUFFIXES) - 1} others alone with a known prefix"""
-_TABLES: Mapping[str, tuple[str, Sequence[str]]] = {
-    "decode": ("decode", ("streams", "tokens/s of all")),
-    "gap": (
-        "gap: between two lines of a running stream while a prompt comes, ms",
-        ("prompt", "largest", "worst", "median", "newcomer"),
-    ),
-    "drop": (
-        "drop: first token of a short prompt the moment another client leaves in its prefill, ms",
-        ("prompt", "its prefill", "short, idle", "short, drop", "worst"),
-    ),
-    "shared": (
-        f"shared: last first token of {len(SUFFIXES)} prompts with one prefix, ms",
-        ("prefix", "cold", "others", "together", "over the bound", "worst"),
-    ),
-}
-"""Of each measurement: title and columns."""
-
-
-Found = Mapping[str, Mapping[Cell, Sequence[Figure]]]
-"""By contender and cell, turn by turn."""
-
-
-def report(turns: int, found: Found) -> Report:
-    ours, targets = found.get(OURS, {}), []
-    if {("decode", number) for number in _TARGET_STREAMS} <= ours.keys():
-        speeds = [_each(ours["decode", number], "tokens_per_s") for number in reversed(_TARGET_STREAMS)]
-        targets.append(Target("decode, 8 streams over 1", median_ratio(*speeds), RATIO_TARGET, most=False))
-    for (what, number), figures in ours.items():
-        if what == "gap":
-            worst = 1e3 * max(_each(figures, "largest_s"))
-            targets.append(Target(f"worst gap while {number} tokens are read", worst, GAP_TARGET_MS, unit=" ms"))
-        elif what == "drop":
-            after = 1e3 * median(_each(figures, "after_s"))
-            targets.append(Target(f"first token after a drop at {number}", after, DROP_TARGET_MS, unit=" ms"))
-        elif what == "shared":
-            title = f"shared prefix of {number}, last first token over the bound"
-            targets.append(Target(title, median(_each(figures, "ratio")), SHARED_TARGET))
-    tables = []
-    contenders: dict[str, dict[str, dict[str, object]]] = {}
-    for measured, (title, columns) in _TABLES.items():
-        rows = []
-        for name, cells in found.items():
-            for (what, number), figures in cells.items():
-                if what == measured:
-                    rows.append((name, str(number), *_cells(figures)))
-                    fields = {field: [getattr(one, field) for one in figures] for field in figures[0]._fields}
-                    contenders.setdefault(name, {}).setdefault(what, {})[str(number)] = fields
-        tables.append(Table(title, ("", *columns), rows))
-    return Report(targets, tables, {"turns": turns, "contenders": contenders}, _NOTE)
-
-
-def _cells(figures: Sequence[Figure]) -> Sequence[str]:
-    first = figures[0]
-    if isinstance(first, Rate):
-        return [f"{median(_each(figures, 'tokens_per_s')):.1f}{'' if all(_each(figures, 'together')) else '*'}"]
-    if isinstance(first, Gaps):
-        largest = _each(figures, "largest_s")
-        came = [seconds for seconds in _each(figures, "newcomer_s") if seconds is not None]
-        times = median(largest), max(largest), median(_each(figures, "median_s"))
-        return [*map(_ms, times), _ms(median(came)) if came else "-"]
-    medians = [_ms(median(_each(figures, field))) for field in first._fields]
-    if isinstance(first, Dropped):
-        return [*medians, _ms(max(_each(figures, "after_s")))]
-    ratios = _each(figures, "ratio")
-    return [*medians, f"{median(ratios):.2f}", f"{max(ratios):.2f}"]
-
-
-def _each(figures: Sequence[Figure], field: str) -> list[float]:
-    return [getattr(one, field) for one in figures]
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:,.0f}"
-
-
-CONTENDERS = (OURS, IN_TURN, MLX_LM, BARE)
-MEASURED = ("decode", "gap", "drop", "shared")
-SIZE = M10
-STREAM_TOKENS = 128
-"""Of each decoding stream."""
-PREFIX_TOKENS = 500
-_CELL_S = 300.0
-"""The most that one contender may take for one figure."""
+def report(turns: int, found: Mapping[str, Sequence[Mapping[str, float]]]) -> Report:
+    """Returns the results by contender, turn by turn. The gap's target holds for the worst of all turns."""
+    rounds, ours = Rounds(found), partial(Rounds(found).of, OURS)
+    targets = [Target(f"{SHARED}, over the bound", median(ours(SHARED)), SHARED_TARGET)]
+    if {1, 8} <= set(STREAMS):
+        ratio = median_ratio(ours(decode_case(8)), ours(decode_case(1)))
+        targets.append(Target("decode, 8 streams over 1", ratio, RATIO_TARGET, most=False))
+    for length in LENGTHS:
+        case = gap_cases(length)[0]
+        targets.append(Target(f"{case}, worst", max(ours(case)), GAP_TARGET_MS, unit=" ms"))
+        targets.append(Target(drop_case(length), median(ours(drop_case(length))), DROP_TARGET_MS, unit=" ms"))
+    served = Rounds({name: figures for name, figures in found.items() if name != BARE})
+    speeds = [*map(decode_case, STREAMS)]
+    waits = [case for length in LENGTHS for case in (*gap_cases(length), drop_case(length))]
+    ratios = served.rows([SHARED], ".2f")
+    tables = [
+        Table("tokens/s of all", ("", *speeds), [(name, *cells) for name, cells in rounds.rows(speeds).items()]),
+        Table(
+            f"ms, and {SHARED} over the bound",
+            ("", *waits, SHARED),
+            [(name, *cells, *ratios[name]) for name, cells in served.rows(waits, ",.0f").items()],
+        ),
+    ]
+    return Report(targets, tables, {"turns": turns, "contenders": found}, f"Figures are medians of {turns} turns.")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    for name, known, meaning in (
-        ("--contenders", CONTENDERS, f"the contenders; {MLX_LM} where its packages are installed"),
-        ("--measure", MEASURED, "what is measured"),
-    ):
-        parser.add_argument(
-            name,
-            type=names_of(known),
-            default=known,
-            metavar="NAME,...",
-            help=f"{meaning}: of {', '.join(known)} (default: all)",
-        )
     parser.add_argument("--turns", type=int, default=3, metavar="N", help="of each contender (default: %(default)s)")
-    parser.add_argument(
-        "--parallel", type=int, default=8, metavar="N", help="requests at once in a server (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--streams", type=numbers, default=(1, 2, 4, 8), metavar="N,...", help="that decode at once (default: 1,2,4,8)"
-    )
-    parser.add_argument(
-        "--prompts",
-        type=numbers,
-        default=(500, 2000),
-        metavar="N,...",
-        help="tokens of long prompts (default: 500,2000)",
-    )
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """The whole benchmark. `say` is told how far it is. ValueError when the options make no sense."""
-    if min(arguments.turns, arguments.parallel, *arguments.streams, *arguments.prompts) < 1:
-        raise ValueError("turns, streams and lengths are at least 1")
-    if taken := {name for name, _ in arguments.peer} & set(CONTENDERS):
-        raise ValueError(f"--peer {', '.join(taken)}: the name is taken")
-    lengths = {"decode": arguments.streams, "shared": (PREFIX_TOKENS,)}
-    cells = [(what, number) for what in arguments.measure for number in lengths.get(what, arguments.prompts)]
+    if arguments.turns < 1:
+        raise ValueError("there is at least one turn")
     blas, threads, prompts = arguments.blas, arguments.blas_threads, Prompts(arguments.seed)
-    found: dict[str, dict[Cell, Sequence[Figure]]] = {}
     with asyncio.Runner() as loop, ExitStack() as stack:
-        started = serve(SIZE, arguments.seed, _servers(arguments, say), stack, loop)
+        started = serve(SIZE, arguments.seed, servers(arguments, say), stack, loop)
         bare = BareLoop(SIZE, arguments.seed, stack, blas=blas, blas_threads=threads)
 
-        def served(endpoint: Endpoint, cell: Cell) -> Figure:
-            return loop.run(measure(endpoint, cell, prompts))
+        def served(name: str, endpoint: Endpoint) -> Mapping[str, float]:
+            say(f"{name} ...")
+            return loop.run(measure(endpoint, prompts))
 
-        def looped(streams: int) -> Figure:
-            return Rate(bare.decode([prompts.ids(SHORT_TOKENS) for _ in range(streams)], STREAM_TOKENS), True)
-
-        for cell in cells:
-            say(f"{cell[0]} {cell[1]} ...")
-            contenders: dict[str, Callable[[], Figure]] = {
-                name: partial(served, one, cell) for name, one in started.items()
+        def looped() -> Mapping[str, float]:
+            say(f"{BARE} ...")
+            return {
+                decode_case(streams): bare.decode([prompts.ids(SHORT_TOKENS) for _ in range(streams)], STREAM_TOKENS)
+                for streams in STREAMS
             }
-            if BARE in arguments.contenders and cell[0] == "decode":
-                contenders[BARE] = partial(looped, cell[1])
-            for name, figures in interleave(contenders, arguments.turns).items():
-                found.setdefault(name, {})[cell] = figures
-    return report(arguments.turns, found)
+
+        contenders: dict[str, Callable[[], Mapping[str, float]]] = {
+            name: partial(served, name, endpoint) for name, endpoint in started.items()
+        }
+        return report(arguments.turns, interleave({**contenders, BARE: looped}, arguments.turns))
 
 
-async def measure(endpoint: Endpoint, cell: Cell, prompts: Prompts) -> Figure:
-    """Returns one figure of a server. Raises what clients raise, `MismeasuredError` and TimeoutError."""
-    what, number = cell
-    async with asyncio.timeout(_CELL_S):
-        await ask(endpoint, prompts.text(SHORT_TOKENS), 1)  # what the last turn left behind is over
-        if what == "decode":
-            return await decode(endpoint, prompts, number, STREAM_TOKENS)
-        if what == "gap":
-            return await gaps(endpoint, prompts, number)
-        return await (drop if what == "drop" else share)(endpoint, prompts, number)
-
-
-def _servers(arguments: argparse.Namespace, say: Callable[[str], None]) -> list[Server]:
+def servers(arguments: argparse.Namespace, say: Callable[[str], None]) -> list[Server]:
     blas, threads = arguments.blas, arguments.blas_threads
-    servers = [
+    own = [
         this_runner(name, parallel, blas=blas, blas_threads=threads)
-        for name, parallel in ((OURS, arguments.parallel), (IN_TURN, 1))
-        if name in arguments.contenders
+        for name, parallel in ((OURS, _PARALLEL), (IN_TURN, 1))
     ]
-    servers += known_mlx_lm(blas, threads, say) if MLX_LM in arguments.contenders else []
-    return servers + [other_runner(name, command, arguments.parallel) for name, command in arguments.peer]
+    peers = [other_runner(name, command, _PARALLEL) for name, command in arguments.peer]
+    return [*own, *known_mlx_lm(blas, threads, say), *peers]

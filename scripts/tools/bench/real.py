@@ -53,7 +53,8 @@ from scripts.tools.real.main import make_model
 
 PROMPT_TOKENS, PREFIX_TOKENS, STREAM_TOKENS, ANSWER_TOKENS = 256, 200, 48, 12
 """Of a cold prompt, of what two conversations share, of a timed answer, and of an answer between two turns."""
-USERS = (1, 4, 8)
+SPEEDS = {users: f"{users} tokens/s" for users in (1, 4, 8)}
+"""By how many users."""
 CASES = ("cold", "again", "append", "switch")
 _SWITCHES = 4
 _SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
@@ -61,6 +62,8 @@ _ASK, _ANSWER = "<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assis
 _QUESTIONS = ("Say it in fewer words.", "What matters most in this?", "Who should read it?", "What is missing here?")
 
 CountTokens = Callable[[str], int]
+Figures = Mapping[str, float]
+"""Of one round of one server: milliseconds to the first text of each case, and tokens per second."""
 
 
 class Heard(NamedTuple):
@@ -76,14 +79,6 @@ class Heard(NamedTuple):
     def tokens_per_s(self) -> float:
         """The speed after the first text."""
         return self.later_tokens / (self.ended - self.began)
-
-
-class Turn(NamedTuple):
-    """One round of one server: milliseconds to the first text of each case, and tokens per second for each number of
-    users."""
-
-    first_ms: Mapping[str, float]
-    tokens_per_s: Mapping[int, float]
 
 
 class Conversations:
@@ -110,14 +105,14 @@ class Conversations:
         return f"{prompt}{answer}{_ASK}{self._random.choice(_QUESTIONS)}{_ANSWER}"
 
     def story(self) -> str:
-        """Returns a prompt whose answer is long."""
         number = self._random.randrange(10**6)
         return f"{_SYSTEM}<|im_start|>user\nWrite a long story about a lighthouse with the number {number}.{_ANSWER}"
 
-    async def turn(self, endpoint: Endpoint) -> Turn:
-        return Turn(await self._first_ms(endpoint), {users: await self._speed(endpoint, users) for users in USERS})
+    async def turn(self, endpoint: Endpoint) -> Figures:
+        speeds = {speed: await self._speed(endpoint, users) for users, speed in SPEEDS.items()}
+        return {**await self._first_ms(endpoint), **speeds}
 
-    async def _first_ms(self, endpoint: Endpoint) -> Mapping[str, float]:
+    async def _first_ms(self, endpoint: Endpoint) -> Figures:
         prompt = self.begin(self.text(PROMPT_TOKENS))
         cold = await self.hear(endpoint, prompt, ANSWER_TOKENS)
         again = await self.hear(endpoint, prompt, ANSWER_TOKENS)
@@ -165,26 +160,20 @@ LLAMA = "llama.cpp"
 
 
 class Contender(NamedTuple):
-    """A server and the model that it is started with."""
-
     server: Server
     model: Path
 
 
 def report(
-    turns: int, starts: Mapping[str, Sequence[float]], found: Mapping[str, Sequence[Turn]], resident: Mapping[str, int]
+    turns: int,
+    starts: Mapping[str, Sequence[float]],
+    found: Mapping[str, Sequence[Figures]],
+    resident: Mapping[str, int],
 ) -> Report:
     """Returns the results by contender: against mlx-lm's server, if it took part. Starts are in seconds, `resident`
     are the bytes at the end."""
-    speeds = [f"{users} tokens/s" for users in USERS]
-    rounds = Rounds(
-        {
-            name: [
-                {**turn.first_ms, **{f"{users} tokens/s": turn.tokens_per_s[users] for users in USERS}} for turn in each
-            ]
-            for name, each in found.items()
-        }
-    )
+    rounds = Rounds(found)
+    speeds = [*SPEEDS.values()]
     targets = []
     if MLX_LM in found:
         for case in (*CASES, *speeds):
@@ -199,12 +188,7 @@ def report(
     return Report(
         targets,
         [Table(f"SmolLM2-135M-Instruct, 4 bits: medians of {turns} rounds", columns, rows)],
-        {
-            "turns": turns,
-            "starts_s": starts,
-            "rounds": {name: [turn._asdict() for turn in each] for name, each in found.items()},
-            "resident_bytes": resident,
-        },
+        {"turns": turns, "starts_s": starts, "rounds": found, "resident_bytes": resident},
     )
 
 
@@ -233,9 +217,9 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
         say("start ...")
         starts = interleave({one.server.name: partial(started, one) for one in contenders}, arguments.turns)
         processes: dict[str, Process] = {}
-        rounds: dict[str, Callable[[], Turn]] = {}
+        rounds: dict[str, Callable[[], Figures]] = {}
 
-        def measured(name: str, endpoint: Endpoint) -> Turn:
+        def measured(name: str, endpoint: Endpoint) -> Figures:
             say(f"{name} ...")
             return loop.run(conversations.turn(endpoint))
 
@@ -249,7 +233,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
 
 
 def _contenders(arguments: argparse.Namespace, say: Callable[[str], None], stack: ExitStack) -> list[Contender]:
-    blas, threads, users = arguments.blas, arguments.blas_threads, max(USERS)
+    blas, threads, users = arguments.blas, arguments.blas_threads, max(SPEEDS)
     try:
         model = make_model()
         work = Path(stack.enter_context(TemporaryDirectory(prefix="bench-")))

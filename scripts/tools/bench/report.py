@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple, TypeVar
@@ -30,8 +29,6 @@ def interleave(
                 found[name].append(figure)
     return found
 
-
-Number = TypeVar("Number", int, float)
 
 _FIGURES = "0123456789-"  # first characters of cells that are aligned on the right
 
@@ -98,7 +95,6 @@ class Rounds(NamedTuple):
         return median(self.of(name, case))
 
     def ratio(self, name: str, other: str, case: str) -> float:
-        """Returns the median of the ratios round by round."""
         return median_ratio(self.of(name, case), self.of(other, case))
 
     def rows(self, cases: Sequence[str], form: str = ",.1f") -> dict[str, list[str]]:
@@ -126,12 +122,6 @@ def text_of(tables: Sequence[Table], note: str = "") -> str:
 
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def percentile(values: Sequence[Number], percent: float) -> Number:
-    """Returns the smallest value that at least `percent` of the values do not exceed (nearest rank); 0 without any."""
-    ranked = sorted(values)
-    return ranked[max(0, ceil(len(ranked) * percent / 100) - 1)] if ranked else 0
 
 
 def median_ratio(values: Sequence[float], others: Sequence[float]) -> float:

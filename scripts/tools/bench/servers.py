@@ -102,8 +102,6 @@ def mlx_lm_server(name: str, blas: str, blas_threads: str) -> Server:
 
 
 class _Runner:
-    """The runner protocol, as a host speaks it."""
-
     def __init__(self, client: Client) -> None:
         self.cached: int | None = None
         self._client = client

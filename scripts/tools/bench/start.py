@@ -10,8 +10,8 @@ start  from the spawn until /v1/status (mlx_lm.server: /health, which does not w
 import argparse
 import asyncio
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -46,22 +46,12 @@ class Started(NamedTuple):
 
 
 def start(server: Server, model: Path, prompts: Prompts) -> Started:
-    """Measures a process that answers one short request."""
     spawned = perf_counter()
-    with _launched(server, model) as process:
+    with server.launch(model) as process:
         ready_s = _wait_ready(process, spawned) - spawned
         at = perf_counter() - spawned
         first = _first_token_s(server, process, model, prompts.text(SHORT_TOKENS))
         return Started(ready_s, at + asyncio.run(first))
-
-
-@contextmanager
-def _launched(server: Server, model: Path) -> Iterator[Process]:
-    process = server.launch(model)
-    try:
-        yield process
-    finally:
-        process.kill()
 
 
 def _wait_ready(process: Process, since: float) -> float:

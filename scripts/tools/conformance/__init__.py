@@ -10,8 +10,7 @@ the host below it imports the runner, and none needs pytest: tests/tools/conform
                     print(case.number, generation.letter, await run(case, runners, generation))
 
 Read `cases.py` (what a case is, and how it went) and `runners.py` (processes and models) first, then one section of
-cases, for example `status.py`, then `report.py` and `main.py`. `fault_points.py` and `faulty.py` break this runner on
-purpose.
+cases, for example `status.py`, then `report.py` and `main.py`. `faulty.py` breaks this runner on purpose.
 """
 
 from scripts.tools.conformance.cases import Case, Outcome, run

@@ -6,7 +6,6 @@ Checks a runner as each generation of Ollama hosts would use it: real processes 
 
 import argparse
 import asyncio
-import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from scripts.tools import ROOT
 from scripts.tools.conformance import CASES, Case, Outcome, Runners, run
 from scripts.tools.conformance.cases import argv
 from scripts.tools.conformance.models import MAIN
-from scripts.tools.conformance.report import Report, as_json, as_markdown, as_text
+from scripts.tools.conformance.report import Report, as_markdown, as_text
 from scripts.tools.conformance.runners import NotReadyError
 from scripts.tools.conformance.this_runner import FAULTY, RUNNER
 from scripts.tools.host.lib import GENERATIONS, Generation, LoadError
@@ -60,7 +59,6 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
         help="a command that starts the same runner with an injected fault, for case 51: with FAULT=forward in its "
         "environment, every forward over the token FAULT_TOKEN must fail",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")
     parser.add_argument("--cwd", type=Path, default=Path.cwd(), help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
@@ -140,7 +138,7 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"{shlex.join(command)} does not start: {reason}", file=sys.stderr)
             return 2
         report = Report(command, cases, generations, asyncio.run(run_all(runners, cases, generations, arguments.slow)))
-    print(json.dumps(as_json(report), indent=1) if arguments.json else as_text(report))
+    print(as_text(report))
     if arguments.markdown is not None:
         (arguments.cwd / arguments.markdown).write_text(markdown(report, arguments), encoding="utf-8")
     return 1 if report.failures else 0

@@ -34,20 +34,11 @@ class Scratch(Store):
     def __init__(self, models_dir: Path, origin: Path) -> None:
         super().__init__(models_dir, manifest_path(models_dir, "main"))
         shutil.copytree(origin / "blobs", models_dir / "blobs", copy_function=os.link)
-        self.documents = {name: json.loads(manifest_path(origin, name).read_text()) for name in (MAIN, SMALL)}
-        for name, model in (("main", MAIN), ("small", SMALL)):
-            Store(models_dir, manifest_path(models_dir, name)).manifest = self.documents[model]
-
-    @property
-    def main(self) -> dict[str, object]:
-        return dict(self.documents[MAIN])
-
-    @property
-    def small(self) -> dict[str, object]:
-        return dict(self.documents[SMALL])
+        self.main, self.small = (Store(origin, manifest_path(origin, name)).manifest for name in (MAIN, SMALL))
+        self.manifest = self.main
+        Store(models_dir, manifest_path(models_dir, "small")).manifest = self.small
 
     def digest(self, document: Mapping[str, object]) -> str:
-        """Returns the digest of a manifest, which is a blob then."""
         return str(self.add_blob(json.dumps(document, separators=(",", ":")).encode(), MANIFEST)["digest"])
 
 

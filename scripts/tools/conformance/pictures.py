@@ -36,7 +36,6 @@ async def refusal(target: Target, prompt: str, *media: Medium) -> str:
 
 
 async def tokens(target: Target, text: str) -> int:
-    """Returns the number of tokens of a text for the model that sees."""
     return len(await (await target.client(SEEING)).tokenize(text))
 
 

@@ -1,4 +1,4 @@
-"""The report of a run: a table of cases and generations, as text, Markdown or JSON."""
+"""The report of a run: a table of cases and generations, as text or Markdown."""
 
 import shlex
 from collections import Counter
@@ -92,26 +92,6 @@ def as_text(report: Report) -> str:
     lines += ["", ", ".join(f"{WORDS[mark]} {text.format(mark=WORDS[PASS])}" for mark, text in LEGEND.items())]
     found = [*(f"{WORDS[LESS]} {line}" for line in report.less), *(f"{WORDS[FAIL]} {line}" for line in report.failures)]
     return "\n".join([*lines, *untried, *found, report.summary])
-
-
-def as_json(report: Report) -> dict[str, object]:
-    return {
-        "command": list(report.command),
-        "generations": {generation.letter: generation.releases for generation in report.generations},
-        "cases": [
-            {
-                "number": case.number,
-                "name": case.name,
-                "title": case.title,
-                "beyond": case.beyond,
-                "generations": {letter: cell._asdict() for letter, cell in report.cells(case).items()},
-            }
-            for case in report.cases
-        ],
-        "failures": report.failures,
-        "less": report.less,
-        "summary": report.summary,
-    }
 
 
 INTRODUCTION = """\

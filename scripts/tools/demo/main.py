@@ -131,7 +131,6 @@ def serve(subject: Subject, port: int) -> None:
 
 
 def main() -> None:
-    """Runs the demo; the exit status is 1 if an answer was wrong."""
     parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.split("\n")[0])
     parser.add_argument("--serve", action="store_true", help="keep the runner running and print curl commands to try")
     parser.add_argument("--port", type=int, default=0, help="the runner's port (default: a free one)")

@@ -1,4 +1,4 @@
-"""The demo model's little world: its words, the talks of the demo, the recall prompts held out of training.
+"""The demo model's little world: its words, and the talks of the demo.
 
 Every conversation states facts about people early (where someone lives, which number someone has, who works with
 someone) and asks for them later. The facts are arbitrary, so the answer can only come from the prompt: a key-value
@@ -87,12 +87,6 @@ class Conversation(NamedTuple):
     def prompt(self, turn: int) -> str:
         """The prompt of turn number `turn` (from 0), with the expected answers of the turns before it."""
         return render(messages(self.turns[:turn], self.turns[turn].user, system=self.system))
-
-
-class RecallPrompt(NamedTuple):
-    prompt: str
-    answer: str
-    facts: int
 
 
 def messages(earlier: Iterable[Turn], question: str, system: str | None = None) -> list[Message]:
@@ -207,11 +201,11 @@ def is_held_out(person: str, relation: Relation, value: str) -> bool:
     return (PEOPLE.index(person) + relation.values.index(value)) % 5 == 0
 
 
-def draw_facts(rng: random.Random, count: int, held_out: bool) -> list[Fact]:
-    """`count` facts, no two of the same person and relation, all from the held-out pairs or all from the others."""
+def draw_facts(rng: random.Random, count: int) -> list[Fact]:
+    """Returns `count` facts that training may see, no two of the same person and relation."""
     pairs = rng.sample([(person, relation) for person in PEOPLE for relation in RELATIONS], count)
     return [
-        Fact(person, relation, rng.choice([v for v in relation.values if is_held_out(person, relation, v) is held_out]))
+        Fact(person, relation, rng.choice([v for v in relation.values if not is_held_out(person, relation, v)]))
         for person, relation in pairs
     ]
 
@@ -219,7 +213,7 @@ def draw_facts(rng: random.Random, count: int, held_out: bool) -> list[Fact]:
 def trained_talk(rng: random.Random, length: int) -> Iterator[Message]:
     """Yields without end the messages of a talk that the model is trained on in rows of `length` tokens."""
     # A fact takes about six tokens, and some must be left for the questions: short rows hold fewer facts.
-    facts = draw_facts(rng, rng.randint(1, max(1, min(72, (length - 40) // 9))), held_out=False)
+    facts = draw_facts(rng, rng.randint(1, max(1, min(72, (length - 40) // 9))))
     later = facts[len(facts) * 3 // 4 :] if rng.random() < 0.3 else []
     told = facts[: len(facts) - len(later)]
     fillers = rng.randint(0, max(0, length // 8 - len(told)) // 3)
@@ -246,30 +240,6 @@ def trained_talk(rng: random.Random, length: int) -> Iterator[Message]:
 
 def _exchange(turn: Turn) -> tuple[Message, Message]:
     return Message("user", turn.user), Message("assistant", turn.answer)
-
-
-# Of each held-out prompt, in turn: facts stated, filler sentences among them, small-talk turns before the question.
-HELD_OUT_SHAPES = ((4, 2, 0), (8, 8, 1), (16, 20, 2), (32, 60, 3), (64, 200, 4))
-
-
-def held_out_prompts(count: int = 200, seed: int = 20_000) -> list[RecallPrompt]:
-    """`count` recall prompts of (person, value) pairs that training never sees, of about 40 to 2,500 tokens."""
-    rng = random.Random(seed)
-    return [_recall_prompt(rng, *HELD_OUT_SHAPES[index % len(HELD_OUT_SHAPES)]) for index in range(count)]
-
-
-def _recall_prompt(rng: random.Random, facts: int, fillers: int, detours: int) -> RecallPrompt:
-    stated = draw_facts(rng, facts, held_out=True)
-    sentences = [fact.statement for fact in stated] + [filler(rng) for _ in range(fillers)]
-    rng.shuffle(sentences)
-    body = " ".join(sentences)
-    asked = rng.choice(stated)
-    turns = [Turn(question, SMALL_TALK[question]) for question in rng.sample(sorted(SMALL_TALK), detours)]
-    if rng.random() < 0.5:
-        chat = messages(turns, asked.question, system=body)
-    else:
-        chat = messages([Turn(f"Remember this. {body}", ACCEPTED), *turns], asked.question)
-    return RecallPrompt(render(chat), asked.statement, facts)
 
 
 # --- the fixed conversations of the demo ---

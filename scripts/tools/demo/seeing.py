@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from scripts.tools.demo.questions import Talk, Turn, messages, render
+from scripts.tools.demo.questions import Talk, messages, render
 
 COLOURS = {
     "red": (215, 35, 35),
@@ -74,7 +74,6 @@ def which(number: int) -> str:
 
 
 def scenes() -> list[Scene]:
-    """Returns all scenes."""
     return [Scene(*each) for each in product(COLOURS, PLACES)]
 
 
@@ -93,11 +92,6 @@ _DETAIL = 2
 def trained_seed(rng: random.Random) -> int:
     """Returns a seed for a picture that is trained on: an even number."""
     return rng.getrandbits(31) * 2
-
-
-def held_out_seed(rng: random.Random) -> int:
-    """Returns a seed for a picture that training never shows."""
-    return rng.getrandbits(31) * 2 + 1
 
 
 class Drawing(NamedTuple):
@@ -129,7 +123,6 @@ def draw(scene: Scene, seed: int, size: tuple[int, int] | None = None) -> Drawin
 
 
 def png(scene: Scene, seed: int, size: tuple[int, int] | None = None) -> bytes:
-    """Returns the file of a picture."""
     stream = BytesIO()
     draw(scene, seed, size).picture.save(stream, "PNG")
     return stream.getvalue()
@@ -167,36 +160,12 @@ def trained_talk(rng: random.Random, pair: Sequence[Scene]) -> list[tuple[str, s
     return turns
 
 
-# --- questions about pictures that training never shows
-
-
 class Look(NamedTuple):
     """A prompt with its pictures' files, and the right answer."""
 
     prompt: str
     pictures: Sequence[bytes]
     answer: str
-
-
-def held_out_looks(count: int = 200, seed: int = 20_000) -> list[Look]:
-    """`count` questions, in turn: each about one picture, one about one of two, one about a picture shown earlier."""
-    rng = random.Random(seed)
-    return [_look(rng, index % (len(QUESTIONS) + 2)) for index in range(count)]
-
-
-def _look(rng: random.Random, kind: int) -> Look:
-    pair = [rng.choice(scenes()) for _ in range(2)]
-    pictures = [png(scene, held_out_seed(rng), rng.choice(SIZES)) for scene in pair]
-    questions = list(QUESTIONS)
-    if kind < len(questions):
-        question, (scene, _) = questions[kind], pair
-        return Look(render(messages([], f"[img-0]{question}")), pictures[:1], QUESTIONS[question](scene))
-    if kind == len(questions):
-        number = rng.randrange(2)
-        return Look(render(messages([], f"[img-0][img-1]{which(number)}")), pictures, pair[number].sentence)
-    first, later = rng.sample(questions, 2)
-    turn = Turn(f"[img-0]{first}", QUESTIONS[first](pair[0]))
-    return Look(render(messages([turn], later)), pictures[:1], QUESTIONS[later](pair[0]))
 
 
 # --- the talks of the demo

@@ -236,7 +236,6 @@ class Row:
     _counter: int = 0
 
     def say(self, text: str, *, counts: bool = False) -> None:
-        """Adds a text."""
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         self.places += [Place(token, counts, None, (self._counter + index,) * 3) for index, token in enumerate(ids)]
         self._counter += len(ids)
@@ -266,7 +265,6 @@ class Batch:
         self.tokens = mx.array([[each.token for each in row] for row in self.places])
 
     def loss(self, logits: mx.array) -> mx.array:
-        """Returns the mean cross entropy of the tokens that count."""
         weights = mx.array([[float(each.counts) for each in row[1:]] for row in self.places])
         entropy = cross_entropy(logits[:, :-1], self.tokens[:, 1:])
         return (entropy * weights).sum() / mx.maximum(weights.sum(), 1)
@@ -381,7 +379,6 @@ def save(source: Path, out: Path, weights: dict[str, mx.array]) -> None:
 
 
 def main() -> None:
-    """Trains, saves and evaluates a model."""
     parser = argparse.ArgumentParser(prog="scripts/train_demo_model", description=(__doc__ or "").partition("\n")[0])
     names = [f"demo_{kind}model" for kind in ("", "draft_", "seeing_")]
     parser.add_argument("model", choices=names, nargs="?", default=names[0], help="default: %(default)s")

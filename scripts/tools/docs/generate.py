@@ -4,17 +4,14 @@ A test keeps them equal to what the program does.
 """
 
 import importlib
-import pkgutil
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.abc import InspectLoader
-from importlib.util import find_spec
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
 from runner.cli.flags import FLAGS
 from runner.model.families import FAMILIES, METAL_ONLY, RENAMED_MODULES
 from scripts.tools import ROOT
+from scripts.tools.models.architectures import architectures
 
 DOCS = ROOT / "docs"
 _MODELS = "mlx_lm.models"
@@ -41,33 +38,21 @@ def architecture_table() -> str:
         by_module.setdefault(family.module, []).append(f"`{name}`")
     rows = ["| architecture | mlx-lm module |", "| --- | --- |"]
     rows += [f"| {', '.join(names)} | `{module}` |" for module, names in by_module.items()]
-    others = sorted({*model_modules(), *RENAMED_MODULES} - by_module.keys() - _NOT_RUNNING, key=str.casefold)
+    others = sorted({*architectures(), *RENAMED_MODULES} - by_module.keys() - _NOT_RUNNING, key=str.casefold)
     return "\n".join([*rows, "", *_listed("And by their `model_type`, from a directory or a store:", others)]) + "\n"
 
 
 def split_list() -> str:
     """Returns the modules of mlx-lm that can be split over several ranks as a paragraph. Imports all of them."""
-    names = sorted({*model_modules()} - _NOT_RUNNING, key=str.casefold)
+    names = sorted({*architectures()} - _NOT_RUNNING, key=str.casefold)
     modules = {name: importlib.import_module(f"{_MODELS}.{name}") for name in names}
     splitting = [name for name, module in modules.items() if hasattr(module.Model, "shard")]
     return "\n".join(_listed("The modules that can be split:", splitting)) + "\n"
 
 
 def _listed(introduction: str, names: Iterable[str]) -> list[str]:
-    """Returns the lines of a paragraph."""
     listed = ", ".join(f"`{name}`{' (Apple Silicon only)' if name in METAL_ONLY else ''}" for name in names)
     return textwrap.wrap(f"{introduction} {listed}.", _WIDTH, break_long_words=False, break_on_hyphens=False)
-
-
-def model_modules() -> Iterator[str]:
-    """Yields the modules of the installed mlx-lm that define a model and its configuration. Imports none of them."""
-    package = find_spec(_MODELS)
-    assert package is not None
-    for module in pkgutil.iter_modules(package.submodule_search_locations):
-        spec = find_spec(f"{_MODELS}.{module.name}")
-        code = spec.loader.get_code(spec.name) if spec and isinstance(spec.loader, InspectLoader) else None
-        if code is not None and {"Model", "ModelArgs"} <= set(code.co_names):
-            yield module.name
 
 
 Parts = Mapping[str, Callable[[], str]]

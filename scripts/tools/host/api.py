@@ -76,7 +76,6 @@ class Api:
         await self._shelf.renderer.close()
 
     async def load(self, model: Model) -> None:
-        """Starts the model's runner. Raises `LoadError`."""
         async with self._shelf.runner(model, {}):
             pass
 

@@ -184,7 +184,6 @@ class Decisions:
 
 
 async def _ask(client: Client, path: str, body: Body) -> Body:
-    """Returns the runner's answer. Raises `StatusError` if it refuses."""
     reply = await client.send("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
     if reply.status != 200:
         raise StatusError(reply.status, reply.text.strip())

@@ -40,8 +40,6 @@ list of files in base64, as in Ollama: docs/pictures.md has examples."""
 
 
 class Wanted(NamedTuple):
-    """The command line."""
-
     model: str | None
     port: int | None
     generation: Generation

@@ -22,7 +22,6 @@ class Shelf:
         self._templates: dict[str, ChatTemplate] = {}
 
     def find(self, name: str) -> Model:
-        """Returns the model of this name. Raises `RefusedError`."""
         model = self.catalog.find(name) if name else None
         if model is None:
             raise RefusedError(404, f"model '{name}' not found")

@@ -41,7 +41,6 @@ def dflash_config(architecture: str, changes: Mapping[str, object] | None = None
 
 
 def dflash_weights(config: Config, seed: int = 0) -> dict[str, mx.array]:
-    """Returns random weights for a config."""
     mx.random.seed(seed)
     return {name: _weight(shape) for name, shape in _shapes(config).items()}
 

@@ -108,5 +108,4 @@ SOURCES: dict[str, Source] = {
 
 
 def read_config(directory: Path) -> Config:
-    """The `config.json` of a directory."""
     return dict(json.loads((directory / "config.json").read_text()))

@@ -30,8 +30,6 @@ def _rename(name: str, rules: tuple[tuple[str, str], ...]) -> str:
 
 
 def without(pattern: str) -> Step:
-    """Leaves out what begins with a match of `pattern`."""
-
     def step(weights: Weights) -> Weights:
         return {name: array for name, array in weights.items() if not re.match(pattern, name)}
 
@@ -58,8 +56,6 @@ def per_expert(stacked: str, separate: str, projections: Mapping[str, str] | Non
 
 
 def stacked_experts(separate: str, stacked: str) -> Step:
-    """The reverse of `per_expert`."""
-
     def step(weights: Weights) -> Weights:
         result: Weights = {}
         groups: dict[str, dict[int, mx.array]] = {}
@@ -74,17 +70,17 @@ def stacked_experts(separate: str, stacked: str) -> Step:
     return step
 
 
-def fused_experts(stacked: str, fused: str) -> Step:
-    """`<stacked>.{gate,up}_proj.weight` [E, n, in] become `<fused>.gate_up_proj` [E, 2n, in]; down_proj follows."""
+def fused_experts(stacked: str, gate_up: str, down: str) -> Step:
+    """`<stacked>.{gate,up}_proj.weight` [E, n, in] become `<gate_up>` [E, 2n, in]; down_proj follows."""
 
     def step(weights: Weights) -> Weights:
         result = dict(weights)
         for name in weights:
             if name.endswith(f".{stacked}.gate_proj.weight"):
-                head = name.removesuffix(f".{stacked}.gate_proj.weight")
-                gate, up, down = (result.pop(f"{head}.{stacked}.{p}_proj.weight") for p in ("gate", "up", "down"))
-                result[f"{head}.{fused}.gate_up_proj"] = mx.concatenate([gate, up], axis=-2)
-                result[f"{head}.{fused}.down_proj"] = down
+                head = name.removesuffix(f"{stacked}.gate_proj.weight")
+                parts = [result.pop(f"{head}{stacked}.{part}_proj.weight") for part in ("gate", "up", "down")]
+                result[f"{head}{gate_up}"] = mx.concatenate(parts[:2], axis=-2)
+                result[f"{head}{down}"] = parts[2]
         return result
 
     return step
@@ -147,28 +143,4 @@ def mxfp4_blocks(weights: Weights) -> Weights:
             result[f"{head}{projection}_blocks"] = words.view(mx.uint8).reshape(*scales.shape, 16)
             result[f"{head}{projection}_scales"] = scales
             result[f"{head}{projection}_bias"] = parts["bias"]
-    return result
-
-
-def joined_experts(weights: Weights) -> Weights:
-    """Granite MoE: `switch_mlp.{gate,up}_proj` [E, n, in] are one `input_linear` [E, 2n, in]."""
-    result = dict(weights)
-    for name in weights:
-        if name.endswith(".switch_mlp.gate_proj.weight"):
-            head = name.removesuffix("switch_mlp.gate_proj.weight")
-            gate, up, down = (result.pop(f"{head}switch_mlp.{part}_proj.weight") for part in ("gate", "up", "down"))
-            result[f"{head}input_linear.weight"] = mx.concatenate([gate, up], axis=1)
-            result[f"{head}output_linear.weight"] = down
-    return result
-
-
-def expert_columns(weights: Weights) -> Weights:
-    """Llama 4 publishes its experts with inputs first: `gate_up_proj` [E, in, 2n] and `down_proj` [E, n, out]."""
-    result = dict(weights)
-    for name in weights:
-        if name.endswith(".experts.gate_proj.weight"):
-            head = name.removesuffix("gate_proj.weight")
-            gate, up, down = (result.pop(f"{head}{part}_proj.weight").swapaxes(1, 2) for part in ("gate", "up", "down"))
-            result[f"{head}gate_up_proj"] = mx.concatenate([gate, up], axis=-1)
-            result[f"{head}down_proj"] = down
     return result

@@ -82,7 +82,6 @@ class Store:
         return self.models_dir / "blobs" / str(digest).replace(":", "-")
 
     def blob_of(self, name: str) -> Path:
-        """The file behind the layer called `name`."""
         return self.blob(self.layer(name)["digest"])
 
     def add_blob(self, data: bytes, media_type: str, name: str | None = None) -> dict[str, object]:
@@ -118,7 +117,6 @@ class Store:
         return read_tensors(self.blob_of(name))
 
     def drop(self, name: str) -> None:
-        """Takes the layer out of the manifest; the blob stays."""
         self.manifest = {**self.manifest, "layers": [layer for layer in self.layers if layer.get("name") != name]}
 
 

@@ -62,7 +62,6 @@ def parse_metadata(raw: bytes) -> dict[str, str]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The arrays of the safetensors file at `path`, copied out."""
     return parse_tensors(path.read_bytes())
 
 

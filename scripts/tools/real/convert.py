@@ -84,7 +84,6 @@ def _bits(weights: Weights, scales: str) -> int:
 
 
 def _unpack(weights: Weights, bits: Mapping[str, int]) -> Weights:
-    """Returns all weights in float16."""
     unpacked = {}
     for name, tensor in weights.items():
         module, kind = name.rsplit(".", 1)

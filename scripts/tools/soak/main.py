@@ -166,7 +166,6 @@ def _check_running(process: Process, reference: Process) -> None:
 
 
 def main() -> None:
-    """Runs the command line; the exit status is 1 for failures, 2 for wrong usage."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__.split("\n")[0])
     parser.add_argument("minutes", type=float, metavar="MINUTES", help="duration")
     model = parser.add_mutually_exclusive_group()

@@ -52,7 +52,6 @@ class Trend(NamedTuple):
 
     @property
     def growth(self) -> float:
-        """In bytes."""
         return self.late - self.warm
 
 

@@ -11,9 +11,9 @@ from runner.engine.memory.estimate import WorkspaceEstimate
 from runner.engine.policy import LEAST_TOKENS, SlicePolicy
 from runner.logs import lacks_memory
 from runner.sampling import SamplingOptions
-from scripts.tools.conformance.fault_points import NO_MEMORY
 from scripts.tools.models.tiny import words
 from tests.lib.tiny_engine import RequestSpec, TinyEngine
+from tests.process.faults.fault_points import NO_MEMORY
 
 TOKEN_BYTES = 256  # of the llama
 

@@ -1,4 +1,4 @@
-"""Faults armed in a process while it runs: the test's side of `scripts/tools/conformance/faulty.py`."""
+"""Faults armed in a process while it runs: the test's side of `faulty.py`."""
 
 import time
 from pathlib import Path

@@ -28,11 +28,11 @@ from runner.engine.generation import Forward
 from runner.engine.policy import SlicePolicy
 from runner.engine.trial import SettledTrial
 from runner.sampling import SamplingOptions
-from scripts.tools.conformance.fault_points import FATAL, FAULTS, HARMLESS, POINTS, watching
 from scripts.tools.host.lib import OUT_OF_MEMORY
 from scripts.tools.models.tiny import VOCAB, tiny, words
 from tests.lib.memory import held_bytes
 from tests.lib.tiny_engine import ClientRequest, RequestSpec, TinyEngine, oracle_answer, plain_forward
+from tests.process.faults.fault_points import FATAL, FAULTS, HARMLESS, POINTS, watching
 
 pytestmark = pytest.mark.usefixtures("quiet")
 KIND = "gemma3"

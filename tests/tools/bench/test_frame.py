@@ -1,6 +1,8 @@
 """The parts that all benchmarks share: rounds, tables and targets, the busy machine, `all`, and the command line."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from scripts.tools.bench import __main__ as bench
 from scripts.tools.bench import options as exits
 from scripts.tools.bench.machine import BusyError
 from scripts.tools.bench.report import Target, interleave
+from tests import ROOT
 
 # --- turns
 
@@ -37,7 +40,7 @@ def test_a_busy_machine_gets_no_report(monkeypatch: pytest.MonkeyPatch, capsys: 
         raise BusyError("the machine is busy: others use 1.00 of its 2 cores")
 
     monkeypatch.setattr(bench, "check_quiet", busy)
-    assert bench.main(["cache"]) == exits.BUSY
+    assert bench.main(["decode"]) == exits.BUSY
     shown = capsys.readouterr()
     assert shown.err.splitlines()[-1].endswith("wait until they are done, or measure all the same: --busy")
     assert "targets" not in shown.out
@@ -69,12 +72,12 @@ def test_the_status_says_whether_all_targets_are_met(
 ) -> None:
     monkeypatch.setattr(bench, "_module", lambda name: Module(met=met))
     file = tmp_path / "found.json"
-    assert bench.main(["cache", f"--json={file}"]) == (exits.MET if met else exits.MISSED)
+    assert bench.main(["decode", f"--json={file}"]) == (exits.MET if met else exits.MISSED)
     shown = capsys.readouterr().out
     assert "the table" in shown
     assert ("MISSED" in shown) != met
     found = json.loads(file.read_text())
-    assert (found["benchmark"], found["figure"]) == ("cache", 7)
+    assert (found["benchmark"], found["figure"]) == ("decode", 7)
     assert [target["met"] for target in found["targets"]] == [met]
     assert found["machine"]["others"] is None or found["machine"]["others"] >= 0
 
@@ -82,14 +85,9 @@ def test_the_status_says_whether_all_targets_are_met(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["parallel", "--contenders=ours,vllm"], "'vllm' is none of ours, in-turn, mlx_lm.server, bare-loop"),
-        (["parallel", "--streams=1,many"], "'1,many' is no list of whole numbers"),
-        (["parallel", "--peer=ours=true"], "the name is taken"),
-        (["parallel", "--turns=0"], "turns, streams and lengths are at least 1"),
-        (["cache", "--agents=0"], "a workload has at least one"),
-        (["cache", "--cache-memory=lots"], "'lots' is not an amount of memory"),
-        (["cache", "--peer=other="], "NAME=COMMAND is wanted"),
-        (["cache", "--peer=other='"], "No closing quotation"),
+        (["parallel", "--turns=0"], "there is at least one turn"),
+        (["decode", "--peer=other="], "NAME=COMMAND is wanted"),
+        (["decode", "--peer=other='"], "No closing quotation"),
         (["nothing"], "invalid choice: 'nothing'"),
     ],
 )
@@ -108,3 +106,11 @@ def test_every_benchmark_has_help(name: str, capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().out
     for option in ("--json", "--peer", "--busy", "--blas-threads"):
         assert option in shown
+
+
+def test_a_blas_that_cannot_be_loaded_is_told_before_anything_runs() -> None:
+    command = [sys.executable, "-m", "scripts.tools.bench", "decode", "--blas=/no/such/library"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("scripts/bench: --blas /no/such/library: cannot be loaded")
+    assert not ended.stdout

@@ -10,7 +10,7 @@ from pytest_aiohttp import AiohttpServer
 from tokenizers import Tokenizer
 
 from scripts.tools.bench.llamas import VOCABULARY, Prompts, Size, make_model, write_model
-from scripts.tools.bench.parallel import Gaps, Rate
+from scripts.tools.bench.parallel import largest_gap, rate
 from scripts.tools.bench.servers import MismeasuredError, ask, mlx_lm_server
 from scripts.tools.host.lib import StatusError
 
@@ -38,15 +38,14 @@ def test_a_prompt_of_n_tokens_is_n_tokens_and_an_answer_holds_only_words(tmp_pat
 
 
 def test_a_rate_counts_from_the_last_first_line_to_the_first_end() -> None:
-    assert Rate.of([[1.0, 2.0, 3.0, 4.0]]) == Rate(1.0, True)
-    assert Rate.of([[1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 2.5, 3.0, 3.5, 4.0, 9.0]]) == Rate(7 / 3, True)
+    assert rate([[1.0, 2.0, 3.0, 4.0]]) == 1.0
+    assert rate([[1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 2.5, 3.0, 3.5, 4.0, 9.0]]) == 7 / 3
+    assert rate([[1.0, 2.0], [3.0, 5.0]]) == 3 / 4
 
 
 def test_a_gap_counts_when_a_part_of_it_lies_within() -> None:
     lines = [0.0, 4.0, 5.0, 6.0, 7.0, 10.0, 16.0]
-    assert Gaps.of(lines, 3.9, 7.1, 1.0) == Gaps(4.0, 1.0, 1.0)
-    assert Gaps.of(lines, 4.0, 7.0, None) == Gaps(1.0, 1.0, None)
-    assert Gaps.of(lines, 5.0, 10.5, None) == Gaps(6.0, 2.0, None)
+    assert [largest_gap(lines, *between) for between in ((3.9, 7.1), (4.0, 7.0), (5.0, 10.5))] == [4.0, 1.0, 6.0]
 
 
 async def test_the_protocol_of_openai(aiohttp_server: AiohttpServer) -> None:

@@ -43,7 +43,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., F
     tiny, folder = Size(64, 1), tmp_path / "made"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    for module in (start, decode, ttft):
+    for module in (start, decode, ttft, parallel):
         monkeypatch.setattr(module, "servers", ours_alone)
     for module, name, value in (
         (decode, "TOKENS", {"1M": 20}),
@@ -52,7 +52,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., F
         (ttft, "OWN_TOKENS", 20),
         (ttft, "APPENDED_TOKENS", 8),
         (parallel, "SIZE", tiny),
+        (parallel, "STREAMS", (1, 2)),
         (parallel, "STREAM_TOKENS", 6),
+        (parallel, "LENGTHS", (100,)),
         (parallel, "PREFIX_TOKENS", 60),
         (parallel, "PATIENCE_S", 0.5),
     ):
@@ -91,11 +93,12 @@ def test_ttft(measured: Callable[..., Found]) -> None:
 
 
 def test_parallel(measured: Callable[..., Found]) -> None:
-    words = ["--contenders=ours,bare-loop", "--turns=1", "--streams=1,2", "--prompts=100"]
-    found = measured("parallel", *words)["contenders"]
-    cells = {"decode": ["1", "2"], "gap": ["100"], "drop": ["100"], "shared": ["60"]}
-    assert {what: [*numbers] for what, numbers in found["ours"].items()} == cells
-    assert {what: [*numbers] for what, numbers in found["bare-loop"].items()} == {"decode": ["1", "2"]}
+    found = measured("parallel", "--turns=1")["contenders"]
+    speeds = {"1 streams", "2 streams"}
+    assert {name: {*turn} for name, (turn,) in found.items()} == {
+        OURS: speeds | {"gap 100", "newcomer 100", "drop 100", parallel.SHARED},
+        BARE: speeds,
+    }
 
 
 # --- ends
@@ -157,7 +160,7 @@ def wait_until(met: Callable[[], bool]) -> None:
 def test_a_contender_that_does_not_start_is_named_by_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     peer = "--peer=other=sh -c 'echo Error: no such luck >&2; exit 3'"
     with pytest.raises(SystemExit, match="2"):
-        bench.main(["parallel", "--contenders=bare-loop", peer])
+        bench.main(["ttft", peer])
     assert "other did not start: mlx runner failed: Error: no such luck" in capsys.readouterr().err
 
 

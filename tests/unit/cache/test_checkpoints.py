@@ -1,5 +1,5 @@
 """Checkpoints: the plan for one prompt, those that a long conversation keeps, and the tokens that both save the agents
-of scripts/tools/bench/agent_trace.py, over the real trie cache with layers of one number a token.
+of agent_trace.py, over the real trie cache with layers of one number a token.
 
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
@@ -16,7 +16,7 @@ import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.checkpoints import Checkpoint, CheckpointPolicy, TurnCheckpoints
 from runner.cache.trie_cache import TrieCache
 from runner.cache.trie_session import TrieSession
-from scripts.tools.bench.agent_trace import END, FIRST_WORD, NEWLINE, START, TURN_TOKENS, AgentTrace, Workload
+from tests.unit.cache.agent_trace import END, FIRST_WORD, NEWLINE, START, TURN_TOKENS, AgentTrace, Workload
 
 from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
 
@@ -219,6 +219,12 @@ def serve(cache: TrieCache, prompt: list[int], answer: Sequence[int] | None, sha
     return Lost(session.total, session.matched, session.matched - session.cached, left)
 
 
+EVERYTHING = {
+    *("open", "restart", "user", "tool", "edit", "elide", "regenerate", "retry"),
+    *("cancelled", "dropped reasoning"),
+}
+
+
 def follow(points: CheckpointPolicy, workload: Workload) -> list[Lost]:
     """Serves a whole trace."""
     cache, trace, words = hybrid(points), AgentTrace(workload), random.Random(workload.seed)
@@ -229,6 +235,7 @@ def follow(points: CheckpointPolicy, workload: Workload) -> list[Lost]:
             answer = [words.randrange(FIRST_WORD, workload.vocabulary) for _ in range(ask.answer_tokens)]
         lost.append(serve(cache, ask.prompt, answer, ask.cancel))
         trace.answer(answer)
+    assert trace.counts.keys() == EVERYTHING
     return lost
 
 

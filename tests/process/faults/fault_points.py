@@ -1,7 +1,7 @@
 """The places in the runner at which a test can make something go wrong, by name, and how to do it there.
 
 A point stands for one thing that can fail; the functions behind it are those that do it for one kind of layer or cache
-or another. Used inside a test and, by `scripts/tools/conformance/faulty.py`, inside a spawned process.
+or another. Used inside a test and, by `faulty.py`, inside a spawned process.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""The requests of several agents to one model: a seeded stream, for benchmarks of prefix caches.
+"""The requests of several agents to one model: a seeded stream, for prefix caches.
 
     trace = AgentTrace(Workload(seed=1))
     while (ask := trace.next()) is not None:
@@ -56,8 +56,7 @@ _OPERATIONS = {"turn": 0.60, "edit": 0.13, "elide": 0.10, "regenerate": 0.12, "r
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """The agents, and the amounts. Lengths are in tokens, medians of log-normal distributions, except for the system
-    prompts, which all have `system_tokens`; `scale` multiplies all of them. `context_tokens` bounds a prompt,
-    softly."""
+    prompts, which all have `system_tokens`. `context_tokens` bounds a prompt, softly."""
 
     seed: int = 1
     requests: int = 56
@@ -68,18 +67,8 @@ class Workload:
     tool_tokens: int = 120
     answer_tokens: int = 16
     context_tokens: int = 4096
-    scale: float = 1.0
     skew: float = 1.2
     vocabulary: int = 4096
-
-    def __post_init__(self) -> None:
-        if min(self.requests, self.agents, self.systems, self.system_tokens) < 1 or self.scale <= 0:
-            raise ValueError("a workload has at least one request, agent, system prompt and token")
-        if self.vocabulary <= FIRST_WORD:
-            raise ValueError(f"a vocabulary has more than {FIRST_WORD} tokens")
-
-    def scaled(self, tokens: int) -> int:
-        return max(1, round(tokens * self.scale))
 
 
 class Ask(NamedTuple):
@@ -135,10 +124,10 @@ class AgentTrace:
         self.counts: Counter[str] = Counter()
         self._workload = workload
         self._random = Random(workload.seed)
-        self._writer = Random(self._random.getrandbits(32))  # apart, so that what happens is the same at every scale
+        self._writer = Random(self._random.getrandbits(32))
         self._words = range(FIRST_WORD, workload.vocabulary)
         self._frequencies = list(accumulate(1 / (rank + 2) for rank in range(len(self._words))))  # as words have
-        systems = [self._text(workload.scaled(workload.system_tokens)) for _ in range(workload.systems)]
+        systems = [self._text(workload.system_tokens) for _ in range(workload.systems)]
         self._agents = [
             _Agent(number, systems[number % len(systems)], reasons=number % 3 != 2) for number in range(workload.agents)
         ]
@@ -202,7 +191,7 @@ class AgentTrace:
             self._edit(agent.messages[-1])
             return "edit"
         operation = self._random.choices(list(_OPERATIONS), list(_OPERATIONS.values()))[0]
-        if operation == "restart" or len(agent.prompt()) > self._workload.scaled(self._workload.context_tokens):
+        if operation == "restart" or len(agent.prompt()) > self._workload.context_tokens:
             self._open(agent)
             return "restart"
         if operation == "regenerate":
@@ -248,7 +237,6 @@ class AgentTrace:
         return self._random.choices(indices[::-1], weights)[0]
 
     def _length(self, median: int) -> int:
-        median = self._workload.scaled(median)
         return max(1, min(_LONGEST * median, round(median * self._random.lognormvariate(0, _SPREAD))))
 
     def _text(self, tokens: int) -> list[int]:
