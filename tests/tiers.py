@@ -43,15 +43,13 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/engine/test_known.py::test_answers_and_cache_are_the_same": ("qwen3_next-drafts",),
     "tests/model/engine/test_drafts.py::test_drafts_change_nothing": ("gemma3-*",),
     "tests/model/engine/test_drafts.py::test_a_models_drafts_change_nothing": ("qwen3_next-*",),
-    "tests/model/engine/test_drafts.py::test_an_assistants_drafts_change_nothing": ("penalties-*",),
+    "tests/model/engine/test_drafts.py::test_an_assistants_drafts_change_nothing": ("drawn-every token-single",),
     "tests/model/engine/test_drafts.py::test_drafts_change_nothing_in_a_format": (
         *("forced text between-greedy-*", "forced text between-*-right-*"),
     ),
     "tests/model/engine/test_drafts.py::test_an_answer_may_end_anywhere_in_a_round": ("gemma3-*-random",),
-    "tests/model/engine/test_drafts.py::test_one_model_drafts_for_answers_that_come_and_go": (
-        *("qwen3_next-blocks-0", "gemma4-every token-1"),
-    ),
-    "tests/model/engine/test_drafts.py::test_a_model_that_is_the_answers_own_is_always_right": ("llama", "gemma3"),
+    "tests/model/engine/test_drafts.py::test_one_model_drafts_for_answers_that_come_and_go": ("qwen3_next-blocks-0",),
+    "tests/model/engine/test_drafts.py::test_a_model_that_is_the_answers_own_is_always_right": ("gemma3",),
     "tests/model/engine/test_drafts.py::test_an_assistant_drafts_behind_pictures": ("gemma4-seeing",),
     "tests/model/engine/test_replay.py::test_any_mix_is_replayed": ("gemma3", "qwen3_next"),
     "tests/model/engine/test_ranks.py::test_a_follower_does_what_its_leader_does": ("gemma3", "qwen3_next"),
@@ -102,14 +100,16 @@ FULL: Mapping[str, tuple[str, ...]] = {
     # Loading: every architecture, release, type and writer.
     "tests/model/loading/test_loading.py::test_memory_stays_near_the_size_of_the_weights": ("file",),
     "tests/model/loading/test_sources.py::test_a_source_computes_the_same_from": (
-        *("llama", "gemma4-moe", "qwen3.5-moe", "nemotron-h", "gpt-oss", "llama4", "falcon-h1"),
+        *("llama", "gemma4-moe", "qwen3.5-moe", "gpt-oss"),
+    ),
+    "tests/model/ranks/test_load_share.py::test_memory_stays_near_the_share_and_nothing_is_left_to_be_read": (
+        *("blobs", "experts"),
     ),
     # Processes: a fault of each sort at one point, a hostile client of each sort, each way to start and to end once.
     "tests/process/faults/test_any_call.py": NONE,
     "tests/process/faults/test_any_call.py::test_a_fault_anywhere_ends_one_request": (
         *("forward", "join rows", "accept drafts", "revert layers"),
     ),
-    "tests/process/faults/test_clients.py": NONE,
     "tests/process/faults/test_disk.py": NONE,
     "tests/process/faults/test_outputs.py": NONE,
     "tests/process/faults/test_restart.py": NONE,
@@ -125,12 +125,14 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/process/hostile/test_pictures.py::test_a_client_leaves_in_the_middle_of_a_picture": ALL,
     "tests/process/hostile/test_pictures.py::test_a_client_leaves_while_its_picture_is_encoded": ALL,
     "tests/process/launcher/test_hand_over.py": NONE,
-    "tests/process/launcher/test_hand_over.py::test_a_model_that_sees_is_kept": ALL,
     "tests/process/launcher/test_hand_over.py::test_a_tower_that_only_ollamas_runner_may_load_is_taken_over": ALL,
     "tests/process/page/test_history.py": NONE,
     "tests/process/page/test_page.py": NONE,
     "tests/process/ranks/test_answers.py::test_two_ranks_answer_as_one": ("--parallel 4",),
-    "tests/process/ranks/test_answers.py::test_four_ranks_answer_as_one": NONE,
+    **{
+        f"tests/process/ranks/test_answers.py::test_{name}": NONE
+        for name in ("four_ranks_answer_as_one", "the_leaders_token_counts", "two_ranks_score_as_one")
+    },
     "tests/process/ranks/test_failures.py": NONE,
     "tests/process/ranks/test_failures.py::test_a_follower_is_killed_in_an_answer": ALL,
     "tests/process/ranks/test_failures.py::test_a_leader_is_killed": ALL,
@@ -154,16 +156,10 @@ FULL: Mapping[str, tuple[str, ...]] = {
         "12.3[39]-*",
         "12.4[14]-*",
     ),
-    "tests/tools/conformance/test_failures.py": ("sends no last line",),
     "tests/tools/conformance/test_report.py::test_a_failure_is_exit_status_1": NONE,
-    "tests/tools/scripts/test_demo_model.py": NONE,
     "tests/tools/scripts/test_demo.py::test_every_talk_is_right": NONE,
-    "tests/tools/scripts/test_demo.py::test_the_demo_finds_wrong_pictures": NONE,
-    "tests/tools/scripts/test_seeing_model.py": NONE,
-    "tests/tools/scripts/test_host_api.py::test_a_template_that_does_not_end_holds_up_nobody": NONE,
+    "tests/tools/scripts/test_host_media.py": NONE,
     "tests/tools/scripts/test_host_process.py": NONE,
-    "tests/tools/scripts/test_host_media.py::test_a_chat_with_a_picture_is_answered": NONE,
-    "tests/tools/scripts/test_host_media.py::test_refusals_of_pictures_reach_the_user": NONE,
     "tests/tools/scripts/test_host.py::test_a_template_that_goes_too_far_is_an_error_and_the_next_one_is_not": NONE,
     "tests/tools/scripts/test_soak.py::test_nothing_goes_wrong": NONE,
     "tests/tools/scripts/test_soak.py::test_a_bad_runner_is_found_out": NONE,

@@ -1,13 +1,11 @@
 """`mlx-runner check` as a process: what it prints where, its exit status, and what it leaves alone."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from tests import ROOT
-from tests.model.loading.test_check_text import KEYS
 from tests.process.conftest import MAIN, RUNNER, SENTENCEPIECE
 
 
@@ -27,23 +25,6 @@ def test_a_good_model_is_status_0_and_nothing_on_stderr(models_dir: Path) -> Non
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"model         {SENTENCEPIECE}\n")
     assert done.stdout.endswith("verdict       would load\n")
-
-
-def test_json_is_one_object_and_the_variables_hold(models_dir: Path) -> None:
-    variables = {"MLX_RUNNER_MODEL": MAIN, "MLX_RUNNER_JSON": "on", "MLX_RUNNER_CONTEXT": "64"}
-    done = check(MLX_RUNNER_MODELS_DIR=str(models_dir), **variables)
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    assert tuple(found) == KEYS
-    assert found["context"] == {"tokens": 64, "source": "--context"}
-
-
-def test_verification_is_reported_in_the_log_and_not_in_the_result(models_dir: Path) -> None:
-    done = check(MAIN, "--json", "--verify", OLLAMA_MODELS=str(models_dir))
-    assert json.loads(done.stdout)["loads"] is True
-    assert "msg=verified" in done.stderr
-    quiet = check(MAIN, "--verify", "--log-level", "warn", OLLAMA_MODELS=str(models_dir))
-    assert (quiet.returncode, quiet.stderr) == (0, "")
 
 
 def test_neither_the_server_nor_transformers_is_imported(models_dir: Path) -> None:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from scripts.tools.conformance import scripted_model
 from scripts.tools.host.lib import Client, Process, Request, StatusError
 from tests.process.conftest import SpawnModel
 
@@ -23,14 +22,3 @@ async def test_a_shorter_context_is_reported_and_enforced(start: SpawnModel) -> 
     assert "level=WARN" not in process.output.text
     await assert_context(process, 100)
     await assert_context(start(environment={"MLX_RUNNER_CONTEXT": "50"}), 50)
-
-
-async def test_the_models_own_length_is_not_exceeded_and_the_log_says_so_once(start: SpawnModel) -> None:
-    process = start(arguments=["--context", "100000"])
-    async with Client.of(process) as client:
-        assert (await client.status()).context_length == scripted_model.CONTEXT
-    (warning,) = (line for line in process.output.lines if "level=WARN" in line)
-    assert (
-        f'msg="the model\'s context is shorter than --context" wanted=100000 context={scripted_model.CONTEXT}'
-        in warning
-    )

@@ -1,6 +1,5 @@
 """`POST /v1/score`: what a host asks of a model that decides."""
 
-import asyncio
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,24 +70,3 @@ async def test_scores_of_pictures_are_those_of_a_completion(start: SpawnModel) -
             assert found == pytest.approx(wanted, abs=1e-5)
         stats = await read_stats(client)
         assert stats.pictures.encoded == 2
-
-
-async def test_scores_of_qwen_are_more_exact_than_its_completions(start: SpawnModel) -> None:
-    async with Client.of(start(SEEING, ["--dtype", "bfloat16"])) as client:
-        wanted, found = await both(client, "What is it? ")
-        assert found == pytest.approx(wanted, abs=0.1)
-        assert max(abs(one - other) for one, other in zip(found, wanted, strict=True)) > 1e-4
-
-
-async def test_a_client_that_leaves_leaves_no_row_behind(process: Process) -> None:
-    async with Client.of(process) as client:
-        before = (await read_stats(client)).requests.done
-        long = rows(*(f"{number}" + "long " * 190 for number in range(64)))
-        left = asyncio.create_task(post(client, long))
-        while not (await read_stats(client)).requests.running:
-            await asyncio.sleep(0.01)
-        left.cancel()
-        async with asyncio.timeout(60):
-            while (await read_stats(client)).requests.running:
-                await asyncio.sleep(0.01)
-        assert (await read_stats(client)).requests.done - before < 60

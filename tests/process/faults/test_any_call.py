@@ -315,14 +315,6 @@ def test_a_fault_anywhere_ends_one_request(point: str) -> None:
     tell(setup, Injector(plan))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next", "falcon_h1", "deepseek_v3"])
-@pytest.mark.parametrize("setup", SETUPS)
-def test_a_fault_anywhere_with_other_layers_ends_one_request(setup: str, kind: str) -> None:
-    for point in calls(setup, kind).keys() - set(FATAL):
-        tell(setup, Injector(any_plan(point, kind)[1]._replace(at=0)), kind)
-
-
 @pytest.mark.parametrize(
     "plans",
     [
@@ -337,13 +329,6 @@ def test_a_fault_anywhere_with_other_layers_ends_one_request(setup: str, kind: s
 )
 def test_a_fault_while_another_one_is_mended_ends_no_other_request(plans: tuple[Plan, ...]) -> None:
     tell("wide", Injector(*plans))
-
-
-@pytest.mark.parametrize("point", FATAL)
-def test_a_fault_of_the_engine_is_raised_out_of_it(point: str) -> None:
-    """It ends the process with its text, as `tests/process/faults/test_fatal.py` shows."""
-    with pytest.raises(type(FAULTS["fault"]())):
-        tell("wide", Injector(Plan(point, 3)))
 
 
 @pytest.mark.parametrize("point", ["sample", "keep"])

@@ -47,10 +47,3 @@ async def test_unused_parts_of_a_body_are_not_kept(name: str, victim: Victim) ->
             await asyncio.sleep(0.05)
     assert status_of(await sending) == 200
     assert most - rss < HELD_BYTES
-
-
-async def test_pictures_are_refused_without_being_kept(victim: Victim) -> None:
-    head, tail = b'{"Prompt":"Hi","Media":[{"data":"', b'","id":0,"Kind":"image"}]}'
-    async with victim.storm(HELD_BYTES):
-        answer = await victim.send_large("/completion", head, b"abcd", tail, 100 * MEGABYTE)
-    assert b"this model does not support image input" in answer

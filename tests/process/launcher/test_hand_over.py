@@ -242,13 +242,6 @@ def test_a_model_whose_tower_no_runner_could_load_is_kept_as_text(
     assert 'msg="the model sees no pictures" why=' in line
 
 
-def test_a_model_that_sees_is_kept(installation: Installation, tmp_path: Path, seeing: Store, library: Path) -> None:
-    with host(installation, tmp_path, seeing) as running:
-        lines = served_here(running)
-    assert not any("hand" in line for line in lines)
-    assert any("the model sees pictures" in line for line in lines)
-
-
 def test_a_model_that_hears_is_taken_over_if_asked_for(
     installation: Installation, tmp_path: Path, hearing: Store, library: Path
 ) -> None:

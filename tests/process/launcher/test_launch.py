@@ -204,14 +204,6 @@ def test_a_server_started_by_a_client_is_launched_too(host: Host, installation: 
     assert str(host.directory).encode() not in told[0], "it has a private directory of its own"
 
 
-def test_a_signal_ends_it_and_removes_the_directory(host: Host, tmp_path: Path) -> None:
-    directory = directory_of(tmp_path)
-    assert directory.stat().st_mode & 0o777 == 0o700
-    host.popen.send_signal(signal.SIGKILL)
-    assert host.wait() == -signal.SIGKILL
-    assert eventually_gone(directory)
-
-
 def test_the_directory_is_removed_even_if_all_processes_were_signalled(host: Host, tmp_path: Path) -> None:
     """As systemd does it, which signals all processes of a service."""
     directory = directory_of(tmp_path)

@@ -150,14 +150,6 @@ async def test_loads_follow_each_other_and_answer_as_one_process(serve: StartSer
     assert service.told(rf'"a load has ended" leader=\S+ process={follower} status="(.*?)"') == ["exit status 0"]
 
 
-def test_a_killed_leader_leaves_nothing_behind(serve: StartService, start: SpawnModel) -> None:
-    service = serve()
-    leader = start(RANDOM, service.words)
-    (follower,) = service.followers()
-    leader.kill()
-    assert eventually(lambda: ended(follower))
-
-
 def test_a_killed_follower_ends_its_leader_by_name(serve: StartService, start: SpawnModel) -> None:
     service = serve()
     leader = start(RANDOM, service.words)

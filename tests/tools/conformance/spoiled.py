@@ -1,9 +1,8 @@
 """A runner with bad manners: `spoiled.py MANNER ARGUMENT...` starts this repository's runner and spoils one thing.
 
-* `silent`    says nothing, and exits with 0
-* `noisy`     writes a line with a marker first
-* `tracing`   writes a traceback at SIGINT
-* `stubborn`  does not hear SIGINT
+* `noisy`    writes a line with a marker first
+* `short`    has a context of 40 tokens
+* `tracing`  writes a traceback at SIGINT
 """
 
 import os
@@ -15,14 +14,13 @@ from types import FrameType
 RUNNER = [sys.executable, "-m", "runner"]
 
 
-def silent(words: list[str]) -> None:
-    nothing = subprocess.DEVNULL
-    subprocess.run([*RUNNER, *words], stdout=nothing, stderr=nothing, check=False)
-
-
 def noisy(words: list[str]) -> None:
     os.write(2, b"note: mlx: using device gpu\n")
     replace(words)
+
+
+def short(words: list[str]) -> None:
+    replace([*words, "--context", "40"])
 
 
 def tracing(words: list[str]) -> None:
@@ -34,11 +32,6 @@ def tracing(words: list[str]) -> None:
 
     signal.signal(signal.SIGINT, complain)
     sys.exit(abs(runner.wait()))
-
-
-def stubborn(words: list[str]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    subprocess.run([*RUNNER, *words], check=False)
 
 
 def replace(words: list[str]) -> None:

@@ -52,18 +52,6 @@ def numbers_of(case: Case) -> list[str]:
     return [f"{section}.{each}".removeprefix(".") for each in range(int(first), int(last or first) + 1)]
 
 
-def test_every_generation_has_a_run_of_its_own_or_shares_all() -> None:
-    assert {generation.letter for _, generation in RUNS} >= {"A", "B", "B'", "C", "D", "E", "F", "G", "H"}
-    assert len({generation for case, generation in CHOSEN if case.id == SMOKE}) == 10
-    for case in CASES:
-        for generation, part in case.parts(GENERATIONS).items():
-            if isinstance(part, Generation):
-                assert case.parts(GENERATIONS)[part] is part, "who speaks for others runs"
-                assert case.per(part) == case.per(generation)
-            else:
-                assert part, "a reason"
-
-
 def test_the_document_shows_these_cases_all_passed() -> None:
     """If it does not: scripts/conformance --slow --markdown docs/compatibility.md"""
     passed = {run: Outcome("pass") for run in RUNS}

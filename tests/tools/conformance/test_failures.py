@@ -8,23 +8,16 @@ import pytest
 from scripts.tools.conformance import CASES, Case, Runners, run
 from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import GENERATIONS, G, Generation
-from tests.tools.conformance.breakages import BROKEN
-from tests.tools.conformance.proxy import Behind
 
 SPOILED = Path(__file__).with_name("spoiled.py")
 MANNERS = {
-    "silent": {
-        "5-missing-model": "the user reads 'mlx runner exited unexpectedly: %!w(<nil>)'",
-        "6-unsupported-architecture": "what the user reads: 'mlx runner exited unexpectedly: %!w(<nil>)'",
-        "7-port-taken": "exit status 0",
-    },
     "noisy": {
         "12-session-without-marker": "hosts take for an error: ['note: mlx: using device gpu']",
     },
+    "short": {"39-context-end": "text, reason, count with"},
     "tracing": {
         "9-sigint-idle": "it wrote 'Traceback'",
     },
-    "stubborn": {"9-sigint-idle": "it did not exit"},
 }
 """The faults of tests/tools/conformance/spoiled.py, the cases that fail with each, and part of the reason."""
 
@@ -37,14 +30,6 @@ def of(name: str) -> tuple[Case, Generation]:
     generation = next((one for one in GENERATIONS if one.letter == letter), runs[-1])
     assert generation in runs
     return case, generation
-
-
-@pytest.mark.parametrize(("name", "cases"), [(name, broken.fails) for name, broken in BROKEN.items()], ids=BROKEN)
-async def test_a_breakage_fails_its_cases(name: str, cases: tuple[str, ...], runners: Runners) -> None:
-    for case, generation in map(of, cases):
-        outcome = await run(case, runners, generation, Behind(runners, generation, BROKEN[name].breakage))
-        assert outcome.mark == "fail", f"{case.id} {generation.letter}: {outcome}"
-        assert outcome.reason.isprintable()
 
 
 @pytest.mark.parametrize("manner", MANNERS)

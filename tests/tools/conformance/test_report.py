@@ -1,22 +1,16 @@
-"""The table and scripts/conformance: marks, reasons, exit statuses, and whose directory words are looked up in."""
+"""The table and scripts/conformance: marks, reasons, exit statuses."""
 
-import asyncio
-import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from scripts.tools.conformance import CASES, Case, Outcome
-from scripts.tools.conformance.assertions import gone
 from scripts.tools.conformance.main import main
-from scripts.tools.conformance.report import Report, as_markdown, as_text
+from scripts.tools.conformance.report import Report, as_text
 from scripts.tools.host.lib import A, E, F, G, Generation
-from tests import ROOT
 from tests.tools.conformance.test_failures import SPOILED
 
-SCRIPT = ROOT / "scripts" / "conformance"
 COLUMNS = (A, E, F, G)
 
 
@@ -60,15 +54,6 @@ def test_the_text_has_a_table_and_a_line_for_each_failure(report: Report) -> Non
     ]
 
 
-def test_the_document_has_a_note_for_each_reason(report: Report) -> None:
-    text = as_markdown(report, "`./mine`", "./mine")
-    assert "Whether `./mine` does what" in text
-    row = next(line for line in text.splitlines() if line.startswith("| 36 |"))
-    assert row.endswith("| ✗[^2] | ✓ | ✓ | ✓ |")
-    assert "[^2]: Too warm." in text
-    assert text.count("\n[^") == 4
-
-
 def test_an_executable_that_does_not_start_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--case", "36", sys.executable, "-c", "raise SystemExit('Error: not today')"]) == 2
     told = capsys.readouterr().err
@@ -76,14 +61,6 @@ def test_an_executable_that_does_not_start_is_told_at_once(capsys: pytest.Captur
     assert told.endswith("does not start: mlx runner failed: Error: not today (exit: exit status 1)\n")
     assert main(["./not-there"]) == 2
     assert "./not-there does not start: [Errno 2]" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [["--case", "81"], ["--case", "36-gready"], ["--generation", "Z"], ["--nonsense"]])
-def test_wrong_usage_is_exit_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
-    assert words[1 if len(words) > 1 else 0] in capsys.readouterr().err
 
 
 def test_a_failure_is_exit_status_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -104,31 +81,3 @@ def test_a_failure_is_exit_status_1(capsys: pytest.CaptureFixture[str], tmp_path
     assert "FAIL 40-eos G: hosts take this output for an error: note: mlx: " in told
     assert told.endswith("cases: 2; runs: 2; failed: 1; could not be tried: 1\n")
     assert "| ✗[^1] |" in (tmp_path / "t.md").read_text(encoding="utf-8")
-
-
-def test_words_are_looked_up_where_the_caller_is(tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    mine.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m runner "$@"\n')
-    mine.chmod(0o755)
-    words = [str(SCRIPT), "--case", "40", "--generation", "A", "--markdown", "table.md", "./mine"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.endswith("starting ./mine ...\n[1/1] 40-eos A\n")
-    assert done.stdout.endswith("cases: 1; runs: 1; passed: 1\n")
-    assert "| 40 |" in (tmp_path / "table.md").read_text(encoding="utf-8")
-
-
-async def test_a_request_that_goes_on_though_it_was_cancelled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scripts.tools.conformance.assertions.GONE_S", 0.05)
-
-    async def stubborn() -> None:
-        with suppress(asyncio.CancelledError):
-            await asyncio.sleep(30)
-        await asyncio.sleep(30)
-
-    task: asyncio.Task[object] = asyncio.create_task(stubborn())
-    await asyncio.sleep(0)
-    async with asyncio.timeout(10):
-        with pytest.raises(TimeoutError, match="goes on though it was cancelled"):
-            await gone(task)
-    await gone(task)

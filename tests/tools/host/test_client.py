@@ -10,7 +10,6 @@ from aiohttp.test_utils import TestServer
 
 from scripts.tools.host.lib import (
     A,
-    B,
     Client,
     OutputScanner,
     Request,
@@ -84,34 +83,6 @@ async def test_redirects_keep_the_body_and_undecodable_lines_are_skipped(
     assert completion.final.eval_count == 1
 
 
-async def test_tokenize_is_asked_while_the_stream_is_open(serve: Callable[[Handler], Awaitable[TestServer]]) -> None:
-    tokenized = asyncio.Event()
-
-    async def handler(request: web.Request, response: web.StreamResponse) -> None:
-        await response.write(b'{"Content":"abc"}\n' + FINAL)
-        await tokenized.wait()
-
-    async with client_of(await serve(handler)) as client, client.stream(Request("hey")) as stream, asyncio.timeout(5):
-        async for answer in stream:
-            if answer.done:
-                assert await client.tokenize("heyabc") == [0, 1, 2, 3, 4, 5]
-                tokenized.set()
-    assert tokenized.is_set()
-
-
-async def test_a_line_of_64_kib_ends_the_stream(serve: Callable[[Handler], Awaitable[TestServer]]) -> None:
-    async def handler(request: web.Request, response: web.StreamResponse) -> None:
-        size = int((await request.json())["Prompt"])
-        line = b'{"Content":"' + b"x" * (size - 15) + b'"}\n'
-        assert len(line) == size
-        await response.write(line + FINAL)
-
-    async with client_of(await serve(handler)) as client:
-        assert len((await client.complete(Request("65536"))).text) == 65521
-        with pytest.raises(StreamError, match="token too long"):
-            await client.complete(Request("65537"))
-
-
 async def test_errors_keep_their_status_and_an_aborted_body_is_one(
     serve: Callable[[Handler], Awaitable[TestServer]],
 ) -> None:
@@ -153,16 +124,3 @@ async def test_cancel_closes_the_connection(serve: Callable[[Handler], Awaitable
     assert completion.cancelled
     assert completion.text == "aaa"
     assert client.generation is not A
-
-
-async def test_the_ping_is_that_of_the_generation(serve: Callable[[Handler], Awaitable[TestServer]]) -> None:
-    async def handler(_: web.Request, __: web.StreamResponse) -> None:
-        raise AssertionError("nothing is completed")
-
-    port = (await serve(handler)).port
-    assert port is not None
-    async with Client(port, A) as early, Client(port, B) as late:
-        assert await early.ping() is None, "the HTTP status alone counts"
-        status = await late.ping()
-        assert status is not None
-        assert status.memory == 7

@@ -2,12 +2,10 @@
 
 import json
 import math
-from collections.abc import Mapping
 
 import pytest
 
-from scripts.tools.host.decisions import Question, contents, read_logits, read_questions
-from scripts.tools.host.go_json import RefusedError
+from scripts.tools.host.decisions import Question, contents, read_questions
 
 URGENT = {"type": "noul", "instructions": "Is it urgent?", "criteria": {"false": "it can wait", "true": "now"}}
 TEAM = {"type": "choice", "instructions": "Whose is it?", "criteria": {"sales": "prices", "billing": "invoices"}}
@@ -59,44 +57,3 @@ def test_all_questions_share_all_but_the_last_line() -> None:
     assert last == "Requested field: urgent"
     assert "<" not in told
     assert json.loads(told) == {"context": {"text": "<b>"}, "schema": [question.schema for question in questions]}
-
-
-OPTIONS = {f"option {number}": "" for number in range(27)}
-WRONG: Mapping[str, tuple[Mapping[str, object], str]] = {
-    "no questions": ({"questions": {}}, "questions must contain 1 to 64 questions"),
-    "a list": ({"questions": [URGENT]}, "questions must contain 1 to 64 questions"),
-    "65 questions": ({"questions": {str(n): URGENT for n in range(65)}}, "questions must contain 1 to 64 questions"),
-    "another type": (
-        {"questions": {"q": {"type": "joul"}}},
-        'question "q": its type must be one of noul, choice, score',
-    ),
-    "one option": ({"questions": {"q": {**TEAM, "criteria": {"a": ""}}}}, 'question "q" requires 2 to 26 options'),
-    "27 options": ({"questions": {"q": {**TEAM, "criteria": OPTIONS}}}, 'question "q" requires 2 to 26 options'),
-    "levels of a choice": (
-        {"questions": {"q": {**TEAM, "criteria": ["a", "b"]}}},
-        'question "q": criteria must be an object of options and their meanings',
-    ),
-    "meanings that are no text": (
-        {"questions": {"q": {**ANGER, "criteria": [1, 2]}}},
-        'question "q": criteria must be a list of levels',
-    ),
-    "no state": ({"questions": {"q": URGENT}}, "state must not be empty"),
-    "an empty state": ({"questions": {"q": URGENT}, "state": {}}, "state must not be empty"),
-    "a long state": ({"questions": {"q": URGENT}, "state": "x" * 65536}, "text and schema must not exceed 64 KiB"),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_wrong_requests_are_refused(what: str) -> None:
-    body, text = WRONG[what]
-    with pytest.raises(RefusedError) as caught:
-        list(contents(body, read_questions(body)))
-    assert str(caught.value) == text
-    assert caught.value.status == (413 if "exceed" in text else 400)
-
-
-@pytest.mark.parametrize("logits", [None, [], [[1.0]], [[1.0, 2.0, 3.0]], [[1.0, math.nan]], [[1.0, "2"]]])
-def test_a_scorer_that_answers_otherwise_is_an_error(logits: object) -> None:
-    with pytest.raises(RefusedError, match="scorer returned") as caught:
-        read_logits({"logits": logits}, read_questions({"questions": {"q": URGENT}}))
-    assert caught.value.status == 500

@@ -11,22 +11,16 @@ from scripts.tools.host.lib import (
     G_PRIME,
     GENERATIONS,
     A,
-    C,
-    D,
-    E,
     F,
     G,
-    Logprob,
     Medium,
     Request,
-    TokenLogprob,
     UndecodableError,
     wire_format,
 )
 from scripts.tools.host.lib.answers import decode_answer, decode_ids, decode_status
 from scripts.tools.host.lib.golang import (
     LONGEST_S,
-    duration_s,
     keep_alive_s,
     utf8_text,
     valid_text,
@@ -50,26 +44,6 @@ def test_zeros_are_omitted() -> None:
         b'{"Prompt":"x","Media":[],"Options":{"num_ctx":4096,"num_batch":512,"num_gpu":-1,"num_keep":4,"typical_p":1,'
         b'"repeat_penalty":1},"Logprobs":true,"TopLogprobs":3}'
     )
-
-
-def test_early_hosts_send_lower_case_keys_and_only_the_options_they_know() -> None:
-    options = {**F.default_options, "presence_penalty": 1.5, "frequency_penalty": 0.5, "stop": ["x"], "seed": 7}
-    assert json.loads(encode(Request("x", options), A)) == {
-        "prompt": "x",
-        "options": {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "num_predict": -1},
-    }
-    late = json.loads(encode(Request("x", options), C))["options"]
-    assert late["repeat_last_n"] == 64
-    assert late["presence_penalty"] == 1.5
-    assert "repeat_penalty" not in late
-    assert json.loads(encode(Request("x", options), D))["options"]["frequency_penalty"] == 0.5
-    assert encode(Request("x", None), A) == b'{"prompt":"x"}'
-    assert json.loads(encode(Request("x", None), E)) == {
-        "Prompt": "x",
-        "Options": None,
-        "Logprobs": False,
-        "TopLogprobs": 0,
-    }
 
 
 def test_media_carry_the_mixed_case_keys() -> None:
@@ -157,41 +131,6 @@ def test_case_is_folded_but_underscores_count_and_text_is_made_valid() -> None:
     assert (snake.content, snake.prompt_eval_count) == ("x", 0)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b'{"EvalCount":1.5}',
-        b'{"EvalCount":1e9}',
-        b'{"EvalCount":"3"}',
-        b'{"EvalCount":NaN}',
-        b'{"EvalCount":true}',
-        b'{"EvalCount":9223372036854775808}',
-        b'{"EvalCount":' + b"9" * 5000 + b"}",
-        b'{"Content":3}',
-        b'{"Done":1}',
-        b'{"Error":"text"}',
-        b'{"error":"text"}',
-        b'{"Logprobs":[{"token":"x","logprob":-Infinity}]}',
-        b'{"Logprobs":{}}',
-        b"[]",
-        b"{",
-        b"",
-    ],
-)
-def test_a_line_with_one_wrong_type_is_dropped(line: bytes) -> None:
-    assert decode_answer(line, F) is None
-
-
-def test_logprobs_and_errors() -> None:
-    entry = {"token": "x", "logprob": -0.5, "top_logprobs": [{"token": "y", "logprob": -1}]}
-    line = json.dumps({"Logprobs": [entry], "Error": {"StatusCode": 500, "Status": "", "error": "boom"}})
-    answer = decode_answer(line.encode(), E)
-    assert answer is not None
-    assert answer.logprobs == (Logprob("x", -0.5, (TokenLogprob("y", -1.0),)),)
-    assert answer.error is not None
-    assert (answer.error.status_code, answer.error.text) == (500, "boom")
-
-
 def test_status_and_ids() -> None:
     assert decode_status(b'{"status":0,"Progress":100,"ContextLength":64}') == (0, 100, 64, 0)
     for body in (b'{"Memory":-1}', b'{"Memory":1.0}', b"ok", b"[]"):
@@ -202,20 +141,6 @@ def test_status_and_ids() -> None:
     for body in (b"[1.5]", b'{"tokens":[]}', b"404 page not found"):
         with pytest.raises(UndecodableError):
             decode_ids(body)
-
-
-def test_of_a_status_and_of_ids_only_the_first_value_counts_and_of_a_line_nothing_may_follow() -> None:
-    assert decode_status(b' {"Memory":7} trailing').memory == 7
-    assert decode_ids(b"[1,2]}") == [1, 2]
-    assert decode_answer(b'{"Content":"x"} ', F) is not None
-    assert decode_answer(b'{"Content":"x"}}', F) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("1h30m", 5400), ("1.5s", 1.5), ("-1m", -60), ("+2s", 2), ("0", 0), ("250ms", 0.25)]
-)
-def test_durations_are_read_as_go_writes_them(text: str, seconds: float) -> None:
-    assert duration_s(text) == pytest.approx(seconds)
 
 
 def test_keep_alive_is_seconds_or_a_duration_and_negative_is_for_ever() -> None:

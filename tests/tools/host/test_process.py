@@ -2,18 +2,15 @@
 
 import json
 import os
-import queue
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from scripts.tools.host.lib import A, F, G, LoadError, Process, spawn, write_decoys
-from tests.lib.patience import stretched
+from scripts.tools.host.lib import A, F, LoadError, Process, spawn, write_decoys
 
 ECHO = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
 READY = """
@@ -80,33 +77,3 @@ def test_close_is_sigint_then_after_the_grace_sigkill() -> None:
         time.sleep(0.01)
     assert 0.9 < process.close() < 3
     assert process.exit_status == -signal.SIGKILL
-
-
-def test_generation_g_kills_at_once() -> None:
-    process = run("import time; time.sleep(60)", generation=G)
-    assert process.close() < stretched(2)
-    assert process.exit_status == -signal.SIGKILL
-
-
-def test_an_end_that_is_not_ours_is_told() -> None:
-    told: queue.Queue[str] = queue.Queue()
-    process = run("import time; time.sleep(60)")
-    process.tell_end(told.put)
-    os.kill(process.pid, signal.SIGKILL)
-    assert told.get(timeout=10) == "signal: killed"
-    process.close()
-    process.tell_end(told.put)
-    assert told.get(timeout=10) == "signal: killed", "close came after the end"
-    process = run("pass")
-    process.tell_end(told.put)
-    assert told.get(timeout=10) == "exit status 0"
-
-
-@pytest.mark.parametrize("end", [Process.close, Process.kill])
-def test_an_end_that_is_ours_is_not_told(end: Callable[[Process], object]) -> None:
-    told: queue.Queue[str] = queue.Queue()
-    process = run("import time; time.sleep(60)")
-    process.tell_end(told.put)
-    end(process)
-    with pytest.raises(queue.Empty):
-        told.get(timeout=0.2)

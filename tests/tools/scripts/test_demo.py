@@ -12,9 +12,8 @@ import pytest
 
 from scripts.tools.conformance.runners import caught
 from scripts.tools.conformance.this_runner import RUNNER
-from scripts.tools.demo import main as demo
 from scripts.tools.demo.questions import CONVERSATIONS, Conversation, Talk
-from scripts.tools.demo.seeing import PICTURES, TALKS
+from scripts.tools.demo.seeing import TALKS
 from scripts.tools.demo.subjects import GREEDY, SEEING_MODEL, demo_store
 from scripts.tools.host.lib import Answer, Client, G, Medium, Process, Request, spawn
 from scripts.tools.real import chat
@@ -81,17 +80,3 @@ async def test_every_talk_is_right(store: Path, cache: str, chunk: int) -> None:
                     assert not any(cached)
                 else:
                     assert min(cached[1:]) > SOFT  # the next turn does not read the picture again
-
-
-async def test_the_demo_finds_wrong_pictures(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, *_, two, _ = TALKS
-    red, blue = PICTURES.values()
-    with started(store) as process:
-        async with Client.of(process) as client:
-            for talk in (one, two):
-                assert await demo.hold(client, talk, range(len(talk.questions)), GREEDY)
-            assert "WRONG" not in capsys.readouterr().out
-            for talk in (replace(one, pictures=[blue]), replace(two, pictures=[blue, red])):
-                assert not await demo.hold(client, talk, range(len(talk.questions)), GREEDY)
-                assert capsys.readouterr().out.count("WRONG") == len(talk.questions)
-    assert "[a red circle at the top left] What do you see?" in one.told(0)

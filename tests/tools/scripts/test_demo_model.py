@@ -5,10 +5,8 @@ code of the runner takes part, so a wrong answer of the runner is the runner's.
 """
 
 import json
-from pathlib import Path
 
 import jinja2
-import mlx.core as mx
 import pytest
 from tokenizers import Tokenizer
 
@@ -20,7 +18,6 @@ from scripts.tools.demo.questions import (
     Message,
     render,
 )
-from scripts.tools.demo.training import save, train_text
 from tests import ROOT
 
 # isort: split
@@ -82,19 +79,3 @@ def test_demo_conversations_are_answered_as_the_demo_expects(
 
 
 # --- that it can be made again ---
-
-
-@pytest.mark.parametrize("source", [MODEL, SMALL_MODEL], ids=lambda path: path.name)
-def test_it_is_trained_from_nothing_and_by_its_seed_alone(source: Path, tmp_path: Path) -> None:
-    for name in ("once", "again"):
-        save(source, tmp_path / name, train_text(source, steps=2, seed=1))
-    once, again = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("once", "again"))
-    assert once == again
-    committed = {path.name: path.read_bytes() for path in source.iterdir()}
-    assert {name for name in committed if committed[name] != once[name]} == {"model.safetensors"}
-    trained, made = (mx.load(str(weights_path(directory))) for directory in (tmp_path / "once", source))
-    assert isinstance(trained, dict)
-    assert isinstance(made, dict)
-    assert {name: (each.shape, each.dtype) for name, each in trained.items()} == {
-        name: (each.shape, each.dtype) for name, each in made.items()
-    }

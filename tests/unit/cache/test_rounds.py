@@ -42,9 +42,7 @@ def say_in_rounds(client: Client, answer: list[int], count: int, right: int, *, 
 
 
 @everyone
-@pytest.mark.parametrize(
-    ("count", "right", "length"), [(2, 1, 1), (2, 2, 9), (3, 2, 2), (5, 1, 4), (5, 3, 3), (5, 5, 2), (8, 4, 9)]
-)
+@pytest.mark.parametrize(("count", "right", "length"), [(2, 1, 1), (3, 2, 2), (5, 5, 2), (8, 4, 9)])
 def test_an_answer_in_rounds_leaves_the_trie_of_steps(family: str, count: int, right: int, length: int) -> None:
     plain, ours = Together(family, policy=Every(4)), Together(family, policy=Every(4))
     answer = list(range(20, 29))

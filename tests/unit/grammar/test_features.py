@@ -1,7 +1,6 @@
 """Every feature of JSON Schema that llguidance supports, by name: accepted and refused texts."""
 
 import sys
-from random import Random
 from typing import NamedTuple
 
 import pytest
@@ -9,14 +8,11 @@ import pytest
 from runner.errors import RequestError
 from tests.unit.grammar.judge import fault
 from tests.unit.grammar.walks import (
-    Impatient,
     accepts,
     bytes_tokenizer,
     compiler_of,
     format_of,
     guide_of,
-    spelled,
-    walk,
     words_tokenizer,
 )
 
@@ -208,16 +204,6 @@ def test_a_pattern_may_exclude_what_json_escapes(text: str) -> None:
     assert not accepts({"type": "string", "pattern": '^[^"\\\\]*$'}, text)
 
 
-@pytest.mark.parametrize("name", FEATURES)
-def test_random_answers_fulfil_the_schema(name: str) -> None:
-    schema, tokenizer = FEATURES[name].schema, words_tokenizer()
-    for seed in range(3):
-        random = Random(seed)
-        found = walk(guide_of(schema, tokenizer), tokenizer, random, Impatient(tokenizer, random))
-        for count in found.complete:
-            assert not fault(schema, spelled(found.tokens[:count], tokenizer))
-
-
 @pytest.mark.parametrize(
     "draft_4", [{"minimum": 2, "exclusiveMinimum": True}, {"maximum": 4, "exclusiveMaximum": True}], ids=str
 )
@@ -227,13 +213,15 @@ def test_exclusive_bounds_of_draft_4_are_kept(draft_4: Schema) -> None:
     assert not any(accepts(schema, str(value)) for value in (draft_4.get("minimum"), draft_4.get("maximum")))
 
 
+VALUES = [f"{number}" for number in range(6)]
+
+
 def test_a_pattern_may_name_classes_of_unicode() -> None:
-    schema = {"type": "string", "pattern": r"^\p{L}+$"}
-    assert accepts(schema, '"aé日"')
+    schema: Schema = {"type": "string", "pattern": r"^\p{L}+$"}
+    assert accepts(schema, '"a\u00e9\u65e5"')
     assert not accepts(schema, '"a1"')
 
 
-VALUES = [f"{number}" for number in range(6)]
 UNSUPPORTED: dict[str, Schema] = {
     "not": {"not": {"type": "string"}},
     "if": {"if": {"type": "string"}, "then": {"minLength": 2}},

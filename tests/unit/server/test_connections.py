@@ -77,6 +77,18 @@ async def test_beyond_the_bound_the_longest_idle_connection_is_closed(served: Se
         writer.close()
 
 
+async def test_who_half_closes_has_left(served: Served, engine: Script) -> None:
+    """As for Go's server, which a closed sending side tells that its client has gone."""
+    _, writer = await served.open(POST + BODY)
+    request = await engine.next()
+    engine.tell(request, Started())
+    writer.write_eof()
+    async with asyncio.timeout(5):
+        while not request.cancelled:
+            await asyncio.sleep(0.01)
+    writer.close()
+
+
 async def test_an_endless_head_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_S", 0.05)
     slow, silent, done = await served.open(HEAD), await served.open(), await served.open(HEAD + b"\r\n")
