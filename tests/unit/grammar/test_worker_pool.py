@@ -176,7 +176,7 @@ async def test_compiling_has_a_limit_of_time(bench: Bench) -> None:
 
 
 async def test_compiling_has_a_limit_of_memory(bench: Bench) -> None:
-    large = format_of({"properties": {f"p{number}": {"type": "integer"} for number in range(200)}})
+    large = format_of({"properties": {f"p{number}": {"type": "integer"} for number in range(1000)}})
     bench.workers.worker_bytes = 1 << 20
     with pytest.raises(RequestError, match=r"more than 1.0 MB of memory|MemoryError"):
         await bench.grammar(large)
