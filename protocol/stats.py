@@ -39,7 +39,7 @@ class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoreCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of scores that have begun, each of which is a request, and the tokens of their prompts."""
+    """Rows of scores that have begun, and the tokens of their prompts. Each row is a request."""
 
     rows: int = 0
     tokens: int = 0

@@ -51,7 +51,7 @@ class MissingError(ModelError):
 
 
 class UnknownError(ModelError):
-    """A part of the model is in order, as far as can be told, and of a kind that this runner does not know."""
+    """A part of the model is of a kind that this runner does not know. Another runner may know it."""
 
 
 class ReadError(ModelError):

@@ -82,8 +82,8 @@ class HandOver:
             log.warning("not handed over", executable=ollama.command[0], why=error.strerror or str(error))
 
     def _start_watcher(self) -> "Popen[bytes] | None":
-        """Starts what ends this process, whatever it has become, after its host. It holds none of the streams: a host
-        would wait until they are closed."""
+        """Starts the process that ends this one after its host has ended, also once this one is Ollama's runner. It
+        holds none of the streams: a host would wait until they are closed."""
         if self._host is None:
             return None
         import subprocess  # hardly any start needs it

@@ -41,7 +41,7 @@ _END = object()
 _LONG = 1 << 12
 """Characters that are tokenized once more for each candidate: others get a turn in between."""
 _AT_ONCE = 2
-"""The rows of one client that are computed at once: the second one tells the first where their prefixes part."""
+"""The rows of one client that are computed at once: from the second one the cache learns where their prefixes part."""
 
 
 class ScoreEndpoint:
@@ -139,7 +139,7 @@ def _refuse_count(number: int, count: int, most: int) -> None:
 
 
 def _shown(prompt: str, wanted: ScoreRequest, engine: Engine) -> "tuple[str, PicturePrompt]":
-    """Returns the text behind the last picture of a prompt, and its tokens with those of pictures."""
+    """Returns the text after the last picture of a prompt, and the tokens of the whole prompt, pictures included."""
     from runner.engine.pictures.expand import expand  # no text needs it
     from runner.media.prompt import Marker, split_markers
 
@@ -153,7 +153,7 @@ def _shown(prompt: str, wanted: ScoreRequest, engine: Engine) -> "tuple[str, Pic
 def _candidates(
     number: int, row: Row, text: str, ids: Sequence[int], tokenizer: Tokenizer
 ) -> Generator[None, None, list[int]]:
-    """Returns the token that each candidate adds to the prompt, of which `text` is tokenized by itself to `ids`."""
+    """Returns the token that each candidate adds to a prompt that ends with `text`, whose tokens are `ids`."""
     if not 1 <= len(row.candidates) <= MOST_CANDIDATES:
         raise RequestError(f"prompt {number} requires 1\u2013{MOST_CANDIDATES} candidates")
     tail, known = _tail(text, ids, tokenizer)

@@ -21,13 +21,13 @@ from scripts.tools.bench.options import BUSY, MET, MISSED, USAGE, threads
 from scripts.tools.bench.report import Report, targets_table, text_of, write_json
 
 BENCHMARKS = {
-    "start": "from the spawn to the first answer, and the first request against later ones",
+    "start": "from the spawn to the first answer",
     "decode": "tokens per second of one stream, against the loop without a server",
     "ttft": "time to the first token: cold, again, one turn appended, between conversations",
     "parallel": "several users of one runner at once: throughput, gaps, waits, sharing",
     "real": "a trained model, beside mlx_lm.server and llama.cpp",
 }
-"""What each measures. A module of this name has the two functions of `BenchmarkModule`, and is
+"""Each benchmark with what it measures. A module of its name has the two functions of `BenchmarkModule`, and is
 imported only when it is chosen."""
 
 

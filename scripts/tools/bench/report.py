@@ -1,4 +1,4 @@
-"""What benchmarks share: rounds of contenders, targets that are met or missed, tables for people."""
+"""The common parts of benchmarks: rounds of contenders, targets that are met or missed, tables for people."""
 
 import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence

@@ -76,7 +76,7 @@ def _wait_ready(process: Process, since: float) -> float:
 
 
 async def _first_token_s(server: Server, process: Process, model: Path, prompt: str) -> float:
-    """Returns what it takes a client of its own: what one pays for its first request, all pay."""
+    """Returns the time to the first token of a new client. All contenders pay for its first connection."""
     endpoint = server.endpoint(process, model)
     answered = await answer(endpoint, prompt, FEW_TOKENS)
     await endpoint.close()

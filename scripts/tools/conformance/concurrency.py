@@ -67,7 +67,7 @@ async def a_client_that_leaves_the_queue_is_never_served(target: Target) -> None
     request = Request(start + "u" * (CONTEXT // 4), {"num_predict": 1})
     async with (
         target.spawn(environment={"OLLAMA_NUM_PARALLEL": "1"}) as process,
-        Client(await target.front(process), target.generation, process.output) as client,
+        Client(process.port, target.generation, process.output) as client,
     ):
         async with generating(client):
             async with under_way(client.complete(request)) as queued:

@@ -170,11 +170,7 @@ class Target:
         return await asyncio.to_thread(self.runners.shared, self.generation, model)
 
     async def port(self, model: str = MAIN) -> int:
-        return await self.front(await self.process(model))
-
-    async def front(self, process: Process) -> int:
-        """Returns the port at which clients reach a process."""
-        return process.port
+        return (await self.process(model)).port
 
     async def client(self, model: str = MAIN) -> Client:
         """Returns this generation's client of the shared process of `model`."""

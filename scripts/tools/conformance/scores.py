@@ -70,7 +70,7 @@ async def status_names_no_dimensions(target: Target) -> None:
 
 @OTHER_ENDPOINTS.case("12.34-37", "detokenize", argv, HAS)
 async def ids_become_the_text_again(target: Target) -> None:
-    """`/v1/detokenize` undoes `/v1/tokenize`; what is no list of integers is 400 `Bad Request`."""
+    """`/v1/detokenize` undoes `/v1/tokenize`; anything but a list of integers is 400 `Bad Request`."""
     client = await target.client()
     for text in ("plain", "\u00e4\U0001f600", "<think>x<|end|>", ""):
         ids = await client.tokenize(text)

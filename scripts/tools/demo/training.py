@@ -221,7 +221,7 @@ class Place(NamedTuple):
 
     token: int
     counts: bool = False
-    """Whether the model has to say it."""
+    """True if the model has to say it."""
     feature: np.ndarray | None = None
     """[width], of a soft token."""
     position: tuple[int, int, int] = (0, 0, 0)

@@ -45,13 +45,13 @@ class Question:
 
     @property
     def schema(self) -> dict[str, object]:
-        """What the model reads of it."""
+        """The question as the model reads it."""
         options = zip(self.codes, self.options, strict=True)
         choices = [{"code": code, "value": value, "description": text} for code, (value, text) in options]
         return {"name": self.name, "description": self.instructions, "choices": choices}
 
     def answer(self, logits: Sequence[float]) -> dict[str, object]:
-        """Returns what the user reads of the logits of its options."""
+        """Returns the answer for the user, from the logits of the options."""
         likely = softmax(logits)
         if self.kind == "noul":
             return {"type": "noul", "noul": likely[0]}
@@ -100,7 +100,7 @@ def _question(name: str, given: object) -> Question:
 
 
 def contents(body: Body, questions: Sequence[Question]) -> Iterator[str]:
-    """Yields what the user says for each question: equal up to the last line, so that a cache serves it.
+    """Yields the text of the user's message for each question. Texts differ in the last line only, for the cache.
 
     Raises `RefusedError`.
     """

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from runner.model import OpenedModel, open_model
+from runner.model import open_model
 from runner.model.dflash.drafter import BlockDraft
 from runner.model.dflash.load import load_draft
 from runner.model.draft import open_draft
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.checkpoints import write_checkpoint
 
-Open = Callable[[Path], OpenedModel]
 Load = Callable[[Path], BlockDraft]
 
 

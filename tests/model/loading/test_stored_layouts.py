@@ -1,4 +1,4 @@
-"""What is particular to older releases of Ollama (docs/internals/store.md, 1.6).
+"""Peculiarities of older releases of Ollama (docs/internals/store.md, 1.6).
 
 `test_sources.py` loads what they wrote.
 """

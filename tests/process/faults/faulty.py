@@ -1,12 +1,10 @@
 """The runner with a fault in it, as a script: `FAULT` names what goes wrong.
 
 * `slow-load`  reading a tensor file takes ten seconds
-* `clock`      the wall clock jumps by decades, forward and backward, each time it is read
 * `on-demand`  a test arms faults while the process runs, by files in the directory `FAULT_DIR`: see `OnDemand`
 """
 
 import contextlib
-import itertools
 import os
 import sys
 import time
@@ -59,14 +57,6 @@ def slow_load() -> None:
     mx.load = slow  # type: ignore[assignment]
 
 
-def clock() -> None:
-    """From 1972 to the year 2200 and back; the other clocks go on as they do."""
-    jumps = itertools.cycle((0.0, 5e9, -1.7e9, 3e3, -3e3))
-    now = time.time
-    time.time = lambda: now() + next(jumps)
-    time.time_ns = lambda: int(time.time() * 1e9)
-
-
 def on_demand() -> None:
     """In place before the runner's own first line."""
     hook = OnDemand(Path(os.environ["FAULT_DIR"]))
@@ -75,7 +65,7 @@ def on_demand() -> None:
 
 def main() -> None:
     blas.preload()
-    faults = {"slow-load": slow_load, "clock": clock, "on-demand": on_demand}
+    faults = {"slow-load": slow_load, "on-demand": on_demand}
     faults[os.environ["FAULT"]]()
     from runner.__main__ import main as run
 

@@ -12,7 +12,7 @@ from runner.cache.layer_interface import Snapshot
 from runner.cache.node import Node, keys
 from runner.cache.trie import PrefixTrie
 
-SLICE, STATE = 0, 1
+STATE = 1
 LEAF, WORTH = LeastRecentLeaf(), LeastWorth((STATE,))
 every_order = pytest.mark.parametrize("order", [LEAF, WORTH], ids=["leaf", "worth"])
 

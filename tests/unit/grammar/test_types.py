@@ -1,4 +1,4 @@
-"""What becomes of the schemas that pydantic and zod write for their types (docs/structured-output.md has the rules)."""
+"""The schemas that pydantic and zod write for their types: enforced, in part, or refused: docs/structured-output.md."""
 
 from random import Random
 
