@@ -1,4 +1,4 @@
-"""The schemas that pydantic and zod write for their types: enforced, in part, or refused: docs/structured-output.md."""
+"""Schemas of pydantic's, zod's and OpenAPI's types: enforced, in part, or refused (docs/structured-output.md)."""
 
 from random import Random
 
@@ -105,9 +105,18 @@ ZOD: dict[str, tuple[Schema, str]] = {
     "nullable": ({"type": ["string", "null"]}, ENFORCED),
     "lazy": ({"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}, ENFORCED),
 }
+CAT, DOG = ({"type": "object", "properties": {"is": {"const": each}}, "required": ["is"]} for each in ("cat", "dog"))
+OPENAPI: dict[str, tuple[Schema, str]] = {
+    **{each: ({**INTEGER, "format": each}, ENFORCED) for each in ("int32", "int64")},
+    **{each: ({"type": "number", "format": each}, ENFORCED) for each in ("float", "double")},
+    **{each: ({**STRING, "format": each}, f"Unknown format: {each}") for each in ("byte", "binary", "password")},
+    "nullable": ({**STRING, "nullable": True}, ENFORCED),
+    "readOnly": ({"type": "object", "properties": {"id": {**INTEGER, "readOnly": True, "example": 1}}}, ENFORCED),
+    "discriminator": ({"oneOf": [CAT, DOG], "discriminator": {"propertyName": "is"}}, ENFORCED),
+}
 TYPES = {
     f"{name} of {library}": row
-    for library, rows in (("pydantic", PYDANTIC), ("zod", ZOD))
+    for library, rows in (("pydantic", PYDANTIC), ("zod", ZOD), ("OpenAPI", OPENAPI))
     for name, row in rows.items()
 }
 
