@@ -18,7 +18,7 @@ from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.checkpoints import Dtype, Kind, config_of, write_checkpoint, write_directory
 from scripts.tools.models.store import Store, write_store
 from tests.lib.memory import held_bytes
-from tests.model.loading.conftest import Checkpoints, experts_apart, run, run_path, same
+from tests.model.loading.conftest import Checkpoints, bytes_read, experts_apart, run, run_path, same
 
 
 def open_files() -> int:
@@ -85,19 +85,15 @@ def test_memory_stays_near_the_size_of_the_weights(opened: OpenedModel) -> None:
     assert model.module is not None
 
 
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="only Linux counts what a process reads")
+@pytest.mark.skipif(not bytes_read(), reason="only Linux counts what a process reads")
 def test_every_byte_is_read_once(opened: OpenedModel) -> None:
     """Except for a few kilobytes of headers, which are read again."""
 
-    def read_bytes() -> int:
-        (line,) = (line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("rchar:"))
-        return int(line.split()[1])
-
     load(opened)  # imports what it needs
-    before = read_bytes()
+    before = bytes_read()
     load(opened)
     files = {part.file for tensor in opened.tensors.values() for part in tensor.parts}
-    assert opened.total_bytes <= read_bytes() - before < opened.total_bytes + len(files) * 16384
+    assert opened.total_bytes <= bytes_read() - before < opened.total_bytes + len(files) * 16384
 
 
 def test_what_is_made_of_weights_needs_room_for_one_group_only(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 import tracemalloc
 
 import pytest
@@ -91,12 +90,10 @@ def test_a_bomb_is_refused_by_its_header(form: str) -> None:
     data = bombs()[form]
     assert len(data) < 5000
     tracemalloc.start()
-    began = time.process_time()
     with pytest.raises(MediaError, match=f"^{TOO_LARGE}$"):
         read_header(data)
-    took, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
+    _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert took < 1.0
     assert peak < 1 << 20
 
 

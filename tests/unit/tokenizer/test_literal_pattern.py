@@ -1,7 +1,5 @@
 """One expression for many texts finds the leftmost, longest match, at a cost independent of their number."""
 
-import time
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,14 +27,10 @@ def test_it_finds_what_trying_every_text_at_every_place_finds(texts: list[str], 
     assert matches(texts, text) == slow_matches(texts, text)
 
 
-def test_thousands_of_texts_with_one_beginning_are_not_tried_one_by_one() -> None:
-    text = "<unused599" * 30_000
-
-    def seconds(count: int) -> float:
-        pattern = literal_pattern(f"<unused{number}>" for number in range(count))
-        started = time.process_time()
-        assert pattern.search(text) is None
-        return time.process_time() - started
-
-    few = min(seconds(10) for _ in range(3))
-    assert min(seconds(6000) for _ in range(3)) < 30 * few + 0.05
+def test_a_common_beginning_is_written_once() -> None:
+    """So that thousands of texts with one beginning are not tried one by one wherever a text has it."""
+    texts = [f"<unused{number}>" for number in range(6000)]
+    pattern = literal_pattern(texts).pattern
+    assert pattern.count("<") == 1
+    assert len(pattern) < 4 * len(texts)
+    assert matches(texts, "".join(texts)) == texts
