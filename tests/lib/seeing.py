@@ -24,10 +24,10 @@ from runner.model.pictures.forward import PictureForward
 from runner.model.towers import Tower, load_tower, plan_tower
 from runner.model.weights.load import LoadedModel, load
 from runner.tokenizer import Tokenizer, open_tokenizer
-from scripts.tools.models import sources_towers, towers_gemma
 from scripts.tools.models.sources import write_source
+from scripts.tools.models.sources_towers import SEEING, SEEING_GEMMAS
 
-NAMES = (*sources_towers.SEEING, *towers_gemma.SEEING)
+NAMES = (*SEEING, *SEEING_GEMMAS)
 MROPE = ("qwen3.5-seeing", "qwen3.5-moe-seeing", "qwen3-next-seeing")
 """Positions have three channels."""
 BOTH_WAYS = ("gemma4-moe-seeing", "gemma4-unified-seeing")

@@ -15,9 +15,9 @@ from types import FrameType
 from typing import NoReturn, Protocol, cast
 
 from runner import blas
+from runner.cli.convert import blas_threads
 from runner.errors import UsageError
 from scripts.tools.bench.machine import BusyError, Others, check_quiet, describe_machine
-from scripts.tools.bench.options import BUSY, MET, MISSED, USAGE, threads
 from scripts.tools.bench.report import Report, targets_table, text_of, write_json
 
 BENCHMARKS = {
@@ -29,6 +29,9 @@ BENCHMARKS = {
 }
 """Each benchmark with what it measures. A module of its name has the two functions of `BenchmarkModule`, and is
 imported only when it is chosen."""
+_TURNS = {"start": 7, "decode": 15, "ttft": 7, "parallel": 3, "real": 3}
+MET, MISSED, USAGE, BUSY = range(4)
+"""Exit statuses; with the last two there is no report."""
 
 
 class BenchmarkModule(Protocol):
@@ -48,8 +51,10 @@ def main(argv: Sequence[str]) -> int:
     common = _common_options()
     first, _ = common.parse_known_args([word for word in argv if word not in ("-h", "--help")])
     try:
-        fast_blas = blas.preload(first.blas, threads(first.blas_threads))  # before anything imports MLX
-    except (UsageError, argparse.ArgumentTypeError) as error:
+        fast_blas = blas.preload(
+            first.blas, blas_threads({"blas-threads": first.blas_threads})
+        )  # before anything imports MLX
+    except UsageError as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return USAGE
     parser = argparse.ArgumentParser(
@@ -60,11 +65,16 @@ def main(argv: Sequence[str]) -> int:
         sub = chosen.add_parser(
             name, help=summary, parents=[common], formatter_class=argparse.RawDescriptionHelpFormatter
         )
+        sub.add_argument(
+            "--turns", type=int, default=_TURNS[name], metavar="N", help="of each contender (default: %(default)s)"
+        )
         if name in argv[:1]:
             module = _module(name)
             sub.description = module.__doc__
             module.add_arguments(sub)
     arguments = parser.parse_args(argv)
+    if arguments.turns < 1:
+        parser.error("there is at least one turn")
     try:
         return _run(arguments, fast_blas)
     except ValueError as error:

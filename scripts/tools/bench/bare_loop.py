@@ -14,10 +14,10 @@ from functools import partial
 from time import perf_counter, sleep
 
 from runner import blas
-from scripts.tools.bench.options import threads
+from runner.cli.convert import blas_threads
 
 if __name__ == "__main__":
-    blas.preload(sys.argv[1], threads(sys.argv[2]))  # before MLX
+    blas.preload(sys.argv[1], blas_threads({"blas-threads": sys.argv[2]}))  # before MLX
 
 import mlx.core as mx
 

@@ -83,12 +83,9 @@ def report(turns: int, models: Sequence[Decoded]) -> Report:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", action="append", choices=SIZES, help="this model only; may be repeated")
-    parser.add_argument("--turns", type=int, default=15, metavar="N", help="of each contender (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    if arguments.turns < 1:
-        raise ValueError("there is at least one turn")
     models = []
     for name in arguments.size or default_sizes():
         say(f"{name} ...")

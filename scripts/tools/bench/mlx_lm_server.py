@@ -6,11 +6,11 @@ The words are those of `mlx_lm.server`.
 import sys
 
 from runner import blas
-from scripts.tools.bench.options import threads
+from runner.cli.convert import blas_threads
 
 if __name__ == "__main__":
     _, choice, wanted, *words = sys.argv
-    blas.preload(choice, threads(wanted))
+    blas.preload(choice, blas_threads({"blas-threads": wanted}))
     from mlx_lm.server import main  # imports MLX: the fast BLAS comes first
 
     sys.argv = ["mlx_lm.server", *words]

@@ -36,12 +36,10 @@ from scripts.tools.bench.servers import (
     SHORT_TOKENS,
     Endpoint,
     MismeasuredError,
-    Server,
     ask,
     first_line_s,
-    known_mlx_lm,
-    other_runner,
     serve,
+    servers,
     this_runner,
 )
 
@@ -218,16 +216,15 @@ def report(turns: int, found: Mapping[str, Sequence[Mapping[str, float]]]) -> Re
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--turns", type=int, default=3, metavar="N", help="of each contender (default: %(default)s)")
+    """Adds none: those of all benchmarks suffice."""
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """The whole benchmark. `say` is told how far it is. ValueError when the options make no sense."""
-    if arguments.turns < 1:
-        raise ValueError("there is at least one turn")
     blas, threads, prompts = arguments.blas, arguments.blas_threads, Prompts(arguments.seed)
     with asyncio.Runner() as loop, ExitStack() as stack:
-        started = serve(SIZE, arguments.seed, servers(arguments, say), stack, loop)
+        in_turn = this_runner(IN_TURN, 1, blas=blas, blas_threads=threads)
+        started = serve(SIZE, arguments.seed, [*servers(arguments, say, _PARALLEL), in_turn], stack, loop)
         bare = BareLoop(SIZE, arguments.seed, stack, blas=blas, blas_threads=threads)
 
         def served(name: str, endpoint: Endpoint) -> Mapping[str, float]:
@@ -245,13 +242,3 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
             name: partial(served, name, endpoint) for name, endpoint in started.items()
         }
         return report(arguments.turns, interleave({**contenders, BARE: looped}, arguments.turns))
-
-
-def servers(arguments: argparse.Namespace, say: Callable[[str], None]) -> list[Server]:
-    blas, threads = arguments.blas, arguments.blas_threads
-    own = [
-        this_runner(name, parallel, blas=blas, blas_threads=threads)
-        for name, parallel in ((OURS, _PARALLEL), (IN_TURN, 1))
-    ]
-    peers = [other_runner(name, command, _PARALLEL) for name, command in arguments.peer]
-    return [*own, *known_mlx_lm(blas, threads, say), *peers]

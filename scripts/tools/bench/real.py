@@ -46,10 +46,8 @@ from scripts.tools.bench.servers import (
     other_runner,
     this_runner,
 )
-from scripts.tools.host.lib import Process
-from scripts.tools.host.lib.usage import rss_bytes
-from scripts.tools.real.fetch import FetchError, fetch_gguf
-from scripts.tools.real.main import make_model
+from scripts.tools.host.lib import Process, rss_bytes
+from scripts.tools.real.main import FetchError, fetch_gguf, make_model
 
 PROMPT_TOKENS, PREFIX_TOKENS, STREAM_TOKENS, ANSWER_TOKENS = 256, 200, 48, 12
 """Of a cold prompt, of what two conversations share, of a timed answer, and of an answer between two turns."""
@@ -193,7 +191,6 @@ def report(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--turns", type=int, default=3, metavar="N", help="of each contender (default: %(default)s)")
     parser.add_argument(
         "--llama-server",
         metavar="COMMAND",
@@ -203,8 +200,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """The whole benchmark. ValueError when the options make no sense, or the model cannot be had."""
-    if arguments.turns < 1:
-        raise ValueError("there is at least one turn")
     with asyncio.Runner() as loop, ExitStack() as stack:
         contenders = _contenders(arguments, say, stack)
         tokenizer = Tokenizer.from_file(str(contenders[0].model / "tokenizer.json"))

@@ -211,11 +211,11 @@ def default_sizes() -> tuple[str, ...]:
     return ("1M", "10M", "60M") if device() == "cpu" else ("10M", "700M", "3B")
 
 
-def servers(arguments: argparse.Namespace, say: Callable[[str], None]) -> list[Server]:
-    """Returns our runner, mlx-lm's server where its packages are installed, and the peers, one request at a time."""
+def servers(arguments: argparse.Namespace, say: Callable[[str], None], parallel: int = 1) -> list[Server]:
+    """Returns our runner, mlx-lm's server if it is installed, and the peers, for `parallel` requests at once."""
     blas, threads = arguments.blas, arguments.blas_threads
-    ours = this_runner(OURS, 1, blas=blas, blas_threads=threads)
-    peers = [other_runner(name, command, 1) for name, command in arguments.peer]
+    ours = this_runner(OURS, parallel, blas=blas, blas_threads=threads)
+    peers = [other_runner(name, command, parallel) for name, command in arguments.peer]
     return [ours, *known_mlx_lm(blas, threads, say), *peers]
 
 

@@ -120,13 +120,10 @@ def report(turns: int, started: Mapping[str, Mapping[str, Sequence[Started]]]) -
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", action="append", choices=SIZES, help="this model only; may be repeated")
-    parser.add_argument("--turns", type=int, default=7, metavar="N", help="of each contender (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """The whole benchmark. ValueError when the options make no sense, or a contender does not start."""
-    if arguments.turns < 1:
-        raise ValueError("there is at least one turn")
     contenders = servers(arguments, say)
     started: dict[str, dict[str, list[Started]]] = {}
     try:

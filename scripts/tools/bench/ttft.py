@@ -63,12 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", choices=SIZES, default="10M", help="of the model, in parameters (default: %(default)s)"
     )
-    parser.add_argument("--turns", type=int, default=7, metavar="N", help="of each contender (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    if arguments.turns < 1:
-        raise ValueError("there is at least one turn")
     blas, threads, size = arguments.blas, arguments.blas_threads, SIZES[arguments.size]
     prompts = Prompts(arguments.seed)
     with asyncio.Runner() as loop, ExitStack() as stack:

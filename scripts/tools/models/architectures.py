@@ -1,7 +1,8 @@
 """Every architecture of the installed mlx-lm as a tiny model with random weights.
 
 The list is read from the package; a module is imported when its model is built. What a configuration says comes from
-`scripts.tools.models.tiny_values`.
+`values.toml`: a quantity has many names, and an architecture may have values of its own. Hidden size 32, 4 layers, 64
+tokens, windows of 32 tokens and chunks of 16, so that a prompt of 41 goes beyond both.
 """
 
 import copy
@@ -24,8 +25,15 @@ import runner.process.lean_mlx_lm  # noqa: F401
 import mlx_lm.models  # isort: skip
 from mlx_lm.models.cache import make_prompt_cache  # isort: skip
 
+from scripts.tools.models import data
 from scripts.tools.models.tiny import Forward, Tiny
-from scripts.tools.models.tiny_values import VOCAB, Values, values
+
+Values = dict[str, object]
+
+_TABLES = data.read("values")
+_NAMED = [row for rows in _TABLES["numbers"].values() for row in cast("list[tuple[object, str]]", rows)]
+_SHARED: Values = {name: value for value, names in _NAMED for name in names.split()} | _TABLES["shared"]
+VOCAB = cast("int", _SHARED["vocab_size"])
 
 _LARGEST = 4_000_000  # parameters; more means a size that the tables do not know
 
@@ -55,6 +63,11 @@ _METAL_ONLY = {
     "bitnet": "No Metal back-end",  # a kernel for ternary weights
     "muse_spark": "No Metal back-end",  # kernels for norms, rotations and expert routing
 }
+
+
+def values(name: str) -> Values:
+    """Returns every field that the tiny configuration of an architecture may have."""
+    return {"model_type": name, **_SHARED, **_TABLES.get(f"own-{name}", {})}
 
 
 @cache
@@ -100,7 +113,7 @@ def make_module(name: str) -> Module:
     model = module.Model(module.ModelArgs.from_dict(config(name)))
     size = sum(array.size for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters())))
     if size > _LARGEST:
-        raise ValueError(f"{name} has {size} parameters: a size is missing in tiny_values")
+        raise ValueError(f"{name} has {size} parameters: a size is missing in values.toml")
     mx.disable_compile()
     mx.random.seed(7)
     model.update(tree_map_with_path(_weight, model.parameters()))

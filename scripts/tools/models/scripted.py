@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from scripts.tools.models.store import Tensor, safetensors_bytes
+from scripts.tools.models.tensors import Tensor, safetensors_bytes
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, model_of_bytes, sentencepiece_bytes, write_tokenizer
 
 BYTES = ALL_BYTES

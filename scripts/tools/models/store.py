@@ -22,29 +22,6 @@ from scripts.tools.models.tensors import (
     safetensors_bytes,
 )
 
-__all__ = [
-    "CONFIG",
-    "JSON",
-    "MANIFEST",
-    "PACKINGS",
-    "TENSOR",
-    "Quantization",
-    "Store",
-    "Tensor",
-    "Writer",
-    "add_draft",
-    "manifest_path",
-    "quantize",
-    "read_tensors",
-    "safetensors_bytes",
-    "source_tensors",
-    "write_ancient_store",
-    "write_blobs",
-    "write_list",
-    "write_store",
-    "write_tag",
-]
-
 TENSOR = "application/vnd.ollama.image.tensor"
 JSON = "application/vnd.ollama.image.json"
 CONFIG = "application/vnd.docker.container.image.v1+json"

@@ -23,8 +23,7 @@ from typing import Literal, get_args
 from runner.cache import CACHE_KINDS
 from runner.sizes import parse_bound
 from scripts.tools.conformance.this_runner import RUNNER
-from scripts.tools.host.lib import F_SECOND, Client, LoadError, Process, spawn
-from scripts.tools.host.lib.usage import descriptors
+from scripts.tools.host.lib import F_SECOND, Client, LoadError, Process, descriptors, spawn
 from scripts.tools.models.checkpoints import Kind
 from scripts.tools.real.main import model_or_exit
 from scripts.tools.soak.checker import Checker

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from scripts.tools.host.lib import Client, Process, UndecodableError
+from scripts.tools.host.lib import Client, Process, UndecodableError, rss_bytes
 from scripts.tools.host.lib.answers import decode_status
-from scripts.tools.host.lib.usage import rss_bytes
 
 QUICK_S = 0.1
 """The longest time that hosts may wait for a status."""

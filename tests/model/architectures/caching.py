@@ -14,9 +14,8 @@ from runner.cache.layers.quantized_trial import find_format
 from runner.cache.none import NullCache
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models import architectures as made
-from scripts.tools.models.architectures import build
+from scripts.tools.models.architectures import Values, build, values
 from scripts.tools.models.tiny import VOCAB, Tiny, find_fault, words
-from scripts.tools.models.tiny_values import Values, values
 from tests.lib.driver import Answer, ask, ask_uncached, check_equal, forwards_at_once, largest
 from tests.lib.rounds import Drafting, ask_in_rounds, closing, contents
 from tests.model.architectures.subject import Subject

@@ -10,11 +10,10 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
 from runner.model import OpenedModel, open_model
-from scripts.tools.models.architectures import architectures, config, make_module, tiny_of, unserved
+from scripts.tools.models.architectures import Values, architectures, config, make_module, tiny_of, unserved
 from scripts.tools.models.checkpoints import TOKENIZER, write_weights
 from scripts.tools.models.store import write_store
 from scripts.tools.models.tiny import Tiny
-from scripts.tools.models.tiny_values import Values
 from tests.model.architectures.talk import Talk
 
 SERVED = tuple(name for name in architectures() if name not in unserved())

@@ -22,8 +22,8 @@ from scripts.tools.models.assistants import Config, config_of
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.layouts import plan
 from scripts.tools.models.sources import Published
-from scripts.tools.models.store import Quantization, Store, add_draft, source_tensors, write_store
-from scripts.tools.models.tensors import rounded
+from scripts.tools.models.store import Store, add_draft, source_tensors, write_store
+from scripts.tools.models.tensors import Quantization, rounded
 from tests.model.assistant.made import Arrays, Change, pair_of, write
 from tests.model.loading.test_draft import LARGE, checked, settings
 

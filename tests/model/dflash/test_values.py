@@ -14,8 +14,8 @@ from runner.model.weights.load import load
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.dflash import DRAFT, GLIMMER, LAGUNA, dflash_config, dflash_weights, write_dflash
 from scripts.tools.models.layouts import plan
-from scripts.tools.models.store import Quantization, add_draft, source_tensors, write_store
-from scripts.tools.models.tensors import rounded
+from scripts.tools.models.store import add_draft, source_tensors, write_store
+from scripts.tools.models.tensors import Quantization, rounded
 from tests.model.dflash.cases import CASES, RECORDED, steps
 from tests.model.dflash.conftest import Load
 

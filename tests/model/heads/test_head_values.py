@@ -12,8 +12,7 @@ from runner.model.weights.load import load
 from scripts.tools.models.layouts import LAYOUTS
 from scripts.tools.models.sources import Published
 from scripts.tools.models.sources_form import read_config
-from scripts.tools.models.store import Quantization
-from scripts.tools.models.tensors import rounded
+from scripts.tools.models.tensors import Quantization, rounded
 from tests.model.heads.plain import states
 from tests.model.loading.stored import Stored, put
 

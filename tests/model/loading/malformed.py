@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.tools.models.store import CONFIG, JSON, PACKINGS, TENSOR, Store, Tensor, quantize, safetensors_bytes
+from scripts.tools.models.store import CONFIG, JSON, TENSOR, Store
+from scripts.tools.models.tensors import PACKINGS, Tensor, quantize, safetensors_bytes
 
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"
 _ROOT = r"/\S+"

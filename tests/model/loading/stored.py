@@ -13,7 +13,8 @@ from scripts.tools.models.layouts import HEAD, Layout, Plan, plan
 from scripts.tools.models.oracle import oracle
 from scripts.tools.models.sources import SOURCES
 from scripts.tools.models.sources_form import read_config
-from scripts.tools.models.store import Quantization, Writer, source_tensors, write_blobs
+from scripts.tools.models.store import source_tensors, write_blobs
+from scripts.tools.models.tensors import Quantization, Writer
 from tests.model.loading.conftest import run, same
 
 

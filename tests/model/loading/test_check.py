@@ -16,13 +16,8 @@ from scripts.tools.models.checkpoints import (
     VOCABULARY_SIZE,
     Kind,
 )
-from scripts.tools.models.store import (
-    TENSOR,
-    Quantization,
-    Store,
-    write_store,
-)
-from scripts.tools.models.tensors import parse_metadata
+from scripts.tools.models.store import TENSOR, Store, write_store
+from scripts.tools.models.tensors import Quantization, parse_metadata
 from tests.model.loading.conftest import Checkpoints
 from tests.model.loading.malformed import (
     CASES,

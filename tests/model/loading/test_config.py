@@ -15,7 +15,8 @@ from runner.model import OpenedModel, open_model
 from runner.model.families import Config
 from runner.model.weights.load import load
 from scripts.tools.models.checkpoints import CHUNK, VOCABULARY_SIZE, Kind, config_of, write_checkpoint
-from scripts.tools.models.store import Store, Tensor, safetensors_bytes
+from scripts.tools.models.store import Store
+from scripts.tools.models.tensors import Tensor, safetensors_bytes
 from tests.model.loading.conftest import Checkpoints, run_path, same
 
 LLAMA3_ROPE = {

@@ -12,7 +12,8 @@ from runner.model.families import Config
 from runner.model.layer_count import check_extra_layers, extra_layers
 from runner.settings import CheckSettings
 from scripts.tools.models.checkpoints import write_checkpoint
-from scripts.tools.models.store import read_tensors, safetensors_bytes, write_store
+from scripts.tools.models.store import write_store
+from scripts.tools.models.tensors import read_tensors, safetensors_bytes
 from tests.model.loading.malformed import zeros
 
 PREDICTORS = {

@@ -18,7 +18,7 @@ from runner.model.weights.load import load
 from runner.settings import CheckSettings
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.checkpoints import write_checkpoint
-from scripts.tools.models.store import Tensor, read_tensors, safetensors_bytes
+from scripts.tools.models.tensors import Tensor, read_tensors, safetensors_bytes
 from tests.model.loading.conftest import Checkpoints
 from tests.model.loading.malformed import WEIGHT, zeros
 

@@ -13,8 +13,8 @@ from scripts.tools.models.oracle import oracle
 from scripts.tools.models.sources import Published
 from scripts.tools.models.sources_form import Config
 from scripts.tools.models.sources_packed import factor_of, write_converted, write_nvidia
-from scripts.tools.models.store import PACKINGS, Quantization, write_store
-from scripts.tools.models.tensors import Packing, parse_metadata
+from scripts.tools.models.store import write_store
+from scripts.tools.models.tensors import PACKINGS, Packing, Quantization, parse_metadata
 from tests.model.loading.conftest import run, run_path, same
 from tests.model.loading.test_sources import assert_loads_as_mlx_lm_loads_it, exported, louder
 
@@ -70,7 +70,9 @@ def test_a_conversion_of_mixed_precision_loads_against_its_metadata(
     converted = write_converted(tmp_path / "mlx", WIDE[family], packing, says_mode=says_mode, others=others)
     assert_loads_as_mlx_lm_loads_it(converted, tmp_path)
     store = write_store(tmp_path / "models", "m", converted)
-    metadata = parse_metadata(store.blob_of("model.layers.0.self_attn.v_proj.weight").read_bytes())
+    mixed = "model.layers.0.self_attn.v_proj.weight"
+    assert store.tensors(mixed)[f"{mixed}.scale"].shape[-1] == 1, "128 weights share a scale, not 64"
+    metadata = parse_metadata(store.blob_of(mixed).read_bytes())
     assert metadata == ({"quant_type": "int4", "group_size": "64"} if says_mode else {})
 
 

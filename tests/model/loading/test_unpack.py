@@ -18,7 +18,8 @@ from runner.model.weights.unpack import packed_layers
 from runner.settings import CACHE_PERCENT, CheckSettings
 from scripts.tools.models.checkpoints import config_of, make_weights, write_directory
 from scripts.tools.models.sources import Published
-from scripts.tools.models.store import Quantization, write_store
+from scripts.tools.models.store import write_store
+from scripts.tools.models.tensors import Quantization
 from tests.lib.memory import held_bytes
 from tests.model.loading.conftest import Checkpoints, parameters
 from tests.model.loading.stored import put

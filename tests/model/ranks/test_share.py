@@ -7,10 +7,10 @@ import mlx.core as mx
 import pytest
 
 from runner.model.weights.dtype import device
-from scripts.tools.models.architectures import config
+from scripts.tools.models.architectures import Values, config
 from scripts.tools.models.checkpoints import Kind, make_weights, write_checkpoint, write_directory
-from scripts.tools.models.store import Quantization, write_store
-from scripts.tools.models.tiny_values import Values
+from scripts.tools.models.store import write_store
+from scripts.tools.models.tensors import Quantization
 from tests.model.architectures.splitting import check_equal
 from tests.model.ranks.pair import Pair, alone
 

@@ -10,10 +10,10 @@ from runner.model import OpenedModel, open_model
 from runner.model.weights.assemble import rehearse
 from runner.model.weights.parameters import parameters_of
 from runner.model.weights.split import possible_ranks, split
-from scripts.tools.models.architectures import config
+from scripts.tools.models.architectures import Values, config
 from scripts.tools.models.checkpoints import make_weights, write_checkpoint, write_directory
-from scripts.tools.models.store import Quantization, write_store
-from scripts.tools.models.tiny_values import Values
+from scripts.tools.models.store import write_store
+from scripts.tools.models.tensors import Quantization
 from tests.model.loading.test_quantized import with_packed
 
 

@@ -8,11 +8,10 @@ import pytest
 
 from runner.model import open_model
 from runner.model.towers import Grid, Tower, load_tower, plan_tower
-from scripts.tools.models import towers_gemma
 from scripts.tools.models.layouts import LAYOUTS, plan
 from scripts.tools.models.sources import Published
 from scripts.tools.models.sources_form import read_config
-from scripts.tools.models.sources_towers import SEEING
+from scripts.tools.models.sources_towers import SEEING, SEEING_GEMMAS
 from scripts.tools.models.store import Store, source_tensors, write_store
 from scripts.tools.models.tensors import from_mlx, rounded, to_mlx
 from tests.model.loading.conftest import parameters
@@ -100,7 +99,7 @@ def noise_seen(found: Tower, name: str) -> mx.array:
     return gemma_cases.features(found, patches, grid)
 
 
-@pytest.mark.parametrize("name", towers_gemma.SEEING)
+@pytest.mark.parametrize("name", SEEING_GEMMAS)
 def test_a_directory_and_a_store_hold_the_same_tower_of_a_gemma(
     published: Published, tmp_path: Path, name: str
 ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.host.lib.usage import rss_bytes
+from scripts.tools.host.lib import rss_bytes
 from tests.process.conftest import FAULTY
 from tests.process.faults.fault_control import FaultControl
 from tests.process.faults.raw_process import RawProcess, raw_process

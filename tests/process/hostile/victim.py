@@ -12,8 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from scripts.tools.host.lib import Client, F, Process, Request, capture
-from scripts.tools.host.lib.usage import descriptors, rss_bytes
+from scripts.tools.host.lib import Client, F, Process, Request, capture, descriptors, rss_bytes
 from scripts.tools.models.scripted import BYTES, Transition, write_scripted
 
 MODEL = "victim:latest"

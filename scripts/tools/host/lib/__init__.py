@@ -15,75 +15,11 @@ A small library without pytest in it, usable for any executable that speaks the 
         completion = await host.complete("demo:latest", Request("Hello"), keep_alive_s=0)
 """
 
-from scripts.tools.host.lib.answers import Answer, Logprob, Status, TokenLogprob, UndecodableError
+from scripts.tools.host.lib.answers import Answer, Logprob, UndecodableError
 from scripts.tools.host.lib.client import Client, Completion, Reply, StatusError, Stream, StreamError
-from scripts.tools.host.lib.generations import (
-    B_PRIME,
-    F_PRIME,
-    F_SECOND,
-    G_PRIME,
-    GENERATIONS,
-    A,
-    B,
-    C,
-    D,
-    E,
-    F,
-    G,
-    Generation,
-    H,
-)
-from scripts.tools.host.lib.output import MARKERS, OUT_OF_MEMORY, RULES, OutputScanner, Rule, capture, is_out_of_memory
-from scripts.tools.host.lib.process import LoadError, Process, free_port, spawn, write_decoys
+from scripts.tools.host.lib.generations import F_PRIME, F_SECOND, G_PRIME, GENERATIONS, A, E, F, G, Generation, H
+from scripts.tools.host.lib.output import OUT_OF_MEMORY, RULES, OutputScanner, Rule, capture
+from scripts.tools.host.lib.process import LoadError, Process, descriptors, free_port, rss_bytes, spawn, write_decoys
 from scripts.tools.host.lib.requests import Medium, Request, wire_format
 from scripts.tools.host.lib.scheduler import Host, Loaded
-from scripts.tools.host.lib.structured import Part, Thinking, ThinkingParser, parts
-
-__all__ = [
-    "B_PRIME",
-    "F_PRIME",
-    "F_SECOND",
-    "GENERATIONS",
-    "G_PRIME",
-    "MARKERS",
-    "OUT_OF_MEMORY",
-    "RULES",
-    "A",
-    "Answer",
-    "B",
-    "C",
-    "Client",
-    "Completion",
-    "D",
-    "E",
-    "F",
-    "G",
-    "Generation",
-    "H",
-    "Host",
-    "LoadError",
-    "Loaded",
-    "Logprob",
-    "Medium",
-    "OutputScanner",
-    "Part",
-    "Process",
-    "Reply",
-    "Request",
-    "Rule",
-    "Status",
-    "StatusError",
-    "Stream",
-    "StreamError",
-    "Thinking",
-    "ThinkingParser",
-    "TokenLogprob",
-    "UndecodableError",
-    "capture",
-    "free_port",
-    "is_out_of_memory",
-    "parts",
-    "spawn",
-    "wire_format",
-    "write_decoys",
-]
+from scripts.tools.host.lib.structured import Part, Thinking, parts

@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -75,6 +76,20 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def rss_bytes(pid: int) -> int:
+    """Returns the resident memory of a process."""
+    if sys.platform == "linux":
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return int(subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, check=True).stdout) * 1024
+
+
+def descriptors(pid: int) -> int | None:
+    """Returns the number of open file descriptors; None where the system does not tell."""
+    directory = Path(f"/proc/{pid}/fd")
+    return len(list(directory.iterdir())) if directory.is_dir() else None
 
 
 def spawn(
