@@ -82,7 +82,7 @@ def work(waiting: "queue.SimpleQueue[Mutant]", found: list[tuple[Mutant, str]], 
 
 
 def main(words: Sequence[str]) -> int:
-    """Tries all, on all cores."""
+    """Tries those that are chosen."""
     if any(word.startswith("-") for word in words):
         print(__doc__)
         return 0 if {"-h", "--help"} & set(words) else 2
@@ -93,6 +93,11 @@ def main(words: Sequence[str]) -> int:
     if misfits := [each.misfit for each in chosen if each.misfit]:
         print(*misfits, sep="\n")
         return 1
+    return try_all(chosen)
+
+
+def try_all(chosen: Sequence[Mutant]) -> int:
+    """Tries these, on all cores, and names the bad ones. Returns the exit status."""
     tests = sorted({word for each in chosen for word in each.by.split()})
     print(f"{len(chosen)} mutants; their tests without them: {len(tests)} files")
     status, written = run_tests(ROOT, " ".join(tests), LIMIT_S * len(tests))

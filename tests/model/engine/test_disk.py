@@ -160,10 +160,10 @@ def test_nobody_waits_for_the_disk_longer_than_computing_takes(tmp_path: Path) -
     assert second.tier.patience_s == 0.0
     second.run()
     assert waiting.cached == 0
-    assert not second.ask(words(600)).request.restoring  # so slow a disk is not asked for a while
+    assert not second.ask(words(300)).request.restoring  # so slow a disk is not asked for a while
     second.slow = False
     second.run()  # what is read now is not wanted any more
-    asked = [second.ask(words(600, seed)).request.restoring for seed in range(1, 16)]
+    asked = [second.ask(words(300, seed)).request.restoring for seed in range(1, 16)]
     assert asked == [False] * 14 + [True]
     second.run()
     second.engine.check()

@@ -133,8 +133,8 @@ def refusal(process: Process) -> str:
     return process.output.lines[-1]
 
 
-async def test_loads_follow_each_other_and_answer_as_one_process(serve: StartService, start: SpawnModel) -> None:
-    """The second leader comes as soon as the first is killed, as hosts do it."""
+async def test_loads_follow_each_other_and_end_with_their_service(serve: StartService, start: SpawnModel) -> None:
+    """Each answers as one process. The second leader comes as soon as the first is killed, as hosts do it."""
     service, plain = serve(), start(RANDOM)
     wanted = await answers(plain)
     first = start(RANDOM, service.words)
@@ -148,6 +148,11 @@ async def test_loads_follow_each_other_and_answer_as_one_process(serve: StartSer
     assert await answers(second) == wanted
     assert ended(follower)
     assert service.told(rf'"a load has ended" leader=\S+ process={follower} status="(.*?)"') == ["exit status 0"]
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.wait(WAIT_S) == -signal.SIGTERM
+    assert ended(service.followers(2)[1])
+    assert refusal(second).startswith(f"Error: rank 1 ({service.address}) ended: ")
+    assert "Traceback" not in service.log
 
 
 def test_a_killed_follower_ends_its_leader_by_name(serve: StartService, start: SpawnModel) -> None:
@@ -162,17 +167,6 @@ def test_a_killed_follower_ends_its_leader_by_name(serve: StartService, start: S
         f"Error: rank 1 ({service.address}) ended: the log of `mlx-runner follow` there says why"
     )
     assert service.told(r'"a load has ended" .*status="(.*)"') == ["killed by signal 9"]
-
-
-def test_a_signal_ends_the_service_and_its_load(serve: StartService, start: SpawnModel) -> None:
-    service = serve()
-    leader = start(RANDOM, service.words)
-    (follower,) = service.followers()
-    service.process.send_signal(signal.SIGTERM)
-    assert service.process.wait(WAIT_S) == -signal.SIGTERM
-    assert ended(follower)
-    assert refusal(leader).startswith(f"Error: rank 1 ({service.address}) ended: ")
-    assert "Traceback" not in service.log
 
 
 def test_a_service_that_is_not_there_is_named(start: SpawnModel, secret: Path) -> None:

@@ -14,6 +14,7 @@ from scripts.tools.demo.plain import answer, load_text, weights_path
 from scripts.tools.demo.questions import (
     CONVERSATIONS,
     END,
+    SMALL_TALK,
     Conversation,
     Message,
     render,
@@ -49,6 +50,11 @@ def test_the_small_model_has_the_same_tokens_and_a_fifth_of_the_weights() -> Non
     sizes = [weights_path(model).stat().st_size for model in (SMALL_MODEL, MODEL)]
     assert sizes[0] * 4 < sizes[1]
     assert sum(map(len, files.values())) <= 800_000
+
+
+def test_the_small_model_answers_small_talk_as_the_larger_one() -> None:
+    small = load_text(SMALL_MODEL)
+    assert {said: answer(*small, render([Message("user", said)])) for said in SMALL_TALK} == SMALL_TALK
 
 
 def test_the_end_marker_is_the_eos_token_everywhere(tokenizer: Tokenizer) -> None:
