@@ -55,12 +55,12 @@ def start(argv: Sequence[str]) -> NoReturn:
             gc.enable()
             sys.exit(top(settings))
         if isinstance(settings, ReplaySettings):
-            from runner.commands.replay import replay
+            from runner.tape.command import replay
 
             gc.enable()
             sys.exit(replay(settings))
         if isinstance(settings, FollowSettings):
-            from runner.commands.follow import follow
+            from runner.ranks.command import follow
 
             gc.enable()
             follow(settings)
@@ -124,6 +124,7 @@ async def _serve(
 ) -> None:
     """Loads and serves. The engine thread loads the model, a helper the tokenizer; this one imports the server."""
     watch = asyncio.create_task(parent.exit_with_host(parent_pid)) if settings.watch_parent else None
+    from runner import build
     from runner.engine.engine import Engine
     from runner.model.sources.digests import verify_digests
     from runner.tokenizer import open_tokenizer
@@ -134,7 +135,7 @@ async def _serve(
             helper, verify_digests, model.checkpoint, model.tensors.values()
         )
     tokenizer = helper.submit(open_tokenizer, model.file, merge_eos=not model.checkpoint.from_store)
-    engine = Engine(settings, model, tokenizer, hand_over.refuse)
+    engine = Engine(settings, model, tokenizer, build, hand_over.refuse)
     ready = engine.start(asyncio.get_running_loop())
     from runner.process.lean_aiohttp import leave_out_client
 

@@ -2,16 +2,15 @@
 
 Everything here runs on the engine thread, which alone owns sessions, layers, nodes and snapshots. Read in this order:
 
-* `interface.py` (what the engine sees: Session, PrefixCache, CacheBudget) and `session.py`, then `single.py` and
-  `none.py`, the small caches;
+* `interface.py` (what the engine sees: Session, PrefixCache, CacheBudget) and `session.py`, then `single.py`,
+  the small caches;
 * `layer_interface.py` and `layers/`: mlx-lm's layer caches behind one interface; `sequence.py` moves the layers of one
   sequence together, `layer_facts.py` is what all sequences of a model know;
 * `trie.py`: the nodes; `sequences.py`: who uses which layers; `resume.py`: how far along a path they can be taken;
   `trie_cache.py` puts these together, `trie_session.py` is its session;
-* policies: `checkpoints.py` (where to stop), `eviction.py` (what goes first), `enforce.py` (until it fits);
+* policies: `checkpoints.py` (where to stop), `eviction.py` (what goes first, until it fits);
 * `known_choices.py`: answers that need not be computed twice;
-* `decode_rows.py`: sessions that decode in one batch; `draft_trial.py`: may a model draft; `report.py`: the cache in
-  plain data.
+* `decode_rows.py`: sessions that decode in one batch; `report.py`: the cache in plain data.
 
 Always true between two forwards: all layers of a sequence stand at one offset; a record never claims a token that its
 layers have not seen; each snapshot is either live in one layer or owns its bytes, and is closed exactly once; the
@@ -58,7 +57,7 @@ def make_cache(
 
         return SingleEntryCache(make_layers)
     if kind == "none":
-        from runner.cache.none import NullCache
+        from runner.cache.single import NullCache
 
         return NullCache(make_layers)
     raise ValueError(f"no cache of kind {kind!r}: it is one of {', '.join(CACHE_KINDS)}")

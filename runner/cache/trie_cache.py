@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from protocol.stats import CacheNode
 from runner.cache import resume
 from runner.cache.checkpoints import CheckpointPolicy, TurnCheckpoints
-from runner.cache.enforce import BudgetEnforcer
+from runner.cache.eviction import BudgetEnforcer
 from runner.cache.interface import Cache, CacheDescription, Match, Miss, Session, Spell
 from runner.cache.node import Node, keys
 from runner.cache.prefix import common_prefix

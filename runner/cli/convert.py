@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from runner import logs
-from runner.engine.ranks.addresses import Address, parse_address, parse_listen_address
 from runner.errors import UsageError
+from runner.ranks.handshake import Address, parse_address, parse_listen_address
 from runner.settings import DEFAULT_PARALLEL, DRAFT_AUTO, DRAFT_OFF, MOST_PARALLEL, MOST_RANKS
 from runner.sizes import Bound, parse_bound
 

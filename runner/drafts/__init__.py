@@ -1,16 +1,18 @@
-"""Drafts of the tokens to come, from text that is known already. Knows no model, no MLX, and no engine.
+"""Drafts of the tokens to come, which a round checks in one forward: from text that is known, or by a model. A wing.
 
-| module | what it is |
+`drafting.Drafting` is what `runner/assemble.py` gives the engine, and `AnswerDrafter` the drafter of one answer. A
+draft is right only if the answering model drew it, so nothing here can change an answer, only its speed.
+
+| read in this order | |
 | --- | --- |
-| `draft` | what is proposed: tokens, where they are from, how much of the text before them was the same |
-| `chain` | the places behind all runs of as many tokens, newest first |
-| `text` | a text that grows, and the places in it where its like occurred before |
-| `lookup` | the drafter of one request: its own text first, then the ring |
-| `ring` | the answers of earlier requests, the oldest forgotten first |
-| `acceptance` | how often drafts like this one were right |
-| `cost` | how long a round of as many rows takes |
-| `policy` | how many tokens of a draft are worth their rows |
-| `guard` | whether drafts make anything faster at all, by the clock alone |
+| `drafting` | all drafts of an engine, and those of one answer |
+| `lookup`, `text` | finds what followed when the text stood like this before, in this request or in earlier answers |
+| `policy`, `guard` | how many tokens are worth their rows; whether drafts make anything faster at all |
+| `pacing` | a model that drafts, as answers see it; when it drafts, and how many tokens |
+| `opening`, `named` | which model drafts, and why another one cannot |
+| `own_model` | a draft model with weights, layers and a context of its own |
+| `heads`, `assistant`, `dflash` | models that draft from what the answering model has computed |
 
-The engine thread owns all of it. Nothing here reads a clock or draws a number: the same calls give the same drafts.
+Owner: the engine thread. `lookup`, `text`, `policy`, `guard` and `drafting` know no model, no MLX and no clock: the
+same calls give the same drafts.
 """

@@ -1,10 +1,234 @@
 """Decides from numbers alone how many tokens of a draft are worth their rows; knows no model and no clock."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple, get_args
 
-from runner.drafts.acceptance import BLOCK_PAUSE, MODEL_PAUSE, Acceptance, match_class
-from runner.drafts.cost import DraftCost, RoundCosts, cpu_costs, gpu_costs
-from runner.drafts.draft import MODEL_MATCH, SOURCES, Draft
+# --- How often drafts like this one were right, token by token.
+
+_FIRST = (0.3, 0.5, 0.7, 0.8, 0.9)
+"""What is expected of the first token at first, for matches of 1-2, 3-4, 5-8, 9-16 and more tokens."""
+_FIRST_WEIGHT = 2.0  # of what is expected, in rounds; it fades as they do
+_KEPT = 1 - 1 / 24  # of all counts, by each round
+_ENOUGH = 8  # rounds, until the counts are trusted beyond the length of the match
+_FIRST_PAUSE = 4  # drafts between two probes
+LOOKUP_PAUSE, BLOCK_PAUSE, MODEL_PAUSE = 64, 64, 256
+"""The most drafts between two probes in vain. One of known text costs a row more, a sixth of a step; a block of drafts
+about half a step. A model that drafts token by token reads the end of the text for it, drafts, and nothing is
+dispatched ahead: up to two steps."""
+
+
+def match_class(match: int) -> int:
+    """Returns 0 to 4 for matches of 1-2, 3-4, 5-8, 9-16 and more tokens."""
+    return min(max(match - 1, 1).bit_length() - 1, len(_FIRST) - 1)
+
+
+class Acceptance:
+    """The counts of drafts from one source, with matches of one class. Owner: the engine thread.
+
+    A position counts only if all before it were right. Counts fade with each round that drafts, so a position that was
+    not tried for a while is expected to be like the one before it, and so is tried again. Where nothing is drafted any
+    more, or less than could be, a probe goes one token further now and then, ever more rarely while it is in vain.
+    """
+
+    def __init__(self, match_class: int, most: int) -> None:
+        """`most` is the length of the longest draft."""
+        self.most_pause = LOOKUP_PAUSE
+        """The most drafts between two probes."""
+        self._tried = [_FIRST_WEIGHT] + [0.0] * (most - 1)
+        self._right = [_FIRST_WEIGHT * _FIRST[match_class]] + [0.0] * (most - 1)
+        self._pause = _FIRST_PAUSE
+        self._waited = 0
+        self._probe = 0
+        self._idle = False  # nothing was drafted the last time
+
+    @property
+    def trusted(self) -> bool:
+        """True if there are counts enough."""
+        return self._tried[0] >= _ENOUGH
+
+    def rates(self) -> Iterator[float]:
+        """Iterates over how likely each token is right if those before it are."""
+        rate = self._right[0] / self._tried[0]
+        yield rate
+        for tried, right in zip(self._tried[1:], self._right[1:], strict=True):
+            rate = (right + rate * _FIRST_WEIGHT) / (tried + _FIRST_WEIGHT)
+            yield rate
+
+    def rests(self) -> bool:
+        """Returns True if nothing was drafted the last time, and no probe is due. That counts as another draft that was
+        cut to nothing: there is no need to find that out token by token."""
+        if not self._idle or self._waited + 1 >= self._pause:
+            return False
+        self._waited += 1
+        return True
+
+    def probes(self, length: int, *, hopeful: bool = True) -> bool:
+        """Returns True if a draft that would be cut to `length` tokens should have one more, to see what comes of it.
+        If that would not pay even if it were right, it is not `hopeful`: then only what it costs is seen."""
+        self._waited += 1
+        self._idle = False
+        if self._waited < self._pause:
+            self._idle = not length
+            return False
+        self._waited, self._probe = 0, length + 1 if hopeful else 0
+        self._pause = min(2 * self._pause, self.most_pause)
+        return True
+
+    def learned(self, taken: int, accepted: int) -> None:
+        """Learns that of `taken` tokens, at least one, the first `accepted` were right."""
+        if accepted >= self._probe > 0:
+            self._pause = _FIRST_PAUSE
+        self._probe = 0
+        for index, tried in enumerate(self._tried):
+            seen = index < taken and index <= accepted
+            self._tried[index] = tried * _KEPT + seen
+            self._right[index] = self._right[index] * _KEPT + (seen and index < accepted)
+
+
+# --- How long a round of as many rows takes, learned while it happens.
+
+_LEAST_WEIGHT = 0.1  # of the latest round in an average; the first ones weigh more
+_MOST_CHANGE = 0.5  # times that weight, of an average by one round
+_FIRST_SHARE = 0.2  # of a plain step: what a model is taken to need for a token, as long as nothing is known
+_EACH = 0.5  # of the first token: what each further one is taken to need, as long as none was drafted
+
+
+def cpu_costs(most: int) -> list[float]:
+    """Returns what rounds of 1 to `most` rows cost on a CPU, in plain steps, as long as nothing is known."""
+    known = {1: 1.0, 2: 1.15, 4: 1.4, 5: 1.5, 8: 2.0, 9: 2.9, 16: 3.6}
+    return _between(known, most)
+
+
+def gpu_costs(most: int) -> list[float]:
+    """Returns what rounds of 1 to `most` rows cost on a GPU, in plain steps, as long as nothing is known."""
+    return [1 + 0.12 * index for index in range(most)]
+
+
+class DraftCost:
+    """The average time in which a model drafts so many tokens, learned while it happens. Owner: the engine thread."""
+
+    def __init__(self, most: int) -> None:
+        """`most` is the length of the longest draft."""
+        self._most = most
+        self._known: _Context | None = None
+        self._began = False
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """Learns how long so many tokens took, at least one. The first time counts for nothing: it may take several
+        times as long as any other."""
+        if not self._began:
+            self._began = True
+            return
+        if self._known is None:
+            self._known = _Context([1 + _EACH * index for index in range(self._most)])
+        self._known.took(tokens, seconds)
+
+    def curve(self, step_s: float) -> Sequence[float]:
+        """Returns the seconds of no token, one, two, and so on; as long as nothing is known shares of a plain step,
+        which takes `step_s`."""
+        if self._known is None:
+            return [step_s * _FIRST_SHARE * tokens for tokens in range(self._most + 1)]
+        return [0.0, *self._known.curve()]
+
+
+class RoundCosts:
+    """The average time of rounds for each number of rows and each power of two of the context.
+
+    Numbers of rows that never ran are taken to lie between their neighbours, in proportion to the curve of the nearest
+    context that is known, or to the first one. Owner: the engine thread.
+    """
+
+    def __init__(self, first: Sequence[float]) -> None:
+        """`first` has the relative costs of 1 row, 2 rows, and so on, as long as nothing is known."""
+        self._first = first
+        self._contexts: dict[int, _Context] = {}
+
+    def took(self, rows: int, seconds: float, context_tokens: int) -> None:
+        """Learns how long a round of so many rows took, behind so many tokens."""
+        if not 0 < rows <= len(self._first):
+            return
+        key = context_tokens.bit_length()
+        if key not in self._contexts:
+            self._contexts[key] = _Context(self.curve(context_tokens))
+        self._contexts[key].took(rows, seconds)
+
+    @property
+    def known(self) -> bool:
+        """True if costs are seconds."""
+        return bool(self._contexts)
+
+    def curve(self, context_tokens: int) -> Sequence[float]:
+        """Returns the costs of 1 row, 2 rows, and so on: seconds, or plain steps as long as nothing is known."""
+        if not self._contexts:
+            return self._first
+        key = context_tokens.bit_length()
+        return self._contexts[min(self._contexts, key=lambda other: abs(other - key))].curve()
+
+
+class _Context:
+    """The costs at one power of two of the context."""
+
+    def __init__(self, shape: Sequence[float]) -> None:
+        """`shape` has relative costs that hold as far as nothing else is known."""
+        self._shape = shape
+        self._known: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
+        self._curve: Sequence[float] = ()
+
+    def took(self, rows: int, seconds: float) -> None:
+        if self._known:
+            self._counts[rows] = count = self._counts.get(rows, 0) + 1
+            seconds = _moved(self.curve()[rows - 1], seconds, count)
+        self._known[rows] = seconds
+        self._curve = ()
+
+    def curve(self) -> Sequence[float]:
+        if not self._curve:
+            known = {rows: seconds / self._shape[rows - 1] for rows, seconds in self._known.items()}
+            factors = _between(known, len(self._shape))
+            costs = [factor * cost for factor, cost in zip(factors, self._shape, strict=True)]
+            self._curve = [max(costs[0], cost) for cost in costs]
+        return self._curve
+
+
+def _moved(average: float, latest: float, count: int) -> float:
+    """Returns the average after one more measurement, of which there were `count` before."""
+    most = average * _MOST_CHANGE
+    return average + max(-most, min(most, latest - average)) * max(_LEAST_WEIGHT, 1 / (count + 1))
+
+
+def _between(known: dict[int, float], most: int) -> list[float]:
+    """Returns values for 1 to `most` rows: known ones, on straight lines between them, and level beyond the last."""
+    rows = sorted(known)
+    values = [known[rows[0]]] * rows[0]
+    for left, right in pairwise(rows):
+        slope = (known[right] - known[left]) / (right - left)
+        values += [known[left] + slope * (row - left) for row in range(left + 1, right + 1)]
+    values += [known[rows[-1]]] * (most - len(values))
+    return values[:most]
+
+
+# --- What a drafter proposes.
+
+Source = Literal["own", "earlier", "path", "model"]
+"""Where a draft is from: the request's own text, the answer of an earlier request, a path of the prefix cache that
+begins with all of the request's text, or a model that drafts."""
+SOURCES: tuple[Source, ...] = get_args(Source)
+MODEL_MATCH = 5
+"""The match of a model's drafts, which have none: until there are counts, they are trusted as if so many tokens had
+matched."""
+
+
+class Draft(NamedTuple):
+    """Tokens that may come next."""
+
+    tokens: list[int]
+    """At least one."""
+    source: Source
+    match: int
+    """How many tokens right before the draft are the same where it is from."""
+
 
 CPU_TOKENS, GPU_TOKENS, MOST_TOKENS = 7, 15, 63
 """The most drafted tokens a round: by default, where the kernel for few rows of a CPU's BLAS ends at 8, and ever."""

@@ -1,14 +1,21 @@
-"""The engine: one thread that owns MLX, loads the model, and computes all requests, one slice at a time.
+"""The engine: one thread that owns MLX, and computes all requests, one slice at a time.
 
 A slice is the beginning of a request, a part of a prompt, or one decode step of a batch. Between two slices the engine
 takes in messages, so no request waits for longer than a slice.
 
 Threads: the event loop calls `Engine.start` and `submit`, and reads events from a request's `EventStream`. Everything
-else belongs to the engine thread, except `request.py` and `formats.py`, which validate and compile on the event loop.
-Events cross over in `events.py` (Outbox), requests in the mailbox of `engine.py`. Only the engine thread imports MLX.
+else belongs to the engine thread, except `request.py`, which validates off it. Events cross over in `events.py`
+(Outbox), requests in the mailbox of `engine.py`. Only the engine thread imports MLX. `runner/assemble.py` builds the
+parts and connects them.
 
-Read in this order: `request.py` and `events.py` (what goes in and comes out), `engine.py` (the loop), `scheduler.py`
-(the stations of a request), `policy.py` (which slice is next, from numbers alone), `generation.py` (one request),
-`batch.py` and `batches.py` (several in one forward), then `output/`, `memory/`, `observe/`, `recovery.py`, `platform/`.
-`assemble.py` connects them all.
+| read in this order | |
+| --- | --- |
+| `request`, `events` | what goes in and comes out, and how the event loop is woken |
+| `engine`, `warmup` | the loop: receive, compute a slice, deliver; before the first request |
+| `scheduler`, `queue`, `policy` | the stations of a request; those that wait; which slice is next, from numbers alone |
+| `generation`, `output`, `lifecycle` | one request: prompt, answer, text and stop strings, counts |
+| `batch`, `batches`, `round`, `trial` | several in one forward; rounds that check drafts; what a model can do |
+| `memory`, `recovery` | which requests fit into `--memory`; the case that MLX finds none |
+| `journal`, `counters`, `report`, `trace` | log lines and numbers for people; the time of each part of a slice |
+| `ports`, `context` | what the engine asks of wings; what all requests share |
 """

@@ -4,23 +4,65 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
 from runner.cache.decode_rows import DecodeRows
-from runner.engine.events import Outbox
-from runner.engine.fall_back import fall_back
-from runner.engine.generation import Forward, Generation
-from runner.engine.observe.trace import TRACE
-from runner.engine.paused_step import PausedStep
-from runner.engine.results import Results
+from runner.engine.events import Event, Outbox
+from runner.engine.generation import Forward, Generation, Results
 from runner.engine.round import Drafts, Round, find_drafts, unseen_at_end
+from runner.engine.trace import TRACE
 from runner.sampling.sample import Choice, Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
 
 if TYPE_CHECKING:
-    from runner.grammar import Guide
+    from runner.engine.guide import Guide
+
+# --- The way of an answer out of a batch that has failed.
+
+
+def fall_back(generation: Generation, own: Sample | None, error: Exception, patience_s: float) -> list[Event]:
+    """Lets an answer go back to what its own layers have seen, to go on alone; it fails if these are lost.
+
+    It takes the token that it drew on them, if it has not: `own`. It waits `patience_s` for its grammar. Returns the
+    events for the client.
+    """
+    # Without a token to take, its layers must not have seen the token that it would go back to.
+    seen_all = own is None and generation.session.position >= len(generation.session.recorded)
+    if generation.session.failed or seen_all:
+        return generation.fail(error)
+    events: list[Event] = []
+    try:
+        if own:
+            generation.restart_grammar()
+            generation.grammar.advance(choice := own.read()[0])
+            if generation.grammar.wait(patience_s):
+                events += generation.take(generation.with_forced(choice, alone=False))
+            else:
+                events += generation.abort("its grammar takes too long to be followed again")
+        if not generation.done:
+            generation.return_to_prefill()
+    except Exception as fault:
+        events += generation.fail(fault)
+    return events
+
+
+# --- A decode step that waits for masks.
+
+
+class PausedStep(NamedTuple):
+    """A step whose tokens are read, while the grammars advance along them."""
+
+    choices: list[Choice]
+    logits: mx.array | None
+    """[B, 1, V], from the forward over these tokens; None if there was none."""
+
+    def of(self, rows: Sequence[int]) -> "PausedStep":
+        """Returns these rows of it."""
+        logits = None if self.logits is None else self.logits[mx.array([*rows])]
+        return PausedStep([self.choices[row] for row in rows], logits)
+
 
 _CLEAR_STEPS = 256  # mlx-lm's caches grow by as many tokens at a time, into new buffers
 _PADDING_TOKENS = 256  # a row may always be padded by so many

@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from runner.cache import Cache
 from runner.cache.session import LiveSession
 from runner.engine.generation import Forward, Generation
-from runner.engine.memory.budget import MemoryBudget
+from runner.engine.memory import MemoryBudget
 from runner.engine.request import Request
 from runner.engine.trial import SettledTrial, Trial
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.engine.drafting import Drafting
-    from runner.engine.pictures.encoder import PictureEncoder
-    from runner.engine.ranks.interface import Ranks
-    from runner.engine.tape.interface import Tape
+    from runner.engine.ports import Drafts, Pictures, Ranks
+    from runner.pictures.prompt import PicturePrompt
 
 
 class EngineContext(NamedTuple):
@@ -28,14 +26,14 @@ class EngineContext(NamedTuple):
     memory: MemoryBudget
     salt: str = ""
     """Names what changes the meaning of the cache's contents: prompts of different salts share nothing."""
-    encoder: "PictureEncoder | None" = None
-    """The encoder of pictures, of a model that sees."""
+    show: "Callable[[PicturePrompt], Pictures] | None" = None
+    """Begins with the pictures of one request; None for a model that sees none."""
     trial: Trial = SettledTrial()
     """The trial that decides whether requests may share a batch."""
-    drafting: "Drafting | None" = None
+    drafting: "Drafts | None" = None
     """Drafts answers; None if that is off."""
-    tape: "Tape | None" = None
-    """Where requests note what becomes of them; None if nothing is recorded."""
+    begin: Callable[..., Generation] = Generation
+    """Makes a generation; of one that is recorded, its tape knows."""
     ranks: "Ranks | None" = None
     """The processes that compute the model together; None if this one has all of it."""
     scoring: Callable[[Forward, Sequence[int]], Forward] = lambda forward, _: forward
@@ -48,21 +46,9 @@ class EngineContext(NamedTuple):
 
     def generation(self, request: Request, session: LiveSession, started_ns: int) -> Generation:
         """Returns the generation of a request that left the queue at `started_ns`."""
-        pictures = None
-        if request.pictures is not None and self.encoder is not None:
-            from runner.engine.pictures.progress import PictureProgress  # no text needs it
-
-            pictures = PictureProgress(request.pictures, self.encoder)
-        drafter = None
-        if self.drafting is not None:
-            drafter = self.drafting.drafter(request.keys)
-        rest = (request, session, self.tokenizer, self.context_length, started_ns, pictures)
-        if self.tape is None:
-            generation = Generation(*rest, drafter)
-        else:
-            from runner.engine.tape.generation import TapedGeneration  # most engines have no tape
-
-            generation = TapedGeneration(self.tape, *rest, drafter)
+        pictures = self.show(request.pictures) if request.pictures is not None and self.show is not None else None
+        drafter = self.drafting.drafter(request.keys) if self.drafting is not None else None
+        generation = self.begin(request, session, self.tokenizer, self.context_length, started_ns, pictures, drafter)
         if self.ranks is not None:
             generation.agree = self.ranks.agree
         if drafter is not None:

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, TypeVar
 
 from protocol.stats import CacheNode
-from runner.engine.events import Outbox
-from runner.engine.observe.trace import TRACE
-from runner.engine.platform.wakeup import Wakeup
+from runner.engine.events import Outbox, Wakeup
 from runner.engine.request import Limits, Request
+from runner.engine.trace import TRACE
 from runner.engine.trial import IdleTrial, first_untried
 from runner.errors import ModelError, RunnerError, no_mlx
 from runner.logs import Log, die, error_line, fatal
@@ -22,10 +21,12 @@ from runner.settings import Settings
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.engine.assemble import Assembly
-    from runner.engine.observe.counters import EngineStats
-    from runner.engine.ranks.interface import Ranks
-    from runner.engine.tape.recording import Recording
+    from runner.engine.counters import EngineStats
+    from runner.engine.ports import Formats, Ranks, Tier
+    from runner.engine.report import Report
+    from runner.engine.scheduler import Scheduler
+    from runner.engine.world import Turns, World
+    from runner.pictures.support import NoPictures, PictureSupport
 
 Answer = TypeVar("Answer")
 Message = Request | Callable[[], None] | None
@@ -35,6 +36,41 @@ log = Log(__name__)
 _MASK_POLL_S = 0.002  # between two looks for a grammar's mask, while there is nothing else to do
 _QUIET_S = 0.25  # a host asks for the status every 100 ms, and then brings the request for which it loads the model
 _PUBLISH_S = 0.02  # a decode step may take a millisecond or two, of which asking MLX for its memory would be a percent
+
+
+class Assembly(NamedTuple):
+    """The parts of an engine. All but `tokenizer`, `pictures` and `formats` belong to the engine thread."""
+
+    scheduler: "Scheduler"
+    report: "Report"
+    tokenizer: Tokenizer
+    pictures: "PictureSupport | NoPictures"
+    formats: "Formats"
+    warm_up: Callable[[], None]
+    """Computes what a first request would. Raises ComputeError if the model cannot."""
+    on_gpu: bool
+    disk: "Tier | None" = None
+
+
+class Build(Protocol):
+    """The builder of an engine (runner/build.py). Called on the engine thread."""
+
+    def open_world(self, settings: Settings, model: OpenedModel, outbox: Outbox) -> "tuple[World, Turns]":
+        """Returns the world that an engine with these settings is in, and its turns. Raises RunnerError."""
+        ...
+
+    def assemble(
+        self,
+        settings: Settings,
+        model: OpenedModel,
+        opening: Future[Tokenizer],
+        outbox: Outbox,
+        started_s: float,
+        post: Callable[[Callable[[], None] | None], None],
+        world: "World",
+    ) -> Assembly:
+        """Loads the model and builds an engine around it. Raises ModelError."""
+        ...
 
 
 class Engine:
@@ -55,6 +91,7 @@ class Engine:
         settings: Settings,
         model: OpenedModel,
         tokenizer: Future[Tokenizer],
+        build: Build,
         refuse: Callable[[ModelError], NoReturn] = die,
     ) -> None:
         """`tokenizer` may still be opening: a large one takes as long to open as many weights take to read.
@@ -64,12 +101,12 @@ class Engine:
         self._settings = settings
         self._model = model
         self._opening = tokenizer
+        self._build = build
         self._refuse = refuse
         self.limits = Limits(model.context_length, model.vocab_size)
         self._mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._idle = True  # nothing to do but to wait for a message
         self._publish_at = 0.0
-        self._recording: Recording | None = None
         self._ranks: Ranks | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
@@ -136,8 +173,7 @@ class Engine:
             matcher = self.parts.scheduler.matcher
             while self.parts.on_gpu and matcher.untried:  # hosts take a moment to ask for more than the status
                 matcher.advance()
-            if self._recording is not None:
-                self._recording.end_slice(idle=True)
+            self._turns.end_slice(idle=True)
             while True:
                 self._step()
         except ModelError as error:
@@ -163,22 +199,12 @@ class Engine:
             import mlx.core  # noqa: F401  by itself, so that only its absence is reported as such
         except ImportError as error:
             raise no_mlx(error) from error
-        from runner.engine.assemble import assemble
-
-        tape = None
-        if self._settings.ranks > 1:
-            from runner.engine.ranks.start import lead  # nothing of it is imported for one rank
-
-            self._ranks, self._recording = lead(self._settings, self._model, self._outbox)
-            self._outbox, tape = self._recording.outbox, self._recording.tape
-        if self._settings.record is not None:
-            from runner.engine.tape.recording import start_recording  # nothing of it is imported without the flag
-
-            self._recording = start_recording(self._settings.record, self._settings, self._model, self._outbox)
-            self._outbox, tape = self._recording.outbox, self._recording.tape
-        self.parts = assemble(
-            self._settings, self._model, self._opening, self._outbox, started, self._mailbox.put, tape, self._ranks
+        world, self._turns = self._build.open_world(self._settings, self._model, self._outbox)
+        self._ranks, self._outbox = world.ranks, self._turns.outbox
+        self.parts = self._build.assemble(
+            self._settings, self._model, self._opening, self._outbox, started, self._mailbox.put, world
         )
+        self._add = self._turns.queue((self.parts.disk or self.parts.scheduler).add)
         self.tokenizer, self.pictures = self.parts.tokenizer, self.parts.pictures
         self._publish()
 
@@ -188,12 +214,10 @@ class Engine:
         if TRACE.on:
             TRACE.begin()
         scheduler = self.parts.scheduler
-        if self._recording is not None:
-            self._recording.begin_slice(scheduler.add)
+        self._turns.begin_slice(scheduler.add)
         scheduler.advance()
         self._idle = scheduler.idle
-        if self._recording is not None:
-            self._recording.end_slice(idle=self._idle)
+        self._turns.end_slice(idle=self._idle)
         if self.parts.disk is not None and self.parts.disk.pending(idle=self._idle):
             self.parts.disk.advance(idle=self._idle, interrupted=lambda: not self._mailbox.empty())
             TRACE.lap("disk")
@@ -236,15 +260,13 @@ class Engine:
         return self._mailbox.get()
 
     def _advance(self, trial: IdleTrial) -> None:
-        if self._recording is not None:
-            self._recording.begin_trial()
+        self._turns.begin_trial()
         trial.advance()
-        if self._recording is not None:
-            self._recording.end_slice(idle=True)
+        self._turns.end_slice(idle=True)
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Request):
-            (self._recording or self.parts.disk or self.parts.scheduler).add(message)
+            self._add(message)
         elif message is not None:
             message()
 

@@ -97,8 +97,8 @@ class SlicePolicy:
 
     def __init__(self, chunk_tokens: int, max_gap_s: float) -> None:
         """`chunk_tokens` is the largest slice of a prompt, and the size of all slices while nothing decodes."""
-        self._chunk_tokens = chunk_tokens
-        self._max_gap_s = max_gap_s
+        self.chunk_tokens = chunk_tokens
+        self.max_gap_s = max_gap_s
         self._now_s = 0.0
         self._slices = 0
         self._last_other = 0  # the number of the latest slice that was not a step
@@ -116,7 +116,7 @@ class SlicePolicy:
                 return Begin()
             if self._encodes(view):
                 return Encode()
-            return self._next_prefill(view, self._chunk_tokens) if view.prefilling else None
+            return self._next_prefill(view, self.chunk_tokens) if view.prefilling else None
         if len(view.decoding) == 1 and not (view.startable or view.prefilling or view.encoding or view.trial):
             return Decode(0)
         step = Decode(min(range(len(view.decoding)), key=lambda index: self._last_slice(view.decoding[index])))
@@ -133,7 +133,7 @@ class SlicePolicy:
             return AdvanceTrial() if view.trial and (fresh or self._trial_s <= room_s) else step
         tokens = self._tokens_in(room_s)
         prefill = self._next_prefill(view, max(tokens, LEAST_TOKENS) if fresh else tokens)
-        worth = tokens >= LEAST_TOKENS and room_s >= self._max_gap_s * _WORTH
+        worth = tokens >= LEAST_TOKENS and room_s >= self.max_gap_s * _WORTH
         return prefill if fresh or worth or tokens >= view.prefilling[prefill.index] else step
 
     def took(self, slice: Slice, view: View, seconds: float) -> None:  # noqa: A002 - it is the field's word
@@ -187,10 +187,10 @@ class SlicePolicy:
 
     def _room_s(self, decoding: Sequence[int]) -> float:
         """Returns how long something else may take if all batches then step, those first that waited longest."""
-        room_s, steps_s = self._max_gap_s, 0.0
+        room_s, steps_s = self.max_gap_s, 0.0
         for batch in sorted((self._paces[batch] for batch in decoding), key=lambda batch: batch.slice):
             steps_s += batch.step_s
-            room_s = min(room_s, self._max_gap_s - (self._now_s - batch.end_s) - steps_s)
+            room_s = min(room_s, self.max_gap_s - (self._now_s - batch.end_s) - steps_s)
         return room_s
 
     def _tokens_in(self, room_s: float) -> int:
@@ -198,14 +198,14 @@ class SlicePolicy:
         if room_s <= 0:
             return 0
         token_s = self._token_s or 0.0
-        tokens = int(room_s / token_s) if token_s * self._chunk_tokens > room_s else self._chunk_tokens
+        tokens = int(room_s / token_s) if token_s * self.chunk_tokens > room_s else self.chunk_tokens
         tokens = min(tokens, self._most_tokens)
         return tokens - tokens % _STEP_TOKENS if tokens > LEAST_TOKENS else tokens
 
     def _next_prefill(self, view: View, tokens: int) -> Prefill:
         """Returns a slice of the oldest or of the shortest prompt, which share the time equally."""
         index = _shortest(view.prefilling) if self._balance_s >= 0 else 0
-        return Prefill(index, min(tokens, view.prefilling[index], self._chunk_tokens))
+        return Prefill(index, min(tokens, view.prefilling[index], self.chunk_tokens))
 
 
 def _shortest(prefilling: Sequence[int]) -> int:

@@ -3,7 +3,7 @@
 from collections import deque
 
 from runner.cache import Cache
-from runner.engine.memory.budget import MemoryBudget
+from runner.engine.memory import MemoryBudget
 from runner.engine.request import Request
 
 

@@ -10,13 +10,12 @@ import mlx.core as mx
 from runner.cache import Cache
 from runner.cache.session import LiveSession
 from runner.engine.events import Event
-from runner.engine.generation import Generation
-from runner.engine.memory.budget import MemoryBudget
-from runner.engine.results import Results
+from runner.engine.generation import Generation, Results
+from runner.engine.memory import MemoryBudget
 from runner.logs import Log, lacks_memory
 
 if TYPE_CHECKING:
-    from runner.engine.ranks.interface import Ranks
+    from runner.engine.ports import Ranks
 
 log = Log(__name__)
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from protocol import CompletionRequest, Format, FormatError, decode_format
 from runner.engine.events import EventStream
-from runner.engine.output.stop_strings import StopStrings
-from runner.engine.pictures.support import NoPictures, PictureSupport, refuse_media
+from runner.engine.output import StopStrings
 from runner.errors import RequestError
+from runner.pictures.support import NoPictures, PictureSupport, refuse_media
 from runner.sampling import SamplingOptions
 from runner.tokenizer import PART_CHARACTERS, Tokenizer
 
 if TYPE_CHECKING:
-    from runner.grammar import Grammar
-    from runner.media.prompt import PicturePrompt
+    from runner.engine.guide import Grammar
+    from runner.pictures.prompt import PicturePrompt
 
 _MOST_LOGPROBS = 20  # hosts do not ask for more
 _MOST_STOP_CHARACTERS = 65536
@@ -125,7 +125,7 @@ def prepare(
     """
     shown = None
     if wire.media and isinstance(pictures, PictureSupport):
-        from runner.engine.pictures.expand import expand  # no text needs it
+        from runner.pictures.expand import expand  # no text needs it
 
         shown = expand(wire.prompt, wire.media, pictures, tokenizer, limits.context_length, left)
     prompt = tokenizer.encode(wire.prompt) if shown is None else shown.ids

@@ -1,26 +1,107 @@
 """Takes requests from their arrival to their end, one slice at a time."""
 
 from time import perf_counter, perf_counter_ns
+from typing import NamedTuple
 
+from runner.cache import Cache
+from runner.cache.session import LiveSession
 from runner.engine.batch import Batch, tell
-from runner.engine.batch_matching import BatchMatcher
-from runner.engine.batches import Batches
+from runner.engine.batches import Batches, BatchMatcher
 from runner.engine.context import EngineContext
-from runner.engine.encodings import Encodings
-from runner.engine.events import Failed, Outbox, Refused, Started
-from runner.engine.generation import Generation
-from runner.engine.known import open_session, take_known
-from runner.engine.observe.journal import Journal
-from runner.engine.observe.trace import TRACE
+from runner.engine.events import Event, Failed, Outbox, Refused, Started
+from runner.engine.generation import Generation, Results
+from runner.engine.journal import Journal
+from runner.engine.memory import MemoryBudget
 from runner.engine.policy import AdvanceTrial, Begin, Decode, Encode, Prefill, Slice, SlicePolicy, View
 from runner.engine.queue import RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
 from runner.engine.request import Request
-from runner.engine.results import Results
+from runner.engine.trace import TRACE
 from runner.engine.trial import SettledTrial
 from runner.logs import Log, error_line
 
 log = Log(__name__)
+
+# --- Known choices: the beginning of an answer that is taken without a forward, because the cache knows what it
+# would be. Only plain greedy answers begin so: each token is the most probable one, whatever was drawn before, and
+# nobody wants its probability. The end of an answer is always computed: the token that ends it, the one that
+# completes a stop string, the last one that it may have. So answers end, and leave the cache, as they would
+# without.
+
+_PIECE_TOKENS = 64
+"""Of one slice, and of one line to the client: they take less than a millisecond."""
+
+
+def open_session(cache: Cache, request: Request, context: EngineContext) -> LiveSession:
+    """Opens a session. If the answer is a plain greedy one, its tokens will be known choices; if, moreover, nobody
+    wants their probabilities, it begins with those that the cache knows."""
+    if request.sampling.greedy and request.grammar is None:
+        most = 0 if request.sampling.logprobs else request.max_tokens - 1
+        session = cache.begin_greedy(request.keys, most, context.tokenizer.eos, context.salt)
+    else:
+        session = cache.begin(request.keys, context.salt)
+    assert isinstance(session, LiveSession)
+    return session
+
+
+def take_known(generation: Generation) -> list[Event]:
+    """Gives a generation the next of its known tokens. Returns the events for the client."""
+    session, life = generation.session, generation.life
+    life.decoded_ns = life.decoded_ns or perf_counter_ns()
+    coming = session.known[:_PIECE_TOKENS]
+    count = generation.text.before_stop(coming)
+    events = generation.push(coming[:count])
+    life.known += count
+    del session.known[:count]
+    if count < len(coming) or not session.known:
+        session.end_known()
+    return events
+
+
+# --- The requests whose prompts have come to a picture, which is encoded piece by piece.
+
+
+class Encoded(NamedTuple):
+    """A request that has left the line: its picture is encoded, or it has failed or restarts later."""
+
+    generation: Generation
+    results: Results
+    goes_on: bool
+
+
+class Encodings:
+    """Encodes one picture at a time, that of the oldest request whose pixels are there. Owner: the engine thread."""
+
+    def __init__(self, memory: MemoryBudget, recovery: Recovery) -> None:
+        self.generations: list[Generation] = []
+        self._memory, self._recovery = memory, recovery
+
+    @property
+    def ready(self) -> list[Generation]:
+        """The requests whose pictures can be encoded now, the oldest first."""
+        return [each for each in self.generations if each.pictures is not None and each.pictures.ready]
+
+    def advance(self, cache: Cache) -> Encoded | None:
+        """Computes one piece of a picture. Returns the request that goes on elsewhere; None if there is more to do."""
+        generation = self.ready[0]
+        pictures = generation.pictures
+        assert pictures is not None
+        TRACE.name("encode", request=generation.request.number)
+        results: Results = []
+        goes_on = False
+        try:
+            if text := self._memory.make_room(cache, pictures.needed_bytes):
+                results = [(generation, generation.abort(text))]
+            elif pictures.advance():
+                goes_on = True
+            else:
+                return None
+        except Exception as error:  # this request restarts or ends, the engine goes on
+            results = self._recovery.retry_or_fail(generation, error)
+        self.generations.remove(generation)
+        return Encoded(generation, results, goes_on)
+
+
 _RESERVE_SLICES = 64  # between two times that the cache learns the bytes of batches, which grow
 
 

@@ -5,16 +5,15 @@ process can be limited and killed. One process, the fork server, holds the vocab
 worker compiles one format, then follows one answer at a time.
 
 Owners: `WorkerPool` and `fork_server` belong to the event loop; a `Worker` belongs to the event loop until its grammar
-is compiled, then to the engine thread, together with its `Guide`, until the answer ends. `worker_process`, `compiler`
-and `matcher` run in the forked processes.
+is compiled, then to the engine thread, together with its `Guide`, until the answer ends. `worker_process` and
+`compiler` run in the forked processes.
 
-Read in this order: `messages`, `guide` (the engine's view), `worker_pool`, `worker`, `fork_server`; then the forked
-side: `worker_process`, `compiler`, `rewriter` with `closed_objects`, `format_to_lark`, `vocabulary`, `matcher`; last
-`explain_error` and `panics`.
+Read in this order: `formats` (the formats of one engine), `messages`, `worker_pool`,
+`fork_server`; then the forked side: `worker_process`, `compiler`, `rewriter`, `format_to_lark`, `vocabulary`,
+`explain_error`.
 """
 
-from runner.grammar.guide import Grammar, Guide
 from runner.grammar.messages import CompilerSetup
 from runner.grammar.worker_pool import WorkerPool
 
-__all__ = ["CompilerSetup", "Grammar", "Guide", "WorkerPool"]
+__all__ = ["CompilerSetup", "WorkerPool"]

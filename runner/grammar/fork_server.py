@@ -9,17 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from runner.grammar.messages import (
-    FORK,
-    HEAD_BYTES,
-    KILL,
-    ORDER,
-    SLOW,
-    CompilerSetup,
-    State,
-    body_length,
-    encode_message,
-)
+from runner.engine.guide import State
+from runner.grammar.messages import FORK, HEAD_BYTES, KILL, ORDER, SLOW, CompilerSetup, body_length, encode_message
 
 _PROGRAM = """
 import socket, sys

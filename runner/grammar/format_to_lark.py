@@ -25,7 +25,7 @@ from protocol.format import (
     Regex,
     SequenceNode,
 )
-from runner.tokenizer.literal_pattern import literal_pattern
+from runner.tokenizer.added_tokens import literal_pattern
 
 _SPACING = {
     "whitespace_flexible": False,

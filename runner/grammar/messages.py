@@ -35,38 +35,6 @@ class Compile(msgspec.Struct, frozen=True):
     """The limit on what the worker may allocate from here on."""
 
 
-class Follow(msgspec.Struct, frozen=True):
-    """Tokens with which the answer continues; answered with a `State`."""
-
-    tokens: list[int]
-    restart: bool = False
-    """True if `tokens` follow the beginning of the answer, not its current position."""
-    tries: bool = False
-    """True if the answer stays at its current position: the state tells what would be behind `tokens`."""
-
-
-class State(msgspec.Struct, frozen=True):
-    """The position of an answer in its grammar."""
-
-    forced: list[int] = []
-    """Tokens about which the grammar leaves no choice. All other fields describe the position after them."""
-    mask: bytes = b""
-    """One bit per token, set for those that may come next, including those that end the answer; empty if complete."""
-    complete: bool = False
-    """True if nothing more may come."""
-    error: str = ""
-    """The reason why the answer cannot go on, or why there is no grammar."""
-    left_out: str = ""
-    """As `LocalGrammar.left_out`; in the answer to `Compile` alone."""
-    tried: list[bytes | int] | None = None
-    """What may come behind each of the tokens that were tried, as far as they may come and others behind them: a mask,
-    or the one token. All fields above are empty then; None if nothing was tried."""
-    seconds: float = 0.0
-    """Processor time of this step."""
-    nbytes: int = 0
-    """Memory that the worker has allocated so far."""
-
-
 def encode_message(message: msgspec.Struct) -> bytes:
     """Returns the message with its length in front."""
     body = msgspec.msgpack.encode(message)

@@ -20,6 +20,7 @@ from typing import NoReturn, TypeVar
 import msgspec
 
 from protocol.format import Format
+from runner.engine.guide import Follow, State
 from runner.errors import RequestError
 from runner.grammar.compiler import Compiler
 from runner.grammar.messages import (
@@ -31,8 +32,6 @@ from runner.grammar.messages import (
     SLOW,
     Compile,
     CompilerSetup,
-    Follow,
-    State,
     body_length,
     encode_message,
 )

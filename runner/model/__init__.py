@@ -6,13 +6,12 @@ of weight files, and refuses whatever is broken; `weights.load.load` reads the w
 Owners: an `OpenedModel` is immutable, any thread may read it. Everything in `weights` runs on the engine thread, which
 owns MLX.
 
-Read in this order: `opened` (the steps of opening), `sources` (where files and tensors come from), `config` with
-`null_fields` and `layer_count`, `families` (one row per architecture), `packing`; then `weights`, with `model_args`,
-`device` and `progress`. `towers` has the encoders of pictures, `heads` what some packages have for drafts, `assistant`
-small models that draft from what Gemma 4 has computed. `inspect` examines a model for `mlx-runner check`;
-`ollama_media` tells which models Ollama's own runner gives pictures and sound.
+Read in this order: `opened` (the steps of opening), `sources` (where files and tensors come from), `config`,
+`layer_count`, `families` (one row per architecture), `packing`; then `weights`, with `model_args`,
+`device` and `progress`. `inspect` examines a model for `mlx-runner check`.
 """
 
+import runner.process.lean_mlx_lm  # noqa: F401  # before any module here imports mlx_lm: registers it without its __init__
 from runner.model.opened import OpenedModel, open_model
 
 __all__ = ["OpenedModel", "open_model"]

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Container, Mapping
 from typing import NamedTuple
 
-import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm, so that looking for a module does not import all of it
 from runner.errors import ModelError
 from runner.model.sources.checkpoint import Tensor
 

@@ -10,9 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
-
-# isort: split
 from mlx_lm.models.base import BaseModelArgs
 
 from runner.errors import ModelError

@@ -4,7 +4,7 @@ The modules know nothing of models or requests, and import little, since some of
 
     parent.py         the environment that a host gives its runners, restored; threads; the end of the host
     limits.py         file descriptors: the limit raised, and one log line if there are none left
-    lean_mlx_lm.py    mlx-lm's models without its tools; import it before anything of mlx_lm
+    lean_mlx_lm.py    mlx-lm's models without its tools; imported before anything of mlx_lm by the packages that use it
     lean_aiohttp.py   aiohttp's server without its client; call it before anything of aiohttp is imported
 
 `__main__` uses `parent` first, `app` the others in the order of the start. Nothing here has an owner thread of its own.

@@ -7,7 +7,7 @@ Owners: `SamplingOptions` are immutable and need no MLX; they are made off the e
 the engine thread.
 
 Read in this order: `options`, `sampler`, `row_group` (rows sampled together), `sample` (the result); then the steps:
-`mask`, `penalties` with `window`, `top_k`, `filters` with `sort_keys`, `random_numbers`, `draw`, `logprobs`.
+`mask`, `penalties`, `top_k`, `filters` with `sort_keys`, `random_numbers`, `logprobs`.
 """
 
 from runner.sampling.options import SamplingOptions

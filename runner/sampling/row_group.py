@@ -7,10 +7,9 @@ from copy import copy as shallow_copy
 import mlx.core as mx
 
 from runner.sampling import filters
-from runner.sampling.draw import draw
 from runner.sampling.options import SamplingOptions
 from runner.sampling.penalties import Penalties
-from runner.sampling.random_numbers import Uniforms
+from runner.sampling.random_numbers import Uniforms, draw
 from runner.sampling.top_k import top_k
 
 Agree = Callable[[mx.array], mx.array]

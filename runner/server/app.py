@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from http import HTTPStatus
+from pathlib import Path
 from time import perf_counter
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -14,17 +16,80 @@ from runner.errors import RequestError
 from runner.logs import Log
 from runner.server.completion import NUMBER, CompletionEndpoint
 from runner.server.connections import Connection, Connections
-from runner.server.guards import HEADERS, is_local
-from runner.server.page import add_page
 from runner.server.request_body import RequestBodies
 from runner.server.score import ScoreEndpoint
 from runner.server.stats import PATHS as _WATCHED_PATHS
-from runner.server.stats import StatsEndpoints
-from runner.server.stats_cache import StatsCache
-from runner.server.tokenize import TokenizeEndpoint
-from runner.server.tokenize_threads import TokenizeThreads
+from runner.server.stats import StatsCache, StatsEndpoints
+from runner.server.tokenize import TokenizeEndpoint, TokenizeThreads
 
 log = Log(__name__)
+
+# --- Access to the runner: for programs on this machine, and for no web page in a browser on it.
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+HEADERS = ("Host", "Origin", "Sec-Fetch-Site")
+"""The arguments of `is_local`, in order."""
+
+
+def is_local(host: str | None, origin: str | None, fetch_site: str | None) -> bool:
+    """Returns True if a request with these `Host`, `Origin` and `Sec-Fetch-Site` headers comes from a local program.
+
+    A browser sends the page's own `Origin`, and after DNS rebinding the attacker's name as `Host`; for requests
+    without an `Origin` (pictures, scripts, links) it says `cross-site`. Local programs send a loopback `Host` and no
+    `Origin`, or a loopback one.
+    """
+    if fetch_site == "cross-site":
+        return False
+    return (host is None or _is_loopback(f"//{host}")) and (origin is None or _is_loopback(origin))
+
+
+def _is_loopback(url: str) -> bool:
+    try:
+        name = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    return name in _LOOPBACK or name.endswith(".localhost")
+
+
+# --- `GET /`: the page that shows what the runner is doing, drawn in the browser from `/v1/events`.
+
+_FOLDER = Path(__file__).parent / "page"
+_INDEX = "index.html"
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_HEADERS = {
+    # The page may load its own files and ask this runner, nothing else; and no text is ever taken for markup.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
+    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+    " require-trusted-types-for 'script'; trusted-types 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cache-Control": "no-store",  # the next runner on this port may have another version
+}
+
+
+def add_page(router: web.UrlDispatcher) -> None:
+    """Adds `/` and the page's own files below `/page/`. No other file is served."""
+    router.add_get("/", _file)
+    router.add_get("/page/{name}", _file)
+
+
+async def _file(http: web.Request) -> web.Response:
+    name = http.match_info.get("name", _INDEX)
+    body = _read(name)
+    if body is None:
+        raise web.HTTPNotFound
+    return web.Response(body=body, content_type=_TYPES[Path(name).suffix], charset="utf-8", headers=_HEADERS)
+
+
+def _read(name: str) -> bytes | None:
+    """Returns one of the page's files, read anew each time: they are small, and a page is opened seldom."""
+    return next((path.read_bytes() for path in _FOLDER.iterdir() if path.name == name and path.suffix in _TYPES), None)
+
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _STATUS_PATHS = ("/v1/status", "/health")
 _COMPLETION_PATHS = ("/completion", "/v1/completions")

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from runner.engine.pictures.support import NoPictures, PictureSupport
 from runner.engine.request import Request
 from runner.errors import MediaError, RequestError
+from runner.pictures.support import NoPictures, PictureSupport
 
 
 @asynccontextmanager

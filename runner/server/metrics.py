@@ -21,8 +21,8 @@ from prometheus_client.utils import floatToGoString
 
 from protocol.stats import Stats
 from runner.cache.interface import Miss
+from runner.engine.counters import Distribution, Distributions, EngineStats
 from runner.engine.lifecycle import OUTCOMES
-from runner.engine.observe.counters import Distribution, Distributions, EngineStats
 
 _PREFIX = "mlx_runner_"
 

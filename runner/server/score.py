@@ -24,18 +24,18 @@ from protocol.score import (
 )
 from runner.engine.engine import Engine
 from runner.engine.events import Failed, Finished, Refused, Scored
-from runner.engine.pictures.support import PictureSupport, refuse_media
 from runner.engine.request import Request
 from runner.errors import RequestError
+from runner.pictures.support import PictureSupport, refuse_media
 from runner.sampling import SamplingOptions
 from runner.server.completion import NUMBER
 from runner.server.in_hand import in_hand
 from runner.server.request_body import Body, RequestBodies
-from runner.server.tokenize_threads import TokenizeThreads
+from runner.server.tokenize import TokenizeThreads
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.media.prompt import PicturePrompt
+    from runner.pictures.prompt import PicturePrompt
 
 _END = object()
 _LONG = 1 << 12
@@ -140,8 +140,8 @@ def _refuse_count(number: int, count: int, most: int) -> None:
 
 def _shown(prompt: str, wanted: ScoreRequest, engine: Engine) -> "tuple[str, PicturePrompt]":
     """Returns the text after the last picture of a prompt, and the tokens of the whole prompt, pictures included."""
-    from runner.engine.pictures.expand import expand  # no text needs it
-    from runner.media.prompt import Marker, split_markers
+    from runner.pictures.expand import expand  # no text needs it
+    from runner.pictures.prompt import Marker, split_markers
 
     assert isinstance(engine.pictures, PictureSupport)
     parts = [*split_markers(prompt)]

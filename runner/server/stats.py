@@ -10,12 +10,145 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from protocol.stats import CacheNode, CachePicture, Stats
+from runner.engine.counters import EngineStats
 from runner.engine.engine import Engine
-from runner.server.sse import STATS_S, EventFeed, Seen
-from runner.server.stats_cache import StatsCache
 
 if TYPE_CHECKING:
     from runner.server.metrics import Exporter
+
+# --- The engine's latest numbers on the event loop's side, asked for only when a client asks.
+
+_PATIENCE_S = 1.0
+_FRESH_S = 0.2
+
+
+class StatsCache:
+    """The numbers that the engine published last. Owner: the event loop.
+
+    The engine answers between two slices, and all clients share one question to it. If a slice takes longer than
+    `patience_s`, clients get the previous numbers once more, if there are any.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        patience_s: float = _PATIENCE_S,
+        fresh_s: float = _FRESH_S,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """Numbers younger than `fresh_s` are served without another question to the engine."""
+        self.refused = 0
+        """The number of requests that were refused before they reached the engine."""
+        self._engine = engine
+        self._patience_s = patience_s
+        self._fresh_s = fresh_s
+        self._clock = clock
+        self._asking: asyncio.Future[EngineStats] | None = None
+        self._last: EngineStats | None = None
+        self._last_s = 0.0
+        self._nodes: list[CacheNode] = []
+        self._generation = 0
+
+    async def published(self) -> EngineStats:
+        """Returns all numbers."""
+        if self._last is None or self._clock() - self._last_s >= self._fresh_s:
+            await self._ask()
+        assert self._last is not None
+        stats = self._last.stats
+        requests = msgspec.structs.replace(stats.requests, refused=stats.requests.refused + self.refused)
+        return self._last._replace(stats=msgspec.structs.replace(stats, requests=requests))
+
+    async def cache_picture(self) -> CachePicture:
+        """Returns the contents of the cache. Waits as long as the engine's slice takes."""
+        nodes = await self._engine.cache_nodes()
+        if nodes != self._nodes or not self._generation:
+            self._nodes = nodes
+            self._generation += 1
+        kind = (await self.published()).stats.cache_kind
+        return CachePicture(generation=self._generation, kind=kind, nodes=nodes)
+
+    async def _ask(self) -> None:
+        if self._asking is None:
+            self._asking = asyncio.ensure_future(self._engine.collect_stats())
+            self._asking.add_done_callback(self._take)
+        asking = self._asking
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if self._last is None else self._patience_s):
+                await asyncio.shield(asking)
+
+    def _take(self, answered: "asyncio.Future[EngineStats]") -> None:
+        self._asking = None
+        if not answered.cancelled() and answered.exception() is None:
+            self._last, self._last_s = answered.result(), self._clock()
+
+
+# --- Server-sent events for pages: the numbers and the cache, whenever they have changed.
+
+STATS_S, CACHE_S, HEARTBEAT_S = 0.5, 1.0, 15.0
+"""The least time between two events of a kind, and the most between any two."""
+_HEARTBEAT = b": nothing new\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+class Seen(msgspec.Struct):
+    """The versions of the events that one page has got. Owner: the response to that page."""
+
+    stats: int = 0
+    cache: int = 0
+    last_s: float = float("-inf")
+
+
+class EventFeed:
+    """The events, made once for all pages, and only while a page is open. Owner: the event loop."""
+
+    def __init__(self, board: StatsCache, clock: Callable[[], float]) -> None:
+        """`clock` returns seconds."""
+        self._stats_cache = board
+        self._clock = clock
+        self._making = asyncio.Lock()
+        self._refreshed_s = self._cache_sent_s = float("-inf")
+        self._stats: Stats | None = None
+        self._mark: tuple[int, ...] | None = None
+        self._stats_frame = self._cache_frame = b""
+        self._stats_version = self._cache_version = 0
+
+    async def new_events(self, seen: Seen) -> bytes:
+        """Returns the events that a page has not got yet, maybe none. A page asks every `STATS_S`."""
+        async with self._making:
+            if self._clock() - self._refreshed_s >= STATS_S:
+                await self._refresh()
+        now, frames = self._clock(), []
+        if seen.stats != self._stats_version:
+            seen.stats = self._stats_version
+            frames.append(self._stats_frame)
+        if seen.cache != self._cache_version:
+            seen.cache = self._cache_version
+            frames.append(self._cache_frame)
+        if not frames and now - seen.last_s >= HEARTBEAT_S:
+            frames.append(_HEARTBEAT)
+        if frames:
+            seen.last_s = now
+        return b"".join(frames)
+
+    async def _refresh(self) -> None:
+        published = await self._stats_cache.published()
+        self._refreshed_s = self._clock()
+        stats = msgspec.structs.replace(published.stats, uptime_s=0.0)  # which alone is not worth an event
+        self._stats_frame = _frame("stats", published.stats)
+        if stats != self._stats:
+            self._stats = stats
+            self._stats_version += 1
+        if published.cache_mark != self._mark and self._refreshed_s - self._cache_sent_s >= CACHE_S:
+            self._mark, self._cache_sent_s = published.cache_mark, self._refreshed_s
+            self._cache_frame = _frame("cache", await self._stats_cache.cache_picture())
+            self._cache_version += 1
+
+
+def _frame(event: str, data: msgspec.Struct) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event.encode(), _encode(data))
+
 
 Sleep = Callable[[float], Awaitable[object]]
 PATHS = ("/v1/stats", "/v1/cache", "/v1/events", "/metrics")

@@ -6,9 +6,8 @@ sentencepiece, and takes BOS, EOS and added tokens from the configs beside it. R
 Owners: a `Tokenizer` and its backend do not change after construction, so any thread may use them; long texts are
 encoded without the GIL. A `Utf8Stream` belongs to the one generation that it decodes.
 
-Read in this order: `tokenizer`, `backend` (the interface of a vocabulary); `tokenizer_json` with `json_document` and
-`piece_bytes`; `tokenizer_model` with `model_proto`, `added_tokens` and `literal_pattern`; `special_ids`, `utf8`,
-`files`.
+Read in this order: `tokenizer` (with the interface of a vocabulary); `tokenizer_json` with `json_document` and
+`piece_bytes`; `tokenizer_model` with `model_proto` and `added_tokens`; `utf8`, `files`.
 """
 
 from runner.tokenizer.files import Files

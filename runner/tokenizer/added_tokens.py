@@ -1,6 +1,7 @@
 """Added tokens: texts that become one id wherever they occur, in addition to the ordinary vocabulary."""
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from runner.errors import ModelError
@@ -82,3 +83,38 @@ def _special_texts(*sources: JsonObject) -> Iterator[str]:
         text = token_text(value)
         if text is not None:
             yield text
+
+
+# --- Builds a regular expression that finds the leftmost occurrence of many texts, and there the longest.
+
+_END = ""
+_Node = dict[str, "_Node"]
+
+
+def literal_pattern(texts: Iterable[str]) -> re.Pattern[str]:
+    """Compiles one or more non-empty `texts`.
+
+    Common prefixes are factored out: a plain alternation would try thousands of texts at every `<`.
+    """
+    root: _Node = {}
+    for text in texts:
+        node = root
+        for character in text:
+            node = node.setdefault(character, {})
+        node[_END] = {}
+    return re.compile(_expression(root))
+
+
+def _expression(node: _Node) -> str:
+    branches = []
+    for character, following in node.items():
+        if character == _END:
+            continue
+        text = character
+        while len(following) == 1:  # no choice: go on without another level
+            ((character, following),) = following.items()
+            text += character
+        branches.append(re.escape(text) + _expression(following))
+    if not branches:
+        return ""
+    return f"(?:{'|'.join(branches)}){'?' if _END in node else ''}"

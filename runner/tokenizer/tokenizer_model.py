@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from runner.errors import ModelError
 from runner.logs import Log
-from runner.tokenizer.added_tokens import AddedToken, configured_tokens
+from runner.tokenizer.added_tokens import AddedToken, configured_tokens, literal_pattern
 from runner.tokenizer.files import Files, JsonObject, read_object
-from runner.tokenizer.literal_pattern import literal_pattern
 from runner.tokenizer.model_proto import FILE, ModelProto, PieceType, parse_model, without_dummy_prefix
 from runner.tokenizer.piece_bytes import fallback_byte, plain_bytes
 

@@ -8,8 +8,7 @@ from unittest.mock import patch
 import mlx.core as mx
 
 from runner.cache.interface import Cache, Session
-from runner.cache.none import NullCache
-from runner.cache.single import SingleEntryCache
+from runner.cache.single import NullCache, SingleEntryCache
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import Tiny
 

@@ -17,12 +17,12 @@ from typing import NamedTuple, cast
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from runner.engine.pictures.sight import _FAMILIES
-from runner.media.families.family import Family
 from runner.model import OpenedModel, open_model
-from runner.model.pictures.forward import PictureForward
-from runner.model.towers import Tower, load_tower, plan_tower
 from runner.model.weights.load import LoadedModel, load
+from runner.pictures.families.family import Family
+from runner.pictures.forward import PictureForward
+from runner.pictures.sight import _FAMILIES
+from runner.pictures.towers import Tower, load_tower, plan_tower
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.sources import write_source
 from scripts.tools.models.sources_towers import SEEING, SEEING_GEMMAS

@@ -22,31 +22,30 @@ from PIL import Image
 from protocol import CompletionRequest, Media
 from protocol.request import Options
 from runner.cache import make_cache
+from runner.drafts.drafting import Drafting
 from runner.engine.context import EngineContext
-from runner.engine.drafting import Drafting
 from runner.engine.events import Failed, Refused
 from runner.engine.generation import Forward
-from runner.engine.memory.budget import MemoryBudget
-from runner.engine.pictures.encoder import PictureEncoder
-from runner.engine.pictures.support import PictureSupport
+from runner.engine.memory import MemoryBudget
 from runner.engine.policy import Slice, SlicePolicy, View
 from runner.engine.request import Limits, Request, prepare
 from runner.engine.trial import SettledTrial
-from runner.media.families.family import Family
-from runner.media.families.gemma4 import Gemma4
-from runner.media.families.gemma4_unified import Gemma4Unified
-from runner.media.families.glimmer import Glimmer
-from runner.media.families.nemotron_h import NemotronH
-from runner.media.families.qwen3_5 import Qwen35
-from runner.media.pixels import PixelStore
-from runner.media.prompt import Picture, PictureNames
-from runner.model.pictures.embedding import Rows
-from runner.model.towers import Grid
+from runner.pictures.encoder import PictureEncoder
+from runner.pictures.families.family import Family
+from runner.pictures.families.gemma4 import Gemma4, Gemma4Unified
+from runner.pictures.families.glimmer import Glimmer
+from runner.pictures.families.nemotron_h import NemotronH
+from runner.pictures.families.qwen3_5 import Qwen35
+from runner.pictures.forward import Rows
+from runner.pictures.pixels import PixelStore
+from runner.pictures.prompt import Picture, PictureNames
+from runner.pictures.support import PictureSupport
+from runner.pictures.towers import Grid
 from runner.sampling.sampler import Sampler
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE
 from tests.lib.seeing import BOTH_WAYS, END, MROPE, SOFT, START, Place, Seeing, Shown, seeing, walk
 from tests.lib.tiny_engine import Clock, EngineClient, SlicedEngine, ZeroMeter
-from tests.unit.media.pictures import Here
+from tests.unit.pictures.pictures import Here
 
 CONTEXT = 2000
 TOLERANCE = 2e-4
@@ -189,7 +188,7 @@ class SeeingEngine(SlicedEngine):
             CONTEXT,
             lambda: make_cache(cache, self.make_layers, budget_bytes=budget),
             self.memory,
-            encoder=self.encoder,
+            show=self.encoder.begin,
             trial=SettledTrial(),
             drafting=drafting,
         )

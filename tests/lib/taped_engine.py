@@ -20,28 +20,25 @@ from unittest.mock import patch
 
 import runner.engine.batch
 import runner.engine.scheduler
-import runner.engine.tape.grammar
-import runner.engine.tape.requests
+import runner.tape.grammar
+import runner.tape.requests
 from protocol.format import Lark
+from runner.drafts.drafting import Drafting
 from runner.drafts.policy import DraftPolicy
-from runner.engine.drafting import Drafting
 from runner.engine.events import Outbox
-from runner.engine.memory.budget import MemoryBudget
-from runner.engine.ranks.interface import Ranks
+from runner.engine.guide import Grammar
+from runner.engine.memory import MemoryBudget
+from runner.engine.ports import Ranks, Tape, Value, What
 from runner.engine.request import Request
-from runner.engine.tape.file import TapeFile, TapeReader
-from runner.engine.tape.interface import Tape, Value, What
-from runner.engine.tape.player import Player
-from runner.engine.tape.recorder import Recorder
-from runner.engine.tape.recording import Recording
-from runner.engine.tape.replay import Replay, Replayed
-from runner.engine.tape.taps import TapedMeter, TapedPolicy, told
-from runner.engine.tape.values import VERSION, Arrived, Choices, Entry, Header, Identity
 from runner.engine.trial import SettledTrial
 from runner.errors import RequestError
-from runner.grammar import Grammar
 from runner.grammar.compiler import Compiler
 from runner.sampling import SamplingOptions
+from runner.tape.file import VERSION, Arrived, Choices, Entry, Header, Identity, TapeFile, TapeReader
+from runner.tape.recorder import Player, Recorder
+from runner.tape.recording import Recording
+from runner.tape.replay import Replay, Replayed
+from runner.tape.taps import TapedMeter, TapedPolicy, told
 from scripts.tools.models.tiny import VOCAB
 from tests.lib.tiny_engine import (
     SLICEABLE,
@@ -94,8 +91,8 @@ def made_up(clock: Clock, numbers: random.Random) -> Iterator[None]:
     with (
         patch.object(runner.engine.scheduler, "perf_counter", clock),
         patch.object(runner.engine.batch, "monotonic", clock),
-        patch.object(runner.engine.tape.grammar, "monotonic", clock),
-        patch.object(runner.engine.tape.requests, "os", SimpleNamespace(urandom=numbers.randbytes)),
+        patch.object(runner.tape.grammar, "monotonic", clock),
+        patch.object(runner.tape.requests, "os", SimpleNamespace(urandom=numbers.randbytes)),
     ):
         yield
 
@@ -203,7 +200,7 @@ class Story:
                         slow = SlowGrammar(client.request.grammar.result(), lambda: numbers.choice((0, 0, 0, 2)))
                         client.request.format, client.request.grammar = Lark(spec.grammar), Future()
                         late.append((client, slow))
-                    recording.add(client.request)
+                    recording.queue(engine.scheduler.add)(client.request)
                 meanwhile()
                 engine.forward.forward_s = numbers.choice((0.001, 0.01, 0.05))
                 recording.begin_slice(engine.scheduler.add)

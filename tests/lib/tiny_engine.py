@@ -20,7 +20,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple, cast
 from unittest.mock import patch
 
@@ -33,28 +33,24 @@ from protocol.format import Lark
 from runner.cache import make_cache
 from runner.cache.session import LiveSession
 from runner.cache.trie_cache import TrieCache
+from runner.drafts.drafting import Drafting
 from runner.engine.context import EngineContext
-from runner.engine.drafter import Drafter
-from runner.engine.drafting import Drafting
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.generation import Forward, Generation
-from runner.engine.memory.budget import MemoryBudget
-from runner.engine.output.stop_strings import StopStrings
+from runner.engine.guide import Follow, Grammar, Guide, State, StateSource
+from runner.engine.memory import MemoryBudget
+from runner.engine.output import StopStrings
 from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, View
-from runner.engine.ranks import tapes
-from runner.engine.ranks.interface import Ranks
+from runner.engine.ports import Drafter, Ranks, Tape
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
-from runner.engine.tape import taps
-from runner.engine.tape.interface import Tape
 from runner.engine.trial import SettledTrial, Trial
-from runner.grammar import Grammar, Guide
 from runner.grammar.compiler import Compiler
-from runner.grammar.guide import StateSource
-from runner.grammar.messages import Follow, State
 from runner.grammar.vocabulary import make_vocabulary
+from runner.ranks import tapes
 from runner.sampling import SamplingOptions
 from runner.sampling.sampler import Sampler
+from runner.tape import taps
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, find_fault, tiny
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
@@ -592,7 +588,7 @@ class TinyEngine(SlicedEngine):
             memory or MemoryBudget(ZeroMeter(), room, 2048),
             trial=trial or settled,
             drafting=drafting,
-            tape=tape,
+            begin=Generation if tape is None else partial(taps.TapedGeneration, tape),
             ranks=ranks,
         )
         super().__init__(context, schedule or SlicePolicy(2048, 0.1), parallel, clock, outbox)

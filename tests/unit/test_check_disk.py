@@ -5,7 +5,7 @@ from pathlib import Path
 
 from runner.commands.check.disk import DiskFacts, disk_facts
 from runner.commands.check.text import _kept
-from tests.unit.cache.disk.made import NAMESPACE, segment, shelf
+from tests.unit.disk.made import NAMESPACE, segment, shelf
 
 
 def test_a_directory_is_listed_by_model(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """The adapters for mlx-lm's layer caches, and the table that chooses them. Nothing else knows these classes.
 
 Owner: the engine thread. Read in this order: `adapter.py` (the base classes: tail, state, counted), `snapshot.py` (live
-and owned snapshots, the ledger that counts them), then a file for each class: `kv.py`, `window.py`, `chunk.py`,
-`recurrent.py`, and `generic.py` for all others. `batch.py` joins the layers of several sequences, `batch_trial.py` and
-`quantized_trial.py` try what a model accepts (`trial.py`), `difference.py` measures it.
+and owned snapshots, the ledger that counts them), then a file for each class: `kv.py`, `window.py` (with Llama 4's
+chunks), `recurrent.py`, and `generic.py` for all others. `batch.py` joins the layers of several sequences. `trial.py`
+tries whether a model accepts batches and drafts, `quantized_trial.py` which widths of keys and values;
+`difference.py` measures both.
 
 Always true: an adapter never copies bytes that it can leave in place; a layer writes over a live snapshot only after
 paging it out; an array that outlives a forward shares its buffer with no other.
@@ -27,12 +28,11 @@ from mlx_lm.models.cache import (  # isort: skip
 
 from runner.cache.layer_interface import LayerState
 from runner.cache.layers.adapter import LayerAdapter
-from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.generic import GenericState
 from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
 from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.snapshot import Ledger
-from runner.cache.layers.window import WindowState
+from runner.cache.layers.window import ChunkState, WindowState
 
 
 def _window(layer: RotatingKVCache, ledger: Ledger) -> LayerState:

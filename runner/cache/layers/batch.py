@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 import mlx.core as mx
-
-import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
-
-from mlx_lm.models.cache import ArraysCache, BatchKVCache, CacheList  # isort: skip
+from mlx_lm.models.cache import ArraysCache, BatchKVCache, CacheList
 
 from runner.cache.layer_interface import LayerState
 from runner.cache.layers import flatten

@@ -13,10 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
-
-import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
-
-from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache  # isort: skip
+from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
 
 from runner.cache.layers import flatten
 from runner.cache.layers.difference import difference

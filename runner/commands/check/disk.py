@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from runner.cache.disk.files import Files
-from runner.cache.disk.name import format_of
+from runner.disk.files import Files
+from runner.disk.segment import format_of
 
 _MOST_ABOUT = 1 << 20
 

@@ -2,16 +2,16 @@
 
 import msgspec
 
-from runner.engine.draft_model.named import check_match
-from runner.engine.draft_model.opening import find_draft
-from runner.engine.draft_model.own_model import unmarkable_layers
+from runner.drafts.assistant.load import plan_assistant
+from runner.drafts.assistant.opening import is_assistant
+from runner.drafts.dflash.config import is_dflash
+from runner.drafts.dflash.load import plan_draft
+from runner.drafts.heads.load import plan_head
+from runner.drafts.named import check_match
+from runner.drafts.opening import find_draft
+from runner.drafts.own_model import unmarkable_layers
 from runner.errors import ModelError
 from runner.model import OpenedModel
-from runner.model.assistant.load import plan_assistant
-from runner.model.assistant.opening import is_assistant
-from runner.model.dflash.load import plan_draft
-from runner.model.dflash.opening import is_dflash
-from runner.model.heads.load import plan_head
 from runner.model.weights.assemble import rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.load import LoadedModel

@@ -8,11 +8,10 @@ import msgspec
 
 from runner import blas
 from runner.cache.layers import adapt, flatten
-from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.kv import KVState
 from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.snapshot import Ledger
-from runner.cache.layers.window import WindowState
+from runner.cache.layers.window import ChunkState, WindowState
 from runner.commands.check.disk import DiskFacts, disk_facts
 from runner.commands.check.drafts import DraftFacts, draft_facts
 from runner.commands.check.pictures import PictureFacts, picture_facts
@@ -21,9 +20,9 @@ from runner.errors import MissingError, ModelError
 from runner.model import OpenedModel
 from runner.model.device import usable_bytes
 from runner.model.inspect import Amount, Examination, collecting_faults, contents, examine, files, skipped
-from runner.model.towers import plan_tower
 from runner.model.weights.dtype import device, plan_dtypes
 from runner.model.weights.load import LoadedModel
+from runner.pictures.towers import plan_tower
 from runner.settings import CheckSettings, context_limit
 from runner.tokenizer import Tokenizer, open_tokenizer
 from runner.tokenizer.files import read_object

@@ -5,14 +5,14 @@ from math import isqrt
 
 import msgspec
 
-from runner.engine.pictures.sight import prepare
 from runner.errors import MediaError, ModelError
-from runner.media.families.family import Family
-from runner.media.header import MAX_PIXELS
 from runner.model import OpenedModel
 from runner.model.inspect import contents
-from runner.model.towers.load import TowerPlan, rehearse_tower
 from runner.model.weights.dtype import plan_dtypes
+from runner.pictures.families.family import Family
+from runner.pictures.header import MAX_PIXELS
+from runner.pictures.sight import prepare
+from runner.pictures.towers.load import TowerPlan, rehearse_tower
 from runner.tokenizer import Tokenizer
 
 _WIDTH = isqrt(MAX_PIXELS)

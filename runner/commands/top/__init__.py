@@ -13,7 +13,7 @@ from runner.settings import TopSettings
 def top(settings: TopSettings) -> NoReturn:
     """Shows the runner's numbers until Ctrl-C, or once if stdout is no terminal. RunnerError if no runner answers."""
     try:
-        from runner.commands.top.screen import print_once, watch
+        from runner.commands.top.view import print_once, watch
     except ImportError as error:
         raise RunnerError(
             f"mlx-runner top needs a package that is not installed ({error}): pip install 'rich>=14,<16';"

@@ -1,13 +1,17 @@
 """The numbers as a table."""
 
+import sys
 from collections.abc import Iterator
+from time import sleep
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from protocol.stats import RunningRequest, Stats
+from runner.commands.top.feed import Feed, LostError
 from runner.sizes import shown
 
 _LABEL = 10
@@ -115,3 +119,28 @@ def _of(budget_bytes: int | None) -> str:
 def _plain(text: str) -> str:
     """Returns the text without control characters."""
     return "".join(character if character.isprintable() else "·" for character in text)
+
+
+# --- The output of the numbers: once to any stream, or continuously on a whole terminal.
+
+_COLUMNS = 120
+_AGAIN_S = 1.0
+
+
+def print_once(stats: Stats) -> None:
+    """Prints one table, as wide as it needs to be if stdout is no terminal."""
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _COLUMNS)
+    console.print(view(stats))
+
+
+def watch(feed: Feed) -> None:
+    """Follows the runner forever, also across a restart. LostError if none answers at first."""
+    stats = feed.stats()
+    with Live(view(stats), screen=True, refresh_per_second=1, vertical_overflow="crop") as live:
+        while True:
+            try:
+                for stats in feed.follow():
+                    live.update(view(stats), refresh=True)
+            except LostError as error:
+                live.update(view(stats, f"{error}. This is its last state; press Ctrl-C to exit."), refresh=True)
+            sleep(_AGAIN_S)

@@ -14,7 +14,6 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
-import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
 from runner.errors import ModelError
 from runner.model.families import COMPUTED_TENSORS
 from runner.model.model_args import Defaults, class_defaults, fill_model_args
@@ -25,8 +24,7 @@ from runner.model.weights import awq
 from runner.model.weights.experts import ExpertLayout, Weights, possible_layouts, with_layout
 from runner.model.weights.packed import Arrays, Recipe, find_recipe, sanitize_packed
 from runner.model.weights.parameters import check_parameters
-from runner.model.weights.quantized_layers import check_kernels, quantize_layers
-from runner.model.weights.scaled_layers import MLX_UNIT
+from runner.model.weights.quantized_layers import MLX_UNIT, check_kernels, quantize_layers
 
 MLX_DTYPES = {
     "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16, "U32": mx.uint32,

@@ -25,7 +25,7 @@ log = Log(__name__)
 _TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _HALVES = (mx.bfloat16, mx.float16)
 _FACTOR = "global_scale"
-"""A parameter of packed layers that scale their outputs in float32 (`scaled_layers.py`)."""
+"""A parameter of packed layers that scale their outputs in float32 (`quantized_layers.py`)."""
 
 
 class DtypePlan(NamedTuple):

@@ -13,17 +13,13 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx.utils import tree_flatten, tree_unflatten
-
-import runner.process.lean_mlx_lm  # noqa: F401  # registers mlx_lm without its __init__
-
-# isort: split
 from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from runner.logs import Log
 from runner.model.packing import WORD_BITS
 from runner.model.progress import Progress
-from runner.model.weights.scaled_layers import GloballyScaledLinear, GloballyScaledSwitchLinear
+from runner.model.weights.quantized_layers import GloballyScaledLinear, GloballyScaledSwitchLinear
 
 log = Log(__name__)
 

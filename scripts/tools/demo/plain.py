@@ -16,14 +16,13 @@ from mlx.utils import tree_flatten, tree_map
 from tokenizers import Tokenizer
 
 import runner.process.lean_mlx_lm  # noqa: F401  makes mlx_lm.models importable without mlx_lm's own start-up
-from runner.media.families.qwen3_5 import Qwen35
-from runner.media.header import read_header
-from runner.media.picture import decode
-from runner.media.prompt import Marker, Picture, PicturePrompt, split_markers
-from runner.model.pictures.embedding import Rows
-from runner.model.pictures.forward import PictureForward
-from runner.model.towers import Grid
-from runner.model.towers.qwen3_5 import Qwen35Tower
+from runner.pictures.families.qwen3_5 import Qwen35
+from runner.pictures.forward import PictureForward, Rows
+from runner.pictures.header import read_header
+from runner.pictures.picture import decode
+from runner.pictures.prompt import Marker, Picture, PicturePrompt, split_markers
+from runner.pictures.towers import Grid
+from runner.pictures.towers.qwen3_5 import Qwen35Tower
 from scripts.tools.demo import seeing
 from scripts.tools.demo.questions import CONVERSATIONS, END
 
@@ -133,7 +132,7 @@ def answer(
 
 
 class Viewer:
-    """Asks a model that sees about pictures, by the tower and the hooks of runner/model/pictures alone."""
+    """Asks a model that sees about pictures, by the tower and the hooks of runner/pictures/forward.py alone."""
 
     def __init__(self, model: SeeingModel, tokenizer: Tokenizer) -> None:
         self._model, self._tokenizer = model, tokenizer

@@ -31,10 +31,10 @@ from mlx.nn.utils import value_and_grad
 from PIL import Image
 from tokenizers import Tokenizer
 
-from runner.media.families.qwen3_5 import Qwen35
-from runner.model.pictures.rope import AngledRope, Angles, angles
-from runner.model.towers import Grid
-from runner.model.towers.qwen3_5 import Qwen35Tower
+from runner.pictures.families.qwen3_5 import Qwen35
+from runner.pictures.forward import AngledRope, Angles, angles
+from runner.pictures.towers import Grid
+from runner.pictures.towers.qwen3_5 import Qwen35Tower
 from scripts.tools import ROOT
 from scripts.tools.demo import plain, questions, seeing
 from scripts.tools.demo.plain import named_weights

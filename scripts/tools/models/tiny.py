@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_map_with_path
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layers.batch_trial import BatchTrial
+from runner.cache.layers.trial import BatchTrial
 from scripts.tools.models import data
 
 from mlx_lm.models import (  # isort: skip

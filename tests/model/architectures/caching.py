@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
-from runner.cache.draft_trial import DraftTrial
 from runner.cache.layers.quantized_trial import find_format
-from runner.cache.none import NullCache
+from runner.cache.layers.trial import DraftTrial
+from runner.cache.single import NullCache
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models import architectures as made
 from scripts.tools.models.architectures import Values, build, values
@@ -77,7 +77,7 @@ def another_process_goes_on_from_the_disk(it: Subject) -> None:
 def _restored(tiny: Tiny, directory: Path, prompt: Sequence[int], chunk: int) -> Answer:
     """What a new process answers."""
     reader = started(tiny, directory)
-    with patch("runner.cache.disk.reader.WORTH_TOKENS", LEAST_TOKENS):
+    with patch("runner.disk.reader.WORTH_TOKENS", LEAST_TOKENS):
         assert reader.restore(prompt) >= len(PROMPT)
     return ask(tiny, reader.cache, prompt, say=4, chunk=chunk)
 

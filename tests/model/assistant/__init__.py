@@ -1,1 +1,1 @@
-"""Tests of `runner/model/assistant`."""
+"""Tests of `runner/drafts/assistant`."""

@@ -11,13 +11,11 @@ import runner.process.lean_mlx_lm  # noqa: F401
 
 from mlx_lm.models.gemma4_text import ModelArgs  # isort: skip
 
+from runner.drafts.assistant.load import Assistant, AssistantModule, check_target, load_assistant, places_of
+from runner.drafts.assistant.opening import Sizes
+from runner.drafts.heads.target import target_of
+from runner.drafts.named import open_draft
 from runner.model import OpenedModel
-from runner.model.assistant.context import places_of
-from runner.model.assistant.load import Assistant, check_target, load_assistant
-from runner.model.assistant.module import AssistantModule
-from runner.model.assistant.opening import Sizes
-from runner.model.draft import open_draft
-from runner.model.heads.target import target_of
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.assistants import Config, config_of, weights_of
 from scripts.tools.models.checkpoints import write_directory

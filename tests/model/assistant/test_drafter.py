@@ -9,11 +9,11 @@ from mlx.utils import tree_map_with_path
 
 from runner.cache import make_cache
 from runner.cache.layers.quantized_trial import find_format
-from runner.cache.none import NullCache
 from runner.cache.session import LiveSession
-from runner.model.assistant.context import Place, Shared, read
-from runner.model.assistant.drafter import AssistantDrafter
-from runner.model.heads.target import Tap
+from runner.cache.single import NullCache
+from runner.drafts.assistant.drafter import AssistantDrafter
+from runner.drafts.assistant.load import Place, Shared, read
+from runner.drafts.heads.target import Tap
 from scripts.tools.models.assistants import VOCABULARY_SIZE, WIDTH
 from scripts.tools.models.sources import Published
 from tests.model.assistant.conftest import Pairs

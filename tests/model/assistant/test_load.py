@@ -8,14 +8,11 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner.engine.draft_model.assistant_model import AssistantModel
-from runner.engine.draft_model.named import AnyModel
-from runner.engine.draft_model.opening import DraftModelOpener
+from runner.drafts.assistant.load import Assistant, load_assistant, read
+from runner.drafts.named import AnyModel, AssistantModel, open_draft, open_own_draft
+from runner.drafts.opening import DraftModelOpener
 from runner.errors import DraftError
 from runner.model import open_model
-from runner.model.assistant.context import read
-from runner.model.assistant.load import Assistant, load_assistant
-from runner.model.draft import open_draft, open_own_draft
 from runner.model.weights.load import LoadedModel, load
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.assistants import Config, config_of

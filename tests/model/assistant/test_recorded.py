@@ -6,7 +6,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.model.assistant.context import Shared
+from runner.drafts.assistant.load import Shared
 from scripts.tools.models.assistants import KINDS, VOCABULARY_SIZE, config_of
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE as TOKENS
 from tests.model.assistant import cases

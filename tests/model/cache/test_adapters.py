@@ -8,12 +8,11 @@ import pytest
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layer_interface import LayerState
 from runner.cache.layers import adapt, distrust, flatten
-from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.generic import GenericState
 from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
 from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.snapshot import Ledger, complete
-from runner.cache.layers.window import WindowState
+from runner.cache.layers.window import ChunkState, WindowState
 from runner.cache.sequence import SequenceLayers
 
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache  # isort: skip

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layers.batch_trial import BatchTrial
+from runner.cache.layers.trial import BatchTrial
 from scripts.tools.models.tiny import VOCAB, find_fault, tiny
 from tests.lib.memory import held_bytes
 from tests.lib.tiny_engine import BATCHABLE

@@ -10,21 +10,21 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.cache.adoption import adopt, standing
 from runner.cache.checkpoints import TurnCheckpoints
-from runner.cache.disk.name import Name
-from runner.cache.disk.reader import Reader, Wanted
-from runner.cache.disk.shelf import Shelf
-from runner.cache.freight import Freight
-from runner.cache.layers import cargo
-from runner.cache.layers.cargo import Part, array_in, array_of, copy_piece, copy_tokens
-from runner.cache.recheck import Sample
 from runner.cache.trie_cache import TrieCache
+from runner.disk import serialize as cargo
+from runner.disk.check import Sample
+from runner.disk.reader import Reader, Wanted
+from runner.disk.restores import adopt, standing
+from runner.disk.segment import Name
+from runner.disk.serialize import Part, array_in, array_of, copy_piece, copy_tokens
+from runner.disk.shelf import Shelf
+from runner.disk.writes import Freight
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
 from tests.lib.driver import Answer, ask, ask_uncached, check_equal, check_trie
 from tests.lib.tiny_engine import SLICEABLE, plain_forward
-from tests.unit.cache.disk.made import NAMESPACE, ROOT, shelf
-from tests.unit.cache.disk.test_hostile import FIELDS, reseal
+from tests.unit.disk.made import NAMESPACE, ROOT, shelf
+from tests.unit.disk.test_hostile import FIELDS, reseal
 
 
 def words(count: int, seed: int = 0) -> list[int]:

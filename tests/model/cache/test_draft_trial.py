@@ -7,12 +7,11 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.draft_trial import DraftTrial
 from runner.cache.layer_interface import LayerState
-from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.kv import KVState
 from runner.cache.layers.recurrent import RecurrentState
-from runner.cache.layers.window import WindowState
+from runner.cache.layers.trial import DraftTrial
+from runner.cache.layers.window import ChunkState, WindowState
 from scripts.tools.models.architectures import build
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
 

@@ -15,7 +15,7 @@ import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.checkpoints import TurnCheckpoints
-from runner.cache.none import NullCache
+from runner.cache.single import NullCache
 from runner.cache.trie_cache import TrieCache
 
 from mlx_lm.models.cache import KVCache  # isort: skip

@@ -11,8 +11,8 @@ import pytest
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.scans import SCANS, RoundReads, watched
-from runner.cache.none import NullCache
 from runner.cache.sequence import SequenceLayers
+from runner.cache.single import NullCache
 from scripts.tools.models.architectures import build
 from scripts.tools.models.tiny import Tiny, tiny, words
 from tests.lib.driver import ask_uncached

@@ -4,7 +4,7 @@ import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache import make_cache
-from runner.cache.none import NullCache
+from runner.cache.single import NullCache
 from scripts.tools.models.tiny import CHUNK, KINDS, WINDOW, tiny, words
 from tests.lib.driver import ask, ask_uncached, check_equal
 from tests.lib.pairs import pairs

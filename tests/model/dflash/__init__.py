@@ -1,1 +1,1 @@
-"""Tests of `runner/model/dflash`."""
+"""Tests of `runner/drafts/dflash`."""

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from runner.drafts.dflash.drafter import BlockDraft
+from runner.drafts.dflash.load import load_draft
+from runner.drafts.named import open_draft
 from runner.model import open_model
-from runner.model.dflash.drafter import BlockDraft
-from runner.model.dflash.load import load_draft
-from runner.model.draft import open_draft
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.checkpoints import write_checkpoint
 

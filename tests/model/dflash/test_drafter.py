@@ -7,15 +7,14 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.cache.none import NullCache
 from runner.cache.session import LiveSession
+from runner.cache.single import NullCache
+from runner.drafts.dflash.config import read_dflash_config
+from runner.drafts.dflash.drafter import BlockDrafter, block_target
+from runner.drafts.dflash.load import load_draft
+from runner.drafts.heads.target import Tap, target_of
+from runner.drafts.named import open_draft
 from runner.model import open_model
-from runner.model.dflash.config import read_dflash_config
-from runner.model.dflash.drafter import BlockDrafter
-from runner.model.dflash.load import load_draft
-from runner.model.dflash.target import block_target
-from runner.model.draft import open_draft
-from runner.model.heads.target import Tap, target_of
 from runner.model.weights.load import load
 from scripts.tools.models.dflash import BLOCK, DRAFT, GLIMMER, LAGUNA, dflash_config, write_dflash
 from scripts.tools.models.sources import write_source

@@ -8,10 +8,10 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
+from runner.drafts.dflash.load import check_target, load_draft, plan_draft
+from runner.drafts.named import open_draft
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.dflash.load import check_target, load_draft, plan_draft
-from runner.model.draft import open_draft
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.dflash import DRAFT, LAGUNA, dflash_config, dflash_weights

@@ -6,10 +6,10 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
+from runner.drafts.dflash.drafter import BlockDraft
+from runner.drafts.dflash.load import load_draft
+from runner.drafts.named import open_draft, open_own_draft
 from runner.model import open_model
-from runner.model.dflash.drafter import BlockDraft
-from runner.model.dflash.load import load_draft
-from runner.model.draft import open_draft, open_own_draft
 from runner.model.weights.load import load
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.dflash import DRAFT, GLIMMER, LAGUNA, dflash_config, dflash_weights, write_dflash

@@ -6,11 +6,9 @@ from typing import cast
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from runner.model.dflash.config import read_dflash_config
-from runner.model.dflash.drafter import BlockDraft, BlockDrafter
-from runner.model.dflash.module import DFlashModule, Parts
-from runner.model.dflash.target import LayerTap, block_target
-from runner.model.heads.follower import Draw
+from runner.drafts.dflash.config import read_dflash_config
+from runner.drafts.dflash.drafter import BlockDraft, BlockDrafter, DFlashModule, LayerTap, Parts, block_target
+from runner.drafts.heads.target import Draw
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.dflash import DRAFT, dflash_config

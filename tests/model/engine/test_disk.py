@@ -8,23 +8,21 @@ from unittest.mock import patch
 
 import pytest
 
-import runner.engine.disk.restores
-import runner.engine.disk.writes
-from runner.cache.disk.files import Files
-from runner.cache.disk.reader import Reader
-from runner.cache.disk.sweep import Sweep
-from runner.cache.disk.thread import DiskThread
-from runner.cache.freight import Freight
-from runner.cache.recheck import Sample
+import runner.disk.restores
+import runner.disk.writes
 from runner.cache.trie_cache import TrieCache
-from runner.engine.disk.check import SelfCheck
-from runner.engine.disk.restores import Restores
-from runner.engine.disk.tier import DiskTier
-from runner.engine.disk.writes import Writes
+from runner.disk.check import Sample, SelfCheck
+from runner.disk.files import Files
+from runner.disk.reader import Reader
+from runner.disk.restores import Restores
+from runner.disk.sweep import Sweep
+from runner.disk.thread import DiskThread
+from runner.disk.tier import DiskTier
+from runner.disk.writes import Freight, Writes
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny
 from tests.lib.tiny_engine import ClientRequest, Clock, RequestSpec, TinyEngine, plain_forward
-from tests.unit.cache.disk.made import NAMESPACE, ROOT, FakeFiles, shelf
+from tests.unit.disk.made import NAMESPACE, ROOT, FakeFiles, shelf
 
 
 def words(count: int, seed: int = 0) -> list[int]:
@@ -211,7 +209,7 @@ def test_a_file_that_cannot_be_adopted_is_removed(tmp_path: Path) -> None:
 
     second = Process("llama", tmp_path)
     asked = second.ask(words(500))
-    with patch.object(runner.engine.disk.restores, "adopt", side_effect=ValueError):
+    with patch.object(runner.disk.restores, "adopt", side_effect=ValueError):
         second.run()
     assert asked.cached == 0
     assert second.tier.counts().state == "on"
@@ -275,7 +273,7 @@ def test_what_a_slice_makes_is_on_its_way_at_once_and_only_once(tmp_path: Path) 
 
 
 def test_what_is_on_its_way_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner.engine.disk.writes, "_AT_ONCE_BYTES", 1)
+    monkeypatch.setattr(runner.disk.writes, "_AT_ONCE_BYTES", 1)
     process = Process("llama", tmp_path)
     process.slow = True
     process.ask(words(1000))
@@ -337,7 +335,7 @@ def test_a_fault_of_its_own_code_switches_the_tier_off(tmp_path: Path) -> None:
     process.engine.trie.detach()
     asked = process.ask(words(400))
     with (
-        patch.object(runner.engine.disk.restores, "adopt", side_effect=KeyError),
+        patch.object(runner.disk.restores, "adopt", side_effect=KeyError),
         patch.object(TrieCache, "detach", side_effect=KeyError),
     ):
         process.run()

@@ -6,14 +6,12 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner.cache.disk.name import STATE
-from runner.cache.disk.reader import Found
-from runner.cache.disk.segment import Segment
-from runner.cache.recheck import drift
-from runner.engine.disk.check import SelfCheck
+from runner.disk.check import SelfCheck, drift
+from runner.disk.reader import Found
+from runner.disk.segment import STATE, Segment
 from scripts.tools.models.tiny import KINDS
 from tests.model.engine.test_disk import Process, words
-from tests.unit.cache.disk.made import segment
+from tests.unit.disk.made import segment
 
 OPAQUE = "deepseek_v41"
 """Whose layers are all kept as a whole, with buffers that depend on the lengths of forwards."""

@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
-import runner.engine.disk.open
-from runner.engine.disk.open import _Namespace, _namespace
+import runner.disk.open
+from runner.disk.open import _Namespace, _namespace
 from runner.model import open_model
 from runner.settings import Settings
 from scripts.tools.models.checkpoints import write_checkpoint
@@ -33,7 +33,7 @@ class Model:
         return _namespace(settings, opened, self.make_layers, self.dtypes, self.salt)
 
     def patched(self, name: str, value: object) -> "Model":
-        self.patch.setattr(runner.engine.disk.open, name, value)
+        self.patch.setattr(runner.disk.open, name, value)
         return self
 
 

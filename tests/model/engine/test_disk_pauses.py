@@ -6,9 +6,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner.cache import load
-from runner.cache.layers import cargo
-from runner.cache.layers.cargo import Part
+from runner.disk import serialize as cargo
+from runner.disk import writes as load
+from runner.disk.serialize import Part
 from scripts.tools.models.tiny import KINDS
 from tests.model.engine.test_disk import Process, words
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-from runner.engine.draft_model.reader import MOST_TOKENS, WINDOW_TOKENS, Reader
+from runner.drafts.own_model import MOST_TOKENS, WINDOW_TOKENS, Reader
 from scripts.tools.models.tiny import VOCAB, tiny, words
 from tests.lib.tiny_engine import plain_forward
 from tests.lib.told_drafts import DRAFTABLE

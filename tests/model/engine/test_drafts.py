@@ -9,17 +9,14 @@ import mlx.core as mx
 import pytest
 
 from runner.cache.session import LiveSession
-from runner.drafts.draft import Draft
-from runner.drafts.policy import DraftPolicy
-from runner.engine.draft_model.assistant_model import AssistantModel
-from runner.engine.draft_model.dflash_model import DFlashModel
-from runner.engine.draft_model.interface import DraftModel, Forward
-from runner.engine.draft_model.own_model import OwnDraftModel
-from runner.engine.drafting import Drafting
+from runner.drafts.assistant.load import Assistant, check_target, load_assistant
+from runner.drafts.drafting import Drafting
+from runner.drafts.named import AssistantModel, DFlashModel, open_draft
+from runner.drafts.own_model import OwnDraftModel
+from runner.drafts.pacing import DraftModel, Forward
+from runner.drafts.policy import Draft, DraftPolicy
 from runner.engine.trial import SettledTrial
 from runner.errors import ModelError
-from runner.model.assistant.load import Assistant, check_target, load_assistant
-from runner.model.draft import open_draft
 from runner.sampling.sampler import Sampler
 from scripts.tools.models.assistants import config_of
 from scripts.tools.models.tiny import VOCAB, tiny, words
@@ -76,7 +73,7 @@ class Willing(Drafting):
 
     @property
     def drafted(self) -> int:
-        return self.counts.drafted["model"]
+        return self.counts().drafted["model"]
 
     def engine(self, name: str, schedule: RandomPolicy | None = None, **arguments: object) -> TinyEngine:
         """Returns an engine that drafts with this model."""
@@ -236,9 +233,9 @@ def test_a_models_drafts_change_nothing(name: str, options: str, model: str, cac
     assert with_model(drafting, name, asked, cache) == plain(name, asked, cache)
     assert drafting.drafted > 0
     if isinstance(drafts, Prompted):
-        assert 0 < drafting.counts.accepted["model"] < drafting.drafted
-        assert drafting.counts.model is not None
-        assert 0 < drafting.counts.model.bytes <= drafts.most_bytes
+        assert 0 < drafting.counts().accepted["model"] < drafting.drafted
+        assert (state := drafting.counts().model) is not None
+        assert 0 < state.bytes <= drafts.most_bytes
 
 
 @pytest.mark.parametrize(("options", "kind", "cache"), pairs(OPTIONS, ASSISTANTS, CACHES))
@@ -311,9 +308,9 @@ def test_one_model_drafts_for_answers_that_come_and_go(name: str, model: str, se
     engine.check()
     assert drafting.drafted > 10
     if model == "itself":
-        assert drafting.counts.accepted["model"] > drafting.drafted / 2  # some of the answers ended inside a round
-    assert drafting.counts.model is not None
-    assert drafting.counts.model.state == "on"
+        assert drafting.counts().accepted["model"] > drafting.drafted / 2  # some of the answers ended inside a round
+    assert (state := drafting.counts().model) is not None
+    assert state.state == "on"
     assert drafts.nbytes <= getattr(drafts, "most_bytes", drafts.nbytes)
 
 
@@ -353,9 +350,9 @@ def test_a_model_that_is_the_answers_own_is_always_right(name: str) -> None:
     for options in ("greedy", "drawn", "filtered", "penalties"):
         drafting = Willing(own_model(name))
         with_model(drafting, name, spec(options))
-        assert drafting.counts.accepted["model"] == drafting.drafted > 20
-        assert drafting.counts.model is not None
-        assert drafting.counts.model.bytes > 0
+        assert drafting.counts().accepted["model"] == drafting.drafted > 20
+        assert (state := drafting.counts().model) is not None
+        assert state.bytes > 0
 
 
 def test_a_model_that_fails_is_not_used_again_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -367,10 +364,10 @@ def test_a_model_that_fails_is_not_used_again_and_the_log_says_so_once(caplog: p
         "the draft model failed; answers go on without it"
     ]
     assert model.freed
-    assert drafting.counts.model is not None
-    assert drafting.counts.model.state == "off"
-    assert "RuntimeError" in drafting.counts.model.why
-    assert drafting.counts.state == "on"  # what is known is still drafted
+    assert (state := drafting.counts().model) is not None
+    assert state.state == "off"
+    assert "RuntimeError" in state.why
+    assert drafting.counts().state == "on"  # what is known is still drafted
 
 
 @pytest.mark.parametrize("kind", UNMARKABLE)

@@ -11,13 +11,12 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner.cache.draft_trial import DraftTrial
-from runner.cache.layers.batch_trial import BatchTrial
-from runner.cache.layers.trial import Trial
+from runner import build
+from runner.cache.layers.trial import BatchTrial, DraftTrial, Trial
+from runner.engine import events as wakeup
 from runner.engine.engine import Engine
 from runner.engine.events import Event, Failed, Finished, Text
 from runner.engine.generation import Generation
-from runner.engine.platform import wakeup
 from runner.engine.request import Request
 from runner.model import open_model
 from runner.sampling import SamplingOptions
@@ -69,7 +68,7 @@ async def loaded(tmp_path: Path, parallel: int = 1, draft: str = "off") -> Engin
     model = open_model(settings.model, settings.models_dir)
     tokenizer: Future[Tokenizer] = Future()
     tokenizer.set_result(open_tokenizer(model.file))
-    engine = Engine(settings, model, tokenizer)
+    engine = Engine(settings, model, tokenizer, build)
     await asyncio.wait_for(engine.start(asyncio.get_running_loop()).wait(), 30)
     return engine
 

@@ -9,7 +9,7 @@ import pytest
 import runner.engine.scheduler
 from runner.engine.events import Event
 from runner.engine.generation import Generation
-from runner.engine.known import take_known
+from runner.engine.scheduler import take_known
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, words
 from tests.lib.tiny_engine import (

@@ -6,8 +6,7 @@ import mlx.core as mx
 import pytest
 
 from runner.engine.events import Failed, Refused
-from runner.engine.memory.budget import MemoryBudget
-from runner.engine.memory.estimate import WorkspaceEstimate
+from runner.engine.memory import MemoryBudget, WorkspaceEstimate
 from runner.engine.policy import LEAST_TOKENS, SlicePolicy
 from runner.logs import lacks_memory
 from runner.sampling import SamplingOptions

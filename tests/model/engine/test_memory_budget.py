@@ -25,7 +25,7 @@ from mlx_lm.models.cache import make_prompt_cache  # isort: skip
 from runner.cache import make_cache
 from runner.engine.context import EngineContext
 from runner.engine.events import EventStream, Failed, Finished, Refused
-from runner.engine.memory.budget import MemoryBudget, MLXMeter, set_limits
+from runner.engine.memory import MemoryBudget, MLXMeter, set_limits
 from runner.engine.policy import SlicePolicy
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler

@@ -10,9 +10,9 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-import runner.engine.pictures.encoder
+import runner.pictures.encoder
 from runner.engine.policy import Decode, Encode
-from runner.model.towers import Grid, Tower
+from runner.pictures.towers import Grid, Tower
 from tests.lib.patience import stretched
 from tests.lib.seeing import NAMES
 from tests.lib.seeing_engine import NotingPolicy, SeeingEngine, picture
@@ -165,18 +165,18 @@ def test_a_batch_keeps_no_request_alive_that_has_left_it() -> None:
 def test_features_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
     engine = SeeingEngine(QWEN)
     six = 6 * 64 * 4
-    with patch.object(runner.engine.pictures.encoder, "MOST_FEATURE_BYTES", 2 * six + 100):
+    with patch.object(runner.pictures.encoder, "MOST_FEATURE_BYTES", 2 * six + 100):
         for colour in ("red", "blue", "lime"):
             engine.answer("see [img-0]", picture(colour))
             assert engine.encoder.nbytes <= 2 * six
         for colour, encoded in (("lime", 3), ("blue", 3), ("red", 4), ("lime", 5)):
             engine.scheduler.cache.evict()
             engine.answer("see [img-0]", picture(colour))
-            assert engine.encoder.counts.encoded == encoded
-        assert engine.encoder.counts.feature_bytes == 2 * six
+            assert engine.encoder.counts().encoded == encoded
+        assert engine.encoder.counts().feature_bytes == 2 * six
         engine.scheduler.cache.evict()
         engine.answer("see [img-0] twice: [img-0]", LARGE)  # more than the bound by itself, encoded once
-        assert engine.encoder.counts.encoded == 6
+        assert engine.encoder.counts().encoded == 6
         assert engine.encoder.nbytes == 0
     engine.check()
 
@@ -190,7 +190,7 @@ def test_a_picture_that_cannot_be_encoded_is_refused_with_the_numbers_before_it_
     assert "the budget is" in asked.error
     assert "--memory" in asked.error
     assert engine.pixels.decoded == 0
-    assert engine.encoder.counts.encoded == 0
+    assert engine.encoder.counts().encoded == 0
     assert not engine.scheduler._generations
 
 
@@ -203,7 +203,7 @@ def test_unused_entries_and_features_make_room_for_a_picture() -> None:
     asked = engine.ask("look [img-0]", BLUE)
     engine.finish()
     assert asked.finished is not None, asked.error
-    assert engine.encoder.counts.encoded == 2
+    assert engine.encoder.counts().encoded == 2
     engine.check()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner.media.families.gemma4 import Gemma4
+from runner.pictures.families.gemma4 import Gemma4
 from tests.lib.seeing import NAMES
 from tests.lib.seeing_engine import SeeingEngine, picture
 
@@ -16,13 +16,13 @@ SOME = ("qwen3.5-seeing", "gemma4-seeing", "gemma4-unified-seeing", "glimmer-see
 def test_a_conversation_about_a_picture(name: str, cache: str) -> None:
     engine = SeeingEngine(name, cache=cache)
     first = engine.answer("what is [img-0] here?", RED)
-    assert engine.encoder.counts.encoded == 1
+    assert engine.encoder.counts().encoded == 1
     second = engine.answer("what is [img-0] here? and there", RED)
     third = engine.answer("what is [img-0] here? and there is [img-1] too", RED, BLUE)
     behind = 0 if cache == "none" else len(first.request.prompt)
     assert second.counts[0] >= behind
     assert third.counts[0] >= behind
-    assert engine.encoder.counts.encoded == 2
+    assert engine.encoder.counts().encoded == 2
     assert engine.pixels.decoded == 2
     engine.check()
 
@@ -37,7 +37,7 @@ def test_the_same_prompt_again_needs_neither_pixels_nor_features(name: str) -> N
     total = len(again.request.prompt)
     assert again.counts[0] == total
     assert again.counts[1] in (total - 1, total - 4)  # a checkpoint, where layers cannot go back
-    assert (engine.encoder.counts.encoded, engine.encoder.counts.feature_hits) == (1, 0)
+    assert (engine.encoder.counts().encoded, engine.encoder.counts().feature_hits) == (1, 0)
     assert engine.pixels.decoded == 1
     assert first.tokens[0] == again.tokens[0]
     engine.check()
@@ -51,7 +51,7 @@ def test_another_picture_of_the_same_size_misses_at_its_first_token(name: str, c
     other = engine.answer("what is [img-0] here?", BLUE)
     assert first.request.prompt == other.request.prompt
     assert other.counts[0] == (0 if cache == "none" else other.first_soft)
-    assert engine.encoder.counts.encoded == 2
+    assert engine.encoder.counts().encoded == 2
     assert [entry.logprob for entry in first.entries] != [entry.logprob for entry in other.entries]
     engine.check()
 
@@ -65,8 +65,8 @@ def test_a_text_edited_behind_a_picture_and_one_before_it(name: str) -> None:
     assert behind.counts[0] > first.request.pictures.spans[0].stop
     before = engine.answer("other beginning [img-0] what is here?", RED)
     assert before.counts[0] < before.first_soft
-    assert engine.encoder.counts.encoded == 1
-    assert engine.encoder.counts.feature_hits >= 1
+    assert engine.encoder.counts().encoded == 1
+    assert engine.encoder.counts().feature_hits >= 1
     engine.check()
 
 
@@ -74,7 +74,7 @@ def test_a_text_edited_behind_a_picture_and_one_before_it(name: str) -> None:
 def test_a_cancelled_prompt_is_resumed_where_it_stands(name: str) -> None:
     for slices in (3, 4, 5, 6, 8, 11, 15):
         engine = SeeingEngine(name)
-        engine.schedule._chunk_tokens = 3
+        engine.schedule.chunk_tokens = 3
         gone = engine.ask("what is [img-0] here and [img-1]?", RED, WIDE)
         engine.advance(slices)
         gone.request.cancel()
@@ -94,7 +94,7 @@ def test_the_same_file_under_another_budget_shares_nothing_of_it(cache: str) -> 
         asked = engine.answer(prompt, WIDE)
         assert asked.request.pictures is not None
         (span,) = asked.request.pictures.spans
-        assert engine.encoder.counts.encoded == encoded
+        assert engine.encoder.counts().encoded == encoded
         assert (span.stop - span.start) == support.family.geometry(160, 64).tokens
         if len(engine.asked) == 2:
             assert asked.counts[0] == asked.first_soft, "the text in front of it alone is shared"

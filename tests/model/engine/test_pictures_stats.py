@@ -1,7 +1,7 @@
 """The numbers about pictures: in statistics, in the nodes of the cache, and in previews of their text."""
 
-from runner.engine.observe.report import Identity, Report, preview
 from runner.engine.policy import Encode
+from runner.engine.report import Identity, Report, WingCounts, preview
 from tests.lib.seeing_engine import CONTEXT, NotingPolicy, SeeingEngine, picture
 
 QWEN = "qwen3.5-seeing"
@@ -11,7 +11,7 @@ RED, BLUE = picture("red"), picture("blue")
 def report_on(engine: SeeingEngine, cache: str = "trie", *, text: bool = False) -> Report:
     identity = Identity("1.2.3", "tiny:latest", "qwen3_5", "cpu", CONTEXT, cache)
     tokenizer = engine.model.tokenizer if text else None
-    return Report(identity, engine.scheduler, engine.memory, tokenizer, engine.encoder)
+    return Report(identity, engine.scheduler, engine.memory, tokenizer, WingCounts(pictures=engine.encoder.counts))
 
 
 def test_pictures_are_counted_with_their_tokens_time_and_hits() -> None:

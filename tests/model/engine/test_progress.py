@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runner.engine.observe.journal import Journal
-from runner.engine.observe.progress import ProgressReporter, PromptProgress
+from runner.engine.journal import Journal, ProgressReporter, PromptProgress
 from runner.engine.policy import SlicePolicy
 from scripts.tools.models.tiny import VOCAB
 from tests.lib.tiny_engine import Clock, TinyEngine

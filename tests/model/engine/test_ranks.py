@@ -17,18 +17,16 @@ import mlx.core as mx
 import pytest
 
 from runner.engine.generation import Forward
-from runner.engine.ranks import group, tapes
-from runner.engine.ranks.follower import Follower
-from runner.engine.ranks.grammar import RankGrammar
-from runner.engine.ranks.link import Link, LinkClosedError
-from runner.engine.ranks.messages import Kind
-from runner.engine.ranks.start import Leader
-from runner.engine.ranks.tapes import FollowerTape, LeaderTape, Links
-from runner.engine.tape.interface import Tape, What
-from runner.engine.tape.player import TapeEnd
-from runner.engine.tape.recording import Recording
-from runner.engine.tape.replay import Replayed
-from runner.engine.tape.values import decode_entries
+from runner.engine.ports import Tape, What
+from runner.ranks import group, tapes
+from runner.ranks.follower import Follower
+from runner.ranks.link import Kind, Link, LinkClosedError
+from runner.ranks.start import Leader
+from runner.ranks.tapes import FollowerTape, LeaderTape, Links, RankGrammar
+from runner.tape.file import decode_entries
+from runner.tape.recorder import TapeEnd
+from runner.tape.recording import Recording
+from runner.tape.replay import Replayed
 from scripts.tools.models.tiny import KINDS, VOCAB
 from tests.lib.taped_engine import MIXES, Seen, Story, WatchedReplay, events_in
 from tests.lib.tiny_engine import plain_outbox

@@ -7,12 +7,11 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from runner.engine.tape.file import TapeFile, TapeReader
-from runner.engine.tape.interface import What
-from runner.engine.tape.values import Arrived, Entry, Turn, encode
+from runner.engine.ports import What
 from runner.errors import RunnerError
 from runner.sampling import SamplingOptions
 from runner.sampling.sample import Sample
+from runner.tape.file import Arrived, Entry, TapeFile, TapeReader, Turn, encode
 from scripts.tools.models.tiny import KINDS, VOCAB
 from tests.lib.taped_engine import HEADER, MIXES, Story, events_in
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 import mlx.core as mx
 import pytest
 
-from runner.cache.layers.batch_trial import BatchTrial
-from runner.engine.batch_matching import BatchMatcher
+from runner.cache.layers.trial import BatchTrial
+from runner.engine.batches import BatchMatcher
 from runner.engine.policy import SlicePolicy
 from runner.engine.trial import SettledTrial
 from runner.sampling import SamplingOptions

@@ -20,7 +20,7 @@ from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
 from runner.engine.events import Failed
 from runner.engine.generation import Generation
-from runner.engine.output.detokenizer import Detokenizer
+from runner.engine.output import Detokenizer
 from runner.engine.policy import SlicePolicy
 from runner.sampling.sample import Sample
 from runner.sampling.sampler import Sampler, SamplerBatch

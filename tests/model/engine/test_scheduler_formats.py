@@ -9,8 +9,8 @@ import pytest
 
 from protocol import DoneReason
 from runner.engine.events import Failed
+from runner.engine.guide import Grammar, Guide
 from runner.errors import RequestError
-from runner.grammar import Grammar, Guide
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS
 from tests.lib.breaking import breaking

@@ -14,7 +14,7 @@ from protocol.stats import ScoreCounts
 from runner.cache import make_cache
 from runner.engine.context import EngineContext
 from runner.engine.events import Scored
-from runner.engine.memory.budget import MemoryBudget
+from runner.engine.memory import MemoryBudget
 from runner.engine.policy import Slice, SlicePolicy
 from runner.engine.request import Request
 from runner.model.score_head import in_float32

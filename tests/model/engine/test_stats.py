@@ -5,13 +5,13 @@ from concurrent.futures import Future
 import pytest
 
 from protocol.stats import Stats
+from runner.engine.counters import Histogram
 from runner.engine.events import Refused
-from runner.engine.memory.budget import MemoryBudget
-from runner.engine.observe.counters import Histogram
-from runner.engine.observe.report import Identity, Report
+from runner.engine.guide import Grammar
+from runner.engine.memory import MemoryBudget
 from runner.engine.policy import SlicePolicy
+from runner.engine.report import Identity, Report
 from runner.errors import RequestError
-from runner.grammar import Grammar
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import VOCAB
 from tests.lib.tiny_engine import CONTEXT, RequestSpec, TinyEngine, ZeroMeter, text_of, tokenizer

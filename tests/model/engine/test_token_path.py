@@ -5,6 +5,7 @@ called. Neither may grow unnoticed.
 """
 
 import asyncio
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +20,14 @@ from typing import NamedTuple, cast
 import pytest
 from aiohttp import web
 
+from runner import build
 from runner.engine.engine import Engine
 from runner.engine.events import Outbox
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
 from runner.model import open_model
 from runner.sampling import SamplingOptions
-from runner.server.response import ResponseBody
+from runner.server.completion import ResponseBody
 from runner.settings import Settings
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.scripted import BYTES, write_scripted
@@ -128,6 +130,7 @@ async def counted(
 
         monkeypatch.setattr(owner, name, noted)
 
+    monkeypatch.setattr("runner.engine.engine._PUBLISH_S", math.inf)  # on a busy machine it would be done in each step
     model = open_model(str(directory), directory)
     tokenizer: Future[Tokenizer] = Future()
     tokenizer.set_result(open_tokenizer(model.file))
@@ -146,7 +149,7 @@ async def counted(
         draft="off",
         no_media=no_media,
     )
-    engine = Engine(settings, model, tokenizer)
+    engine = Engine(settings, model, tokenizer, build)
     await asyncio.wait_for(engine.start(asyncio.get_running_loop()).wait(), 30)
     for name in names:
         into = {"step": path.steps, "decode": path.decodes, "deliver": path.deliveries}[name]

@@ -1,1 +1,1 @@
-"""Tests of `runner/model/heads`."""
+"""Tests of `runner/drafts/heads`."""

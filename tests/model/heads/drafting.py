@@ -7,10 +7,10 @@ import mlx.core as mx
 
 from runner.cache.interface import Cache
 from runner.cache.session import LiveSession
-from runner.model.assistant.drafter import AssistantDrafter
-from runner.model.dflash.drafter import BlockDrafter
-from runner.model.heads.drafter import HeadDrafter
-from runner.model.heads.follower import Draw
+from runner.drafts.assistant.drafter import AssistantDrafter
+from runner.drafts.dflash.drafter import BlockDrafter
+from runner.drafts.heads.head import HeadDrafter
+from runner.drafts.heads.target import Draw
 from runner.model.weights.load import LoadedModel
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler

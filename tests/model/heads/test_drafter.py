@@ -8,12 +8,11 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_map_with_path
 
-from runner.cache.none import NullCache
 from runner.cache.session import LiveSession
-from runner.model.heads.drafter import HeadDrafter
-from runner.model.heads.head import Head
-from runner.model.heads.load import load_head
-from runner.model.heads.target import Tap
+from runner.cache.single import NullCache
+from runner.drafts.heads.head import Head, HeadDrafter
+from runner.drafts.heads.load import load_head
+from runner.drafts.heads.target import Tap
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.sources import Published
 from tests.model.heads.drafting import DRAWN, GREEDY, PROMPT, Counting, answer, greedy

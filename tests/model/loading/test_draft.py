@@ -11,10 +11,10 @@ import pytest
 
 from runner.commands.check.facts import inspect
 from runner.commands.check.text import as_text
-from runner.engine.draft_model.dflash_model import DFlashModel
-from runner.engine.draft_model.interface import DraftModel
-from runner.engine.draft_model.opening import DraftModelOpener
-from runner.engine.draft_model.own_model import OwnDraftModel
+from runner.drafts.named import DFlashModel
+from runner.drafts.opening import DraftModelOpener
+from runner.drafts.own_model import OwnDraftModel
+from runner.drafts.pacing import DraftModel
 from runner.errors import DraftError
 from runner.model import open_model
 from runner.model.weights.load import load
@@ -197,7 +197,7 @@ def test_a_few_more_tokens_are_the_same_vocabulary(most: int, same: bool, store:
         {**added, "id": VOCABULARY_SIZE + number, "content": f"<|more {number}|>"} for number in range(3)
     ]
     (draft / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with patch("runner.engine.draft_model.vocabulary._MOST_MORE", most):
+    with patch("runner.drafts.named._MOST_MORE", most):
         if same:
             assert opened(store, str(draft)) is not None
         else:

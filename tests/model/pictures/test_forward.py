@@ -8,8 +8,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.model.pictures.embedding import Rows
-from runner.model.pictures.forward import PictureForward
+from runner.pictures.forward import PictureForward, Rows
 from tests.lib.seeing import (
     BOTH_WAYS,
     MROPE,

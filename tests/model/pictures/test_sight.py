@@ -10,10 +10,10 @@ import mlx.core as mx
 import msgspec
 import pytest
 
-from runner.engine.pictures.sight import open_sight
-from runner.engine.pictures.support import NoPictures, PictureSupport, Sight
 from runner.model import open_model
 from runner.model.weights.load import load
+from runner.pictures.sight import open_sight
+from runner.pictures.support import NoPictures, PictureSupport, Sight
 from runner.settings import Settings
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.checkpoints import TOKENIZER

@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 import mlx.core as mx
 
-from runner.model.towers.tower import Grid
+from runner.pictures.towers.tower import Grid
 from scripts.tools.models.sources_form import Config, Shape
 from scripts.tools.models.sources_towers import (
     NEMOTRON_AROUND,

@@ -11,10 +11,9 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
-from runner.model.towers.gemma4 import Gemma4Tower
-from runner.model.towers.gemma4_unified import Gemma4UnifiedTower
-from runner.model.towers.glimmer import GlimmerTower
-from runner.model.towers.tower import Grid, Tower
+from runner.pictures.towers.gemma4 import Gemma4Tower, Gemma4UnifiedTower
+from runner.pictures.towers.glimmer import GlimmerTower
+from runner.pictures.towers.tower import Grid, Tower
 
 RECORDED = Path(__file__).parent / "recorded" / "gemma.safetensors"
 WIDTH = 24

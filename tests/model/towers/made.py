@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 
 import mlx.core as mx
 
-from runner.model.towers.nemotron_h import NemotronTower
-from runner.model.towers.qwen3_5 import Qwen35Tower
-from runner.model.towers.tower import Tower
+from runner.pictures.towers.nemotron_h import NemotronTower
+from runner.pictures.towers.qwen3_5 import Qwen35Tower
+from runner.pictures.towers.tower import Tower
 from tests.model.towers.cases import Case
 
 

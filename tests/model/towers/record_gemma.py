@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from runner.model.towers.tower import Grid
+from runner.pictures.towers.tower import Grid
 from tests.lib.mlx_vlm import module, register
 from tests.model.towers import gemma_cases as cases
 

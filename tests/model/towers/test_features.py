@@ -5,7 +5,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.model.towers.tower import Grid, attend, pieces
+from runner.pictures.towers.tower import Grid, attend, pieces
 from tests.model.towers.cases import CASES, NEMOTRON, QWEN, RECORDED, Case
 from tests.model.towers.made import encoded, features, made
 

@@ -7,11 +7,10 @@ import mlx.core as mx
 import pytest
 
 from runner.errors import ModelError
-from runner.model.towers.axes import resampled
-from runner.model.towers.clamped import ClampedLinear
-from runner.model.towers.gemma4 import Gemma4Tower
-from runner.model.towers.glimmer import _windows
-from runner.model.towers.tower import Grid
+from runner.pictures.towers.block import resampled
+from runner.pictures.towers.gemma4 import ClampedLinear, Gemma4Tower
+from runner.pictures.towers.glimmer import _windows
+from runner.pictures.towers.tower import Grid
 from tests.model.towers.gemma_cases import (
     CASES,
     NAMES,

@@ -6,10 +6,9 @@ from typing import cast
 import pytest
 
 from runner.errors import ModelError
-from runner.model.towers.gemma4 import Gemma4Tower
-from runner.model.towers.gemma4_unified import Gemma4UnifiedTower
-from runner.model.towers.glimmer import GlimmerTower
-from runner.model.towers.tower import Grid
+from runner.pictures.towers.gemma4 import Gemma4Tower, Gemma4UnifiedTower
+from runner.pictures.towers.glimmer import GlimmerTower
+from runner.pictures.towers.tower import Grid
 from tests.model.towers.gemma_cases import (
     CASES,
     NAMES,

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from runner.model import open_model
-from runner.model.towers import Grid, Tower, load_tower, plan_tower
+from runner.pictures.towers import Grid, Tower, load_tower, plan_tower
 from scripts.tools.models.layouts import LAYOUTS, plan
 from scripts.tools.models.sources import Published
 from scripts.tools.models.sources_form import read_config

@@ -28,7 +28,7 @@ _ALONE: dict[str, tuple[str, ...]] = {
     "begin": ("runner.cache.session:OneSessionCache.begin", "runner.cache.trie_cache:TrieCache.begin"),
     "open session": (
         "runner.cache.single:SingleEntryCache._open_session",
-        "runner.cache.none:NullCache._open_session",
+        "runner.cache.single:NullCache._open_session",
         "runner.cache.trie_cache:TrieCache._resume",
     ),
     "plan": ("runner.cache.session:LiveSession.next_forward",),
@@ -37,7 +37,7 @@ _ALONE: dict[str, tuple[str, ...]] = {
     "end session": ("runner.cache.session:OneSessionCache._close", "runner.cache.trie_cache:TrieCache._close"),
     "keep": (
         "runner.cache.single:SingleEntryCache._release",
-        "runner.cache.none:NullCache._release",
+        "runner.cache.single:NullCache._release",
         "runner.cache.trie_cache:TrieCache._store",
     ),
     "count forward": ("runner.cache.sequence:SequenceLayers.advance",),
@@ -47,8 +47,8 @@ _ALONE: dict[str, tuple[str, ...]] = {
     "evaluate layers": ("runner.cache.sequence:SequenceLayers.evaluate",),
     "rewind": (f"{_LAYERS}.adapter:LayerAdapter.rewind",),
     "decode text": (
-        "runner.engine.output.detokenizer:Detokenizer.push",
-        "runner.engine.output.detokenizer:Detokenizer.finish",
+        "runner.engine.output:Detokenizer.push",
+        "runner.engine.output:Detokenizer.finish",
     ),
     "spell token": ("runner.tokenizer.tokenizer:Tokenizer.token_text",),
     "count": ("runner.engine.generation:Generation.metrics",),
@@ -80,7 +80,7 @@ _TRIE: dict[str, tuple[str, ...]] = {
     "copy": (
         f"{_LAYERS}.kv:KVState.copy",
         f"{_LAYERS}.window:WindowState.copy",
-        f"{_LAYERS}.chunk:ChunkState.copy",
+        f"{_LAYERS}.window:ChunkState.copy",
         f"{_LAYERS}.recurrent:RecurrentState.copy",
         f"{_LAYERS}.generic:GenericState.copy",
     ),
@@ -121,7 +121,7 @@ _CONCURRENT: dict[str, tuple[str, ...]] = {
     "arrays of rows": ("runner.cache.decode_rows:DecodeRows.arrays",),
     "add checkpoint": ("runner.cache.trie_session:TrieSession.add_checkpoint",),
     "evict layers": ("runner.cache.sequences:LiveSequences._evict",),
-    "try batches": ("runner.cache.layers.batch_trial:_Row.compare",),
+    "try batches": ("runner.cache.layers.trial:_Row.compare",),
     "join": ("runner.engine.batch:Batch.join",),
     "join rows": ("runner.cache.decode_rows:DecodeRows.join",),
     "join layers": (f"{_LAYERS}.batch:BatchedLayers.__init__", f"{_LAYERS}.batch:BatchedLayers.extend"),
@@ -136,10 +136,10 @@ _CONCURRENT: dict[str, tuple[str, ...]] = {
 }
 """Points that only concurrent requests reach."""
 _DRAFTED: dict[str, tuple[str, ...]] = {
-    "propose drafts": ("runner.engine.drafting:AnswerDrafter.propose",),
-    "learn from drafts": ("runner.engine.drafting:AnswerDrafter.learn",),
-    "time a step": ("runner.engine.drafting:AnswerDrafter.took",),
-    "keep an answer": ("runner.engine.drafting:AnswerDrafter.close",),
+    "propose drafts": ("runner.drafts.drafting:AnswerDrafter.propose",),
+    "learn from drafts": ("runner.drafts.drafting:AnswerDrafter.learn",),
+    "time a step": ("runner.drafts.drafting:AnswerDrafter.took",),
+    "keep an answer": ("runner.drafts.drafting:AnswerDrafter.close",),
     "draw ahead": ("runner.sampling.sampler:Sampler.draw_ahead",),
     "open round": ("runner.cache.session:LiveSession.draft_round",),
     "mark layers": ("runner.cache.sequence:SequenceLayers.mark",),

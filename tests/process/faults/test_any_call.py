@@ -17,12 +17,11 @@ import mlx.core as mx
 import pytest
 
 from runner.cache.checkpoints import TurnCheckpoints
-from runner.cache.layers.batch_trial import BatchTrial
+from runner.cache.layers.trial import BatchTrial
 from runner.cache.session import LiveSession
 from runner.cache.trie_cache import TrieCache
-from runner.drafts.draft import Draft
-from runner.drafts.policy import DraftPolicy
-from runner.engine.drafting import AnswerDrafter, Drafting
+from runner.drafts.drafting import AnswerDrafter, Drafting
+from runner.drafts.policy import Draft, DraftPolicy
 from runner.engine.events import Failed
 from runner.engine.generation import Forward
 from runner.engine.policy import SlicePolicy

@@ -30,4 +30,4 @@ def test_only_log_lines_and_the_ages_of_files_use_the_wall_clock() -> None:
         for path in sorted(folder.rglob("*.py"))
         if list(clocks(path))
     }
-    assert users == {"cache/disk/files.py": ["time"], "logs.py": ["fromtimestamp"]}
+    assert users == {"disk/files.py": ["time"], "logs.py": ["fromtimestamp"]}

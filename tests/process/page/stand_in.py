@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from protocol.stats import CacheNode, CachePicture, Stats
-from runner.server.page import add_page
+from runner.server.app import add_page
 
 STATS = Stats(
     version="0.1.0", model="demo:latest", architecture="LlamaForCausalLM", device="cpu", context_length=4096,

@@ -14,14 +14,14 @@ import sys
 import time
 from unittest.mock import patch
 
-from runner.engine.ranks.follower import Follower, main
+from runner.ranks.follower import Follower, main
 
 ODD = os.environ["ODD"]
 answering = False
 
 
 def _note_requests() -> None:
-    from runner.engine.tape.replay import Replay
+    from runner.tape.replay import Replay
 
     take = Replay._take
 
@@ -37,7 +37,7 @@ def _patch() -> None:
     """Makes the fault. MLX may be imported."""
     import mlx.core as mx
 
-    from runner.engine.ranks import group, tapes
+    from runner.ranks import group, tapes
 
     _note_requests()
     agreement, position, forward = group.agreement, tapes._position, tapes.forward

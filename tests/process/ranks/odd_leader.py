@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from runner.__main__ import main
-from runner.engine.ranks import tapes
+from runner.ranks import tapes
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
     from runner.engine.generation import Forward
-    from runner.engine.tape.interface import Tape
+    from runner.engine.ports import Tape
 
 POSITION = 300
 """The position at which memory runs out, behind all that is computed before the first request."""
@@ -23,7 +23,7 @@ start = subprocess.Popen.__init__
 
 
 def start_odd(process: "subprocess.Popen[Any]", command: list[str], *rest: object, **options: object) -> None:
-    words = [word.replace("runner.engine.ranks.follower", "tests.process.ranks.odd_follower") for word in command]
+    words = [word.replace("runner.ranks.follower", "tests.process.ranks.odd_follower") for word in command]
     start(process, words, *rest, **options)  # type: ignore[call-overload]
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import pytest
 
-from runner.engine.ranks.handshake import prove_to_service
+from runner.ranks.handshake import prove_to_service
 from scripts.tools.host.lib import Client, Process, Request, free_port
 from tests.process.conftest import RANDOM, RUNNER, SpawnModel
 

@@ -9,9 +9,8 @@ import pytest
 
 from runner.cache import CACHE_KINDS, make_cache
 from runner.cache.interface import Miss
-from runner.cache.none import NullCache
 from runner.cache.prefix import common_prefix
-from runner.cache.single import SingleEntryCache
+from runner.cache.single import NullCache, SingleEntryCache
 from runner.cache.trie_cache import TrieCache
 from tests.lib.fakes import FakeKV, FakeLayer
 

@@ -11,9 +11,8 @@ import pytest
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.interface import Miss
 from runner.cache.layer_interface import LayerState, Snapshot
-from runner.cache.layers.chunk import ChunkState
 from runner.cache.layers.snapshot import complete
-from runner.cache.layers.window import WindowState
+from runner.cache.layers.window import ChunkState, WindowState
 
 from mlx_lm.models.cache import ChunkedKVCache, RotatingKVCache  # isort: skip
 

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from runner.drafts import chain, text
-from runner.drafts.draft import Draft
-from runner.drafts.lookup import Lookup
-from runner.drafts.ring import Ring
+from runner.drafts import text
+from runner.drafts import text as chain
+from runner.drafts.lookup import Lookup, Ring
+from runner.drafts.policy import Draft
 
 
 def lookup(prompt: list[int], ring: Ring | None = None, salt: str = "") -> Lookup:

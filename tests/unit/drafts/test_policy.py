@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.drafts.acceptance import Acceptance, match_class
-from runner.drafts.cost import DraftCost, RoundCosts, gpu_costs
-from runner.drafts.draft import MODEL_MATCH, Draft
-from runner.drafts.policy import DraftPolicy
+from runner.drafts.policy import (
+    MODEL_MATCH,
+    Acceptance,
+    Draft,
+    DraftCost,
+    DraftPolicy,
+    RoundCosts,
+    gpu_costs,
+    match_class,
+)
 
 MATCHES = (2, 3, 4, 6, 8, 12, 20)
 CPU = {1: 1, 2: 1.15, 3: 1.3, 4: 1.4, 5: 1.5, 6: 1.7, 7: 1.85, 8: 2.0}

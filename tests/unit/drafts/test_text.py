@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from runner.drafts import chain, text
-from runner.drafts.chain import Chain
-from runner.drafts.text import MOST_MATCH, Found, Text
+from runner.drafts import text
+from runner.drafts import text as chain
+from runner.drafts.text import MOST_MATCH, Chain, Found, Text
 
 Make = Callable[[random.Random, int], list[int]]
 

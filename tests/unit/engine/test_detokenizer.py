@@ -7,8 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.engine.output.detokenizer import Detokenizer, Piece
-from runner.engine.output.stop_strings import StopStrings
+from runner.engine.output import Detokenizer, Piece, StopStrings
 from runner.tokenizer import Utf8Stream
 
 

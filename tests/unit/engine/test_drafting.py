@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from runner.cache.session import LiveSession
+from runner.drafts.drafting import AnswerDrafter, Drafting
 from runner.drafts.policy import DraftPolicy
-from runner.engine.drafting import AnswerDrafter, Drafting
 from runner.engine.trial import SettledTrial
 from runner.sampling.sampler import Sampler
 
@@ -103,7 +103,7 @@ def test_rounds_are_counted_by_source() -> None:
     drafts = drafter.propose(session, MOST, SAMPLER)
     drafter.learn(len(drafts), 2)
     drafter.took(3, 1 + len(drafts), 0.01)
-    counts = drafting.counts
+    counts = drafting.counts()
     assert counts.rounds == 1
     assert (counts.drafted["own"], counts.accepted["own"]) == (len(drafts), 2)
     assert counts.state == "on"
@@ -139,7 +139,7 @@ def test_a_model_drafts_where_nothing_is_known() -> None:
     assert drafts
     drafter.learn(len(drafts), 1)
     drafter.took(2, 1 + len(drafts), 0.01)
-    counts = drafting.counts
+    counts = drafting.counts()
     assert (counts.drafted["model"], counts.accepted["model"]) == (len(drafts), 1)
     assert counts.model is not None
     assert (counts.model.name, counts.model.bytes, counts.model.state) == ("mine", 7, "on")

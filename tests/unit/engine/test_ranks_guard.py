@@ -13,7 +13,7 @@ from tests.lib.patience import stretched
 
 PROGRAM = """
 import sys, time
-from runner.engine.ranks.guard import guarded
+from runner.ranks.guard import guarded
 descriptor, seconds, works, tells = map(float, sys.argv[1:])
 with guarded(seconds, {int(descriptor): "rank 1"}, tells=bool(tells)):
     time.sleep(works)

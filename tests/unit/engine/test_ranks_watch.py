@@ -9,10 +9,9 @@ from typing import NoReturn
 
 import pytest
 
-from runner.engine.ranks import watch
-from runner.engine.ranks.link import Link, decoded
-from runner.engine.ranks.messages import Failed, Kind, Loaded
-from runner.engine.ranks.watch import Peer, Watch
+from runner.ranks import watch
+from runner.ranks.link import Failed, Kind, Link, Loaded, decoded
+from runner.ranks.watch import Peer, Watch
 from tests.lib.patience import stretched
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # SystemExit

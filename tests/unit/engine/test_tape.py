@@ -7,13 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runner.engine.tape.file import TapeFile, TapeReader
-from runner.engine.tape.header import check_identity, check_recordable, header_of, settings_of
-from runner.engine.tape.interface import What
-from runner.engine.tape.values import Identity
+from runner.engine.ports import What
 from runner.errors import RunnerError, UsageError
 from runner.model import OpenedModel, open_model
 from runner.settings import Settings
+from runner.tape.file import Identity, TapeFile, TapeReader
+from runner.tape.header import check_identity, check_recordable, header_of, settings_of
 from scripts.tools.models.scripted import BYTES, write_scripted
 from tests.lib.taped_engine import HEADER
 

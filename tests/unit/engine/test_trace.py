@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.engine.observe import trace
-from runner.engine.observe.trace import Trace
+from runner.engine import trace
+from runner.engine.trace import Trace
 from runner.errors import UsageError
 
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from runner.engine.platform import wakeup
-from runner.engine.platform.wakeup import Wakeup
+from runner.engine import events as wakeup
+from runner.engine.events import Wakeup
 
 
 async def heard(one: Wakeup, times: int) -> list[int]:

@@ -5,10 +5,11 @@ import struct
 import pytest
 
 from protocol.format import ConstString
+from runner.engine.guide import Guide, State
 from runner.errors import RequestError
-from runner.grammar import Guide, fork_server
-from runner.grammar.messages import State, encode_message
-from runner.grammar.worker import Worker
+from runner.grammar import fork_server
+from runner.grammar.messages import encode_message
+from runner.grammar.worker_pool import Worker
 from tests.unit.grammar.test_worker_pool import PATIENCE_S, Bench, bench
 
 __all__ = ["bench"]

@@ -5,7 +5,7 @@ import pytest
 from protocol.format import Lark
 from runner.errors import RequestError
 from runner.grammar.compiler import Compiler
-from runner.grammar.panics import panics_as_errors
+from runner.grammar.explain_error import panics_as_errors
 from scripts.tools.models.tiny import VOCAB
 from tests.lib.tiny_engine import tokenizer
 

@@ -14,8 +14,9 @@ from threading import Thread
 import pytest
 
 from protocol.format import ConstString, Format
+from runner.engine.guide import Grammar, Guide
 from runner.errors import RequestError
-from runner.grammar import CompilerSetup, Grammar, Guide, WorkerPool, worker_pool
+from runner.grammar import CompilerSetup, WorkerPool, worker_pool
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.lib.hostile_formats import FORMATS
 from tests.unit.grammar.walks import WORDS, bits, format_of, guide_of, opened

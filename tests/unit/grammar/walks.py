@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from protocol import Format, decode_format
-from runner.grammar import Guide
+from runner.engine.guide import Guide
 from runner.grammar.compiler import Compiler
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level

@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from runner.engine.ranks.addresses import parse_address, parse_listen_address, unfit
-from runner.engine.ranks.followers import RemoteFollower
 from runner.errors import RankError
+from runner.ranks.handshake import parse_address, parse_listen_address, unfit
+from runner.ranks.start import RemoteFollower
 
 
 @pytest.mark.parametrize("text", ["10.0.0.2:11600", "studio-2.local:1", "localhost:65535"])

@@ -7,10 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runner.engine.ranks.follower import follow
-from runner.engine.ranks.link import Link
-from runner.engine.ranks.messages import Failed, Here, Join, Kind
 from runner.errors import RankError, RunnerError
+from runner.ranks.follower import follow
+from runner.ranks.link import Failed, Here, Join, Kind, Link
 from tests.lib.taped_engine import HEADER
 
 

@@ -8,9 +8,9 @@ from time import monotonic
 
 import pytest
 
-from runner.engine.ranks import handshake
-from runner.engine.ranks.handshake import ProvedLeader, StrangerError, prove_to_service
 from runner.errors import RankError
+from runner.ranks import handshake
+from runner.ranks.handshake import ProvedLeader, StrangerError, prove_to_service
 from tests.lib.patience import stretched
 
 SECRET = b"0123456789abcdef"

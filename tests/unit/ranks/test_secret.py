@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.engine.ranks.secret import read_secret
 from runner.errors import RunnerError
+from runner.ranks.handshake import read_secret
 
 SECRET = b"f0e1d2c3b4a5968778695a4b3c2d1e0f"
 

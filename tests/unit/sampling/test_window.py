@@ -4,7 +4,7 @@ import mlx.core as mx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.sampling.window import Leaving, Window
+from runner.sampling.penalties import Leaving, Window
 
 VOCABULARY = 9
 

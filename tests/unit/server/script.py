@@ -9,12 +9,12 @@ from aiohttp.web import Application
 from aiohttp.web import Request as HttpRequest
 
 from protocol.stats import CacheNode, Stats
+from runner.engine.counters import Counters, EngineStats
 from runner.engine.events import Event, Outbox
-from runner.engine.observe.counters import Counters, EngineStats
-from runner.engine.pictures.support import NoPictures
 from runner.engine.request import Limits, Request
 from runner.errors import RequestError
 from runner.grammar.compiler import Compiler
+from runner.pictures.support import NoPictures
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.tokenizers import byte_level
 

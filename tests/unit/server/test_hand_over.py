@@ -15,7 +15,7 @@ from protocol import DoneReason, Logprob, Metrics, content_lines
 from runner.engine.events import Event, EventStream, Finished, Outbox, Started, Text
 from runner.engine.request import Request
 from runner.server import app
-from runner.server.response import ResponseBody
+from runner.server.completion import ResponseBody
 from tests.unit.server.script import Client, Script
 
 STEPS = 20
@@ -156,7 +156,7 @@ async def test_a_line_that_cannot_be_written_breaks_off_its_own_answer_and_no_ot
             raise ValueError("broken on purpose")
         return content_lines(text, logprobs, metrics)
 
-    monkeypatch.setattr("runner.server.response.content_lines", fail)
+    monkeypatch.setattr("runner.server.completion.content_lines", fail)
     async with streams_of(client, engine, 2) as opened:
         outbox = Outbox(asyncio.get_running_loop())
         for one, text in zip(opened, ("bad", "good"), strict=True):

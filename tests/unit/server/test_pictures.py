@@ -12,14 +12,14 @@ from PIL import Image
 
 from protocol import DoneReason, Metrics
 from runner.engine.events import Finished, Scored, Started
-from runner.engine.pictures.support import NoPictures, PictureSupport
-from runner.media.families.qwen3_5 import Qwen35
-from runner.media.geometry import Pixels
-from runner.media.pixels import PixelStore
-from runner.media.prompt import Picture, PictureNames
+from runner.pictures.families.qwen3_5 import Qwen35
+from runner.pictures.geometry import Pixels
+from runner.pictures.pixels import PixelStore
+from runner.pictures.prompt import Picture, PictureNames
+from runner.pictures.support import NoPictures, PictureSupport
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
-from tests.unit.media.pictures import Here, encoded
+from tests.unit.pictures.pictures import Here, encoded
 from tests.unit.server.script import Client, Script
 
 FAMILY = Qwen35(min_pixels=1)

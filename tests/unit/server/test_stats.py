@@ -23,14 +23,12 @@ from protocol.stats import (
     TokenCounts,
 )
 from runner.cache.interface import Miss
+from runner.engine.counters import Counters, EngineStats
 from runner.engine.engine import Engine
 from runner.engine.events import Refused
 from runner.engine.lifecycle import OUTCOMES
-from runner.engine.observe.counters import Counters, EngineStats
 from runner.server.metrics import Exporter
-from runner.server.sse import CACHE_S, HEARTBEAT_S, STATS_S, EventFeed, Seen
-from runner.server.stats import PATHS, StatsEndpoints
-from runner.server.stats_cache import StatsCache
+from runner.server.stats import CACHE_S, HEARTBEAT_S, PATHS, STATS_S, EventFeed, Seen, StatsCache, StatsEndpoints
 from tests.lib.tiny_engine import Clock
 from tests.unit.server.script import STATS, Client, Script
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.tokenizer.literal_pattern import literal_pattern
+from runner.tokenizer.added_tokens import literal_pattern
 
 
 def matches(texts: list[str], text: str) -> list[str]:

@@ -1,0 +1,387 @@
+"""The bytes of a segment: a safetensors file whose first tensor is the tokens, and whose header has a sum of the data.
+
+    length of the header (8 bytes), header (JSON), tokens, the tensors of the records, seal
+
+The header's metadata say everything about the segment (`Facts`); all else in the header follows from them, and is
+compared. The seal is a digest of the header. So a file is whole and unchanged, or it is refused. Pure: no file is
+touched here, and nothing but JSON is evaluated.
+"""
+
+import json
+import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from math import prod
+from typing import NamedTuple, TypeAlias
+from zlib import crc32
+
+import msgspec
+
+# --- The names of segments: they carry the index, so a listing of the directory is all that a plan needs.
+
+ENTRIES, TAIL, STATE = "kv", "tail", "state"
+"""The kinds of segments: the entries of sliceable layers for all tokens of the segment; what layers with a tail hold at
+its end; the states of layers at its end."""
+_NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})\.([0-9]{1,10})-([0-9]{1,10})\.(kv|tail|state)")
+_TEMPORARY = re.compile(r"\.[0-9]+-[0-9]+\.tmp")
+_NAMESPACE = re.compile(r"v([0-9]+)-[0-9a-f]{32}")
+
+
+class Name(NamedTuple):
+    """A segment: the tokens [start, stop) of every prompt that has these points there."""
+
+    first: str
+    """The point at `start`; of a tail and a state, that at `stop`."""
+    last: str
+    """The point at `stop`."""
+    start: int
+    stop: int
+    kind: str
+    """ENTRIES, TAIL or STATE."""
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"{self.first}-{self.last}.{self.start}-{self.stop}.{self.kind}"
+
+
+def parse_name(file: str) -> Name | None:
+    """Returns the segment of a file of this name; None if it is the name of something else."""
+    found = _NAME.fullmatch(file)
+    if found is None:
+        return None
+    first, last, start, stop, kind = found.groups()
+    name = Name(first, last, int(start), int(stop), kind)
+    sound = name.start < name.stop and (kind == ENTRIES or first == last) and name.file == file
+    return name if sound else None
+
+
+def temporary(pid: int, number: int) -> str:
+    """Returns the name of a file that is still being written."""
+    return f".{pid}-{number}.tmp"
+
+
+def is_temporary(file: str) -> bool:
+    """Returns True for the name of a file that is, or was, being written."""
+    return _TEMPORARY.fullmatch(file) is not None
+
+
+def format_of(directory: str) -> int | None:
+    """Returns the version of the files in a directory of segments; None for a directory of anything else."""
+    found = _NAMESPACE.fullmatch(directory)
+    return int(found[1]) if found else None
+
+
+# --- Points: digests of the prefixes of a prompt, by which segments are named and found. A point covers the model
+# (`root`), the salt and all tokens before it, so any prompt finds what is kept of it by hashing itself, however
+# that was cut into segments. A picture counts by the digest of what the model sees, never by the name that it has
+# in one process.
+
+Tokens: TypeAlias = "array[int]"
+DigestOf: TypeAlias = Callable[[int], bytes | None]
+"""Returns the digest of the picture with a negative name; None if it is forgotten."""
+_PICTURE = b"\xff\xff\xff\xff"  # no token: their top bit is 0
+
+
+class UnknownPictureError(LookupError):
+    """A picture's digest is forgotten: its tokens have no point."""
+
+
+class Points:
+    """The points of one prompt, computed as they are asked for: each costs a hash over the tokens since the nearest one
+    before it."""
+
+    def __init__(self, root: bytes, salt: str, tokens: Sequence[int], digest_of: DigestOf = lambda _: None) -> None:
+        """`root` is the digest of the namespace."""
+        self.tokens = tokens if isinstance(tokens, array) else array("i", tokens)
+        self._digest_of = digest_of
+        self._offsets = [0]
+        name = salt.encode()
+        self._states = [blake2b(len(name).to_bytes(8, "little") + name, digest_size=16, key=root)]
+
+    def at(self, offset: int) -> str:
+        """Returns the point behind the first `offset` tokens, in hex. Raises UnknownPictureError."""
+        index = bisect_right(self._offsets, offset) - 1
+        before, state = self._offsets[index], self._states[index]
+        if before < offset:
+            state = state.copy()
+            state.update(self._spelled(self.tokens[before:offset], self._digest_of))
+            self._offsets.insert(index + 1, offset)
+            self._states.insert(index + 1, state)
+        return state.hexdigest()
+
+    def after(self, offset: int, tokens: Tokens, digest_of: DigestOf) -> str:
+        """Returns the point behind other tokens that follow the first `offset`, whose pictures `digest_of` knows.
+        Raises UnknownPictureError."""
+        self.at(offset)
+        state = self._states[bisect_right(self._offsets, offset) - 1].copy()
+        state.update(self._spelled(tokens, digest_of))
+        return state.hexdigest()
+
+    def _spelled(self, tokens: Tokens, digest_of: DigestOf) -> bytes:
+        if min(tokens) >= 0:
+            return tokens.tobytes()
+        words: list[bytes] = []
+        known: dict[int, bytes] = {}
+        for token in tokens:
+            if token >= 0:
+                words.append(token.to_bytes(4, "little"))
+                continue
+            if token not in known:
+                digest = digest_of(token)
+                if digest is None:
+                    raise UnknownPictureError(f"picture {token}")
+                known[token] = _PICTURE + digest
+            words.append(known[token])
+        return b"".join(words)
+
+
+VERSION = 2
+"""Of the files; part of the name of their directory."""
+MOST_BYTES = 1 << 30
+"""The largest file. What is larger is not kept."""
+ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "F64": 8,
+    "I64": 8, "U64": 8, "C64": 8,
+}  # fmt: skip
+"""The types of tensors, by the names of the format."""
+_MOST_HEADER_BYTES = 1 << 24
+SEAL_BYTES = 16
+"""The digest of the header, at the end of the file."""
+
+
+class SegmentError(Exception):
+    """A file is not the segment that it should be. `reason` is `torn`, `crc`, `tokens` or `layers`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """An array of a record."""
+
+    dtype: str
+    """One of ITEM_BYTES."""
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What one layer holds of the tokens [start, stop of the segment)."""
+
+    slot: int
+    start: int
+    tensors: tuple[Tensor, ...]
+    content: str = ""
+    """Of a state: JSON of the attributes, in which arrays are numbers of tensors."""
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a segment says about itself."""
+
+    name: Name
+    namespace: str
+    layers: dict[str, str]
+    """Every layer that the model uses, by slot: its class and sizes."""
+    records: tuple[Record, ...]
+    pictures: tuple[str, ...] = ()
+    """Digests, in hex. In the tokens, picture k is -1 - k."""
+    checkpoint: bool = False
+    """True for a state or tail at a place made to return to."""
+    crc: int = 0
+    """The CRC-32 of the tokens and all tensors. Sums of each would say no more, and each of them waits for the
+    interpreter, which the engine has while it adopts the segment before."""
+
+    @property
+    def tokens(self) -> int:
+        """The number of its tokens; those of a tail or a state are not repeated."""
+        return self.name.stop - self.name.start if self.name.kind == ENTRIES else 0
+
+    @property
+    def sizes(self) -> list[int]:
+        """The bytes of the tokens and of each tensor."""
+        return [4 * self.tokens, *(tensor.nbytes for record in self.records for tensor in record.tensors)]
+
+
+class Segment(NamedTuple):
+    """A segment in memory. `data` holds the tokens and the tensors, one after the other, from the start of a buffer."""
+
+    facts: Facts
+    data: memoryview
+
+    @property
+    def name(self) -> Name:
+        return self.facts.name
+
+    @property
+    def tokens(self) -> Tokens:
+        """Its tokens, as stored: pictures by their place in the facts."""
+        return array("i", bytes(self.data[: 4 * self.facts.tokens]))
+
+    def arrays(self, record: int) -> list[memoryview]:
+        """Returns the bytes of the tensors of a record."""
+        return [self.data[span] for span in self.spans(record)]
+
+    def spans(self, record: int) -> list[slice]:
+        """Returns where in `data` the tensors of a record are."""
+        before = sum(len(each.tensors) for each in self.facts.records[:record])
+        sizes = self.facts.sizes
+        at = sum(sizes[: 1 + before])
+        found = []
+        for size in sizes[1 + before : 1 + before + len(self.facts.records[record].tensors)]:
+            found.append(slice(at, at + size))
+            at += size
+        return found
+
+
+def sealed(segment: Segment) -> list[memoryview]:
+    """Returns the bytes of the file, in parts. Computes the sums."""
+    facts, data = segment.facts, segment.data[: sum(segment.facts.sizes)]
+    header = _header(msgspec.structs.replace(facts, crc=crc32(data)))
+    seal = blake2b(header, digest_size=SEAL_BYTES).digest()
+    return [memoryview(len(header).to_bytes(8, "little") + header), data, memoryview(seal)]
+
+
+def header_bytes(length: bytes, file_bytes: int) -> int:
+    """Returns the bytes of the header from the first 8 of a file. Raises SegmentError."""
+    found = int.from_bytes(length, "little")
+    if len(length) != 8 or found > min(_MOST_HEADER_BYTES, file_bytes - 8 - SEAL_BYTES):
+        raise SegmentError("torn")
+    return found
+
+
+def read_facts(header: bytes, seal: bytes, name: Name, namespace: str, file_bytes: int) -> Facts:
+    """Returns the facts in a header. Raises SegmentError unless it is as it was written, and they are those of this
+    name and of so many bytes."""
+    if blake2b(header, digest_size=SEAL_BYTES).digest() != seal:
+        raise SegmentError("crc")
+    try:
+        facts = msgspec.json.decode(json.loads(header)["__metadata__"]["segment"], type=Facts)
+        same = _header(facts) == header
+    except (ValueError, KeyError, TypeError, RecursionError, AttributeError, msgspec.MsgspecError):
+        raise SegmentError("crc") from None
+    if not same:
+        raise SegmentError("crc")
+    if facts.name != name or facts.namespace != namespace:
+        raise SegmentError("tokens")  # a whole file, under the name of another
+    if 8 + len(header) + sum(facts.sizes) + SEAL_BYTES != file_bytes:
+        raise SegmentError("torn")
+    return facts
+
+
+def whole(facts: Facts, data: memoryview) -> Segment:
+    """Returns a segment. Raises SegmentError unless the data are as they were written."""
+    if crc32(data) != facts.crc:
+        raise SegmentError("crc")
+    return Segment(facts, data)
+
+
+def _header(facts: Facts) -> bytes:
+    """Returns the header, a multiple of 8 bytes."""
+    table: dict[str, object] = {
+        "__metadata__": {"segment": msgspec.json.encode(facts).decode()},
+        "tokens": {"dtype": "I32", "shape": [facts.tokens], "data_offsets": [0, 4 * facts.tokens]},
+    }
+    at = 4 * facts.tokens
+    for record in facts.records:
+        for index, tensor in enumerate(record.tensors):
+            entry = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [at, at + tensor.nbytes]}
+            table[f"{record.slot}.{index}"] = entry
+            at += tensor.nbytes
+    table["seal"] = {"dtype": "U8", "shape": [SEAL_BYTES], "data_offsets": [at, at + SEAL_BYTES]}
+    text = json.dumps(table, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+# --- The comparison of a segment with the layers of the model. Pure. Sums find a file that has changed since it was
+# written, not one that was wrong from the start. A layer would take arrays of other types or sizes, and compute
+# nonsense with them.
+
+
+class Form(NamedTuple):
+    """The content of a layer after a few tokens, as a segment would have it."""
+
+    kind: str
+    """ENTRIES, TAIL or STATE: the kind of segments that it is in."""
+    description: str
+    """The class and sizes of the layer."""
+    tensors: tuple[Tensor, ...]
+    content: str
+    """As that of a record."""
+    grows: bool
+    """True for a state whose arrays may be longer after more tokens, on the last axis but one, or not be there yet."""
+
+
+Layers: TypeAlias = dict[str, tuple[Form, ...]]
+"""Every layer that the model uses, by slot, in each form that it may have."""
+
+
+def compare(facts: Facts, layers: Layers) -> None:
+    """Raises SegmentError unless a segment is of these layers, of each of its kind, and of their types and shapes."""
+    forms = {
+        slot: form for slot, known in layers.items() for form in known if form.description == facts.layers.get(slot)
+    }
+    wanted = {slot for slot, form in forms.items() if form.kind == facts.name.kind}
+    found = [str(record.slot) for record in facts.records]
+    if not facts.layers.keys() == layers.keys() == forms.keys() or sorted(found) != sorted(wanted):
+        raise SegmentError("layers")
+    if not all(_fits(record, forms[str(record.slot)], facts.name) for record in facts.records):
+        raise SegmentError("layers")
+
+
+def _fits(record: Record, form: Form, name: Name) -> bool:
+    if record.start != name.start and not (form.kind == TAIL and name.start < record.start < name.stop):
+        return False  # windows of other lengths begin elsewhere
+    if form.grows:
+        return _grown(record, form)
+    tensors = form.tensors
+    if form.kind != STATE:
+        count = name.stop - record.start
+        tensors = tuple(Tensor(each.dtype, (*each.shape[:-2], count, each.shape[-1])) for each in tensors)
+    return (record.tensors, record.content) == (tensors, form.content)
+
+
+def _grown(record: Record, form: Form) -> bool:
+    """Returns True if a state has the same attributes, of the same types, each array once."""
+    places = list[int]()
+
+    def alike(found: object, known: object) -> bool:
+        match found, known:
+            case ["a", int(at)], ["a", int(of)]:
+                places.append(at)
+                return 0 <= at < len(record.tensors) and _longer(record.tensors[at], form.tensors[of])
+            case ["a", int(at)], ["v", None]:
+                places.append(at)
+                return True
+            case ["v", None], ["a", int()]:
+                return True
+            case ["v", value], ["v", other]:
+                return type(value) is type(other) or None in (value, other)
+            case ["l" | "t" as one, list(items)], ["l" | "t" as other, list(others)]:
+                return one == other and len(items) == len(others) and all(map(alike, items, others))
+            case ["d", dict(items)], ["d", dict(others)]:
+                return items.keys() == others.keys() and all(alike(items[name], others[name]) for name in items)
+        return False
+
+    try:
+        tree = json.loads(record.content)
+    except (ValueError, RecursionError):
+        return False
+    sound = all(size >= 0 for tensor in record.tensors for size in tensor.shape)
+    return sound and alike(tree, json.loads(form.content)) and places == [*range(len(record.tensors))]
+
+
+def _longer(tensor: Tensor, known: Tensor) -> bool:
+    """Returns True if a tensor differs from a known one in nothing but its length."""
+    at = max(0, len(known.shape) - 2)
+
+    def fixed(each: Tensor) -> object:
+        return each.dtype, len(each.shape), each.shape[:at], each.shape[at + 1 :]
+
+    return fixed(tensor) == fixed(known)

@@ -1,0 +1,273 @@
+"""The directory of one model's segments: list, read, publish. Owner: the disk thread, but for `index` and the counts,
+which any thread may read.
+
+A file is written under a name of its own and renamed when it is complete, so that whatever ends the process leaves a
+whole segment or none. There is no fsync: SIGKILL loses nothing of the page cache, and after a power cut the sums tell.
+"""
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from mmap import mmap
+from pathlib import Path
+
+from runner.disk.files import Files
+from runner.disk.index import Index
+from runner.disk.segment import (
+    MOST_BYTES,
+    SEAL_BYTES,
+    Facts,
+    Layers,
+    Name,
+    Segment,
+    SegmentError,
+    compare,
+    header_bytes,
+    parse_name,
+    read_facts,
+    sealed,
+    temporary,
+    whole,
+)
+from runner.logs import Log
+
+log = Log(__name__)
+_FOR_GOOD = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EEXIST, errno.ENOTDIR)
+_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3600.0
+_RELIST_S = 2.0
+_DAY_S = 86_400.0
+
+
+class Shelf:
+    """The segments of one namespace. No method raises OSError: a fault is a miss, and a line in the log."""
+
+    def __init__(self, files: Files, directory: Path, namespace: str, about: bytes, most_written: int) -> None:
+        """`directory` is that of all models, `namespace` the name of this model's folder in it, `about` what the folder
+        says of itself in words. Writes at most `most_written` bytes a day."""
+        self.index = Index()
+        self.namespace = namespace
+        self.folder = directory / namespace
+        self.rejected: Counter[str] = Counter()
+        """Files that were not what they should be, by reason."""
+        self.read_bytes = self.written_bytes = self.write_errors = 0
+        self.listed = False
+        """True once the index can be relied on."""
+        self.why_not_writing = ""
+        """The reason why nothing is written any more; empty if it is, or may be again."""
+        self._files, self._about, self._most_written = files, about, most_written
+        self._number = int.from_bytes(os.urandom(6))  # runners in containers may have the same process id
+        self._changed_ns = -1
+        self._listed_s = self._paused_until_s = self._day_s = float("-inf")
+        self._pause_s = _PAUSE_S
+        self._written_today = 0
+        self.buffers: list[memoryview] = []
+        """Buffers to read into, if they are large enough."""
+
+    # --- the listing
+
+    def open(self) -> None:
+        """Makes the folder, unless it is there, and lists it."""
+        try:
+            self._make_folder()
+        except OSError as error:
+            self._failed(error)
+        self.relist()
+        self.listed = True
+
+    def relist(self) -> None:
+        """Lists the folder again if another process has changed it, at most every other second."""
+        now_s = self._files.now_s()
+        if 0 <= now_s - self._listed_s < _RELIST_S:
+            return
+        self._listed_s = now_s
+        try:
+            changed_ns = self._files.changed_ns(self.folder)
+            if changed_ns != self._changed_ns:
+                self.index.replace(self._files.plain(self.folder), self._files.rest)
+                self._changed_ns = changed_ns
+        except OSError:
+            self.index.replace(())
+            self._changed_ns = -1
+
+    # --- reading
+
+    def read(self, name: Name, layers: Layers | None = None, *, only_tokens: bool = False) -> Segment | None:
+        """Returns a segment, compared with all its sums and with the layers of the model, if they are given; None if it
+        is gone, and if it is damaged or of others, which removes it.
+
+        With `only_tokens` nothing else of its data is read, and they are not compared with their sum.
+        """
+        try:
+            file = self._files.open(self.folder / name.file)
+            try:
+                facts, at = self._facts(file, name)
+                if layers is not None:
+                    compare(facts, layers)  # before memory is taken for what a header claims
+                sizes = facts.sizes
+                buffer = memoryview(bytearray(sizes[0])) if only_tokens else self._buffer(sum(sizes))
+                self._fill(file, buffer, at)
+            finally:
+                self._files.close(file)
+            self.read_bytes += len(buffer)
+            return Segment(facts, buffer) if only_tokens else whole(facts, buffer)
+        except SegmentError as error:
+            self.reject(name, error.reason)
+        except (OSError, MemoryError):
+            self.index.discard(name)
+        return None
+
+    def reject(self, name: Name, reason: str) -> None:
+        """Removes a segment that is not what it should be."""
+        if not self.rejected[reason]:
+            log.warning("a file of the disk cache is damaged: removed", reason=reason, file=name.file)
+        self.rejected[reason] += 1
+        self.drop(name)
+
+    def drop(self, name: Name) -> None:
+        """Removes a segment."""
+        self.index.discard(name)
+        try:
+            self._files.unlink(self.folder / name.file)
+        except OSError:
+            return  # it cannot be removed, but neither is it used
+
+    def empty(self) -> None:
+        """Removes all segments."""
+        self.index.replace(())
+        self._changed_ns = -1
+        try:
+            names = [name for name in map(parse_name, self._files.names(self.folder)) if name is not None]
+        except OSError:
+            return
+        for name in names:
+            self.drop(name)
+
+    def touch(self, name: Name) -> None:
+        """Marks a segment as just used."""
+        try:
+            self._files.touch(self.folder / name.file)
+        except FileNotFoundError:
+            self.index.discard(name)
+        except OSError:
+            return  # a read-only volume: it is still read
+
+    def _facts(self, file: int, name: Name) -> tuple[Facts, int]:
+        """Returns the facts in an open file, and where its data begin. Raises SegmentError and OSError."""
+        size = self._files.size(file)
+        if size is None or size > MOST_BYTES:
+            raise SegmentError("torn")
+        count = header_bytes(self._part(file, 0, 8), size)
+        header, seal = self._part(file, 8, count), self._part(file, size - SEAL_BYTES, SEAL_BYTES)
+        return read_facts(header, seal, name, self.namespace, size), 8 + count
+
+    def _part(self, file: int, at: int, nbytes: int) -> bytes:
+        buffer = bytearray(nbytes)
+        self._fill(file, memoryview(buffer), at)
+        return bytes(buffer)
+
+    def _buffer(self, nbytes: int) -> memoryview:
+        buffer = self.buffers.pop() if self.buffers else None
+        if buffer is None or len(buffer) < nbytes:
+            buffer = memoryview(mmap(-1, max(1, nbytes)))  # a bytearray would be zeroed first
+        return buffer[:nbytes]
+
+    def _fill(self, file: int, buffer: memoryview, offset: int) -> None:
+        at = 0
+        while at < len(buffer):
+            count = self._files.read(file, buffer[at:], offset + at)
+            if count <= 0:
+                raise SegmentError("torn")
+            at += count
+
+    # --- writing
+
+    @property
+    def may_write(self) -> bool:
+        """True unless writing is off for good, rests after an error, or the day's bytes are written."""
+        now_s = self._files.now_s()
+        if not 0 <= now_s - self._day_s < _DAY_S:
+            self._day_s, self._written_today = now_s, 0
+        if self.why_not_writing or self._written_today >= self._most_written:
+            return False
+        return not 0 < self._paused_until_s - now_s <= _LONGEST_PAUSE_S
+
+    def publish(self, segment: Segment, reserve: Callable[[int], bool] = lambda _: True) -> bool | None:
+        """Writes a segment. Returns False if that was not possible; nothing is left of it then. Returns None if there
+        is no room for so many bytes, according to `reserve`."""
+        name = segment.name
+        if name in self.index:
+            self.touch(name)
+            return True
+        parts = sealed(segment)
+        size = sum(map(len, parts))
+        try:
+            self._make_folder()
+            if not reserve(size):
+                return None
+            self._commit(parts, self.folder / name.file)
+        except IsADirectoryError:  # it is not ours, and others can still be written
+            if not self.rejected["directory"]:
+                log.warning("a directory has the name of a file of the disk cache: left alone", directory=name.file)
+            self.rejected["directory"] += 1
+            return True
+        except OSError as error:
+            self._failed(error)
+            return False
+        self._pause_s = _PAUSE_S
+        self.written_bytes += size
+        self._written_today += size
+        self.index.add(name)
+        return True
+
+    def _commit(self, parts: Sequence[memoryview], to: Path) -> None:
+        """Writes a file, whole or not at all."""
+        path = self.folder / temporary(os.getpid(), self._number)
+        self._number += 1
+        try:
+            file = self._files.create(path)
+            try:
+                for part in parts:
+                    self._write(file, part)
+            finally:
+                self._files.close(file)
+            self._files.rename(path, to)
+        except OSError:
+            with suppress(OSError):  # the sweep finds it
+                self._files.unlink(path)
+            raise
+
+    def _write(self, file: int, data: memoryview) -> None:
+        at = 0
+        while at < len(data):
+            count = self._files.write(file, data[at:])
+            if count <= 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            at += count
+
+    def _make_folder(self) -> None:
+        """Makes the folder, and says in it what it is for."""
+        about = self.folder / "about.json"
+        if self._files.exists(about):
+            return
+        for folder in (self.folder.parent, self.folder):  # both, if somebody has removed everything
+            self._files.make_directory(folder)
+        self._commit([memoryview(self._about)], about)
+
+    def _failed(self, error: OSError) -> None:
+        self.write_errors += 1
+        if error.errno in _FOR_GOOD:
+            self._stop_writing(error)
+            return
+        self.rest(os.strerror(error.errno or 0))
+
+    def rest(self, why: str) -> None:
+        """Writes nothing for a while, which is longer each time."""
+        self._paused_until_s = self._files.now_s() + self._pause_s
+        log.warning("the disk cache rests", why=why, seconds=self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _stop_writing(self, error: OSError) -> None:
+        self.why_not_writing = os.strerror(error.errno or 0)
+        log.warning("the disk cache writes nothing any more", why=self.why_not_writing, directory=str(self.folder))

@@ -1,0 +1,111 @@
+"""Opens a DFlash draft, checks that it fits its target, and loads it."""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from runner.drafts.dflash.config import read_dflash_config
+from runner.drafts.dflash.drafter import BlockDraft, DFlashModule, LayerTap, Parts, block_target
+from runner.drafts.heads.target import counting
+from runner.errors import ModelError
+from runner.logs import Log
+from runner.model.opened import OpenedModel
+from runner.model.weights.dtype import DtypePlan
+from runner.model.weights.experts import Weights
+from runner.model.weights.load import LoadedModel
+from runner.model.weights.packed import Arrays
+from runner.model.weights.part import assemble_part, load_part, plan_part
+
+log = Log(__name__)
+
+_FUSED = re.compile(r"(layers\.\d+\.self_attn\.)qkv_proj\.(weight|bias)")
+_TRIED_TOKENS = 2
+
+
+def check_target(opened: OpenedModel, module: Module) -> None:
+    """Raises ModelError unless the draft was made for a model like this one, which may be made of placeholders."""
+    block_target(read_dflash_config(opened.config, opened.architecture), module)
+
+
+def plan_draft(
+    opened: OpenedModel, dtype: str, budget_bytes: int | None, *, slow_blas: bool
+) -> tuple[DFlashModule, DtypePlan]:
+    """Returns the draft made of placeholders, and the types of its weights. Raises ModelError if anything does not fit,
+    or exceeds the budget."""
+    return plan_part(opened, partial(_assembled, opened), dtype, budget_bytes, slow_blas=slow_blas)
+
+
+def load_draft(
+    opened: OpenedModel,
+    loaded: LoadedModel,
+    dtype: str = "keep",
+    budget_bytes: int | None = None,
+    *,
+    slow_blas: bool = False,
+) -> BlockDraft:
+    """Loads a draft for a model, which is loaded already. Raises ModelError if it cannot be used, and what MLX says at
+    its first forward.
+
+    The arguments are those of `weights.load.load`, with what the model has left of the budget.
+    """
+    config = read_dflash_config(opened.config, opened.architecture)
+    target = block_target(config, loaded.module)
+    module = load_part(opened, partial(_assembled, opened), "the draft", dtype, budget_bytes, slow_blas=slow_blas)
+    draft = BlockDraft(config, module, target, loaded.suppressed)
+    _try(draft, loaded)
+    return draft
+
+
+def _try(draft: BlockDraft, loaded: LoadedModel) -> None:
+    """Drafts something: MLX refuses some layers only then. Of the target only shapes are computed."""
+    layers = loaded.make_layers()
+    if counting(layers) is None:
+        raise ModelError("none of the model's layers tells how many tokens it has seen")
+    tap, tokens = LayerTap(draft.target.tapped, _TRIED_TOKENS), mx.zeros((1, _TRIED_TOKENS), mx.uint32)
+    tap.turn(True)
+    try:
+        loaded.logits(tokens, layers)
+        features = tap.take()
+    finally:
+        tap.turn(False)
+    wanted = (1, _TRIED_TOKENS, len(draft.config.taps) * draft.config.width)
+    if features is None or features.shape != wanted:
+        found = "nothing" if features is None else f"{list(features.shape)}"
+        raise ModelError(f"it draws on layers that return {list(wanted)}, and those of the model return {found}")
+    mx.eval(draft.logits(0, 1, mx.zeros(wanted, features.dtype), draft.make_context(0)))
+
+
+def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> DFlashModule:
+    """Builds the draft with `arrays`, which stay lazy. Raises ModelError if anything does not fit."""
+    config = read_dflash_config(opened.config, opened.architecture)
+    names = opened.tensors.keys()
+    if len(config.windows) > len(names):
+        raise ModelError(f"it lacks most of {len(config.windows)} layers")
+    parts = Parts(
+        gates=any(name.endswith("self_attn.g_proj.weight") for name in names),
+        tap_norms=any(name.startswith("aux_hidden_norms.") for name in names),
+        biases=any(name.endswith(("q_proj.bias", "qkv_proj.bias")) for name in names),
+    )
+    rows = config.heads * config.head_width, config.key_heads * config.head_width
+
+    def sanitize(weights: Weights) -> tuple[DFlashModule, Weights]:
+        return DFlashModule(config, parts), _with_split(weights, *rows)
+
+    return assemble_part(opened, sanitize, arrays)
+
+
+def _with_split(weights: Weights, queries: int, keys: int) -> Weights:
+    """Returns the weights with the rows of queries, keys and values apart."""
+    result: Weights = {}
+    for name, array in weights.items():
+        match = _FUSED.fullmatch(name)
+        if match is None:
+            result[name] = array
+            continue
+        places = {"q": (0, queries), "k": (queries, queries + keys), "v": (queries + keys, array.shape[0])}
+        for part, (start, stop) in places.items():
+            result[f"{match[1]}{part}_proj.{match[2]}"] = array[start:stop]
+    return result

@@ -1,0 +1,151 @@
+"""Finds the head in an opened model, and loads it. What is wrong with a head costs the head, never the model."""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from runner.drafts.heads.head import Head, HeadModule
+from runner.drafts.heads.nemotron_h import NemotronHead
+from runner.drafts.heads.qwen3_5 import QwenHead
+from runner.drafts.heads.target import target_of
+from runner.errors import ModelError
+from runner.logs import Log
+from runner.model.opened import OpenedModel
+from runner.model.packing import check_companions
+from runner.model.sources.checkpoint import Tensor
+from runner.model.weights.experts import Weights, with_layout
+from runner.model.weights.load import LoadedModel
+from runner.model.weights.packed import Arrays
+from runner.model.weights.part import assemble_part, load_part
+
+log = Log(__name__)
+
+HEADS: dict[str, type[HeadModule]] = {
+    "nemotron_h": NemotronHead,
+    "qwen3_5": QwenHead,
+    "qwen3_5_moe": QwenHead,
+    "qwen3_next": QwenHead,
+}
+"""mlx-lm module (`Family.module`) -> its head."""
+
+_HEAD = re.compile(r"(?:(?:model|language_model)\.)*mtp\.")
+_BEGINS = re.compile(r"(?:fc|layers\.\d+\.eh_proj)\.weight")
+"""The tensor without which there is no head: configs promise heads that packages lack."""
+_TEXT_ONLY = ("quantization_config", "quantize_activations")
+"""Fields of `config.json` that are about the text model's layers."""
+_TRIED_TOKENS = 2
+
+
+class HeadPlan(NamedTuple):
+    """The head of one model, from headers alone. Immutable; holds no array."""
+
+    kind: type[HeadModule]
+    opened: OpenedModel
+    """The model with the head's tensors instead of its own, under the names that `kind.sanitize` knows."""
+    shifted: frozenset[str]
+    """The norms to which 1 has to be added."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that loading will read."""
+        return self.opened.total_bytes
+
+
+class FoundHead(NamedTuple):
+    """The head of a model, or the reason why there is none."""
+
+    head: Head | None
+    why: str = ""
+
+
+def plan_head(opened: OpenedModel) -> HeadPlan | None:
+    """Returns the plan for the head of a model, None if it has none. Raises ModelError for a head that is broken."""
+    kind = HEADS.get(opened.family.module)
+    if kind is None:
+        return None
+    found = _own(opened.checkpoint.tensors)
+    unreadable = _own(opened.checkpoint.unreadable)
+    if not any(map(_BEGINS.fullmatch, (*found, *unreadable))):
+        return None
+    if unreadable:
+        raise ModelError(f"tensor mtp.{min(unreadable)} cannot be read")
+    for tensor in found.values():
+        check_companions(tensor)
+    names = kind.renamed(found.keys())
+    if len(set(names.values())) < len(names):
+        raise ModelError("two of its tensors are the same parameter")
+    tensors = {names[name]: tensor._replace(name=names[name]) for name, tensor in found.items()}
+    config = {key: value for key, value in opened.config.items() if key not in _TEXT_ONLY}
+    shifted = _shifted(opened, tensors.keys()) if kind is QwenHead else set[str]()
+    head = opened._replace(name="the head", tensors=tensors, config=config, unreadable=frozenset())
+    return HeadPlan(kind, head, frozenset(shifted))
+
+
+def load_head(
+    opened: OpenedModel,
+    loaded: LoadedModel,
+    dtype: str = "keep",
+    budget_bytes: int | None = None,
+    *,
+    slow_blas: bool = False,
+) -> FoundHead:
+    """Loads the head of a model, which is loaded already. Logs why a head cannot be used.
+
+    The arguments are those of `weights.load.load`, with what the model has left of the budget.
+    """
+    try:
+        plan = plan_head(opened)
+        if plan is None:
+            return FoundHead(None, "the model has no head for drafts")
+        return FoundHead(_tried(_loaded(plan, loaded, dtype, budget_bytes, slow_blas=slow_blas)))
+    except ModelError as error:
+        why = str(error)
+    except Exception as error:  # whatever MLX or mlx-lm say to it
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+    log.warning("the model's head for drafts cannot be used", why=why)
+    return FoundHead(None, why)
+
+
+def _loaded(plan: HeadPlan, loaded: LoadedModel, dtype: str, budget_bytes: int | None, *, slow_blas: bool) -> Head:
+    target = target_of(loaded.module)
+
+    def assemble(arrays: Mapping[str, Arrays]) -> HeadModule:
+        return _assembled(plan, target.args, arrays)
+
+    module = load_part(plan.opened, assemble, "the head", dtype, budget_bytes, slow_blas=slow_blas)
+    return Head(module, target, loaded.suppressed)
+
+
+def _tried(head: Head) -> Head:
+    """Returns the head, which has computed something: MLX refuses some layers only then."""
+    layers = head.make_layers()
+    tokens = mx.zeros((1, _TRIED_TOKENS), mx.uint32)
+    states = head.states(head.target.embed(tokens), tokens, layers)
+    mx.eval(head.logits(states[:, -1:]))
+    return head
+
+
+def _own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors of the head, by their names behind `mtp.`."""
+    return {name[match.end() :]: tensor for name, tensor in tensors.items() if (match := _HEAD.match(name))}
+
+
+def _shifted(opened: OpenedModel, names: Collection[str]) -> set[str]:
+    """Returns the norms whose stored weights lack 1 (docs/internals/store.md, 1.6): all of them where the tensors are
+    the source's, which the shape of convolutions shows. A release of Ollama added it to some of them."""
+    convolutions = [part.weight for name, part in opened.tensors.items() if name.endswith("conv1d.weight")]
+    raw = any(part.shape[-1] != 1 for part in convolutions)
+    return QwenHead.norms(names, all_of_them=raw) if raw or opened.checkpoint.from_store else set()
+
+
+def _assembled(plan: HeadPlan, args: object, arrays: Mapping[str, Arrays]) -> HeadModule:
+    """Builds the head with `arrays`, which stay lazy. Raises ModelError if anything does not fit."""
+
+    def sanitize(weights: Weights) -> tuple[HeadModule, Weights]:
+        module = plan.kind.of_target(args, plan.opened.tensors.keys())
+        with with_layout(weights, "stacked") as stacked:
+            return module, plan.kind.sanitize(stacked, shifted=plan.shifted)
+
+    return assemble_part(plan.opened, sanitize, arrays)

@@ -1,0 +1,225 @@
+"""The position of an answer in its grammar, as the engine sees it."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Protocol
+
+import msgspec
+
+from runner.errors import RequestError
+
+_STEP_S = 0.05
+_SAVED_S = 5.0
+_LATE_S = 1.0  # allowance for other processes that use the processor
+
+
+class Follow(msgspec.Struct, frozen=True):
+    """Tokens with which the answer continues; answered with a `State`."""
+
+    tokens: list[int]
+    restart: bool = False
+    """True if `tokens` follow the beginning of the answer, not its current position."""
+    tries: bool = False
+    """True if the answer stays at its current position: the state tells what would be behind `tokens`."""
+
+
+class State(msgspec.Struct, frozen=True):
+    """The position of an answer in its grammar."""
+
+    forced: list[int] = []
+    """Tokens about which the grammar leaves no choice. All other fields describe the position after them."""
+    mask: bytes = b""
+    """One bit per token, set for those that may come next, including those that end the answer; empty if complete."""
+    complete: bool = False
+    """True if nothing more may come."""
+    error: str = ""
+    """The reason why the answer cannot go on, or why there is no grammar."""
+    left_out: str = ""
+    """As `LocalGrammar.left_out`; in the answer to `Compile` alone."""
+    tried: list[bytes | int] | None = None
+    """What may come behind each of the tokens that were tried, as far as they may come and others behind them: a mask,
+    or the one token. All fields above are empty then; None if nothing was tried."""
+    seconds: float = 0.0
+    """Processor time of this step."""
+    nbytes: int = 0
+    """Memory that the worker has allocated so far."""
+
+
+class StateSource(Protocol):
+    """Computes the states of one answer, usually in another process. One step is in flight at a time."""
+
+    def send(self, step: Follow) -> None:
+        """Starts to compute the state after this step. Raises RequestError if that is impossible."""
+        ...
+
+    def receive(self, patience_s: float) -> State | None:
+        """Returns that state, or None if it takes longer than `patience_s`. Raises RequestError if it cannot come."""
+        ...
+
+    def close(self) -> None:
+        """Ends the answer."""
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled format, reserved for one answer."""
+
+    def guide(self) -> "Guide":
+        """Returns the guide of the answer. Raises RequestError after `release`."""
+        ...
+
+    def release(self) -> None:
+        """Gives the grammar back without an answer."""
+        ...
+
+
+class Guide:
+    """Follows one answer through its grammar: the tokens that must come next, those that may, and whether it is over.
+
+    The time that a mask takes depends on the grammar, so a source computes the states, usually in another process:
+    after `take` and `restart`, `wait` for the next one. An answer may use 50 ms of processor time for each token; it
+    saves what it does not use, up to 5 s, for later tokens. Owner: the engine thread.
+    """
+
+    def __init__(self, source: StateSource, state: State, size: int) -> None:
+        """Starts at `state`, the beginning of the answer, over a vocabulary of `size` tokens."""
+        self._source = source
+        self._clock: Callable[[], float] = monotonic
+        self.size = size
+        """The number of tokens in the vocabulary."""
+        self._awaited = 0  # states in flight; only the last one counts
+        self._since_s = 0.0  # when the last state was requested
+        self._spare_s = _SAVED_S
+        self._granted_s = 0.0  # for the tokens in flight
+        self._tried: list[bytes | int] = []  # what came of the latest look ahead
+        self._closed = False
+        self._enter(state)
+
+    def watch(self, wrap: Callable[[StateSource], StateSource], clock: Callable[[], float]) -> None:
+        """Lets all states come through what `wrap` returns for their source, and all times from this clock."""
+        self._source, self._clock = wrap(self._source), clock
+
+    def wait(self, patience_s: float) -> bool:
+        """Waits at most `patience_s` for the next state. Returns True once the next token may be asked for."""
+        while self._awaited:
+            try:
+                state = self._source.receive(patience_s)
+            except RequestError as error:
+                self._fail(str(error))
+                break
+            if state is not None:
+                self._awaited -= 1
+                if state.tried is not None:  # at nobody's wish but the drafter's: it costs the answer nothing
+                    self._tried, self._since_s = state.tried, self._clock()
+                    continue
+                self._spare_s = min(_SAVED_S, self._spare_s + self._granted_s) - state.seconds
+                self._granted_s = 0.0
+            if self._spare_s < 0 or (state is None and self._clock() - self._since_s > self._spare_s + _LATE_S):
+                self._fail(f"it takes more than {_STEP_S * 1e3:.0f} ms for each token; make it simpler")
+            elif state is None:
+                return False
+            elif not self._awaited:
+                self._enter(state)
+        return True
+
+    @property
+    def state(self) -> State:
+        """The present position, as a source would tell it."""
+        return State([*self._forced], self._mask, self._complete, self._error)
+
+    @property
+    def complete(self) -> bool:
+        """True if nothing more may come."""
+        return not self._forced and self._complete
+
+    @property
+    def fault(self) -> str:
+        """The reason why the answer cannot go on; empty if it can."""
+        return "" if self._forced else self._error
+
+    @property
+    def over(self) -> bool:
+        """True if no token can come: the answer is complete, or cannot go on."""
+        return self.complete or bool(self.fault)
+
+    def take(self, *tokens: int) -> None:
+        """Continues the answer with these tokens, which must not end it. `mask` raises if the grammar refuses one."""
+        for at, token in enumerate(tokens):
+            if not self._forced:
+                self._send(Follow([*tokens[at:]]))
+                return
+            if self._forced.popleft() != token:
+                self._enter(State(error=f"the grammar does not allow token {token}"))
+                return
+
+    def look_ahead(self, tokens: Sequence[int], patience_s: float) -> list[bytes | int]:
+        """Returns what may come behind each of these tokens, as far as they may come next and others behind them: a
+        mask, or the one token that must. The answer stays where it is; what is not known after `patience_s` is left
+        out."""
+        forced = [*self._forced]
+        ahead: list[bytes | int] = []
+        for at, token in enumerate(tokens[: len(forced)]):
+            if token != forced[at]:
+                return ahead
+            ahead.append(forced[at + 1] if at + 1 < len(forced) else self._mask)
+        if len(ahead) < len(forced):
+            return ahead
+        if self._complete or self._error:
+            return ahead[:-1]
+        if self._awaited or len(ahead) == len(tokens):
+            return ahead
+        self._tried = []
+        self._send(Follow([*tokens[len(ahead) :]], tries=True))
+        self.wait(patience_s)
+        return ahead + self._tried
+
+    def forced(self, most: int) -> list[int]:
+        """Takes at most `most` of the tokens that must come next, and returns them."""
+        return [self._forced.popleft() for _ in range(min(most, len(self._forced)))]
+
+    def mask(self) -> bytes:
+        """Returns one bit per token, set for those that may come next, including those that end the answer.
+
+        Raises:
+            RequestError: the answer cannot go on: no token of the vocabulary is allowed, the last one was not allowed,
+                or the grammar takes too much time or memory to follow.
+        """
+        if self.fault:
+            raise RequestError(self.fault)
+        return self.bit(self._forced[0]) if self._forced else self._mask
+
+    def bit(self, token: int) -> bytes:
+        """Returns the mask of one token."""
+        mask = bytearray(-(-self.size // 8))
+        mask[token // 8] = 1 << token % 8
+        return bytes(mask)
+
+    def restart(self, tokens: Sequence[int]) -> None:
+        """Returns to the beginning of the answer and follows `tokens` from there."""
+        self._send(Follow([*tokens], restart=True))
+
+    def close(self) -> None:
+        """Ends the answer. Later calls do nothing."""
+        if not self._closed:
+            self._closed = True
+            self._source.close()
+
+    def _send(self, step: Follow) -> None:
+        self._since_s = self._clock()
+        try:
+            self._source.send(step)
+        except RequestError as error:
+            self._fail(str(error))
+        else:
+            self._awaited += 1
+            self._granted_s += 0.0 if step.tries else _STEP_S * len(step.tokens)
+            self.wait(0.0)
+
+    def _fail(self, why: str) -> None:
+        self._awaited = 0
+        self._enter(State(error=f"the answer cannot follow its grammar: {why}"))
+
+    def _enter(self, state: State) -> None:
+        self._forced = deque(state.forced)
+        self._mask, self._complete, self._error = state.mask, state.complete, state.error

@@ -1,0 +1,217 @@
+"""A generation's tokens to the text that is delivered: whole characters only, and nothing of a stop string.
+
+Invariants:
+
+1. The delivered text is the decoded text up to the earliest place where a stop string begins.
+2. Held back is only what may still become part of a stop string (its longest end that begins one) and an incomplete
+   character, so at most `max(len(stop)) - 1` characters and three bytes.
+3. A token's entry is delivered once, with the last of the characters that the token completed. Those of tokens that
+   completed none come at the end of the text, with what was held. Only tokens behind a stop string have no entry.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from copy import copy
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+
+from protocol import Logprob, TopLogprob
+from runner.tokenizer import Tokenizer, Utf8Stream
+
+if TYPE_CHECKING:
+    from runner.sampling.sample import Choice
+
+# --- Finds stop strings in text, character by character.
+
+
+class StopStrings:
+    """The stop strings as one automaton (Aho and Corasick): one step per character, however many and long they are.
+
+    A state stands for the longest suffix of the text so far that is the beginning of a stop string. Empty stop strings
+    match nothing. Building takes time and space in proportion to the characters in all stop strings; nothing changes
+    afterwards.
+    """
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self.texts = tuple(stops)
+        self._next: list[dict[str, int]] = [{}]
+        self.depth = [0]
+        """By state: the length of the suffix that may still become a stop string."""
+        self.matched = [0]
+        """By state: the length of the longest stop string that ends here; 0 for none."""
+        self._fallback = [0]
+        for stop in self.texts:
+            self._insert(stop)
+        self._link()
+
+    def _insert(self, stop: str) -> None:
+        state = 0
+        for character in stop:
+            following = self._next[state].get(character)
+            if following is None:
+                following = self._next[state][character] = len(self._next)
+                self._next.append({})
+                self.depth.append(self.depth[state] + 1)
+                self.matched.append(0)
+                self._fallback.append(0)
+            state = following
+        self.matched[state] = self.depth[state]
+
+    def _link(self) -> None:
+        """Links each state to that of its longest proper suffix, shallow states first."""
+        queue = deque(self._next[0].values())
+        while queue:
+            state = queue.popleft()
+            for character, following in self._next[state].items():
+                self._fallback[following] = self.step(self._fallback[state], character)
+                self.matched[following] = self.matched[following] or self.matched[self._fallback[following]]
+                queue.append(following)
+
+    def step(self, state: int, character: str) -> int:
+        """Returns the state after one more character of text."""
+        while state and character not in self._next[state]:
+            state = self._fallback[state]
+        return self._next[state].get(character, 0)
+
+
+Entry = TypeVar("Entry")
+
+
+class Vocabulary(Protocol):
+    """The part of a tokenizer that a detokenizer needs."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Returns the bytes that the token adds to the output; may be empty."""
+        ...
+
+
+class Piece(NamedTuple, Generic[Entry]):
+    """Text to deliver now and the entries that come with it. The text is empty if only entries were left."""
+
+    text: str
+    entries: list[Entry]
+
+
+def joined(pieces: "Sequence[Piece[Entry]]") -> "Piece[Entry]":
+    """Returns one piece for all of these, of which there is at least one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return Piece("".join(piece.text for piece in pieces), [entry for piece in pieces for entry in piece.entries])
+
+
+class _Settled(NamedTuple, Generic[Entry]):
+    """A token whose characters are known: positions in the decoded text."""
+
+    start: int
+    stop: int
+    entry: Entry
+
+
+class Detokenizer(Generic[Entry]):
+    """Turns the tokens of one generation into text. Owner: the thread that pushes.
+
+    Where several stop strings match, the one that begins first wins, even if another one was complete before it: while
+    the earlier one may still come true, the decision waits for more text. So the answer does not depend on how the
+    text falls into tokens. Which of two that begin at one place it was makes no difference.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, stops: StopStrings | None = None) -> None:
+        self._vocabulary = vocabulary
+        self._stops = stops
+        self._state = 0
+        self._match: int | None = None
+        self._utf8 = Utf8Stream()
+        self._held = ""
+        self._delivered = 0
+        self._decoded = 0
+        self._settled: deque[_Settled[Entry]] = deque()
+        self._unsettled: list[Entry] = []
+        self.stopped = False
+        """True once a stop string has matched; nothing more is delivered."""
+
+    def push(self, token_id: int, entry: Entry | None = None) -> Piece[Entry] | None:
+        """Adds a token (never EOS). Returns the text that may be delivered now, if any.
+
+        A token that completes no character gives None; its entry comes with the next character.
+        """
+        if self.stopped:
+            return None
+        if entry is not None:
+            self._unsettled.append(entry)
+        text = self._utf8.feed(self._vocabulary.token_bytes(token_id))
+        return self._deliver(self._advance(text)) if text else None
+
+    def before_stop(self, tokens: Sequence[int]) -> int:
+        """Returns how many of these tokens can be pushed before one completes a stop string. Changes nothing."""
+        if self._stops is None:
+            return len(tokens)
+        ahead = copy(self)
+        ahead._utf8, ahead._settled, ahead._unsettled = copy(self._utf8), deque(), []
+        for count, token in enumerate(tokens):
+            ahead.push(token)
+            if ahead.stopped:
+                return count
+        return len(tokens)
+
+    def finish(self) -> Piece[Entry] | None:
+        """Ends the text at EOS or at a limit. Returns the text that was held: it was no stop string after all.
+
+        What an incomplete character is worth is said by `Utf8Stream.finish`. Where it is dropped, its tokens were drawn
+        and count all the same: their entries are delivered, if need be without text. A match that had waited for an
+        earlier one counts now: `stopped` may become true here.
+        """
+        if self.stopped:
+            return None
+        if tail := self._utf8.finish():
+            self._advance(tail)
+        if self._match is not None:
+            self.stopped = True
+            return self._deliver(self._match)
+        self._settle(self._decoded)
+        return self._deliver(self._decoded)
+
+    def _advance(self, text: str) -> int:
+        """Adds decoded text. Returns the position up to which text may be delivered."""
+        start = self._decoded
+        self._decoded += len(text)
+        self._held += text
+        if self._unsettled:
+            self._settle(start)
+        return self._decoded if self._stops is None else self._search(self._stops, start, text)
+
+    def _settle(self, start: int) -> None:
+        for entry in self._unsettled:
+            self._settled.append(_Settled(start, self._decoded, entry))
+        self._unsettled.clear()
+
+    def _search(self, stops: StopStrings, start: int, text: str) -> int:
+        state = self._state
+        for position, character in enumerate(text, start + 1):
+            state = stops.step(state, character)
+            if stops.matched[state]:
+                found = position - stops.matched[state]
+                self._match = found if self._match is None else min(self._match, found)
+            if self._match is not None and self._match <= position - stops.depth[state]:
+                self.stopped = True
+                return self._match
+        self._state = state
+        return self._decoded - stops.depth[state]
+
+    def _deliver(self, limit: int) -> Piece[Entry] | None:
+        length = limit - self._delivered
+        text, self._held = self._held[:length], self._held[length:]
+        self._delivered = limit
+        entries: list[Entry] = []
+        while self._settled and self._settled[0].stop <= limit:
+            entries.append(self._settled.popleft().entry)
+        if self.stopped:
+            entries.extend(token.entry for token in self._settled if token.start < limit)
+        return Piece(text, entries) if text or entries else None
+
+
+# --- Log-probabilities as clients read them: by text, not by token id.
+
+
+def entry(choice: "Choice", logprob: float, tokenizer: Tokenizer) -> Logprob:
+    """Returns the entry of the chosen token, whose log-probability is `logprob`, with its likeliest alternatives."""
+    top = [TopLogprob(tokenizer.token_text(token), each) for token, each in choice.top]
+    return Logprob(tokenizer.token_text(choice.token), logprob, top)

@@ -1,0 +1,175 @@
+"""The engine's numbers for people: requests, tokens, memory and the cache, for the page and the metrics."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, NamedTuple
+
+import mlx.core as mx
+from msgspec import structs
+
+from protocol.stats import (
+    CacheNode,
+    DiskCounts,
+    DraftCounts,
+    MemoryCounts,
+    PictureCounts,
+    RankCounts,
+    RunningRequest,
+    Stats,
+)
+from runner.engine.counters import EngineStats
+from runner.engine.lifecycle import restored
+from runner.engine.memory import MemoryBudget
+from runner.tokenizer import Tokenizer
+from runner.tokenizer.utf8 import decode
+
+if TYPE_CHECKING:
+    from runner.engine.generation import Generation
+    from runner.engine.request import Request
+    from runner.engine.scheduler import Scheduler
+
+_PREVIEW = 60
+_MOST_SHOWN = 1 << 14  # tokens, of which those of a picture are shown as one
+_PICTURE = b"[picture]"
+
+
+class Identity(NamedTuple):
+    """The facts about an engine that never change."""
+
+    version: str
+    model: str
+    architecture: str
+    device: str
+    context_length: int
+    cache_kind: str
+
+
+class WingCounts(NamedTuple):
+    """The numbers of the wings; of one that is off, its zeros."""
+
+    pictures: Callable[[], PictureCounts] = PictureCounts
+    drafts: Callable[[], DraftCounts] = DraftCounts
+    disk: Callable[[], DiskCounts] = DiskCounts
+    ranks: Callable[[], RankCounts] = RankCounts
+
+
+class Report:
+    """Reads the state of an engine between two slices, and changes nothing. Owner: the engine thread."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        scheduler: "Scheduler",
+        memory: MemoryBudget,
+        tokenizer: Tokenizer | None,
+        wings: WingCounts = WingCounts(),  # noqa: B008 - immutable
+    ) -> None:
+        """With a `tokenizer`, cache nodes show the beginning of their text."""
+        self._wings = wings
+        self._identity = identity
+        self._scheduler = scheduler
+        self._memory = memory
+        self._spell = (lambda tokens: preview(tokenizer, tokens)) if tokenizer is not None else None
+        self._started_ns = perf_counter_ns()
+
+    def collect(self) -> EngineStats:
+        """Returns all numbers."""
+        identity, journal, cache = self._identity, self._scheduler.journal, self._scheduler.cache.describe()
+        counters, queued = journal.counters, journal.queue.requests
+        now_ns = perf_counter_ns()
+        stats = Stats(
+            version=identity.version,
+            model=identity.model,
+            architecture=identity.architecture,
+            device=identity.device,
+            context_length=identity.context_length,
+            cache_kind=identity.cache_kind,
+            uptime_s=_seconds(self._started_ns, now_ns),
+            requests=counters.requests(len(queued)),
+            tokens=counters.tokens(),
+            cache=counters.cache(cache.counts),
+            memory=_memory_counts(self._memory),
+            slices=counters.slices(),
+            pictures=self._wings.pictures(),
+            drafts=self._draft_counts(counters.known),
+            disk=self._wings.disk(),
+            ranks=self._wings.ranks(),
+            running=[
+                *(_running(generation, now_ns) for generation in counters.running),
+                *(_queued(request, now_ns) for request in queued),
+            ],
+            ttft_s=counters.ttft_s,
+        )
+        return EngineStats(stats, counters.distributions(), cache.mark)
+
+    def _draft_counts(self, known: int) -> DraftCounts:
+        counts = self._wings.drafts()
+        if not known:
+            return counts
+        return structs.replace(
+            counts, drafted={**counts.drafted, "known": known}, accepted={**counts.accepted, "known": known}
+        )
+
+    def nodes(self) -> list[CacheNode]:
+        """Returns the nodes of the cache."""
+        return self._scheduler.cache.nodes(self._spell)
+
+    def memory_bytes(self) -> int:
+        """Returns the bytes that MLX holds: in use, and kept for reuse."""
+        return mx.get_active_memory() + mx.get_cache_memory()
+
+
+def _memory_counts(memory: MemoryBudget) -> MemoryCounts:
+    return MemoryCounts(
+        used_bytes=mx.get_active_memory(),
+        reusable_bytes=mx.get_cache_memory(),
+        peak_bytes=memory.peak(),
+        budget_bytes=memory.budget_bytes,
+        weights_bytes=memory.weights_bytes,
+    )
+
+
+def _queued(request: "Request", now_ns: int) -> RunningRequest:
+    return RunningRequest(
+        number=request.number,
+        phase="queued",
+        prompt=len(request.prompt),
+        max_tokens=request.max_tokens,
+        age_s=_seconds(request.arrived_ns, now_ns),
+    )
+
+
+def _running(generation: "Generation", now_ns: int) -> RunningRequest:
+    request, session, life = generation.request, generation.session, generation.life
+    prefilled = min(session.position, session.total)
+    if life.decoded_ns:
+        phase, prefilled, rate = "decode", session.total, replace(life, ended_ns=now_ns).tokens_per_s
+    else:
+        phase = "prefill" if generation.left or generation.grammar.compiled else "grammar"
+        rate = max(0, prefilled - session.cached) / (max(1, now_ns - life.computed_ns) / 1e9)
+    return RunningRequest(
+        number=request.number,
+        phase=phase,
+        prompt=session.total,
+        cached=session.cached,
+        restored=restored(request, session),
+        prefilled=prefilled,
+        generated=life.generated,
+        max_tokens=request.max_tokens,
+        age_s=_seconds(request.arrived_ns, now_ns),
+        tokens_per_s=round(rate, 2),
+        ttft_s=life.ttft_s if life.first_token_ns else None,
+    )
+
+
+def _seconds(since_ns: int, now_ns: int) -> float:
+    return round((now_ns - since_ns) / 1e9, 3)
+
+
+def preview(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """Returns the first characters of the text of these tokens, on one line."""
+    shown = [token for before, token in pairwise((0, *tokens[:_MOST_SHOWN])) if token >= 0 or token != before]
+    data = b"".join(_PICTURE if token < 0 else tokenizer.token_bytes(token) for token in shown[:_PREVIEW])
+    return decode(data)[:_PREVIEW]

@@ -1,0 +1,252 @@
+"""Forwards of a text model over a prompt with pictures, and over answers behind one."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.positional_encoding import RoPE
+from mlx.nn.layers.quantized import QuantizedEmbedding
+
+from runner.errors import ModelError
+
+# --- An embedding table in which some rows of a forward are replaced by features of pictures.
+
+
+class Rows(NamedTuple):
+    """Features [stop - start, width] for the tokens of a forward from `start` to `stop`."""
+
+    start: int
+    stop: int
+    features: mx.array
+
+
+class PictureEmbedding(Module):
+    """Stands in for a table during one forward over tokens [1, L]."""
+
+    def __init__(self, table: Module, rows: Sequence[Rows], scale: float = 1.0) -> None:
+        """`rows` are in ascending order. The text model multiplies embeddings by `scale`; features have it already."""
+        Module.__init__(self)
+        self.table = table
+        self._rows, self._scale = tuple(rows), scale
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        """Returns the embeddings [1, L, width]."""
+        found = cast("mx.array", self.table(ids))
+        parts, at = [], 0
+        for start, stop, features in self._rows:
+            parts += [found[:, at:start], (features / self._scale).astype(found.dtype)[None]]
+            at = stop
+        return mx.concatenate([*parts, found[:, at:]], axis=1)
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """Computes the logits of a model whose head is this table."""
+        return cast("mx.array", self.table.as_linear(x))
+
+
+# --- Attention masks in which the tokens of one picture see each other (Gemma 4, in sliding layers).
+
+MakeMask = Callable[..., object]
+
+
+def with_blocks(make_mask: MakeMask, blocks: Sequence[Rows]) -> MakeMask:
+    """Returns a `make_mask` of a layer cache that adds blocks of tokens that see each other to its mask.
+
+    A forward holds these blocks as a whole. A token sees no key that has left its window, block or not: the window
+    bounds the past only.
+    """
+
+    def make(count: int, *, window_size: int | None = None, return_array: bool = False) -> object:
+        if count == 1:  # there is nobody else to see
+            return make_mask(count, window_size=window_size, return_array=return_array)
+        causal = cast("mx.array", make_mask(count, window_size=window_size, return_array=True))
+        before = causal.shape[-1] - count  # keys from earlier forwards
+        queries = mx.arange(count)[:, None]
+        keys = mx.arange(-before, count)[None]
+        near = keys > queries - window_size if window_size else mx.array(True)
+        for start, stop, _ in blocks:
+            inside = (queries >= start) & (queries < stop) & (keys >= start) & (keys < stop)
+            causal = causal | (inside & near)
+        return causal
+
+    return make
+
+
+# --- Rotary positions of prompts with pictures: three channels inside, shifted behind (Qwen's interleaved form).
+# Frequency j turns by the position in the row for j = 1, 4, 7, ..., in the column for j = 2, 5, 8, ..., each as
+# often as its section is long, and by the time for all others.
+
+
+class Angles(NamedTuple):
+    """Cosines and sines [L, dimensions / 2] in float32."""
+
+    cosines: mx.array
+    sines: mx.array
+
+
+def angles(positions: Sequence[Sequence[int]], dimensions: int, base: float, sections: Sequence[int]) -> Angles:
+    """Returns the angles of L tokens at these positions [3][L]. `dimensions` are those that turn."""
+    half = dimensions // 2
+    channels = [
+        next((channel for channel in (1, 2) if each % 3 == channel and each < 3 * sections[channel]), 0)
+        for each in range(half)
+    ]
+    frequencies = mx.power(base, -mx.arange(half, dtype=mx.float32) / half)
+    turned = mx.array([*map(list, positions)], dtype=mx.float32)[mx.array(channels)].T * frequencies
+    return Angles(mx.cos(turned), mx.sin(turned))
+
+
+class AngledRope(Module):
+    """Stands in for the rope of one attention during a forward: turns all heads by the same angles."""
+
+    def __init__(self, found: Angles) -> None:
+        Module.__init__(self)
+        self._angles = found
+
+    def __call__(self, x: mx.array, offset: object = 0) -> mx.array:  # noqa: ARG002 - the angles say where
+        """Turns x [1, heads, L, width]."""
+        cosines, sines = self._angles
+        half = cosines.shape[-1]
+        first, second = x[..., :half].astype(mx.float32), x[..., half : 2 * half].astype(mx.float32)
+        turned = [first * cosines - second * sines, first * sines + second * cosines]
+        return mx.concatenate([*(part.astype(x.dtype) for part in turned), x[..., 2 * half :]], axis=-1)
+
+
+class ShiftedRope(Module):
+    """Stands in for the rope of one attention during a forward behind pictures: shifts the offsets."""
+
+    def __init__(self, rope: Module, shift: int | mx.array) -> None:
+        """`shift` is added to the offsets: one number, or one for each row [B]."""
+        Module.__init__(self)
+        self._rope, self._shift = (rope,), shift  # in a tuple: it is no part of this module
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        """Turns x [B, heads, L, width]."""
+        return cast("mx.array", self._rope[0](x, offset=offset + self._shift))
+
+
+def is_plain(rope: object) -> bool:
+    """Returns True for a rope of which `angles` gives the positions."""
+    return type(rope) is RoPE and not rope.traditional and rope.scale == 1.0
+
+
+_TABLES = ("embed_tokens", "embeddings")
+"""The names of an embedding table in mlx-lm's classes."""
+_SLIDING = "sliding_attention"
+
+
+class PictureForward:
+    """The parts of one text model that pictures replace for the time of a forward.
+
+    Other forwards are not touched: without rows, positions and shifts these do nothing but call the model.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        *,
+        sections: Sequence[int] = (),
+        sees_both_ways: bool = False,
+    ) -> None:
+        """`sections` are the numbers of frequencies for time, row and column, where positions have three channels.
+        `sees_both_ways`: the tokens of a picture see each other in layers with a window.
+
+        Raises ModelError for a module that has no such parts.
+        """
+        self._sections = sections
+        self._owner, self._table_name = _table_owner(module)
+        self._scale = float(getattr(self._owner, "embed_scale", 1.0))
+        self._attentions = [each for _, each in module.named_modules() if "rope" in each] if sections else []
+        if sections and not (self._attentions and all(is_plain(each.rope) for each in self._attentions)):
+            raise ModelError("its positions are scaled in a way that pictures are not made for")
+        self._sliding = _first_sliding(self._owner) if sees_both_ways else None
+
+    def __call__(
+        self,
+        tokens: Sequence[int],
+        layers: list[object],
+        rows: Sequence[Rows],
+        positions: Sequence[Sequence[int]] | None,
+        forward: Callable[[mx.array, list[object]], mx.array],
+    ) -> mx.array:
+        """Returns the lazy logits [1, L, V] of a part of a prompt.
+
+        Soft tokens may have any id: they are looked up as 0. `rows` are the features for this part; `positions` [3][L]
+        are None where they are the offsets. `forward` maps tokens [1, L] and layer caches to logits.
+        """
+        soft = {index for each in rows for index in range(each.start, each.stop)}
+        ids = mx.array([[0 if index in soft else token for index, token in enumerate(tokens)]])
+        with ExitStack() as stack:
+            if rows:
+                stack.enter_context(self._embedding(rows))
+                if self._sliding is not None:
+                    stack.enter_context(_blocks(layers[self._sliding], rows))
+            if positions is not None:
+                stack.enter_context(self._ropes(self._rope_for(positions)))
+            return forward(ids, layers)
+
+    @contextmanager
+    def shifted(self, shifts: Sequence[int]) -> Iterator[None]:
+        """Shifts the positions of every forward inside: those of each row of a batch by its own number."""
+        if not any(shifts):
+            yield
+            return
+        shift = shifts[0] if len(shifts) == 1 else mx.array([*shifts])
+        with self._ropes(lambda rope: ShiftedRope(rope, shift)):
+            yield
+
+    def _rope_for(self, positions: Sequence[Sequence[int]]) -> Callable[[Module], Module]:
+        rope = self._attentions[0].rope
+        found = angles(positions, rope.dims, rope.base, self._sections)
+        return lambda _: AngledRope(found)
+
+    @contextmanager
+    def _embedding(self, rows: Sequence[Rows]) -> Iterator[None]:
+        table = self._owner[self._table_name]
+        self._owner[self._table_name] = PictureEmbedding(table, rows, self._scale)
+        try:
+            yield
+        finally:
+            self._owner[self._table_name] = table
+
+    @contextmanager
+    def _ropes(self, replacement: Callable[[Module], Module]) -> Iterator[None]:
+        ropes = [attention.rope for attention in self._attentions]
+        try:
+            for attention, rope in zip(self._attentions, ropes, strict=True):
+                attention["rope"] = replacement(rope)
+            yield
+        finally:
+            for attention, rope in zip(self._attentions, ropes, strict=True):
+                attention["rope"] = rope
+
+
+class _Table(NamedTuple):
+    owner: Module
+    name: str
+
+
+def _table_owner(module: Module) -> _Table:
+    for _, each in module.named_modules():
+        for name in _TABLES:
+            if isinstance(each.get(name), Embedding | QuantizedEmbedding):
+                return _Table(each, name)
+    raise ModelError(f"{type(module).__name__} has no embedding table that is known here")
+
+
+def _first_sliding(owner: Module) -> int | None:
+    """Returns the layer whose cache makes the masks of all layers with a window."""
+    kinds = [getattr(layer, "layer_type", "") for layer in cast("list[Module]", owner.layers)]
+    return kinds.index(_SLIDING) if _SLIDING in kinds else None
+
+
+@contextmanager
+def _blocks(cache: object, rows: Sequence[Rows]) -> Iterator[None]:
+    own = cast("MakeMask", getattr(cache, "make_mask"))  # noqa: B009 - mlx-lm's caches share no class that has it
+    setattr(cache, "make_mask", with_blocks(own, rows))  # noqa: B010
+    try:
+        yield
+    finally:
+        delattr(cache, "make_mask")

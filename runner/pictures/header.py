@@ -1,0 +1,344 @@
+"""The format, size and orientation of a picture, from a walk over the parts of its file before the pixels.
+
+The walk is bounded: a part is passed over by its length, and a file with too many parts is refused. It also says which
+parts the decoder needs, so that no decoder meets metadata, where files can hide work that is quadratic in their size.
+"""
+
+import re
+import struct
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+from runner.errors import MediaError
+from runner.pictures.formats import served_format
+
+# --- The orientation that a camera wrote into EXIF: how stored pixels must be turned to be seen upright.
+
+UPRIGHT = 1
+
+_ORDERS: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
+_ORIENTATION = 0x0112
+_SHORT = 3
+_ENTRY_BYTES = 12
+
+
+def orientation_of(exif: bytes) -> int:
+    """Returns 1 to 8, from a block of EXIF with or without its `Exif` prefix; 1 for blocks that cannot be read.
+
+    A picture with damaged EXIF is still a picture, so nothing is raised.
+    """
+    tiff = exif.removeprefix(b"Exif\0\0")
+    order = _ORDERS.get(tiff[:4])
+    if order is None:
+        return UPRIGHT
+
+    def number(place: int, size: int) -> int:
+        return int.from_bytes(tiff[place : place + size], order)
+
+    directory = number(4, 4)
+    first = directory + 2
+    for entry in range(first, first + number(directory, 2) * _ENTRY_BYTES, _ENTRY_BYTES):
+        if entry + _ENTRY_BYTES > len(tiff):
+            break
+        if number(entry, 2) == _ORIENTATION:
+            found = number(entry + 8, 2)
+            return found if number(entry + 2, 2) == _SHORT and 1 <= found <= 8 else UPRIGHT
+    return UPRIGHT
+
+
+# --- The size and the orientation of an AVIF: from the properties of its primary item, or from its first track.
+
+_MOST_BOXES = 4096
+"""In one box, and the most items whose properties are listed. A picture of 100 megapixels has some hundred tiles."""
+_TURNS = {
+    (0, None): UPRIGHT,
+    (0, 0): 4,
+    (0, 1): 2,
+    (1, None): 8,
+    (1, 0): 5,
+    (1, 1): 7,
+    (2, None): 3,
+    (2, 0): 2,
+    (2, 1): 4,
+    (3, None): 6,
+    (3, 0): 7,
+    (3, 1): 5,
+}
+"""Quarter turns to the left, and the axis of the mirror after them -> EXIF's number."""
+Span = tuple[int, int]
+
+
+def avif_size(data: bytes) -> tuple[int, int, int]:
+    """Returns width and height as stored, and the orientation. Raises MediaError, struct.error or IndexError."""
+    for kind, (start, stop) in _boxes(data, (0, len(data))):
+        if kind == b"meta":
+            return _item(data, (start + 4, stop))
+        if kind == b"moov":
+            return _track(data, (start, stop))
+    raise _damaged("it has neither an item nor a track")
+
+
+def _track(data: bytes, movie: Span) -> tuple[int, int, int]:
+    for kind, span in _boxes(data, movie):
+        header = dict(_boxes(data, span)).get(b"tkhd") if kind == b"trak" else None
+        if header is not None:
+            width, height = struct.unpack_from(">II", data, header[1] - 8)  # with 16 bits behind the point
+            return width >> 16, height >> 16, UPRIGHT
+    raise _damaged("it has no track")
+
+
+def _item(data: bytes, meta: Span) -> tuple[int, int, int]:
+    found = dict(_boxes(data, meta))
+    properties = dict(_boxes(data, found.get(b"iprp", (0, 0))))
+    if b"pitm" not in found or not {b"ipco", b"ipma"} <= properties.keys():
+        raise _damaged("it does not say which item is the picture, or how large it is")
+    at = found[b"pitm"][0]
+    (primary,) = struct.unpack_from(">I" if data[at] else ">H", data, at + 4)
+    listed = list(_boxes(data, properties[b"ipco"]))
+    size, turns, mirror = (0, 0), 0, None
+    for index in _indices(data, properties[b"ipma"][0], primary):
+        kind, (at, _) = listed[index - 1]
+        if kind == b"ispe":
+            size = struct.unpack_from(">II", data, at + 4)
+        elif kind == b"irot":
+            turns = data[at] & 3
+        elif kind == b"imir":
+            mirror = data[at] & 1
+    return *size, _TURNS[turns, mirror]
+
+
+def _indices(data: bytes, at: int, item: int) -> list[int]:
+    """Returns the numbers, from 1 on, of an item's properties."""
+    wide_item, wide_index = data[at] > 0, data[at + 3] & 1
+    (count,) = struct.unpack_from(">I", data, at + 4)
+    at += 8
+    if count > _MOST_BOXES:
+        raise _damaged(f"it has more than {_MOST_BOXES} items")
+    for _ in range(count):
+        number, indices = struct.unpack_from(">IB" if wide_item else ">HB", data, at)
+        at += 5 if wide_item else 3
+        if number == item:
+            found = struct.unpack_from(f">{indices}{'H' if wide_index else 'B'}", data, at)
+            mask = 0x7FFF if wide_index else 0x7F
+            return [each & mask for each in found if each & mask]
+        at += indices * (2 if wide_index else 1)
+    return []
+
+
+def _boxes(data: bytes, span: Span) -> Iterator[tuple[bytes, Span]]:
+    """Yields the kinds of the boxes in a part of a file, and where their contents begin and end."""
+    place, end = span
+    for number in range(_MOST_BOXES + 1):
+        if place + 8 > end:
+            return
+        if number == _MOST_BOXES:
+            raise _damaged(f"it has more than {_MOST_BOXES} boxes in one")
+        size, kind = struct.unpack_from(">I4s", data, place)
+        start = place + 8
+        if size == 1:
+            (size,) = struct.unpack_from(">Q", data, start)
+            start += 8
+        following = place + size if size else end
+        if following < start:
+            raise _damaged("a box is shorter than its own header")
+        yield kind, (start, min(following, end))
+        place = following
+
+
+def _damaged(why: str) -> MediaError:
+    return MediaError(f"decode image: damaged AVIF: {why}")
+
+
+MAX_PIXELS = 100_000_000
+"""Pictures of more pixels are refused."""
+TOO_LARGE = f"more than {MAX_PIXELS // 1_000_000} megapixels, which are the most that are decoded"
+MOST_PARTS = 4096
+"""The most segments, chunks or blocks before the pixels. Cameras, phones and editors write up to some hundred."""
+_MOST_TABLE_BYTES = 1 << 16  # of a JPEG before its pixels; all tables that it can use take 4 KB
+_MOST_FILL_BYTES = 1 << 16  # between the segments of a JPEG
+_MARKER = re.compile(rb"\xff([^\xff\0])", re.DOTALL)
+_SIDEWAYS = 5
+"""From this orientation on, width and height change places."""
+
+
+class Header(NamedTuple):
+    """Format and size of a picture, in pixels as the viewer sees it: after `orientation` was applied."""
+
+    format: str
+    """One of `runner.pictures.formats.SERVED`."""
+    width: int
+    height: int
+    orientation: int
+    """EXIF's number, 1 to 8: how the stored pixels must be turned and mirrored."""
+    kept: tuple[tuple[int, int], ...] = ()
+    """The start and end of each part of the file that a decoder needs; empty for all of it."""
+
+    @property
+    def stored_size(self) -> tuple[int, int]:
+        """Width and height before the orientation was applied."""
+        return (self.height, self.width) if self.orientation >= _SIDEWAYS else (self.width, self.height)
+
+    def pieces(self, data: bytes) -> list[memoryview]:
+        """Returns the parts of the file that a decoder needs, without copying them."""
+        whole = memoryview(data)
+        return [whole[start:stop] for start, stop in self.kept] if self.kept else [whole]
+
+
+class _Found(NamedTuple):
+    """The result of a walk."""
+
+    width: int
+    height: int
+    orientation: int = UPRIGHT
+    kept: tuple[tuple[int, int], ...] = ()
+
+
+def read_header(data: bytes) -> Header:
+    """Returns what is known of a picture without decoding it. Raises MediaError if it will not be decoded."""
+    name = served_format(data)
+    try:
+        width, height, orientation, kept = _WALKS[name](data)
+    except (struct.error, IndexError):
+        raise damaged(name, "the file ends too early") from None
+    if width <= 0 or height <= 0:
+        raise damaged(name, f"its size is {width} x {height} pixels")
+    if width * height > MAX_PIXELS:
+        raise MediaError(f"decode image: {width} x {height} pixels are {TOO_LARGE}")
+    if orientation >= _SIDEWAYS:
+        width, height = height, width
+    return Header(name, width, height, orientation, kept)
+
+
+def damaged(name: str, why: str) -> MediaError:
+    """Returns the refusal of a picture of this format."""
+    return MediaError(f"decode image: damaged {name}: {why}")
+
+
+def _crowded(name: str) -> MediaError:
+    return damaged(name, f"more than {MOST_PARTS} parts come before its pixels")
+
+
+def _png(data: bytes) -> _Found:
+    width, height = struct.unpack_from(">II", data, 16)
+    kept, orientation, place = [(0, 8)], UPRIGHT, 8
+    for _ in range(MOST_PARTS):
+        length, kind = struct.unpack_from(">I4s", data, place)
+        if kind == b"IDAT":
+            return _Found(width, height, orientation, (*kept, (place, len(data))))
+        if kind == b"IEND" or (place == 8) != (kind == b"IHDR"):
+            raise damaged("PNG", "its chunks are not in order")
+        following = place + 12 + length
+        if kind == b"eXIf":
+            orientation = orientation_of(data[place + 8 : following - 4])
+        elif kind in (b"IHDR", b"PLTE", b"tRNS", b"acTL", b"fcTL"):  # the last two count frames
+            kept.append((place, following))
+        place = following
+    raise _crowded("PNG")
+
+
+def _jpeg(data: bytes) -> _Found:
+    kept, exif, size, tables, fill, place = [(0, 2)], b"", (0, 0), 0, 0, 2
+    for _ in range(MOST_PARTS):
+        found = _MARKER.search(data, place, place + 2 + _MOST_FILL_BYTES - fill)
+        if found is None:
+            break
+        fill += found.start() - place
+        start, place, marker = found.start(), found.end(), found[1][0]
+        if 0xD0 <= marker <= 0xD8 or marker == 0x01:  # nothing belongs to these
+            continue
+        if marker == 0xDA:
+            return _Found(*size, orientation_of(exif), (*kept, (start, len(data))))
+        if marker < 0xC0 or marker in (0xC8, 0xD9) or 0xF0 <= marker <= 0xFD:
+            raise damaged("JPEG", f"it has a marker 0x{marker:02x} before its pixels")
+        (length,) = struct.unpack_from(">H", data, place)
+        place += length
+        if length < 2:
+            raise damaged("JPEG", "a segment is shorter than its own length")
+        if marker == 0xE1 and data.startswith(b"Exif\0\0", found.end() + 2) and not exif:
+            exif = data[found.end() + 2 : place]
+        if marker >= 0xE0 and not data.startswith((b"JFIF\0", b"Adobe"), found.end() + 2):
+            continue
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xCC):
+            bits, height, width = struct.unpack_from(">BHH", data, found.end() + 2)
+            if bits != 8:
+                raise MediaError(f"decode image: a JPEG of {bits} bits is not supported: convert the image to PNG")
+            size = width, height
+        kept.append((start, place))
+        tables += place - start
+        if tables > _MOST_TABLE_BYTES:
+            raise damaged("JPEG", f"its tables have more than {_MOST_TABLE_BYTES} bytes")
+    else:
+        raise _crowded("JPEG")
+    raise damaged("JPEG", "the file ends too early, or holds something between its segments")
+
+
+def _gif(data: bytes) -> _Found:
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    place = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    kept, parts = [(0, place)], 0
+    while parts < MOST_PARTS:
+        parts += 1
+        start, kind = place, data[place]
+        if kind == 0x2C:
+            x, y, columns, rows = struct.unpack_from("<HHHH", data, place + 1)
+            return _Found(max(width, x + columns), max(height, y + rows), UPRIGHT, (*kept, (place, len(data))))
+        if kind == 0x3B:
+            raise damaged("GIF", "it ends before its first frame")
+        place += 1
+        if kind != 0x21:
+            continue
+        place += 1
+        while data[place] and parts < MOST_PARTS:
+            parts += 1
+            place += data[place] + 1
+        place += 1
+        if data[start + 1] == 0xF9:  # what is transparent
+            kept.append((start, place))
+    raise _crowded("GIF")
+
+
+def _webp(data: bytes) -> _Found:
+    kind, flags = data[12:16], data[20]
+    if kind == b"VP8X":
+        width, height = (int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27))
+        return _Found(width, height, orientation_of(_webp_exif(data)) if flags & 0x08 else UPRIGHT)
+    if kind == b"VP8L" and data[20] == 0x2F:
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return _Found((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
+    if kind != b"VP8 " or data[23:26] != b"\x9d\x01\x2a":
+        raise damaged("WebP", "it does not begin with a picture")
+    width, height = struct.unpack_from("<HH", data, 26)
+    return _Found(width & 0x3FFF, height & 0x3FFF)
+
+
+def _webp_exif(data: bytes) -> bytes:
+    place = 12
+    for _ in range(MOST_PARTS):
+        if place + 8 > len(data):
+            return b""
+        kind, length = struct.unpack_from("<4sI", data, place)
+        if kind == b"EXIF":
+            return data[place + 8 : place + 8 + length]
+        place += 8 + length + length % 2
+    raise _crowded("WebP")
+
+
+def _bmp(data: bytes) -> _Found:
+    if struct.unpack_from("<I", data, 14) == (12,):
+        return _Found(*struct.unpack_from("<HH", data, 18))
+    width, height = struct.unpack_from("<Ii", data, 18)
+    return _Found(width, abs(height))
+
+
+def _avif(data: bytes) -> _Found:
+    return _Found(*avif_size(data))
+
+
+_WALKS: dict[str, Callable[[bytes], _Found]] = {
+    "PNG": _png,
+    "JPEG": _jpeg,
+    "GIF": _gif,
+    "WebP": _webp,
+    "BMP": _bmp,
+    "AVIF": _avif,
+}

@@ -1,0 +1,17 @@
+"""Ranks: processes that compute one model together, each with a part of every layer (`--ranks`, docs/ranks.md). A wing.
+
+Rank 0 is the leader: it has the HTTP server, the queue and the clock. The others are followers: they run the same
+slices from the leader's tape (runner/tape). Tensors go through `mx.distributed`, everything else through a link between
+the leader and each follower. The engine sees `Ranks` (runner/engine/ports.py), and a tape.
+
+| read in this order | |
+| --- | --- |
+| `link` | what leader and followers say to each other, over a connection that notices when the other side is gone |
+| `start` | the leader: starts or reaches its followers, checks that all ranks are alike, ends them all if one fails |
+| `tapes` | the tape between ranks, and grammars on it |
+| `follower`, `process` | the process of a follower, and its start |
+| `group`, `guard`, `watch` | how `mx.distributed` finds the others; what ends a process that would wait for ever |
+| `handshake`, `service`, `command` | who may lead, and from where; `mlx-runner follow` lets leaders in |
+
+Owner: the engine thread, except for `guard` and `watch`, which have threads, and the service, which is a process.
+"""

@@ -1,0 +1,158 @@
+"""The process of a follower: `python -m runner.ranks.follower DESCRIPTOR STORE LEVEL`.
+
+DESCRIPTOR is a connection to the leader that both sides trust, STORE the directory of Ollama's models, LEVEL that of
+the log. The process loads its part of the model, runs the leader's slices, and ends with the leader.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+from socket import socket
+from time import perf_counter
+from typing import TYPE_CHECKING, NoReturn
+
+from protocol.stats import RankCounts
+from runner import blas, logs
+from runner.errors import RankError, RunnerError
+from runner.logs import Log
+from runner.model import OpenedModel, open_model
+from runner.ranks.link import Failed, Go, Here, Join, Kind, Link, LinkClosedError, Loaded
+from runner.ranks.watch import Peer, Watch
+from runner.settings import Settings, context_limit
+from runner.tape.recorder import DiffersError
+from runner.tokenizer import Tokenizer, open_tokenizer
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+log = Log(__name__)
+_JOIN_S = 60.0
+_MOST_TEXT = 4000
+_MAY_DIFFER = ("device", "blas")
+"""Ranks round differently then; the leader's tokens count."""
+
+
+class Follower:
+    """A rank that follows. Owner: the engine thread."""
+
+    group: "mx.distributed.Group"
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.frames: SimpleQueue[bytes] = SimpleQueue()
+        """The tape, as it arrives."""
+
+    def watch(self) -> None:
+        """Keeps the tape that arrives; ends the process when the leader ends. Imports MLX."""
+        from mlx.core import get_active_memory
+
+        def take(_: Peer, kind: Kind, body: bytes) -> None:
+            if kind is Kind.TAPE:
+                self.frames.put(body)
+
+        def gone(_: Peer, why: str) -> NoReturn:
+            log.info("a follower ends", why=why or "its leader has ended")
+            os._exit(0)
+
+        Watch([Peer("the leader", self._link)], take, gone, get_active_memory).start()
+
+    def agree(self, token: "mx.array") -> "mx.array":
+        from runner.ranks.group import agreement
+
+        return agreement(token, self.group)
+
+    def least_budget(self, budget_bytes: int) -> int:
+        from mlx.core import get_active_memory
+
+        weights_bytes = get_active_memory()
+        self._link.send(Kind.LOADED, Loaded(weights_bytes, max(0, budget_bytes - weights_bytes)))
+        return budget_bytes
+
+    def counts(self) -> RankCounts:
+        return RankCounts()
+
+    def await_cause(self, error: BaseException) -> None:
+        """Does nothing: the leader knows better."""
+
+    def fail(self, error: Exception) -> NoReturn:
+        raise RankError(logs.error_line(error)) from error
+
+
+def follow(link: Link, models_dir: Path, log_level: int) -> NoReturn:
+    """Follows the leader at the other end of the link. Raises RunnerError for why this rank cannot, or cannot go on."""
+    join = link.expect(Kind.JOIN, Join, _JOIN_S)
+    choices = join.header.choices
+    if not link.is_local and choices.blas not in ("auto", "off"):
+        raise RankError(f"--blas {choices.blas} names a library of the leader's machine: use auto or off")
+    logs.mark(rank=join.rank)
+    blas.preload(choices.blas, choices.blas_threads)  # before MLX is imported
+    from runner.ranks import group
+    from runner.tape.header import differences, settings_of
+
+    settings = settings_of(join.header, None, models_dir, log_level, join.ranks, join.ranks_here)
+    model = open_model(settings.model, models_dir)
+    model = model._replace(context_length=context_limit(model.context_length, settings.context_tokens))
+    notes = []
+    for what, there, here in differences(join.header, settings, model):
+        notes.append(note := f"{what}: the leader has {there}, this rank {here}")
+        if what not in _MAY_DIFFER:
+            raise RankError(note)
+    follower = Follower(link)
+    link.send(Kind.HERE, Here(group.free_address(link.host), notes))
+    addresses = link.expect(Kind.GO, Go, _JOIN_S).addresses
+    follower.watch()
+    follower.group = group.join(join.rank, addresses, join.backend, {link.fileno(): "the leader"})
+    group.measure(follower.group)
+    _run(follower, settings, model)
+
+
+def _run(follower: Follower, settings: Settings, model: OpenedModel) -> NoReturn:
+    """Loads the model and runs slices, as `Engine` does on the leader."""
+    from runner.assemble import assemble
+    from runner.ranks.tapes import FollowerTape, RankGrammar, RankWorld
+    from runner.tape.replay import Replay
+
+    tape = FollowerTape(follower.frames)
+    replay = Replay(tape, lambda _: RankGrammar(None, tape), model.vocab_size, lambda grammar, _: grammar)
+    tokenizer: Future[Tokenizer] = Future()
+    tokenizer.set_result(open_tokenizer(model.file, merge_eos=not model.checkpoint.from_store))
+    parts = assemble(
+        settings, model, tokenizer, replay.outbox, perf_counter(), lambda _: None, RankWorld(tape, follower)
+    )
+    parts.warm_up()
+    while parts.on_gpu and parts.scheduler.matcher.untried:
+        parts.scheduler.matcher.advance()
+    done = replay.run(parts.scheduler, lambda *_: None)
+    raise RankError(f"the ranks disagree: {done.difference}")
+
+
+def main(words: Sequence[str]) -> NoReturn:
+    """Runs the process."""
+    descriptor, models_dir, level = words
+    logs.start(int(level))
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal and a service manager signal every process
+        signal.signal(number, signal.SIG_IGN)  # this one ends with its leader
+    link = Link(socket(fileno=int(descriptor)))
+    try:
+        follow(link, Path(models_dir), int(level))
+    except LinkClosedError:
+        os._exit(0)  # the leader has ended
+    except RunnerError as error:
+        text = str(error)
+    except DiffersError as error:
+        text = f"the ranks disagree: {error}"
+    except BaseException as error:
+        log.exception("a follower died")
+        text = logs.error_line(error)
+    try:
+        link.send(Kind.FAILED, Failed(text[:_MOST_TEXT]))
+    finally:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

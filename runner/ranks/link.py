@@ -1,0 +1,203 @@
+"""A connection between the leader and one follower."""
+
+import select
+import socket
+import struct
+import threading
+from enum import IntEnum
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from runner.errors import RunnerError
+from runner.settings import MOST_RANKS
+from runner.tape.file import Header
+
+# --- Messages between leader and followers: frames of a kind and a body in MessagePack, with bounds.
+
+_Text = Annotated[str, msgspec.Meta(max_length=1 << 12)]
+
+
+class Kind(IntEnum):
+    """The kinds of frame."""
+
+    JOIN = 0
+    """From the leader, the first frame: a `Join`."""
+    HERE = 1
+    """The follower's answer: a `Here`."""
+    GO = 2
+    """From the leader, once all are here: a `Go`."""
+    LOADED = 3
+    """From a follower: a `Loaded`."""
+    TAPE = 4
+    """From the leader: entries of the tape."""
+    BEAT = 5
+    """From either side, every second: a `Beat`."""
+    FAILED = 6
+    """The last frame of a follower: a `Failed`."""
+
+
+class Join(msgspec.Struct, frozen=True):
+    """The model that a follower shall load, and its place."""
+
+    rank: int
+    ranks: Annotated[int, msgspec.Meta(ge=2, le=MOST_RANKS)]
+    ranks_here: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
+    """Those that share the memory of the follower's machine."""
+    backend: _Text
+    header: Header
+    """The model, what computes it, and the settings."""
+
+
+class Here(msgspec.Struct, frozen=True):
+    """A follower that is ready to join."""
+
+    address: _Text
+    """IP:PORT where it takes tensors."""
+    notes: list[_Text] = []
+    """Differences from the leader that are no reason to end."""
+
+
+class Go(msgspec.Struct, frozen=True):
+    """The addresses at which ranks take tensors."""
+
+    addresses: list[_Text]
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """A follower that has loaded its part."""
+
+    weights_bytes: int
+    room_bytes: int
+    """The part of its memory budget that the weights leave."""
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """A rank that is alive."""
+
+    memory_bytes: int
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The end of a follower, and its reason."""
+
+    text: _Text
+
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+BEAT_S = 1.0
+"""Between two beats."""
+SILENCE_S = 10.0
+"""A side that sends nothing for so long is taken for gone."""
+_HEAD = struct.Struct("<IB")
+_MOST_BYTES = 1 << 30
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class LinkClosedError(RunnerError):
+    """The other side is gone."""
+
+
+class Link:
+    """Carries frames. Any thread may send; one thread receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(True)
+        self._socket = connection
+        self._readable = select.poll()
+        self._readable.register(connection, select.POLLIN)
+        self._sending = threading.Lock()
+        self._rest = b""  # of a beat that found no room
+        self.nbytes = self.writes = 0
+        """Bytes and writes that were sent so far."""
+
+    def fileno(self) -> int:
+        """Returns the descriptor of the connection."""
+        return self._socket.fileno()
+
+    @property
+    def is_local(self) -> bool:
+        """True if the other side is a process that belongs to this one."""
+        return self._socket.family == socket.AF_UNIX
+
+    @property
+    def host(self) -> str:
+        """The address of this side, as the other side reaches it."""
+        return "127.0.0.1" if self.is_local else self._socket.getsockname()[0]
+
+    def send(self, kind: Kind, message: msgspec.Struct) -> None:
+        """Sends a message. Raises LinkClosedError."""
+        self.send_bytes(kind, encode(message))
+
+    def send_bytes(self, kind: Kind, body: bytes) -> None:
+        """Sends a frame; waits while the other side does not read. Raises LinkClosedError."""
+        with self._sending:
+            data = self._rest + _HEAD.pack(len(body), kind) + body
+            self._rest = b""
+            try:
+                self._socket.sendall(data)
+            except OSError as error:
+                raise LinkClosedError(f"the connection is gone: {error.strerror or error}") from error
+            self.nbytes += len(data)
+            self.writes += 1
+
+    def beat(self, memory_bytes: int) -> None:
+        """Sends a beat, unless another thread is sending: a sign of life as good. Never waits, never raises."""
+        if self._sending.acquire(blocking=False):
+            try:
+                if not self._rest:
+                    body = encode(Beat(memory_bytes))
+                    self._rest = _HEAD.pack(len(body), Kind.BEAT) + body
+                self._rest = self._rest[self._socket.send(self._rest, socket.MSG_DONTWAIT) :]
+            except OSError:
+                pass  # whoever receives finds out
+            finally:
+                self._sending.release()
+
+    def receive(self, seconds: float | None = None) -> tuple[Kind, bytes]:
+        """Returns the next frame. Raises LinkClosedError at the end of the connection, TimeoutError if nothing comes
+        for so many seconds, and RunnerError for what is no frame."""
+        length, kind = _HEAD.unpack(self._exactly(_HEAD.size, seconds))
+        if length > _MOST_BYTES or kind not in set(Kind):
+            raise RunnerError("the other side does not speak the protocol of ranks")
+        return Kind(kind), self._exactly(length, seconds)
+
+    def expect(self, kind: Kind, body: type[Body], seconds: float) -> Body:
+        """Returns the next message but beats, of this kind. Raises as `receive`, and RunnerError for another kind, or
+        with the words of a follower that has failed."""
+        found = Kind.BEAT
+        while found is Kind.BEAT:
+            found, data = self.receive(seconds)
+        if found is Kind.FAILED:
+            raise RunnerError(decoded(data, Failed).text)
+        if found is not kind:
+            raise RunnerError(f"found {found.name} in place of {kind.name}")
+        return decoded(data, body)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._socket.close()
+
+    def _exactly(self, count: int, seconds: float | None) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            if not self._readable.poll(None if seconds is None else seconds * 1000):
+                raise TimeoutError(f"nothing came for {seconds:.0f} s")
+            try:
+                part = self._socket.recv(min(count - len(data), 1 << 20))
+            except OSError as error:
+                raise LinkClosedError(f"the connection is gone: {error.strerror or error}") from error
+            if not part:
+                raise LinkClosedError("the connection was closed")
+            data += part
+        return bytes(data)
+
+
+def decoded(data: bytes, body: type[Body]) -> Body:
+    """Returns the message in a frame. Raises RunnerError for anything else."""
+    try:
+        return msgspec.msgpack.decode(data, type=body)
+    except msgspec.DecodeError as error:
+        raise RunnerError(f"the other side does not speak the protocol of ranks: {error}") from None

@@ -1,0 +1,46 @@
+"""`mlx-runner replay`: computes a recording again, and compares."""
+
+import sys
+from typing import NoReturn
+
+from runner import blas
+from runner.errors import no_mlx
+from runner.logs import Log
+from runner.model import open_model
+from runner.settings import ReplaySettings, context_limit
+from runner.tape.file import TapeReader
+from runner.tokenizer import open_tokenizer
+
+log = Log(__name__)
+
+
+def replay(settings: ReplaySettings) -> NoReturn:
+    """Replays the file and ends the process: status 0 if all is equal, else 1. Raises RunnerError for a file that
+    cannot be read or replayed here, and ModelError if its model cannot be loaded."""
+    reader = TapeReader(settings.file)
+    choices = reader.header.choices
+    log.debug("replaying", blas=blas.preload(choices.blas, choices.blas_threads))
+    try:
+        from runner.tape.header import check_identity, settings_of
+        from runner.tape.replay import replay as replay_tape
+    except ImportError as error:
+        raise no_mlx(error) from error
+    wanted = settings_of(reader.header, settings.model, settings.models_dir, settings.log_level)
+    model = open_model(wanted.model, wanted.models_dir)
+    model = model._replace(context_length=context_limit(model.context_length, wanted.context_tokens))
+    check_identity(reader.header, wanted, model)
+    tokenizer = open_tokenizer(model.file, merge_eos=not model.checkpoint.from_store)
+    if reader.missing_at is not None:
+        _say(f"the end of the recording is missing, from byte {reader.missing_at} on; replaying what is there")
+    done = replay_tape(reader, wanted, model, tokenizer, lambda requests, slices: _say(f"{_counts(requests, slices)}"))
+    _say(f"{_counts(done.requests, done.slices)}: {done.difference or 'equal'}")
+    sys.exit(1 if done.difference else 0)
+
+
+def _counts(requests: int, slices: int) -> str:
+    return f"{requests} request{'s' * (requests != 1)}, {slices} slice{'s' * (slices != 1)}"
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
