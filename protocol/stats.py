@@ -1,117 +1,192 @@
-"""The runner's own numbers: `GET /v1/stats` and `GET /v1/cache`, and the same as server-sent events.
+"""The runner's own numbers: `GET /v1/stats` and `GET /v1/cache`, the same as server-sent events, and `GET /metrics`.
 
 Keys are the names of the fields. Counters begin at 0 with the process and never decrease. Units are in the names, or
-are stated here.
+are stated here. A field that is in `/metrics`, too, is annotated with its metric, whose help describes the field.
 """
 
+from typing import Annotated
+
 import msgspec
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """A field's sample of a metric; another field of the struct states the metric itself."""
+
+    name: str
+    """As in `/metrics`, but without `mlx_runner_`, and without the `_total` of counters and the `_info` of facts."""
+    of: str
+    """The value of the metric's label; of facts, the label."""
+    less: str = ""
+    """A field of the same struct, whose number is subtracted."""
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """A field's metric, and its sample of it. `name`, `of` and `less` are as in `Sample`."""
+
+    name: str
+    help: str
+    label: str = ""
+    """A dict has a sample for each key. A list has one for each of its structs, with their field `label` as the value
+    of the label, and their field `of` as the number; or without a label one, which is its length."""
+    of: str = ""
+    less: str = ""
+    per: float = 1
+    """The number is divided by this, for the unit of the metric."""
+    before: str = ""
+    """The metric that this one precedes in `/metrics`, where that is not the order of the fields."""
+
+
+class Counter(Metric, frozen=True):
+    """A number that never decreases."""
+
+
+class Gauge(Metric, frozen=True):
+    """A number that may decrease."""
+
+
+class Histogram(Metric, frozen=True):
+    """A distribution."""
+
+
+class Info(Metric, frozen=True):
+    """Texts that never change."""
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The requests that run and wait now, and the others by their end. Each counts once."""
 
-    running: int = 0
-    queued: int = 0
-    done: int = 0
+    running: Annotated[int, Gauge("requests_running", "Requests being computed.")] = 0
+    queued: Annotated[int, Gauge("requests_queued", "Requests waiting to be computed.")] = 0
+    done: Annotated[
+        int, Counter("requests", "Requests that have ended, by outcome.", "outcome", "done", before="requests_running")
+    ] = 0
     """The model, a stop string or a grammar ended the answer."""
-    length: int = 0
+    length: Annotated[int, Sample("requests", "length")] = 0
     """The answer has as many tokens as were asked for, or as the context holds."""
-    cancelled: int = 0
+    cancelled: Annotated[int, Sample("requests", "cancelled")] = 0
     """The client closed the connection."""
-    failed: int = 0
-    refused: int = 0
+    failed: Annotated[int, Sample("requests", "failed")] = 0
+    refused: Annotated[int, Sample("requests", "refused")] = 0
     """The request could not be computed, and nothing was begun: an invalid body, a prompt too long."""
 
 
-class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
+class TokenCounts(msgspec.Struct, kw_only=True):
     """The tokens of all requests that have begun."""
 
     prompt: int = 0
-    matched: int = 0
-    """Prompt tokens that were known to the cache when the request began."""
-    cached: int = 0
-    """Prompt tokens that were taken from the cache, not computed again."""
-    recomputed: int = 0
-    """Prompt tokens that were not taken from the cache."""
-    generated: int = 0
-    forced: int = 0
+    matched: Annotated[
+        int,
+        Counter("matched_tokens", "Prompt tokens that matched a cached prefix, whether or not they could be reused."),
+    ] = 0
+    cached: Annotated[
+        int,
+        Counter(
+            "prompt_tokens",
+            "Prompt tokens, by source: reused from the cache or computed.",
+            "source",
+            "cache",
+            before="matched_tokens",
+        ),
+    ] = 0
+    recomputed: Annotated[int, Sample("prompt_tokens", "computed")] = 0
+    generated: Annotated[
+        int,
+        Counter(
+            "generated_tokens",
+            "Generated tokens, by source: sampled, or forced by a grammar.",
+            "source",
+            "sampled",
+            less="forced",
+        ),
+    ] = 0
+    forced: Annotated[int, Sample("generated_tokens", "forced")] = 0
     """Generated tokens about which a grammar left no choice."""
 
 
-class ScoreCounts(msgspec.Struct, frozen=True, kw_only=True):
+class ScoreCounts(msgspec.Struct, kw_only=True):
     """Rows of scores that have begun, and the tokens of their prompts. Each row is a request."""
 
-    rows: int = 0
-    tokens: int = 0
-    cached: int = 0
+    rows: Annotated[int, Counter("score_rows", "Requests that were rows of scores.")] = 0
+    tokens: Annotated[int, Sample("score_tokens", "computed", less="cached")] = 0
+    cached: Annotated[int, Counter("score_tokens", "Prompt tokens of these, by source.", "source", "cache")] = 0
 
 
 class CacheCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of the prefix cache, and what it evicted and restored so far."""
 
-    budget_bytes: int | None = None
-    """The most that the cache may hold; None: no bound."""
+    budget_bytes: Annotated[int | None, Gauge("cache_budget_bytes", "Most bytes that the cache may hold.")] = None
+    """None: no bound."""
     held_bytes: int = 0
     """Live and paged out."""
-    live_bytes: int = 0
-    """In the buffers of layers, room for tokens to come included."""
-    paged_bytes: int = 0
+    live_bytes: Annotated[
+        int,
+        Gauge(
+            "cache_bytes",
+            "Bytes held by the cache: live in the buffers of layers, or paged out of them.",
+            "state",
+            "live",
+            before="cache_budget_bytes",
+        ),
+    ] = 0
+    paged_bytes: Annotated[int, Sample("cache_bytes", "paged")] = 0
     """Copied out of the buffers, in bytes of its own."""
-    evicted_bytes: int = 0
-    """All bytes evicted so far, to make room."""
-    restored_bytes: int = 0
-    """All bytes restored so far into the buffers of layers."""
-    nodes: int = 0
-    evictions: int = 0
-    """Nodes evicted so far, to make room."""
-    misses: dict[str, int] = {}
+    evicted_bytes: Annotated[int, Counter("cache_evicted_bytes", "Bytes evicted to make room.")] = 0
+    restored_bytes: Annotated[int, Counter("cache_restored_bytes", "Bytes restored into the buffers of layers.")] = 0
+    nodes: Annotated[int, Gauge("cache_nodes", "Nodes of the prefix trie.", before="cache_budget_bytes")] = 0
+    evictions: Annotated[
+        int, Counter("cache_evictions", "Nodes evicted to make room.", before="cache_evicted_bytes")
+    ] = 0
+    misses: Annotated[
+        dict[str, int],
+        Counter("cache_misses", "Requests that reused less of the cache than they might have, by reason.", "reason"),
+    ] = {}
     """Requests of which less was cached than they share with the cache, or that share nothing, by reason."""
 
 
 class MemoryCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the device's memory."""
 
-    used_bytes: int = 0
-    reusable_bytes: int = 0
-    """Freed, and kept by MLX for the next arrays."""
-    peak_bytes: int = 0
-    """The most that was ever used."""
-    budget_bytes: int | None = None
-    """The most that may be used; None: whatever there is."""
-    weights_bytes: int = 0
+    used_bytes: Annotated[int, Gauge("memory_used_bytes", "Device memory in use.")] = 0
+    reusable_bytes: Annotated[int, Gauge("memory_reusable_bytes", "Freed memory that MLX keeps for new arrays.")] = 0
+    peak_bytes: Annotated[int, Gauge("memory_peak_bytes", "Most device memory ever in use.")] = 0
+    budget_bytes: Annotated[int | None, Gauge("memory_budget_bytes", "Most device memory that may be in use.")] = None
+    """None: whatever there is."""
+    weights_bytes: Annotated[
+        int, Gauge("memory_weights_bytes", "Memory taken by the weights.", before="memory_budget_bytes")
+    ] = 0
 
 
-class SliceCounts(msgspec.Struct, frozen=True, kw_only=True):
+class SliceCounts(msgspec.Struct, kw_only=True):
     """The slices that the engine has computed."""
 
-    begin: int = 0
-    prefill: int = 0
-    encode: int = 0
+    begin: Annotated[int, Counter("slices", "Slices of computation, by kind.", "kind", "begin")] = 0
+    prefill: Annotated[int, Sample("slices", "prefill")] = 0
+    encode: Annotated[int, Sample("slices", "encode")] = 0
     """Pieces of pictures."""
-    decode: int = 0
-    prefill_tokens: int = 0
-    decode_rows: int = 0
+    decode: Annotated[int, Sample("slices", "decode")] = 0
+    prefill_tokens: Annotated[
+        int, Counter("slice_tokens", "Tokens computed in slices, by kind.", "kind", "prefill")
+    ] = 0
+    decode_rows: Annotated[int, Sample("slice_tokens", "decode")] = 0
     """The answers in each decode step, summed over all steps."""
-    prefill_s: float = 0.0
-    encode_s: float = 0.0
-    decode_s: float = 0.0
+    prefill_s: Annotated[
+        float, Counter("slice_seconds", "Time spent in slices, by kind.", "kind", "prefill", before="slice_tokens")
+    ] = 0.0
+    encode_s: Annotated[float, Sample("slice_seconds", "encode")] = 0.0
+    decode_s: Annotated[float, Sample("slice_seconds", "decode")] = 0.0
 
 
 class PictureCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The pictures of all prompts; all zero for a model that sees none."""
 
-    encoded: int = 0
-    """Those that went through the tower."""
-    soft_tokens: int = 0
-    """The tokens that these took in prompts."""
-    encode_s: float = 0.0
-    """The time that this took."""
-    feature_hits: int = 0
+    encoded: Annotated[int, Counter("pictures_encoded", "Pictures that went through the tower.")] = 0
+    soft_tokens: Annotated[int, Counter("picture_tokens", "Tokens that these took in prompts.")] = 0
+    encode_s: Annotated[float, Counter("picture_seconds", "Time spent in the tower.")] = 0.0
+    feature_hits: Annotated[int, Counter("picture_feature_hits", "Pictures whose features were still known.")] = 0
     """Those whose keys and values were gone, but not their features."""
-    feature_bytes: int = 0
+    feature_bytes: Annotated[int, Gauge("picture_feature_bytes", "Memory taken by features of pictures.")] = 0
     """Features kept for later prompts."""
-    pixel_bytes: int = 0
-    """Pixels that were decoded, and have yet to be encoded."""
+    pixel_bytes: Annotated[int, Gauge("picture_pixel_bytes", "Memory taken by pixels that wait for the tower.")] = 0
 
 
 class DraftModelState(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,12 +205,13 @@ class DraftCounts(msgspec.Struct, frozen=True, kw_only=True):
     one; `own`, the text of the request itself; `earlier`, earlier answers; `model`, a model that drafts; `known`, the
     greedy answer to the same prompt, whose tokens are not even tried."""
 
-    rounds: int = 0
-    """The decode steps that tried drafts."""
-    drafted: dict[str, int] = {}
-    """The tokens that were tried, by source."""
-    accepted: dict[str, int] = {}
-    """Those of them that were right."""
+    rounds: Annotated[int, Counter("draft_rounds", "Decode steps that tried drafts.")] = 0
+    drafted: Annotated[
+        dict[str, int], Counter("drafted_tokens", "Tokens that were tried before they were drawn, by source.", "source")
+    ] = {}
+    accepted: Annotated[
+        dict[str, int], Counter("accepted_tokens", "Drafted tokens that were right, by source.", "source")
+    ] = {}
     state: str = "off"
     """`on`, `resting` (drafts were slower lately) or `off`: of drafts from known text."""
     why: str = ""
@@ -149,32 +225,37 @@ class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     state: str = "none"
     """`on`, `reading` (nothing is written any more), `off` (after an error) or `none` (not asked for)."""
-    segments: int = 0
-    """The files of this model."""
-    held_bytes: int = 0
+    segments: Annotated[int, Gauge("disk_segments", "Files of this model.")] = 0
+    held_bytes: Annotated[
+        int, Gauge("disk_held_bytes", "Files of all models in the directory of the disk cache.", before="disk_segments")
+    ] = 0
     """Of all models, as all processes count them."""
-    budget_bytes: int = 0
-    """The most that all models may hold."""
-    written_bytes: int = 0
+    budget_bytes: Annotated[
+        int, Gauge("disk_budget_bytes", "The most that these may take.", before="disk_segments")
+    ] = 0
+    written_bytes: Annotated[int, Counter("disk_written_bytes", "Bytes written.")] = 0
     """By this process, as the following."""
-    read_bytes: int = 0
-    evicted_bytes: int = 0
-    restores: int = 0
-    """The requests for which something was restored."""
-    restored_tokens: int = 0
-    restore_s: float = 0.0
-    """The time that requests waited for these."""
-    copy_s: float = 0.0
-    """The engine's time that writing took."""
-    pending_tokens: int = 0
-    """Tokens in memory that are not on disk."""
-    write_errors: int = 0
-    rejected: dict[str, int] = {}
-    """Files that were refused, by reason: `torn`, `crc`, `tokens` (another prompt's) or `layers` (another model's)."""
-    checks: int = 0
-    """Restored segments that were computed again, to compare."""
-    failed_checks: int = 0
-    """Those that were something else: each time all files of this model were removed."""
+    read_bytes: Annotated[int, Counter("disk_read_bytes", "Bytes read.")] = 0
+    evicted_bytes: Annotated[
+        int, Counter("disk_evicted_bytes", "Bytes removed to make room, or because of their age.")
+    ] = 0
+    restores: Annotated[int, Counter("disk_restores", "Requests for which something was restored.")] = 0
+    restored_tokens: Annotated[int, Counter("disk_restored_tokens", "Tokens restored.")] = 0
+    restore_s: Annotated[float, Counter("disk_restore_seconds", "Time that requests waited for these.")] = 0.0
+    copy_s: Annotated[float, Counter("disk_copy_seconds", "The engine's time that writing took.")] = 0.0
+    pending_tokens: Annotated[
+        int, Gauge("disk_pending_tokens", "Tokens in memory that are not on disk.", before="disk_written_bytes")
+    ] = 0
+    write_errors: Annotated[int, Counter("disk_write_errors", "Files that could not be written.")] = 0
+    rejected: Annotated[dict[str, int], Counter("disk_rejected", "Files that were refused, by reason.", "reason")] = {}
+    """The reasons: `torn`, `crc`, `tokens` (another prompt's) or `layers` (another model's)."""
+    checks: Annotated[
+        int, Counter("disk_checks", "Restored segments that were computed again, to compare.", before="disk_rejected")
+    ] = 0
+    failed_checks: Annotated[
+        int, Counter("disk_failed_checks", "Those that were something else.", before="disk_rejected")
+    ] = 0
+    """Each time, all files of this model were removed."""
 
 
 class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,35 +298,43 @@ class RankCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str = ""
     """`ring` or `nccl`."""
-    latency_us: int = 0
-    """Of a sum of 16 KB over all ranks, at the start."""
+    latency_us: Annotated[
+        int, Gauge("rank_latency_seconds", "Of a sum of 16 KB over all ranks, at the start.", per=1e6)
+    ] = 0
     gbit_s: float = 0.0
     """Of a sum of 8 MB, by the bytes that each rank sends."""
-    tape_bytes: int = 0
-    """Sent to each follower so far, so that it computes the same."""
-    members: list[Rank] = []
+    tape_bytes: Annotated[int, Counter("rank_tape_bytes", "Sent to each follower, so that it computes the same.")] = 0
+    members: Annotated[
+        list[Rank],
+        Gauge(
+            "ranks", "Processes that compute the model together; 0 if one has all of it.", before="rank_latency_seconds"
+        ),
+        Gauge("rank_memory_bytes", "Memory in use by MLX, by rank.", "rank", "memory_bytes"),
+    ] = []
     """The leader, which is rank 0, then its followers."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """All numbers, as of one moment between two slices."""
 
-    version: str
+    version: Annotated[str, Info("", "The runner and its model.", of="version")]
     """Of the runner."""
-    model: str
-    architecture: str
-    device: str
+    model: Annotated[str, Sample("", "model")]
+    architecture: Annotated[str, Sample("", "architecture")]
+    device: Annotated[str, Sample("", "device")]
     """`gpu` or `cpu`."""
-    context_length: int
-    cache_kind: str
+    context_length: Annotated[int, Gauge("context_tokens", "Most tokens that prompt and answer may have together.")]
+    cache_kind: Annotated[str, Sample("", "cache")]
     """`trie`, `single` or `none`."""
-    uptime_s: float = 0.0
+    uptime_s: Annotated[
+        float, Gauge("uptime_seconds", "Seconds since the model was loaded.", before="context_tokens")
+    ] = 0.0
     requests: RequestCounts = RequestCounts()
-    tokens: TokenCounts = TokenCounts()
-    scores: ScoreCounts = ScoreCounts()
+    tokens: TokenCounts = msgspec.field(default_factory=TokenCounts)
+    scores: ScoreCounts = msgspec.field(default_factory=ScoreCounts)
     cache: CacheCounts = CacheCounts()
     memory: MemoryCounts = MemoryCounts()
-    slices: SliceCounts = SliceCounts()
+    slices: SliceCounts = msgspec.field(default_factory=SliceCounts)
     pictures: PictureCounts = PictureCounts()
     drafts: DraftCounts = DraftCounts()
     disk: DiskCounts = DiskCounts()

@@ -3,11 +3,12 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from copy import copy
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 
-from protocol.stats import CacheCounts, RequestCounts, ScoreCounts, SliceCounts, Stats, TokenCounts
+from protocol.stats import CacheCounts, Histogram, RequestCounts, ScoreCounts, SliceCounts, Stats, TokenCounts
 from runner.engine.policy import AdvanceTrial, Begin, Decode, Encode, Prefill, Slice
 
 if TYPE_CHECKING:
@@ -21,26 +22,45 @@ _PREFILL_RATES = (10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 5
 _DECODE_RATES = (1, 2.5, 5, 10, 20, 30, 40, 50, 75, 100, 150, 250, 500, 1000, 2500)
 
 
-class Distribution(NamedTuple):
-    """The number of values up to each bound and above the one before.
+class Distribution:
+    """The number of values up to each bound and above the one before, and above all bounds."""
 
-    `counts` has one entry more than `bounds`, for the values above all of them. `total` is the sum of the values.
-    """
+    def __init__(self, bounds: Sequence[float], counts: Sequence[int] = (), total: float = 0.0) -> None:
+        """`bounds` ascend. `total` is the sum of the values."""
+        self.bounds = tuple(bounds)
+        self.counts = [*counts] or [0] * (len(bounds) + 1)
+        self.total = total
 
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    total: float
+    def add(self, value: float) -> None:
+        """Counts a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def copy(self) -> "Distribution":
+        """Returns a copy of the present state."""
+        return Distribution(self.bounds, self.counts, self.total)
 
 
 class Distributions(NamedTuple):
     """The distributions over all requests so far, in seconds and in tokens per second."""
 
-    ttft_s: Distribution
-    gap_s: Distribution
-    """The time between two steps of one answer."""
-    queue_s: Distribution
-    prefill_rate: Distribution
-    decode_rate: Distribution
+    ttft_s: Annotated[
+        Distribution,
+        Histogram("time_to_first_token_seconds", "Time from the arrival of a request to its first token."),
+    ]
+    gap_s: Annotated[
+        Distribution, Histogram("inter_token_latency_seconds", "Time between two decode steps of one answer.")
+    ]
+    queue_s: Annotated[
+        Distribution, Histogram("queue_time_seconds", "Time from the arrival of a request until it was computed.")
+    ]
+    prefill_rate: Annotated[
+        Distribution,
+        Histogram("prefill_tokens_per_second", "Computed prompt tokens per second; one value per request."),
+    ]
+    decode_rate: Annotated[
+        Distribution, Histogram("decode_tokens_per_second", "Generated tokens per second; one value per request.")
+    ]
 
 
 class EngineStats(NamedTuple):
@@ -52,44 +72,26 @@ class EngineStats(NamedTuple):
     """Differs from an earlier one if the nodes of the cache may differ."""
 
 
-class Histogram:
-    """A distribution that grows."""
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds` ascend."""
-        self._bounds = tuple(map(float, bounds))
-        self._counts = [0] * (len(bounds) + 1)
-        self._total = 0.0
-
-    def add(self, value: float) -> None:
-        """Counts a value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._total += value
-
-    def frozen(self) -> Distribution:
-        """Returns a copy of the present state."""
-        return Distribution(self._bounds, tuple(self._counts), self._total)
-
-
 class Counters:
     """The counters of one engine. Owner: the engine thread. None of them ever decreases."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
         self.misses: Counter[str] = Counter()
-        self._ttft = Histogram(_LATENCIES_S)
-        self._gap = Histogram(_GAPS_S)
-        self._queue = Histogram(_LATENCIES_S)
-        self._prefill_rate = Histogram(_PREFILL_RATES)
-        self._decode_rate = Histogram(_DECODE_RATES)
+        self._distributions = Distributions(
+            ttft_s=Distribution(_LATENCIES_S),
+            gap_s=Distribution(_GAPS_S),
+            queue_s=Distribution(_LATENCIES_S),
+            prefill_rate=Distribution(_PREFILL_RATES),
+            decode_rate=Distribution(_DECODE_RATES),
+        )
         self._stepped_s: dict[Generation, float | None] = {}  # when each running request last stepped
         self.ttft_s: float | None = None
         """The time to the first token of the last request that had one."""
-        self._prompt = self._matched = self._cached = 0
-        self.scores = ScoreCounts()
-        self._generated = self._forced = self._known = 0  # by requests that have ended
-        self._begins = self._prefills = self._prefill_tokens = self._encodes = self._steps = self._rows = 0
-        self._prefill_s = self._encode_s = self._decode_s = 0.0
+        self._tokens = TokenCounts()  # those of answers only once they have ended, as the next
+        self._known = 0
+        self._scores = ScoreCounts()
+        self._slices = SliceCounts()
         self._former = CacheCounts()  # of caches that were replaced
 
     # --- counting
@@ -98,19 +100,21 @@ class Counters:
         """Counts a request that has its session."""
         session = generation.session
         self._stepped_s[generation] = None
-        self._prompt += session.total
-        self._matched += session.matched
-        self._cached += session.cached
+        self._tokens.prompt += session.total
+        self._tokens.matched += session.matched
+        self._tokens.cached += session.cached
+        self._tokens.recomputed += session.total - session.cached
         if generation.request.sampling.candidates:
-            rows, tokens, cached = msgspec.structs.astuple(self.scores)
-            self.scores = ScoreCounts(rows=rows + 1, tokens=tokens + session.total, cached=cached + session.cached)
+            self._scores.rows += 1
+            self._scores.tokens += session.total
+            self._scores.cached += session.cached
         if session.miss:
             self.misses[session.miss.value] += 1
-        self._queue.add(generation.life.waited_s)
+        self._distributions.queue_s.add(generation.life.waited_s)
 
     def stepped(self, generations: "Iterable[Generation]", now_s: float) -> None:
         """Counts a decode step, by which each of these has its next token."""
-        last, add = self._stepped_s, self._gap.add
+        last, add = self._stepped_s, self._distributions.gap_s.add
         for generation in generations:
             before = last.get(generation)
             if before is None:
@@ -118,23 +122,24 @@ class Counters:
             else:
                 add(now_s - before)
             last[generation] = now_s
-            self._rows += 1
+            self._slices.decode_rows += 1
 
     def sliced(self, done: Slice, seconds: float) -> None:
         """Counts a slice."""
+        slices = self._slices
         match done:
             case Decode():
-                self._steps += 1
-                self._decode_s += seconds
+                slices.decode += 1
+                slices.decode_s += seconds
             case Prefill(tokens=tokens):
-                self._prefills += 1
-                self._prefill_tokens += tokens
-                self._prefill_s += seconds
+                slices.prefill += 1
+                slices.prefill_tokens += tokens
+                slices.prefill_s += seconds
             case Encode():
-                self._encodes += 1
-                self._encode_s += seconds
+                slices.encode += 1
+                slices.encode_s += seconds
             case Begin():
-                self._begins += 1
+                slices.begin += 1
             case AdvanceTrial():
                 pass
 
@@ -145,11 +150,11 @@ class Counters:
             self._first(generation)  # a grammar has written all of its answer
         life.outcome = _outcome(generation.request, life.outcome)
         self.outcomes[life.outcome] += 1
-        self._generated += life.generated
-        self._forced += life.forced
+        self._tokens.generated += life.generated
+        self._tokens.forced += life.forced
         self._known += life.known
         if life.tokens_per_s:
-            self._decode_rate.add(life.tokens_per_s)
+            self._distributions.decode_rate.add(life.tokens_per_s)
         return life
 
     def never_began(self, request: "Request", outcome: str) -> None:
@@ -173,15 +178,15 @@ class Counters:
 
     def tokens(self) -> TokenCounts:
         """Returns the counts of tokens, those of running requests included."""
-        lives = [generation.life for generation in self._stepped_s]
-        return TokenCounts(
-            prompt=self._prompt,
-            matched=self._matched,
-            cached=self._cached,
-            recomputed=self._prompt - self._cached,
-            generated=self._generated + sum(life.generated for life in lives),
-            forced=self._forced + sum(life.forced for life in lives),
-        )
+        tokens = copy(self._tokens)
+        for generation in self._stepped_s:
+            tokens.generated += generation.life.generated
+            tokens.forced += generation.life.forced
+        return tokens
+
+    def scores(self) -> ScoreCounts:
+        """Returns the counts of rows of scores."""
+        return copy(self._scores)
 
     @property
     def known(self) -> int:
@@ -190,31 +195,15 @@ class Counters:
 
     def slices(self) -> SliceCounts:
         """Returns the counts of slices."""
-        return SliceCounts(
-            begin=self._begins,
-            prefill=self._prefills,
-            encode=self._encodes,
-            decode=self._steps,
-            prefill_tokens=self._prefill_tokens,
-            decode_rows=self._rows,
-            prefill_s=self._prefill_s,
-            encode_s=self._encode_s,
-            decode_s=self._decode_s,
-        )
+        return copy(self._slices)
 
     def cache(self, present: CacheCounts) -> CacheCounts:
         """Returns the counts of the present cache, with those of the caches before it and the misses added."""
         return msgspec.structs.replace(self._with_former(present), misses=dict(self.misses))
 
     def distributions(self) -> Distributions:
-        """Returns copies of all histograms."""
-        return Distributions(
-            self._ttft.frozen(),
-            self._gap.frozen(),
-            self._queue.frozen(),
-            self._prefill_rate.frozen(),
-            self._decode_rate.frozen(),
-        )
+        """Returns copies of all distributions."""
+        return Distributions(*(values.copy() for values in self._distributions))
 
     def _with_former(self, counts: CacheCounts) -> CacheCounts:
         return msgspec.structs.replace(
@@ -228,9 +217,9 @@ class Counters:
         """Counts a request that has its first token."""
         life, session = generation.life, generation.session
         self.ttft_s = life.ttft_s
-        self._ttft.add(life.ttft_s)
+        self._distributions.ttft_s.add(life.ttft_s)
         if life.decoded_ns:
-            self._prefill_rate.add(life.prefill_tokens_per_s(session.total - session.cached))
+            self._distributions.prefill_rate.add(life.prefill_tokens_per_s(session.total - session.cached))
 
 
 def _outcome(request: "Request", outcome: str) -> str:

@@ -13,10 +13,6 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 
-OUTCOMES = ("done", "length", "cancelled", "failed", "refused")
-"""In this order: the model, a stop string or a grammar ended the answer; its length ended it; the client left; a fault
-ended it; the request was refused."""
-
 
 @dataclass(slots=True)
 class Lifecycle:
@@ -47,7 +43,7 @@ class Lifecycle:
     model_accepted: int = 0
     """The number of them that were right."""
     outcome: str = "done"
-    """One of OUTCOMES, once it has ended."""
+    """A field of `RequestCounts`, once it has ended."""
 
     def metrics(self, total: int, cached: int) -> Metrics:
         """Returns the counters so far, in tokens and ns, of a prompt of `total` tokens, `cached` of which came from the

@@ -80,15 +80,11 @@ class Report:
         counters, queued = journal.counters, journal.queue.requests
         now_ns = perf_counter_ns()
         stats = Stats(
-            version=identity.version,
-            model=identity.model,
-            architecture=identity.architecture,
-            device=identity.device,
-            context_length=identity.context_length,
-            cache_kind=identity.cache_kind,
+            **identity._asdict(),
             uptime_s=_seconds(self._started_ns, now_ns),
             requests=counters.requests(len(queued)),
             tokens=counters.tokens(),
+            scores=counters.scores(),
             cache=counters.cache(cache.counts),
             memory=_memory_counts(self._memory),
             slices=counters.slices(),

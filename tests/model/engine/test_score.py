@@ -35,6 +35,7 @@ from tests.lib.tiny_engine import (
     plain_forward,
     tokenizer,
 )
+from tests.model.engine.test_stats import stats
 
 CANDIDATES = (5, 0, VOCAB - 1)
 KINDS = ("llama", "gemma3", "mamba2", "qwen3_next", "quantized", "llama4", "deepseek_v3")
@@ -72,7 +73,7 @@ def test_rows_beside_an_answer_are_those_of_a_plain_forward(name: str, cache: st
     engine.finish()
     for prompt, row in zip(prompts, rows, strict=True):
         assert scores(row) == pytest.approx(expected(name, prompt), abs=2e-4)
-    (counts, cached) = (engine.scheduler.journal.counters.scores, sum(row.cached for row in rows))
+    (counts, cached) = (stats(engine).scores, sum(row.cached for row in rows))
     assert counts == ScoreCounts(rows=8, tokens=sum(map(len, prompts)), cached=cached)
     if cache == "trie":
         assert engine.forward.tokens == 30 + 19 + 70 + 6 * 9 + 6, "what rows share is computed once"

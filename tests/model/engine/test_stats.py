@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import pytest
 
 from protocol.stats import Stats
-from runner.engine.counters import Histogram
+from runner.engine.counters import Distribution
 from runner.engine.events import Refused
 from runner.engine.guide import Grammar
 from runner.engine.memory import MemoryBudget
@@ -34,12 +34,11 @@ def stats(engine: TinyEngine) -> Stats:
 
 
 def test_a_value_counts_below_the_first_bound_that_it_does_not_exceed() -> None:
-    histogram = Histogram((1, 2, 5))
+    distribution = Distribution((1, 2, 5))
     for value in (0.5, 1.0, 1.5, 2.0, 5.0, 5.5, 100.0):
-        histogram.add(value)
-    distribution = histogram.frozen()
+        distribution.add(value)
     assert distribution.bounds == (1.0, 2.0, 5.0)
-    assert distribution.counts == (2, 2, 1, 2)
+    assert distribution.counts == [2, 2, 1, 2]
     assert distribution.total == 115.5
 
 

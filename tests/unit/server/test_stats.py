@@ -16,6 +16,11 @@ from protocol.stats import (
     CacheCounts,
     CacheNode,
     CachePicture,
+    Counter,
+    Info,
+    Metric,
+    Rank,
+    RankCounts,
     RequestCounts,
     RunningRequest,
     ScoreCounts,
@@ -26,9 +31,9 @@ from runner.cache.interface import Miss
 from runner.engine.counters import Counters, EngineStats
 from runner.engine.engine import Engine
 from runner.engine.events import Refused
-from runner.engine.lifecycle import OUTCOMES
-from runner.server.metrics import Exporter
+from runner.server.metrics import METRICS, Exporter, annotations
 from runner.server.stats import CACHE_S, HEARTBEAT_S, PATHS, STATS_S, EventFeed, Seen, StatsCache, StatsEndpoints
+from scripts.tools.docs.generate import DOCS
 from tests.lib.tiny_engine import Clock
 from tests.unit.server.script import STATS, Client, Script
 
@@ -310,6 +315,7 @@ async def test_metrics_match_the_stats(client: Client, engine: Script) -> None:
         tokens=TokenCounts(prompt=100, matched=70, cached=60, recomputed=40, generated=30, forced=12),
         scores=ScoreCounts(rows=3, tokens=50, cached=20),
         cache=CacheCounts(budget_bytes=1000, live_bytes=11, paged_bytes=22, nodes=9, misses={"empty": 2}),
+        ranks=RankCounts(latency_us=250, members=[Rank(rank=3, name="3", memory_bytes=70)]),
     )
     found = await scrape(client)
     ended = found["mlx_runner_requests_total"]
@@ -325,6 +331,9 @@ async def test_metrics_match_the_stats(client: Client, engine: Script) -> None:
     assert found["mlx_runner_cache_budget_bytes"] == {(): 1000}
     assert found["mlx_runner_cache_misses_total"][("empty",)] == 2
     assert len(found["mlx_runner_cache_misses_total"]) == len([reason for reason in Miss if reason])
+    assert found["mlx_runner_ranks"] == {(): 1}
+    assert found["mlx_runner_rank_latency_seconds"] == {(): 0.00025}
+    assert found["mlx_runner_rank_memory_bytes"] == {("3",): 70}
     assert list(found["mlx_runner_info"].values()) == [1]
 
 
@@ -339,7 +348,7 @@ def published(counters: Counters, stats: Stats = STATS) -> EngineStats:
 def test_buckets_are_cumulative_and_end_with_all() -> None:
     counters = Counters()
     for gap in (0.0001, 0.004, 0.004, 0.03, 99.0):
-        counters._gap.add(gap)
+        counters._distributions.gap_s.add(gap)
     found = families(text_of(published(counters)))
     buckets = found["mlx_runner_inter_token_latency_seconds_bucket"]
     counts = list(buckets.values())
@@ -355,6 +364,7 @@ def test_names_follow_the_rules_of_prometheus() -> None:
     listed = list(text_string_to_metric_families(text_of(published(Counters(), stats))))
     names = [family.name for family in listed]
     assert len(names) == len(set(names)) > 25
+    assert "mlx_runner_memory_budget_bytes" not in names, "there is none"
     for family in listed:
         assert re.fullmatch(r"mlx_runner_[a-z_]+", family.name)
         assert family.documentation.endswith(".")
@@ -362,10 +372,42 @@ def test_names_follow_the_rules_of_prometheus() -> None:
         assert all(sample.name.endswith("_total") == (family.type == "counter") for sample in family.samples)
 
 
+def full_name(metric: Metric) -> str:
+    suffix = {Counter: "_total", Info: "info"}.get(type(metric), "")
+    return f"mlx_runner_{metric.name}{suffix}"
+
+
+def test_the_table_of_metrics_has_each_with_its_kind_and_label() -> None:
+    """A name in the table that begins with `_` has the beginning of the first one in its row."""
+    _, _, table = (DOCS / "operating.md").read_text().partition("| metric | kind | labels |\n| --- | --- | --- |\n")
+    listed = []
+    for row in table.partition("\n\n")[0].splitlines():
+        _, names, kinds, labels = row.split("|", 3)
+        found = re.findall(r"`(\w+)`", names)
+        for name in found:
+            for metric in METRICS:
+                full = full_name(metric)
+                if full.endswith(name) and found[0].startswith(full.removesuffix(name)):
+                    listed.append(full)
+                    assert type(metric).__name__.lower() in kinds, name
+                    assert not metric.label or f"`{metric.label}`" in labels, name
+    assert sorted(listed) == sorted(map(full_name, METRICS))
+
+
+def test_every_annotation_is_a_sample() -> None:
+    assert sum(map(len, METRICS.values())) == len(list(annotations(EngineStats)))
+
+
 def test_every_outcome_has_a_sample_from_the_first_scrape_on() -> None:
     """A rate over a counter that appears only with its first event misses that event."""
     found = families(text_of(published(Counters())))
-    assert set(found["mlx_runner_requests_total"]) == {(outcome,) for outcome in OUTCOMES}
+    assert set(found["mlx_runner_requests_total"]) == {
+        ("done",),
+        ("length",),
+        ("cancelled",),
+        ("failed",),
+        ("refused",),
+    }
 
 
 def test_a_scraper_that_asks_for_open_metrics_gets_it() -> None:
