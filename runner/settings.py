@@ -1,8 +1,14 @@
-"""The settings of each command. `cli` makes them from flags and environment; all other code only reads them."""
+"""The settings of each command, with the flags that set them.
+
+`cli` makes settings from the command line and the environment; all other code only reads them.
+
+A flag is one field: its annotation holds everything that the parsers, `--help`, completion and docs/flags.md say.
+"""
 
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -28,6 +34,88 @@ MOST_PARALLEL = MOST_RANKS = 64
 DEFAULT_PARALLEL = 4
 """The default number of requests that run at once."""
 
+CACHE_KINDS = ("trie", "single", "none")
+CPU_DRAFT_TOKENS, GPU_DRAFT_TOKENS, MOST_DRAFT_TOKENS = 7, 15, 63
+"""The most drafted tokens a round: by default, where the kernel for few rows of a CPU's BLAS ends at 8, and ever."""
+LEAST_SLICE_TOKENS = 16
+"""The shortest slice worth computing: a forward over fewer tokens is hardly cheaper."""
+
+_METAVARS = {bool: "on|off", int: "N", float: "N", Bound: "BYTES|N%", Path: "FILE"}
+"""What stands for a value in `--help`, unless the flag says more."""
+ON_OFF = ("on", "off")
+
+
+class Flag(msgspec.Struct, frozen=True):
+    """How a field is set: by `--name`, else by an environment variable, else by a default.
+
+    What is left out follows from the field: a word has its default, and a bool that is off by default is a switch.
+    """
+
+    short: str
+    """One line for `--help`, with the default in brackets where `default` does not hold it."""
+    help: str
+    """The full meaning, for the documentation."""
+    group: str
+    """The heading of the flag in `--help`."""
+    name: str = ""
+    """Left out: that of the field, with dashes."""
+    metavar: str = ""
+    default: str | None = None
+    """Shown, and used as if it had been typed; None: there is none, or it depends."""
+    choices: tuple[str, ...] = ()
+    least: int = 1
+    most: int = 0
+    """The bounds of a whole number."""
+    is_switch: bool = False
+    """True if the flag alone means `on`."""
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that counts when the flag is absent."""
+        return "MLX_RUNNER_" + self.name.upper().replace("-", "_")
+
+
+_what_to_serve = partial(Flag, group="what to serve")
+_memory_and_cache = partial(Flag, group="memory and cache")
+_computing = partial(Flag, group="computing")
+_process = partial(Flag, group="process")
+_AS_SERVER = "the flag of the field of `Settings` with the same name"
+
+
+@cache
+def flags_of(settings: type[msgspec.Struct]) -> Mapping[str, Flag]:
+    """Returns the flags of a command by the names of their fields, in the order of `--help`."""
+    found: dict[str, Flag] = {}
+    for field in msgspec.structs.fields(settings):
+        for mark in get_args(field.type)[1:]:
+            if mark is _AS_SERVER:
+                found[field.name] = flags_of(Settings)[field.name]
+            elif isinstance(mark, Flag):
+                found[field.name] = _completed(mark, field)
+    return found
+
+
+def _completed(flag: Flag, field: msgspec.structs.FieldInfo) -> Flag:
+    kind = kind_of(field)
+    is_switch = field.default is False
+    default = "off" if is_switch else field.default if isinstance(field.default, str) else flag.default
+    return msgspec.structs.replace(
+        flag,
+        name=flag.name or field.name.replace("_", "-"),
+        metavar=flag.metavar or _METAVARS[kind],
+        default=default,
+        choices=ON_OFF if kind is bool else flag.choices,
+        is_switch=is_switch,
+    )
+
+
+def kind_of(field: msgspec.structs.FieldInfo) -> type:
+    """Returns the type of a field with a flag, without None."""
+    declared: type = get_args(field.type)[0]
+    kinds: tuple[type, ...] = get_args(declared) or (declared,)
+    return kinds[0]
+
+
 Start = Literal["descriptor", "symlink"]
 """The ways to start Ollama so that it finds the shim afterwards (runner/ollama/launcher.py)."""
 
@@ -48,63 +136,314 @@ class OllamaRunner(msgspec.Struct, frozen=True, kw_only=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a server. Names hold the units."""
 
-    model: str
-    port: int
-    models_dir: Path
-    context_tokens: int | None = None
-    """The most tokens of a context; None: as many as the model allows."""
-    verify: bool = False
-    dtype: str = "auto"
-    """One of DTYPES."""
-    memory: Bound = Bound(percent=MEMORY_PERCENT)
-    """The limit for everything together: weights, caches, and the memory that computing needs. A share is one of the
-    device's memory or, on a CPU, of the memory available at the start."""
-    cache: str
-    cache_memory: Bound = Bound()
-    """The limit for the prefix cache, live and paged out. A share is one of the device's memory."""
-    disk_cache: Path | None = None
-    """The directory in which the trie is kept between processes; None: not at all."""
-    disk_memory: Bound = Bound(16 << 30, 25)
-    """The limit for everything in it, of all models. A share is one of the volume's free bytes."""
-    kv_bits: int | None = None
-    """The bits of keys and values; None: not quantized."""
+    model: Annotated[
+        str,
+        _what_to_serve(
+            "a model in the Ollama store, or a directory",
+            "a model in the Ollama store (`llama3.2`, `me/mine:q4`), or a Hugging Face style directory",
+            metavar="NAME|DIR",
+        ),
+    ]
+    port: Annotated[
+        int,
+        _what_to_serve(
+            "TCP port on 127.0.0.1; 0 picks a free one",
+            "the TCP port on 127.0.0.1; 0 picks a free one, which the log shows",
+            default="0",
+            least=0,
+            most=65535,
+        ),
+    ]
+    models_dir: Annotated[
+        Path,
+        _what_to_serve(
+            "the Ollama store [$OLLAMA_MODELS, ~/.ollama/models]",
+            "the Ollama store; default: $OLLAMA_MODELS, else ~/.ollama/models, else the store of the Linux service",
+            metavar="DIR",
+        ),
+    ]
+    context_tokens: Annotated[
+        int | None,
+        _what_to_serve(
+            "longest prompt and answer together [the model's own]",
+            "the most tokens that prompt and answer may have together, and the context length reported to hosts;"
+            f" default: the model's own length, which cannot be exceeded, or {DEFAULT_CONTEXT_TOKENS} if its"
+            " config.json gives none",
+            metavar="TOKENS",
+            name="context",
+            least=2,
+            most=1 << 30,
+        ),
+    ] = None
+    verify: Annotated[
+        bool,
+        _what_to_serve(
+            "verify the SHA-256 of every blob before loading",
+            "verify the SHA-256 of every blob of the model before loading it, which takes a second or two per"
+            " gigabyte; sizes are always verified",
+        ),
+    ] = False
+    memory: Annotated[
+        Bound,
+        _memory_and_cache(
+            "limit for weights, cache and working memory",
+            "the limit for everything together: weights, keys and values, the prefix cache, and the memory that"
+            " computing needs; an amount (`24G`), or a share of the device's memory (on CPUs, of what is available at"
+            " the start); unused cache entries are evicted first, then new requests wait, and a request that can"
+            " never fit is refused",
+            default=f"{MEMORY_PERCENT}%",
+        ),
+    ] = Bound(percent=MEMORY_PERCENT)
+    cache: Annotated[
+        str,
+        _memory_and_cache(
+            "conversations kept: many (trie), single, none",
+            "`trie` keeps many conversations, stores what they share once, and reuses the longest prefix that a new"
+            " prompt has in common with any of them; `single` keeps only the last conversation; `none` keeps nothing"
+            " and computes every prompt in full",
+            metavar="KIND",
+            choices=CACHE_KINDS,
+        ),
+    ] = "trie"
+    cache_memory: Annotated[
+        Bound,
+        _memory_and_cache(
+            "prefix cache limit; the smaller counts",
+            "the limit for the prefix cache, conversations in use included: an amount (`512MiB`, `8G`; K, M, G and T"
+            " are powers of 1024), a share of the device's memory, or both, of which the smaller counts; a new"
+            " request waits until it fits beside the running ones, whose answers may grow past the limit; with 0,"
+            " nothing is kept between requests, and they run one at a time",
+            default=f"8GiB,{CACHE_PERCENT}%",
+        ),
+    ] = Bound()
+    disk_cache: Annotated[
+        Path | None,
+        _memory_and_cache(
+            "also keep the prefix cache in this directory",
+            "a directory in which conversations are kept, so that they survive the process: prompts are then on"
+            " disk, readable for whoever may read your files; see docs/disk.md",
+            metavar="DIR",
+        ),
+    ] = None
+    disk_memory: Annotated[
+        Bound,
+        _memory_and_cache(
+            "disk cache limit; the smaller counts",
+            "the limit for everything in the directory of --disk-cache, of all models: an amount, a share of what is"
+            " free on its volume at the start, or both, of which the smaller counts",
+            default="16GiB,25%",
+        ),
+    ] = Bound(16 << 30, 25)
+    kv_bits: Annotated[
+        int | None,
+        _memory_and_cache(
+            "quantize keys and values [$OLLAMA_KV_CACHE_TYPE, off]",
+            "quantize keys and values to 8 or 4 bits from the first token on, which takes about half or a quarter of"
+            " their memory; layers that cannot be quantized stay as they are, and the log says why; default: as"
+            " $OLLAMA_KV_CACHE_TYPE says (`q8_0`, `q4_0`), else off",
+            metavar="8|4|off",
+            choices=("8", "4", "off"),
+        ),
+    ] = None
+    parallel: Annotated[
+        int,
+        _computing(
+            f"requests that run at once [$OLLAMA_NUM_PARALLEL, {DEFAULT_PARALLEL}]",
+            f"the number of requests that run at once, at most {MOST_PARALLEL}; others wait in order of arrival;"
+            " `--cache single` and `--cache none` always run one at a time; default: $OLLAMA_NUM_PARALLEL, else"
+            f" {DEFAULT_PARALLEL}",
+            most=MOST_PARALLEL,
+        ),
+    ] = DEFAULT_PARALLEL
+    max_gap_s: Annotated[
+        float,
+        _computing(
+            "longest pause while other prompts are read",
+            "the longest pause between two tokens of a running answer while other prompts are read, in milliseconds;"
+            " a larger value reads prompts faster, a smaller one lets answers flow more evenly; a pause always lasts"
+            f" as long as the model takes for one token of every running answer and {LEAST_SLICE_TOKENS} tokens of a"
+            " prompt",
+            name="max-gap-ms",
+            default=str(DEFAULT_MAX_GAP_MS),
+            most=60_000,
+        ),
+    ] = DEFAULT_MAX_GAP_MS / 1000
+    ranks_here: Annotated[
+        int,
+        _computing(
+            "processes to split the model over, one per GPU",
+            "split the model over N processes on this machine, one for each NVIDIA GPU; `mlx-runner check` says"
+            " which models can be split; excludes --disk-cache, --record, pictures and draft models; see"
+            " docs/ranks.md",
+            name="ranks",
+            default="1",
+            most=MOST_RANKS,
+        ),
+    ] = 1
+    followers: Annotated[
+        tuple[str, ...],
+        _computing(
+            "machines to split the model over: HOST:PORT,...",
+            "split the model over this machine and others, each of which runs `mlx-runner follow`: the addresses"
+            " HOST:PORT at which they listen, separated by commas; needs --secret-file, and excludes what --ranks"
+            " excludes; see docs/ranks.md",
+            metavar="ADDRESSES",
+        ),
+    ] = ()
+    secret_file: Annotated[
+        Path | None,
+        _computing(
+            "file with the secret that these machines share",
+            "the file with the secret by which machines that share a model recognize each other: at least 16 bytes,"
+            " the same on all machines, readable by its owner only",
+        ),
+    ] = None
+    prefill_chunk_tokens: Annotated[
+        int | None,
+        _computing(
+            f"prompt tokens at a time [{GPU_CHUNK_TOKENS} on GPUs, {CPU_CHUNK_TOKENS} on CPUs]",
+            "prompt tokens per forward pass while no other answer is being generated; a cancelled request ends"
+            f" between two passes; default: {GPU_CHUNK_TOKENS} on GPUs, {CPU_CHUNK_TOKENS} on CPUs",
+            metavar="TOKENS",
+            name="prefill-chunk",
+            most=1 << 20,
+        ),
+    ] = None
+    draft: Annotated[
+        str,
+        _computing(
+            "draft from repeated text, or by a small model",
+            "whether several tokens are tried in one step, which leaves answers the same: `auto` tries those that"
+            " followed the same text earlier in the request or in another answer, and those that the model's own"
+            " head, or the draft model stored beside it, suggests, as long as that is faster; the name or directory"
+            " of a small model with the same vocabulary makes that model draft; `off` tries none",
+            metavar="off|NAME|DIR",
+        ),
+    ] = DRAFT_AUTO
+    draft_tokens: Annotated[
+        int | None,
+        _computing(
+            f"most drafted tokens a step [{GPU_DRAFT_TOKENS} on GPUs, {CPU_DRAFT_TOKENS} on CPUs]",
+            "the most tokens drafted in one step, at most 63; a request may set less with the option"
+            f" `draft_num_predict`; default: {GPU_DRAFT_TOKENS} on GPUs, {CPU_DRAFT_TOKENS} on CPUs",
+            most=MOST_DRAFT_TOKENS,
+        ),
+    ] = None
+    draft_known: Annotated[
+        bool,
+        _computing(
+            "reuse a greedy answer that the prefix cache has",
+            "take the tokens of an answer from the prefix cache as far as the same prompt was answered before, and"
+            " compute only what follows; for requests at temperature 0 without penalties, log-probabilities or a"
+            " format; needs `--cache trie`",
+        ),
+    ] = False
+    dtype: Annotated[
+        str,
+        _computing(
+            "weights: keep, float32, bfloat16, float16",
+            "the type of floating-point weights, and thereby of keys and values: `keep` leaves the weights as they"
+            " are stored; `float32`, `bfloat16` and `float16` convert them while loading, and float32 takes twice the"
+            " memory of 16 bits, in the prefix cache too; `auto` is `keep` on GPUs and, if memory allows, `float32`"
+            " on CPUs, which are many times slower with 16-bit numbers; the scales of quantized weights are converted"
+            " like all others, and the weights stay quantized, except with `auto` on CPUs with a fast BLAS: there as"
+            " many layers as fit into `--memory` are unpacked into float32, for 4 to 8 times their memory and many"
+            " times the speed",
+            metavar="TYPE",
+            choices=DTYPES,
+        ),
+    ] = "auto"
+    blas: Annotated[
+        str,
+        _computing(
+            "a faster BLAS for MLX on Linux CPUs",
+            "the BLAS that replaces MLX's own on Linux CPUs: the fastest one installed, none, or the CBLAS library"
+            " at PATH",
+            metavar="auto|off|PATH",
+        ),
+    ] = "auto"
+    blas_threads: Annotated[
+        int | None,
+        _computing(
+            "threads of that BLAS",
+            "threads of that BLAS: `auto` takes all physical cores that this process may use for prompts, and one"
+            " for answers, whose speed depends on memory alone; N takes N for both",
+            metavar="auto|N",
+            default="auto",
+            most=1024,
+        ),
+    ]
+    no_media: Annotated[
+        bool,
+        _computing(
+            "serve text only; requests with pictures are refused",
+            "do not load the tower, the part of a model that reads pictures, which saves its memory; requests with"
+            " pictures are refused",
+        ),
+    ] = False
+    inspect_text: Annotated[
+        bool,
+        _process(
+            "show the beginnings of prompts on the page",
+            "show the beginnings of prompts in `/v1/cache` and on the page, to every user of this machine; otherwise"
+            " both show only numbers of tokens and bytes",
+        ),
+    ] = False
+    watch_parent: Annotated[
+        bool,
+        _process(
+            "exit when the parent exits [on under a host]",
+            "exit when the parent process has ended; default: on if started as a host does (`mlx-runner runner"
+            " ...`), else off",
+        ),
+    ]
+    hand_over: Annotated[
+        str,
+        _process(
+            "models to leave to Ollama's own runner",
+            "which models Ollama's own runner takes over under `mlx-runner ollama serve`: `auto`, every model that"
+            " this runner refuses to load, and models whose pictures only Ollama's runner can read; `sound`, also"
+            " models that take sound there; `refused`, only models that are refused; `off`, none; elsewhere this flag"
+            " has no effect",
+            metavar="WHICH",
+            choices=HAND_OVER,
+        ),
+    ] = HAND_OVER[0]
+    log_level: Annotated[
+        int,
+        _process(
+            "trace, debug, info, warn, error [$OLLAMA_DEBUG, info]",
+            "the least severe level that is logged: trace, debug, info, warn or error; default: as $OLLAMA_DEBUG"
+            " says, else info",
+            metavar="LEVEL",
+            choices=("trace", "debug", "info", "warn", "error"),
+        ),
+    ]
+    trace: Annotated[
+        Path | None,
+        _process(
+            "record where time goes, for ui.perfetto.dev",
+            "record what every slice of computation spends its time on, for https://ui.perfetto.dev or"
+            " chrome://tracing",
+        ),
+    ] = None
+    record: Annotated[
+        Path | None,
+        _process(
+            "record requests, for `mlx-runner replay FILE`",
+            "record all requests with their prompts and answers, and everything that decides how they are computed:"
+            " `mlx-runner replay FILE` computes them again; if FILE exists, the recording is FILE.2, and so on;"
+            " excludes pictures and --disk-cache; see docs/replay.md",
+        ),
+    ] = None
+    verbose: Annotated[
+        bool,
+        _process("ignored; hosts send it", "accepted because hosts send it; has no effect"),
+    ] = False
     ranks: int = 1
-    """The processes that compute the model together."""
-    ranks_here: int = 1
-    """Those of them that share this machine."""
-    followers: tuple[str, ...] = ()
-    """HOST:PORT of the services on other machines that start the others; none: this process starts them."""
-    secret_file: Path | None = None
-    """The file with the secret that these services know too."""
-    parallel: int = DEFAULT_PARALLEL
-    """The number of requests that run at once; always 1 with a cache for one conversation or none."""
-    max_gap_s: float = DEFAULT_MAX_GAP_MS / 1000
-    """The longest pause between two tokens of a running answer while prompts are read."""
-    draft: str = DRAFT_AUTO
-    """Whether tokens are drafted, i.e. tried several at a time: DRAFT_OFF; DRAFT_AUTO, where known text suggests them
-    and by the draft that lies beside the model; or the name or path of a model that drafts where no text does."""
-    draft_tokens: int | None = None
-    """The most drafts of one step; None: as suits the device."""
-    draft_known: bool = False
-    """True if greedy answers begin with what the cache knows of them."""
-    prefill_chunk_tokens: int | None = None
-    """Prompt tokens per forward pass while no answer is generated; None: as suits the device."""
-    blas: str
-    blas_threads: int | None
-    trace: Path | None = None
-    """The file for a trace of the engine's time."""
-    record: Path | None = None
-    """The file for a recording of all requests and of what they are computed by; None: nothing is recorded."""
-    no_media: bool = False
-    """True if the tower of a model that sees is left out."""
-    inspect_text: bool = False
-    """True if `/v1/cache` and the page show the beginnings of prompts."""
-    log_level: int
-    watch_parent: bool
+    """The processes that compute the model together, on this machine and on others."""
     hosted: bool = False
     """True if a host started the process, False if a person did."""
-    hand_over: str = HAND_OVER[0]
-    """One of HAND_OVER."""
     ollama: OllamaRunner | None = None
     """The runner to hand over to; None without `mlx-runner ollama serve`."""
     warnings: tuple[str, ...] = ()
@@ -134,9 +473,26 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True):
 class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of `mlx-runner top`."""
 
-    url: str
+    url: Annotated[
+        str,
+        Flag(
+            "the runner's port on 127.0.0.1, instead of URL",
+            "the runner's port on 127.0.0.1, instead of URL; its log (`listening url=...`) and `ps` show it",
+            group="on this machine",
+            name="port",
+            metavar="N",
+            most=65535,
+        ),
+    ]
     """The runner's address: `http://host:port`."""
-    once: bool = False
+    once: Annotated[
+        bool,
+        Flag(
+            "print the current numbers and exit",
+            "print the current numbers and exit, as happens without a terminal",
+            group="output",
+        ),
+    ] = False
     log_level: int
 
 
@@ -144,36 +500,59 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of `mlx-runner replay`."""
 
     file: Path
-    model: str | None = None
-    """The name or path of the model; None: as it was recorded."""
-    models_dir: Path
-    log_level: int
+    model: Annotated[
+        str | None,
+        Flag(
+            "the model, if it is elsewhere now",
+            "the name or the directory of the model, if it is not the recorded one",
+            group="model",
+            metavar="NAME|DIR",
+        ),
+    ] = None
+    models_dir: Annotated[Path, _AS_SERVER]
+    log_level: Annotated[int, _AS_SERVER]
 
 
 class FollowSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of `mlx-runner follow`."""
 
-    address: str
+    address: Annotated[
+        str,
+        _computing(
+            "address at which leaders reach this machine",
+            "the IPv4 address of this machine on one private network, and a port; 0 picks a free one, which the log"
+            " shows",
+            name="listen",
+            metavar="ADDRESS:PORT",
+        ),
+    ]
     """The IPv4 address on which leaders reach this machine."""
     port: int
-    secret_file: Path
-    models_dir: Path
-    log_level: int
+    models_dir: Annotated[Path, _AS_SERVER]
+    secret_file: Annotated[Path, _AS_SERVER]
+    log_level: Annotated[int, _AS_SERVER]
 
 
 class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of `mlx-runner check`."""
 
     model: str
-    models_dir: Path
-    context_tokens: int | None = None
-    verify: bool = False
-    draft: str = DRAFT_AUTO
+    models_dir: Annotated[Path, _AS_SERVER]
+    context_tokens: Annotated[int | None, _AS_SERVER] = None
+    verify: Annotated[bool, _AS_SERVER] = False
+    memory: Annotated[Bound, _AS_SERVER] = Bound(percent=MEMORY_PERCENT)
+    disk_cache: Annotated[Path | None, _AS_SERVER] = None
+    draft: Annotated[str, _AS_SERVER] = DRAFT_AUTO
     """As in `Settings`; with DRAFT_OFF, what DRAFT_AUTO would do is told all the same."""
-    dtype: str = "auto"
-    memory: Bound = Bound(percent=MEMORY_PERCENT)
-    blas: str = "auto"
-    blas_threads: int | None = None
-    disk_cache: Path | None = None
-    json: bool = False
-    log_level: int
+    dtype: Annotated[str, _AS_SERVER] = "auto"
+    blas: Annotated[str, _AS_SERVER] = "auto"
+    blas_threads: Annotated[int | None, _AS_SERVER] = None
+    log_level: Annotated[int, _AS_SERVER]
+    json: Annotated[
+        bool,
+        Flag(
+            "print JSON instead of a table",
+            "print one JSON object instead of the table; sizes are in bytes",
+            group="output",
+        ),
+    ] = False

@@ -22,10 +22,9 @@ ledger counts the open ones.
 from collections.abc import Callable
 
 from runner.cache.interface import Cache, CacheBudget, PrefixCache, Session
+from runner.settings import CACHE_KINDS
 
 __all__ = ["CACHE_KINDS", "Cache", "CacheBudget", "PrefixCache", "Session", "make_cache"]
-
-CACHE_KINDS = ("trie", "single", "none")
 
 
 def make_cache(

@@ -1,20 +1,35 @@
-"""The text of flags and of Ollama's variables, converted into numbers, sizes, paths and addresses, or refused.
+"""The text of flags and of Ollama's variables, converted into the types of fields, or refused.
 
-A wrong flag raises UsageError. A wrong variable of Ollama's does not: it speaks to every runner of the host, and Ollama
-goes on with its default too. Such a variable is ignored with a warning for the log.
+A field's type says how its flag is read; only the fields in `_ODD` are read otherwise. A wrong flag raises UsageError.
+A wrong variable of Ollama's does not: it speaks to every runner of the host, and Ollama goes on with its default too.
+Such a variable is ignored with a warning for the log.
 """
 
 import logging
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
+
+import msgspec
 
 from runner import logs
 from runner.errors import UsageError
 from runner.ranks.handshake import Address, parse_address, parse_listen_address
-from runner.settings import DEFAULT_PARALLEL, DRAFT_AUTO, DRAFT_OFF, MOST_PARALLEL, MOST_RANKS
+from runner.settings import (
+    DEFAULT_PARALLEL,
+    DRAFT_AUTO,
+    DRAFT_OFF,
+    MOST_PARALLEL,
+    MOST_RANKS,
+    Flag,
+    Settings,
+    TopSettings,
+    flags_of,
+    kind_of,
+)
 from runner.sizes import Bound, parse_bound
 
 _LOG_LEVELS = {
@@ -25,42 +40,73 @@ _LOG_LEVELS = {
     "error": logging.ERROR,
 }
 _OLLAMA_KV_BITS = {"q8_0": 8, "q4_0": 4, "f16": None, "bf16": None, "f32": None, "": None}
-_MAKE_ONE = "name a file that all machines have (umask 077; openssl rand -hex 32 > FILE)"
+MAKE_ONE = "name a file that all machines have (umask 077; openssl rand -hex 32 > FILE)"
 _SERVICE_STORE = Path("/usr/share/ollama/.ollama/models")  # where Ollama's Linux installer puts it
 
 Values = Mapping[str, str]
 """The text of each flag, by the flag's name."""
-Environ = Mapping[str, str]
 
 
-def whole_number(values: Values, name: str, least: int, most: int) -> int:
-    """Returns the flag's number. Raises UsageError unless it is a whole one from `least` to `most`."""
+class Given(NamedTuple):
+    """What a command is given."""
+
+    values: Values
+    environ: Mapping[str, str]
+    warnings: list[str]
+    """Variables that are ignored, and why; conversions add to it."""
+
+
+def fields_of(settings: type[msgspec.Struct], given: Given) -> dict[str, object]:
+    """Returns the values of the fields that have flags, but of those without text, which have their own defaults."""
+    flags = flags_of(settings)
+    fields: dict[str, object] = {}
+    for field in msgspec.structs.fields(settings):
+        flag = flags.get(field.name)
+        if flag and (odd := _ODD.get(field.name)):
+            fields[field.name] = odd(given)
+        elif flag and flag.name in given.values:
+            fields[field.name] = _READ[kind_of(field)](flag, given.values[flag.name])
+    return fields
+
+
+def _whole_number(flag: Flag, text: str) -> int:
+    """Returns the flag's number. Raises UsageError unless it is a whole one within its bounds."""
     try:
-        number = int(values[name])
+        number = int(text)
     except ValueError:
-        number = least - 1
-    if not least <= number <= most:
-        raise UsageError(f"--{name} {values[name]}: give a whole number from {least} to {most}")
+        number = flag.least - 1
+    if not flag.least <= number <= flag.most:
+        raise UsageError(f"--{flag.name} {text}: give a whole number from {flag.least} to {flag.most}")
     return number
 
 
-def memory_bound(values: Values, name: str) -> Bound:
+def _memory_bound(flag: Flag, text: str) -> Bound:
     """Returns the flag's amount of memory."""
     try:
-        return parse_bound(values[name])
+        return parse_bound(text)
     except ValueError as error:
         raise UsageError(
-            f"--{name} {values[name]}: give bytes (123456, 512MiB, 8G), a share (25%), or both (8G,25%)"
+            f"--{flag.name} {text}: give bytes (123456, 512MiB, 8G), a share (25%), or both (8G,25%)"
         ) from error
 
 
-def disk_directory(values: Values) -> Path | None:
+_READ: Mapping[type, Callable[[Flag, str], object]] = {
+    bool: lambda _, text: text == "on",
+    int: _whole_number,
+    float: lambda flag, text: _whole_number(flag, text) / 1000,  # milliseconds, as seconds
+    str: lambda _, text: text,
+    Path: lambda _, text: Path(text),
+    Bound: _memory_bound,
+}
+
+
+def _disk_cache(given: Given) -> Path | None:
     """Returns the directory of the disk cache, absolute; None without one. Raises UsageError if somebody else could put
     files into it."""
-    given = values.get("disk-cache")
-    if not given:
+    text = given.values.get("disk-cache")
+    if not text:
         return None
-    path = Path(os.path.abspath(os.path.expanduser(given)))  # noqa: PTH100, PTH111 - as for the store
+    path = Path(os.path.abspath(os.path.expanduser(text)))  # noqa: PTH100, PTH111 - as for the store
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -74,58 +120,51 @@ def disk_directory(values: Values) -> Path | None:
     return path
 
 
-def context_tokens(values: Values) -> int | None:
-    """Returns the context limit: at least two tokens, one of a prompt and one of an answer."""
-    return whole_number(values, "context", 2, 1 << 30) if "context" in values else None
-
-
 def blas_threads(values: Values) -> int | None:
     """Returns the number of threads of the BLAS; None if it is for the runner to choose."""
-    return None if values["blas-threads"] == "auto" else whole_number(values, "blas-threads", 1, 1024)
+    return None if values["blas-threads"] == "auto" else _whole_number(_SERVER["blas_threads"], values["blas-threads"])
 
 
-def ranks(values: Values) -> int:
-    """Returns the number of processes on this machine that share the model. Raises UsageError for what several of them
-    cannot do."""
-    number = whole_number(values, "ranks", 1, MOST_RANKS)
-    if number > 1:
-        _check_ranks(f"--ranks {number}", values)
-    return number
-
-
-def followers(values: Values) -> tuple[str, ...]:
-    """Returns HOST:PORT of the other machines that share the model. Raises UsageError as `ranks`, and without a
-    secret."""
-    given = tuple(address.strip() for address in values.get("followers", "").split(",") if address.strip())
-    if not given:
-        return ()
-    for address in given:
+def _followers(given: Given) -> tuple[str, ...]:
+    """Returns HOST:PORT of the other machines that share the model."""
+    text = given.values.get("followers", "")
+    found = tuple(address.strip() for address in text.split(",") if address.strip())
+    for address in found:
         try:
             parse_address(address)
         except ValueError as error:
             raise UsageError(f"--followers {error}") from None
-    if len(set(given)) < len(given) or len(given) >= MOST_RANKS:
-        raise UsageError(f"--followers {values['followers']}: give at most {MOST_RANKS - 1} addresses, each once")
-    if values["ranks"] != "1":
-        raise UsageError("--followers excludes --ranks: each machine computes one rank")
-    if not values.get("secret-file"):
-        raise UsageError(f"--followers needs --secret-file: {_MAKE_ONE}")
-    _check_ranks("--followers", values)
-    return given
+    if len(set(found)) < len(found) or len(found) >= MOST_RANKS:
+        raise UsageError(f"--followers {text}: give at most {MOST_RANKS - 1} addresses, each once")
+    return found
 
 
-def _check_ranks(flag: str, values: Values) -> None:
-    for name in ("disk-cache", "record"):
-        if values.get(name):
+def check_together(settings: Settings) -> None:
+    """Raises UsageError for flags that exclude or need each other."""
+    if settings.ranks_here > 1:
+        _check_ranks(f"--ranks {settings.ranks_here}", settings)
+    if settings.followers:
+        if settings.ranks_here > 1:
+            raise UsageError("--followers excludes --ranks: each machine computes one rank")
+        if settings.secret_file is None:
+            raise UsageError(f"--followers needs --secret-file: {MAKE_ONE}")
+        _check_ranks("--followers", settings)
+    if settings.draft_known and settings.cache != "trie":
+        raise UsageError(f"--draft-known takes answers from the trie, which --cache {settings.cache} does not keep")
+
+
+def _check_ranks(flag: str, settings: Settings) -> None:
+    for name, value in (("disk-cache", settings.disk_cache), ("record", settings.record)):
+        if value:
             raise UsageError(f"{flag} excludes --{name}: leave out one of them")
-    if values["draft"] not in (DRAFT_AUTO, DRAFT_OFF):
-        raise UsageError(f"{flag} excludes draft models: leave out --draft {values['draft']}")
+    if settings.draft not in (DRAFT_AUTO, DRAFT_OFF):
+        raise UsageError(f"{flag} excludes draft models: leave out --draft {settings.draft}")
 
 
-def secret_file(values: Values) -> Path | None:
+def _secret_file(given: Given) -> Path | None:
     """Returns the path of the secret."""
-    given = values.get("secret-file")
-    return Path(os.path.expanduser(given)) if given else None  # noqa: PTH111 - as for the store
+    path = given.values.get("secret-file")
+    return Path(os.path.expanduser(path)) if path else None  # noqa: PTH111 - as for the store
 
 
 def listen_address(values: Values) -> Address:
@@ -138,55 +177,50 @@ def listen_address(values: Values) -> Address:
         raise UsageError(f"--listen {error}") from None
 
 
-def needed_secret_file(values: Values) -> Path:
-    """Returns the path of the secret. Raises UsageError without one."""
-    if (path := secret_file(values)) is None:
-        raise UsageError(f"--secret-file is missing: {_MAKE_ONE}")
-    return path
-
-
-def log_level(values: Values, environ: Environ) -> int:
+def log_level(given: Given) -> int:
     """Returns the level of `--log-level`, else that of OLLAMA_DEBUG."""
-    given = values.get("log-level")
-    return _LOG_LEVELS[given] if given else logs.level_from_ollama(environ.get("OLLAMA_DEBUG", ""))
+    level = given.values.get("log-level")
+    return _LOG_LEVELS[level] if level else logs.level_from_ollama(given.environ.get("OLLAMA_DEBUG", ""))
 
 
-def kv_bits(values: Values, environ: Environ) -> tuple[int | None, tuple[str, ...]]:
-    """Returns the bits of keys and values (None: not quantized), and warnings about OLLAMA_KV_CACHE_TYPE."""
-    if given := values.get("kv-bits"):
-        return (None if given == "off" else int(given)), ()
-    kind = environ.get("OLLAMA_KV_CACHE_TYPE", "").strip(" \t\"'").lower()
-    if kind in _OLLAMA_KV_BITS:
-        return _OLLAMA_KV_BITS[kind], ()
-    known = ", ".join(filter(None, _OLLAMA_KV_BITS))
-    return None, (f"OLLAMA_KV_CACHE_TYPE={kind} is none of {known}: keys and values are not quantized",)
+def _kv_bits(given: Given) -> int | None:
+    """Returns the bits of keys and values; None: not quantized."""
+    if bits := given.values.get("kv-bits"):
+        return None if bits == "off" else int(bits)
+    kind = given.environ.get("OLLAMA_KV_CACHE_TYPE", "").strip(" \t\"'").lower()
+    if kind not in _OLLAMA_KV_BITS:
+        known = ", ".join(filter(None, _OLLAMA_KV_BITS))
+        given.warnings.append(f"OLLAMA_KV_CACHE_TYPE={kind} is none of {known}: keys and values are not quantized")
+    return _OLLAMA_KV_BITS.get(kind)
 
 
-def parallel(values: Values, environ: Environ) -> tuple[int, tuple[str, ...]]:
-    """Returns the number of requests that run at once, and warnings about OLLAMA_NUM_PARALLEL."""
-    if "parallel" in values:
-        return whole_number(values, "parallel", 1, MOST_PARALLEL), ()
-    wanted = environ.get("OLLAMA_NUM_PARALLEL", "").strip(" \t\"'")
+def _parallel(given: Given) -> int:
+    """Returns the number of requests that run at once."""
+    if "parallel" in given.values:
+        return _whole_number(_SERVER["parallel"], given.values["parallel"])
+    wanted = given.environ.get("OLLAMA_NUM_PARALLEL", "").strip(" \t\"'")
     if not wanted.strip("0"):  # Ollama's own choice
-        return DEFAULT_PARALLEL, ()
+        return DEFAULT_PARALLEL
     if not (wanted.isascii() and wanted.isdigit()):
-        warning = f"OLLAMA_NUM_PARALLEL={wanted} is not a whole number: {DEFAULT_PARALLEL} requests run at once"
-        return DEFAULT_PARALLEL, (warning,)
+        given.warnings.append(
+            f"OLLAMA_NUM_PARALLEL={wanted} is not a whole number: {DEFAULT_PARALLEL} requests run at once"
+        )
+        return DEFAULT_PARALLEL
     number = int(wanted) if len(wanted) < 20 else MOST_PARALLEL + 1
     if number > MOST_PARALLEL:
-        return MOST_PARALLEL, (f"OLLAMA_NUM_PARALLEL={wanted}: at most {MOST_PARALLEL} requests run at once",)
-    return number, ()
+        given.warnings.append(f"OLLAMA_NUM_PARALLEL={wanted}: at most {MOST_PARALLEL} requests run at once")
+    return min(number, MOST_PARALLEL)
 
 
-def models_dir(given: str | None, environ: Environ) -> Path:
-    """Returns the Ollama store: `given`, else OLLAMA_MODELS, else the user's, else that of the Linux service."""
-    if given:
-        return Path(os.path.expanduser(given))  # noqa: PTH111 - a shell leaves `--models-dir=~/x` as it is
-    named = environ.get("OLLAMA_MODELS", "").strip().strip("\"'")
+def _models_dir(given: Given) -> Path:
+    """Returns the Ollama store: `--models-dir`, else OLLAMA_MODELS, else the user's, else that of the Linux service."""
+    if path := given.values.get("models-dir"):
+        return Path(os.path.expanduser(path))  # noqa: PTH111 - a shell leaves `--models-dir=~/x` as it is
+    named = given.environ.get("OLLAMA_MODELS", "").strip().strip("\"'")
     if named:
         return Path(named)
     # It stays `~` for a user without HOME and without an entry in the system's list, where Path.home() raises.
-    home = Path(environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111
+    home = Path(given.environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111
     store = home / ".ollama" / "models"
     if not home.is_absolute():
         return _SERVICE_STORE
@@ -200,7 +234,7 @@ def runner_url(values: Values) -> str:
     if not given and "port" not in values:
         raise UsageError("name a runner: mlx-runner top --port N; its log shows the port (`listening url=...`)")
     if not given or given.isdecimal():
-        return f"http://127.0.0.1:{whole_number({'port': given or values['port']}, 'port', 1, 65535)}"
+        return f"http://127.0.0.1:{_whole_number(flags_of(TopSettings)['url'], given or values['port'])}"
     try:
         parts = urlsplit(given if "//" in given else f"http://{given}")
         good = parts.scheme == "http" and parts.hostname and parts.port and parts.path in ("", "/")
@@ -209,3 +243,17 @@ def runner_url(values: Values) -> str:
     if not good:
         raise UsageError(f"{given}: a runner's address looks like http://127.0.0.1:11500")
     return f"http://{parts.netloc}"
+
+
+_SERVER = flags_of(Settings)
+_ODD: Mapping[str, Callable[[Given], object]] = {
+    "models_dir": _models_dir,
+    "disk_cache": _disk_cache,
+    "kv_bits": _kv_bits,
+    "parallel": _parallel,
+    "followers": _followers,
+    "secret_file": _secret_file,
+    "blas_threads": lambda given: blas_threads(given.values),
+    "log_level": log_level,
+}
+"""The conversions that need more than the text of one flag."""

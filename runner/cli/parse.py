@@ -4,49 +4,24 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from runner.cli.command_flags import CHECK_FLAGS, FOLLOW_FLAGS, REPLAY_FLAGS, TOP_FLAGS
-from runner.cli.commands import OLLAMA_COMMANDS
-from runner.cli.convert import (
-    blas_threads,
-    context_tokens,
-    disk_directory,
-    followers,
-    kv_bits,
-    listen_address,
-    log_level,
-    memory_bound,
-    models_dir,
-    needed_secret_file,
-    parallel,
-    ranks,
-    runner_url,
-    secret_file,
-    whole_number,
-)
-from runner.cli.flag import ON_OFF, Flag
-from runner.cli.flags import FLAGS
-from runner.cli.parser import (
-    Parser,
-    check_parser,
-    follow_parser,
-    ollama_parser,
-    ollama_serve_parser,
-    replay_parser,
-    server_parser,
-    top_parser,
-    version_text,
-)
-from runner.drafts.policy import MOST_TOKENS
+import msgspec
+
+from runner.cli.commands import CHECK, FOLLOW, OLLAMA, OLLAMA_SERVE, REPLAY, SERVER, TOP, Command
+from runner.cli.convert import MAKE_ONE, Given, check_together, fields_of, listen_address, log_level, runner_url
+from runner.cli.parser import Parser, version_text
 from runner.errors import UsageError
 from runner.process import parent
 from runner.settings import (
+    ON_OFF,
     CheckSettings,
+    Flag,
     FollowSettings,
     LaunchSettings,
     OllamaRunner,
     ReplaySettings,
     Settings,
     TopSettings,
+    flags_of,
 )
 
 # --- The text of every flag: from the command line, else from its environment variable, else its default.
@@ -57,18 +32,18 @@ _GO_BOOLEANS = {
 }
 
 
-def flag_values(
-    parser: Parser, flags: Sequence[Flag], words: Sequence[str], environ: Mapping[str, str]
-) -> dict[str, str]:
-    """Returns the text of each flag by the flag's name; a flag without text and without default is left out."""
-    given = vars(parser.parse_args(_normalized(words, flags)))
-    values = {name: value for name, value in given.items() if value is not None}
+def _given(command: Command, words: Sequence[str], environ: Mapping[str, str]) -> Given:
+    """Returns the text of each flag and argument by its name; what has neither text nor a default is left out."""
+    assert command.settings, command
+    flags = [*flags_of(command.settings).values()]
+    found = vars(Parser(command).parse_args(_normalized(words, flags)))
+    values = {name: value for name, value in found.items() if value is not None}
     for flag in flags:
         if flag.name not in values:
             from_environment = environ.get(flag.variable, "").strip() or flag.default
             if from_environment is not None:
                 values[flag.name] = _checked(flag, from_environment)
-    return values
+    return Given(values, environ, [])
 
 
 def _normalized(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
@@ -135,117 +110,62 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         sys.stdout.write(text(argv[1:]))
         raise SystemExit(0)
     words, hosted = _without_host_words(argv)
-    values = flag_values(server_parser(), FLAGS, words, environ)
-    if not values.get("model"):
+    given = _given(SERVER, words, environ)
+    if not given.values.get("model"):
         raise UsageError(f"--model is missing: {_NO_MODEL}")
-    bits, kv_warnings = kv_bits(values, environ)
-    running, parallel_warnings = parallel(values, environ)
-    here, others = ranks(values), followers(values)
-    return Settings(
-        model=values["model"],
-        port=whole_number(values, "port", 0, 65535),
-        models_dir=models_dir(values.get("models-dir"), environ),
-        context_tokens=context_tokens(values),
-        verify=values["verify"] == "on",
-        dtype=values["dtype"],
-        trace=Path(values["trace"]) if "trace" in values else None,
-        record=Path(values["record"]) if "record" in values else None,
-        memory=memory_bound(values, "memory"),
-        cache=values["cache"],
-        cache_memory=memory_bound(values, "cache-memory"),
-        disk_cache=disk_directory(values),
-        disk_memory=memory_bound(values, "disk-memory"),
-        kv_bits=bits,
-        ranks=1 + len(others) if others else here,
-        ranks_here=here,
-        followers=others,
-        secret_file=secret_file(values),
-        parallel=running,
-        max_gap_s=whole_number(values, "max-gap-ms", 1, 60_000) / 1000,
-        draft=values["draft"],
-        draft_tokens=whole_number(values, "draft-tokens", 1, MOST_TOKENS) if "draft-tokens" in values else None,
-        draft_known=_draft_known(values),
-        prefill_chunk_tokens=whole_number(values, "prefill-chunk", 1, 1 << 20) if "prefill-chunk" in values else None,
-        blas=values["blas"],
-        blas_threads=blas_threads(values),
-        log_level=log_level(values, environ),
-        no_media=values["no-media"] == "on",
-        inspect_text=values["inspect-text"] == "on",
-        watch_parent=values.get("watch-parent", "on" if hosted else "off") == "on",
-        hosted=hosted,
-        hand_over=values["hand-over"],
-        ollama=_ollama_runner(argv, environ) if hosted else None,
-        warnings=(*kv_warnings, *parallel_warnings),
-    )
-
-
-def _draft_known(values: Mapping[str, str]) -> bool:
-    known = values["draft-known"] == "on"
-    if known and values["cache"] != "trie":
-        raise UsageError(f"--draft-known takes answers from the trie, which --cache {values['cache']} does not keep")
-    return known
+    fields = {
+        "watch_parent": hosted,
+        **fields_of(Settings, given),
+        "hosted": hosted,
+        "ollama": _ollama_runner(argv, environ) if hosted else None,
+        "warnings": (*given.warnings,),
+    }
+    settings = msgspec.convert(fields, Settings)
+    settings = msgspec.structs.replace(settings, ranks=settings.ranks_here + len(settings.followers))
+    check_together(settings)
+    return settings
 
 
 def parse_check(words: Sequence[str], environ: Mapping[str, str]) -> CheckSettings:
     """Returns the settings of `mlx-runner check` from the words after it; else as `parse`."""
-    values = flag_values(check_parser(), CHECK_FLAGS, words, environ)
-    model = values.get("model") or environ.get("MLX_RUNNER_MODEL", "").strip()
+    given = _given(CHECK, words, environ)
+    model = given.values.get("model") or environ.get("MLX_RUNNER_MODEL", "").strip()
     if not model:
         raise UsageError(f"{_NO_MODEL}: mlx-runner check NAME|DIR")
-    return CheckSettings(
-        model=model,
-        models_dir=models_dir(values.get("models-dir"), environ),
-        context_tokens=context_tokens(values),
-        verify=values["verify"] == "on",
-        draft=values["draft"],
-        dtype=values["dtype"],
-        memory=memory_bound(values, "memory"),
-        blas=values["blas"],
-        blas_threads=blas_threads(values),
-        disk_cache=disk_directory(values),
-        json=values["json"] == "on",
-        log_level=log_level(values, environ),
-    )
+    return msgspec.convert({**fields_of(CheckSettings, given), "model": model}, CheckSettings)
 
 
 def parse_top(words: Sequence[str], environ: Mapping[str, str]) -> TopSettings:
     """Returns the settings of `mlx-runner top` from the words after it; else as `parse`."""
-    values = flag_values(top_parser(), TOP_FLAGS, words, environ)
-    return TopSettings(url=runner_url(values), once=values["once"] == "on", log_level=log_level(values, environ))
+    given = _given(TOP, words, environ)
+    fields = {**fields_of(TopSettings, given), "url": runner_url(given.values), "log_level": log_level(given)}
+    return msgspec.convert(fields, TopSettings)
 
 
 def parse_replay(words: Sequence[str], environ: Mapping[str, str]) -> ReplaySettings:
     """Returns the settings of `mlx-runner replay` from the words after it; else as `parse`."""
-    values = flag_values(replay_parser(), REPLAY_FLAGS, words, environ)
-    return ReplaySettings(
-        file=Path(values["file"]),
-        model=values.get("model"),
-        models_dir=models_dir(values.get("models-dir"), environ),
-        log_level=log_level(values, environ),
-    )
+    given = _given(REPLAY, words, environ)
+    return msgspec.convert({**fields_of(ReplaySettings, given), "file": Path(given.values["file"])}, ReplaySettings)
 
 
 def parse_follow(words: Sequence[str], environ: Mapping[str, str]) -> FollowSettings:
     """Returns the settings of `mlx-runner follow` from the words after it; else as `parse`."""
-    values = flag_values(follow_parser(), FOLLOW_FLAGS, words, environ)
-    address = listen_address(values)
-    return FollowSettings(
-        address=address.host,
-        port=address.port,
-        secret_file=needed_secret_file(values),
-        models_dir=models_dir(values.get("models-dir"), environ),
-        log_level=log_level(values, environ),
-    )
+    given = _given(FOLLOW, words, environ)
+    address = listen_address(given.values)
+    if not given.values.get("secret-file"):
+        raise UsageError(f"--secret-file is missing: {MAKE_ONE}")
+    fields = {**fields_of(FollowSettings, given), "address": address.host, "port": address.port}
+    return msgspec.convert(fields, FollowSettings)
 
 
 def parse_ollama(words: Sequence[str]) -> LaunchSettings:
     """Returns the settings of `mlx-runner ollama serve` from the words after `ollama`; else as `parse`."""
     if words[:1] != ["serve"]:
         if words[:1] and words[0] in ("-h", "--help", "--version"):
-            ollama_parser().parse_args(words[:1])
-        names = ", ".join(f"mlx-runner ollama {command.name}" for command in OLLAMA_COMMANDS)
+            Parser(OLLAMA).parse_args(words[:1])
+        names = ", ".join(f"mlx-runner ollama {command.name}" for command in OLLAMA.below)
         raise UsageError(f"name a command: {names}; see mlx-runner ollama --help")
-    given = ollama_serve_parser().parse_args(words[1:])
+    given = Parser(OLLAMA_SERVE).parse_args(words[1:])
     return LaunchSettings(ollama=given.ollama, words=given.words or ["serve"], runner=given.runner, start=given.start)
 
 

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
 
+from runner.settings import CPU_DRAFT_TOKENS, GPU_DRAFT_TOKENS
+
 # --- How often drafts like this one were right, token by token.
 
 _FIRST = (0.3, 0.5, 0.7, 0.8, 0.9)
@@ -230,8 +232,6 @@ class Draft(NamedTuple):
     """How many tokens right before the draft are the same where it is from."""
 
 
-CPU_TOKENS, GPU_TOKENS, MOST_TOKENS = 7, 15, 63
-"""The most drafted tokens a round: by default, where the kernel for few rows of a CPU's BLAS ends at 8, and ever."""
 _WORTH = 1.01  # times the tokens a second of a shorter draft: less would be noise
 
 
@@ -253,12 +253,12 @@ class DraftPolicy:
         self._acceptances = {(source, size): Acceptance(size, most) for source in SOURCES for size in range(5)}
 
     @classmethod
-    def for_cpu(cls, most: int = CPU_TOKENS) -> "DraftPolicy":
+    def for_cpu(cls, most: int = CPU_DRAFT_TOKENS) -> "DraftPolicy":
         """Returns a policy that begins with the costs of CPUs."""
         return cls(most, cpu_costs(most + 1))
 
     @classmethod
-    def for_gpu(cls, most: int = GPU_TOKENS) -> "DraftPolicy":
+    def for_gpu(cls, most: int = GPU_DRAFT_TOKENS) -> "DraftPolicy":
         """Returns a policy that begins with the costs of GPUs."""
         return cls(most, gpu_costs(most + 1))
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import mlx.core as mx
 
 from runner.cache import Cache, CacheBudget
-from runner.engine.policy import LEAST_TOKENS
 from runner.logs import Log
+from runner.settings import LEAST_SLICE_TOKENS
 from runner.sizes import shown
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class WorkspaceEstimate:
 
     def add(self, tokens: int, context: int, nbytes: int) -> None:
         """Learns from a slice over `tokens` that left a context of `context` tokens, and took `nbytes` meanwhile."""
-        token_bytes = nbytes / max(tokens, LEAST_TOKENS)
+        token_bytes = nbytes / max(tokens, LEAST_SLICE_TOKENS)
         before = self._samples.get(context.bit_length(), _Sample(0, 0.0))
         self._samples[context.bit_length()] = _Sample(
             max(before.context, context), max(before.token_bytes, token_bytes)
@@ -59,17 +59,17 @@ class WorkspaceEstimate:
 
     def likely_bytes(self, tokens: int, context: int) -> int:
         """Returns about what a slice over so many tokens will take in a context of `context`; 0 before the first."""
-        return ceil(max(tokens, LEAST_TOKENS) * self._token_bytes(context))
+        return ceil(max(tokens, LEAST_SLICE_TOKENS) * self._token_bytes(context))
 
     def certain_bytes(self, tokens: int, context: int) -> int:
         """Returns what such a slice will take at least. Does not extrapolate to contexts longer than any so far."""
         known = [each.token_bytes for each in self._samples.values() if each.context <= context]
-        return ceil(max(tokens, LEAST_TOKENS) * max(known, default=0.0))
+        return ceil(max(tokens, LEAST_SLICE_TOKENS) * max(known, default=0.0))
 
     def tokens_in(self, nbytes: int, context: int) -> int:
-        """Returns the number of tokens in a slice that takes so many bytes, and at least LEAST_TOKENS."""
+        """Returns the number of tokens in a slice that takes so many bytes, and at least LEAST_SLICE_TOKENS."""
         token_bytes = max(1.0, self._token_bytes(context)) if self._samples else _FIRST_TOKEN_BYTES
-        return max(LEAST_TOKENS, floor(nbytes / token_bytes))
+        return max(LEAST_SLICE_TOKENS, floor(nbytes / token_bytes))
 
     def _token_bytes(self, context: int) -> float:
         samples = sorted(self._samples.values())
@@ -162,7 +162,7 @@ class MemoryBudget:
         if self.budget_bytes is None:
             return ""
         kept = cache.session_bytes(tokens)
-        beside = self._reuse_bytes + self.workspace.certain_bytes(LEAST_TOKENS, tokens)
+        beside = self._reuse_bytes + self.workspace.certain_bytes(LEAST_SLICE_TOKENS, tokens)
         if kept + beside <= self.room_bytes:
             return ""
         return f"there is no room for so long a context: {self._numbers(f'{tokens} tokens', kept, beside)}. {_ADVICE}"
@@ -174,8 +174,8 @@ class MemoryBudget:
             return False
         if self.budget_bytes is None or not self._running:
             return True
-        longer = self.workspace.certain_bytes(LEAST_TOKENS, tokens)
-        computing = longer - self.workspace.likely_bytes(LEAST_TOKENS, self._longest)
+        longer = self.workspace.certain_bytes(LEAST_SLICE_TOKENS, tokens)
+        computing = longer - self.workspace.likely_bytes(LEAST_SLICE_TOKENS, self._longest)
         needed = cache.session_bytes(tokens + _GROWTH_TOKENS) + self._growth(cache, 1) + max(0, computing)
         return cache.allows(needed + self.grammar_bytes * grammar)
 
@@ -308,7 +308,7 @@ class MemoryBudget:
 
     def _beside(self, others: int) -> int:
         """Returns the bytes that the next slice needs beside the cache."""
-        return others + self._fixed() + self.workspace.likely_bytes(LEAST_TOKENS, self._longest)
+        return others + self._fixed() + self.workspace.likely_bytes(LEAST_SLICE_TOKENS, self._longest)
 
     def _lacking(self, cache: CacheBudget, others: int) -> int:
         """Returns the bytes that lack for the next slice, at its shortest; negative if some are left."""
@@ -324,7 +324,7 @@ class MemoryBudget:
     def _headroom(self, cache: CacheBudget, answers: int, context: int) -> int:
         """Returns what to leave free: for a whole chunk of a prompt if that is no large part of the room, or less."""
         chunk = min(self.workspace.likely_bytes(self._chunk_tokens, context), self.room_bytes // _SHARE)
-        least = self.workspace.likely_bytes(LEAST_TOKENS, context)
+        least = self.workspace.likely_bytes(LEAST_SLICE_TOKENS, context)
         return self._fixed() + self._growth(cache, answers) + max(chunk, least)
 
     def _numbers(self, what: str, kept: int, beside: int) -> str:

@@ -2,17 +2,17 @@
 
 A decode step of a batch follows its previous one within `max_gap_s`. The time that this leaves belongs to new requests,
 to prompts and pictures, and, if there are none, to the trial of batches. If it leaves too little, every round of steps
-is followed by one new request, one prompt slice of `LEAST_TOKENS`, one piece of a picture, or one slice of the trial.
-So the gap of a batch is at most `max_gap_s`, or one round and that one slice if these take longer. Two things cannot be
-foreseen and come on top: a slice that takes longer than the last ones did, and the first step of a new batch.
+is followed by one new request, one prompt slice of `LEAST_SLICE_TOKENS`, one piece of a picture, or one slice of the
+trial. So the gap of a batch is at most `max_gap_s`, or one round and that one slice if these take longer. Two things
+cannot be foreseen and come on top: a slice that takes longer than the last ones did, and the first step of a new batch.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-LEAST_TOKENS = 16
-"""The shortest slice worth computing: a forward over fewer tokens is hardly cheaper."""
+from runner.settings import LEAST_SLICE_TOKENS
+
 _FIRST_TOKENS = 32  # beside decoding batches, until the cost of a token is known
 _STEP_TOKENS = 8  # larger slices are multiples of it
 _WORTH = 0.5  # of the gap: a second forward between two steps is worth its cost only if the first one was cut short
@@ -132,8 +132,8 @@ class SlicePolicy:
         if not view.prefilling:
             return AdvanceTrial() if view.trial and (fresh or self._trial_s <= room_s) else step
         tokens = self._tokens_in(room_s)
-        prefill = self._next_prefill(view, max(tokens, LEAST_TOKENS) if fresh else tokens)
-        worth = tokens >= LEAST_TOKENS and room_s >= self.max_gap_s * _WORTH
+        prefill = self._next_prefill(view, max(tokens, LEAST_SLICE_TOKENS) if fresh else tokens)
+        worth = tokens >= LEAST_SLICE_TOKENS and room_s >= self.max_gap_s * _WORTH
         return prefill if fresh or worth or tokens >= view.prefilling[prefill.index] else step
 
     def took(self, slice: Slice, view: View, seconds: float) -> None:  # noqa: A002 - it is the field's word
@@ -200,7 +200,7 @@ class SlicePolicy:
         token_s = self._token_s or 0.0
         tokens = int(room_s / token_s) if token_s * self.chunk_tokens > room_s else self.chunk_tokens
         tokens = min(tokens, self._most_tokens)
-        return tokens - tokens % _STEP_TOKENS if tokens > LEAST_TOKENS else tokens
+        return tokens - tokens % _STEP_TOKENS if tokens > LEAST_SLICE_TOKENS else tokens
 
     def _next_prefill(self, view: View, tokens: int) -> Prefill:
         """Returns a slice of the oldest or of the shortest prompt, which share the time equally."""

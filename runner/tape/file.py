@@ -15,12 +15,10 @@ from zlib import crc32
 
 import msgspec
 
-from runner.cache import CACHE_KINDS
-from runner.drafts.policy import MOST_TOKENS
 from runner.engine.ports import Value, What
 from runner.errors import RunnerError, UsageError
 from runner.logs import Log
-from runner.settings import DTYPES, MOST_PARALLEL
+from runner.settings import CACHE_KINDS, DTYPES, MOST_DRAFT_TOKENS, MOST_PARALLEL
 
 log = Log(__name__)
 
@@ -68,7 +66,7 @@ class Choices(msgspec.Struct, frozen=True):
     parallel: Annotated[int, msgspec.Meta(ge=1, le=MOST_PARALLEL)]
     max_gap_s: Annotated[float, msgspec.Meta(gt=0, le=60)]
     draft: _Text
-    draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)] | None
+    draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)] | None
     draft_known: bool
     prefill_chunk_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] | None
     blas: _Text

@@ -19,6 +19,9 @@ _WHOLE_BYTES = 1 << 20
 """A smaller file counts as a whole."""
 _SAMPLES, _SAMPLE_BYTES = 64, 1024
 _MOST_HEADER_BYTES = 100_000_000
+_BOUNDS = {name: (f"{name}_bytes", f"{name}_percent") for name in ("cache_memory", "memory")}
+_PLAIN = [name for name in Choices.__struct_fields__ if name in Settings.__struct_fields__]
+"""The choices that have the names and the values of settings."""
 
 
 def header_of(settings: Settings, model: OpenedModel) -> Header:
@@ -56,52 +59,26 @@ def settings_of(
     """Returns the settings of a replay, or of one of several ranks. `model` is where the model is, if not where it
     was."""
     choices = header.choices
+    fields = {name: getattr(choices, name) for name in _PLAIN}
+    fields |= {name: Bound(*(getattr(choices, part) for part in parts)) for name, parts in _BOUNDS.items()}
     return Settings(
+        **fields,
         model=model or header.model,
         port=0,
         models_dir=models_dir,
-        context_tokens=choices.context_tokens,
-        dtype=choices.dtype,
-        memory=Bound(choices.memory_bytes, choices.memory_percent),
-        cache=choices.cache,
-        cache_memory=Bound(choices.cache_memory_bytes, choices.cache_memory_percent),
-        kv_bits=choices.kv_bits,
         ranks=ranks,
         ranks_here=ranks_here,
-        parallel=choices.parallel,
-        max_gap_s=choices.max_gap_s,
-        draft=choices.draft,
-        draft_tokens=choices.draft_tokens,
-        draft_known=choices.draft_known,
-        prefill_chunk_tokens=choices.prefill_chunk_tokens,
-        blas=choices.blas,
-        blas_threads=choices.blas_threads,
-        no_media=choices.no_media,
         log_level=log_level,
         watch_parent=False,
     )
 
 
 def _choices(settings: Settings, model: OpenedModel) -> Choices:
-    return Choices(
-        context_tokens=model.context_length,
-        dtype=settings.dtype,
-        cache=settings.cache,
-        cache_memory_bytes=settings.cache_memory.bytes,
-        cache_memory_percent=settings.cache_memory.percent,
-        memory_bytes=settings.memory.bytes,
-        memory_percent=settings.memory.percent,
-        kv_bits=settings.kv_bits,
-        parallel=settings.parallel,
-        max_gap_s=settings.max_gap_s,
-        draft=settings.draft,
-        draft_tokens=settings.draft_tokens,
-        draft_known=settings.draft_known,
-        prefill_chunk_tokens=settings.prefill_chunk_tokens,
-        blas=settings.blas,
-        blas_threads=settings.blas_threads,
-        no_media=settings.no_media,
-    )
+    fields = {name: getattr(settings, name) for name in _PLAIN}
+    for name, (nbytes, percent) in _BOUNDS.items():
+        bound = getattr(settings, name)
+        fields |= {nbytes: bound.bytes, percent: bound.percent}
+    return Choices(**{**fields, "context_tokens": model.context_length})
 
 
 def _identity(settings: Settings, model: OpenedModel) -> Identity:

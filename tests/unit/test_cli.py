@@ -5,17 +5,20 @@ import re
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 import pytest
+from msgspec import NODEFAULT
 
 from runner import logs
-from runner.cli.command_flags import CHECK_FLAGS
-from runner.cli.flags import FLAGS
+from runner.cli.convert import Given, fields_of
 from runner.cli.parse import parse, parse_check, parse_follow, parse_ollama, parse_replay
 from runner.cli.parser import version_text
 from runner.errors import UsageError
-from runner.settings import DEFAULT_CONTEXT_TOKENS, LaunchSettings, context_limit
+from runner.settings import DEFAULT_CONTEXT_TOKENS, CheckSettings, LaunchSettings, Settings, context_limit, flags_of
 from runner.sizes import Bound
 
+FLAGS = [*flags_of(Settings).values()]
+CHECK_FLAGS = [*flags_of(CheckSettings).values()]
 HOST_CALL = ["runner", "--mlx-engine", "--model", "m:latest", "--port", "41000"]
 
 
@@ -100,6 +103,13 @@ def test_every_flag_has_its_variable() -> None:
     assert (by_flag.trace, by_flag.inspect_text, by_flag.no_media) == (Path("/t.json"), True, True)
     assert (by_flag.parallel, by_flag.max_gap_s, by_flag.prefill_chunk_tokens) == (5, 0.007, 8)
     assert (by_flag.disk_cache, by_flag.disk_memory) == (Path("/kept"), Bound(5 << 30))
+
+
+def test_a_default_is_that_of_the_field() -> None:
+    """Texts of defaults that are not made from the fields: all but the cache's limit, which only servers have."""
+    read = fields_of(Settings, Given({flag.name: flag.default for flag in FLAGS if flag.default}, {}, []))
+    fields = {field.name: field.default for field in msgspec.structs.fields(Settings) if field.default is not NODEFAULT}
+    assert {name for name, value in read.items() if name in fields and value != fields[name]} == {"cache_memory"}
 
 
 def test_a_directory_that_others_may_write_to_keeps_no_conversations(tmp_path: Path) -> None:

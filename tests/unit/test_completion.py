@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli.command_flags import CHECK_FLAGS, FOLLOW_FLAGS, REPLAY_FLAGS, TOP_FLAGS
-from runner.cli.commands import COMMANDS
+from runner.cli.commands import SERVER
 from runner.cli.completion import SHELLS, completion
-from runner.cli.flags import FLAGS
+from runner.settings import flags_of
 
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 
@@ -51,10 +50,11 @@ def test_a_script_is_one_that_its_shell_can_read(shell: str, tmp_path: Path) -> 
 def test_a_script_names_every_flag_and_every_command(shell: str) -> None:
     script = completion([shell])
     prefix = "-l " if shell == "fish" else "--"
-    for flag in (*FLAGS, *CHECK_FLAGS, *TOP_FLAGS, *REPLAY_FLAGS, *FOLLOW_FLAGS):
-        assert f"{prefix}{flag.name}" in script
-    for command in COMMANDS:
+    for command in (SERVER, *SERVER.below):
         assert command.name in script
+        flags = flags_of(command.settings) if command.settings else {}
+        for flag in flags.values():
+            assert f"{prefix}{flag.name}" in script
 
 
 @needs_bash

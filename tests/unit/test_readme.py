@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from runner.cli.command_flags import CHECK_FLAGS, FOLLOW_FLAGS, REPLAY_FLAGS, TOP_FLAGS
-from runner.cli.flags import FLAGS
+from runner.cli.commands import SERVER
+from runner.settings import flags_of
 from scripts.tools.docs.generate import DOCS, DOCUMENTS, with_parts
 from tests import ROOT
 
@@ -24,10 +24,8 @@ def test_the_generated_parts_are_todays() -> None:
 @pytest.fixture(scope="module")
 def known() -> set[str]:
     """Every option that a page may name."""
-    names = {flag.name for flag in (*FLAGS, *CHECK_FLAGS, *TOP_FLAGS, *REPLAY_FLAGS, *FOLLOW_FLAGS)} | {
-        "help",
-        "version",
-    }
+    taking = [command.settings for command in (SERVER, *SERVER.below) if command.settings]
+    names = {flag.name for settings in taking for flag in flags_of(settings).values()} | {"help", "version"}
     names |= {
         "all",
         "full",

@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from runner.cli.flags import FLAGS
 from runner.model.families import FAMILIES, METAL_ONLY, RENAMED_MODULES
+from runner.settings import Settings, flags_of
 from scripts.tools import ROOT
 from scripts.tools.models.architectures import architectures
 
@@ -23,7 +23,7 @@ _NOT_RUNNING = frozenset({"olmo"})
 def flag_table() -> str:
     """Returns the flags as a Markdown table, in the order of `--help`."""
     rows = ["| flag | environment | default | meaning |", "| --- | --- | --- | --- |"]
-    for flag in FLAGS:
+    for flag in flags_of(Settings).values():
         value = flag.metavar.replace("|", r"\|")
         name = f"`--{flag.name} [{value}]`" if flag.is_switch else f"`--{flag.name} {value}`"
         default = f"`{flag.default}`" if flag.default else ""

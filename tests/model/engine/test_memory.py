@@ -7,9 +7,10 @@ import pytest
 
 from runner.engine.events import Failed, Refused
 from runner.engine.memory import MemoryBudget, WorkspaceEstimate
-from runner.engine.policy import LEAST_TOKENS, SlicePolicy
+from runner.engine.policy import SlicePolicy
 from runner.logs import lacks_memory
 from runner.sampling import SamplingOptions
+from runner.settings import LEAST_SLICE_TOKENS
 from scripts.tools.models.tiny import words
 from tests.lib.tiny_engine import RequestSpec, TinyEngine
 from tests.process.faults.fault_points import NO_MEMORY
@@ -68,12 +69,12 @@ def test_the_most_bytes_of_a_kind_of_slice_count_and_one_kind_scales_in_proporti
 
 def test_a_slice_takes_the_tokens_that_fit_and_never_fewer_than_the_least() -> None:
     workspace = WorkspaceEstimate()
-    assert workspace.tokens_in(10 << 20, 100) == LEAST_TOKENS, "nothing is known yet"
+    assert workspace.tokens_in(10 << 20, 100) == LEAST_SLICE_TOKENS, "nothing is known yet"
     assert workspace.tokens_in(50 << 20, 100) == 50
     workspace.add(100, 100, 100_000)
     assert workspace.tokens_in(50_000, 100) == 50
     assert workspace.tokens_in(50_000, 200) == 25
-    assert workspace.tokens_in(0, 100) == LEAST_TOKENS
+    assert workspace.tokens_in(0, 100) == LEAST_SLICE_TOKENS
 
 
 # --- what there is room for
@@ -125,7 +126,7 @@ def test_slices_are_cut_to_the_room_that_is_left() -> None:
     engine.ask(words(600, 3), 1)
     engine.finish()
     lengths = [length for _, length in engine.forward.calls]
-    assert LEAST_TOKENS < max(lengths) < 3000 * TOKEN_BYTES // 10_000 < 128
+    assert LEAST_SLICE_TOKENS < max(lengths) < 3000 * TOKEN_BYTES // 10_000 < 128
     engine.check()
 
 

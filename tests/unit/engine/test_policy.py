@@ -10,7 +10,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runner.engine.policy import (
-    LEAST_TOKENS,
     AdvanceTrial,
     Begin,
     Decode,
@@ -20,6 +19,7 @@ from runner.engine.policy import (
     SlicePolicy,
     View,
 )
+from runner.settings import LEAST_SLICE_TOKENS
 
 CHUNK, GAP_S = 512, 0.1
 
@@ -328,7 +328,7 @@ def test_a_first_measurement_of_minutes_is_forgotten(slow: str) -> None:
         else:
             assert slice_ == Decode(0)
             step(policy, 1)
-    assert min(sizes) == LEAST_TOKENS or slow == "begin"
+    assert min(sizes) == LEAST_SLICE_TOKENS or slow == "begin"
     assert sizes[-20:] == [88 if slow == "begin" else sizes[-1]] * 20
     assert sizes[-1] >= 80
     assert sizes[0] <= 64
@@ -459,7 +459,7 @@ def test_the_gap_of_a_stream_is_bounded(costs: Costs, requests: list[Request], p
     """With constant costs, only the first step of another answer comes on top of the promised gap."""
     simulation = Simulation(learned(costs, chunk), costs, requests, places).run()
     round_s = costs.step_s * max(len(ran.view.decoding) for ran in simulation.ran)
-    promised_s = max(GAP_S, round_s + max(costs.begin_s, LEAST_TOKENS * costs.token_s))
+    promised_s = max(GAP_S, round_s + max(costs.begin_s, LEAST_SLICE_TOKENS * costs.token_s))
     assert max(request.gap_s for request in requests) <= promised_s + costs.step_s + 1e-6
     assert all(request.ended for request in requests)
 
@@ -481,7 +481,7 @@ def test_the_gap_of_a_row_of_a_batch_is_bounded(
     costs = replace(costs, row_s=row_s)
     simulation = Simulation(learned(costs), costs, requests, places, batch=True).run()
     unforeseen_s = costs.step(places) - costs.step(1)
-    round_s = costs.step(places) + max(costs.begin_s, LEAST_TOKENS * costs.token_s)
+    round_s = costs.step(places) + max(costs.begin_s, LEAST_SLICE_TOKENS * costs.token_s)
     promised_s = max(GAP_S + unforeseen_s, round_s)
     assert max(request.gap_s for request in requests) <= promised_s + costs.step(1) + 1e-6
     assert all(request.ended for request in simulation.requests)

@@ -10,8 +10,9 @@ import pytest
 from runner.engine.ports import What
 from runner.errors import RunnerError, UsageError
 from runner.model import OpenedModel, open_model
-from runner.settings import Settings
-from runner.tape.file import Identity, TapeFile, TapeReader
+from runner.settings import Settings, flags_of
+from runner.sizes import Bound
+from runner.tape.file import Choices, Identity, TapeFile, TapeReader
 from runner.tape.header import check_identity, check_recordable, header_of, settings_of
 from scripts.tools.models.scripted import BYTES, write_scripted
 from tests.lib.taped_engine import HEADER
@@ -169,14 +170,27 @@ def test_another_file_is_refused(data: bytes, tmp_path: Path) -> None:
 
 
 def test_a_replay_has_the_settings_of_the_recording(model: OpenedModel) -> None:
-    settings = settings_for(model.name, parallel=3, kv_bits=8, draft_tokens=2, draft_known=True, max_gap_s=0.25)
+    numbers = {"parallel": 3, "kv_bits": 8, "max_gap_s": 0.25, "draft_tokens": 2, "prefill_chunk_tokens": 64}
+    bounds = {"memory": Bound(9 << 30, 40.0), "cache_memory": Bound(percent=25.0)}
+    words = {"dtype": "keep", "cache": "single", "draft": "small", "draft_known": True, "no_media": True}
+    settings = settings_for(model.name, **numbers, **bounds, **words)
     told = header_of(settings, model)
     again = settings_of(told, None, settings.models_dir, 20)
-    assert header_of(again, model) == told
-    assert (again.parallel, again.kv_bits, again.draft_tokens, again.draft_known) == (3, 8, 2, True)
+    assert again == msgspec.structs.replace(settings, context_tokens=model.context_length)
     assert settings_of(told, "elsewhere", settings.models_dir, 20).model == "elsewhere"
     rank = settings_of(told, None, settings.models_dir, 20, ranks=4, ranks_here=2)
     assert (again.ranks, again.ranks_here, rank.ranks, rank.ranks_here) == (1, 1, 4, 2)
+
+
+def test_every_flag_is_on_the_tape_or_known_to_decide_nothing_that_is_computed() -> None:
+    taped = {name.removesuffix("_bytes").removesuffix("_percent") for name in Choices.__struct_fields__}
+    assert taped <= {*flags_of(Settings)}
+    assert {*flags_of(Settings)} - taped == {
+        *("model", "models_dir", "verify"),  # which model it is stands beside the choices
+        *("port", "watch_parent", "hand_over", "log_level", "trace", "record", "verbose", "inspect_text"),
+        *("disk_cache", "disk_memory"),  # not recorded
+        *("ranks_here", "followers", "secret_file"),  # each rank is told its own
+    }
 
 
 @pytest.mark.parametrize("name", Identity.__struct_fields__)
