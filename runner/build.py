@@ -3,15 +3,12 @@
 Called on the engine thread, which alone imports MLX.
 """
 
-from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from runner.engine.engine import Assembly
+from runner.engine.engine import Assemble
 from runner.engine.events import Outbox
 from runner.model import OpenedModel
 from runner.settings import Settings
-from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from runner.engine.world import Turns, World
@@ -34,16 +31,8 @@ def open_world(settings: Settings, model: OpenedModel, outbox: Outbox) -> "tuple
     return world, turns
 
 
-def assemble(
-    settings: Settings,
-    model: OpenedModel,
-    opening: Future[Tokenizer],
-    outbox: Outbox,
-    started_s: float,
-    post: Callable[[Callable[[], None] | None], None],
-    world: "World",
-) -> Assembly:
-    """Loads the model and builds the parts of an engine, as `runner.assemble` does."""
+def assembler() -> Assemble:
+    """Returns the function that loads a model and builds the parts of an engine around it."""
     from runner.assemble import assemble
 
-    return assemble(settings, model, opening, outbox, started_s, post, world)
+    return assemble

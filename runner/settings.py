@@ -41,12 +41,12 @@ LEAST_SLICE_TOKENS = 16
 """The shortest slice worth computing: a forward over fewer tokens is hardly cheaper."""
 
 _METAVARS = {bool: "on|off", int: "N", float: "N", Bound: "BYTES|N%", Path: "FILE"}
-"""What stands for a value in `--help`, unless the flag says more."""
+"""The placeholder of a value in `--help`, by type, unless the flag has its own."""
 ON_OFF = ("on", "off")
 
 
 class Flag(msgspec.Struct, frozen=True):
-    """How a field is set: by `--name`, else by an environment variable, else by a default.
+    """The ways to set a field: by `--name`, else by an environment variable, else by a default.
 
     What is left out follows from the field: a word has its default, and a bool that is off by default is a switch.
     """

@@ -16,16 +16,16 @@ class Argument(msgspec.Struct, frozen=True):
 
 
 class Command(msgspec.Struct, frozen=True):
-    """What the program does after some first words; after none it serves a model."""
+    """A command of the program; without one it serves a model."""
 
     name: str
     words: str = ""
-    """What may follow it, for `--help`."""
+    """The words that may follow it, for `--help`."""
     short: str = ""
     program: str = ""
     """The words that lead to it, for its own help; empty: it has none."""
     usage: str = ""
-    """What may follow them there."""
+    """The words that may follow there."""
     description: str = ""
     epilog: str = ""
     argument: Argument | None = None

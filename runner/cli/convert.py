@@ -48,7 +48,7 @@ Values = Mapping[str, str]
 
 
 class Given(NamedTuple):
-    """What a command is given."""
+    """The words and variables that a command is given."""
 
     values: Values
     environ: Mapping[str, str]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 from protocol.stats import CacheNode
 from runner.engine.events import Outbox, Wakeup
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 Message = Request | Callable[[], None] | None
 """A request; something to call between two slices; or None, which only wakes the engine."""
+Post = Callable[[Callable[[], None] | None], None]
 
 log = Log(__name__)
 _MASK_POLL_S = 0.002  # between two looks for a grammar's mask, while there is nothing else to do
@@ -52,6 +53,10 @@ class Assembly(NamedTuple):
     disk: "Tier | None" = None
 
 
+Assemble: TypeAlias = "Callable[[Settings, OpenedModel, Future[Tokenizer], Outbox, float, Post, World], Assembly]"
+"""Takes what `runner.assemble.assemble` does."""
+
+
 class Build(Protocol):
     """The builder of an engine (runner/build.py). Called on the engine thread."""
 
@@ -59,17 +64,8 @@ class Build(Protocol):
         """Returns the world that an engine with these settings is in, and its turns. Raises RunnerError."""
         ...
 
-    def assemble(
-        self,
-        settings: Settings,
-        model: OpenedModel,
-        opening: Future[Tokenizer],
-        outbox: Outbox,
-        started_s: float,
-        post: Callable[[Callable[[], None] | None], None],
-        world: "World",
-    ) -> Assembly:
-        """Loads the model and builds an engine around it. Raises ModelError."""
+    def assembler(self) -> Assemble:
+        """Returns the function that loads the model and builds an engine around it, or raises ModelError."""
         ...
 
 
@@ -201,7 +197,7 @@ class Engine:
             raise no_mlx(error) from error
         world, self._turns = self._build.open_world(self._settings, self._model, self._outbox)
         self._ranks, self._outbox = world.ranks, self._turns.outbox
-        self.parts = self._build.assemble(
+        self.parts = self._build.assembler()(
             self._settings, self._model, self._opening, self._outbox, started, self._mailbox.put, world
         )
         self._add = self._turns.queue((self.parts.disk or self.parts.scheduler).add)

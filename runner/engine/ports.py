@@ -1,4 +1,4 @@
-"""What the engine asks of wings: tape, ranks, drafts, pictures, formats, and a tier. Owner: the engine thread."""
+"""The ports to wings: tape, ranks, drafts, pictures, formats, and a tier. Owner: the engine thread."""
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum

@@ -1,7 +1,8 @@
 """The tape: everything from outside that the slice loop's decisions follow from, and what became of them. A wing.
 
-Recorded, it is a file from which `mlx-runner replay` runs the same slices again (docs/replay.md). The engine sees three
-verbs (`Tape` in runner/engine/ports.py). Without `--record` and `--ranks` nothing of this package is imported.
+Recorded, it is a file from which `mlx-runner replay` runs the same slices again (docs/replay.md). The engine reads its
+values through a `World` (runner/engine/world.py), which puts the three verbs of a `Tape` before them. Without
+`--record` and `--ranks` nothing of this package is imported.
 
 | read in this order | |
 | --- | --- |

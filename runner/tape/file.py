@@ -107,7 +107,7 @@ class Compiled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
-    """What happened outside between two slices."""
+    """The events outside between two slices."""
 
     arrived: list[Arrived] = []
     left: list[int] = []
