@@ -36,7 +36,7 @@ from runner.model.device import gpu_usable_bytes, usable_bytes
 from runner.model.score_head import in_float32
 from runner.model.weights.dtype import device
 from runner.model.weights.load import LoadedModel, load
-from runner.pictures.support import PictureSupport, Sight
+from runner.pictures.sight import Sight
 from runner.settings import CPU_CHUNK_TOKENS, DRAFT_OFF, GPU_CHUNK_TOKENS, Settings
 from runner.tokenizer import Tokenizer
 
@@ -89,7 +89,7 @@ def assemble(
     opened = _Device(opened.on_cpu, total_bytes, budget_bytes)
     sight = Sight()
     if model.has_vision and ranks is None:
-        from runner.pictures.sight import open_sight  # no other model needs it
+        from runner.pictures.open import open_sight  # no other model needs it
 
         sight = open_sight(
             model,
@@ -146,13 +146,14 @@ def assemble(
             drop_unused,
         ),
         salt=salt,
-        show=sight.encoder.begin if sight.encoder is not None else None,
         trial=trial,
         drafting=drafting,
         begin=sources.begin,
         ranks=ranks,
         scoring=partial(in_float32, loaded.module),
     )
+    if sight.encoder is not None:
+        context = context._replace(show=sight.encoder.begin, shifted=sight.encoder.shifted)
     context.memory.draft_bytes = draft_model.most_bytes if draft_model is not None else 0
     context.memory.grammar_bytes = GRAMMAR_BYTES if opened.shares_memory else 0
     scheduler = Scheduler(context, sources.policy, settings.parallel, outbox)
@@ -185,7 +186,7 @@ def assemble(
         parallel=scheduler.parallel,
     )
     warm = _warm_up_of(model, loaded, logits, make_layers, on_cpu=opened.on_cpu)
-    return Assembly(scheduler, report, tokenizer, sight.support, formats, warm, not opened.on_cpu, disk)
+    return Assembly(scheduler, report, tokenizer, sight.vision, formats, warm, not opened.on_cpu, disk)
 
 
 def _open_device(settings: Settings) -> _Device:
@@ -240,8 +241,7 @@ def _open_disk(
 ) -> "DiskTier | None":
     from runner.disk.open import open_tier  # nothing of it is imported without the flag
 
-    names = sight.support.names if isinstance(sight.support, PictureSupport) else None
-    return open_tier(settings, model, make_layers, loaded.dtypes, loaded.logits, names, scheduler, salt, post)
+    return open_tier(settings, model, make_layers, loaded.dtypes, loaded.logits, sight.names, scheduler, salt, post)
 
 
 def _warm_up_of(

@@ -31,11 +31,11 @@ from runner.logs import Log
 from runner.model import OpenedModel
 from runner.model.sources.checkpoint import Checkpoint
 from runner.model.weights.dtype import device
-from runner.pictures.prompt import PictureNames
 from runner.settings import Settings
 from runner.sizes import shown
 
 if TYPE_CHECKING:
+    from runner.engine.ports import Names
     from runner.engine.scheduler import Scheduler
 
 log = Log(__name__)
@@ -100,7 +100,7 @@ def open_tier(
     make_layers: Callable[[], list[object]],
     dtypes: list[str],
     forward: Callable[[mx.array, list[object]], mx.array],
-    names: PictureNames | None,
+    names: "Names | None",
     scheduler: "Scheduler",
     salt: str,
     post: Callable[[Callable[[], None]], None],

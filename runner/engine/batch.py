@@ -18,6 +18,7 @@ from runner.sampling.sampler import Sampler, SamplerBatch
 
 if TYPE_CHECKING:
     from runner.engine.guide import Guide
+    from runner.engine.ports import Shifted
 
 # --- The way of an answer out of a batch that has failed.
 
@@ -79,13 +80,14 @@ class Batch:
     alone. Owner: the engine thread.
     """
 
-    def __init__(self, generation: Generation, forward: Forward) -> None:
-        """Starts a batch of one generation, which has been prefilled."""
+    def __init__(self, generation: Generation, forward: Forward, shifted: "Shifted") -> None:
+        """Starts a batch of one generation, which has been prefilled. `shifted` is that of the `EngineContext`."""
         self.id = next(_ids)
         self.generations = [generation]
         self._forward = forward
         self._rows = DecodeRows(generation.session)
-        self._shifted = generation.pictures.shifted if generation.pictures and generation.shift else None
+        self._shifted = shifted
+        self._shifts = bool(generation.shift)
         self._sampler: Sampler | SamplerBatch | None = None
         self._ahead: Sample | None = None  # dispatched and not yet read
         self._drawn_alone: dict[Generation, Sample] = {}  # drawn on own layers, and not taken yet
@@ -197,7 +199,7 @@ class Batch:
         for generation in late:
             if not generation.done:
                 generation.may_batch = False
-                alone = Batch(generation, self._forward)
+                alone = Batch(generation, self._forward, self._shifted)
                 alone.steps = self.steps
                 alone._paused = paused.of([everyone.index(generation)])
                 self.split_off.append(alone)
@@ -247,7 +249,7 @@ class Batch:
         self._drawn_alone[other.generations[0]] = other._ahead
         self._ahead = ahead
         self.generations += other.generations
-        self._shifted = self._shifted or other._shifted
+        self._shifts |= other._shifts
 
     def leave(self, leaving: Sequence[Generation]) -> Results:
         """Removes these generations; their own layers take over what the batch has computed. Returns the generations
@@ -298,8 +300,7 @@ class Batch:
     def _run(self, tokens: mx.array, *, drafted: bool = False) -> mx.array:
         """Runs the forward over tokens [B, L]; L is 1 for several generations. Returns the logits [B, L, V] (lazy)."""
         self.forward_rows = -1 if self.forward_rows else tokens.shape[1]
-        shifted = self._shifted([each.shift for each in self.generations]) if self._shifted else nullcontext()
-        with shifted:
+        with self._shifted([each.shift for each in self.generations]) if self._shifts else nullcontext():
             logits = self._rows.compute(self._forward, tokens, drafted=drafted)
         if TRACE.on:
             TRACE.lap("forward")

@@ -90,7 +90,8 @@ class Batches:
         try:
             if generation.drafter is not None and not context.memory.allows_drafts(cache):
                 generation.drafter = None
-            batch = Batch(generation, context.memory.measured(context.forward_of(generation.request)))
+            forward = context.memory.measured(context.forward_of(generation.request))
+            batch = Batch(generation, forward, context.shifted)
         except Exception as error:
             return self._recovery.retry_or_fail(generation, error)
         batch.steps = int(generation.life.known > 0)  # it goes on as if it had drawn what was known

@@ -1,19 +1,19 @@
 """The things that all requests of one engine share."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 from runner.cache import Cache
 from runner.cache.session import LiveSession
-from runner.engine.generation import Forward, Generation
+from runner.engine.generation import Forward, Generation, NoPictures
 from runner.engine.memory import MemoryBudget
-from runner.engine.request import Request
+from runner.engine.request import Request, ShownPrompt
 from runner.engine.trial import SettledTrial, Trial
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.engine.ports import Drafts, Pictures, Ranks
-    from runner.pictures.prompt import PicturePrompt
+    from runner.engine.ports import Drafts, Pictures, Ranks, Shifted
 
 
 class EngineContext(NamedTuple):
@@ -26,8 +26,10 @@ class EngineContext(NamedTuple):
     memory: MemoryBudget
     salt: str = ""
     """Names what changes the meaning of the cache's contents: prompts of different salts share nothing."""
-    show: "Callable[[PicturePrompt], Pictures] | None" = None
-    """Begins with the pictures of one request; None for a model that sees none."""
+    show: "Callable[[ShownPrompt], Pictures]" = lambda _: NoPictures()
+    """Begins with the pictures of one request, none of which is encoded yet."""
+    shifted: "Shifted" = lambda _: nullcontext()
+    """Shifts the positions of answers after pictures."""
     trial: Trial = SettledTrial()
     """The trial that decides whether requests may share a batch."""
     drafting: "Drafts | None" = None
@@ -46,7 +48,7 @@ class EngineContext(NamedTuple):
 
     def generation(self, request: Request, session: LiveSession, started_ns: int) -> Generation:
         """Returns the generation of a request that left the queue at `started_ns`."""
-        pictures = self.show(request.pictures) if request.pictures is not None and self.show is not None else None
+        pictures = NoPictures() if request.pictures is None else self.show(request.pictures)
         drafter = self.drafting.drafter(request.keys) if self.drafting is not None else None
         generation = self.begin(request, session, self.tokenizer, self.context_length, started_ns, pictures, drafter)
         if self.ranks is not None:

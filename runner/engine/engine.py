@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, TypeAlias, Typ
 
 from protocol.stats import CacheNode
 from runner.engine.events import Outbox, Wakeup
-from runner.engine.request import Limits, Request
+from runner.engine.request import Limits, Request, Vision
 from runner.engine.trace import TRACE
 from runner.engine.trial import IdleTrial, first_untried
 from runner.errors import ModelError, RunnerError, no_mlx
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from runner.engine.report import Report
     from runner.engine.scheduler import Scheduler
     from runner.engine.world import Turns, World
-    from runner.pictures.support import NoPictures, PictureSupport
 
 Answer = TypeVar("Answer")
 Message = Request | Callable[[], None] | None
@@ -40,12 +39,12 @@ _PUBLISH_S = 0.02  # a decode step may take a millisecond or two, of which askin
 
 
 class Assembly(NamedTuple):
-    """The parts of an engine. All but `tokenizer`, `pictures` and `formats` belong to the engine thread."""
+    """The parts of an engine. All but `tokenizer`, `vision` and `formats` belong to the engine thread."""
 
     scheduler: "Scheduler"
     report: "Report"
     tokenizer: Tokenizer
-    pictures: "PictureSupport | NoPictures"
+    vision: Vision
     formats: "Formats"
     warm_up: Callable[[], None]
     """Computes what a first request would. Raises ComputeError if the model cannot."""
@@ -201,7 +200,8 @@ class Engine:
             self._settings, self._model, self._opening, self._outbox, started, self._mailbox.put, world
         )
         self._add = self._turns.queue((self.parts.disk or self.parts.scheduler).add)
-        self.tokenizer, self.pictures = self.parts.tokenizer, self.parts.pictures
+        self.tokenizer = self.parts.tokenizer
+        self.vision = self.parts.vision
         self._publish()
 
     def _step(self) -> None:

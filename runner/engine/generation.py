@@ -111,6 +111,26 @@ Forward = Callable[[mx.array, list[object]], mx.array]
 """Maps tokens [B, L] and the layer caches to logits [B, L, V]."""
 
 
+class NoPictures:
+    """The pictures of a prompt that shows none."""
+
+    ready = True
+
+    def slice_tokens(self, position: int, most: int) -> int:
+        del position
+        return most
+
+    def forward(self, recorded: Sequence[int], at: int, count: int, layers: list[object], run: Forward) -> None:
+        run(mx.array([recorded[at : at + count]]), layers)
+
+    def advance(self, make_room: Callable[[int], None]) -> bool:
+        del make_room
+        return True
+
+    def close(self) -> None:
+        pass
+
+
 class Generation:
     """One request that is being computed: reads its prompt slice by slice, then takes its tokens from a batch.
 
@@ -125,14 +145,14 @@ class Generation:
         tokenizer: Tokenizer,
         context_length: int,
         started_ns: int,
-        pictures: "Pictures | None" = None,
+        pictures: "Pictures",
         drafter: "Drafter | None" = None,
     ) -> None:
         """`started_ns`: when the request left the queue. `pictures` are those of the prompt. The `drafter` proposes
         tokens of the answer."""
         self.request = request
         self.pictures = pictures
-        self.shift = 0 if pictures is None else pictures.shift
+        self.shift = 0 if request.pictures is None else request.pictures.shift
         """The difference between positions and offsets behind the prompt."""
         self.session = session
         self.life = Lifecycle(request.arrived_ns, started_ns, computed_ns=perf_counter_ns())
@@ -170,15 +190,10 @@ class Generation:
     def prefill(self, most: int, forward: Forward) -> int:
         """Computes the next slice of the prompt, of at most `most` tokens. Returns the number of tokens."""
         session = self.session
-        count = session.next_forward(most)
         at = session.position
-        if self.pictures is not None:
-            count = self.pictures.slice_tokens(at, count)
+        count = self.pictures.slice_tokens(at, session.next_forward(most))
         with session.forward(count):
-            if self.pictures is None:
-                forward(mx.array([session.recorded[at : at + count]]), session.layers)
-            else:
-                self.pictures.forward(session.recorded, at, count, session.layers, forward)
+            self.pictures.forward(session.recorded, at, count, session.layers, forward)
         TRACE.lap("forward")
         mx.eval(session.state())
         TRACE.lap("wait")
@@ -190,7 +205,7 @@ class Generation:
     @property
     def lacks_picture(self) -> bool:
         """True if a picture has to be encoded before the prefill goes on."""
-        return self.pictures is not None and self.left > 0 and self.pictures.lacks(self.session.position)
+        return self.left > 0 and self.pictures.slice_tokens(self.session.position, 1) == 0
 
     # --- the grammar
 
@@ -295,8 +310,7 @@ class Generation:
         far are prefilled like the prompt."""
         session.recorded += self.session.recorded[self.session.total :]
         self.session = session
-        if self.pictures is not None:
-            self.pictures.close()
+        self.pictures.close()
         self.restarted = True
         self.return_to_prefill()
 
@@ -309,8 +323,7 @@ class Generation:
             self.life.outcome = "cancelled"
             self._end()
         self.grammar.close()
-        if self.pictures is not None:
-            self.pictures.close()
+        self.pictures.close()
         if self.drafter is not None:
             self.drafter.close()
         self.session.close(failed=self.life.outcome == "failed")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import mlx.core as mx
 
 from runner.cache import Cache, CacheBudget
+from runner.errors import RequestError
 from runner.logs import Log
 from runner.settings import LEAST_SLICE_TOKENS
 from runner.sizes import shown
@@ -223,20 +224,20 @@ class MemoryBudget:
         self.workspace, self._step_bytes, self._measured_for = WorkspaceEstimate(), 0, number
         return True
 
-    def make_room(self, cache: CacheBudget, nbytes: int) -> str:
-        """Evicts unused cache entries until a picture can be encoded, which takes `nbytes` at once. Returns why it
-        cannot, even so; empty if it can."""
-        if self.budget_bytes is None or not nbytes:
-            return ""
+    def make_room(self, cache: CacheBudget, nbytes: int) -> None:
+        """Evicts unused cache entries until a picture can be encoded, which takes `nbytes` at once. Raises RequestError
+        if it cannot, even so."""
+        if self.budget_bytes is None:
+            return
         for free in (None, self._drop_unused, self._meter.settle):
             if free is not None:
                 free()
             beside = self._others(cache) + self._fixed() + nbytes
             cache.bound(max(0, self.room_bytes - beside))
             if cache.nbytes + beside <= self.room_bytes:
-                return ""
+                return
         numbers = self._numbers("what runs", cache.nbytes, beside)
-        return (
+        raise RequestError(
             f"there is no room to encode a picture: {numbers}. Send a smaller one, or give the runner more (--memory)"
         )
 

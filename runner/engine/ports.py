@@ -1,6 +1,9 @@
-"""The ports to wings: tape, ranks, drafts, pictures, formats, and a tier. Owner: the engine thread."""
+"""The ports to wings: tape, ranks, drafts, pictures, formats, and a tier. Owner: the engine thread.
+
+What a request needs of pictures before it reaches that thread is in `request.py`: `Vision`, `ShownPrompt`."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
@@ -8,7 +11,6 @@ from protocol.stats import RankCounts
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-    from contextlib import AbstractContextManager
 
     import mlx.core as mx
 
@@ -170,41 +172,19 @@ class Drafts(Protocol):
         ...
 
 
+Shifted = Callable[[Sequence[int]], AbstractContextManager[None]]
+"""Returns a block in which forwards shift the positions of each row of a batch by its own number."""
+
+
 class Pictures(Protocol):
     """The pictures of one request, on their way into its prompt. Owner: the engine thread."""
 
-    @property
-    def shift(self) -> int:
-        """The position of a token behind the prompt, less its offset; 0 or negative."""
-        ...
-
-    @property
-    def shifted(self) -> "Callable[[Sequence[int]], AbstractContextManager[None]]":
-        """Returns a block in which forwards shift the positions of each row of a batch. Keeps no picture alive."""
-        ...
-
-    @property
-    def ready(self) -> bool:
-        """True if `advance` has something to compute, False while pixels are decoded."""
-        ...
-
-    @property
-    def needed_bytes(self) -> int:
-        """The bytes that encoding the picture at hand takes at once; 0 once that has begun."""
-        ...
-
-    def lacks(self, position: int) -> bool:
-        """Returns True if the picture at `position` has to be encoded before the prefill goes on."""
-        ...
-
-    def advance(self) -> bool:
-        """Computes one piece of the picture at hand. Returns True when its features are there. Raises MediaError if
-        its pixels cannot be decoded."""
-        ...
-
     def slice_tokens(self, position: int, most: int) -> int:
-        """Returns the tokens of the next forward at `position`, at most `most`: it ends before a picture that is not
-        encoded, and never inside one whose tokens see each other."""
+        """Returns the tokens of the next forward at `position`: at most `most`, unless it has to hold a whole picture.
+
+        It ends before the next picture. 0 if the picture at `position` has to be encoded first: it becomes the one to
+        `advance`, and the features of any other are freed.
+        """
         ...
 
     def forward(
@@ -215,11 +195,37 @@ class Pictures(Protocol):
         layers: list[object],
         run: "Callable[[mx.array, list[object]], mx.array]",
     ) -> None:
-        """Builds the forward over the `count` recorded tokens from `at` on."""
+        """Builds the forward over the `count` recorded tokens from `at` on, as many as `slice_tokens` gave. Frees the
+        features that no later token needs."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """True if `advance` has something to compute, False while pixels are decoded."""
+        ...
+
+    def advance(self, make_room: Callable[[int], None]) -> bool:
+        """Computes one piece of the picture to encode. Returns True when its features are there.
+
+        Before encoding begins, `make_room` is called with the bytes that it takes at once. Raises what that raises, and
+        MediaError for pixels that cannot be decoded.
+        """
         ...
 
     def close(self) -> None:
-        """Frees pixels and features."""
+        """Frees pixels and features; the next picture begins anew. Safe at any time, and twice."""
+        ...
+
+
+class Names(Protocol):
+    """The names of pictures in the keys of caches. No name is given twice. Any thread may call this."""
+
+    def name_of(self, digest: bytes) -> int:
+        """Returns the name of the picture with this digest, a negative number, which is given to it if it has none."""
+        ...
+
+    def digest_of(self, name: int) -> bytes | None:
+        """Returns the digest of the picture of this name; None if it is forgotten."""
         ...
 
 

@@ -5,19 +5,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn, Protocol
 
-from protocol import CompletionRequest, Format, FormatError, decode_format
+from protocol import CompletionRequest, Format, FormatError, Media, decode_format
 from runner.engine.events import EventStream
 from runner.engine.output import StopStrings
 from runner.errors import RequestError
-from runner.pictures.support import NoPictures, PictureSupport, refuse_media
 from runner.sampling import SamplingOptions
 from runner.tokenizer import PART_CHARACTERS, Tokenizer
 
 if TYPE_CHECKING:
     from runner.engine.guide import Grammar
-    from runner.pictures.prompt import PicturePrompt
 
 _MOST_LOGPROBS = 20  # hosts do not ask for more
 _MOST_STOP_CHARACTERS = 65536
@@ -33,6 +31,86 @@ class Limits(NamedTuple):
     vocab_size: int
 
 
+class ShownPrompt(Protocol):
+    """A prompt that shows pictures. Immutable; any thread may read it."""
+
+    ids: list[int]
+    """Its tokens; those of soft tokens stand in the places of pictures."""
+    keys: list[int]
+    """The same as caches compare them: in the place of a picture stands its name, a negative number."""
+    shift: int
+    """The position of a token after the prompt, less its offset; 0 or negative."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the pictures' files."""
+        ...
+
+
+class Vision(Protocol):
+    """What a model makes of the media of a request. Any thread may use it: nothing here touches MLX."""
+
+    @property
+    def sees(self) -> bool:
+        """True if the model takes pictures."""
+        ...
+
+    def check(self, media: Sequence[Media]) -> None:
+        """Raises RequestError if there are media, but no model to see them. Changes nothing."""
+        ...
+
+    def expand(
+        self,
+        prompt: str,
+        media: Sequence[Media],
+        tokenizer: Tokenizer,
+        context_length: int,
+        left: Callable[[], bool] = lambda: False,
+        *,
+        bos: bool = True,
+    ) -> ShownPrompt | None:
+        """Returns the tokens of a prompt with pictures, from the headers of their files; None if it has no marker.
+
+        `bos`: the first text begins a prompt. Stops once there are more than `context_length` tokens. Raises
+        RequestError for what cannot be shown, and when `left`, which is asked before each picture, returns True.
+        """
+        ...
+
+    def decode(self, prompt: ShownPrompt, left: Callable[[], bool]) -> Iterator[Future[None]]:
+        """Yields the pictures that were never seen, each being decoded from then on. Keeps their pixels for the engine,
+        while there is room. A future raises MediaError for a damaged picture, and once `left` returns True."""
+        ...
+
+    def drop(self, prompt: ShownPrompt) -> None:
+        """Frees the pixels that a request, which has ended, did not come to take."""
+        ...
+
+
+@dataclass(frozen=True)
+class NoVision:
+    """A model that takes no media."""
+
+    sees: ClassVar[bool] = False
+    why: str = ""
+    """Empty for a text model."""
+
+    def check(self, media: Sequence[Media]) -> None:
+        if media:
+            why = f": {self.why}" if self.why else ""
+            raise RequestError(f"this model does not support {media[0].kind or 'media'} input{why}")
+
+    def expand(self, prompt: str, media: Sequence[Media], *_: object, **__: object) -> None:
+        del prompt
+        self.check(media)
+
+    def decode(self, prompt: ShownPrompt, left: Callable[[], bool]) -> Iterator[Future[None]]:
+        del prompt, left
+        return iter(())
+
+    def drop(self, prompt: ShownPrompt) -> None:
+        del prompt
+
+
 @dataclass(eq=False, kw_only=True)
 class Request:
     """A completion to compute. Made off the engine thread; any thread may cancel it."""
@@ -45,7 +123,7 @@ class Request:
     metered: bool
     most_drafts: int | None = None
     """The most drafts of one step; None: as many as pay."""
-    pictures: "PicturePrompt | None" = None
+    pictures: ShownPrompt | None = None
     """The same prompt, with its pictures."""
     format: Format | None = None
     """The format that the answer must follow."""
@@ -84,14 +162,14 @@ def refuse_size(size: int, tokenizer: Tokenizer, context_length: int) -> NoRetur
     raise AssertionError("so many bytes fit")
 
 
-def checked_format(wire: CompletionRequest, pictures: PictureSupport | NoPictures) -> Format | None:
+def checked_format(wire: CompletionRequest, vision: Vision) -> Format | None:
     """Returns the format that the answer must follow. Raises RequestError for an invalid one, then for media that the
     model cannot take."""
     try:
         wanted = decode_format(bytes(wire.format))
     except FormatError as error:
         raise RequestError(str(error)) from None
-    refuse_media(wire.media, pictures)
+    vision.check(wire.media)
     return wanted
 
 
@@ -115,7 +193,7 @@ def prepare(
     tokenizer: Tokenizer,
     limits: Limits,
     wanted_format: Format | None,
-    pictures: PictureSupport | NoPictures = NoPictures(),  # noqa: B008 - immutable
+    vision: Vision = NoVision(),
     left: Callable[[], bool] = lambda: False,
 ) -> Request:
     """Returns the request to compute. Raises RequestError, in the words that hosts know, if it cannot be computed.
@@ -123,11 +201,7 @@ def prepare(
     Its pictures are known by their headers; they have yet to be decoded. Gives up between two of them when `left`
     returns True.
     """
-    shown = None
-    if wire.media and isinstance(pictures, PictureSupport):
-        from runner.pictures.expand import expand  # no text needs it
-
-        shown = expand(wire.prompt, wire.media, pictures, tokenizer, limits.context_length, left)
+    shown = vision.expand(wire.prompt, wire.media, tokenizer, limits.context_length, left) if wire.media else None
     prompt = tokenizer.encode(wire.prompt) if shown is None else shown.ids
     if not prompt:
         raise RequestError("empty prompt")
@@ -142,7 +216,7 @@ def prepare(
         stops=_stops(wire.options.stop),
         metered=wire.include_intermediate_metrics,
         most_drafts=wire.options.draft_num_predict if wire.options.draft_num_predict > 0 else None,
-        pictures=shown if shown and shown.spans else None,
+        pictures=shown,
         format=wanted_format,
     )
 

@@ -1,5 +1,6 @@
 """Takes requests from their arrival to their end, one slice at a time."""
 
+from functools import partial
 from time import perf_counter, perf_counter_ns
 from typing import NamedTuple
 
@@ -79,23 +80,18 @@ class Encodings:
     @property
     def ready(self) -> list[Generation]:
         """The requests whose pictures can be encoded now, the oldest first."""
-        return [each for each in self.generations if each.pictures is not None and each.pictures.ready]
+        return [each for each in self.generations if each.pictures.ready]
 
     def advance(self, cache: Cache) -> Encoded | None:
         """Computes one piece of a picture. Returns the request that goes on elsewhere; None if there is more to do."""
         generation = self.ready[0]
-        pictures = generation.pictures
-        assert pictures is not None
         TRACE.name("encode", request=generation.request.number)
         results: Results = []
         goes_on = False
         try:
-            if text := self._memory.make_room(cache, pictures.needed_bytes):
-                results = [(generation, generation.abort(text))]
-            elif pictures.advance():
-                goes_on = True
-            else:
+            if not generation.pictures.advance(partial(self._memory.make_room, cache)):
                 return None
+            goes_on = True
         except Exception as error:  # this request restarts or ends, the engine goes on
             results = self._recovery.retry_or_fail(generation, error)
         self.generations.remove(generation)

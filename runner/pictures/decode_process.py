@@ -20,8 +20,7 @@ from weakref import finalize
 import msgspec
 
 from runner.errors import MediaError
-from runner.pictures.alpha import Alpha
-from runner.pictures.geometry import Geometry
+from runner.pictures.geometry import Alpha, Geometry
 from runner.pictures.header import Header
 
 _PROGRAM = """
@@ -32,8 +31,9 @@ serve({descriptor})
 """
 _LOOK_S = 0.05
 """Between two looks for a client that has left."""
-_LEAST_S, _MEGAPIXEL_S = 10, 0.5
-"""The most processor time: what a CPU needs many times less of, for pictures of any size."""
+_LEAST_S = 10
+_MEGAPIXEL_S = 0.5
+"""The most processor time, many times what a CPU needs: for any picture, and for each megapixel of it."""
 _SPARE_BYTES = 64 << 20
 _LEFT = "decode image: the client has left"
 
@@ -103,7 +103,7 @@ class DecodeProcess:
         return self._connection
 
     def _stop(self) -> None:
-        """Ends the process, whatever it does. The next picture starts another."""
+        """Ends the process. The next picture starts another."""
         self._end()
         self._connection = None
 

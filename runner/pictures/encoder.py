@@ -3,13 +3,15 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from protocol.stats import PictureCounts
+from runner.engine.generation import Forward
+from runner.engine.ports import Shifted
+from runner.engine.request import ShownPrompt
 from runner.pictures.forward import PictureForward, Rows
 from runner.pictures.pixels import PixelStore
 from runner.pictures.prompt import Picture, PicturePrompt
@@ -34,7 +36,9 @@ class PictureEncoder:
         self.splits = splits
         self._encoded = self._soft_tokens = self._hits = 0
         self._encode_s = 0.0
-        self._tower, self._pixels, self._wake = tower, pixels, wake
+        self._tower = tower
+        self._pixels = pixels
+        self._wake = wake
         self._features: OrderedDict[int, mx.array] = OrderedDict()
 
     @property
@@ -42,9 +46,15 @@ class PictureEncoder:
         """The bytes of the features that are kept."""
         return sum(each.nbytes for each in self._features.values())
 
-    def begin(self, prompt: PicturePrompt) -> "PictureProgress":
+    def begin(self, prompt: ShownPrompt) -> "PictureProgress":
         """Returns the pictures of one request, none of which is encoded yet."""
+        assert isinstance(prompt, PicturePrompt)
         return PictureProgress(prompt, self)
+
+    @property
+    def shifted(self) -> Shifted:
+        """Shifts the positions of answers after pictures."""
+        return self.forward.shifted
 
     def counts(self) -> PictureCounts:
         """The counts so far."""
@@ -58,7 +68,7 @@ class PictureEncoder:
         )
 
     def known(self, picture: Picture) -> mx.array | None:
-        """Returns the features [tokens, width] of a picture that was encoded lately."""
+        """Returns the features [tokens, width] of a picture that was encoded recently."""
         found = self._features.get(picture.name)
         if found is not None:
             self._features.move_to_end(picture.name)
@@ -77,19 +87,19 @@ class PictureEncoder:
         self._features.clear()
 
     def needed_bytes(self, picture: Picture) -> int:
-        """Returns about how many bytes encoding this picture takes at once."""
+        """Returns about the bytes that encoding this picture takes at once."""
         geometry = picture.geometry
         return self._tower.encode_bytes(Grid(geometry.rows, geometry.columns))
 
     def decode(self, picture: Picture, left: Callable[[], bool]) -> "Future[Pixels]":
-        """Returns the rows of the tower, which are decoded elsewhere unless they were before, or until `left`."""
+        """Returns the rows of the tower, which are decoded elsewhere unless they already were. Ends when `left`."""
         decoding = self._pixels.rows(picture, left)
         if not decoding.done():
             decoding.add_done_callback(lambda _: self._wake())
         return decoding
 
     def encode(self, picture: Picture, rows: "Pixels") -> Iterator[mx.array]:
-        """Computes the features, of which every step yields a part that is evaluated; the last one is the whole."""
+        """Computes the features. Every step yields an evaluated part; the last one is the whole."""
         geometry = picture.geometry
         for part in self._tower.encode(mx.array(rows), Grid(geometry.rows, geometry.columns)):
             started = perf_counter()
@@ -100,54 +110,29 @@ class PictureEncoder:
         self._soft_tokens += geometry.tokens
 
 
-# --- The pictures of one request, on their way into its prompt.
-
-Forward = Callable[[mx.array, list[object]], mx.array]
-
-
 class PictureProgress:
-    """Has the next picture encoded when the prefill reaches it; one that is cached needs neither pixels nor features.
+    """The `Pictures` of a prompt: has the next one encoded when the prefill reaches it.
 
-    Owner: the engine thread. Holds the features of one picture at a time.
+    A picture that is cached needs neither pixels nor features. Owner: the engine thread. Holds the features of one
+    picture at a time.
     """
 
     def __init__(self, prompt: PicturePrompt, encoder: PictureEncoder) -> None:
         self.prompt = prompt
         self._encoder = encoder
-        self._picture: Picture | None = None  # the one at hand
+        self._picture: Picture | None = None  # the one to encode, or whose features are here
         self._features: mx.array | None = None  # of that one
         self._decoding: Future[Pixels] | None = None
         self._encoding: Iterator[mx.array] | None = None
 
     @property
-    def shift(self) -> int:
-        """The position of a token behind the prompt, less its offset; 0 or negative."""
-        return self.prompt.shift
-
-    @property
     def ready(self) -> bool:
-        """True if `advance` has something to compute, False while a helper decodes."""
         return self._decoding is None or self._decoding.done()
 
-    @property
-    def needed_bytes(self) -> int:
-        """The bytes that encoding the picture at hand takes at once; 0 once that has begun."""
-        return self._encoder.needed_bytes(self._picture) if self._picture and self._encoding is None else 0
-
-    def lacks(self, position: int) -> bool:
-        """Returns True if the picture at `position` has to be encoded before the prefill goes on."""
-        span = self.prompt.next_span(position)
-        if span is None or span.start > position:
-            return False
-        if self._picture is not span.picture:
-            self.close()
-            self._picture = span.picture
-            self._features = self._encoder.known(span.picture)
-        return self._features is None
-
-    def advance(self) -> bool:
-        """Computes one piece of the picture at hand. Returns True when its features are there."""
+    def advance(self, make_room: Callable[[int], None]) -> bool:
         assert self._picture is not None
+        if self._encoding is None:
+            make_room(self._encoder.needed_bytes(self._picture))
         if self._decoding is None:
             picture = self._picture
             self._decoding = self._encoder.decode(picture, lambda: self._picture is not picture)
@@ -162,19 +147,20 @@ class PictureProgress:
         return True
 
     def slice_tokens(self, position: int, most: int) -> int:
-        """Returns the tokens of the next forward at `position`, given the most that are wanted.
-
-        It ends before a picture that is not encoded, and, where tokens of a picture see each other, never inside one.
-        """
         span = self.prompt.next_span(position)
         if span is None or position + most <= span.start:
             return most
         if span.start > position:
             return span.start - position
+        if self._picture is not span.picture:
+            self.close()
+            self._picture = span.picture
+            self._features = self._encoder.known(span.picture)
+        if self._features is None:
+            return 0
         return min(most, span.stop - position) if self._encoder.splits else span.stop - position
 
     def forward(self, recorded: Sequence[int], at: int, count: int, layers: list[object], run: Forward) -> None:
-        """Builds the forward over the `count` recorded tokens from `at` on."""
         stop = at + count
         rows = []
         span = self.prompt.next_span(at)
@@ -189,13 +175,7 @@ class PictureProgress:
         tokens = recorded[at:stop]
         self._encoder.forward(tokens, layers, rows, self.prompt.positions(at, stop), run)
 
-    @property
-    def shifted(self) -> Callable[[Sequence[int]], AbstractContextManager[None]]:
-        """Returns a block in which forwards shift the positions of each row of a batch. Keeps no picture alive."""
-        return self._encoder.forward.shifted
-
     def close(self) -> None:
-        """Frees pixels and features."""
         if self._decoding is not None:
             self._decoding.cancel()
         self._picture = self._features = self._decoding = self._encoding = None

@@ -1,4 +1,4 @@
-"""Forwards of a text model over a prompt with pictures, and over answers behind one."""
+"""Forwards of a text model over a prompt with pictures, and over answers after one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,7 +30,8 @@ class PictureEmbedding(Module):
         """`rows` are in ascending order. The text model multiplies embeddings by `scale`; features have it already."""
         Module.__init__(self)
         self.table = table
-        self._rows, self._scale = tuple(rows), scale
+        self._rows = tuple(rows)
+        self._scale = scale
 
     def __call__(self, ids: mx.array) -> mx.array:
         """Returns the embeddings [1, L, width]."""
@@ -59,7 +60,7 @@ def with_blocks(make_mask: MakeMask, blocks: Sequence[Rows]) -> MakeMask:
     """
 
     def make(count: int, *, window_size: int | None = None, return_array: bool = False) -> object:
-        if count == 1:  # there is nobody else to see
+        if count == 1:  # no other token to see
             return make_mask(count, window_size=window_size, return_array=return_array)
         causal = cast("mx.array", make_mask(count, window_size=window_size, return_array=True))
         before = causal.shape[-1] - count  # keys from earlier forwards
@@ -74,7 +75,7 @@ def with_blocks(make_mask: MakeMask, blocks: Sequence[Rows]) -> MakeMask:
     return make
 
 
-# --- Rotary positions of prompts with pictures: three channels inside, shifted behind (Qwen's interleaved form).
+# --- Rotary positions of prompts with pictures: three channels inside, shifted afterwards (Qwen's interleaved form).
 # Frequency j turns by the position in the row for j = 1, 4, 7, ..., in the column for j = 2, 5, 8, ..., each as
 # often as its section is long, and by the time for all others.
 
@@ -87,7 +88,7 @@ class Angles(NamedTuple):
 
 
 def angles(positions: Sequence[Sequence[int]], dimensions: int, base: float, sections: Sequence[int]) -> Angles:
-    """Returns the angles of L tokens at these positions [3][L]. `dimensions` are those that turn."""
+    """Returns the angles of L tokens at these positions [3][L]. `dimensions` counts those that turn."""
     half = dimensions // 2
     channels = [
         next((channel for channel in (1, 2) if each % 3 == channel and each < 3 * sections[channel]), 0)
@@ -115,21 +116,17 @@ class AngledRope(Module):
 
 
 class ShiftedRope(Module):
-    """Stands in for the rope of one attention during a forward behind pictures: shifts the offsets."""
+    """Stands in for the rope of one attention during a forward after pictures: shifts the offsets."""
 
     def __init__(self, rope: Module, shift: int | mx.array) -> None:
         """`shift` is added to the offsets: one number, or one for each row [B]."""
         Module.__init__(self)
-        self._rope, self._shift = (rope,), shift  # in a tuple: it is no part of this module
+        self._rope = (rope,)  # in a tuple: it is no part of this module
+        self._shift = shift
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         """Turns x [B, heads, L, width]."""
         return cast("mx.array", self._rope[0](x, offset=offset + self._shift))
-
-
-def is_plain(rope: object) -> bool:
-    """Returns True for a rope of which `angles` gives the positions."""
-    return type(rope) is RoPE and not rope.traditional and rope.scale == 1.0
 
 
 _TABLES = ("embed_tokens", "embeddings")
@@ -140,16 +137,10 @@ _SLIDING = "sliding_attention"
 class PictureForward:
     """The parts of one text model that pictures replace for the time of a forward.
 
-    Other forwards are not touched: without rows, positions and shifts these do nothing but call the model.
+    Without rows, positions and shifts a forward only calls the model.
     """
 
-    def __init__(
-        self,
-        module: Module,
-        *,
-        sections: Sequence[int] = (),
-        sees_both_ways: bool = False,
-    ) -> None:
+    def __init__(self, module: Module, *, sections: Sequence[int] = (), sees_both_ways: bool = False) -> None:
         """`sections` are the numbers of frequencies for time, row and column, where positions have three channels.
         `sees_both_ways`: the tokens of a picture see each other in layers with a window.
 
@@ -159,7 +150,7 @@ class PictureForward:
         self._owner, self._table_name = _table_owner(module)
         self._scale = float(getattr(self._owner, "embed_scale", 1.0))
         self._attentions = [each for _, each in module.named_modules() if "rope" in each] if sections else []
-        if sections and not (self._attentions and all(is_plain(each.rope) for each in self._attentions)):
+        if sections and not (self._attentions and all(_is_plain(each.rope) for each in self._attentions)):
             raise ModelError("its positions are scaled in a way that pictures are not made for")
         self._sliding = _first_sliding(self._owner) if sees_both_ways else None
 
@@ -223,16 +214,16 @@ class PictureForward:
                 attention["rope"] = rope
 
 
-class _Table(NamedTuple):
-    owner: Module
-    name: str
+def _is_plain(rope: object) -> bool:
+    """Returns True for a rope that turns as `angles` does."""
+    return type(rope) is RoPE and not rope.traditional and rope.scale == 1.0
 
 
-def _table_owner(module: Module) -> _Table:
+def _table_owner(module: Module) -> tuple[Module, str]:
     for _, each in module.named_modules():
         for name in _TABLES:
             if isinstance(each.get(name), Embedding | QuantizedEmbedding):
-                return _Table(each, name)
+                return each, name
     raise ModelError(f"{type(module).__name__} has no embedding table that is known here")
 
 

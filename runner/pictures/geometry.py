@@ -1,6 +1,6 @@
-"""The sizes of a picture: pixels after resizing, patches for the tower, soft tokens for the text model."""
+"""The sizes of a picture: pixels after resizing, patches for the tower, soft tokens for the text; and its rows."""
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
@@ -8,6 +8,13 @@ if TYPE_CHECKING:
 
 Pixels: TypeAlias = "npt.NDArray[np.uint8]"
 """uint8 [height, width, 3]: red, green, blue. Or the rows of a tower, made of them."""
+
+Alpha = Literal["drop", "weigh", "black"]
+"""The treatment of transparency: one of three, since Ollama's families differ where a picture is partly transparent.
+drop: ignored before resizing, so that colours under transparent pixels are seen.
+weigh: colours count by their opacity when resizing, and are seen in full afterwards.
+black: the picture is seen on a black ground.
+"""
 
 
 class Geometry(NamedTuple):
@@ -27,8 +34,29 @@ class Geometry(NamedTuple):
 
 
 def grid(width: int, height: int, patch: int, merge: int) -> Geometry:
-    """Returns the geometry of `width` x `height` pixels cut into patches of `patch` x `patch` pixels, of which
-    `merge` x `merge` become one soft token. Both sides are multiples of patch x merge."""
+    """Returns the geometry of `width` x `height` pixels cut into patches of `patch` x `patch` pixels;
+    `merge` x `merge` patches become one soft token. Both sides are multiples of patch x merge."""
     rows, columns = height // patch, width // patch
     token_rows, token_columns = rows // merge, columns // merge
     return Geometry(width, height, rows, columns, token_rows * token_columns, token_rows, token_columns)
+
+
+CHANNELS = 3
+
+CHANNEL_Y_X = (6, 2, 5)
+Y_X_CHANNEL = (2, 5, 6)
+"""Orders of the values of one patch, as axes of the array that `cut` makes."""
+
+
+def cut(pixels: Pixels, patch: int, order: tuple[int, int, int], merge: int = 1) -> Pixels:
+    """Returns the patches of `pixels` (uint8 [height, width, 3]) as rows: uint8 [count, patch * patch * 3].
+
+    Rows follow the picture from left to right and top to bottom, or with `merge` above 1 in blocks of
+    `merge` x `merge` patches: the blocks from left to right and top to bottom, and so the patches of each.
+    """
+    height, width, channels = pixels.shape
+    side = patch * merge
+    if channels != CHANNELS or height % side or width % side:
+        raise ValueError(f"want sides of {side} pixels and {CHANNELS} channels, found {pixels.shape}")
+    split = pixels.reshape(height // side, merge, patch, width // side, merge, patch, channels)
+    return split.transpose(0, 3, 1, 4, *order).reshape(-1, patch * patch * channels)

@@ -10,11 +10,158 @@ from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 from runner.errors import MediaError
-from runner.pictures.formats import served_format
+
+MAX_PIXELS = 100_000_000
+"""Pictures of more pixels are refused."""
+MOST_PARTS = 4096
+"""The most segments, chunks or blocks before the pixels. Cameras, phones and editors write up to some hundred."""
+_MOST_TABLE_BYTES = 1 << 16  # of a JPEG before its pixels; all tables that it can use take 4 KB
+_MOST_FILL_BYTES = 1 << 16  # between the segments of a JPEG
+_MARKER = re.compile(rb"\xff([^\xff\0])", re.DOTALL)
+UPRIGHT = 1
+_SIDEWAYS = 5
+"""From this orientation on, width and height change places."""
+
+
+class Header(NamedTuple):
+    """Format and size of a picture, in pixels as the viewer sees it: after `orientation` was applied."""
+
+    format: str
+    """One of SERVED."""
+    width: int
+    height: int
+    orientation: int
+    """EXIF's number, 1 to 8: how the stored pixels must be turned and mirrored."""
+    kept: tuple[tuple[int, int], ...] = ()
+    """The start and end of each part of the file that a decoder needs; empty for all of it."""
+
+    @property
+    def stored_size(self) -> tuple[int, int]:
+        """Width and height before the orientation was applied."""
+        return (self.height, self.width) if self.orientation >= _SIDEWAYS else (self.width, self.height)
+
+    def pieces(self, data: bytes) -> list[memoryview]:
+        """Returns the parts of the file that a decoder needs, without copying them."""
+        whole = memoryview(data)
+        return [whole[start:stop] for start, stop in self.kept] if self.kept else [whole]
+
+
+def read_header(data: bytes) -> Header:
+    """Returns what is known of a picture without decoding it. Raises MediaError if it will not be decoded."""
+    name = _served_format(data)
+    try:
+        width, height, orientation, kept = _WALKS[name](data)
+    except (struct.error, IndexError):
+        raise damaged(name, "the file ends too early") from None
+    if width <= 0 or height <= 0:
+        raise damaged(name, f"its size is {width} x {height} pixels")
+    if width * height > MAX_PIXELS:
+        raise MediaError(
+            f"decode image: {width} x {height} pixels are more than {MAX_PIXELS // 1_000_000} megapixels, which are the"
+            " most that are decoded"
+        )
+    if orientation >= _SIDEWAYS:
+        width, height = height, width
+    return Header(name, width, height, orientation, kept)
+
+
+def damaged(name: str, why: str) -> MediaError:
+    """Returns the refusal of a picture of this format."""
+    return MediaError(f"decode image: damaged {name}: {why}")
+
+
+def _crowded(name: str) -> MediaError:
+    return damaged(name, f"more than {MOST_PARTS} parts come before its pixels")
+
+
+# --- The format of a picture, by its first bytes alone.
+
+SERVED = ("PNG", "JPEG", "GIF", "WebP", "BMP", "AVIF")
+"""Formats whose decoders are inside every wheel of Pillow. None of them starts a program or opens another file."""
+
+_STARTS = (
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"II+\0", "TIFF"),
+    (b"MM\0+", "TIFF"),
+    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"\0\0\0\x0cJXL ", "JPEG XL"),
+    (b"\xff\x0a", "JPEG XL"),
+    (b"\0\0\1\0", "ICO"),
+    (b"8BPS", "PSD"),
+    (b"%PDF", "PDF"),
+    (b"%!PS", "EPS"),
+    (b"\xc5\xd0\xd3\xc6", "EPS"),
+)
+_AVIF_BRANDS = frozenset((b"avif", b"avis"))
+_HEIC_BRANDS = frozenset((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs"))
+_CONTAINER_BRANDS = frozenset((b"mif1", b"msf1", b"miaf"))
+_TEXT_HEAD = 1024
+
+
+def format_of(data: bytes) -> str:
+    """Returns the name of the picture's format, served or not; "" for an unknown one."""
+    for start, name in _STARTS:
+        if data.startswith(start):
+            return name
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return "WebP"
+    if data[4:8] == b"ftyp":
+        return _format_of_brands(data)
+    head = data[:_TEXT_HEAD].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    return "SVG" if head.startswith((b"<svg", b"<?xml", b"<!doctype svg")) and b"<svg" in head else ""
+
+
+def _format_of_brands(data: bytes) -> str:
+    """Reads the brands of an ISO container: the major one, four bytes of version, then the compatible ones."""
+    end = min(int.from_bytes(data[:4]), _TEXT_HEAD)
+    brands = {data[8:12], *(data[place : place + 4] for place in range(16, end, 4))}
+    if brands & _AVIF_BRANDS:
+        return "AVIF"
+    return "HEIC" if brands & (_HEIC_BRANDS | _CONTAINER_BRANDS) else ""
+
+
+def _served_format(data: bytes) -> str:
+    """Returns one of SERVED. Raises MediaError for all other bytes, with advice."""
+    found = format_of(data)
+    if found in SERVED:
+        return found
+    if not data:
+        raise MediaError("decode image: no data")
+    if found:
+        raise MediaError(f"decode image: {found} is not supported: convert the image to JPEG or PNG")
+    raise MediaError(f"decode image: unknown format: want {', '.join(SERVED[:-1])} or {SERVED[-1]}")
+
+
+# --- The kinds of media, and a look at bytes whose kind the host did not know.
+
+IMAGE = "image"
+AUDIO = "audio"
+
+_MPEG_SYNC = 0xFFE0
+_MPEG_RESERVED = 0x0018  # this version of MPEG does not exist
+
+
+def kind_of(data: bytes) -> str:
+    """Returns IMAGE, AUDIO, or "" for bytes that are neither.
+
+    Pictures of formats that are not served count as pictures, so that the refusal can name the format.
+    """
+    if data.startswith(b"ID3") or (data.startswith(b"RIFF") and data[8:12] == b"WAVE"):
+        return AUDIO
+    if format_of(data):
+        return IMAGE
+    word = int.from_bytes(data[:2])
+    return AUDIO if word & _MPEG_SYNC == _MPEG_SYNC and word & _MPEG_RESERVED != 0x0008 else ""
+
 
 # --- The orientation that a camera wrote into EXIF: how stored pixels must be turned to be seen upright.
-
-UPRIGHT = 1
 
 _ORDERS: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
 _ORIENTATION = 0x0112
@@ -46,176 +193,16 @@ def orientation_of(exif: bytes) -> int:
     return UPRIGHT
 
 
-# --- The size and the orientation of an AVIF: from the properties of its primary item, or from its first track.
-
-_MOST_BOXES = 4096
-"""In one box, and the most items whose properties are listed. A picture of 100 megapixels has some hundred tiles."""
-_TURNS = {
-    (0, None): UPRIGHT,
-    (0, 0): 4,
-    (0, 1): 2,
-    (1, None): 8,
-    (1, 0): 5,
-    (1, 1): 7,
-    (2, None): 3,
-    (2, 0): 2,
-    (2, 1): 4,
-    (3, None): 6,
-    (3, 0): 7,
-    (3, 1): 5,
-}
-"""Quarter turns to the left, and the axis of the mirror after them -> EXIF's number."""
-Span = tuple[int, int]
-
-
-def avif_size(data: bytes) -> tuple[int, int, int]:
-    """Returns width and height as stored, and the orientation. Raises MediaError, struct.error or IndexError."""
-    for kind, (start, stop) in _boxes(data, (0, len(data))):
-        if kind == b"meta":
-            return _item(data, (start + 4, stop))
-        if kind == b"moov":
-            return _track(data, (start, stop))
-    raise _damaged("it has neither an item nor a track")
-
-
-def _track(data: bytes, movie: Span) -> tuple[int, int, int]:
-    for kind, span in _boxes(data, movie):
-        header = dict(_boxes(data, span)).get(b"tkhd") if kind == b"trak" else None
-        if header is not None:
-            width, height = struct.unpack_from(">II", data, header[1] - 8)  # with 16 bits behind the point
-            return width >> 16, height >> 16, UPRIGHT
-    raise _damaged("it has no track")
-
-
-def _item(data: bytes, meta: Span) -> tuple[int, int, int]:
-    found = dict(_boxes(data, meta))
-    properties = dict(_boxes(data, found.get(b"iprp", (0, 0))))
-    if b"pitm" not in found or not {b"ipco", b"ipma"} <= properties.keys():
-        raise _damaged("it does not say which item is the picture, or how large it is")
-    at = found[b"pitm"][0]
-    (primary,) = struct.unpack_from(">I" if data[at] else ">H", data, at + 4)
-    listed = list(_boxes(data, properties[b"ipco"]))
-    size, turns, mirror = (0, 0), 0, None
-    for index in _indices(data, properties[b"ipma"][0], primary):
-        kind, (at, _) = listed[index - 1]
-        if kind == b"ispe":
-            size = struct.unpack_from(">II", data, at + 4)
-        elif kind == b"irot":
-            turns = data[at] & 3
-        elif kind == b"imir":
-            mirror = data[at] & 1
-    return *size, _TURNS[turns, mirror]
-
-
-def _indices(data: bytes, at: int, item: int) -> list[int]:
-    """Returns the numbers, from 1 on, of an item's properties."""
-    wide_item, wide_index = data[at] > 0, data[at + 3] & 1
-    (count,) = struct.unpack_from(">I", data, at + 4)
-    at += 8
-    if count > _MOST_BOXES:
-        raise _damaged(f"it has more than {_MOST_BOXES} items")
-    for _ in range(count):
-        number, indices = struct.unpack_from(">IB" if wide_item else ">HB", data, at)
-        at += 5 if wide_item else 3
-        if number == item:
-            found = struct.unpack_from(f">{indices}{'H' if wide_index else 'B'}", data, at)
-            mask = 0x7FFF if wide_index else 0x7F
-            return [each & mask for each in found if each & mask]
-        at += indices * (2 if wide_index else 1)
-    return []
-
-
-def _boxes(data: bytes, span: Span) -> Iterator[tuple[bytes, Span]]:
-    """Yields the kinds of the boxes in a part of a file, and where their contents begin and end."""
-    place, end = span
-    for number in range(_MOST_BOXES + 1):
-        if place + 8 > end:
-            return
-        if number == _MOST_BOXES:
-            raise _damaged(f"it has more than {_MOST_BOXES} boxes in one")
-        size, kind = struct.unpack_from(">I4s", data, place)
-        start = place + 8
-        if size == 1:
-            (size,) = struct.unpack_from(">Q", data, start)
-            start += 8
-        following = place + size if size else end
-        if following < start:
-            raise _damaged("a box is shorter than its own header")
-        yield kind, (start, min(following, end))
-        place = following
-
-
-def _damaged(why: str) -> MediaError:
-    return MediaError(f"decode image: damaged AVIF: {why}")
-
-
-MAX_PIXELS = 100_000_000
-"""Pictures of more pixels are refused."""
-TOO_LARGE = f"more than {MAX_PIXELS // 1_000_000} megapixels, which are the most that are decoded"
-MOST_PARTS = 4096
-"""The most segments, chunks or blocks before the pixels. Cameras, phones and editors write up to some hundred."""
-_MOST_TABLE_BYTES = 1 << 16  # of a JPEG before its pixels; all tables that it can use take 4 KB
-_MOST_FILL_BYTES = 1 << 16  # between the segments of a JPEG
-_MARKER = re.compile(rb"\xff([^\xff\0])", re.DOTALL)
-_SIDEWAYS = 5
-"""From this orientation on, width and height change places."""
-
-
-class Header(NamedTuple):
-    """Format and size of a picture, in pixels as the viewer sees it: after `orientation` was applied."""
-
-    format: str
-    """One of `runner.pictures.formats.SERVED`."""
-    width: int
-    height: int
-    orientation: int
-    """EXIF's number, 1 to 8: how the stored pixels must be turned and mirrored."""
-    kept: tuple[tuple[int, int], ...] = ()
-    """The start and end of each part of the file that a decoder needs; empty for all of it."""
-
-    @property
-    def stored_size(self) -> tuple[int, int]:
-        """Width and height before the orientation was applied."""
-        return (self.height, self.width) if self.orientation >= _SIDEWAYS else (self.width, self.height)
-
-    def pieces(self, data: bytes) -> list[memoryview]:
-        """Returns the parts of the file that a decoder needs, without copying them."""
-        whole = memoryview(data)
-        return [whole[start:stop] for start, stop in self.kept] if self.kept else [whole]
+# --- The walks.
 
 
 class _Found(NamedTuple):
-    """The result of a walk."""
+    """The result of a walk. Walks raise MediaError, struct.error or IndexError."""
 
     width: int
     height: int
     orientation: int = UPRIGHT
     kept: tuple[tuple[int, int], ...] = ()
-
-
-def read_header(data: bytes) -> Header:
-    """Returns what is known of a picture without decoding it. Raises MediaError if it will not be decoded."""
-    name = served_format(data)
-    try:
-        width, height, orientation, kept = _WALKS[name](data)
-    except (struct.error, IndexError):
-        raise damaged(name, "the file ends too early") from None
-    if width <= 0 or height <= 0:
-        raise damaged(name, f"its size is {width} x {height} pixels")
-    if width * height > MAX_PIXELS:
-        raise MediaError(f"decode image: {width} x {height} pixels are {TOO_LARGE}")
-    if orientation >= _SIDEWAYS:
-        width, height = height, width
-    return Header(name, width, height, orientation, kept)
-
-
-def damaged(name: str, why: str) -> MediaError:
-    """Returns the refusal of a picture of this format."""
-    return MediaError(f"decode image: damaged {name}: {why}")
-
-
-def _crowded(name: str) -> MediaError:
-    return damaged(name, f"more than {MOST_PARTS} parts come before its pixels")
 
 
 def _png(data: bytes) -> _Found:
@@ -330,8 +317,102 @@ def _bmp(data: bytes) -> _Found:
     return _Found(width, abs(height))
 
 
+# --- The size and the orientation of an AVIF: from the properties of its primary item, or from its first track.
+
+_MOST_BOXES = 4096
+"""In one box, and the most items whose properties are listed. A picture of 100 megapixels has some hundred tiles."""
+_TURNS = {
+    (0, None): UPRIGHT,
+    (0, 0): 4,
+    (0, 1): 2,
+    (1, None): 8,
+    (1, 0): 5,
+    (1, 1): 7,
+    (2, None): 3,
+    (2, 0): 2,
+    (2, 1): 4,
+    (3, None): 6,
+    (3, 0): 7,
+    (3, 1): 5,
+}
+"""Quarter turns to the left, and the axis of the mirror after them -> EXIF's number."""
+Span = tuple[int, int]
+
+
 def _avif(data: bytes) -> _Found:
-    return _Found(*avif_size(data))
+    for kind, (start, stop) in _boxes(data, (0, len(data))):
+        if kind == b"meta":
+            return _item(data, (start + 4, stop))
+        if kind == b"moov":
+            return _track(data, (start, stop))
+    raise damaged("AVIF", "it has neither an item nor a track")
+
+
+def _track(data: bytes, movie: Span) -> _Found:
+    for kind, span in _boxes(data, movie):
+        header = dict(_boxes(data, span)).get(b"tkhd") if kind == b"trak" else None
+        if header is not None:
+            width, height = struct.unpack_from(">II", data, header[1] - 8)  # with 16 bits after the point
+            return _Found(width >> 16, height >> 16)
+    raise damaged("AVIF", "it has no track")
+
+
+def _item(data: bytes, meta: Span) -> _Found:
+    found = dict(_boxes(data, meta))
+    properties = dict(_boxes(data, found.get(b"iprp", (0, 0))))
+    if b"pitm" not in found or not {b"ipco", b"ipma"} <= properties.keys():
+        raise damaged("AVIF", "it does not say which item is the picture, or how large it is")
+    at = found[b"pitm"][0]
+    (primary,) = struct.unpack_from(">I" if data[at] else ">H", data, at + 4)
+    listed = list(_boxes(data, properties[b"ipco"]))
+    size, turns, mirror = (0, 0), 0, None
+    for index in _indices(data, properties[b"ipma"][0], primary):
+        kind, (at, _) = listed[index - 1]
+        if kind == b"ispe":
+            size = struct.unpack_from(">II", data, at + 4)
+        elif kind == b"irot":
+            turns = data[at] & 3
+        elif kind == b"imir":
+            mirror = data[at] & 1
+    return _Found(*size, _TURNS[turns, mirror])
+
+
+def _indices(data: bytes, at: int, item: int) -> list[int]:
+    """Returns the numbers, from 1 on, of an item's properties."""
+    wide_item, wide_index = data[at] > 0, data[at + 3] & 1
+    (count,) = struct.unpack_from(">I", data, at + 4)
+    at += 8
+    if count > _MOST_BOXES:
+        raise damaged("AVIF", f"it has more than {_MOST_BOXES} items")
+    for _ in range(count):
+        number, indices = struct.unpack_from(">IB" if wide_item else ">HB", data, at)
+        at += 5 if wide_item else 3
+        if number == item:
+            found = struct.unpack_from(f">{indices}{'H' if wide_index else 'B'}", data, at)
+            mask = 0x7FFF if wide_index else 0x7F
+            return [each & mask for each in found if each & mask]
+        at += indices * (2 if wide_index else 1)
+    return []
+
+
+def _boxes(data: bytes, span: Span) -> Iterator[tuple[bytes, Span]]:
+    """Yields the kinds of the boxes in a part of a file, and where their contents begin and end."""
+    place, end = span
+    for number in range(_MOST_BOXES + 1):
+        if place + 8 > end:
+            return
+        if number == _MOST_BOXES:
+            raise damaged("AVIF", f"it has more than {_MOST_BOXES} boxes in one")
+        size, kind = struct.unpack_from(">I4s", data, place)
+        start = place + 8
+        if size == 1:
+            (size,) = struct.unpack_from(">Q", data, start)
+            start += 8
+        following = place + size if size else end
+        if following < start:
+            raise damaged("AVIF", "a box is shorter than its own header")
+        yield kind, (start, min(following, end))
+        place = following
 
 
 _WALKS: dict[str, Callable[[bytes], _Found]] = {

@@ -20,7 +20,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from runner.errors import MediaError
-from runner.pictures.alpha import Alpha
+from runner.pictures.geometry import Alpha
 from runner.pictures.header import Header, damaged
 
 # Set once, for the whole process.

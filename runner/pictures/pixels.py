@@ -4,26 +4,16 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
-from typing import Protocol
 
 from runner.errors import MediaError
-from runner.pictures.alpha import Alpha
 from runner.pictures.decode_process import DecodeProcess, decode_bytes
-from runner.pictures.families.family import Family
-from runner.pictures.geometry import Geometry, Pixels
-from runner.pictures.header import Header
+from runner.pictures.families import Family
+from runner.pictures.geometry import Pixels
 from runner.pictures.prompt import Picture
 from runner.sizes import shown
 
 _MOST_BYTES = 128 << 20
 _MOST_NAMES = 1 << 16
-
-
-class Decoder(Protocol):
-    """Decodes pictures."""
-
-    def decode(self, data: bytes, header: Header, geometry: Geometry, alpha: Alpha, left: Callable[[], bool]) -> bytes:
-        """See `DecodeProcess`."""
 
 
 class PixelStore:
@@ -34,14 +24,15 @@ class PixelStore:
     needed: requests that wait hold files, not pixels.
     """
 
-    def __init__(self, family: Family, most_bytes: int = _MOST_BYTES, decoder: Decoder | None = None) -> None:
+    def __init__(self, family: Family, most_bytes: int = _MOST_BYTES, decoder: DecodeProcess | None = None) -> None:
         """Keeps at most `most_bytes` of rows."""
         self.room_bytes: int | None = None
         """The most that decoding a picture may take; None: whatever its size explains."""
-        self._family, self._most_bytes = family, most_bytes
+        self._family = family
+        self._most_bytes = most_bytes
         self._decoder = decoder or DecodeProcess()
-        self._decoding_bytes = 0  # the most that the picture at hand takes
-        self._gives_way = False  # the picture at hand must end
+        self._decoding_bytes = 0  # the most that the current picture takes
+        self._gives_way = False  # the current picture must end
         self._thread = ThreadPoolExecutor(1, "pixels")
         self._lock = Lock()
         self._rows: OrderedDict[int, Pixels] = OrderedDict()
@@ -60,11 +51,11 @@ class PixelStore:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of rows that are kept, and the most that the picture at hand takes while it is decoded."""
+        """The bytes of rows that are kept, and the most that the current picture takes while it is decoded."""
         return self._held_bytes + self._decoding_bytes
 
     def give_way(self) -> None:
-        """Drops the rows that are kept, and ends the picture at hand, which is refused: others need the memory."""
+        """Drops the rows that are kept, and ends the current picture, which is refused: others need the memory."""
         with self._lock:
             self._rows.clear()
             self._held_bytes = 0
@@ -80,7 +71,7 @@ class PixelStore:
     def rows(self, picture: Picture, left: Callable[[], bool]) -> "Future[Pixels]":
         """Returns the rows of a picture, uint8 [patches, values], which are forgotten here once they are taken.
 
-        The future raises MediaError for a damaged picture, and once `left` returns True: nobody wants it then.
+        The future raises MediaError for a damaged picture, and once `left` returns True.
         """
         rows = self._taken(picture)
         if rows is None:

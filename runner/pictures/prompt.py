@@ -98,7 +98,7 @@ class PicturePrompt:
         self._mrope = mrope
         self._positions: tuple[list[int], list[int], list[int]] | None = None
         self.shift = sum(_advance(span) - (span.stop - span.start) for span in spans) if mrope else 0
-        """The position of a token behind the prompt, less its offset; 0 or negative."""
+        """The position of a token after the prompt, less its offset; 0 or negative."""
 
     @property
     def nbytes(self) -> int:
@@ -118,8 +118,8 @@ class PicturePrompt:
             return None
         if self._positions is None:
             self._positions = self._all_positions()
-        behind = range(max(start, len(self.ids)) + self.shift, stop + self.shift)
-        return [[*channel[start:stop], *behind] for channel in self._positions]
+        answer = range(max(start, len(self.ids)) + self.shift, stop + self.shift)
+        return [[*channel[start:stop], *answer] for channel in self._positions]
 
     def _all_positions(self) -> tuple[list[int], list[int], list[int]]:
         times: list[int] = []

@@ -1,117 +1,46 @@
-"""Gives a model its sight: the tower, the preparation of pictures, and the forward that takes them.
+"""The sight of a model, or its absence. Imported by every process; what pictures need is imported with a tower."""
 
-Whatever is wrong with a tower costs pictures only: the text model is served, and says why it sees none.
-"""
+from typing import TYPE_CHECKING, NamedTuple
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from runner.engine.request import NoVision, Vision
 
-from runner.errors import ModelError, RunnerError
-from runner.logs import Log
-from runner.model import OpenedModel
-from runner.model.config import text_config
-from runner.model.weights.load import LoadedModel
-from runner.pictures.encoder import PictureEncoder
-from runner.pictures.families.family import Family
-from runner.pictures.families.gemma4 import Gemma4, Gemma4Unified
-from runner.pictures.families.glimmer import Glimmer
-from runner.pictures.families.nemotron_h import NemotronH
-from runner.pictures.families.qwen3_5 import Qwen35
-from runner.pictures.forward import PictureForward
-from runner.pictures.pixels import PixelStore
-from runner.pictures.prompt import PictureNames
-from runner.pictures.support import NoPictures, PictureSupport, Sight
-from runner.pictures.towers.gemma4 import Gemma4Tower, Gemma4UnifiedTower
-from runner.pictures.towers.glimmer import GlimmerTower
-from runner.pictures.towers.load import PREPROCESSOR, TowerPlan, load_tower, plan_tower
-from runner.pictures.towers.nemotron_h import NemotronTower
-from runner.pictures.towers.qwen3_5 import Qwen35Tower
-from runner.pictures.towers.tower import Tower
-from runner.settings import Settings
-from runner.tokenizer import Tokenizer
-
-log = Log(__name__)
-_FAMILIES: dict[type[Tower], type[Family]] = {
-    Gemma4Tower: Gemma4,
-    Gemma4UnifiedTower: Gemma4Unified,
-    GlimmerTower: Glimmer,
-    NemotronTower: NemotronH,
-    Qwen35Tower: Qwen35,
-}
-"""Tower -> the preparation of its pictures."""
-_SECTIONS = [11, 11, 10]
-"""Of a config that names none; as in mlx-lm."""
+if TYPE_CHECKING:
+    from runner.pictures.encoder import PictureEncoder
+    from runner.pictures.prompt import PictureNames
+    from runner.pictures.support import PictureSupport
 
 
-def open_sight(
-    model: OpenedModel,
-    loaded: LoadedModel,
-    tokenizer: Tokenizer,
-    settings: Settings,
-    budget_bytes: int,
-    wake: Callable[[], None],
-    *,
-    slow_blas: bool,
-) -> Sight:
-    """Loads the tower of a model that has one, on the engine thread. `wake` is called when pixels are there.
+class Sight(NamedTuple):
+    """The parts that a model sees with: one for any thread, one for the engine thread. None if it sees nothing, for
+    which `why` is the reason if it is not simply a text model."""
 
-    Without sight if anything is wrong with the tower or the files about it: the log says what."""
-    plan = plan_tower(model)
-    if plan is None:
-        return Sight(NoPictures())
-    if settings.no_media:
-        return Sight(NoPictures("the runner was started with --no-media"))
-    try:
-        support, sections = prepare(model, plan, tokenizer)
-        family = support.family
-        forward = PictureForward(loaded.module, sections=sections, sees_both_ways=family.bidirectional)
-        tower = load_tower(plan, settings.dtype, budget_bytes, slow_blas=slow_blas)
-    except RunnerError as error:
-        log.warning("the model sees no pictures", why=str(error))
-        return Sight(NoPictures(f"its vision is unavailable: {error}"))
-    log.info("the model sees pictures", tower=plan.family, bytes=plan.nbytes)
-    return Sight(support, PictureEncoder(tower, support.pixels, forward, wake, splits=family.splits))
+    support: "PictureSupport | None" = None
+    encoder: "PictureEncoder | None" = None
+    why: str = ""
 
+    @property
+    def vision(self) -> Vision:
+        """What requests are prepared with."""
+        return NoVision(self.why) if self.support is None else self.support
 
-class Prepared(NamedTuple):
-    """A model that sees, before its tower is loaded."""
+    @property
+    def names(self) -> "PictureNames | None":
+        """The names of pictures in the keys of caches."""
+        return None if self.support is None else self.support.names
 
-    support: PictureSupport
-    sections: Sequence[int]
-    """The numbers of frequencies that turn by time, row and column; empty for positions of one channel."""
+    @property
+    def nbytes(self) -> int:
+        """The bytes of decoded pictures, and of what decodes one at present. Any thread may ask."""
+        return 0 if self.support is None else self.support.pixels.nbytes
 
+    def bound(self, room_bytes: int) -> None:
+        """Refuses pictures that take more than `room_bytes` to decode."""
+        if self.support is not None:
+            self.support.pixels.room_bytes = room_bytes
 
-def prepare(model: OpenedModel, plan: TowerPlan, tokenizer: Tokenizer) -> Prepared:
-    """Returns what the files say about the pictures of a model with this tower. Raises ModelError for any fault."""
-    if plan.fault:
-        raise ModelError(plan.fault)
-    family = _FAMILIES[plan.kind].from_config(model.config, model.json_file(PREPROCESSOR))
-    return Prepared(_support(family, model.config, tokenizer), _sections(model) if family.mrope else ())
-
-
-def _support(family: Family, config: Mapping[str, object], tokenizer: Tokenizer) -> PictureSupport:
-    """Returns the support of a model of this family.
-
-    Raises ModelError if a token that stands for pictures is missing.
-    """
-    start, soft, end = (_id(token, tokenizer) for token in family.around(config))
-    return PictureSupport(family, start, soft, end, PictureNames(), PixelStore(family))
-
-
-def _id(token: int | str, tokenizer: Tokenizer) -> int:
-    if isinstance(token, int):
-        return token
-    ids = tokenizer.encode_without_bos(token)
-    if len(ids) != 1:
-        raise ModelError(f"the tokenizer has no token {token!r}, which stands for pictures")
-    return ids[0]
-
-
-def _sections(model: OpenedModel) -> Sequence[int]:
-    """Returns the numbers of frequencies that turn by time, row and column."""
-    text = text_config(model.config, model.family)
-    rope = text.get("rope_parameters") or text.get("rope_scaling")
-    sections = (rope.get("mrope_section") if isinstance(rope, dict) else None) or _SECTIONS
-    if not (isinstance(sections, list) and len(sections) == 3 and all(type(each) is int for each in sections)):
-        raise ModelError(f"config.json: mrope_section: want three numbers, found {sections!r}")
-    return sections
+    def drop_features(self) -> None:
+        """Frees what pictures take: features that are kept for later prompts, and pixels that no tower reads yet."""
+        if self.support is not None:
+            self.support.pixels.give_way()
+        if self.encoder is not None:
+            self.encoder.clear()

@@ -1,62 +1,135 @@
-"""The sight of a model, or its absence. Imported by every process; what pictures need is imported with a tower."""
+"""What a model that sees makes of requests: markers become tokens, from headers alone, and pixels are decoded.
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+Nothing here runs on the engine thread.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import ClassVar
 
 from protocol import Media
-from runner.errors import RequestError
+from runner.engine.request import ShownPrompt
+from runner.errors import MediaError, RequestError
+from runner.logs import Log
+from runner.pictures.families import Family
+from runner.pictures.geometry import Geometry
+from runner.pictures.header import IMAGE, kind_of, read_header
+from runner.pictures.pixels import PixelStore
+from runner.pictures.prompt import Marker, Picture, PictureNames, PicturePrompt, split_markers
+from runner.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from runner.pictures.encoder import PictureEncoder
-    from runner.pictures.families.family import Family
-    from runner.pictures.pixels import PixelStore
-    from runner.pictures.prompt import PictureNames
+log = Log(__name__)
+
+# --- The name of a prepared picture in caches: equal names only for pictures that give equal soft tokens.
+
+DIGEST_BYTES = 32
 
 
-class PictureSupport(NamedTuple):
-    """A model that sees. Any thread may use it."""
+def digest(kind: str, family: str, version: int, geometry: Geometry, data: bytes) -> bytes:
+    """Returns 256 bits over what an item is made of: its kind, who prepares it and how, its size, and its bytes.
 
-    family: "Family"
+    `family` and `version` are those of a family in `runner.pictures.families`. Each part is preceded by its length, so
+    no two lists of parts make the same stream. Bytes after the end of a picture count: a miss at worst.
+    """
+    numbers = ",".join(map(str, (version, *geometry)))
+    state = blake2b(digest_size=DIGEST_BYTES, person=b"runner.media")
+    for part in (kind.encode(), family.encode(), numbers.encode(), data):
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.digest()
+
+
+@dataclass(frozen=True)
+class PictureSupport:
+    """The `Vision` of a model that sees. Any thread may use it."""
+
+    sees: ClassVar[bool] = True
+    family: Family
     start: int
     soft: int
     end: int
     """The ids around and in the place of a picture's soft tokens."""
-    names: "PictureNames"
-    pixels: "PixelStore"
+    names: PictureNames
+    pixels: PixelStore
+
+    def check(self, media: Sequence[Media]) -> None:
+        """Takes all media; `expand` refuses those that are not pictures."""
+
+    def expand(
+        self,
+        prompt: str,
+        media: Sequence[Media],
+        tokenizer: Tokenizer,
+        context_length: int,
+        left: Callable[[], bool] = lambda: False,
+        *,
+        bos: bool = True,
+    ) -> PicturePrompt | None:
+        """Returns the tokens of a prompt with pictures, in the words that hosts know where it cannot. None if it has no
+        marker.
+
+        Each text between markers is tokenized by itself, with `bos` the first one as a whole prompt. Stops as soon as
+        there are more than `context_length` tokens, so that the work is bounded: the pictures of such a prompt, which
+        is refused, have no names. Raises RequestError, also when `left` returns True, which is asked before
+        each picture.
+        """
+        items = {item.id: item for item in media}
+        seen: dict[int, Picture] = {}
+        parts: list[list[int] | Marker] = []
+        count = 0
+        for part in split_markers(prompt):
+            if isinstance(part, Marker):
+                if left():
+                    raise RequestError("the client has left")
+                picture = seen.get(part.id) or seen.setdefault(part.id, self._unnamed(part.id, items))
+                parts += [[self.start], part, [self.end]]
+                count += picture.geometry.tokens + 2
+            else:
+                ids = tokenizer.encode(part) if bos and not parts else tokenizer.encode_without_bos(part)
+                parts.append(ids)
+                count += len(ids)
+            if count > context_length:
+                break
+        else:
+            if unused := items.keys() - seen.keys():
+                log.warning("media that no marker names", ids=" ".join(map(str, sorted(unused)[:8])))
+            if not seen:
+                return None
+            seen = {number: self._named(picture) for number, picture in seen.items()}
+        shown = [seen[part.id] if isinstance(part, Marker) else part for part in parts]
+        return PicturePrompt(shown, self.soft, mrope=self.family.mrope)
+
+    def _unnamed(self, number: int, items: Mapping[int, Media]) -> Picture:
+        """Returns a picture without its name, for which all of the file must be read."""
+        item = items.get(number)
+        if item is None:
+            raise RequestError(f"invalid image index: {number}")
+        kind = item.kind or kind_of(item.data) or IMAGE  # the header of unknown bytes says what would be read
+        if kind != IMAGE:
+            raise RequestError(f"{self.family.title} does not support {kind} input")
+        try:
+            header = read_header(item.data)
+            geometry = self.family.geometry(header.width, header.height)
+        except MediaError as error:
+            raise RequestError(str(error)) from error
+        return Picture(item.data, header, geometry, 0)
+
+    def _named(self, picture: Picture) -> Picture:
+        of = digest(IMAGE, self.family.name, self.family.version, picture.geometry, picture.data)
+        return replace(picture, name=self.names.name_of(of))
+
+    def decode(self, prompt: ShownPrompt, left: Callable[[], bool]) -> Iterator[Future[None]]:
+        for picture in _pictures(prompt):
+            if not self.pixels.is_sound(picture):
+                yield self.pixels.check(picture, left)
+
+    def drop(self, prompt: ShownPrompt) -> None:
+        for picture in _pictures(prompt):
+            self.pixels.drop(picture)
 
 
-class NoPictures(NamedTuple):
-    """A model that sees nothing, and why, if it is not simply a text model."""
-
-    why: str = ""
-
-
-class Sight(NamedTuple):
-    """The parts that a model sees with: one for any thread, one for the engine thread."""
-
-    support: PictureSupport | NoPictures = NoPictures()
-    encoder: "PictureEncoder | None" = None
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of decoded pictures, and of what decodes one at present. Any thread may ask."""
-        return self.support.pixels.nbytes if isinstance(self.support, PictureSupport) else 0
-
-    def bound(self, room_bytes: int) -> None:
-        """Refuses pictures that take more than `room_bytes` to decode."""
-        if isinstance(self.support, PictureSupport):
-            self.support.pixels.room_bytes = room_bytes
-
-    def drop_features(self) -> None:
-        """Frees what pictures take: features that are kept for later prompts, and pixels that no tower reads yet."""
-        if isinstance(self.support, PictureSupport):
-            self.support.pixels.give_way()
-        if self.encoder is not None:
-            self.encoder.clear()
-
-
-def refuse_media(media: Sequence[Media], pictures: PictureSupport | NoPictures) -> None:
-    """Raises RequestError if there are media, but no model to see them."""
-    if media and isinstance(pictures, NoPictures):
-        why = f": {pictures.why}" if pictures.why else ""
-        raise RequestError(f"this model does not support {media[0].kind or 'media'} input{why}")
+def _pictures(prompt: ShownPrompt) -> list[Picture]:
+    assert isinstance(prompt, PicturePrompt)
+    return [span.picture for span in prompt.spans]

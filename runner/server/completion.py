@@ -27,6 +27,7 @@ from runner.engine.engine import Engine
 from runner.engine.events import Event, Failed, Finished, Refused, Scored, Started, Text
 from runner.engine.request import (
     Request,
+    Vision,
     check_length_in_parts,
     checked_format,
     most_prompt_bytes,
@@ -34,7 +35,6 @@ from runner.engine.request import (
     refuse_size,
 )
 from runner.errors import RequestError
-from runner.pictures.support import NoPictures, PictureSupport
 from runner.server.connections import Connection
 from runner.server.in_hand import in_hand
 from runner.server.request_body import RequestBodies, RequestBody
@@ -126,7 +126,7 @@ class CompletionEndpoint:
 
     async def _answer(self, http: web.Request, request: Request) -> web.StreamResponse:
         http[NUMBER] = request.number
-        async with in_hand([request], self._engine.pictures):
+        async with in_hand([request], self._engine.vision):
             self._engine.submit(request)
             return await self._stream(http, request)
 
@@ -140,7 +140,7 @@ class CompletionEndpoint:
         reader = CompletionReader(most, http.content_length or 0)
         try:
             await body.read(http, most * _ESCAPE_BYTES + MOST_REST_BYTES + MOST_MEDIA_BYTES, reader.feed)
-            return await run(self._helper, _decode, reader.finish, self._engine.pictures)
+            return await run(self._helper, _decode, reader.finish, self._engine.vision)
         except BadRequestError:
             raise RequestError("Bad Request") from None
         except TooLargeError as error:
@@ -153,13 +153,12 @@ class CompletionEndpoint:
     async def _prepare(self, wire: CompletionRequest, wanted: Format | None) -> Request:
         """Tokenizes and checks the request, a long prompt in several steps between which others get their turn."""
         tokenizer, limits, size = self._engine.tokenizer, self._engine.limits, len(wire.prompt)
-        pictures = self._engine.pictures
         if size > PART_CHARACTERS:
             parts = check_length_in_parts(wire.prompt, tokenizer, limits.context_length)
             while await self._threads.run(size, next, parts, _END) is not _END:
                 pass
         if wire.media:
-            return await self._threads.show(partial(prepare, wire, tokenizer, limits, wanted, pictures))
+            return await self._threads.show(partial(prepare, wire, tokenizer, limits, wanted, self._engine.vision))
         return await self._threads.run(size, prepare, wire, tokenizer, limits, wanted)
 
     async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:
@@ -181,11 +180,9 @@ class CompletionEndpoint:
         return response
 
 
-def _decode(
-    finish: Callable[[], CompletionRequest], pictures: PictureSupport | NoPictures
-) -> tuple[CompletionRequest, Format | None]:
+def _decode(finish: Callable[[], CompletionRequest], vision: Vision) -> tuple[CompletionRequest, Format | None]:
     wire = finish()
-    return wire, checked_format(wire, pictures)
+    return wire, checked_format(wire, vision)
 
 
 async def _done(compiling: "Future[Grammar]") -> None:

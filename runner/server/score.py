@@ -7,7 +7,6 @@ the cache, and leaves when its client does. Everything is checked before anythin
 import json
 from collections.abc import Generator, Iterator, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -24,18 +23,14 @@ from protocol.score import (
 )
 from runner.engine.engine import Engine
 from runner.engine.events import Failed, Finished, Refused, Scored
-from runner.engine.request import Request
+from runner.engine.request import Request, ShownPrompt
 from runner.errors import RequestError
-from runner.pictures.support import PictureSupport, refuse_media
 from runner.sampling import SamplingOptions
 from runner.server.completion import NUMBER
 from runner.server.in_hand import in_hand
 from runner.server.request_body import Body, RequestBodies
 from runner.server.tokenize import TokenizeThreads
 from runner.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from runner.pictures.prompt import PicturePrompt
 
 _END = object()
 _LONG = 1 << 12
@@ -54,17 +49,16 @@ class ScoreEndpoint:
 
     async def post(self, http: web.Request) -> web.Response:
         """Scores all rows. The server cancels this when the client disconnects."""
-        pictures = self._engine.pictures
-        sees = isinstance(pictures, PictureSupport)
+        vision = self._engine.vision
         with self._bodies.body() as held:
             body = Body()
-            await held.read(http, MOST_TEXT_BYTES + (MOST_MEDIA_BYTES if sees else 0), body.take)
+            await held.read(http, MOST_TEXT_BYTES + (MOST_MEDIA_BYTES if vision.sees else 0), body.take)
             steps = _checked(body.chunks, self._engine)
             requests = []
             while (step := await self._threads.run(body.size, next, steps, _END)) is not _END:
                 requests += [step] if isinstance(step, Request) else []
             http[NUMBER] = requests[0].number
-            async with in_hand(requests, pictures):
+            async with in_hand(requests, vision):
                 scores = [await self._scored(requests, row) for row in range(len(requests))]
         counts = (sum(len(each.prompt) for each in requests), sum(cached for _, cached in scores))
         return web.Response(body=score_body([logits for logits, _ in scores], *counts), content_type="application/json")
@@ -97,7 +91,7 @@ def _checked(chunks: Sequence[bytes], engine: Engine) -> Iterator[Request | None
         raise RequestError(f"scoring requires 1\u2013{MOST_ROWS} prompts")
     if not 1 <= wanted.max_tokens <= context_length:
         raise RequestError(f"max_tokens must be between 1 and {context_length}")
-    refuse_media(wanted.media, engine.pictures)
+    engine.vision.check(wanted.media)
     for number, row in enumerate(wanted.rows):
         text, shown = row.prompt, None
         _refuse_long(number, row.prompt, wanted.max_tokens, tokenizer)
@@ -118,7 +112,7 @@ def _checked(chunks: Sequence[bytes], engine: Engine) -> Iterator[Request | None
             stops=None,
             metered=False,
             most_drafts=0,
-            pictures=shown if shown is not None and shown.spans else None,
+            pictures=shown,
         )
 
 
@@ -138,16 +132,13 @@ def _refuse_count(number: int, count: int, most: int) -> None:
         raise RequestError(f"prompt {number} has {count} tokens; expected 1\u2013{most} (input is never truncated)")
 
 
-def _shown(prompt: str, wanted: ScoreRequest, engine: Engine) -> "tuple[str, PicturePrompt]":
+def _shown(prompt: str, wanted: ScoreRequest, engine: Engine) -> tuple[str, ShownPrompt | None]:
     """Returns the text after the last picture of a prompt, and the tokens of the whole prompt, pictures included."""
-    from runner.pictures.expand import expand  # no text needs it
-    from runner.pictures.prompt import Marker, split_markers
+    from runner.pictures.prompt import Marker, split_markers  # no text needs it
 
-    assert isinstance(engine.pictures, PictureSupport)
     parts = [*split_markers(prompt)]
     named = [each for each in wanted.media if Marker(each.id) in parts]
-    shown = expand(prompt, named, engine.pictures, engine.tokenizer, wanted.max_tokens, bos=False)
-    return str(parts[-1]), shown
+    return str(parts[-1]), engine.vision.expand(prompt, named, engine.tokenizer, wanted.max_tokens, bos=False)
 
 
 def _candidates(

@@ -191,7 +191,7 @@ class TapedGeneration(Generation):
         tokenizer: Tokenizer,
         context_length: int,
         started_ns: int,
-        pictures: "Pictures | None",
+        pictures: "Pictures",
         drafter: "Drafter | None",
     ) -> None:
         taped = None if drafter is None else TapedDrafter(drafter, tape)

@@ -19,9 +19,8 @@ from mlx.nn.layers.base import Module
 
 from runner.model import OpenedModel, open_model
 from runner.model.weights.load import LoadedModel, load
-from runner.pictures.families.family import Family
+from runner.pictures.families import Family
 from runner.pictures.forward import PictureForward
-from runner.pictures.sight import _FAMILIES
 from runner.pictures.towers import Tower, load_tower, plan_tower
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.sources import write_source
@@ -66,7 +65,7 @@ def seeing(name: str) -> Seeing:
         plan = plan_tower(opened)
         assert plan is not None
         tower = load_tower(plan)
-        family = _FAMILIES[plan.kind].from_config(opened.config, {})
+        family = plan.kind.family.from_config(opened.config, {})
         return Seeing(name, opened, loaded, tower, family, open_tokenizer(opened.file))
 
 

@@ -31,11 +31,7 @@ from runner.engine.policy import Slice, SlicePolicy, View
 from runner.engine.request import Limits, Request, prepare
 from runner.engine.trial import SettledTrial
 from runner.pictures.encoder import PictureEncoder
-from runner.pictures.families.family import Family
-from runner.pictures.families.gemma4 import Gemma4, Gemma4Unified
-from runner.pictures.families.glimmer import Glimmer
-from runner.pictures.families.nemotron_h import NemotronH
-from runner.pictures.families.qwen3_5 import Qwen35
+from runner.pictures.families import Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
 from runner.pictures.forward import Rows
 from runner.pictures.pixels import PixelStore
 from runner.pictures.prompt import Picture, PictureNames
@@ -45,7 +41,7 @@ from runner.sampling.sampler import Sampler
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE
 from tests.lib.seeing import BOTH_WAYS, END, MROPE, SOFT, START, Place, Seeing, Shown, seeing, walk
 from tests.lib.tiny_engine import Clock, EngineClient, SlicedEngine, ZeroMeter
-from tests.unit.pictures.pictures import Here
+from tests.unit.pictures.pictures import Here, spans
 
 CONTEXT = 2000
 TOLERANCE = 2e-4
@@ -143,8 +139,7 @@ class Asked(EngineClient):
     @property
     def first_soft(self) -> int:
         """The place of the first picture."""
-        assert self.request.pictures is not None
-        return self.request.pictures.spans[0].start
+        return spans(self.request)[0].start
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -189,6 +184,7 @@ class SeeingEngine(SlicedEngine):
             lambda: make_cache(cache, self.make_layers, budget_bytes=budget),
             self.memory,
             show=self.encoder.begin,
+            shifted=self.encoder.shifted,
             trial=SettledTrial(),
             drafting=drafting,
         )
@@ -251,7 +247,7 @@ class SeeingEngine(SlicedEngine):
         places, parts = _places(request)
         rows = [
             Rows(place.start, place.stop, self.features(span.picture))
-            for place, span in zip(places, request.pictures.spans if request.pictures else (), strict=True)
+            for place, span in zip(places, spans(request), strict=True)
         ]
         channels = [list(each) for each in zip(*walk(parts), strict=True)] if rows and model.name in MROPE else None
         shift = walk(parts, 1)[-1][0] - len(request.prompt) if channels else 0
@@ -275,7 +271,7 @@ class SeeingEngine(SlicedEngine):
 def _places(request: Request) -> tuple[list[Place], list[list[int] | Shown]]:
     """Returns the pictures of a prompt, and its parts, for `walk`."""
     places, parts, at = [], list[list[int] | Shown](), 0
-    for span in request.pictures.spans if request.pictures else ():
+    for span in spans(request):
         geometry = span.picture.geometry
         shown = Shown(geometry.token_rows, geometry.token_columns)
         parts += [request.prompt[at : span.start], shown]

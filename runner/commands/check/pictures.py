@@ -8,11 +8,10 @@ import msgspec
 from runner.errors import MediaError, ModelError
 from runner.model import OpenedModel
 from runner.model.inspect import contents
-from runner.model.weights.dtype import plan_dtypes
-from runner.pictures.families.family import Family
+from runner.pictures.families import Family
 from runner.pictures.header import MAX_PIXELS
-from runner.pictures.sight import prepare
-from runner.pictures.towers.load import TowerPlan, rehearse_tower
+from runner.pictures.open import prepare
+from runner.pictures.towers.load import TowerPlan, plan_weights
 from runner.tokenizer import Tokenizer
 
 _WIDTH = isqrt(MAX_PIXELS)
@@ -48,13 +47,10 @@ def picture_facts(
         family = f"pictures are not known here for the family {model.family.module}"
         return PictureFacts(sees=False, why=family if model.has_vision else "a text model")
     try:
-        prepared = prepare(model, plan, tokenizer)
-        tower = rehearse_tower(plan)
+        support, _ = prepare(model, plan, tokenizer)
+        tower, types = plan_weights(plan, dtype, budget_bytes, slow_blas=slow_blas)
     except ModelError as error:
         return PictureFacts(sees=False, why=str(error))
-    types = plan_dtypes(dtype, tower, budget_bytes, slow_blas=slow_blas)
-    if too_large := types.over_budget(budget_bytes, tower):
-        return PictureFacts(sees=False, why=f"{plan.opened.name}: {too_large}")
     amounts, _ = contents(tower, types)
     return PictureFacts(
         sees=True,
@@ -62,7 +58,7 @@ def picture_facts(
         blocks=plan.blocks,
         dtype=types.computes,
         bytes=sum(amount.bytes for amount in amounts),
-        tokens=max(_tokens(prepared.support.family)),
+        tokens=max(_tokens(support.family)),
     )
 
 

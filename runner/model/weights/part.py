@@ -1,4 +1,4 @@
-"""A module beside the model: a head, an assistant, a DFlash draft.
+"""A module beside the model: a head, an assistant, a DFlash draft, a tower.
 
 It is planned on placeholders, assembled and loaded as the model is, within what that has left of the budget.
 """
@@ -67,6 +67,13 @@ def load_part(
 ) -> Part:
     """Loads the module, which the log calls `name`. Raises as `plan_part`; the rest is as in `weights.load.load`."""
     types = plan_part(opened, assemble, dtype, budget_bytes, slow_blas=slow_blas)[1]
+    return read_part(opened, assemble, name, types)
+
+
+def read_part(
+    opened: OpenedModel, assemble: Callable[[Mapping[str, Arrays]], Part], name: str, types: DtypePlan
+) -> Part:
+    """Loads a module that was planned."""
     check_readable(parts_of(opened))
     module = assemble(read_arrays(opened, types, Progress(log, f"loading {name}", opened.total_bytes)))
     settle(module, types)

@@ -3,9 +3,9 @@
 `plan_tower` finds and checks a model's tower from headers alone; `load_tower` reads it. A broken or missing tower costs
 pictures, never text.
 
-Owner: the engine thread. Read in this order: `tower` (the interface, and computing in pieces), `block` (what families
-share: attention, positions, estimates of memory), `fields` (reading config.json), any family's module, `load` (one row
-per family, then plan and load).
+Owner: the engine thread. Read in this order: `tower` (the interface, and computing in pieces), `block` (layers of a
+transformer, positions of patches, estimates of memory), any family's module, `load` (one row per family, then plan and
+load).
 """
 
 from runner.pictures.towers.load import TowerPlan, load_tower, plan_tower

@@ -1,25 +1,119 @@
-"""A transformer block that towers share: attention over all patches, then a feed-forward network, both behind norms."""
+"""The layers of towers: attention over all patches, then a feed-forward network; and the positions of patches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import mlx.core as mx
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
-from runner.pictures.towers.tower import Grid, Layer, Steps, attend, in_pieces
+from runner.errors import ModelError
+from runner.pictures.towers.tower import Layer, Steps, attend, in_pieces
 
 NORM_EPS = 1e-6
 _COPIES = 7
 """Arrays [count, width] in memory when queries, keys and values are joined: the input, the pieces, the result."""
 _TEMPORARIES = 8
 """Arrays as large as a piece that computing one takes, whatever the layer."""
-_SCORES = 2
+_SCORES = 3
 """Arrays as large as the scores of a block of queries that attention takes."""
 
 Activation = Callable[[mx.array], mx.array]
 Turn = Callable[[mx.array, slice], mx.array]
 """Rotates queries or keys [count, heads, head width] of the patches in the slice by their positions."""
+
+
+def head_width(width: int, heads: int, multiple: int = 1) -> int:
+    """Returns the width of one head. Raises ModelError unless heads of a multiple of `multiple` make up `width`."""
+    if width % (heads * multiple):
+        raise ModelError(
+            f"config.json: a vision tower's width ({width}) must be divisible by its {heads} heads"
+            + (f" times {multiple}" if multiple > 1 else "")
+        )
+    return width // heads
+
+
+class Block(Layer):
+    """One layer over rows [count, width]. A subclass has the parameters, and maps single rows."""
+
+    def __init__(
+        self, width: int, hidden: int, heads: int, head: int, *, kv_heads: int = 0, scale: float | None = None
+    ) -> None:
+        """`hidden` is the width inside the feed-forward network, `head` that of a head. As many heads for keys as for
+        queries, unless `kv_heads` says otherwise."""
+        super().__init__()
+        self.width, self.hidden = width, hidden
+        self.heads, self.kv_heads, self.head = heads, kv_heads or heads, head
+        self.scale = head**-0.5 if scale is None else scale
+
+    def project(self, x: mx.array) -> Sequence[mx.array]:
+        """Maps rows of the layer's input to queries, keys and values [count, heads, head width]."""
+        raise NotImplementedError
+
+    def output(self, attended: mx.array) -> mx.array:
+        """Maps what rows attended to [count, heads * head width] to what is added to their input."""
+        raise NotImplementedError
+
+    def feed(self, x: mx.array) -> mx.array:
+        """Maps rows to what the feed-forward network adds to them."""
+        raise NotImplementedError
+
+    def steps(
+        self, x: mx.array, piece_bytes: int, turn: Turn | None = None, segments: Sequence[slice] = (slice(None),)
+    ) -> Steps:
+        """Maps rows [count, width] to rows of the same shape. Patches see each other within each of `segments`, which
+        follow each other."""
+        count = len(x)
+        joined_bytes = (self.heads + 2 * self.kv_heads) * self.head * 4  # they turn in float32
+        joined = yield from in_pieces(partial(self._projected, x, turn), count, joined_bytes, piece_bytes, axis=1)
+        queries, keys, values = mx.split(joined[None], [self.heads, self.heads + self.kv_heads], axis=1)
+        parts: list[mx.array] = []
+        for rows in segments:
+            if parts:
+                yield parts[-1]
+            seen = [each[:, :, rows] for each in (queries, keys, values)]
+            parts.append((yield from attend(seen[0], seen[1], seen[2], self.scale, piece_bytes)))
+        attended = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+        del joined, queries, keys, values, parts  # else they would stay in memory until the block ends
+
+        y = yield from in_pieces(partial(self._added, x, attended), count, joined_bytes, piece_bytes)
+        del attended
+
+        return (yield from in_pieces(partial(self._fed, y), count, self.hidden * x.itemsize, piece_bytes))
+
+    def _projected(self, x: mx.array, turn: Turn | None, rows: slice) -> mx.array:
+        """Returns queries, keys and values [heads of all, rows, head width]."""
+        queries, keys, values = self.project(x[rows])
+        if turn is not None:
+            queries, keys = turn(queries, rows), turn(keys, rows)
+        return mx.concatenate([queries, keys, values], axis=1).swapaxes(0, 1)
+
+    def _added(self, x: mx.array, attended: mx.array, rows: slice) -> mx.array:
+        """Returns `x` plus what comes of what the patches attended to, [1, heads, count, head width]."""
+        return x[rows] + self.output(attended[0, :, rows].swapaxes(0, 1).flatten(1))
+
+    def _fed(self, x: mx.array, rows: slice) -> mx.array:
+        return x[rows] + self.feed(x[rows])
+
+    def peak_bytes(self, count: int, itemsize: int, piece_bytes: int) -> int:
+        """Returns an estimate of the most bytes that the steps over `count` rows take at a moment, input included.
+
+        Measured with MLX's CPU backend; a GPU's kernels keep no attention scores.
+        """
+        width = max(self.width, self.heads * self.head)
+        row_bytes = max(3 * width, self.hidden) * itemsize
+        piece = max(min(piece_bytes, count * row_bytes), row_bytes)
+        scores = max(min(piece_bytes, count * count * self.heads * 4), count * self.heads * 4)
+        return _COPIES * count * width * itemsize + max(_TEMPORARIES * piece, _SCORES * scores)
+
+
+class FeedForward(Layer):
+    """Two linears."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = Linear(width, hidden)
+        self.fc2 = Linear(hidden, width)
 
 
 class _Attention(Layer):
@@ -29,208 +123,97 @@ class _Attention(Layer):
         self.proj = Linear(width, width)
 
 
-class _FeedForward(Layer):
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = Linear(width, hidden)
-        self.fc2 = Linear(hidden, width)
+class PlainBlock(Block):
+    """Attention and feed-forward, each after a norm."""
 
-
-class Block(Layer):
-    """One block over rows [count, width]; `hidden` is the width inside its feed-forward network."""
-
-    def __init__(self, width: int, heads: int, hidden: int, activation: Activation) -> None:
-        super().__init__()
-        self.norm1 = LayerNorm(width, eps=NORM_EPS)
-        self.attn = _Attention(width)
-        self.norm2 = LayerNorm(width, eps=NORM_EPS)
-        self.mlp = _FeedForward(width, hidden)
-        self.heads = heads
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        heads: int,
+        activation: Activation,
+        eps: float = NORM_EPS,
+        attention: Callable[[int], Layer] = _Attention,
+    ) -> None:
+        super().__init__(width, hidden, heads, width // heads)
+        self.norm1 = LayerNorm(width, eps=eps)
+        self.attn = attention(width)
+        self.norm2 = LayerNorm(width, eps=eps)
+        self.mlp = FeedForward(width, hidden)
         self.activation = activation
 
-    @property
-    def hidden(self) -> int:
-        """The width inside the feed-forward network."""
-        return self.mlp.fc1.bias.size
-
     def widen(self, hidden: int) -> None:
-        """Changes that width, before there are weights."""
-        self.mlp = _FeedForward(self.norm1.weight.size, hidden)
+        """Changes the width inside the feed-forward network, before there are weights."""
+        self.hidden = hidden
+        self.mlp = FeedForward(self.width, hidden)
 
-    def steps(self, x: mx.array, piece_bytes: int, turn: Turn | None = None) -> Steps:
-        """Maps rows [count, width] to rows of the same shape."""
-        count, width = x.shape
-        projected = partial(self._projected, x, turn)
-        joined = yield from in_pieces(projected, count, 3 * width * x.itemsize, piece_bytes, axis=2)
-        queries, keys, values = (joined[index : index + 1] for index in range(3))
-        attended = yield from attend(queries, keys, values, (width // self.heads) ** -0.5, piece_bytes)
-        del joined, queries, keys, values  # else they would stay in memory until the block ends
+    def project(self, x: mx.array) -> Sequence[mx.array]:
+        parts = self.attn.qkv(self.norm1(x)).reshape(-1, 3, self.heads, self.head)
+        return [parts[:, index] for index in range(3)]
 
-        y = yield from in_pieces(partial(self._added, x, attended), count, width * x.itemsize, piece_bytes)
-        del attended
+    def output(self, attended: mx.array) -> mx.array:
+        found: mx.array = self.attn.proj(attended)
+        return found
 
-        return (yield from in_pieces(partial(self._fed, y), count, self.hidden * x.itemsize, piece_bytes))
-
-    def _projected(self, x: mx.array, turn: Turn | None, rows: slice) -> mx.array:
-        """Returns queries, keys and values [3, heads, rows, head width]."""
-        parts = self.attn.qkv(self.norm1(x[rows])).reshape(-1, 3, self.heads, x.shape[1] // self.heads)
-        queries, keys, values = (parts[:, index] for index in range(3))
-        if turn is not None:
-            queries, keys = turn(queries, rows), turn(keys, rows)
-        return mx.stack([queries, keys, values]).swapaxes(1, 2)
-
-    def _added(self, x: mx.array, attended: mx.array, rows: slice) -> mx.array:
-        """Returns `x` plus what the patches attended to, [1, heads, count, head width]."""
-        return x[rows] + self.attn.proj(attended[0, :, rows].swapaxes(0, 1).reshape(-1, x.shape[1]))
-
-    def _fed(self, x: mx.array, rows: slice) -> mx.array:
-        return x[rows] + self.mlp.fc2(self.activation(self.mlp.fc1(self.norm2(x[rows]))))
-
-    def peak_bytes(self, count: int, itemsize: int, piece_bytes: int) -> int:
-        """Returns an estimate of the most bytes that the steps over `count` rows take at a moment, input included."""
-        width = self.norm1.weight.size
-        row_bytes = max(3 * width, self.hidden) * itemsize
-        piece = max(min(piece_bytes, count * row_bytes), row_bytes)
-        scores = max(min(piece_bytes, count * count * self.heads * 4), count * self.heads * 4)
-        return _COPIES * count * width * itemsize + max(_TEMPORARIES * piece, _SCORES * scores)
+    def feed(self, x: mx.array) -> mx.array:
+        return self.mlp.fc2(self.activation(self.mlp.fc1(self.norm2(x))))
 
 
-# --- Positions of patches: learned tables that are stretched over a grid, and rotation by rows and columns.
+# --- Positions of patches: rotation by rows and columns, and learned tables that are stretched over a picture.
 
 
-def interpolated(look_up: Callable[[mx.array], mx.array], side: int, rows: mx.array, columns: mx.array) -> mx.array:
-    """Returns the bilinear mix of a table's entries at float coordinates [count], in float32 [count, width].
-
-    `look_up` returns the entries [count, width] of indices into side * side of them. Beyond the edge the table goes on
-    with its outermost entries.
-    """
-
-    def corners(at: mx.array) -> tuple[tuple[mx.array, mx.array], ...]:
-        low = mx.floor(at)
-        share = (at - low)[:, None]
-        ends = (mx.clip(end, 0, side - 1).astype(mx.int32) for end in (low, low + 1))
-        return tuple(zip(ends, (1 - share, share), strict=True))
-
-    parts = [
-        look_up(row * side + column).astype(mx.float32) * (row_share * column_share)
-        for row, row_share in corners(rows)
-        for column, column_share in corners(columns)
-    ]
-    return parts[0] + parts[1] + parts[2] + parts[3]
-
-
-def turn_by(rows: mx.array, columns: mx.array, head_width: int, theta: float) -> Turn:
-    """Returns the rotation by the places [count] of patches: half of the frequencies by the row, half by the column.
-
-    Numbers i and i + head_width / 2 of a head are a pair. Computed in float32.
-    """
-    steps = mx.arange(0, head_width // 2, 2, dtype=mx.float32) / (head_width // 2)
-    frequencies = 1.0 / theta**steps
-    places = (rows, columns)
-    angles = mx.concatenate([each.astype(mx.float32)[:, None] * frequencies for each in places], -1)[:, None]
-    cosines, sines = mx.cos(angles), mx.sin(angles)
-
-    def turn(x: mx.array, which: slice) -> mx.array:
-        first, second = mx.split(x.astype(mx.float32), 2, axis=-1)
-        cosine, sine = cosines[which], sines[which]
-        turned = mx.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
-        return turned.astype(x.dtype)
-
-    return turn
-
-
-# --- Positions in two directions: rotary angles, and rows of learned tables, for the patches of one picture.
-
-
-def rotary_angles(grid: Grid, width: int, theta: float) -> mx.array:
-    """Returns float32 angles [patches, 2, width / 2], in row-major order: of the column, then of the row.
+def rotary_angles(places: Sequence[mx.array], width: int, theta: float) -> mx.array:
+    """Returns float32 angles [count, directions, width / 2] of the places [count] in each direction.
 
     `width` is the part of a head that turns with one direction. Attention sees only how far patches are apart, so it
     does not matter that the reference for Glimmer counts from 1.
     """
     frequencies = mx.array([theta ** (-2 * index / width) for index in range(width // 2)])
-    columns = mx.arange(grid.columns, dtype=mx.float32)[:, None] * frequencies
-    rows = mx.arange(grid.rows, dtype=mx.float32)[:, None] * frequencies
-    shape = (grid.rows, grid.columns, width // 2)
-    pair = [mx.broadcast_to(columns[None], shape), mx.broadcast_to(rows[:, None], shape)]
-    return mx.stack(pair, axis=2).reshape(grid.patches, 2, width // 2)
+    return mx.stack([each.astype(mx.float32)[:, None] * frequencies for each in places], axis=1)
 
 
-def turned(x: mx.array, angles: mx.array, axis: int) -> mx.array:
-    """Turns pairs of `x` by `angles`, in float32; returns the type of `x`.
+def turn_by(angles: mx.array, form: tuple[int, ...], axis: int) -> Turn:
+    """Returns the rotation by float32 `angles` [count, ...], computed in float32.
 
-    `axis` has the two of a pair, so it is of length 2 in `x`; `angles` broadcasts to `x` without it.
+    `form` is the shape of one head, in which `axis` has the two of a pair; `angles` have that shape without it.
     """
-    first, second = (part.squeeze(axis).astype(mx.float32) for part in mx.split(x, 2, axis=axis))
-    cos, sin = mx.cos(angles), mx.sin(angles)
-    return mx.stack([first * cos - second * sin, second * cos + first * sin], axis=axis).astype(x.dtype)
+    cosines, sines = mx.cos(angles)[:, None], mx.sin(angles)[:, None]
+
+    def turn(x: mx.array, rows: slice) -> mx.array:
+        parts = x.astype(mx.float32).reshape(*x.shape[:2], *form)
+        first, second = (part.squeeze(axis + 2) for part in mx.split(parts, 2, axis=axis + 2))
+        cosine, sine = cosines[rows], sines[rows]
+        turned = [first * cosine - second * sine, second * cosine + first * sine]
+        return mx.stack(turned, axis=axis + 2).reshape(x.shape).astype(x.dtype)
+
+    return turn
 
 
-def summed_rows(columns: mx.array, rows: mx.array, grid: Grid) -> mx.array:
-    """Returns [patches, width]: for each patch its row of the table for columns plus that of the table for rows.
+def interpolated(
+    look_up: Callable[[mx.array], mx.array],
+    sides: tuple[int, int],
+    rows: mx.array,
+    columns: mx.array,
+    *,
+    zeros: bool = False,
+) -> mx.array:
+    """Returns the bilinear mix of a table's entries at float coordinates [count], in float32 [count, width].
 
-    The tables are [positions, width]. Raises ValueError where one has too few positions.
+    `look_up` returns the entries [count, width] of indices into a table of these `sides`, rows and columns. Beyond the
+    edge it goes on with its outermost entries, or with `zeros`.
     """
-    if len(columns) < grid.columns or len(rows) < grid.rows:
-        raise ValueError(f"{len(columns)} x {len(rows)} positions are too few for {grid}")
-    return (columns[: grid.columns][None] + rows[: grid.rows][:, None]).flatten(0, 1)
 
+    def ends(at: mx.array, side: int) -> list[tuple[mx.array, mx.array]]:
+        low = mx.floor(at)
+        share = at - low
+        pairs = [(low, 1 - share), (low + 1, share)]
+        if zeros:
+            pairs = [(end, mx.where((end >= 0) & (end < side), weight, 0)) for end, weight in pairs]
+        return [(mx.clip(end, 0, side - 1).astype(mx.int32), weight[:, None]) for end, weight in pairs]
 
-def _taps(count: int, side: int) -> tuple[mx.array, mx.array]:
-    """Returns two entries of `side` around each of `count` points over the same length, with their weights: [2, count].
-
-    An entry outside of the table has no weight.
-    """
-    points = (mx.arange(count, dtype=mx.float32) + 0.5) * (side / count) - 0.5
-    low = mx.floor(points)
-    places = mx.stack([low, low + 1])
-    weights = mx.stack([1 - (points - low), points - low])
-    inside = (places >= 0) & (places < side)
-    return mx.clip(places, 0, side - 1).astype(mx.int32), mx.where(inside, weights, 0)
-
-
-def resampled(table: mx.array, sides: Grid, grid: Grid) -> mx.array:
-    """Returns float32 [patches, width]: the table [sides.patches, width], stretched over the grid.
-
-    Bilinear between the centres of cells, with zeros around the table. Rows of the grid are rows of the table, also
-    where it is not square: Meta's first code and Ollama's runner mix the directions up (pytorch/torchtitan#4244).
-    """
-    rows, row_weights = _taps(grid.rows, sides.rows)
-    columns, column_weights = _taps(grid.columns, sides.columns)
-    result = mx.zeros((grid.patches, table.shape[-1]))
-    for row in range(2):
-        for column in range(2):
-            places = rows[row][:, None] * sides.columns + columns[column]
-            weights = row_weights[row][:, None] * column_weights[column]
-            result = result + table[places.flatten()] * weights.flatten()[:, None]
-    return result
-
-
-# --- Estimates of what encoding takes, measured with MLX's CPU backend; a GPU's kernels keep no attention scores.
-
-_LAYER_COPIES = 13
-"""Arrays [patches, row] at a time: the input, its norm, queries, keys and values in pieces and joined, the result."""
-_LAYER_SCORES = 3
-"""Arrays of scores for one block of queries at a time."""
-_INNER = 5
-"""Arrays of one piece inside the feed-forward network at a time."""
-
-
-def work_bytes(dtype: mx.Dtype) -> int:
-    """Returns the bytes of a number of that type while it is computed with; MLX's CPU backend widens 16-bit ones."""
-    return 4 if mx.default_device() == mx.Device(mx.cpu) else dtype.size
-
-
-def transformer_bytes(count: int, row_bytes: int, inner_bytes: int, heads: int, piece_bytes: int) -> int:
-    """Returns the most bytes that the blocks of an encoder take for `count` patches.
-
-    `row_bytes` are those of one patch's queries, `inner_bytes` those of its row inside the feed-forward network.
-    """
-    scores = min(max(piece_bytes, heads * count * 4), heads * count * count * 4)
-    inner = min(max(piece_bytes, inner_bytes), count * inner_bytes)
-    return _LAYER_COPIES * count * row_bytes + max(_LAYER_SCORES * scores, _INNER * inner)
-
-
-def embedding_bytes(count: int, values: int, row_bytes: int) -> int:
-    """Returns the most bytes that embedding `count` patches of `values` pixels takes: float32 copies, then rows."""
-    return count * (values * (1 + 5 * 4) + 6 * row_bytes)
+    parts = [
+        look_up(row * sides[1] + column).astype(mx.float32) * (row_weight * column_weight)
+        for row, row_weight in ends(rows, sides[0])
+        for column, column_weight in ends(columns, sides[1])
+    ]
+    return parts[0] + parts[1] + parts[2] + parts[3]

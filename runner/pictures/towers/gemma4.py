@@ -1,9 +1,7 @@
 """Gemma 4's tower: that of e2b, e4b, 26B-A4B and 31B."""
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping
-from functools import partial
-from typing import Self
+from collections.abc import Container, Iterator, Sequence
 
 import mlx.core as mx
 from mlx.nn.layers.activations import gelu_approx
@@ -11,16 +9,10 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 
 from runner.errors import ModelError
-from runner.pictures.towers.block import (
-    embedding_bytes,
-    rotary_angles,
-    summed_rows,
-    transformer_bytes,
-    turned,
-    work_bytes,
-)
-from runner.pictures.towers.fields import few, flag, kind_of, only, part_of, real, rope_theta, size, text_width
-from runner.pictures.towers.tower import Grid, Layer, Steps, Tower, attend, in_pieces
+from runner.model.fields import Config, expect, flag, positive, section, size, small_count
+from runner.pictures.families import Gemma4, Gemma4Unified
+from runner.pictures.towers.block import Block, rotary_angles, turn_by
+from runner.pictures.towers.tower import Grid, Layer, Tower, embedding_bytes, work_bytes
 
 # --- A linear that keeps its input and output within bounds, as some towers of Gemma 4 have them.
 
@@ -50,6 +42,16 @@ class ClampedLinear(Layer):
             self.pop(name, None)
 
 
+def summed_rows(columns: mx.array, rows: mx.array, grid: Grid) -> mx.array:
+    """Returns [patches, width]: for each patch its row of the table for columns plus that of the table for rows.
+
+    The tables are [positions, width]. Raises ValueError where one has too few positions.
+    """
+    if len(columns) < grid.columns or len(rows) < grid.rows:
+        raise ValueError(f"{len(columns)} x {len(rows)} positions are too few for {grid}")
+    return (columns[: grid.columns][None] + rows[: grid.rows][:, None]).flatten(0, 1)
+
+
 _TABLE = "patch_embedder.position_embedding_table"
 
 
@@ -68,45 +70,16 @@ class PatchEmbedder(Layer):
 
 
 class Attention(Layer):
-    """Of every patch to every patch; the norms of queries and keys take the place of a scale."""
+    """The linears of queries, keys, values and what comes of them; the norms take the place of a scale."""
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, head: int, eps: float, clamped: bool) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head, self.eps = heads, kv_heads, head, eps
         self.q_proj = ClampedLinear(hidden, heads * head, clamped)
         self.k_proj = ClampedLinear(hidden, kv_heads * head, clamped)
         self.v_proj = ClampedLinear(hidden, kv_heads * head, clamped)
         self.o_proj = ClampedLinear(heads * head, hidden, clamped)
         self.q_norm = RMSNorm(head, eps)
         self.k_norm = RMSNorm(head, eps)
-
-    def steps(self, x: mx.array, angles: mx.array, piece_bytes: int) -> Steps:
-        """Attends within `x` [patches, hidden]; `angles` is [patches, 2, head / 4]."""
-        heads = self.heads + 2 * self.kv_heads
-        row_bytes = heads * self.head * 4
-        joined = yield from in_pieces(partial(self._projected, x, angles), len(x), row_bytes, piece_bytes, axis=1)
-        queries, keys, values = mx.split(joined[None], [self.heads, self.heads + self.kv_heads], axis=1)
-        attended = yield from attend(queries, keys, values, 1.0, piece_bytes)
-        del joined, queries, keys, values  # else they would stay in memory to the end
-        return (yield from in_pieces(partial(self._left, attended), len(x), row_bytes, piece_bytes))
-
-    def _projected(self, x: mx.array, angles: mx.array, rows: slice) -> mx.array:
-        """Returns queries, keys and values [heads + 2 kv_heads, rows, head]."""
-        x, angles = x[rows], angles[rows]
-        queries = self._turned(self.q_norm(self.q_proj(x).reshape(-1, self.heads, self.head)), angles)
-        keys = self._turned(self.k_norm(self.k_proj(x).reshape(-1, self.kv_heads, self.head)), angles)
-        values = mx.fast.rms_norm(self.v_proj(x).reshape(-1, self.kv_heads, self.head), None, self.eps)
-        return mx.concatenate([queries, keys, values], axis=1).swapaxes(0, 1)
-
-    def _left(self, attended: mx.array, rows: slice) -> mx.array:
-        """Returns the output [rows, hidden] for what was attended to, [1, heads, patches, head]."""
-        return self.o_proj(attended[0, :, rows].swapaxes(0, 1).flatten(1))
-
-    @staticmethod
-    def _turned(x: mx.array, angles: mx.array) -> mx.array:
-        """Turns the first half of each head with the column, the other with the row, each as two halves of its own."""
-        parts = x.reshape(*x.shape[:2], 2, 2, -1)
-        return turned(parts, angles[:, None], axis=3).reshape(x.shape)
 
 
 class FeedForward(Layer):
@@ -122,23 +95,35 @@ class FeedForward(Layer):
         return self.down_proj(gelu_approx(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Block(Layer):
-    """Attention and feed-forward, each with a norm before and behind it."""
+class GemmaBlock(Block):
+    """Attention and feed-forward, each with a norm before and after it."""
 
-    def __init__(self, attention: Attention, mlp: FeedForward, hidden: int, inner: int) -> None:
-        super().__init__()
-        self.inner = inner
-        self.self_attn, self.mlp = attention, mlp
-        self.input_layernorm = RMSNorm(hidden, attention.eps)
-        self.post_attention_layernorm = RMSNorm(hidden, attention.eps)
-        self.pre_feedforward_layernorm = RMSNorm(hidden, attention.eps)
-        self.post_feedforward_layernorm = RMSNorm(hidden, attention.eps)
+    def __init__(
+        self, hidden: int, inner: int, heads: int, kv_heads: int, head: int, eps: float, *, clamped: bool
+    ) -> None:
+        super().__init__(hidden, inner, heads, head, kv_heads=kv_heads, scale=1.0)
+        self.eps = eps
+        self.self_attn = Attention(hidden, heads, kv_heads, head, eps, clamped)
+        self.mlp = FeedForward(hidden, inner, clamped)
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.pre_feedforward_layernorm = RMSNorm(hidden, eps)
+        self.post_feedforward_layernorm = RMSNorm(hidden, eps)
 
-    def steps(self, x: mx.array, angles: mx.array, piece_bytes: int) -> Steps:
-        """Returns `x` [patches, hidden], gone through the layer."""
-        found = yield from self.self_attn.steps(self.input_layernorm(x), angles, piece_bytes)
-        x = x + self.post_attention_layernorm(found)
-        return (yield from in_pieces(partial(self._fed, x), len(x), self.inner * x.itemsize, piece_bytes))
+    def project(self, x: mx.array) -> Sequence[mx.array]:
+        normed, attn = self.input_layernorm(x), self.self_attn
+        queries = attn.q_norm(attn.q_proj(normed).reshape(-1, self.heads, self.head))
+        keys = attn.k_norm(attn.k_proj(normed).reshape(-1, self.kv_heads, self.head))
+        values = mx.fast.rms_norm(attn.v_proj(normed).reshape(-1, self.kv_heads, self.head), None, self.eps)
+        return queries, keys, values
+
+    def output(self, attended: mx.array) -> mx.array:
+        found: mx.array = self.post_attention_layernorm(self.self_attn.o_proj(attended))
+        return found
+
+    def feed(self, x: mx.array) -> mx.array:
+        found: mx.array = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        return found
 
     def free_but(self, bounded: Container[str], name: str) -> None:
         """Takes the bounds of the linears away whose names are not in `bounded`; `name` is that of this block."""
@@ -147,15 +132,11 @@ class Block(Layer):
                 if isinstance(module, ClampedLinear) and f"{name}.{part}.{key}" not in bounded:
                     module.free()
 
-    def _fed(self, x: mx.array, rows: slice) -> mx.array:
-        found: mx.array = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x[rows])))
-        return x[rows] + found
-
 
 class Encoder(Layer):
     """Holds the layers, for their names."""
 
-    def __init__(self, layers: list[Block]) -> None:
+    def __init__(self, layers: list[GemmaBlock]) -> None:
         super().__init__()
         self.layers = layers
 
@@ -167,6 +148,7 @@ class Gemma4Tower(Tower):
     huggingface/transformers, models/gemma4.
     """
 
+    family = Gemma4
     names = (
         (
             r"(?:model\.)?vision_tower\.(encoder\.layers\.\d+\.\w+\.\w+_proj)\.(?=weight$|scales$|biases$)",
@@ -176,8 +158,9 @@ class Gemma4Tower(Tower):
         (r"(?:model\.)?embed_vision\.", ""),
     )
 
-    def __init__(self, vision: Mapping[str, object], width: int) -> None:
-        super().__init__()
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        vision = section(config, "vision_config")
         hidden, inner = size(vision, "hidden_size", 768), size(vision, "intermediate_size", 3072)
         heads = size(vision, "num_attention_heads", 12)
         kv_heads, head = size(vision, "num_key_value_heads", heads), size(vision, "head_dim", 64)
@@ -185,36 +168,24 @@ class Gemma4Tower(Tower):
             raise ModelError(f"config.json: a vision tower's head_dim must be a multiple of 4, found {head}")
         if heads % kv_heads:
             raise ModelError(f"config.json: a vision tower's {kv_heads} heads for keys must divide {heads}")
-        only(vision, "hidden_activation", "gelu_pytorch_tanh")
-        self.width, self.hidden, self.heads, self.head = width, hidden, heads, head
+        expect(vision, "hidden_activation", "gelu_pytorch_tanh")
+        self.hidden = hidden
+        self.head = head
         self.clamped = flag(vision, "use_clipped_linears")
-        self.eps, self.theta = real(vision, "rms_norm_eps", 1e-6), rope_theta(vision, 100.0)
-        self.pool = few(vision, "pooling_kernel_size", 3)
-        self.inner = inner
+        self.eps = positive(vision, "rms_norm_eps", 1e-6)
+        self.theta = positive(section(vision, "rope_parameters"), "rope_theta", 100.0)
+        self.pool = small_count(vision, "pooling_kernel_size", 3)
         # Not `values`: that is a method of MLX's modules, which are dicts.
-        self.pixels = 3 * few(vision, "patch_size", 16) ** 2
+        self.pixels = 3 * small_count(vision, "patch_size", 16) ** 2
         self.patch_embedder = PatchEmbedder(self.pixels, size(vision, "position_embedding_size", 10240), hidden)
         blocks = [
-            Block(
-                Attention(hidden, heads, kv_heads, head, self.eps, self.clamped),
-                FeedForward(hidden, inner, self.clamped),
-                hidden,
-                inner,
-            )
-            for _ in range(few(vision, "num_hidden_layers", 16))
+            GemmaBlock(hidden, inner, heads, kv_heads, head, self.eps, clamped=self.clamped)
+            for _ in range(small_count(vision, "num_hidden_layers", 16))
         ]
         self.encoder = Encoder(blocks)
         if flag(vision, "standardize"):
             self.std_bias, self.std_scale = mx.zeros((hidden,)), mx.ones((hidden,))
-        self.embedding_projection = Linear(hidden, width, bias=False)
-
-    @classmethod
-    def fits(cls, config: Mapping[str, object]) -> bool:
-        return kind_of(config) != "gemma4_unified_vision"
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, object]) -> Self:
-        return cls(part_of(config), text_width(config))
+        self.embedding_projection = Linear(hidden, self.width, bias=False)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """Each linear has four bounds or none. Without `use_clipped_linears` in config.json they count for nothing.
@@ -241,9 +212,11 @@ class Gemma4Tower(Tower):
     def encode(self, patches: mx.array, grid: Grid) -> Iterator[mx.array]:
         x = self.patch_embedder(patches, grid)
         yield x
-        angles = rotary_angles(grid, self.head // 2, self.theta)
+        rows, columns = grid.places()
+        # The first half of each head turns with the column, the other with the row, each as two halves of its own.
+        turn = turn_by(rotary_angles((columns, rows), self.head // 2, self.theta), (2, 2, self.head // 4), 1)
         for layer in self.encoder.layers:
-            x = yield from layer.steps(x, angles, self.piece_bytes)
+            x = yield from layer.steps(x, self.piece_bytes, turn)
             yield x
         yield self._features(x, grid)
 
@@ -258,11 +231,9 @@ class Gemma4Tower(Tower):
         return self.embedding_projection(mx.fast.rms_norm(pooled, None, self.eps).astype(x.dtype))
 
     def encode_bytes(self, grid: Grid) -> int:
-        itemsize = work_bytes(self.patch_embedder.position_embedding_table.dtype)
-        row_bytes, inner_bytes = max(self.hidden, self.heads * self.head) * itemsize, self.inner * itemsize
-        embedding = embedding_bytes(grid.patches, self.pixels, row_bytes)
-        layers = transformer_bytes(grid.patches, row_bytes, inner_bytes, self.heads, self.piece_bytes)
-        return max(embedding, layers)
+        itemsize, block = work_bytes(self.patch_embedder.position_embedding_table.dtype), self.encoder.layers[0]
+        embedding = embedding_bytes(grid.patches, self.pixels, max(self.hidden, block.heads * block.head) * itemsize)
+        return max(embedding, block.peak_bytes(grid.patches, itemsize, self.piece_bytes))
 
 
 # --- Gemma 4 unified (12B): no transformer, each patch is embedded by itself.
@@ -274,34 +245,29 @@ class Gemma4UnifiedTower(Tower):
     Source: huggingface/transformers, models/gemma4_unified.
     """
 
+    family = Gemma4Unified
     names = (
         (r"(?:model\.)?(?:embed_vision|vision_embedder\.multimodal_embedder)\.", ""),
         (r"(?:model\.)?vision_embedder\.", ""),
     )
 
-    def __init__(self, vision: Mapping[str, object], width: int) -> None:
-        super().__init__()
-        side = few(vision, "patch_size", 16) * few(vision, "pooling_kernel_size", 3)
-        self.pixels = 3 * few(vision, "model_patch_size", side) ** 2
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        vision = section(config, "vision_config")
+        side = small_count(vision, "patch_size", 16) * small_count(vision, "pooling_kernel_size", 3)
+        self.pixels = 3 * small_count(vision, "model_patch_size", side) ** 2
         hidden = size(vision, "mm_embed_dim", 3840)
         if size(vision, "output_proj_dims", hidden) != hidden:
             found = vision["output_proj_dims"]
             raise ModelError(f"config.json: output_proj_dims must be mm_embed_dim, which is {hidden}, found {found}")
-        self.width, self.hidden, self.eps = width, hidden, real(vision, "rms_norm_eps", 1e-6)
+        self.hidden = hidden
+        self.eps = positive(vision, "rms_norm_eps", 1e-6)
         self.patch_ln1 = LayerNorm(self.pixels)
         self.patch_dense = Linear(self.pixels, hidden)
         self.patch_ln2 = LayerNorm(hidden)
         self.pos_embedding = mx.zeros((size(vision, "mm_posemb_size", 1120), 2, hidden))  # columns, rows
         self.pos_norm = LayerNorm(hidden)
-        self.embedding_projection = Linear(hidden, width, bias=False)
-
-    @classmethod
-    def fits(cls, config: Mapping[str, object]) -> bool:
-        return kind_of(config) == "gemma4_unified_vision"
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, object]) -> Self:
-        return cls(part_of(config), text_width(config))
+        self.embedding_projection = Linear(hidden, self.width, bias=False)
 
     def encode(self, patches: mx.array, grid: Grid) -> Iterator[mx.array]:
         pixels = (patches.astype(mx.float32) / 255).astype(self.pos_embedding.dtype)

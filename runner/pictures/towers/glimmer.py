@@ -1,9 +1,8 @@
 """Glimmer's tower, in the form of transformers and in Meta's own."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import NamedTuple, Self
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 from mlx.nn.layers.activations import gelu
@@ -12,16 +11,10 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
 from runner.errors import ModelError
-from runner.pictures.towers.block import (
-    embedding_bytes,
-    resampled,
-    rotary_angles,
-    transformer_bytes,
-    turned,
-    work_bytes,
-)
-from runner.pictures.towers.fields import few, head_width, only, part_of, real, rope_theta, size, text_width, words
-from runner.pictures.towers.tower import Grid, Layer, Steps, Tower, attend, in_pieces
+from runner.model.fields import Config, expect, positive, section, size, small_count, strings
+from runner.pictures.families import Glimmer
+from runner.pictures.towers.block import PlainBlock, head_width, interpolated, rotary_angles, turn_by
+from runner.pictures.towers.tower import Grid, Layer, Tower, embedding_bytes, work_bytes
 
 # --- Reads the sizes of Glimmer's tower, from `config.json` in the form of transformers or in Meta's own.
 
@@ -42,13 +35,12 @@ class Sizes(NamedTuple):
     kinds: tuple[str, ...]
     output: int
     adapter: int
-    width: int
     theta: float
     eps: float
     interleaved: bool
 
 
-def read_sizes(config: Mapping[str, object]) -> Sizes:
+def read_sizes(config: Config) -> Sizes:
     """Returns the sizes of the tower that a whole `config.json` describes. Raises ModelError for nonsense."""
     sizes = _published(config) if "text_config" in config else _original(config)
     head_width(sizes.hidden, sizes.heads, 4)  # two directions, two halves each
@@ -58,45 +50,43 @@ def read_sizes(config: Mapping[str, object]) -> Sizes:
     return sizes
 
 
-def _published(config: Mapping[str, object]) -> Sizes:
+def _published(config: Config) -> Sizes:
     """Reads the form of transformers. Defaults are those of its class."""
-    vision = part_of(config)
-    only(vision, "hidden_act", "gelu")
-    only(config, "projector_hidden_act", "gelu")
-    hidden, merge = size(vision, "hidden_size", 1536), few(vision, "merge_size", 2)
+    vision = section(config, "vision_config")
+    expect(vision, "hidden_act", "gelu")
+    expect(config, "projector_hidden_act", "gelu")
+    hidden, merge = size(vision, "hidden_size", 1536), small_count(vision, "merge_size", 2)
     return Sizes(
         hidden=hidden,
         inner=size(vision, "intermediate_size", 8960),
         heads=size(vision, "num_attention_heads", 16),
-        patch=few(vision, "patch_size", 14),
-        copies=few(vision, "patch_temporal", 2),
+        patch=small_count(vision, "patch_size", 14),
+        copies=small_count(vision, "patch_temporal", 2),
         merge=merge,
-        table=Grid(few(vision, "pos_emb_height", 32), few(vision, "pos_emb_width", 32)),
-        kinds=words(vision, "layer_types", (WINDOW, FULL), _kinds(few(vision, "num_hidden_layers", 50), 4)),
+        table=Grid(small_count(vision, "pos_emb_height", 32), small_count(vision, "pos_emb_width", 32)),
+        kinds=strings(vision, "layer_types", (WINDOW, FULL), _kinds(small_count(vision, "num_hidden_layers", 50), 4)),
         output=size(config, "out_hidden_size", hidden * merge**2),
         adapter=size(config, "projector_hidden_size", 4096),
-        width=text_width(config),
-        theta=rope_theta(vision, _THETA),
-        eps=real(vision, "layer_norm_eps", 1e-5),
+        theta=positive(section(vision, "rope_parameters"), "rope_theta", _THETA),
+        eps=positive(vision, "layer_norm_eps", 1e-5),
         interleaved=False,
     )
 
 
-def _original(config: Mapping[str, object]) -> Sizes:
+def _original(config: Config) -> Sizes:
     """Reads Meta's own form: one object, rotary pairs beside each other, kinds of layers by a period."""
     hidden = size(config, "vision_latent_dim")
     return Sizes(
         hidden=hidden,
-        inner=int(real(config, "vision_mlp_ratio") * hidden),
+        inner=int(positive(config, "vision_mlp_ratio") * hidden),
         heads=size(config, "vision_heads"),
-        patch=few(config, "vision_patch_size"),
-        copies=few(config, "vision_patch_temporal"),
-        merge=few(config, "vision_downsample_factor"),
-        table=Grid(few(config, "vision_pos_emb_grid_h"), few(config, "vision_pos_emb_grid_w")),
-        kinds=_kinds(few(config, "vision_layers"), size(config, "vision_sparse_attention_factor", 1)),
+        patch=small_count(config, "vision_patch_size"),
+        copies=small_count(config, "vision_patch_temporal"),
+        merge=small_count(config, "vision_downsample_factor"),
+        table=Grid(small_count(config, "vision_pos_emb_grid_h"), small_count(config, "vision_pos_emb_grid_w")),
+        kinds=_kinds(small_count(config, "vision_layers"), size(config, "vision_sparse_attention_factor", 1)),
         output=size(config, "vision_output_dim"),
         adapter=size(config, "vision_adapter_dim"),
-        width=text_width(config),
         theta=_THETA,
         eps=1e-5,
         interleaved=True,
@@ -109,73 +99,27 @@ def _kinds(layers: int, period: int) -> tuple[str, ...]:
 
 
 class Attention(Layer):
-    """Within segments that follow each other."""
+    """The linears of queries, keys, values and what comes of them."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.heads, self.head = sizes.heads, sizes.hidden // sizes.heads
-        self.interleaved = sizes.interleaved
-        self.q_proj, self.k_proj, self.v_proj, self.proj = (Linear(sizes.hidden, sizes.hidden) for _ in range(4))
-
-    def steps(self, x: mx.array, angles: mx.array, segments: Sequence[slice], piece_bytes: int) -> Steps:
-        """Attends within each segment of `x` [patches, hidden]; `angles` is [patches, head / 2]."""
-        count, row_bytes = len(x), 3 * x.nbytes // len(x)
-        joined = yield from in_pieces(partial(self._projected, x, angles), count, row_bytes, piece_bytes, axis=2)
-        parts: list[mx.array] = []
-        for rows in segments:
-            if parts:
-                yield parts[-1]
-            queries, keys, values = (joined[index : index + 1, :, rows] for index in range(3))
-            parts.append((yield from attend(queries, keys, values, self.head**-0.5, piece_bytes)))
-        attended = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
-        del joined, queries, keys, values, parts  # else they would stay in memory to the end
-        return (yield from in_pieces(partial(self._left, attended), count, row_bytes, piece_bytes))
-
-    def _projected(self, x: mx.array, angles: mx.array, rows: slice) -> mx.array:
-        """Returns queries, keys and values [3, heads, rows, head]."""
-        x, angles = x[rows], angles[rows]
-        queries, keys = (self._turned(linear(x), angles) for linear in (self.q_proj, self.k_proj))
-        return mx.stack([queries, keys, self.v_proj(x).reshape(queries.shape)]).swapaxes(1, 2)
-
-    def _left(self, attended: mx.array, rows: slice) -> mx.array:
-        """Returns the output [rows, hidden] for what was attended to, [1, heads, patches, head]."""
-        return self.proj(attended[0, :, rows].swapaxes(0, 1).flatten(1))
-
-    def _turned(self, x: mx.array, angles: mx.array) -> mx.array:
-        half = self.head // 2
-        pair = (half, 2) if self.interleaved else (2, half)
-        parts = x.reshape(-1, self.heads, *pair)
-        return turned(parts, angles[:, None], axis=pair.index(2) + 2).reshape(-1, self.heads, self.head)
+        self.q_proj = Linear(width, width)
+        self.k_proj = Linear(width, width)
+        self.v_proj = Linear(width, width)
+        self.proj = Linear(width, width)
 
 
-class FeedForward(Layer):
-    """Two linears."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = Linear(sizes.hidden, sizes.inner), Linear(sizes.inner, sizes.hidden)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        return self.fc2(gelu(self.fc1(x)))
-
-
-class Block(Layer):
-    """Attention and feed-forward, each behind a norm."""
+class GlimmerBlock(PlainBlock):
+    """A layer over all patches, or over windows that follow each other."""
 
     def __init__(self, sizes: Sizes, kind: str) -> None:
-        super().__init__()
-        self.is_full, self.inner = kind == FULL, sizes.inner
-        self.norm1, self.norm2 = (LayerNorm(sizes.hidden, sizes.eps) for _ in range(2))
-        self.attn, self.mlp = Attention(sizes), FeedForward(sizes)
+        super().__init__(sizes.hidden, sizes.inner, sizes.heads, gelu, sizes.eps, Attention)
+        self.is_full = kind == FULL
 
-    def steps(self, x: mx.array, angles: mx.array, windows: Sequence[slice], piece_bytes: int) -> Steps:
-        """Returns `x` [patches, hidden], gone through the layer."""
-        segments = [slice(0, len(x))] if self.is_full else windows
-        x = x + (yield from self.attn.steps(self.norm1(x), angles, segments, piece_bytes))
-        return (yield from in_pieces(partial(self._fed, x), len(x), self.inner * x.itemsize, piece_bytes))
-
-    def _fed(self, x: mx.array, rows: slice) -> mx.array:
-        return x[rows] + self.mlp(self.norm2(x[rows]))
+    def project(self, x: mx.array) -> Sequence[mx.array]:
+        normed, attn = self.norm1(x), self.attn
+        linears = (attn.q_proj, attn.k_proj, attn.v_proj)
+        return [linear(normed).reshape(-1, self.heads, self.head) for linear in linears]
 
 
 class PatchEmbedder(Layer):
@@ -193,6 +137,18 @@ class PatchEmbedder(Layer):
         rows = self.patch_embedding(mx.tile(pixels, (1, self.copies)))
         table = self.position_embedding_table(mx.arange(self.table.patches))
         return rows + resampled(table, self.table, grid).astype(dtype)
+
+
+def resampled(table: mx.array, sides: Grid, grid: Grid) -> mx.array:
+    """Returns float32 [patches, width]: the table [sides.patches, width], stretched over the grid.
+
+    Bilinear between the centres of cells, with zeros around the table. Rows of the grid are rows of the table, also
+    where it is not square: Meta's first code and Ollama's runner mix the directions up (pytorch/torchtitan#4244).
+    """
+    rows, columns = (
+        (place + 0.5) * (side / count) - 0.5 for place, side, count in zip(grid.places(), sides, grid, strict=True)
+    )
+    return interpolated(lambda index: table[index], sides, rows, columns, zeros=True)
 
 
 class Adapter(Layer):
@@ -215,6 +171,7 @@ class GlimmerTower(Tower):
     huggingface/transformers, models/muse_glimmer.
     """
 
+    family = Glimmer
     names = (
         (r"(?:model\.)?vision_tower\.(?!.*rotary_emb\.)", ""),
         (r"(?:model\.)?vision_adapter\.(?:fc1|c_fc)\.", "vision_adapter.fc1."),
@@ -230,27 +187,27 @@ class GlimmerTower(Tower):
         (r"(?:model\.)?vision_encoder\.transformer\.(\d+)\.mlp\.c_proj\.", r"layers.\1.mlp.fc2."),
     )
 
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__()
-        self.sizes, self.width = sizes, sizes.width
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.sizes = sizes = read_sizes(config)
         self.patch_embedder = PatchEmbedder(sizes)
-        self.ln_pre, self.ln_post = (LayerNorm(sizes.hidden, sizes.eps) for _ in range(2))
-        self.layers = [Block(sizes, kind) for kind in sizes.kinds]
+        self.ln_pre = LayerNorm(sizes.hidden, sizes.eps)
+        self.ln_post = LayerNorm(sizes.hidden, sizes.eps)
+        self.layers = [GlimmerBlock(sizes, kind) for kind in sizes.kinds]
         self.vision_adapter = Adapter(sizes.output, sizes.adapter)
-        self.vision_projection = Linear(sizes.adapter, sizes.width, bias=False)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, object]) -> Self:
-        return cls(read_sizes(config))
+        self.vision_projection = Linear(sizes.adapter, self.width, bias=False)
 
     def encode(self, patches: mx.array, grid: Grid) -> Iterator[mx.array]:
         order, windows = _windows(grid, self.sizes.table)
         x = self.ln_pre(self.patch_embedder(patches, grid, self.ln_pre.weight.dtype))[order]
         yield x
-        angles = rotary_angles(grid, self.sizes.hidden // self.sizes.heads // 2, self.sizes.theta)
-        angles = angles.flatten(1)[order]
+        rows, columns = grid.places()
+        half = self.sizes.hidden // self.sizes.heads // 2
+        angles = rotary_angles((columns, rows), half, self.sizes.theta).flatten(1)[order]
+        turn = turn_by(angles, (half, 2), 1) if self.sizes.interleaved else turn_by(angles, (2, half), 0)
         for layer in self.layers:
-            x = yield from layer.steps(x, angles, windows, self.piece_bytes)
+            segments = [slice(None)] if layer.is_full else windows
+            x = yield from layer.steps(x, self.piece_bytes, turn, segments)
             yield x
         merged = self._merged(self.ln_post(x[mx.argsort(order)]), grid)
         yield self.vision_projection(self.vision_adapter(merged))
@@ -264,10 +221,7 @@ class GlimmerTower(Tower):
     def encode_bytes(self, grid: Grid) -> int:
         sizes, itemsize = self.sizes, work_bytes(self.ln_pre.weight.dtype)
         embedding = embedding_bytes(grid.patches, sizes.copies * 3 * sizes.patch**2, sizes.hidden * 4)
-        layers = transformer_bytes(
-            grid.patches, sizes.hidden * itemsize, sizes.inner * itemsize, sizes.heads, self.piece_bytes
-        )
-        return max(embedding, layers)
+        return max(embedding, self.layers[0].peak_bytes(grid.patches, itemsize, self.piece_bytes))
 
 
 def _windows(grid: Grid, side: Grid) -> tuple[mx.array, list[slice]]:

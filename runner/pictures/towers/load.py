@@ -1,58 +1,56 @@
 """Finds the tower in an opened model, checks it from headers alone, and loads it.
 
-A fault of the tower is none of the text model: it is told in `TowerPlan.fault`, and only pictures are lost.
+A fault of the tower disables pictures only: `TowerPlan.fault` has it.
 """
 
 import re
 from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
-from runner.errors import ModelError, ReadError, UnknownError
-from runner.logs import Log
+from runner.errors import ModelError, UnknownError
 from runner.model.opened import OpenedModel
 from runner.model.packing import check_companions
-from runner.model.progress import Progress
 from runner.model.sources.checkpoint import Tensor
 from runner.model.weights.assemble import placeholders
-from runner.model.weights.dtype import plan_dtypes
+from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.experts import Weights
-from runner.model.weights.load import settle
 from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
-from runner.model.weights.parameters import check_parameters, parameters_of
-from runner.model.weights.quantized_layers import quantize_layers
-from runner.model.weights.reading import check_readable, parts_of, read_arrays
+from runner.model.weights.parameters import parameters_of
+from runner.model.weights.part import assemble_part, plan_part, read_part
 from runner.pictures.towers.gemma4 import Gemma4Tower, Gemma4UnifiedTower
 from runner.pictures.towers.glimmer import GlimmerTower
 from runner.pictures.towers.nemotron_h import NemotronTower
 from runner.pictures.towers.qwen3_5 import Qwen35Tower
 from runner.pictures.towers.tower import Tower
 
-log = Log(__name__)
-
 # --- The towers that this runner knows: one row for each mlx-lm module of the text model.
 
 
 class Row(NamedTuple):
-    """`name` is for people. The first of `towers` that fits the config is the model's.
-
-    `preprocessor` are fields that `preprocessor_config.json` overrides in `config.json`, if it has them.
-    """
+    """The tower of a family, whose `name` is for people."""
 
     name: str
-    towers: tuple[type[Tower], ...]
+    tower: type[Tower]
+    others: Mapping[str, type[Tower]] = MappingProxyType({})
+    """`model_type` of the `vision_config` -> the tower of its models."""
     preprocessor: tuple[str, ...] = ()
+    """Fields that `preprocessor_config.json` overrides in `config.json`, if it has them."""
 
-    def tower(self, config: Mapping[str, object]) -> type[Tower]:
-        """Returns the class for a whole `config.json`."""
-        return next((tower for tower in self.towers if tower.fits(config)), self.towers[-1])
+    def kind(self, vision: object) -> type[Tower]:
+        """Returns the class for this `vision_config`."""
+        return self.others.get(str(vision.get("model_type")), self.tower) if isinstance(vision, dict) else self.tower
 
 
-_QWEN3_5 = Row("qwen3.5", (Qwen35Tower,))
+_QWEN3_5 = Row("qwen3.5", Qwen35Tower)
 
 TOWERS: dict[str, Row] = {
-    "gemma4": Row("gemma4", (Gemma4Tower, Gemma4UnifiedTower)),
-    "muse_glimmer": Row("glimmer", (GlimmerTower,)),
-    "nemotron_h": Row("nemotron_h", (NemotronTower,), ("norm_mean", "norm_std", "patch_size", "downsample_ratio")),
+    "gemma4": Row("gemma4", Gemma4Tower, {"gemma4_unified_vision": Gemma4UnifiedTower}),
+    "muse_glimmer": Row("glimmer", GlimmerTower),
+    "nemotron_h": Row(
+        "nemotron_h", NemotronTower, preprocessor=("norm_mean", "norm_std", "patch_size", "downsample_ratio")
+    ),
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": _QWEN3_5,
     "qwen3_next": _QWEN3_5,
@@ -97,7 +95,7 @@ def plan_tower(opened: OpenedModel) -> TowerPlan | None:
     row = TOWERS.get(opened.family.module)
     if row is None:
         return None
-    kind = row.tower(opened.config)
+    kind = row.kind(opened.config.get("vision_config"))
     checkpoint = opened.checkpoint
     tensors = _renamed(kind, checkpoint.tensors)
     unreadable = _renamed(kind, checkpoint.unreadable)
@@ -122,35 +120,24 @@ def plan_tower(opened: OpenedModel) -> TowerPlan | None:
         return plan._replace(fault=str(error), unknown=isinstance(error, UnknownError))
 
 
+def plan_weights(plan: TowerPlan, dtype: str, budget_bytes: int | None, *, slow_blas: bool) -> tuple[Tower, DtypePlan]:
+    """Returns the tower made of placeholders, and the types of its weights. The arguments after `plan` are those of
+    `weights.load.load`. Raises ModelError if the plan has a fault, or the weights exceed the budget."""
+    if plan.fault:
+        raise ModelError(plan.fault)
+    try:
+        return plan_part(plan.opened, partial(_assembled, plan), dtype, budget_bytes, slow_blas=slow_blas)
+    except ModelError as error:
+        raise ModelError(f"{plan.opened.name}: {error}") from error
+
+
 def load_tower(
     plan: TowerPlan, dtype: str = "keep", budget_bytes: int | None = None, *, slow_blas: bool = False
 ) -> Tower:
-    """Reads the weights and builds the tower, on the engine thread. The arguments are those of `weights.load.load`.
-
-    Raises:
-        ModelError: the plan has a fault, or the weights exceed the budget.
-        ReadError: reading failed after these checks.
-    """
-    if plan.fault:
-        raise ModelError(plan.fault)
-    rehearsed = rehearse_tower(plan)
-    types = plan_dtypes(dtype, rehearsed, budget_bytes, slow_blas=slow_blas)
-    if too_large := types.over_budget(budget_bytes, rehearsed):
-        raise ModelError(f"{plan.opened.name}: {too_large}")
-    del rehearsed
-    try:
-        check_readable(parts_of(plan.opened))
-        progress = Progress(log, "loading the tower", plan.nbytes)
-        tower = _assembled(plan, read_arrays(plan.opened, types, progress))
-    except ModelError as error:
-        raise ReadError(str(error)) from error
-    settle(tower, types)
-    return tower
-
-
-def rehearse_tower(plan: TowerPlan) -> Tower:
-    """Returns the tower of a plan without a fault, made of placeholders: shapes and types, no values."""
-    return _assembled(plan, placeholders(plan.opened))
+    """Reads the weights and builds the tower, on the engine thread. Raises as `plan_weights`, or ModelError if reading
+    fails all the same."""
+    types = plan_weights(plan, dtype, budget_bytes, slow_blas=slow_blas)[1]
+    return read_part(plan.opened, partial(_assembled, plan), "the tower", types)
 
 
 def _renamed(kind: type[Tower], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -179,8 +166,11 @@ def _tower_config(opened: OpenedModel, row: Row) -> dict[str, object]:
 
 def _rehearsed(plan: TowerPlan) -> TowerPlan:
     """Returns the plan without tensors that the tower has no use for. Raises ModelError for the first fault."""
-    wanted, found = _parameters_of(plan, placeholders(plan.opened))
-    spare = [name for name in plan.opened.tensors if name in found and name not in wanted]
+    tower, weights = sanitize_packed(
+        lambda found, _: _made(plan, found), placeholders(plan.opened), Recipe("as stored")
+    )
+    wanted = parameters_of(tower).keys()
+    spare = [name for name in plan.opened.tensors if name in weights and name not in wanted]
     forms = {_NUMBER.sub("*", name) for name in wanted}
     if beyond := next((name for name in spare if _NUMBER.sub("*", name) in forms), None):
         raise UnknownError(f"{plan.opened.name} has {beyond}, but config.json describes fewer blocks")
@@ -190,29 +180,15 @@ def _rehearsed(plan: TowerPlan) -> TowerPlan:
     return plan
 
 
-def _parameters_of(plan: TowerPlan, arrays: Mapping[str, Arrays]) -> tuple[set[str], set[str]]:
-    """Returns the names of the parameters that the tower has, and of those that `arrays` become."""
-    tower, weights = _sanitized(plan, arrays)
-    return set(parameters_of(tower)), set(weights)
-
-
 def _assembled(plan: TowerPlan, arrays: Mapping[str, Arrays]) -> Tower:
     """Builds the tower with `arrays`, which stay lazy. Raises ModelError if anything does not fit."""
-    tower, weights = _sanitized(plan, arrays)
-    quantize_layers(plan.opened, tower, weights)
-    check_parameters(plan.opened, parameters_of(tower), weights)
-    tower.load_weights(list(weights.items()), strict=False)
-    return tower
+    return assemble_part(plan.opened, partial(_made, plan), arrays)
 
 
-def _sanitized(plan: TowerPlan, arrays: Mapping[str, Arrays]) -> tuple[Tower, Weights]:
-    def sanitize(weights: Weights, _: str) -> tuple[Tower, Weights]:
-        tower = plan.kind.from_config(plan.opened.config)
-        try:
-            return tower, tower.sanitize(dict(weights))
-        except (ValueError, IndexError, KeyError) as error:  # MLX's words for shapes that do not fit
-            raise ModelError(f"{plan.opened.name} cannot take its tensors: {error}") from error
-
-    tower, weights = sanitize_packed(sanitize, arrays, Recipe("as stored"))
-    assert isinstance(tower, Tower)
-    return tower, weights
+def _made(plan: TowerPlan, weights: Weights) -> tuple[Tower, Weights]:
+    """Returns the tower, its parameters still random, and the weights for them."""
+    tower = plan.kind(plan.opened.config)
+    try:
+        return tower, tower.sanitize(dict(weights))
+    except (ValueError, IndexError, KeyError) as error:  # MLX's words for shapes that do not fit
+        raise ModelError(f"{plan.opened.name} cannot take its tensors: {error}") from error

@@ -1,8 +1,7 @@
-"""The tower of Nemotron-H omni: RADIO v2.5-h or C-RADIO v4-h, and the projector behind it."""
+"""The tower of Nemotron-H omni: RADIO v2.5-h or C-RADIO v4-h, and the projector after it."""
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Self
+from collections.abc import Iterator
 
 import mlx.core as mx
 from mlx.nn.layers.activations import gelu, relu
@@ -10,8 +9,9 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 
 from runner.errors import ModelError, UnknownError
-from runner.pictures.towers.block import NORM_EPS, Block, interpolated
-from runner.pictures.towers.fields import head_width, part_of, size, text_width
+from runner.model.fields import Config, section, size, small_count
+from runner.pictures.families import NemotronH
+from runner.pictures.towers.block import NORM_EPS, PlainBlock, head_width, interpolated
 from runner.pictures.towers.tower import Grid, Tower, in_pieces
 
 _RADIO = r"(?:model\.)?vision_model\.radio_model\.model\."
@@ -30,6 +30,7 @@ _CORNERS = 4
 class NemotronTower(Tower):
     """Takes patches in rows of the picture; each is channel, y, x. The projector's output is the text model's width."""
 
+    family = NemotronH
     names = (
         (rf"{_PATCHES}embedder\.", "patch_embed."),
         (rf"{_PATCHES}cls_token\.token$", "class_tokens"),
@@ -41,40 +42,28 @@ class NemotronTower(Tower):
         (rf"{_PROJECTOR}3\.", "fc2."),
     )
 
-    def __init__(self, config: Mapping[str, object], part: Mapping[str, object]) -> None:
-        super().__init__()
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        part = section(config, "vision_config")
+        _check_form(config, part)
         width = size(part, "hidden_size", size(config, "vit_hidden_size", 1280))
         heads, hidden = size(part, "num_attention_heads", 16), size(part, "intermediate_size", 4 * width)
         projected = size(config, "projector_hidden_size", 4096)
         joined = _MERGE * _MERGE * width
         head_width(width, heads)
-        self.width = text_width(config)
         # The underscore keeps them out of the parameters.
         self._mean, self._spread = (mx.array(_triplet(config, key))[:, None] for key in _CLIP)
         self.by_columns = config.get("ps_version", "v1") == "v1"
         self.patch_embed = Linear(_CHANNELS * _PATCH * _PATCH, width, bias=False)
         self.class_tokens = mx.zeros((1, width))
         self.positions = mx.zeros((1, 1, width))
-        self.blocks = [Block(width, heads, hidden, gelu) for _ in range(size(part, "num_hidden_layers", 32))]
+        layers = small_count(part, "num_hidden_layers", 32)
+        self.blocks = [PlainBlock(width, hidden, heads, gelu) for _ in range(layers)]
         if config.get("vision_final_layernorm") is True:
             self.final_norm = LayerNorm(width, eps=NORM_EPS)
         self.projector_norm = RMSNorm(joined, eps=_PROJECTOR_EPS)
         self.fc1 = Linear(joined, projected, bias=False)
         self.fc2 = Linear(projected, self.width, bias=False)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, object]) -> Self:
-        part = part_of(config)
-        version = str(part.get("version") or "").strip()
-        if version not in _VERSIONS:
-            raise UnknownError(f"config.json: unsupported RADIO version {version!r}")
-        patch = size(part, "patch_size", size(config, "patch_size", _PATCH))
-        if patch != _PATCH:
-            raise UnknownError(f"config.json: unsupported RADIO patch_size {patch}, want {_PATCH}")
-        ratio = config.get("downsample_ratio") or 1 / _MERGE
-        if not isinstance(ratio, int | float) or ratio <= 0 or round(1 / ratio) != _MERGE:
-            raise UnknownError(f"config.json: unsupported downsample_ratio {ratio!r}, want {1 / _MERGE}")
-        return cls(config, part)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """Takes the numbers of class tokens and positions, and whether there is a last norm, from the tensors."""
@@ -90,19 +79,15 @@ class NemotronTower(Tower):
 
     def encode(self, patches: mx.array, grid: Grid) -> Iterator[mx.array]:
         dtype, width = self.projector_norm.weight.dtype, self.projector_norm.weight.size // _MERGE**2
-        places = mx.arange(grid.patches)
         side, longest = math.isqrt(self.positions.shape[1]), max(grid)
-        row_at, column_at = (
-            (place + 0.5) * side / longest - 0.5 for place in (places // grid.columns, places % grid.columns)
-        )
+        row_at, column_at = ((place + 0.5) * side / longest - 0.5 for place in grid.places())
         table = self.positions[0]
 
         def embedded(which: slice) -> mx.array:
             values = patches[which].reshape(-1, _CHANNELS, _PATCH * _PATCH).astype(mx.float32) / 255
-            place = interpolated(lambda index: table[index], side, row_at[which], column_at[which])
-            return self.patch_embed(((values - self._mean) / self._spread).flatten(1).astype(dtype)) + place.astype(
-                dtype
-            )
+            values = ((values - self._mean) / self._spread).flatten(1).astype(dtype)
+            place = interpolated(lambda index: table[index], (side, side), row_at[which], column_at[which])
+            return self.patch_embed(values) + place.astype(dtype)
 
         row_bytes = _CORNERS * max(width, patches.shape[1]) * 4
         x = yield from in_pieces(embedded, patches.shape[0], row_bytes, self.piece_bytes)
@@ -129,7 +114,20 @@ class NemotronTower(Tower):
         return tables + self.blocks[0].peak_bytes(count, self.projector_norm.weight.itemsize, self.piece_bytes)
 
 
-def _triplet(config: Mapping[str, object], key: str) -> tuple[float, ...]:
+def _check_form(config: Config, part: Config) -> None:
+    """Raises UnknownError for a form of RADIO that no released model has."""
+    version = str(part.get("version") or "").strip()
+    if version not in _VERSIONS:
+        raise UnknownError(f"config.json: unsupported RADIO version {version!r}")
+    for place in (part, config):
+        if (patch := size(place, "patch_size", _PATCH)) != _PATCH:
+            raise UnknownError(f"config.json: unsupported RADIO patch_size {patch}, want {_PATCH}")
+    ratio = config.get("downsample_ratio") or 1 / _MERGE
+    if not isinstance(ratio, int | float) or not 1 / (_MERGE + 0.5) <= ratio <= 1 / (_MERGE - 0.5):
+        raise UnknownError(f"config.json: unsupported downsample_ratio {ratio!r}, want {1 / _MERGE}")
+
+
+def _triplet(config: Config, key: str) -> tuple[float, ...]:
     """Returns a number for each channel. Raises ModelError for anything else."""
     found = config.get(key) or list(_CLIP[key])
     if not isinstance(found, list) or len(found) != _CHANNELS or not all(type(each) in (int, float) for each in found):

@@ -1,8 +1,7 @@
 """The tower of Qwen 3.5, 3.6 and 3.8, dense and with experts, and of Qwen3-Next."""
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Self
+from collections.abc import Iterator
 
 import mlx.core as mx
 from mlx.nn.layers.activations import gelu, gelu_approx
@@ -11,8 +10,9 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
 from runner.errors import ModelError
-from runner.pictures.towers.block import NORM_EPS, Block, interpolated, turn_by
-from runner.pictures.towers.fields import head_width, part_of, size, text_width
+from runner.model.fields import Config, section, size, small_count
+from runner.pictures.families import Qwen35
+from runner.pictures.towers.block import NORM_EPS, PlainBlock, head_width, interpolated, rotary_angles, turn_by
 from runner.pictures.towers.tower import Grid, Layer, Tower, in_pieces
 
 _ROOT = r"(?:model\.)?(?:visual|vision_tower)\."
@@ -39,29 +39,16 @@ class _Merger(Layer):
 class Qwen35Tower(Tower):
     """Takes patches in the order of merge blocks; each row is channel, y, x, without its second copy in time."""
 
+    family = Qwen35
     names = (
         (rf"{_ROOT}patch_embed\.proj\.", "patch_embed."),
         (rf"{_ROOT}(blocks\.\d+\.mlp|merger)\.linear_", r"\1."),
         (_ROOT, ""),
     )
 
-    def __init__(self, part: Mapping[str, object], out: int) -> None:
-        super().__init__()
-        width, heads = size(part, "hidden_size"), size(part, "num_heads", 16)
-        patch, merge = size(part, "patch_size", 16), size(part, "spatial_merge_size", 2)
-        positions = size(part, "num_position_embeddings")
-        self.width = out
-        self.patch, self.merge, self.times = patch, merge, size(part, "temporal_patch_size", 2)
-        self.side = math.isqrt(positions)
-        self.head_width = head_width(width, heads, 4)
-        self.patch_embed = Linear(_CHANNELS * patch * patch, width)
-        self.pos_embed = Embedding(positions, width)
-        self.blocks = [Block(width, heads, 1, gelu_approx) for _ in range(size(part, "depth"))]
-        self.merger = _Merger(width, merge * merge * width, out)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, object]) -> Self:
-        part, out = part_of(config), text_width(config)
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        part, out = section(config, "vision_config"), self.width
         if deep := part.get("deepstack_visual_indexes"):
             raise ModelError(f"config.json: unsupported deepstack_visual_indexes {deep!r}")
         if size(part, "in_channels", _CHANNELS) != _CHANNELS:
@@ -69,9 +56,18 @@ class Qwen35Tower(Tower):
         if (found := size(part, "out_hidden_size", out)) != out:
             raise ModelError(f"config.json: out_hidden_size ({found}) is not the text model's hidden_size ({out})")
         positions = size(part, "num_position_embeddings")
-        if math.isqrt(positions) ** 2 != positions:
+        self.side = math.isqrt(positions)
+        if self.side**2 != positions:
             raise ModelError(f"config.json: num_position_embeddings ({positions}) must be a square number")
-        return cls(part, out)
+        width, heads = size(part, "hidden_size"), size(part, "num_heads", 16)
+        self.patch = small_count(part, "patch_size", 16)
+        self.merge = small_count(part, "spatial_merge_size", 2)
+        self.times = small_count(part, "temporal_patch_size", 2)
+        self.head_width = head_width(width, heads, 4)
+        self.patch_embed = Linear(_CHANNELS * self.patch**2, width)
+        self.pos_embed = Embedding(positions, width)
+        self.blocks = [PlainBlock(width, 1, heads, gelu_approx) for _ in range(small_count(part, "depth"))]
+        self.merger = _Merger(width, self.merge**2 * width, out)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """Makes the convolution over two equal pictures one matrix over the values of one. Takes the width inside the
@@ -99,13 +95,14 @@ class Qwen35Tower(Tower):
 
         def embedded(which: slice) -> mx.array:
             values = patches[which].astype(mx.float32) / 127.5 - 1
-            place = interpolated(self.pos_embed, self.side, row_at[which], column_at[which])
+            place = interpolated(self.pos_embed, (self.side, self.side), row_at[which], column_at[which])
             return self.patch_embed(values.astype(dtype)) + place.astype(dtype)
 
         row_bytes = _CORNERS * max(width, patches.shape[1]) * 4
         x = yield from in_pieces(embedded, patches.shape[0], row_bytes, self.piece_bytes)
         yield x
-        turn = turn_by(rows, columns, self.head_width, _THETA)
+        half = self.head_width // 2
+        turn = turn_by(rotary_angles((rows, columns), half, _THETA).flatten(1), (2, half), 0)
         for block in self.blocks:
             x = yield from block.steps(x, self.piece_bytes, turn)
             yield x
@@ -128,5 +125,5 @@ class Qwen35Tower(Tower):
         """Returns the row and the column of each patch [count], in the order of merge blocks."""
         merge = self.merge
         blocks = (grid.rows // merge, merge, grid.columns // merge, merge)
-        order = mx.arange(grid.patches).reshape(blocks).transpose(0, 2, 1, 3).flatten()
-        return order // grid.columns, order % grid.columns
+        rows, columns = (each.reshape(blocks).transpose(0, 2, 1, 3).flatten() for each in grid.places())
+        return rows, columns

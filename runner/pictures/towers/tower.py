@@ -6,11 +6,14 @@ A tower turns the patches of one picture into rows that stand in a text model's 
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import ClassVar, NamedTuple, Self
+from collections.abc import Callable, Generator, Iterator
+from typing import ClassVar, NamedTuple
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+
+from runner.model.fields import Config, section, size
+from runner.pictures.families import Family
 
 Steps = Generator[mx.array, None, mx.array]
 """Yields lazy arrays to evaluate one after the other, and returns the result; used with `yield from`."""
@@ -33,6 +36,11 @@ class Grid(NamedTuple):
     def patches(self) -> int:
         return self.rows * self.columns
 
+    def places(self) -> tuple[mx.array, mx.array]:
+        """Returns the row and the column of each patch, from left to right and top to bottom."""
+        order = mx.arange(self.patches)
+        return order // self.columns, order % self.columns
+
 
 class Layer(Module):
     """A module of a tower."""
@@ -44,6 +52,8 @@ class Layer(Module):
 class Tower(Layer):
     """One family's encoder of pictures. Owner: the engine thread, like every array."""
 
+    family: ClassVar[type[Family]]
+    """The preparation of its pictures."""
     names: ClassVar[tuple[tuple[str, str], ...]] = ()
     """(pattern, replacement) for tensor names. The first pattern that matches the beginning of a name makes the name of
     a parameter of it: the match is replaced, the rest stays. Names that match none are not the tower's."""
@@ -52,22 +62,14 @@ class Tower(Layer):
     width: int
     """Of its output: the width of the text model."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.piece_bytes = _PIECE_BYTES[mx.default_device().type]
-
-    @classmethod
-    def fits(cls, config: Mapping[str, object]) -> bool:  # noqa: ARG003 - for families with several classes
-        """Returns True if this class is the one for a whole `config.json`, of those that its family has."""
-        return True
-
-    @classmethod
-    @abstractmethod
-    def from_config(cls, config: Mapping[str, object]) -> Self:
-        """Returns the tower that a whole `config.json` describes, its parameters still random and lazy.
+    def __init__(self, config: Config) -> None:
+        """Makes the tower that a whole `config.json` describes, its parameters still random and lazy.
 
         Raises ModelError for a description that cannot be meant.
         """
+        super().__init__()
+        self.piece_bytes = _PIECE_BYTES[mx.default_device().type]
+        self.width = size(section(config, "text_config") or section(config, "llm_config") or config, "hidden_size")
 
     @classmethod
     def parameter_name(cls, name: str) -> str | None:
@@ -91,7 +93,7 @@ class Tower(Layer):
         """Yields lazy arrays to be evaluated in turn; the last one is the features [soft tokens, width].
 
         `patches` is uint8 [count, values], in the family's order. The features are as the text model expects them,
-        before anything that its class does behind the embedding table.
+        before anything that its class does after the embedding table.
         """
 
     @abstractmethod
@@ -120,33 +122,35 @@ def in_pieces(
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis)
 
 
-def attend(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    scale: float,
-    piece_bytes: int,
-    mask: mx.array | None = None,
-) -> Steps:
-    """Computes attention of `queries` [B, heads, Q, d] over `keys` and `values` [B, heads, K, d] in blocks of queries.
+def attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float, piece_bytes: int) -> Steps:
+    """Computes attention of `queries` [1, heads, Q, d] over `keys` and `values` [1, heads, K, d] in blocks of queries.
 
-    `mask` is bool or added, and broadcasts to [B, heads, Q, K]. Returns [B, heads, Q, d].
+    Returns [1, heads, Q, d].
     """
-    batch, heads, count, width = queries.shape
+    _, heads, count, width = queries.shape
     fused = next((each for each in _FUSED_WIDTHS if each >= width), width)
     if fused != width and mx.default_device() != mx.Device(mx.cpu):
         wider = [(0, 0)] * 3 + [(0, fused - width)]
         queries, keys, values = (mx.pad(each, wider) for each in (queries, keys, values))
-    blocks = list(pieces(count, batch * heads * keys.shape[2] * _SCORE_BYTES, piece_bytes))
-    if len(blocks) > 1:  # else each block would make its own copy
+    row_bytes = heads * keys.shape[2] * _SCORE_BYTES
+    if count * row_bytes > piece_bytes:  # else each block would make its own copy
         keys, values = mx.contiguous(keys), mx.contiguous(values)
-    parts: list[mx.array] = []
-    for rows in blocks:
-        if parts:
-            yield parts[-1]
-        part_mask = mask[..., rows, :] if mask is not None and mask.ndim > 1 and mask.shape[-2] > 1 else mask
-        parts.append(
-            mx.fast.scaled_dot_product_attention(queries[:, :, rows], keys, values, scale=scale, mask=part_mask)
-        )
-    result = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+
+    def block(rows: slice) -> mx.array:
+        return mx.fast.scaled_dot_product_attention(queries[:, :, rows], keys, values, scale=scale)
+
+    result = yield from in_pieces(block, count, row_bytes, piece_bytes, axis=2)
     return result[..., :width]
+
+
+# --- Estimates of what encoding takes, measured with MLX's CPU backend.
+
+
+def work_bytes(dtype: mx.Dtype) -> int:
+    """Returns the bytes of a number of that type while it is computed with; MLX's CPU backend widens 16-bit ones."""
+    return 4 if mx.default_device() == mx.Device(mx.cpu) else dtype.size
+
+
+def embedding_bytes(count: int, values: int, row_bytes: int) -> int:
+    """Returns the most bytes that embedding `count` patches of `values` pixels takes: float32 copies, then rows."""
+    return count * (values * (1 + 5 * 4) + 6 * row_bytes)

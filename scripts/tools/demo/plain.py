@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten, tree_map
 from tokenizers import Tokenizer
 
 import runner.process.lean_mlx_lm  # noqa: F401  makes mlx_lm.models importable without mlx_lm's own start-up
-from runner.pictures.families.qwen3_5 import Qwen35
+from runner.pictures.families import Qwen35
 from runner.pictures.forward import PictureForward, Rows
 from runner.pictures.header import read_header
 from runner.pictures.picture import decode
@@ -77,7 +77,7 @@ def new_seeing(config: Mapping[str, object]) -> SeeingModel:
     text = cast("dict[str, dict[str, list[int]]]", config["text_config"])
     return SeeingModel(
         qwen3_5.Model(qwen3_5.ModelArgs.from_dict(dict(config))),
-        Qwen35Tower.from_config(config),
+        Qwen35Tower(config),
         Qwen35.from_config(config, {}),
         text["rope_parameters"]["mrope_section"],
     )

@@ -31,7 +31,7 @@ from mlx.nn.utils import value_and_grad
 from PIL import Image
 from tokenizers import Tokenizer
 
-from runner.pictures.families.qwen3_5 import Qwen35
+from runner.pictures.families import Qwen35
 from runner.pictures.forward import AngledRope, Angles, angles
 from runner.pictures.towers import Grid
 from runner.pictures.towers.qwen3_5 import Qwen35Tower

@@ -16,6 +16,7 @@ from runner.pictures.towers import Grid, Tower
 from tests.lib.patience import stretched
 from tests.lib.seeing import NAMES
 from tests.lib.seeing_engine import NotingPolicy, SeeingEngine, picture
+from tests.unit.pictures.pictures import spans
 
 RED, BLUE = picture("red"), picture("blue")
 LARGE = picture("green", 256, 192)
@@ -184,7 +185,7 @@ def test_features_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
 def test_a_picture_that_cannot_be_encoded_is_refused_with_the_numbers_before_it_is_decoded() -> None:
     engine = SeeingEngine(QWEN, room=1 << 30)
     asked = engine.ask("see [img-0]", LARGE)
-    engine.memory.budget_bytes = engine.encoder.needed_bytes(asked.request.pictures.spans[0].picture)  # type: ignore[union-attr]
+    engine.memory.budget_bytes = engine.encoder.needed_bytes(spans(asked.request)[0].picture)
     engine.finish()
     assert "there is no room to encode a picture" in asked.error
     assert "the budget is" in asked.error
@@ -197,7 +198,7 @@ def test_a_picture_that_cannot_be_encoded_is_refused_with_the_numbers_before_it_
 def test_unused_entries_and_features_make_room_for_a_picture() -> None:
     engine = SeeingEngine(QWEN)
     engine.answer("see [img-0] " + "and more " * 30, RED)
-    (span,) = engine.asked[0].request.pictures.spans  # type: ignore[union-attr]
+    (span,) = spans(engine.asked[0].request)
     needed = engine.encoder.needed_bytes(span.picture)
     engine.memory.budget_bytes = needed + engine.scheduler.cache.nbytes + 1
     asked = engine.ask("look [img-0]", BLUE)

@@ -1,10 +1,13 @@
 """Prompts with pictures, resumed from a cache, are answered as without one; a wrong picture is never taken."""
 
+from dataclasses import replace
+
 import pytest
 
-from runner.pictures.families.gemma4 import Gemma4
+from runner.pictures.families import Gemma4
 from tests.lib.seeing import NAMES
 from tests.lib.seeing_engine import SeeingEngine, picture
+from tests.unit.pictures.pictures import spans
 
 RED, BLUE, WIDE = picture("red"), picture("blue"), picture("green", 160, 64)
 CACHES = ("trie", "single", "none")
@@ -61,8 +64,7 @@ def test_a_text_edited_behind_a_picture_and_one_before_it(name: str) -> None:
     engine = SeeingEngine(name)
     first = engine.answer("long beginning [img-0] what is here?", RED)
     behind = engine.answer("long beginning [img-0] what was there?", RED)
-    assert first.request.pictures is not None
-    assert behind.counts[0] > first.request.pictures.spans[0].stop
+    assert behind.counts[0] > spans(first.request)[0].stop
     before = engine.answer("other beginning [img-0] what is here?", RED)
     assert before.counts[0] < before.first_soft
     assert engine.encoder.counts().encoded == 1
@@ -86,17 +88,16 @@ def test_a_cancelled_prompt_is_resumed_where_it_stands(name: str) -> None:
 def test_the_same_file_under_another_budget_shares_nothing_of_it(cache: str) -> None:
     """Two preparations over one cache, one store of pixels, one tower: what a model's files say may change."""
     engine = SeeingEngine("gemma4-seeing", cache=cache)
-    small, large = engine.support, engine.support._replace(family=Gemma4(budgets=(40,)))
+    small, large = engine.support, replace(engine.support, family=Gemma4(budgets=(40,)))
     prompt = "what is [img-0] here?"
     for support, encoded in ((small, 1), (large, 2), (small, 2), (large, 2)):
         engine.support = support
         engine.pixels._family = support.family
         asked = engine.answer(prompt, WIDE)
-        assert asked.request.pictures is not None
-        (span,) = asked.request.pictures.spans
+        (span,) = spans(asked.request)
         assert engine.encoder.counts().encoded == encoded
         assert (span.stop - span.start) == support.family.geometry(160, 64).tokens
         if len(engine.asked) == 2:
             assert asked.counts[0] == asked.first_soft, "the text in front of it alone is shared"
-    assert len({asked.request.pictures.spans[0].picture.name for asked in engine.asked if asked.request.pictures}) == 2
+    assert len({spans(asked.request)[0].picture.name for asked in engine.asked}) == 2
     engine.check()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from PIL import Image
 
 from runner.errors import MediaError
-from runner.pictures.families.qwen3_5 import Qwen35
+from runner.pictures.families import Qwen35
 from runner.pictures.header import read_header
 from tests.unit.pictures.pictures import decode, in_form, pattern, smooth
 

@@ -2,18 +2,22 @@
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import BytesIO
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
 from runner.pictures import picture
-from runner.pictures.alpha import Alpha
-from runner.pictures.geometry import Geometry, Pixels
+from runner.pictures.decode_process import DecodeProcess
+from runner.pictures.geometry import Alpha, Geometry, Pixels
 from runner.pictures.header import Header, read_header
+from runner.pictures.prompt import PicturePrompt, Span
+
+if TYPE_CHECKING:
+    from runner.engine.request import Request
 
 
 def pattern(width: int, height: int) -> Pixels:
@@ -69,7 +73,12 @@ def decode(data: bytes, header: Header, width: int, height: int, alpha: Alpha = 
     return np.array(picture.decode(data, header, width, height, alpha))
 
 
-class Here:
+def spans(request: "Request") -> Sequence[Span]:
+    """The places of the pictures in a prompt."""
+    return () if request.pictures is None else cast("PicturePrompt", request.pictures).spans
+
+
+class Here(DecodeProcess):
     """Decodes in this process."""
 
     def decode(self, data: bytes, header: Header, geometry: Geometry, alpha: Alpha, left: Callable[[], bool]) -> bytes:

@@ -2,8 +2,8 @@
 
 from itertools import combinations
 
-from runner.pictures.expand import DIGEST_BYTES, digest
 from runner.pictures.geometry import Geometry, grid
+from runner.pictures.support import DIGEST_BYTES, digest
 
 GEOMETRY = grid(64, 32, 16, 2)
 

@@ -8,13 +8,13 @@ import pytest
 from PIL import Image
 
 from protocol import CompletionRequest, Media
-from runner.engine.request import Limits, prepare
+from runner.engine.request import Limits, NoVision, prepare
 from runner.errors import RequestError
-from runner.pictures.expand import expand
-from runner.pictures.families.qwen3_5 import Qwen35
+from runner.pictures.families import Qwen35
 from runner.pictures.pixels import PixelStore
 from runner.pictures.prompt import PictureNames
-from runner.pictures.support import NoPictures, PictureSupport, Sight, refuse_media
+from runner.pictures.sight import Sight
+from runner.pictures.support import PictureSupport
 from runner.tokenizer import Tokenizer
 from tests.unit.pictures.pictures import encoded
 
@@ -62,7 +62,7 @@ def ids_of(text: str) -> list[int]:
 
 def refused(prompt: str, media: Sequence[Media], pieces: Pieces, support: PictureSupport) -> str:
     with pytest.raises(RequestError) as error:
-        expand(prompt, media, support, cast("Tokenizer", pieces), CONTEXT)
+        support.expand(prompt, media, cast("Tokenizer", pieces), CONTEXT)
     return str(error.value)
 
 
@@ -70,18 +70,18 @@ def test_every_text_is_tokenized_by_itself_and_only_the_first_begins_a_prompt(
     pieces: Pieces, support: PictureSupport
 ) -> None:
     prompt = "ab[img-0]c[img-1][img-0]"
-    found = expand(prompt, [image(0), image(1, 2, 2)], support, cast("Tokenizer", pieces), CONTEXT)
-    assert pieces.texts == [("ab", True), ("c", False), ("", False), ("", False)]
+    media, tokenizer = [image(0), image(1, 2, 2)], cast("Tokenizer", pieces)
+    found, later = (support.expand(prompt, media, tokenizer, CONTEXT, bos=bos) for bos in (True, False))
+    assert found is not None
+    assert later is not None
+    assert pieces.texts[:4] == [("ab", True), ("c", False), ("", False), ("", False)]
     first, second = ([START, *[SOFT] * count, END] for count in (6, 4))
     assert found.ids == [BOS, *ids_of("ab"), *first, *ids_of("c"), *second, *first]
     assert found.keys == [-1 if at in range(4, 10) or at in range(19, 25) else key for at, key in enumerate(found.keys)]
     assert [span[:2] for span in found.spans] == [(4, 10), (13, 17), (19, 25)]
     assert [span.picture.name for span in found.spans] == [-1, -2, -1]
     assert found.shift == 3 - 6 + 2 - 4 + 3 - 6
-    assert (
-        expand(prompt, [image(0), image(1, 2, 2)], support, cast("Tokenizer", pieces), CONTEXT, bos=False).ids
-        == (found.ids[1:])
-    )
+    assert later.ids == found.ids[1:]
 
 
 @pytest.mark.parametrize("prompt", ["[img-1]", "[img-0][img-7] and [img-8]", "[img-99999999999999999999999999]"])
@@ -117,7 +117,8 @@ def test_an_item_that_no_marker_names_is_told_in_the_log_and_not_looked_at(
     pieces: Pieces, support: PictureSupport, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        found = expand("a [img-1]", [Media(data=WAVE, id=0), image(1)], support, cast("Tokenizer", pieces), CONTEXT)
+        found = support.expand("a [img-1]", [Media(data=WAVE, id=0), image(1)], cast("Tokenizer", pieces), CONTEXT)
+    assert found is not None
     assert len(found.spans) == 1
     (record,) = caplog.records
     assert record.message == "media that no marker names"
@@ -135,7 +136,7 @@ def test_five_hundred_pictures_beyond_the_context_cost_a_few_headers(pieces: Pie
 def test_nothing_is_read_for_a_client_that_has_left(pieces: Pieces, support: PictureSupport) -> None:
     media, left = [image(0), Media(data=b"damaged", id=1, kind="image")], iter([False, True])
     with pytest.raises(RequestError, match=r"^the client has left$"):
-        expand("[img-0][img-1]", media, support, cast("Tokenizer", pieces), CONTEXT, lambda: next(left))
+        support.expand("[img-0][img-1]", media, cast("Tokenizer", pieces), CONTEXT, lambda: next(left))
 
 
 def test_the_memory_of_pixels_is_bounded_counted_and_given_back(support: PictureSupport) -> None:
@@ -161,7 +162,7 @@ def test_a_request_counts_placeholders_and_compares_names(pieces: Pieces, suppor
 
 
 def test_markers_without_media_are_text(pieces: Pieces, support: PictureSupport) -> None:
-    for sees in (support, NoPictures()):
+    for sees in (support, NoVision()):
         wire = CompletionRequest(prompt="[img-0]")
         request = prepare(wire, cast("Tokenizer", pieces), Limits(CONTEXT, 400), None, sees)
         assert request.prompt == [BOS, *ids_of("[img-0]")]
@@ -186,6 +187,6 @@ def test_markers_without_media_are_text(pieces: Pieces, support: PictureSupport)
 )
 def test_a_model_that_sees_nothing_refuses_by_the_first_kind(kinds: list[str], why: str, text: str) -> None:
     with pytest.raises(RequestError) as error:
-        refuse_media([Media(kind=kind) for kind in kinds], NoPictures(why))
+        NoVision(why).check([Media(kind=kind) for kind in kinds])
     assert str(error.value) == text
-    refuse_media([], NoPictures(why))
+    NoVision(why).check([])

@@ -7,11 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.errors import MediaError
-from runner.pictures.families.family import Family
-from runner.pictures.families.gemma4 import BUDGETS, Gemma4, Gemma4Unified
-from runner.pictures.families.glimmer import Glimmer
-from runner.pictures.families.nemotron_h import NemotronH
-from runner.pictures.families.qwen3_5 import Qwen35
+from runner.pictures.families import BUDGETS, Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
 from runner.pictures.geometry import Geometry
 from tests.unit.pictures.recorded import SIZES, recorded
 

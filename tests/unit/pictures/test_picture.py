@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from runner.pictures.alpha import Alpha
-from runner.pictures.geometry import Pixels
+from runner.pictures.geometry import Alpha, Pixels
 from runner.pictures.header import Header, read_header
 from tests.unit.pictures.pictures import FORMS, decode, encoded, in_form, pattern, seen, smooth
 

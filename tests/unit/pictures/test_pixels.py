@@ -9,10 +9,9 @@ import pytest
 from PIL import Image
 
 from runner.errors import MediaError
-from runner.pictures.alpha import Alpha
 from runner.pictures.decode_process import decode_bytes
-from runner.pictures.families.qwen3_5 import Qwen35
-from runner.pictures.geometry import Geometry, Pixels, grid
+from runner.pictures.families import Qwen35
+from runner.pictures.geometry import Alpha, Geometry, Pixels, grid
 from runner.pictures.header import Header, read_header
 from runner.pictures.pixels import PixelStore
 from runner.pictures.prompt import Picture

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.pictures.expand import digest
 from runner.pictures.geometry import grid
 from runner.pictures.prompt import Marker, Picture, PictureNames, PicturePrompt, split_markers
+from runner.pictures.support import digest
 from tests.unit.pictures.shown import picture
 
 SOFT = 62

@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 from runner.errors import MediaError, RequestError
-from runner.pictures.formats import AUDIO, IMAGE, kind_of
-from runner.pictures.header import read_header
+from runner.pictures.header import AUDIO, IMAGE, kind_of, read_header
 from tests import ROOT
 from tests.unit.pictures.pictures import FORMS, decode, encoded, in_form, pattern, png_of_size, seen, smooth
 

@@ -9,12 +9,8 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from runner.pictures.families.family import CHANNEL_Y_X, Family, cut
-from runner.pictures.families.gemma4 import Gemma4, Gemma4Unified
-from runner.pictures.families.glimmer import Glimmer
-from runner.pictures.families.nemotron_h import NemotronH
-from runner.pictures.families.qwen3_5 import Qwen35
-from runner.pictures.geometry import Pixels
+from runner.pictures.families import Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
+from runner.pictures.geometry import CHANNEL_Y_X, Pixels, cut
 from runner.pictures.header import read_header
 from tests.unit.pictures.pictures import decode, encoded, pattern
 from tests.unit.pictures.recorded import ROW_CASES, recorded
@@ -81,7 +77,7 @@ def test_rows_of_gemma_have_the_colours_of_a_pixel_together(family: Family, patc
 
 def check(family: Family, expected: list[list[tuple[int, int, int]]], width: int, height: int) -> None:
     """`expected` has for each value of each row the y, x and channel of the picture that it comes from."""
-    geometry = replace(family, **budget_of(family)).geometry(width, height)  # type: ignore[type-var]  # all are dataclasses
+    geometry = replace(family, **budget_of(family)).geometry(width, height)  # type: ignore[arg-type]
     assert (geometry.width, geometry.height) == (width, height), "chosen so that nothing is resized"
     found = family.patches(numbered(width, height), geometry)  # type: ignore[arg-type]  # wider numbers than pixels
     assert found.tolist() == [[(y * width + x) * 3 + channel for y, x, channel in row] for row in expected]

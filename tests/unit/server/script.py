@@ -11,10 +11,9 @@ from aiohttp.web import Request as HttpRequest
 from protocol.stats import CacheNode, Stats
 from runner.engine.counters import Counters, EngineStats
 from runner.engine.events import Event, Outbox
-from runner.engine.request import Limits, Request
+from runner.engine.request import Limits, NoVision, Request, Vision
 from runner.errors import RequestError
 from runner.grammar.compiler import Compiler
-from runner.pictures.support import NoPictures
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.tokenizers import byte_level
 
@@ -34,7 +33,7 @@ class Script:
         files = {"tokenizer.json": json.dumps(byte_level()).encode(), "config.json": b"{}"}
         self.tokenizer = open_tokenizer(files.get)
         self.limits = Limits(CONTEXT, VOCABULARY)
-        self.pictures = NoPictures()
+        self.vision: Vision = NoVision()
         self.memory_bytes = MEMORY_BYTES
         self.submitted: list[Request] = []
         self.stats = STATS

@@ -5,21 +5,20 @@ import base64
 import json
 import threading
 from collections.abc import Callable, Iterator
-from typing import cast
 
 import pytest
 from PIL import Image
 
 from protocol import DoneReason, Metrics
 from runner.engine.events import Finished, Scored, Started
-from runner.pictures.families.qwen3_5 import Qwen35
+from runner.pictures.families import Qwen35
 from runner.pictures.geometry import Pixels
 from runner.pictures.pixels import PixelStore
 from runner.pictures.prompt import Picture, PictureNames
-from runner.pictures.support import NoPictures, PictureSupport
+from runner.pictures.support import PictureSupport
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
-from tests.unit.pictures.pictures import Here, encoded
+from tests.unit.pictures.pictures import Here, encoded, spans
 from tests.unit.server.script import Client, Script
 
 FAMILY = Qwen35(min_pixels=1)
@@ -32,7 +31,7 @@ DAMAGED = WHOLE[: len(WHOLE) // 2]
 @pytest.fixture
 def support(engine: Script) -> Iterator[PictureSupport]:
     support = PictureSupport(FAMILY, START, SOFT, END, PictureNames(), PixelStore(FAMILY, decoder=Here()))
-    engine.pictures = cast("NoPictures", support)
+    engine.vision = support
     yield support
     support.pixels.close()
 
@@ -113,7 +112,7 @@ async def test_rows_of_scores_show_pictures(
     for ids, files in wanted.values():
         request = await engine.next()
         assert (request.prompt, request.sampling.candidates) == (ids, (65, 66))
-        assert [span.picture.data for span in (request.pictures.spans if request.pictures else ())] == files
+        assert [span.picture.data for span in spans(request)] == files
         assert support.pixels.held_bytes > 0, "both are decoded before a row is computed"
         metrics = Metrics(prompt_eval_count=len(ids))
         engine.tell(request, Started(), Scored([-1, -2]), Finished(DoneReason.STOP, metrics))

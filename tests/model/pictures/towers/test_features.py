@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 
 from runner.pictures.towers.tower import Grid, attend, pieces
-from tests.model.towers.cases import CASES, NEMOTRON, QWEN, RECORDED, Case
-from tests.model.towers.made import encoded, features, made
+from tests.model.pictures.towers.cases import CASES, NEMOTRON, QWEN, RECORDED, Case
+from tests.model.pictures.towers.made import encoded, features, made
 
 ODD = tuple(case for case in CASES if case.name.endswith("-odd"))
 
@@ -61,31 +61,14 @@ def test_attention_in_blocks_is_attention(count: int, keys: int, piece_bytes: in
     assert difference(result, mx.fast.scaled_dot_product_attention(queries, key, value, scale=0.25)) <= 1e-6
 
 
-@pytest.mark.parametrize("shape", [(9,), (1, 1, 1, 9), (2, 1, 9, 9)])
-def test_a_mask_is_cut_with_the_queries(shape: tuple[int, ...]) -> None:
-    arrays = [mx.random.normal((2, 3, 9, 8), key=mx.random.key(seed)) for seed in range(3)]
-    mask = mx.random.uniform(shape=shape, key=mx.random.key(9)) < 0.7
-    queries, keys, values = arrays
-    steps = attend(queries, keys, values, 0.3, 200, mask)
-    try:
-        while True:
-            next(steps)
-    except StopIteration as done:
-        result = done.value
-    dense = mx.broadcast_to(mask, (2, 3, 9, 9))
-    assert (
-        difference(result, mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.3, mask=dense)) <= 1e-6
-    )
-
-
 def test_a_gpu_gets_heads_of_a_width_that_its_kernels_know(monkeypatch: pytest.MonkeyPatch) -> None:
     case = next(case for case in QWEN if case.name.endswith("heads-of-72"))
     widths: list[int] = []
     genuine = mx.fast.scaled_dot_product_attention
 
-    def noted(queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None) -> mx.array:
+    def noted(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
         widths.append(queries.shape[-1])
-        return genuine(queries, keys, values, scale=scale, mask=mask)
+        return genuine(queries, keys, values, scale=scale)
 
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", noted)
     plain = features(made(case), case)

@@ -15,9 +15,9 @@ from scripts.tools.models.sources_towers import SEEING, SEEING_GEMMAS
 from scripts.tools.models.store import Store, source_tensors, write_store
 from scripts.tools.models.tensors import from_mlx, rounded, to_mlx
 from tests.model.loading.conftest import parameters
-from tests.model.towers import gemma_cases
-from tests.model.towers.cases import Case
-from tests.model.towers.made import features, made
+from tests.model.pictures.towers import gemma_cases
+from tests.model.pictures.towers.cases import Case
+from tests.model.pictures.towers.made import features, made
 
 _GRID = Grid(4, 6)
 _QWEN, _NEMOTRON = "qwen3.5-seeing", "nemotron-omni-seeing"

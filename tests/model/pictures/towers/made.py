@@ -7,7 +7,7 @@ import mlx.core as mx
 from runner.pictures.towers.nemotron_h import NemotronTower
 from runner.pictures.towers.qwen3_5 import Qwen35Tower
 from runner.pictures.towers.tower import Tower
-from tests.model.towers.cases import Case
+from tests.model.pictures.towers.cases import Case
 
 
 def kind(case: Case) -> type[Tower]:
@@ -16,7 +16,7 @@ def kind(case: Case) -> type[Tower]:
 
 def made(case: Case, weights: Mapping[str, mx.array] | None = None) -> Tower:
     """The tower of a case, with the published tensors `weights` instead of its own if given."""
-    tower = kind(case).from_config(case.config)
+    tower = kind(case)(case.config)
     found = case.weights if weights is None else weights
     named = {name: array for key, array in found.items() if (name := tower.parameter_name(key)) is not None}
     tower.load_weights(list(tower.sanitize(named).items()))

@@ -7,11 +7,10 @@ import mlx.core as mx
 import pytest
 
 from runner.errors import ModelError
-from runner.pictures.towers.block import resampled
 from runner.pictures.towers.gemma4 import ClampedLinear, Gemma4Tower
-from runner.pictures.towers.glimmer import _windows
+from runner.pictures.towers.glimmer import _windows, resampled
 from runner.pictures.towers.tower import Grid
-from tests.model.towers.gemma_cases import (
+from tests.model.pictures.towers.gemma_cases import (
     CASES,
     NAMES,
     PICTURES,
@@ -91,13 +90,13 @@ def test_a_linear_has_four_bounds_or_none() -> None:
     config = CASES["gemma4-clamped"].config
     weights = make_weights(make_tower("gemma4-clamped"))
     name = "encoder.layers.0.self_attn.q_proj"
-    tower = Gemma4Tower.from_config(config)
+    tower = Gemma4Tower(config)
     flat = {each: array.reshape(1) if each.endswith(("_min", "_max")) else array for each, array in weights.items()}
     tower.load_weights(list(tower.sanitize(flat).items()), strict=True)
     assert "input_min" in _linear(tower)
     assert _linear(tower).input_min.shape == ()
 
-    tower = Gemma4Tower.from_config(config)
+    tower = Gemma4Tower(config)
     without = {each: array for each, array in weights.items() if not re.match(rf"{name}\.\w+_m", each)}
     tower.load_weights(list(tower.sanitize(without).items()), strict=True)
     assert "input_min" not in _linear(tower)
@@ -106,7 +105,7 @@ def test_a_linear_has_four_bounds_or_none() -> None:
     with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.q_proj must have all four .*missing: output_max$"):
         tower.sanitize({each: array for each, array in weights.items() if each != f"{name}.output_max"})
     packed = {f"{name}.linear.weight": weights[f"{name}.linear.weight"]}  # scales come like this
-    tower = Gemma4Tower.from_config(config)
+    tower = Gemma4Tower(config)
     assert tower.sanitize(packed) == packed
     assert "input_min" in _linear(tower)
 

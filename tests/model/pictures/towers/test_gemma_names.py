@@ -8,8 +8,9 @@ import pytest
 from runner.errors import ModelError
 from runner.pictures.towers.gemma4 import Gemma4Tower, Gemma4UnifiedTower
 from runner.pictures.towers.glimmer import GlimmerTower
+from runner.pictures.towers.load import TOWERS
 from runner.pictures.towers.tower import Grid
-from tests.model.towers.gemma_cases import (
+from tests.model.pictures.towers.gemma_cases import (
     CASES,
     NAMES,
     WIDTH,
@@ -60,13 +61,13 @@ def test_metas_own_form_of_glimmer_computes_the_same() -> None:
         "vision_pos_emb_grid_h": 4, "vision_pos_emb_grid_w": 4, "vision_sparse_attention_factor": 2,
         "vision_output_dim": 128, "vision_adapter_dim": 40,
     }  # fmt: skip
-    tower = GlimmerTower.from_config(config)
+    tower = GlimmerTower(config)
     stored = _original(parameters(published), 2)
     named = {str(tower.parameter_name(name)): array for name, array in stored.items()}
     tower.load_weights(list(tower.sanitize(named).items()), strict=True)
     for grid in (Grid(6, 10), Grid(4, 4)):
         patches = make_patches("glimmer", grid)
-        assert distance(features(tower, patches, grid), features(published, patches, grid)) <= 1e-6
+        assert distance(features(tower, patches, grid), features(published, patches, grid)) <= 2e-6
 
 
 OWN = {
@@ -88,28 +89,27 @@ def test_every_parameter_is_found_under_its_published_name(name: str) -> None:
 def test_the_config_says_which_tower_of_gemma_4_it_is() -> None:
     for name in NAMES[:5]:
         case = CASES[name]
-        assert case.tower.fits(case.config)
-        assert Gemma4Tower.fits(case.config) is not Gemma4UnifiedTower.fits(case.config)
-    assert Gemma4Tower.fits({})  # a text model
+        assert TOWERS["gemma4"].kind(case.config["vision_config"]) is case.tower
+    assert TOWERS["gemma4"].kind(None) is Gemma4Tower  # a text model
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
         ("gemma4", {"hidden_size": "32"}, "hidden_size"),
-        ("gemma4", {"num_hidden_layers": 1 << 19}, "num_hidden_layers must be at most 1024"),
+        ("gemma4", {"num_hidden_layers": 1 << 19}, "num_hidden_layers: want at most 1024, found"),
         ("gemma4", {"head_dim": 10}, "head_dim must be a multiple of 4"),
         ("gemma4", {"num_key_value_heads": 3}, "3 heads for keys must divide 2"),
-        ("gemma4", {"hidden_activation": "silu"}, "needs hidden_activation 'gelu_pytorch_tanh', found 'silu'"),
-        ("gemma4", {"rope_parameters": 3}, "rope_parameters must be an object"),
-        ("gemma4", {"rope_parameters": {"rope_theta": float("nan")}}, "rope_theta must be a positive number"),
-        ("gemma4", {"use_clipped_linears": "no"}, "use_clipped_linears must be true or false"),
+        ("gemma4", {"hidden_activation": "silu"}, "hidden_activation: want 'gelu_pytorch_tanh', found 'silu'"),
+        ("gemma4", {"rope_parameters": 3}, "rope_parameters: want an object, found int"),
+        ("gemma4", {"rope_parameters": {"rope_theta": float("nan")}}, "rope_theta: want a positive number, found nan"),
+        ("gemma4", {"use_clipped_linears": "no"}, "use_clipped_linears: want true or false"),
         ("gemma4-unified", {"output_proj_dims": 16}, "output_proj_dims must be mm_embed_dim, which is 32, found 16"),
-        ("glimmer", {"layer_types": ["full_attention"]}, "layer_types must be 4 of window_attention or full_attention"),
+        ("glimmer", {"layer_types": ["full_attention"]}, "layer_types: want 4 of window_attention or full_attention"),
         ("glimmer", {"num_attention_heads": 16}, "divisible by its 16 heads times 4"),
         ("glimmer", {"merge_size": 3}, r"output must be 32 \* 3\^2 wide, found 128"),
     ],
 )
 def test_a_description_that_cannot_be_meant_is_refused(name: str, changes: Config, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        CASES[name].tower.from_config(vision(name, **changes))
+        CASES[name].tower(vision(name, **changes))

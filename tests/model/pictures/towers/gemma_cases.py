@@ -122,7 +122,7 @@ def make_weights(tower: Tower, seed: int = 0) -> Weights:
 def make_tower(name: str) -> Tower:
     """The tower of a case, its weights as they are recorded."""
     case = CASES[name]
-    tower = case.tower.from_config(case.config)
+    tower = case.tower(case.config)
     weights = make_weights(tower)
     tower.load_weights(list(weights.items()), strict=True)
     return tower

@@ -1,6 +1,6 @@
 """Records what mlx-vlm makes of `gemma_cases`:
 
-    python -m tests.model.towers.record_gemma FOLDER
+    python -m tests.model.pictures.towers.record_gemma FOLDER
 
 where FOLDER is that of `tests.lib.mlx_vlm`.
 """
@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 
 from runner.pictures.towers.tower import Grid
 from tests.lib.mlx_vlm import module, register
-from tests.model.towers import gemma_cases as cases
+from tests.model.pictures.towers import gemma_cases as cases
 
 
 def _places(grid: Grid) -> mx.array:

@@ -1,6 +1,6 @@
 """Records what mlx-vlm makes of the cases, so that the tests need no mlx-vlm.
 
-    python -m tests.model.towers.record FOLDER
+    python -m tests.model.pictures.towers.record FOLDER
 
 where FOLDER is that of `tests.lib.mlx_vlm`.
 """
@@ -13,7 +13,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from tests.lib.mlx_vlm import module, register
-from tests.model.towers.cases import CASES, NEMOTRON, QWEN, RECORDED, Case, vision
+from tests.model.pictures.towers.cases import CASES, NEMOTRON, QWEN, RECORDED, Case, vision
 
 _CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner.errors import ModelError, ReadError
+from runner.errors import ModelError
 from runner.model.config import read_config
 from runner.model.families import architecture_of, family_of, is_needed
 from runner.model.opened import OpenedModel
@@ -16,8 +16,8 @@ from runner.model.sources.directory import open_directory
 from runner.pictures.towers import Tower, TowerPlan, load_tower, plan_tower
 from scripts.tools.models.tensors import PACKINGS, rounded
 from tests.model.loading.conftest import parameters
-from tests.model.towers.cases import NEMOTRON, QWEN, Case, vision, write
-from tests.model.towers.made import features, made
+from tests.model.pictures.towers.cases import NEMOTRON, QWEN, Case, vision, write
+from tests.model.pictures.towers.made import features, made
 
 QWEN_ODD, NEMOTRON_ODD = QWEN[3], NEMOTRON[4]
 BOTH = pytest.mark.parametrize("case", [QWEN_ODD, NEMOTRON_ODD], ids=lambda case: case.name)
@@ -201,13 +201,13 @@ def test_a_tower_has_tensors_and_a_description_or_neither(tmp_path: Path, case: 
     ("case", "changes", "said"),
     [
         (QWEN_ODD, {"deepstack_visual_indexes": [1]}, "unsupported deepstack_visual_indexes [1]"),
-        (QWEN_ODD, {"depth": 0}, "positive depth"),
-        (QWEN_ODD, {"hidden_size": 1 << 40}, "positive hidden_size"),
+        (QWEN_ODD, {"depth": 0}, "config.json: depth: want a positive integer, found 0"),
+        (QWEN_ODD, {"hidden_size": 1 << 40}, "hidden_size: want a positive integer"),
         (QWEN_ODD, {"num_heads": 32}, "width (64) must be divisible by its 32 heads times 4"),
         (QWEN_ODD, {"num_position_embeddings": 50}, "num_position_embeddings (50) must be a square"),
         (QWEN_ODD, {"out_hidden_size": 32}, "out_hidden_size (32) is not the text model's hidden_size (64)"),
         (QWEN_ODD, {"in_channels": 4}, "4 channels"),
-        (QWEN_ODD, {"patch_size": True}, "positive patch_size, found True"),
+        (QWEN_ODD, {"patch_size": True}, "patch_size: want a positive integer, found True"),
         (NEMOTRON_ODD, {"version": "radio_v3"}, "unsupported RADIO version 'radio_v3'"),
         (NEMOTRON_ODD, {"num_attention_heads": 3}, "width (64) must be divisible by its 3 heads"),
     ],
@@ -260,6 +260,8 @@ def test_a_tower_that_lacks_tensors_is_not_an_unknown_one(tmp_path: Path, case: 
         ({"norm_mean": [0.5]}, "norm_mean must contain 3 numbers"),
         ({"norm_std": [1, 0, 1]}, "norm_std must not contain 0"),
         ({"downsample_ratio": 0.25}, "unsupported downsample_ratio 0.25"),
+        ({"downsample_ratio": float("nan")}, "unsupported downsample_ratio nan"),
+        ({"patch_size": 14}, "unsupported RADIO patch_size 14"),
     ],
 )
 def test_nonsense_around_a_radio_tower_is_a_fault(tmp_path: Path, changes: dict[str, object], said: str) -> None:
@@ -296,7 +298,7 @@ def test_a_file_that_shrinks_after_planning_is_noticed_before_mlx_reads_it(
     monkeypatch.setattr(mx, "load", lambda *_, **__: pytest.fail("MLX reads it"))
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ReadError, match="truncated"):
+    with pytest.raises(ModelError, match="truncated"):
         load_tower(plan)
 
 
