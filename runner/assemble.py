@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from runner import __version__, blas
 from runner.cache import Cache, make_cache
-from runner.cache.layers.trial import BatchTrial, DraftTrial
+from runner.cache.layers.batch import unbatchable_layers
 from runner.drafts.drafting import Drafting
 from runner.drafts.opening import DraftModelOpener
 from runner.drafts.pacing import DraftModel
@@ -26,15 +26,13 @@ from runner.engine.memory import MemoryBudget, MLXMeter, set_limits
 from runner.engine.policy import SlicePolicy
 from runner.engine.report import Identity, Report, WingCounts
 from runner.engine.scheduler import Scheduler
-from runner.engine.trial import SettledTrial, Trial
 from runner.engine.warmup import sketch, warm_up
 from runner.engine.world import Sources, World
 from runner.grammar.formats import GRAMMAR_BYTES, Formats
 from runner.logs import Log
 from runner.model import OpenedModel
 from runner.model.device import gpu_usable_bytes, usable_bytes
-from runner.model.score_head import in_float32
-from runner.model.weights.dtype import device
+from runner.model.weights.dtype import device, in_float32
 from runner.model.weights.load import LoadedModel, load
 from runner.pictures.sight import Sight
 from runner.settings import CPU_CHUNK_TOKENS, DRAFT_OFF, GPU_CHUNK_TOKENS, Settings
@@ -113,7 +111,6 @@ def assemble(
             known_choices=settings.draft_known,
         )
 
-    unbatchable = loaded.unbatchable
     reuse_bytes = set_limits(opened.budget_bytes, on_cpu=opened.on_cpu)
     formats = Formats(model, tokenizer, settings.parallel, opened.budget_bytes - mx.get_active_memory())
     if opened.shares_memory:
@@ -128,10 +125,7 @@ def assemble(
     policy = SlicePolicy(chunk_tokens, settings.max_gap_s)
     sources = world.wrap(Sources(logits, MLXMeter(), monotonic, policy, reuse_bytes, grammar_bytes))
     logits = sources.forward
-    undraftable = loaded.undraftable
-    drafts_trial = SettledTrial(undraftable) if undraftable else DraftTrial(make_layers, logits, model.vocab_size)
-    trial = SettledTrial(unbatchable) if unbatchable else BatchTrial(make_layers, logits, model.vocab_size)
-    drafting = _drafting(settings, drafts_trial, salt, draft_model, sources.clock, on_cpu=opened.on_cpu)
+    drafting = _drafting(settings, loaded.undraftable, salt, draft_model, sources.clock, on_cpu=opened.on_cpu)
     context = EngineContext(
         forward=logits if draft_model is None else draft_model.watch(logits),
         tokenizer=tokenizer,
@@ -146,7 +140,7 @@ def assemble(
             drop_unused,
         ),
         salt=salt,
-        trial=trial,
+        unbatchable=loaded.unbatchable or unbatchable_layers(make_layers()),
         drafting=drafting,
         begin=sources.begin,
         ranks=ranks,
@@ -186,7 +180,7 @@ def assemble(
         parallel=scheduler.parallel,
     )
     warm = _warm_up_of(model, loaded, logits, make_layers, on_cpu=opened.on_cpu)
-    return Assembly(scheduler, report, tokenizer, sight.vision, formats, warm, not opened.on_cpu, disk)
+    return Assembly(scheduler, report, tokenizer, sight.vision, formats, warm, disk)
 
 
 def _open_device(settings: Settings) -> _Device:
@@ -215,7 +209,7 @@ def _choose_kv_format(
 
 def _drafting(
     settings: Settings,
-    trial: Trial,
+    undraftable: str,
     salt: str,
     model: DraftModel | None,
     clock: Callable[[], float],
@@ -224,9 +218,11 @@ def _drafting(
 ) -> Drafting | None:
     if settings.draft == DRAFT_OFF:
         return None
+    if undraftable:
+        log.info("answers are not drafted", why=undraftable)
     make = DraftPolicy.for_cpu if on_cpu else DraftPolicy.for_gpu
     policy = make(settings.draft_tokens) if settings.draft_tokens else make()
-    return Drafting(policy, trial, salt, model, clock)
+    return Drafting(policy, undraftable, salt, model, clock)
 
 
 def _open_disk(

@@ -539,7 +539,14 @@ class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     models_dir: Annotated[Path, _AS_SERVER]
     context_tokens: Annotated[int | None, _AS_SERVER] = None
-    verify: Annotated[bool, _AS_SERVER] = False
+    verify: Annotated[
+        bool,
+        _what_to_serve(
+            "verify every blob, and try the model on this device",
+            "verify the SHA-256 of every blob of the model; then load it, which takes time and memory as serving does,"
+            " and try on this device whether its answers may be computed together and drafted",
+        ),
+    ] = False
     memory: Annotated[Bound, _AS_SERVER] = Bound(percent=MEMORY_PERCENT)
     disk_cache: Annotated[Path | None, _AS_SERVER] = None
     draft: Annotated[str, _AS_SERVER] = DRAFT_AUTO

@@ -14,11 +14,8 @@ from runner.drafts.lookup import Lookup, Ring
 from runner.drafts.pacing import AnswerPacing, DraftModel, ModelPacing
 from runner.drafts.policy import MODEL_MATCH, SOURCES, Draft, DraftPolicy
 from runner.engine.lifecycle import Lifecycle
-from runner.engine.trial import Trial
-from runner.logs import Log
 from runner.sampling.sampler import Sampler
 
-log = Log(__name__)
 _INDEX_TOKENS = 512
 """Tokens of an earlier answer that are indexed beside a step: half a millisecond."""
 _EARLIER_TOKENS = 1 << 18
@@ -31,51 +28,26 @@ class Drafting:
     def __init__(
         self,
         policy: DraftPolicy,
-        trial: Trial,
+        undraftable: str = "",
         salt: str = "",
         model: DraftModel | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Nothing is drafted before the end of the `trial`, which the caller advances while `waits`, or before any
-        answer does. Answers under different salts know nothing of each other. The `model` drafts where no known text
-        does."""
+        """Nothing is drafted if there is a reason why the model must not. Answers under different salts know nothing of
+        each other. The `model` drafts where no known text does."""
         self.policy = policy
         self.guard = Guard()
         self.ring = Ring(_EARLIER_TOKENS)
         self.salt = salt
         self.model = None if model is None else ModelPacing(model, policy, clock)
-        self._trial = trial
-        self.waits = False
-        """True while an answer could be drafted if the trial were over."""
+        self.undraftable = undraftable
         self._rounds = 0
         self._drafted: dict[str, int] = dict.fromkeys(SOURCES, 0)
         self._accepted: dict[str, int] = dict.fromkeys(SOURCES, 0)
 
-    @property
-    def hopeless(self) -> bool:
-        """True if the model may not draft."""
-        return bool(self._trial.fault)
-
-    @property
-    def untried(self) -> bool:
-        """True until the trial is over."""
-        return self._trial.fault is None
-
-    def allows(self) -> bool:
-        """Returns True if answers may be drafted. If the trial is not over, this one waits for it."""
-        self.waits = self._trial.fault is None
-        return self._trial.fault == ""
-
     def drafter(self, prompt: Sequence[int]) -> "AnswerDrafter":
         """Returns a drafter for the answer to this prompt."""
         return AnswerDrafter(self, prompt)
-
-    def advance(self) -> None:
-        """Runs one slice of the trial."""
-        self._trial.advance()
-        self.waits &= self.untried
-        if self._trial.fault:
-            log.info("answers are not drafted", why=self._trial.fault)
 
     def learn(self, draft: Draft, taken: int, right: int) -> None:
         """Learns that of the first `taken` tokens of a draft the first `right` were right."""
@@ -87,8 +59,8 @@ class Drafting:
     def counts(self) -> DraftCounts:
         """Returns the counts so far."""
         state, why = self.guard.state
-        if self._trial.fault:
-            state, why = "off", self._trial.fault
+        if self.undraftable:
+            state, why = "off", self.undraftable
         return DraftCounts(
             rounds=self._rounds,
             drafted={**self._drafted},
@@ -112,7 +84,7 @@ class AnswerDrafter:
         self._draft: Draft | None = None  # what the present round tries
         self._offered = False  # the present step could have tried a draft
         self._waited = False  # the present step dispatched nothing
-        self._model = None if shared.model is None else AnswerPacing(shared.model, shared.allows)
+        self._model = None if shared.model is None else AnswerPacing(shared.model)
         self.life: Lifecycle | None = None
         """Where the drafts of a model are counted."""
 
@@ -170,7 +142,7 @@ class AnswerDrafter:
     def _choose(self, session: LiveSession, most: int) -> Draft | None:
         """Returns a draft that is worth its rows, or None. A path of the cache comes first: it has all of the text."""
         shared, recorded = self._shared, session.recorded
-        if shared.hopeless:
+        if shared.undraftable:
             return None
         shared.ring.index(_INDEX_TOKENS)
         self._lookup.extend(recorded[self._known :])
@@ -180,5 +152,5 @@ class AnswerDrafter:
         draft = Draft(path, "path", len(recorded)) if path else self._lookup.propose(most)
         length = shared.policy.length(draft, len(recorded)) if draft is not None else 0
         self._offered = length > 0
-        allowed = length > 0 and shared.allows() and shared.guard.allows()
+        allowed = length > 0 and shared.guard.allows()
         return draft._replace(tokens=draft.tokens[:length]) if draft is not None and allowed else None

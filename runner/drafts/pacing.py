@@ -84,10 +84,8 @@ class ModelPacing:
 class AnswerPacing:
     """Paces the model for one answer. Owner: the engine thread."""
 
-    def __init__(self, shared: ModelPacing, allowed: Callable[[], bool]) -> None:
-        """`allowed` returns True if answers may be drafted at all; it is called only when one would be."""
+    def __init__(self, shared: ModelPacing) -> None:
         self._shared = shared
-        self._allowed = allowed
         self._wanted = 0  # tokens of the next draft
         self._offered = False  # the present step could have been drafted
         self.worked = False
@@ -127,7 +125,7 @@ class AnswerPacing:
         shared = self._shared
         self._wanted = self._wanted or shared.policy.model_length(most, len(session.recorded))
         self._offered |= self._wanted > 0
-        if not self._wanted or not shared.guard.allows() or not self._allowed():
+        if not self._wanted or not shared.guard.allows():
             return 0
         self.worked = True
         return min(self._wanted, most)

@@ -14,7 +14,7 @@ parts and connects them.
 | `engine`, `warmup` | the loop: receive, compute a slice, deliver; before the first request |
 | `scheduler`, `queue`, `policy` | the stations of a request; those that wait; which slice is next, from numbers alone |
 | `generation`, `output`, `lifecycle` | one request: prompt, answer, text and stop strings, counts |
-| `batch`, `batches`, `round`, `trial` | several in one forward; rounds that check drafts; what a model can do |
+| `batch`, `batches`, `round` | several in one forward; rounds that check drafts |
 | `memory`, `recovery` | which requests fit into `--memory`; the case that MLX finds none |
 | `journal`, `counters`, `report`, `trace` | log lines and numbers for people; the time of each part of a slice |
 | `ports`, `context` | what the engine asks of wings; what all requests share |

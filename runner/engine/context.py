@@ -9,7 +9,6 @@ from runner.cache.session import LiveSession
 from runner.engine.generation import Forward, Generation, NoPictures
 from runner.engine.memory import MemoryBudget
 from runner.engine.request import Request, ShownPrompt
-from runner.engine.trial import SettledTrial, Trial
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -30,8 +29,8 @@ class EngineContext(NamedTuple):
     """Begins with the pictures of one request, none of which is encoded yet."""
     shifted: "Shifted" = lambda _: nullcontext()
     """Shifts the positions of answers after pictures."""
-    trial: Trial = SettledTrial()
-    """The trial that decides whether requests may share a batch."""
+    unbatchable: str = ""
+    """The reason why requests may not share a batch; empty if they may."""
     drafting: "Drafts | None" = None
     """Drafts answers; None if that is off."""
     begin: Callable[..., Generation] = Generation

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 
 from protocol.stats import CacheCounts, Histogram, RequestCounts, ScoreCounts, SliceCounts, Stats, TokenCounts
-from runner.engine.policy import AdvanceTrial, Begin, Decode, Encode, Prefill, Slice
+from runner.engine.policy import Begin, Decode, Encode, Prefill, Slice
 
 if TYPE_CHECKING:
     from runner.engine.generation import Generation
@@ -140,8 +140,6 @@ class Counters:
                 slices.encode_s += seconds
             case Begin():
                 slices.begin += 1
-            case AdvanceTrial():
-                pass
 
     def ended(self, generation: "Generation") -> "Lifecycle":
         """Counts a request that is closed. Returns its lifecycle, with the outcome."""

@@ -13,7 +13,6 @@ from protocol.stats import CacheNode
 from runner.engine.events import Outbox, Wakeup
 from runner.engine.request import Limits, Request, Vision
 from runner.engine.trace import TRACE
-from runner.engine.trial import IdleTrial, first_untried
 from runner.errors import ModelError, RunnerError, no_mlx
 from runner.logs import Log, die, error_line, fatal
 from runner.model import OpenedModel
@@ -34,7 +33,6 @@ Post = Callable[[Callable[[], None] | None], None]
 
 log = Log(__name__)
 _MASK_POLL_S = 0.002  # between two looks for a grammar's mask, while there is nothing else to do
-_QUIET_S = 0.25  # a host asks for the status every 100 ms, and then brings the request for which it loads the model
 _PUBLISH_S = 0.02  # a decode step may take a millisecond or two, of which asking MLX for its memory would be a percent
 
 
@@ -48,7 +46,6 @@ class Assembly(NamedTuple):
     formats: "Formats"
     warm_up: Callable[[], None]
     """Computes what a first request would. Raises ComputeError if the model cannot."""
-    on_gpu: bool
     disk: "Tier | None" = None
 
 
@@ -165,9 +162,6 @@ class Engine:
             self._load()
             self.parts.warm_up()
             loop.call_soon_threadsafe(self._ready.set)
-            matcher = self.parts.scheduler.matcher
-            while self.parts.on_gpu and matcher.untried:  # hosts take a moment to ask for more than the status
-                matcher.advance()
             self._turns.end_slice(idle=True)
             while True:
                 self._step()
@@ -236,10 +230,8 @@ class Engine:
             self._handle(self._mailbox.get())
 
     def _wait(self) -> Message:
-        """Returns the next message. The time until it comes goes into the trials of batches and of drafts, for which
-        the first answers that run at once, or repeat what is known, would otherwise have to wait."""
-        scheduler, quiet_s = self.parts.scheduler, _QUIET_S
-        if scheduler.awaits_mask:
+        """Returns the next message; None if a mask or the disk may have something before one comes."""
+        if self.parts.scheduler.awaits_mask:
             with suppress(queue.Empty):
                 return self._mailbox.get(timeout=_MASK_POLL_S)
             return None
@@ -247,18 +239,7 @@ class Engine:
             with suppress(queue.Empty):
                 return self._mailbox.get(timeout=self.parts.disk.patience_s)
             return None
-        while trial := first_untried(scheduler.matcher, scheduler.drafting):
-            try:
-                return self._mailbox.get(timeout=quiet_s)
-            except queue.Empty:
-                self._advance(trial)
-                quiet_s = 0.0
         return self._mailbox.get()
-
-    def _advance(self, trial: IdleTrial) -> None:
-        self._turns.begin_trial()
-        trial.advance()
-        self._turns.end_slice(idle=True)
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Request):

@@ -90,7 +90,7 @@ class WorkspaceEstimate:
 
 
 _GROWTH_TOKENS = 256  # layers grow by so many tokens at a time
-_TRIAL_LAYERS, _ROUND_ROWS = 2, 8  # of a trial, and of a round of drafts on a CPU
+_ROUND_ROWS = 8  # of a round of drafts on a CPU
 _FADE_STEPS = 1024
 _SHARE = 4  # of the room: what a slice may take for speed alone
 _REUSE = 16  # of the room: what MLX may keep of freed buffers for the next ones
@@ -242,9 +242,8 @@ class MemoryBudget:
         )
 
     def allows_drafts(self, cache: CacheBudget) -> bool:
-        """Returns True if there is room, beside what runs, for steps over several tokens and for the trial before the
-        first of them, and some to spare."""
-        needed = _TRIAL_LAYERS * cache.session_bytes(_GROWTH_TOKENS) + _ROUND_ROWS * self._step_bytes + self.draft_bytes
+        """Returns True if there is room, beside what runs, for steps over several tokens, and some to spare."""
+        needed = _ROUND_ROWS * self._step_bytes + self.draft_bytes
         return cache.allows(needed + self.room_bytes // _SHARE)
 
     def free(self, cache: CacheBudget) -> None:

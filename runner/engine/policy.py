@@ -1,10 +1,10 @@
 """Decides from numbers alone which slice comes next; knows no model and no clock.
 
 A decode step of a batch follows its previous one within `max_gap_s`. The time that this leaves belongs to new requests,
-to prompts and pictures, and, if there are none, to the trial of batches. If it leaves too little, every round of steps
-is followed by one new request, one prompt slice of `LEAST_SLICE_TOKENS`, one piece of a picture, or one slice of the
-trial. So the gap of a batch is at most `max_gap_s`, or one round and that one slice if these take longer. Two things
-cannot be foreseen and come on top: a slice that takes longer than the last ones did, and the first step of a new batch.
+to prompts and to pictures. If it leaves too little, every round of steps is followed by one new request, one prompt
+slice of `LEAST_SLICE_TOKENS`, or one piece of a picture. So the gap of a batch is at most `max_gap_s`, or one round and
+that one slice if these take longer. Two things cannot be foreseen and come on top: a slice that takes longer than the
+last ones did, and the first step of a new batch.
 """
 
 from collections.abc import Sequence
@@ -51,15 +51,7 @@ class Encode(NamedTuple):
         return True
 
 
-class AdvanceTrial(NamedTuple):
-    """Advance the trial that finds out whether the model can decode several requests in one batch."""
-
-    def __bool__(self) -> bool:
-        """True, as above."""
-        return True
-
-
-Slice = Begin | Prefill | Encode | Decode | AdvanceTrial
+Slice = Begin | Prefill | Encode | Decode
 
 
 class View(NamedTuple):
@@ -71,8 +63,6 @@ class View(NamedTuple):
     """The tokens that each prompt has left to prefill, in the order of arrival; each > 0."""
     decoding: Sequence[int] = ()
     """The ids of the batches that can step. A batch keeps its id."""
-    trial: bool = False
-    """True if batches wait for the trial to end."""
     encoding: int = 0
     """The number of prompts that wait for a picture which can be encoded."""
 
@@ -103,7 +93,8 @@ class SlicePolicy:
         self._slices = 0
         self._last_other = 0  # the number of the latest slice that was not a step
         self._paces: dict[int, _Pace] = {}
-        self._begin_s = self._trial_s = self._encode_s = 0.0
+        self._begin_s = 0.0
+        self._encode_s = 0.0
         self._encoded_last = False  # of prompts and pictures: they take turns
         self._token_s: float | None = None
         self._most_tokens = _FIRST_TOKENS  # at most doubles with each slice: the first measurements are rough
@@ -117,7 +108,7 @@ class SlicePolicy:
             if self._encodes(view):
                 return Encode()
             return self._next_prefill(view, self.chunk_tokens) if view.prefilling else None
-        if len(view.decoding) == 1 and not (view.startable or view.prefilling or view.encoding or view.trial):
+        if len(view.decoding) == 1 and not (view.startable or view.prefilling or view.encoding):
             return Decode(0)
         step = Decode(min(range(len(view.decoding)), key=lambda index: self._last_slice(view.decoding[index])))
         if view.decoding[step.index] not in self._paces:
@@ -130,7 +121,7 @@ class SlicePolicy:
         if self._encodes(view):
             return Encode() if fresh or self._encode_s <= room_s else step
         if not view.prefilling:
-            return AdvanceTrial() if view.trial and (fresh or self._trial_s <= room_s) else step
+            return step
         tokens = self._tokens_in(room_s)
         prefill = self._next_prefill(view, max(tokens, LEAST_SLICE_TOKENS) if fresh else tokens)
         worth = tokens >= LEAST_SLICE_TOKENS and room_s >= self.max_gap_s * _WORTH
@@ -155,8 +146,6 @@ class SlicePolicy:
         elif isinstance(slice, Encode):
             self._encode_s += (seconds - self._encode_s) * (1.0 if seconds > self._encode_s else _WEIGHT)
             self._encoded_last = True
-        elif isinstance(slice, AdvanceTrial):
-            self._trial_s += (seconds - self._trial_s) * _WEIGHT
         elif slice.tokens > 0:
             self._encoded_last = False
             self._measure(slice.tokens, seconds)

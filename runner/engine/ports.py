@@ -31,8 +31,6 @@ class What(IntEnum):
 
     TURN = 0
     """What happened outside before a slice: a `Turn`, or nothing."""
-    TRIAL = 1
-    """A slice of the trial of batches in idle time."""
     SECONDS = 2
     """The time that a slice or a step took, or a clock."""
     ACTIVE = 3
@@ -154,18 +152,6 @@ class CountedDrafter(Drafter, Protocol):
 
 class Drafts(Protocol):
     """What all drafted answers of an engine share. Owner: the engine thread."""
-
-    waits: bool
-    """True while an answer could be drafted if the trial of the model were over."""
-
-    @property
-    def untried(self) -> bool:
-        """True until the trial is over."""
-        ...
-
-    def advance(self) -> None:
-        """Runs one slice of the trial. Never raises."""
-        ...
 
     def drafter(self, prompt: Sequence[int]) -> CountedDrafter:
         """Returns a drafter for the answer to this prompt, whose pictures stand in it by their names."""

@@ -13,12 +13,11 @@ from runner.engine.events import Event, Failed, Outbox, Refused, Started
 from runner.engine.generation import Generation, Results
 from runner.engine.journal import Journal
 from runner.engine.memory import MemoryBudget
-from runner.engine.policy import AdvanceTrial, Begin, Decode, Encode, Prefill, Slice, SlicePolicy, View
+from runner.engine.policy import Begin, Decode, Encode, Prefill, Slice, SlicePolicy, View
 from runner.engine.queue import RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
 from runner.engine.request import Request
 from runner.engine.trace import TRACE
-from runner.engine.trial import SettledTrial
 from runner.logs import Log, error_line
 
 log = Log(__name__)
@@ -118,8 +117,7 @@ class Scheduler:
         self.journal = Journal(self._queue)
         self.prefilling: list[Generation] = []  # their prompts are being computed
         self._compiling: list[Generation] = []  # prefilled, while their grammars are still being compiled
-        self.matcher = BatchMatcher(context.trial if self.parallel > 1 else SettledTrial())
-        self.drafting = context.drafting or SettledTrial()
+        self.matcher = BatchMatcher(context.unbatchable)
         self._recovery = Recovery(self.memory, context.salt, context.ranks)
         self._encodings, self.batches = Encodings(self.memory, self._recovery), Batches(self.matcher, self._recovery)
         self._cache_invalid = False  # replace it before the next request begins
@@ -169,7 +167,6 @@ class Scheduler:
             prefilling=[generation.left for generation in self.prefilling],
             encoding=len(self._encodings.ready) if self._encodings.generations else 0,
             decoding=[batch.id for batch in ready],
-            trial=(self.matcher if len(ready) > 1 else self.drafting).waits,
         )
         chosen = self._policy.next(view)
         if TRACE.on:
@@ -205,8 +202,6 @@ class Scheduler:
                 return Decode(view.decoding.index(self._decode(ready[index])))
             case Encode():
                 self._encode()
-            case AdvanceTrial():
-                (self.matcher if len(ready) > 1 else self.drafting).advance()
         return chosen
 
     # --- begin and prefill

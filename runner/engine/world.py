@@ -64,8 +64,5 @@ class Turns:
     def begin_slice(self, add: Callable[[Request], None]) -> None:
         """Hands on what has happened outside since the last slice. `add` queues a request."""
 
-    def begin_trial(self) -> None:
-        """Notes a slice of a trial in idle time."""
-
     def end_slice(self, *, idle: bool) -> None:
         """Ends a slice, or the start. An `idle` engine may be ended at any moment."""

@@ -6,9 +6,9 @@ of weight files, and refuses whatever is broken; `weights.load.load` reads the w
 Owners: an `OpenedModel` is immutable, any thread may read it. Everything in `weights` runs on the engine thread, which
 owns MLX.
 
-Read in this order: `opened` (the steps of opening), `sources` (where files and tensors come from), `config`,
-`layer_count`, `families` (one row per architecture), `packing`; then `weights`, with `model_args`,
-`device` and `progress`. `inspect` examines a model for `mlx-runner check`.
+Read in this order: `opened` (the steps of opening), `sources` (where files and tensors come from), `config`, `families`
+(one row per architecture), `abilities` (the table of what each allows), `packing`; then `weights`, with `device` and
+`progress`. `inspect` examines a model for `mlx-runner check`.
 """
 
 import runner.process.lean_mlx_lm  # noqa: F401  # before any module here imports mlx_lm: registers it without its __init__

@@ -209,17 +209,25 @@ COMPUTED_TENSORS = {
 asks for it. It casts the result back, or joins tensors that Ollama packs differently."""
 
 UNBATCHABLE = {
-    "minimax_m3_vl": "its sparse attention counts the padding of shorter rows among the blocks to choose from"
+    "afm7": "its last layers count their positions by the length of the buffers",
+    "deepseek_v41": "mlx-lm has no batch of its layers",
+    "gemma2": "its attention by hand lacks a dimension for the mask of several rows",
+    "gpt_bigcode": "it wants one position for all rows",
+    "llama4": "mlx-lm has no batch of its chunked layers",
+    "minimax_m3_vl": "its sparse attention counts the padding of shorter rows among the blocks to choose from",
+    "phi3small": "its attention by hand lacks a dimension for the mask of several rows",
 }
-"""mlx-lm module -> the reason why rows of a batch get other results than alone, where no short trial shows it."""
+"""mlx-lm module -> the reason why answers must not share a forward. `gemma2` could with as many heads of keys as of
+queries; no such model is known. The trial shows all but `minimax_m3_vl`."""
 UNDRAFTABLE = {
+    "deepseek_v41": "there is no way back in its layers",
     "phi3small": "its masks let a token see what follows it",
     "plamo3": "its mask shows more than its window keeps",
 }
-"""mlx-lm's modules of which drafts would change the answer, and why. A trial finds others."""
+"""mlx-lm module -> the reason why drafts would change an answer."""
 
 METAL_ONLY = frozenset({"bitnet", "muse_spark"})
-"""Modules whose kernels exist only for Metal."""
+"""Modules whose kernels exist only for Metal. On a CPU the trials of abilities had plain MLX in place of these."""
 
 
 def architecture_of(config: Config, *, from_store: bool) -> str:

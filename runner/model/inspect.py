@@ -18,15 +18,13 @@ from mlx.nn.layers.base import Module
 from runner.errors import FaultsError, ModelError
 from runner.model.config import read_config, text_config
 from runner.model.families import UNNEEDED, Config, Family, architecture_of, family_of
-from runner.model.model_args import Defaults
 from runner.model.opened import OpenedModel, find_checkpoint, open_checkpoint
 from runner.model.packing import WORD_BITS
 from runner.model.sources.checkpoint import Checkpoint, Tensor
 from runner.model.sources.digests import verify_digests
-from runner.model.weights.assemble import build_module, rehearse
-from runner.model.weights.dtype import DtypePlan
+from runner.model.weights.assemble import Defaults, build_module, rehearse
+from runner.model.weights.dtype import PACKED_PARTS, DtypePlan
 from runner.model.weights.parameters import parameters_of
-from runner.model.weights.unpack import PACKED_PARTS
 
 _PARTS = {
     "draft": re.compile(r"draft[./]"),

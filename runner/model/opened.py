@@ -7,9 +7,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import ModelError
-from runner.model.config import context_length, is_tied, module_config, read_config, text_config, vocabulary_size
+from runner.model.config import (
+    check_extra_layers,
+    context_length,
+    extra_layers,
+    is_tied,
+    module_config,
+    read_config,
+    text_config,
+    vocabulary_size,
+)
 from runner.model.families import UNNEEDED, Config, Family, architecture_of, family_of, select_tensors
-from runner.model.layer_count import check_extra_layers, extra_layers
 from runner.model.packing import check_companions
 from runner.model.sources.checkpoint import Checkpoint, ReportFault, Tensor, raise_fault
 from runner.model.sources.directory import open_directory

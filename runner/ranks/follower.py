@@ -124,8 +124,6 @@ def _run(follower: Follower, settings: Settings, model: OpenedModel) -> NoReturn
         settings, model, tokenizer, replay.outbox, perf_counter(), lambda _: None, RankWorld(tape, follower)
     )
     parts.warm_up()
-    while parts.on_gpu and parts.scheduler.matcher.untried:
-        parts.scheduler.matcher.advance()
     done = replay.run(parts.scheduler, lambda *_: None)
     raise RankError(f"the ranks disagree: {done.difference}")
 

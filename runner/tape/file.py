@@ -24,7 +24,7 @@ log = Log(__name__)
 
 # --- What stands on a tape: a header, then values of the kinds of `What`. MessagePack, with bounds.
 
-VERSION = 1
+VERSION = 2
 _MOST_TOKENS = 1 << 24
 _Text = Annotated[str, msgspec.Meta(max_length=1 << 24)]
 _Tokens = Annotated[list[int], msgspec.Meta(max_length=_MOST_TOKENS)]

@@ -92,13 +92,13 @@ class Player:
     def flush(self) -> None:
         """Does nothing."""
 
-    def next_turn(self) -> tuple[What, Value]:
-        """Returns what begins the next slice. Raises as `of`."""
+    def next_turn(self) -> Value:
+        """Returns the turn that begins the next slice. Raises as `of`."""
         found, value = self._next()
-        if found not in (What.TURN, What.TRIAL):
+        if found is not What.TURN:
             raise self.differs(found, value, "the slice is over")
         self.slices += 1
-        return found, value
+        return value
 
     def differs(self, what: What, recorded: Value, replayed: str) -> DiffersError:
         """Returns the error that says both."""

@@ -43,11 +43,6 @@ class Recording(Turns):
         turn = self._originals.take_turn(self._requests, add)
         self.tape.same(What.TURN, None if turn is None else encode(turn))
 
-    def begin_trial(self) -> None:
-        """Notes a slice of the trial of batches in idle time."""
-        self.tape.on = True
-        self.tape.same(What.TRIAL, None)
-
     def end_slice(self, *, idle: bool) -> None:
         """Ends a slice, or the start. An `idle` engine may be ended at any moment: everything is written before."""
         self.tape.on = False

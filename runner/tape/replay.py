@@ -14,10 +14,9 @@ from runner.assemble import assemble
 from runner.engine.events import EventStream, Outbox
 from runner.engine.guide import Grammar
 from runner.engine.output import StopStrings
-from runner.engine.ports import Tape, What
+from runner.engine.ports import Tape
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
-from runner.engine.trial import first_untried
 from runner.errors import RequestError, RunnerError
 from runner.grammar.compiler import Compiler
 from runner.model import OpenedModel
@@ -78,13 +77,9 @@ class Replay:
 
     def _run_slice(self, scheduler: Scheduler) -> None:
         """Does what `Engine._step` does."""
-        what, value = self.tape.next_turn()
-        if what is What.TRIAL:
-            if trial := first_untried(scheduler.matcher, scheduler.drafting):
-                trial.advance()
-            return
-        if isinstance(value, bytes):
-            self._take(_turn(value), scheduler.add)
+        turn = self.tape.next_turn()
+        if isinstance(turn, bytes):
+            self._take(_turn(turn), scheduler.add)
         scheduler.advance()
         _ = scheduler.idle  # the engine asks, and a mask may come meanwhile
         self.outbox.send()
@@ -154,8 +149,6 @@ def replay(
     try:
         parts = assemble(settings, model, opening, taped.outbox, perf_counter(), lambda _: None, TapedWorld(player))
         parts.warm_up()
-        while parts.on_gpu and parts.scheduler.matcher.untried:
-            parts.scheduler.matcher.advance()
     except TapeEnd:
         return Replayed(0, 0, "")
     except DiffersError as error:

@@ -29,7 +29,6 @@ from runner.engine.generation import Forward
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import Slice, SlicePolicy, View
 from runner.engine.request import Limits, Request, prepare
-from runner.engine.trial import SettledTrial
 from runner.pictures.encoder import PictureEncoder
 from runner.pictures.families import Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
 from runner.pictures.forward import Rows
@@ -185,7 +184,6 @@ class SeeingEngine(SlicedEngine):
             self.memory,
             show=self.encoder.begin,
             shifted=self.encoder.shifted,
-            trial=SettledTrial(),
             drafting=drafting,
         )
         super().__init__(context, policy or NotingPolicy(), parallel, clock)

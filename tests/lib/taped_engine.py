@@ -30,7 +30,6 @@ from runner.engine.guide import Grammar
 from runner.engine.memory import MemoryBudget
 from runner.engine.ports import Ranks, Tape, Value, What
 from runner.engine.request import Request
-from runner.engine.trial import SettledTrial
 from runner.errors import RequestError
 from runner.grammar.compiler import Compiler
 from runner.sampling import SamplingOptions
@@ -152,7 +151,7 @@ class Story:
             memory=MemoryBudget(TapedMeter(meter, tape), None if drafts else numbers.choice(_ROOMS), 512),
             eos=EOS,
             known=numbers.random() < 0.5,
-            drafting=Drafting(DraftPolicy.for_cpu(), SettledTrial()) if drafts else None,
+            drafting=Drafting(DraftPolicy.for_cpu()) if drafts else None,
             tape=tape,
             outbox=outbox,
             ranks=self.ranks,

@@ -17,9 +17,8 @@ import itertools
 import json
 import random
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import cache, partial
 from typing import NamedTuple, cast
 from unittest.mock import patch
@@ -44,7 +43,6 @@ from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, Vie
 from runner.engine.ports import Drafter, Ranks, Tape
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
-from runner.engine.trial import SettledTrial, Trial
 from runner.grammar.compiler import Compiler
 from runner.grammar.vocabulary import make_vocabulary
 from runner.ranks import tapes
@@ -52,9 +50,8 @@ from runner.sampling import SamplingOptions
 from runner.sampling.sampler import Sampler
 from runner.tape import taps
 from runner.tokenizer import Tokenizer, open_tokenizer
-from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, find_fault, tiny
+from scripts.tools.models.tiny import VOCAB, Tiny, tiny
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
-from tests.lib.breaking import breaking as break_call
 from tests.lib.driver import breaking_layer, check_trie, largest
 
 CONTEXT = 4096
@@ -62,6 +59,7 @@ MOST_SLICES = 20_000
 BATCHABLE = ("llama", "gemma3", "mamba2", "qwen3_next", "falcon_h1", "deepseek_v3", "deepseek_v32")
 """The kinds of model that decode several rows in one forward."""
 UNBATCHABLE = ("quantized", "llama4", "deepseek_v41")
+"""The kinds whose layers mlx-lm cannot join."""
 SLICEABLE = ("llama", "deepseek_v3", "deepseek_v32", "quantized")
 """The kinds of model of which any prefix can be reused."""
 
@@ -78,13 +76,6 @@ def tokenizer(eos: frozenset[int] = frozenset()) -> Tokenizer:
 
 def text_of(tokens: Sequence[int]) -> str:
     return bytes(token + 1 for token in tokens).decode()
-
-
-@cache
-def batch_fault(name: str) -> str:
-    """Returns why a kind cannot decode several rows in one forward, as the engine's trial finds; empty if it can."""
-    kind = tiny(name)
-    return find_fault(kind.make_layers, plain_forward(kind), VOCAB)
 
 
 def plain_forward(kind: Tiny) -> Callable[[mx.array, list[object]], mx.array]:
@@ -563,7 +554,7 @@ class TinyEngine(SlicedEngine):
         room: int | None = None,
         memory: MemoryBudget | None = None,
         eos: frozenset[int] = frozenset(),
-        trial: Trial | None = None,
+        unbatchable: str = "",
         known: bool = False,
         watch: Callable[[Forward], Forward] = lambda forward: forward,
         drafting: Drafting | None = None,
@@ -579,14 +570,13 @@ class TinyEngine(SlicedEngine):
         self.late: Callable[[], int] = lambda: 0
         """Returns how late the next mask is, as `SlowGrammar` counts it."""
         self._eos = eos
-        settled = SettledTrial("" if trial else batch_fault(name))  # found before a test breaks anything
         context = EngineContext(
             watch(self.forward if tape is None else (taps if ranks is None else tapes).forward(self.forward, tape)),
             tokenizer(eos),
             CONTEXT,
             lambda: make_cache(cache, self.kind.make_layers, budget_bytes=budget, known_choices=known),
             memory or MemoryBudget(ZeroMeter(), room, 2048),
-            trial=trial or settled,
+            unbatchable=unbatchable or ("its layers" if name in UNBATCHABLE else ""),
             drafting=drafting,
             begin=Generation if tape is None else partial(taps.TapedGeneration, tape),
             ranks=ranks,
@@ -667,12 +657,3 @@ class RandomPolicy(SlicePolicy):
         if not possible:
             return None
         return self._numbers.choices([each for _, each in possible], [weight for weight, _ in possible])[0]
-
-
-@contextmanager
-def breaking(where: object, name: str, at: int) -> Iterator[list[int]]:
-    """Does what `tests.lib.breaking.breaking` does, after the trials of all kinds of model, which must not break."""
-    for kind in KINDS:
-        batch_fault(kind)
-    with break_call(where, name, at) as calls:
-        yield calls

@@ -174,7 +174,7 @@ def test_only_the_model_and_the_adapters_know_mlx_lm(module: str) -> None:
 
 
 def test_the_server_the_protocol_and_the_rest_of_the_wings_never_touch_mlx() -> None:
-    core = (*(f"runner/{part}/" for part in CORE), "runner/assemble.py")
+    core = (*(f"runner/{part}/" for part in CORE), "runner/assemble.py", "runner/commands/check/trial.py")
     wings = tuple(f"runner/{wing}/{part}" for wing, parts in COMPUTING.items() for part in parts)
     users = users_of("mlx")
     assert users

@@ -2,9 +2,8 @@
 
 Owner: the engine thread. Read in this order: `adapter.py` (the base classes: tail, state, counted), `snapshot.py` (live
 and owned snapshots, the ledger that counts them), then a file for each class: `kv.py`, `window.py` (with Llama 4's
-chunks), `recurrent.py`, and `generic.py` for all others. `batch.py` joins the layers of several sequences. `trial.py`
-tries whether a model accepts batches and drafts, `quantized_trial.py` which widths of keys and values;
-`difference.py` measures both.
+chunks), `recurrent.py`, and `generic.py` for all others. `batch.py` joins the layers of several sequences.
+`quantized_trial.py` tries which of them may quantize keys and values; `difference.py` measures what that changes.
 
 Always true: an adapter never copies bytes that it can leave in place; a layer writes over a live snapshot only after
 paging it out; an array that outlives a forward shares its buffer with no other.

@@ -11,8 +11,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, CacheList
 
 from runner.cache.layer_interface import LayerState
-from runner.cache.layers import flatten
-from runner.cache.layers.snapshot import own
+from runner.cache.layers import adapt, flatten
+from runner.cache.layers.snapshot import Ledger, own
 
 
 class BatchCache(Protocol):
@@ -28,6 +28,12 @@ class BatchCache(Protocol):
 def batchable(states: Sequence[LayerState]) -> bool:
     """Returns True if mlx-lm has a batch cache for each of these layers."""
     return bool(states) and all(state.batchable for state in states)
+
+
+def unbatchable_layers(layers: list[object]) -> str:
+    """Returns why answers with these fresh layers cannot share a forward; empty if they can."""
+    unknown = {type(layer).__name__ for layer in flatten(layers) if not batchable([adapt(layer, Ledger())])}
+    return f"mlx-lm has no batch of {', '.join(sorted(unknown))}" if unknown else ""
 
 
 class BatchedLayers:

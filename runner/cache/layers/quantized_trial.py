@@ -17,11 +17,12 @@ from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
 
 from runner.cache.layers import flatten
 from runner.cache.layers.difference import difference
-from runner.cache.layers.trial import Forward, MakeLayers, first_line
 from runner.logs import Log
 
 log = Log(__name__)
 
+MakeLayers = Callable[[], list[object]]
+Forward = Callable[[mx.array, list[object]], mx.array]
 Groups = dict[int, int]
 """The group size of every quantized KVCache, by its index among the KVCaches of a cache list."""
 
@@ -179,6 +180,11 @@ class _Trial:
         """Returns logits [8 + 1, V], not evaluated: after a prompt, and after one more token."""
         parts = [self._forward(mx.array([ids]), layers)[0] for ids in (self._prompt, self._prompt[:1])]
         return mx.concatenate(parts).astype(mx.float32)
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error, for the log."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _why_not(widths: list[int]) -> str:

@@ -16,6 +16,7 @@ from runner.commands.check.disk import DiskFacts, disk_facts
 from runner.commands.check.drafts import DraftFacts, draft_facts
 from runner.commands.check.pictures import PictureFacts, picture_facts
 from runner.commands.check.ranks import RankFacts, rank_facts
+from runner.commands.check.trial import TrialFacts, try_model
 from runner.errors import MissingError, ModelError
 from runner.model import OpenedModel
 from runner.model.device import usable_bytes
@@ -116,6 +117,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     pictures: PictureFacts | None
     drafts: DraftFacts | None
     ranks: RankFacts | None
+    trial: TrialFacts | None
+    """What a trial on this device found; None without `--verify`."""
     disk: DiskFacts | None
     """The directory of the disk cache, if one is named."""
     warnings: list[str]
@@ -152,6 +155,10 @@ def inspect(settings: CheckSettings) -> Inspection:
             drafts = draft_facts(
                 settings, opened, LoadedModel(module), types, tokenizer, budget_bytes, slow_blas=detected_blas.is_slow
             )
+    trial = None
+    if settings.verify and opened and tokenizer and not found.problems:
+        with collecting_faults(found.problems):
+            trial = try_model(opened, settings.dtype, budget_bytes, slow_blas=detected_blas.is_slow)
     told = (each.explained if isinstance(each, MissingError) else str(each) for each in found.problems)
     problems = list(dict.fromkeys(map(plain, told)))
     return Inspection(
@@ -178,12 +185,14 @@ def inspect(settings: CheckSettings) -> Inspection:
         pictures=pictures,
         drafts=drafts,
         ranks=rank_facts(found, settings.dtype, budget_bytes),
+        trial=trial,
         disk=disk_facts(settings.disk_cache),
         warnings=[
             *_tensor_warnings(found),
             *((types.lacking,) if types and types.lacking else ()),
             *_context_warnings(context, settings.context_tokens),
             *(_tokenizer_warnings(tokenizer, found) if tokenizer else ()),
+            *(trial.warnings if trial else ()),
         ],
         problems=problems,
     )

@@ -17,6 +17,7 @@ from runner.commands.check.facts import (
 )
 from runner.commands.check.pictures import PictureFacts
 from runner.commands.check.ranks import RankFacts
+from runner.commands.check.trial import TrialFacts, Verdict
 from runner.model.inspect import Amount
 from runner.sizes import shown
 
@@ -75,6 +76,8 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "drafts", _drafts(found.drafts)
     if found.ranks:
         yield "ranks", _ranks(found.ranks)
+    if found.trial:
+        yield "tried here", _trial(found.trial)
     if found.disk:
         yield "disk cache", _kept(found.disk)
 
@@ -127,6 +130,16 @@ def _ranks(facts: RankFacts) -> str:
     if facts.why_not:
         return f"no: {plain(facts.why_not)}"
     return ", ".join(f"{share.ranks} ({shown(share.bytes)} each)" for share in facts.shares)
+
+
+def _trial(facts: TrialFacts) -> str:
+    return plain(f"answers together: {_verdict(facts.batches)}; drafts: {_verdict(facts.drafts)}")
+
+
+def _verdict(verdict: Verdict) -> str:
+    if not verdict.table:
+        return "wrong on this device" if verdict.here else "right"
+    return f"never ({verdict.table}){'' if verdict.here else ', though nothing went wrong here'}"
 
 
 def _blas(blas: BlasFacts) -> str:

@@ -1,12 +1,11 @@
 """Turns an opened model into an mlx-lm module with its weights.
 
-Everything runs on the engine thread, which owns MLX; only the reader of experts has threads of its own, and they only
-read files. Each model is assembled twice by the same functions: first on placeholders, which finds every fault before a
-byte of weights is read, then on the real arrays.
+Everything runs on the engine thread, which owns MLX. Each model is assembled twice by the same functions: first on
+placeholders, which finds every fault before a byte of weights is read, then on the real arrays.
 
 Read in this order: `load` (the steps, bounded in memory), `assemble` (placeholders or arrays -> module), `experts` and
-`packed` (tensors in the form that mlx-lm's `sanitize` knows), `quantized_layers` (layers that compute with
-packed weights), `parameters` (the final check), `dtype` (the type to compute in), `unpack` (packed layers
-that a CPU computes with plain weights), `split` (one rank's part), `awq` (AutoAWQ's
-packing). `part` does all of it for a module beside the model.
+`packed` (tensors in the form that mlx-lm's `sanitize` knows), `quantized_layers` (layers that compute with packed
+weights), `parameters` (the final check), `dtype` (the type to compute in, and packed layers that a CPU computes with
+plain weights), `reading` (files -> arrays). `part` does all of it for a module beside the text model, `split` for one
+rank's part.
 """

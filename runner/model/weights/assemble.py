@@ -5,25 +5,25 @@ weights is read, and then on the real arrays (docs/internals/store.md, 0, steps 
 """
 
 import copy
+import dataclasses
 import importlib
 import re
-from collections.abc import Callable, Mapping
-from typing import cast
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten
+from mlx_lm.models.base import BaseModelArgs
 
 from runner.errors import ModelError
-from runner.model.families import COMPUTED_TENSORS
-from runner.model.model_args import Defaults, class_defaults, fill_model_args
+from runner.model.families import COMPUTED_TENSORS, Config
 from runner.model.opened import OpenedModel
 from runner.model.sources.checkpoint import Tensor
 from runner.model.sources.header import HeaderEntry
-from runner.model.weights import awq
 from runner.model.weights.experts import ExpertLayout, Weights, possible_layouts, with_layout
 from runner.model.weights.packed import Arrays, Recipe, find_recipe, sanitize_packed
-from runner.model.weights.parameters import check_parameters
+from runner.model.weights.parameters import check_parameters, parameters_of
 from runner.model.weights.quantized_layers import MLX_UNIT, check_kernels, quantize_layers
 
 MLX_DTYPES = {
@@ -32,6 +32,8 @@ MLX_DTYPES = {
     "C64": mx.complex64, "F8_E4M3": mx.uint8, "F8_E8M0": mx.uint8,
 }  # fmt: skip
 """Type in a file -> its type in MLX."""
+Defaults = dict[str, object]
+"""Values for fields that a config leaves out; None for those that a class requires but allows to be None."""
 
 
 def arrays_of(opened: OpenedModel, make: Callable[[HeaderEntry], mx.array]) -> dict[str, Arrays]:
@@ -60,7 +62,7 @@ def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
             lambda weights, layout: _sanitized(opened, weights, layout),
             arrays,
             possible if opened.checkpoint.from_store else possible[::-1],
-            lambda module: dict(_flat(module.parameters())),
+            parameters_of,
             lambda name: _is_computed(opened, name),
         )
     return assemble(opened, arrays, recipe), recipe
@@ -72,11 +74,17 @@ def assemble(opened: OpenedModel, arrays: Mapping[str, Arrays], recipe: Recipe) 
         module, weights = sanitize_packed(lambda weights, layout: _sanitized(opened, weights, layout), arrays, recipe)
     else:
         module, weights = _from_packed_directory(opened, arrays)
+    fill(opened, module, weights)
+    return module
+
+
+def fill(opened: OpenedModel, module: Module, weights: Weights) -> None:
+    """Gives a fresh module its weights, in packed layers where they are packed. Raises ModelError if anything does not
+    fit."""
     quantize_layers(opened, module, weights)
     module.eval()  # some layers create their parameters only in this mode
-    check_parameters(opened, dict(_flat(module.parameters())), weights)
+    check_parameters(opened, parameters_of(module), weights)
     module.load_weights(list(weights.items()), strict=False)
-    return module
 
 
 def _is_computed(opened: OpenedModel, name: str) -> bool:
@@ -88,10 +96,6 @@ def has_source_names(opened: OpenedModel) -> bool:
     """Returns True if tensors have the names of their source; in a packed directory they have mlx-lm's own names."""
     packed = any(tensor.scale is not None or name.endswith(".qweight") for name, tensor in opened.tensors.items())
     return opened.checkpoint.from_store or not packed
-
-
-def _flat(tree: object) -> list[tuple[str, mx.array]]:
-    return cast("list[tuple[str, mx.array]]", tree_flatten(tree))
 
 
 def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
@@ -106,7 +110,7 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
     except (ImportError, AttributeError, SystemExit) as error:  # one of the modules exits where its package is missing
         raise ModelError(f"unsupported architecture: {opened.architecture} ({name}: {error})") from error
     config = copy.deepcopy(opened.module_config)
-    with fill_model_args() as defaults:
+    with _fill_model_args() as defaults:
         try:
             module: Module = module_class(args_class.from_dict(config))
         except ModelError:
@@ -115,7 +119,7 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
             missing = ", ".join(field for field, value in defaults.items() if value is None)
             why = f"{type(error).__name__}: {error}{f' (it lacks {missing})' if missing else ''}"
             raise ModelError(f"config.json does not fit {name}: {why}") from error
-    return module, class_defaults(args_class, config) | defaults
+    return module, _class_defaults(args_class, config) | defaults
 
 
 def _sanitized(opened: OpenedModel, weights: Weights, layout: ExpertLayout) -> tuple[Module, Weights]:
@@ -147,10 +151,120 @@ def _with_factors(weights: Weights) -> Weights:
 
 def _from_packed_directory(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> tuple[Module, Weights]:
     weights = {key: array for name, item in arrays.items() for key, array in _mlx_names(name, item)}
-    return _sanitized(opened, awq.to_mlx(weights) if awq.is_awq(weights) else weights, "as stored")
+    is_awq = any(name.endswith(".qweight") for name in weights)
+    return _sanitized(opened, _from_awq(weights) if is_awq else weights, "as stored")
 
 
 def _mlx_names(name: str, item: Arrays) -> list[tuple[str, mx.array]]:
     stem = name.removesuffix(".weight")
     named = [(name, item.weight), (f"{stem}.scales", item.scale), (f"{stem}.biases", item.bias)]
     return [(key, array) for key, array in named if array is not None]
+
+
+# --- The arguments of mlx-lm's model classes: a field missing from a config gets the default of its class. A class may
+# pass a part of its config on to a class of another module. So the defaults are filled in for all of them, in the one
+# method with which they read a config.
+
+_METHOD = "from_dict"
+_MAY_BE_NONE = re.compile(r"(typing\.)?(Optional\[.*\]|Any)|.*\| None")
+
+
+@contextmanager
+def _fill_model_args() -> Iterator[Defaults]:
+    """Fills missing fields while mlx-lm's classes read a config. Yields the defaults used so far.
+
+    Inside the block, reading a config raises a ModelError that names the missing fields without a default. Only for the
+    thread that owns MLX: it patches mlx-lm.
+    """
+    defaults: Defaults = {}
+    genuine = BaseModelArgs.__dict__[_METHOD]
+
+    def from_dict(cls: type[Any], config: Mapping[str, object]) -> object:
+        return genuine.__func__(cls, _completed(cls, config, defaults))
+
+    setattr(BaseModelArgs, _METHOD, classmethod(from_dict))
+    try:
+        yield defaults
+    finally:
+        setattr(BaseModelArgs, _METHOD, genuine)
+
+
+def _class_defaults(cls: type[Any], config: Mapping[str, object]) -> Defaults:
+    """Returns the defaults of `cls` for fields that `config` leaves out, except those that are None."""
+    defaults: Defaults = {}
+    for field in dataclasses.fields(cls):
+        if field.name in config:
+            continue
+        if field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory()
+        elif field.default is not dataclasses.MISSING and field.default is not None:
+            defaults[field.name] = field.default
+    return defaults
+
+
+def _completed(cls: type[Any], config: Mapping[str, object], defaults: Defaults) -> Config:
+    """Returns `config` with None for each missing field that `cls` requires but allows to be None.
+
+    Raises ModelError for other missing fields.
+    """
+    filled = dict(config)
+    lacking = []
+    defaults |= _class_defaults(cls, config)
+    for field in dataclasses.fields(cls):
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if field.name in filled or not required:
+            continue
+        if _MAY_BE_NONE.fullmatch(str(field.type)):
+            filled[field.name] = defaults[field.name] = None
+        else:
+            lacking.append(field.name)
+    if lacking:
+        raise ModelError(f"config.json does not fit {cls.__module__}: it lacks {', '.join(lacking)}")
+    return filled
+
+
+# --- Repacks AutoAWQ's 4-bit checkpoints for MLX: the same numbers in other places (AutoAWQ's `WQLinear_GEMM`).
+
+_AWQ_BITS = 4
+_AWQ_WORD = 32 // _AWQ_BITS
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""The nibble of a word that holds its n-th value."""
+
+
+def _from_awq(weights: Weights) -> Weights:
+    """Converts every `x.qweight`, `x.qzeros`, `x.scales` into `x.weight`, `x.scales`, `x.biases`; lazily.
+
+    AWQ stores a layer as [in, out/8] with scales [in/group, out], MLX as [out, in/8] with [out, in/group]. A value is
+    `(q - zero) * scale` in AWQ and `q * scale + bias` in MLX. Other floats get the type of the scales, as in mlx-lm.
+    """
+    stems = [name.removesuffix(".qweight") for name in weights if name.endswith(".qweight")]
+    dtype = weights[f"{stems[0]}.scales"].dtype if f"{stems[0]}.scales" in weights else mx.float16
+    converted = {
+        name: array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
+        for name, array in weights.items()
+        if name.rpartition(".")[0] not in stems or name.endswith(".bias")
+    }
+    for stem in stems:
+        parts = [weights.get(f"{stem}.{part}") for part in ("qweight", "scales", "qzeros")]
+        words, scales, zeros = parts
+        integers = [part for part in (words, zeros) if part is not None]
+        odd = any(part.ndim != 2 or part.dtype not in (mx.int32, mx.uint32) for part in integers)
+        if f"{stem}.g_idx" in weights or words is None or scales is None or scales.ndim != 2 or odd:
+            raise ModelError(f"tensor {stem}.qweight: not a 4-bit AWQ layer; convert the model with mlx_lm.convert")
+        in_dims, out_dims = words.shape[0], words.shape[1] * _AWQ_WORD
+        fits = zeros is None or zeros.shape == (scales.shape[0], words.shape[1])
+        if scales.shape[1] != out_dims or in_dims % _AWQ_WORD or not fits:
+            raise ModelError(f"tensor {stem}.qweight {list(words.shape)} does not fit scales {list(scales.shape)}")
+        values = _nibbles(words).T.reshape(out_dims, in_dims // _AWQ_WORD, _AWQ_WORD).astype(mx.uint32)
+        shifts = mx.arange(_AWQ_WORD, dtype=mx.uint32) * _AWQ_BITS
+        converted[f"{stem}.weight"] = (values << shifts).sum(axis=-1).astype(mx.uint32)
+        converted[f"{stem}.scales"] = columns = mx.contiguous(scales.T)
+        offset = mx.array(1 << (_AWQ_BITS - 1)) if zeros is None else _nibbles(zeros).T
+        converted[f"{stem}.biases"] = (-offset.astype(mx.float32) * columns).astype(dtype)
+    return converted
+
+
+def _nibbles(words: mx.array) -> mx.array:
+    """Unpacks [rows, n/8] words into [rows, n] values 0..15."""
+    nibbles = words[..., None] >> (mx.array(_AWQ_ORDER) * _AWQ_BITS) & 0xF
+    return nibbles.reshape(words.shape[0], -1)

@@ -3,24 +3,122 @@
 MLX's CPU backend computes 16-bit numbers one by one, float32 numbers with a BLAS and vector instructions. A packed
 layer computes in the type of its scales; keys and values in a cache have the type of the layers that make them. So on a
 CPU everything is float32 where memory allows: plain weights, norms, and the scales and biases of packed weights. Then
-as many packed layers as fit are unpacked (`unpack.py`).
+as many packed layers as fit are unpacked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Literal, NamedTuple, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from runner.logs import Log
 from runner.model.device import available_bytes
+from runner.model.packing import WORD_BITS
+from runner.model.progress import Progress
 from runner.model.sources.checkpoint import Tensor
 from runner.model.weights.parameters import parameters_of
-from runner.model.weights.unpack import PACKED_PARTS, PackedLayer, packed_layers
+from runner.model.weights.quantized_layers import GloballyScaledLinear, GloballyScaledSwitchLinear
 from runner.settings import CACHE_PERCENT
 from runner.sizes import shown
 
 log = Log(__name__)
+Forward = Callable[[mx.array, list[object]], mx.array]
+
+# --- Unpacks weights at load, on CPUs: MLX's CPU kernels for packed weights are many times slower than a BLAS. A layer
+# is replaced by the one that it was quantized from, with weights in float32, so that it computes the same up to
+# rounding. That takes 4 to 8 times the memory, so it is done for as many layers as fit.
+
+_PLAIN: dict[type[Module], type[Module]] = {
+    QuantizedLinear: Linear,
+    GloballyScaledLinear: Linear,
+    QuantizedMultiLinear: MultiLinear,
+    QuantizedEmbedding: Embedding,
+    QuantizedSwitchLinear: SwitchLinear,
+    GloballyScaledSwitchLinear: SwitchLinear,
+}
+"""The class of a packed layer -> the class that computes the same with plain weights."""
+PACKED_PARTS = ("weight", "scales", "biases", "global_scale")
+"""The parameters that packed weights are made of."""
+
+
+class PackedLayer(NamedTuple):
+    """A packed layer that can be unpacked, and the order in which that pays."""
+
+    rank: int
+    path: str
+    layer: Module
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """The bytes of its weights in float32."""
+        return cast("int", self.layer.weight.size * WORD_BITS // self.layer.bits * mx.float32.size)
+
+
+def packed_layers(module: Module) -> list[PackedLayer]:
+    """Returns the layers that can be unpacked, those first that gain most for their bytes.
+
+    Layers that every token passes come first; then the head, which a prompt passes with its last token only; then
+    experts, of which a token passes a few. An embedding that is not also the head is looked up, which gains nothing.
+    The module may hold placeholders.
+    """
+    return sorted(_packed_layers(module), key=lambda each: each.rank)
+
+
+def _packed_layers(module: Module) -> Iterator[PackedLayer]:
+    leaves = cast("list[tuple[str, Module]]", tree_flatten(module.leaf_modules(), is_leaf=Module.is_module))
+    has_head = any(path.rpartition(".")[2] == "lm_head" for path, _ in leaves)
+    for path, layer in leaves:
+        if type(layer) is QuantizedEmbedding:
+            if not has_head:
+                yield PackedLayer(1, path, layer)
+        elif type(layer) in _PLAIN:
+            is_head = path.rpartition(".")[2] == "lm_head"
+            is_expert = _PLAIN[type(layer)] is SwitchLinear
+            yield PackedLayer(2 if is_expert else int(is_head), path, layer)
+
+
+def unpack_layers(module: Module, paths: Collection[str]) -> None:
+    """Unpacks these layers of `module` one by one, so that memory holds both forms of one layer only."""
+    waiting = [each for each in packed_layers(module) if each.path in paths]
+    progress = Progress(log, "unpacking", sum(each.unpacked_bytes for each in waiting))
+    while waiting:
+        packed = waiting.pop()  # no list may keep it once it is replaced
+        plain = _unpacked(packed.layer)
+        mx.eval(plain.parameters())
+        module.update_modules(tree_unflatten([(packed.path, plain)]))
+        progress.add(packed.unpacked_bytes)
+        mx.clear_cache()
+
+
+def _unpacked(layer: Module) -> Module:
+    weight = mx.dequantize(
+        layer["weight"],
+        layer["scales"],
+        layer.get("biases"),
+        group_size=layer.group_size,
+        bits=layer.bits,
+        mode=layer.mode,
+        dtype=mx.float32,
+    )
+    if layer.get("global_scale") is not None:
+        weight *= layer["global_scale"][..., None]
+    plain = Module.__new__(_PLAIN[type(layer)])
+    Module.__init__(plain)  # without the weights, which a class would make at random
+    plain.weight = weight
+    if "bias" in layer:
+        plain.bias = layer["bias"]
+    plain.eval()
+    return plain
+
+
+# --- Chooses the types.
 
 _TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _HALVES = (mx.bfloat16, mx.float16)
@@ -176,3 +274,38 @@ def _converted(own: mx.Dtype, dtype: str, why: str) -> str:
 
 def _name(dtype: mx.Dtype) -> str:
     return str(dtype).removeprefix("mlx.core.")
+
+
+# --- Logits in float32, for scores of the models for which Ollama's runner computes them so.
+
+_HEADS: dict[type[Module], str] = {Linear: "__call__", Embedding: "as_linear"}
+"""Heads that are not quantized, and the method that maps hidden states to logits."""
+
+
+def in_float32(module: Module, forward: Forward, tokens: Sequence[int]) -> Forward:
+    """Returns `forward`, of this module, with the last logits of these tokens computed in float32 if this is a
+    Qwen 3.5 whose head is not quantized, and as it is for any other module."""
+    text = getattr(module, "language_model", None)
+    if not isinstance(text, Module) or not type(text).__module__.endswith(".qwen3_5"):
+        return forward
+    head = text.get("lm_head", text["model"]["embed_tokens"])
+    plain, wanted = type(head), mx.array([*tokens])
+    if plain not in _HEADS:
+        return forward
+    logits_of = getattr(plain, _HEADS[plain])
+
+    def precise(head: Module, hidden: mx.array) -> mx.array:
+        logits: mx.array = logits_of(head, hidden).astype(mx.float32)
+        logits[:, -1, wanted] = hidden[:, -1].astype(mx.float32) @ head["weight"][wanted].T
+        return logits
+
+    changed = type(plain.__name__, (plain,), {_HEADS[plain]: precise})
+
+    def scored(tokens: mx.array, layers: list[object]) -> mx.array:
+        head.__class__ = changed
+        try:
+            return forward(tokens, layers)
+        finally:
+            head.__class__ = plain
+
+    return scored

@@ -33,13 +33,13 @@ def check_parameters(opened: OpenedModel, wanted: Mapping[str, mx.array], found:
             f"{opened.name} holds {len(extra)} tensors that mlx_lm.models.{opened.family.module} does not know: "
             f"{_listed(extra)}{_advice(opened)}"
         )
-    told: set[str] = set()
+    reported: set[str] = set()
     for name, want in wanted.items():
         have, path = found.get(name, want), name.rpartition(".")[0]
         if have.shape != want.shape:
-            if path in told and name.endswith((".scales", ".biases")):
+            if path in reported and name.endswith((".scales", ".biases")):
                 continue  # they belong to words of the wrong shape
-            told.add(path)
+            reported.add(path)
             faults.append(f"{tensor_place(opened, name)}: want shape {list(want.shape)}, found {list(have.shape)}")
         elif _is_float(have) != _is_float(want):
             what = "a floating-point type" if _is_float(want) else str(want.dtype).removeprefix("mlx.core.")

@@ -1,7 +1,8 @@
 """Gives each layer with packed weights the class that computes with them."""
 
 import inspect
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -76,11 +77,10 @@ class GloballyScaledSwitchLinear(QuantizedSwitchLinear):
         return product + mx.expand_dims(self.bias[indices], -2) if "bias" in self else product
 
 
-def with_global_scale(layer: Module) -> Module | None:
-    """Returns the layer with a global scale that replaces `layer`; None if there is none for its class."""
-    if type(layer) is QuantizedLinear:
-        return GloballyScaledLinear(layer)
-    return GloballyScaledSwitchLinear(layer) if type(layer) is QuantizedSwitchLinear else None
+_SCALED: dict[type[Module], Callable[[Any], Module]] = {
+    QuantizedLinear: GloballyScaledLinear,
+    QuantizedSwitchLinear: GloballyScaledSwitchLinear,
+}
 
 
 def check_kernels(opened: OpenedModel) -> None:
@@ -129,12 +129,11 @@ def quantize_layers(opened: OpenedModel, module: Module, weights: Weights) -> No
     changed = []
     for path, layer in cast("list[tuple[str, Module]]", tree_flatten(module.leaf_modules(), is_leaf=Module.is_module)):
         if f"{path}.global_scale" in weights and "scales" in layer:
-            factored = with_global_scale(layer)
-            if factored is None:
+            if type(layer) not in _SCALED:
                 raise ModelError(
                     f"{tensor_place(opened, f'{path}.weight')}: a global scale needs a packed linear layer"
                 )
-            changed.append((path, factored))
+            changed.append((path, _SCALED[type(layer)](layer)))
         elif _quantizes_activations(opened) and type(layer) is QuantizedLinear:
             changed.append((path, _with_quantized_inputs(opened, path, layer)))
     if changed:

@@ -33,7 +33,7 @@ from runner.model.weights.reading import lazy_arrays, reading_fault
 log = Log(__name__)
 
 USUAL_RANKS = (2, 3, 4, 6, 8)
-"""The numbers of ranks that a user is told of."""
+"""The numbers of ranks that messages name."""
 
 _UNCUT: dict[type[Module], str] = {
     GloballyScaledLinear: "weights with a global scale",
@@ -123,7 +123,7 @@ class _Trial:
         if not self._fault:
             try:
                 self._scores, self._states = _built(whole)
-            except Exception as error:  # of any type, as in `split`; serving tells it as a fault of the model
+            except Exception as error:  # of any type, as in `split`; serving reports it as a fault of the model
                 self._fault = f"{self._name}, whose forward fails ({_words(error)}),"
 
     def split(self, ranks: int) -> Split:
@@ -208,7 +208,7 @@ def _nbytes(module: Module) -> int:
 
 _LAYER = re.compile(r".*?\.\d+\.")
 _PIECES = 8
-"""A layer is evaluated in so many pieces, since what its parameters are made of takes memory beside them."""
+"""The pieces in which a layer is evaluated, since what its parameters are made of takes memory beside them."""
 _PIECE_BYTES = 64 << 20
 
 Parameters = list[tuple[str, mx.array]]
@@ -226,7 +226,8 @@ def load_share(opened: OpenedModel, dtype: str, budget_bytes: int | None, group:
     if fault := split(opened, group.size(), whole).fault:
         raise ModelError(fault)
     part = part_of(whole, group.size(), group.rank())
-    smallest_bytes = _smallest(available_bytes() if budget_bytes is None else budget_bytes, group)
+    own_bytes = mx.array(available_bytes() if budget_bytes is None else budget_bytes, mx.int64)
+    smallest_bytes = cast("int", mx.distributed.all_min(own_bytes, group=group).item())
     types = plan_dtypes(dtype, part, smallest_bytes, slow_blas=True)  # which unpacks nothing
     types.log_choice()
     if budget_bytes is not None and (too_large := types.over_budget(smallest_bytes, part)):
@@ -236,11 +237,6 @@ def load_share(opened: OpenedModel, dtype: str, budget_bytes: int | None, group:
         return _filled(opened, recipe, types, group)
     except ModelError as error:
         raise ReadError(str(error)) from error
-
-
-def _smallest(budget_bytes: int, group: mx.distributed.Group) -> int:
-    """Returns the smallest budget of all ranks."""
-    return cast("int", mx.distributed.all_min(mx.array(budget_bytes, mx.int64), group=group).item())
 
 
 def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan, group: mx.distributed.Group) -> Module:
@@ -270,7 +266,7 @@ def _settle(module: Module, types: DtypePlan, progress: Progress) -> None:
             piece = [(name, mx.contiguous(array.astype(types.dtype_of(name, array.dtype)))) for name, array in piece]
             module.load_weights(piece, strict=False)
             mx.eval([array for _, array in piece])
-            mx.synchronize()  # a CPU lets go of what it has computed with a moment later
+            mx.synchronize()  # the CPU backend frees its inputs asynchronously
             reached = progress.total_bytes * done_bytes // share_bytes
             progress.add(reached - read_bytes)
             read_bytes = reached

@@ -13,7 +13,6 @@ import mlx.core as mx
 from mlx.utils import tree_map_with_path
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layers.trial import BatchTrial
 from scripts.tools.models import data
 
 from mlx_lm.models import (  # isort: skip
@@ -51,6 +50,10 @@ class Tiny(NamedTuple):
     model: Forward
     make_layers: Callable[[], list[object]]
     tolerance: float  # of logits against a prefill with other boundaries, which is the noise of the model itself
+
+    def logits(self, tokens: mx.array, layers: list[object]) -> mx.array:
+        """Returns the logits [B, L, VOCAB] of tokens [B, L] on top of what the layers hold."""
+        return self.model(tokens, cache=layers)
 
 
 _TABLES = data.read("tiny")
@@ -108,11 +111,3 @@ def spread(path: str, fresh: mx.array) -> mx.array:
     if "embed" in path:
         return mx.random.normal(fresh.shape)
     return mx.random.normal(fresh.shape, scale=2.0 / fresh.shape[-1] ** 0.5)
-
-
-def find_fault(make_layers: Callable[[], list[object]], forward: Callable[..., mx.array], vocab_size: int) -> str:
-    """All of a trial of batches at once: why they cannot be, or nothing."""
-    trial = BatchTrial(make_layers, forward, vocab_size)
-    while trial.fault is None:
-        trial.advance()
-    return trial.fault

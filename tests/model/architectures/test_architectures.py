@@ -17,6 +17,8 @@ import mlx_lm.models  # isort: skip
 
 from runner.errors import ModelError
 from runner.model import open_model
+from runner.model.abilities import BATCHED, DRAFTED
+from runner.model.families import UNBATCHABLE, UNDRAFTABLE
 from runner.model.weights.load import load
 from scripts.tools.models.architectures import BOUNDARY_DEPENDENT, architectures, build, unserved
 from scripts.tools.models.checkpoints import TOKENIZER, write_weights
@@ -36,8 +38,8 @@ QUESTIONS: tuple[Callable[[Subject], None], ...] = (
     caching.another_process_goes_on_from_the_disk,
     caching.answers_in_rounds_as_in_steps,
     caching.forgets_a_round_that_was_given_up,
-    caching.may_draft_or_says_why_not,
-    caching.can_be_batched_or_says_why_not,
+    caching.may_draft_as_the_table_says,
+    caching.can_be_batched_as_the_table_says,
     caching.goes_on_from_the_disk_with_quantized_keys_and_values,
     splitting.can_be_split_over_two_ranks_or_says_why_not,
 )
@@ -67,6 +69,7 @@ def test_no_architecture_is_left_out() -> None:
     models = {path.stem for path in sources if re.search(r"^class Model\(", path.read_text(), re.MULTILINE)}
     assert models
     assert models <= set(architectures())
+    assert {*BATCHED, *UNBATCHABLE} == {*DRAFTED, *UNDRAFTABLE} == {*architectures()} - {"olmo"}, "it ends the process"
 
 
 @pytest.mark.parametrize("name", sorted(unserved()))

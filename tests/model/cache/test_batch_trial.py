@@ -6,26 +6,21 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layers.trial import BatchTrial
-from scripts.tools.models.tiny import VOCAB, find_fault, tiny
+from runner.commands.check.trial import batch_fault
+from scripts.tools.models.tiny import VOCAB, tiny
 from tests.lib.memory import held_bytes
 from tests.lib.tiny_engine import BATCHABLE
 
 Forward = Callable[[mx.array, list[object]], mx.array]
 
 
-def forward_of(kind: str) -> Forward:
-    model = tiny(kind).model
-    return lambda tokens, layers: model(tokens, cache=layers)
-
-
 def fault(kind: str = "llama", forward: Forward | None = None) -> str:
-    return find_fault(tiny(kind).make_layers, forward or forward_of(kind), VOCAB)
+    return batch_fault(tiny(kind).make_layers, forward or tiny(kind).logits, VOCAB)
 
 
 def spoiled(spoil: Callable[[mx.array, mx.array], mx.array]) -> Forward:
     """A llama, of which `spoil(tokens, logits)` changes what it says to more than one row."""
-    right = forward_of("llama")
+    right = tiny("llama").logits
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
         logits = right(tokens, layers)
@@ -102,7 +97,7 @@ def test_a_single_step_does_not_count(wrong: int) -> None:
 @pytest.mark.parametrize(("dtype", "near", "far"), [(mx.float32, 0.01, 0.06), (mx.bfloat16, 0.05, 0.2)])
 def test_rounding_is_no_fault_and_more_is_one(dtype: mx.Dtype, near: float, far: float) -> None:
     """In a part of the spread of the logits, which a model in 16 bits loses a few hundredths of."""
-    right = forward_of("llama")
+    right = tiny("llama").logits
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
         logits = right(tokens, layers)
@@ -125,7 +120,7 @@ def test_what_is_no_number_is_a_fault() -> None:
 
 
 def test_tokens_that_a_model_closes_are_none() -> None:
-    right = forward_of("llama")
+    right = tiny("llama").logits
     closed = mx.where(mx.arange(VOCAB) < 4, -mx.inf, 0)
     assert fault(forward=lambda tokens, layers: right(tokens, layers) + closed) == ""
 
@@ -133,7 +128,7 @@ def test_tokens_that_a_model_closes_are_none() -> None:
 @pytest.mark.parametrize("when", ["prompt", "step", "batch"])
 def test_what_a_model_raises_is_a_fault(when: str) -> None:
     """Its first line, whether a prompt makes it raise, a step alone, or several rows."""
-    right = forward_of("llama")
+    right = tiny("llama").logits
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
         rows, count = tokens.shape
@@ -144,23 +139,16 @@ def test_what_a_model_raises_is_a_fault(when: str) -> None:
     assert fault(forward=forward) == "IndexError: not like this"
 
 
-def test_a_trial_is_cheap_and_a_slice_is_one_forward() -> None:
-    slices: list[list[tuple[int, ...]]] = []
-    right = forward_of("llama")
+def test_a_trial_is_cheap() -> None:
+    counts: list[tuple[int, ...]] = []
+    right = tiny("llama").logits
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
-        slices[-1].append(tokens.shape)
+        counts.append(tokens.shape)
         return right(tokens, layers)
 
-    trial = BatchTrial(tiny("llama").make_layers, forward, VOCAB)
-    while trial.fault is None:
-        slices.append([])
-        trial.advance()
-    *counts, last = slices
-    assert sorted(counts) == [[(1, 1)]] * 9 + [[(1, 3)], [(1, 8)], *[[(1, 16)]] * 4, *[[(2, 1)]] * 3, [(3, 1)]]
-    assert last == []
-    trial.advance()
-    assert (trial.fault, len(slices)) == ("", 20)
+    assert fault(forward=forward) == ""
+    assert sorted(counts) == [(1, 1)] * 9 + [(1, 3), (1, 8), *[(1, 16)] * 4, *[(2, 1)] * 3, (3, 1)]
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -10,23 +10,16 @@ import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layer_interface import LayerState
 from runner.cache.layers.kv import KVState
 from runner.cache.layers.recurrent import RecurrentState
-from runner.cache.layers.trial import DraftTrial
 from runner.cache.layers.window import ChunkState, WindowState
+from runner.commands.check.trial import draft_fault
 from scripts.tools.models.architectures import build
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
 
 Forward = Callable[[mx.array, list[object]], mx.array]
 
 
-def forward_of(model: Tiny) -> Forward:
-    return lambda tokens, layers: model.model(tokens, cache=layers)
-
-
 def fault(model: Tiny, forward: Forward | None = None) -> str:
-    trial = DraftTrial(model.make_layers, forward or forward_of(model), VOCAB)
-    while trial.fault is None:
-        trial.advance()
-    return trial.fault
+    return draft_fault(model.make_layers, forward or model.logits, VOCAB)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,7 +46,7 @@ def test_a_layer_that_does_not_go_back_is_found(kind: str, state: type[LayerStat
 
 
 def test_a_model_that_sees_what_follows_is_found() -> None:
-    right = forward_of(tiny("llama"))
+    right = tiny("llama").logits
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
         logits = right(tokens, layers)
@@ -64,7 +57,7 @@ def test_a_model_that_sees_what_follows_is_found() -> None:
 
 def test_what_follows_counts_by_itself() -> None:
     """All rows of a round are right, and nothing behind it."""
-    right, model = forward_of(tiny("llama")), tiny("llama")
+    right, model = tiny("llama").logits, tiny("llama")
     last = 0
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
@@ -83,21 +76,13 @@ def test_what_follows_counts_by_itself() -> None:
     [(tiny("gemma3"), 0), (tiny("qwen3_next"), 0), (build("mamba"), 2)],
     ids=["gemma3", "qwen3_next", "mamba"],
 )
-def test_a_trial_is_cheap_and_a_slice_is_one_forward(model: Tiny, redone: int) -> None:
+def test_a_trial_is_cheap(model: Tiny, redone: int) -> None:
     """Only where the scan is unknown, what was right is read again."""
-    slices: list[list[int]] = []
-    right = forward_of(model)
+    counts: list[int] = []
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
-        slices[-1].append(tokens.shape[1])
-        return right(tokens, layers)
+        counts.append(tokens.shape[1])
+        return model.logits(tokens, layers)
 
-    trial = DraftTrial(model.make_layers, forward, VOCAB)
-    while trial.fault is None:
-        slices.append([])
-        trial.advance()
-    *counts, last = slices
-    assert sorted(counts) == [[1]] * 16 + [[2]] * redone + [[3]] * 4 + [[5]] * 4 + [[16]] * 4
-    assert last == []
-    trial.advance()
-    assert trial.fault == ""
+    assert fault(model, forward) == ""
+    assert sorted(counts) == [1] * 16 + [2] * redone + [3] * 4 + [5] * 4 + [16] * 4

@@ -15,7 +15,6 @@ from runner.drafts.named import AssistantModel, DFlashModel, open_draft
 from runner.drafts.own_model import OwnDraftModel
 from runner.drafts.pacing import DraftModel, Forward
 from runner.drafts.policy import Draft, DraftPolicy
-from runner.engine.trial import SettledTrial
 from runner.errors import ModelError
 from runner.sampling.sampler import Sampler
 from scripts.tools.models.assistants import config_of
@@ -66,7 +65,7 @@ class Willing(Drafting):
     """Drafts whatever the clock says."""
 
     def __init__(self, model: DraftModel, length: int = 4) -> None:
-        super().__init__(Eager(length), SettledTrial(), model=model)
+        super().__init__(Eager(length), model=model)
         assert self.model is not None
         self.model.guard.took = lambda *_, **__: None  # type: ignore[method-assign]  # it would compare real times
         self.watch: Callable[[Forward], Forward] = getattr(model, "watch", lambda forward: forward)

@@ -1,7 +1,6 @@
 """An engine with one place: it runs requests in order, slice by slice, and no request affects the next."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,7 +11,6 @@ import mlx.core as mx
 import pytest
 
 from runner import build
-from runner.cache.layers.trial import BatchTrial, DraftTrial, Trial
 from runner.engine import events as wakeup
 from runner.engine.engine import Engine
 from runner.engine.events import Event, Failed, Finished, Text
@@ -169,37 +167,3 @@ async def test_memory_is_published_again_with_every_slice(engine: Engine, monkey
     engine.submit(asked)
     await events(asked)
     assert engine.memory_bytes >= len(slices) > 10
-
-
-@pytest.mark.parametrize(
-    ("trial", "parallel", "draft", "slices"), [(BatchTrial, 2, "off", 20), (DraftTrial, 1, "auto", 29)]
-)
-async def test_an_idle_engine_runs_its_trials_and_leaves_off_for_a_request(
-    trial: type[Trial], parallel: int, draft: str, slices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A request that arrives in a slice of a trial is answered before the next slice."""
-    begun, may_go_on = asyncio.Event(), threading.Event()
-    ended: list[int] = []
-    """Before each slice: how many requests have been answered."""
-    loop = asyncio.get_running_loop()
-    advance = trial.advance
-
-    def held(trial: Trial) -> None:
-        ended.append(idle.parts.scheduler.journal.counters.outcomes["done"] if len(ended) > 1 else 0)
-        if len(ended) == 2:
-            loop.call_soon_threadsafe(begun.set)
-            assert may_go_on.wait(30)
-        advance(trial)
-
-    monkeypatch.setattr(trial, "advance", held)
-    monkeypatch.setattr("runner.engine.engine._QUIET_S", 0.0)
-    idle = await loaded(tmp_path, parallel, draft)
-    await asyncio.wait_for(begun.wait(), 30)
-    asked = request()
-    idle.submit(asked)
-    may_go_on.set()
-    assert text(await events(asked)) == "bcdefghijklmnopqrstuvwxy"
-    async with asyncio.timeout(30):
-        while idle.parts.scheduler.matcher.untried or idle.parts.scheduler.drafting.untried:
-            await asyncio.sleep(0.01)
-    assert ended == [0, 0, *[1] * (slices - 2)]

@@ -1,18 +1,13 @@
 """Answers that decode in one batch or alone: rows join and leave, and no answer changes."""
 
-from collections.abc import Callable
-from itertools import pairwise
+import logging
 
-import mlx.core as mx
 import pytest
 
-from runner.cache.layers.trial import BatchTrial
 from runner.engine.batches import BatchMatcher
-from runner.engine.policy import SlicePolicy
-from runner.engine.trial import SettledTrial
 from runner.sampling import SamplingOptions
-from scripts.tools.models.tiny import KINDS, VOCAB, tiny, words
-from tests.lib.tiny_engine import BATCHABLE, RequestSpec, TinyEngine, plain_forward
+from scripts.tools.models.tiny import KINDS, words
+from tests.lib.tiny_engine import BATCHABLE, RequestSpec, TinyEngine
 
 requests = pytest.mark.parametrize("name", KINDS)
 batchable = pytest.mark.parametrize("name", BATCHABLE)
@@ -56,7 +51,7 @@ def test_as_many_decode_in_one_forward_as_are_there(name: str) -> None:
 def test_an_answer_joins_others_after_a_few_steps_alone() -> None:
     """Joining copies the layers of a row, which does not pay for very short answers."""
     engine = TinyEngine("llama")
-    engine.scheduler.matcher.lone_steps = BatchMatcher(SettledTrial()).lone_steps
+    engine.scheduler.matcher.lone_steps = BatchMatcher().lone_steps
     for tokens, rows in ((4, 1), (30, 3)):
         for number in range(3):
             engine.ask(words(20, number), tokens)
@@ -65,66 +60,15 @@ def test_an_answer_joins_others_after_a_few_steps_alone() -> None:
     engine.check()
 
 
-class Wrong:
-    """A model that gives the second of two rows the logits of the first."""
-
-    def __init__(self, name: str) -> None:
-        self._model = plain_forward(TinyEngine(name).kind)
-        self.batches = 0
-
-    def __call__(self, tokens: mx.array, layers: list[object]) -> mx.array:
-        logits = self._model(tokens, layers)
-        self.batches += tokens.shape[0] > 1
-        return mx.broadcast_to(logits[:1], logits.shape)
-
-
-class Counted:
-    """A trial that counts its slices, and the steps of answers before each of them."""
-
-    def __init__(self, name: str, forward: Callable[[mx.array, list[object]], mx.array]) -> None:
-        self._trial = BatchTrial(tiny(name).make_layers, forward, VOCAB)
-        self.slices = 0
-        self.engine: TinyEngine | None = None
-        self.rounds: list[int] = []
-        """Before each slice, how many steps the group that has made the fewest of them has made."""
-
-    @property
-    def fault(self) -> str | None:
-        return self._trial.fault
-
-    def advance(self) -> None:
-        self.slices += 1
-        if self.engine is not None:
-            self.rounds.append(min(group.steps for group in self.engine.scheduler.batches.all))
-        self._trial.advance()
-
-
-@batchable
-def test_a_model_whose_rows_disturb_each_other_takes_turns(name: str) -> None:
-    wrong = Wrong(name)
-    trial = Counted(name, wrong)
-    engine = TinyEngine(name, trial=trial)
-    engine.ask(words(30), 2)
-    engine.finish()
-    assert not trial.slices, "nobody wanted to know yet"
-    for number in range(4):
-        engine.ask(words(30, number), 30)
-    engine.finish()
+def test_a_model_whose_answers_must_not_share_a_forward_takes_turns(caplog: pytest.LogCaptureFixture) -> None:
+    engine = TinyEngine("llama", unbatchable="its rows disturb each other")
+    with caplog.at_level(logging.INFO):
+        engine.ask(words(30), 10)
+        engine.finish()
+        assert "in turns" not in caplog.text, "nobody wanted to know yet"
+        for number in range(4):
+            engine.ask(words(30, number), 30)
+        engine.finish()
     engine.check()
     assert engine.forward.most_rows == 1
-    assert trial.fault
-    assert wrong.batches
-
-
-def test_answers_go_on_while_batches_are_tried() -> None:
-    """If the gap leaves no room, one slice of the trial follows every round of steps."""
-    trial = Counted("llama", plain_forward(tiny("llama")))
-    engine = TinyEngine("llama", SlicePolicy(2048, 0.0), trial=trial)
-    trial.engine = engine
-    for number in range(3):
-        engine.ask(words(30, number), 60)
-    engine.finish()
-    engine.check()
-    assert engine.forward.most_rows == 3
-    assert trial.slices > 10
-    assert all(before < after for before, after in pairwise(trial.rounds))
+    assert caplog.text.count("answers are computed in turns, not together") == 1

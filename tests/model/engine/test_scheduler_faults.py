@@ -26,7 +26,8 @@ from runner.sampling.sample import Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
 from runner.tokenizer import Tokenizer
 from scripts.tools.models.tiny import KINDS, words
-from tests.lib.tiny_engine import TinyEngine, breaking
+from tests.lib.breaking import breaking
+from tests.lib.tiny_engine import TinyEngine
 
 FIRST, SECOND, THIRD = words(41, 1), [*words(33, 1), 9, 9, 9, 9], words(20, 3)
 

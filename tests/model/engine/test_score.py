@@ -17,7 +17,7 @@ from runner.engine.events import Scored
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import Slice, SlicePolicy
 from runner.engine.request import Request
-from runner.model.score_head import in_float32
+from runner.model.weights.dtype import in_float32
 from runner.model.weights.load import LoadedModel
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import VOCAB, tiny, words

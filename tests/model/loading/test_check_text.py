@@ -28,7 +28,7 @@ KEYS = (
         "weights",
     ),
     *("read_bytes", "files", "skipped", "device", "computes", "blas", "context", "tokenizer", "pictures"),
-    *("drafts", "ranks", "disk", "warnings", "problems"),
+    *("drafts", "ranks", "trial", "disk", "warnings", "problems"),
 )
 
 
@@ -97,7 +97,7 @@ def test_the_keys_of_the_object_are_always_the_same(store: Store) -> None:
     assert tuple(broken) == KEYS
     assert [key for key in KEYS if broken[key] is None] == [
         *("architecture", "module", "layers", "parameters", "caches", "weights", "read_bytes", "files", "skipped"),
-        *("computes", "context", "pictures", "drafts", "ranks", "disk"),
+        *("computes", "context", "pictures", "drafts", "ranks", "trial", "disk"),
     ]
 
 

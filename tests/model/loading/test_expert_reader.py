@@ -14,8 +14,9 @@ from runner.model import OpenedModel, open_model
 from runner.model.sources.checkpoint import Tensor
 from runner.model.sources.header import HeaderEntry, read_header
 from runner.model.weights.assemble import rehearse
-from runner.model.weights.load import ExpertReader, ExpertStacks, find_expert_stacks, load, outside_stacks
+from runner.model.weights.load import load
 from runner.model.weights.packed import Recipe
+from runner.model.weights.reading import ExpertReader, ExpertStacks, find_expert_stacks, outside_stacks
 from scripts.tools.models.sources import Published
 from scripts.tools.models.tensors import from_mlx, mlx_style_bytes
 from tests.model.loading.conftest import same

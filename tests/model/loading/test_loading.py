@@ -12,10 +12,18 @@ import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
 
+from runner.commands.check.trial import batch_fault, draft_fault
 from runner.model import OpenedModel, open_model
 from runner.model.families import UNBATCHABLE
 from runner.model.weights.load import LoadedModel, load
-from scripts.tools.models.checkpoints import Dtype, Kind, config_of, write_checkpoint, write_directory
+from scripts.tools.models.checkpoints import (
+    VOCABULARY_SIZE,
+    Dtype,
+    Kind,
+    config_of,
+    write_checkpoint,
+    write_directory,
+)
 from scripts.tools.models.store import Store, write_store
 from tests.lib.memory import held_bytes
 from tests.model.loading.conftest import Checkpoints, bytes_read, experts_apart, run, run_path, same
@@ -158,6 +166,20 @@ def test_a_module_whose_rows_need_to_be_alone_says_why(name: str) -> None:
     for module, wanted in ((name, UNBATCHABLE[name]), ("llama", "")):
         kind = type("Model", (Module,), {"__module__": f"mlx_lm.models.{module}"})
         assert LoadedModel(kind()).unbatchable == wanted
+
+
+def test_a_model_of_which_nothing_is_known_is_served_alone() -> None:
+    model = LoadedModel(type("Model", (Module,), {"__module__": "mlx_lm.models.new"})())
+    assert model.unbatchable == model.undraftable == "nobody has tried mlx_lm.models.new: see check --verify"
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "linear"])
+def test_rows_whose_rotary_base_depends_on_the_length_of_each_need_to_be_alone(kind: str, tmp_path: Path) -> None:
+    scaling = {"rope_scaling": {"rope_type": kind, "factor": 2.0}}
+    loaded = load(open_model(str(write_checkpoint(tmp_path / "m", "llama", overrides=scaling)), tmp_path))
+    batches = batch_fault(loaded.make_layers, loaded.logits, VOCABULARY_SIZE)
+    assert bool(batches) == bool(loaded.unbatchable) == (kind == "dynamic")
+    assert loaded.undraftable == draft_fault(loaded.make_layers, loaded.logits, VOCABULARY_SIZE) == ""
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
+from runner.model.weights.dtype import packed_layers
 from runner.model.weights.load import load
-from runner.model.weights.unpack import packed_layers
 from scripts.tools.models.checkpoints import write_directory
 from scripts.tools.models.layouts import HEAD, LAYOUTS, Layout, plan
 from scripts.tools.models.oracle import load_directory, oracle

@@ -12,9 +12,8 @@ from runner.commands.check.facts import inspect
 from runner.model import OpenedModel, open_model
 from runner.model.weights import dtype as dtype_module
 from runner.model.weights.assemble import rehearse
-from runner.model.weights.dtype import plan_dtypes
+from runner.model.weights.dtype import packed_layers, plan_dtypes
 from runner.model.weights.load import load
-from runner.model.weights.unpack import packed_layers
 from runner.settings import CACHE_PERCENT, CheckSettings
 from scripts.tools.models.checkpoints import config_of, make_weights, write_directory
 from scripts.tools.models.sources import Published

@@ -121,7 +121,6 @@ _CONCURRENT: dict[str, tuple[str, ...]] = {
     "arrays of rows": ("runner.cache.decode_rows:DecodeRows.arrays",),
     "add checkpoint": ("runner.cache.trie_session:TrieSession.add_checkpoint",),
     "evict layers": ("runner.cache.sequences:LiveSequences._evict",),
-    "try batches": ("runner.cache.layers.trial:_Row.compare",),
     "join": ("runner.engine.batch:Batch.join",),
     "join rows": ("runner.cache.decode_rows:DecodeRows.join",),
     "join layers": (f"{_LAYERS}.batch:BatchedLayers.__init__", f"{_LAYERS}.batch:BatchedLayers.extend"),

@@ -17,7 +17,6 @@ import mlx.core as mx
 import pytest
 
 from runner.cache.checkpoints import TurnCheckpoints
-from runner.cache.layers.trial import BatchTrial
 from runner.cache.session import LiveSession
 from runner.cache.trie_cache import TrieCache
 from runner.drafts.drafting import AnswerDrafter, Drafting
@@ -25,12 +24,11 @@ from runner.drafts.policy import Draft, DraftPolicy
 from runner.engine.events import Failed
 from runner.engine.generation import Forward
 from runner.engine.policy import SlicePolicy
-from runner.engine.trial import SettledTrial
 from runner.sampling import SamplingOptions
 from scripts.tools.host.lib import OUT_OF_MEMORY
-from scripts.tools.models.tiny import VOCAB, tiny, words
+from scripts.tools.models.tiny import VOCAB, words
 from tests.lib.memory import held_bytes
-from tests.lib.tiny_engine import ClientRequest, RequestSpec, TinyEngine, oracle_answer, plain_forward
+from tests.lib.tiny_engine import ClientRequest, RequestSpec, TinyEngine, oracle_answer
 from tests.process.faults.fault_points import FATAL, FAULTS, HARMLESS, POINTS, watching
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -185,7 +183,7 @@ class SweptDrafter(AnswerDrafter):
 
 def draft_always(kind: str) -> Drafting:
     """Returns what lets an engine draft at every step, from the first one on."""
-    drafting = Drafting(DraftPolicy.for_cpu(), SettledTrial())
+    drafting = Drafting(DraftPolicy.for_cpu())
     drafting.guard.allows = lambda: True  # type: ignore[method-assign]  # however slow
     answers = {each.spec.prompt: oracle_answer(kind, each.spec).tokens for wave in waves(kind) for each in wave}
     drafting.drafter = lambda prompt: SweptDrafter(drafting, prompt, answers[tuple(prompt)])  # type: ignore[method-assign]
@@ -229,14 +227,12 @@ def tell(setup: str, injector: Injector, kind: str = KIND) -> TinyEngine:
     budget = round(unbounded_bytes(kind) * share) if share else None
     before = held_bytes()
     with close_checkpoints(), watching(injector, *injector.watched):
-        trial = BatchTrial(tiny(kind).make_layers, plain_forward(tiny(kind)), VOCAB)
         engine = TinyEngine(
             kind,
             SlicePolicy(_CHUNK, 0.1),
             parallel=3,
             cache=cache_kind,
             budget=budget,
-            trial=trial,
             watch=injector.watch,
             drafting=draft_always(kind),
         )

@@ -134,7 +134,7 @@ async def ask_some(process: Process) -> list[Completion]:
 
 
 async def idle_ticks(process: Process) -> int:
-    """Returns the processor time of 3 s in which the follower only waits; what is tried in idle time ends before."""
+    """Returns the processor time of 3 s in which the follower only waits."""
     (follower,) = followers(process)
     until_s = time.monotonic() + stretched(30)
     used = 99

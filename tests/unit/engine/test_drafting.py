@@ -6,7 +6,6 @@ from typing import cast
 from runner.cache.session import LiveSession
 from runner.drafts.drafting import AnswerDrafter, Drafting
 from runner.drafts.policy import DraftPolicy
-from runner.engine.trial import SettledTrial
 from runner.sampling.sampler import Sampler
 
 QUOTED = [*range(100, 140)]
@@ -26,19 +25,6 @@ class Session:
         return self.path[:most]
 
 
-class LateTrial:
-    """A trial of two slices."""
-
-    def __init__(self, verdict: str = "") -> None:
-        self.fault: str | None = None
-        self._verdict, self._left = verdict, 2
-
-    def advance(self) -> None:
-        self._left -= 1
-        if not self._left:
-            self.fault = self._verdict
-
-
 def begun(drafting: Drafting, prompt: Sequence[int], path: Sequence[int] = ()) -> tuple[AnswerDrafter, LiveSession]:
     drafter = drafting.drafter(prompt)
     drafter.index(1000)
@@ -46,7 +32,7 @@ def begun(drafting: Drafting, prompt: Sequence[int], path: Sequence[int] = ()) -
 
 
 def ready() -> Drafting:
-    return Drafting(DraftPolicy.for_cpu(), SettledTrial())
+    return Drafting(DraftPolicy.for_cpu())
 
 
 def test_a_quotation_is_drafted_from_the_requests_own_text() -> None:
@@ -73,28 +59,12 @@ def test_an_earlier_answer_is_drafted_again_but_not_under_another_salt() -> None
     assert not other.propose(session, MOST, SAMPLER)
 
 
-def test_nothing_is_drafted_before_the_trial_is_over_and_it_begins_with_the_first_draft() -> None:
-    drafting = Drafting(DraftPolicy.for_cpu(), trial := LateTrial())
-    fresh, unrelated = begun(drafting, [*range(40)])
-    assert not fresh.propose(unrelated, MOST, SAMPLER)
-    assert not drafting.waits
+def test_nothing_is_drafted_for_a_model_that_must_not_be_and_the_counts_say_why() -> None:
+    drafting = Drafting(DraftPolicy.for_cpu(), "its masks look ahead")
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
+    assert not drafter.expects(session, MOST)
     assert not drafter.propose(session, MOST, SAMPLER)
-    assert drafting.waits
-    while drafting.waits:
-        drafting.advance()
-    assert trial.fault == ""
-    assert drafter.propose(session, MOST, SAMPLER)
-
-
-def test_after_a_trial_while_nothing_ran_no_answer_waits_for_one() -> None:
-    drafting = Drafting(DraftPolicy.for_cpu(), LateTrial())
-    while drafting.untried:
-        drafting.advance()
-        assert not drafting.waits, "an answer in which nothing repeats would wait for the rest of the trial"
-    drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
-    assert drafter.propose(session, MOST, SAMPLER)
-    assert not drafting.waits
+    assert (drafting.counts().state, drafting.counts().why) == ("off", "its masks look ahead")
 
 
 def test_rounds_are_counted_by_source() -> None:
@@ -132,7 +102,7 @@ class Model:
 
 def test_a_model_drafts_where_nothing_is_known() -> None:
     model = Model()
-    drafting = Drafting(DraftPolicy.for_cpu(), SettledTrial(), model=model)
+    drafting = Drafting(DraftPolicy.for_cpu(), model=model)
     drafter, session = begun(drafting, [*range(40)])
     drafts = drafter.propose(session, MOST, SAMPLER)
     assert drafts == [8, 9, 10, 11, 12, 13, 14][: len(drafts)]
@@ -149,7 +119,7 @@ def test_a_model_drafts_where_nothing_is_known() -> None:
 
 
 def test_a_model_waits_for_the_token_on_its_way_unless_it_has_to_read() -> None:
-    drafter, session = begun(Drafting(DraftPolicy.for_cpu(), SettledTrial(), model=Model(2)), [*range(40)])
+    drafter, session = begun(Drafting(DraftPolicy.for_cpu(), model=Model(2)), [*range(40)])
     for waits in (False, False, True):
         assert drafter.expects(session, MOST) is waits
         drafter.took(1, 0, 0.01)
@@ -158,7 +128,7 @@ def test_a_model_waits_for_the_token_on_its_way_unless_it_has_to_read() -> None:
 
 def test_a_model_rests_by_the_clock_and_what_is_known_is_drafted_all_the_same() -> None:
     """Its drafts are right, and slower than none."""
-    drafting = Drafting(DraftPolicy.for_cpu(), SettledTrial(), model=Model())
+    drafting = Drafting(DraftPolicy.for_cpu(), model=Model())
     assert drafting.model is not None
     drafting.policy.model_length = lambda most, context_tokens: 2  # type: ignore[method-assign]  # thinks that it pays
     drafter, session = begun(drafting, [*range(40)])

@@ -9,16 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runner.engine.policy import (
-    AdvanceTrial,
-    Begin,
-    Decode,
-    Encode,
-    Prefill,
-    Slice,
-    SlicePolicy,
-    View,
-)
+from runner.engine.policy import Begin, Decode, Encode, Prefill, Slice, SlicePolicy, View
 from runner.settings import LEAST_SLICE_TOKENS
 
 CHUNK, GAP_S = 512, 0.1
@@ -119,8 +110,6 @@ class Simulation:
                 requests, slice_, seconds = self.prefill(self.prefilling[index], slice_, tokens)
             case Decode(index):
                 requests, seconds = self.decode(view.decoding[index])
-            case AdvanceTrial():
-                raise AssertionError("no batch waits for a trial")
         self.now_s += seconds if not isinstance(slice_, Decode) else 0.0
         self.policy.took(slice_, view, seconds)
         self.ran.append(Ran(slice_, view, seconds, requests))
@@ -222,27 +211,17 @@ def test_a_request_does_not_begin_where_a_stream_would_wait_beyond_its_gap() -> 
     assert policy.next(view) == Decode(0)
 
 
-@pytest.mark.parametrize("work", [Begin(), AdvanceTrial()], ids=["a begin", "the trial"])
-def test_what_never_fits_follows_a_round_of_steps(work: Slice) -> None:
+def test_what_never_fits_follows_a_round_of_steps() -> None:
     policy = learned(Costs(begin_s=0.5))
     step(policy, 1, 2, seconds=0.06)
-    view = View(3 if work == Begin() else 0, [], [1, 2], trial=work == AdvanceTrial())
+    view = View(3, [], [1, 2])
     taken = []
     for _ in range(7):
         slice_ = policy.next(view)
         assert slice_ is not None
         taken.append(slice_)
-        policy.took(slice_, view, 0.5 if slice_ == work else 0.06)
-    assert taken == [work, Decode(0), Decode(1)] * 2 + [work]
-
-
-def test_the_trial_waits_for_beginnings_and_prompts() -> None:
-    policy = learned(Costs())
-    step(policy, 1, 2)
-    assert policy.next(View(1, [], [1, 2], trial=True)) == Begin()
-    assert isinstance(policy.next(View(0, [50], [1, 2], trial=True)), Prefill)
-    assert policy.next(View(0, [], [1, 2], trial=True)) == AdvanceTrial()
-    assert policy.next(View(0, [], [1, 2])) == Decode(0)
+        policy.took(slice_, view, 0.5 if slice_ == Begin() else 0.06)
+    assert taken == [Begin(), Decode(0), Decode(1)] * 2 + [Begin()]
 
 
 # Rule 3
