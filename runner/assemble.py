@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import mlx.core as mx
 
 from runner import __version__, blas
-from runner.cache import Cache, make_cache
+from runner.cache import PrefixCache, make_cache
 from runner.cache.layers.batch import unbatchable_layers
 from runner.drafts.drafting import Drafting
 from runner.drafts.opening import DraftModelOpener
@@ -102,7 +102,7 @@ def assemble(
     cache_bytes = settings.cache_memory.bytes_of(opened.total_bytes)
     chunk_tokens = settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if opened.on_cpu else GPU_CHUNK_TOKENS)
 
-    def new_cache() -> Cache:
+    def new_cache() -> PrefixCache:
         return make_cache(
             settings.cache,
             make_layers,

@@ -86,7 +86,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/engine/test_scheduler_faults.py::test_a_fault_ends_at_most_the_request_that_it_concerns": (
         "TrieCache.begin",
         "mlx.core.eval",
-        "LiveSession.absorb",
+        "Session.absorb",
     ),
     "tests/model/engine/test_scheduler_faults.py::test_a_forward_that_breaks_ends_one_request_and_a_batch_of_them_none": (  # noqa: E501
         "llama",

@@ -2,15 +2,13 @@
 
 Everything here runs on the engine thread, which alone owns sessions, layers, nodes and snapshots. Read in this order:
 
-* `interface.py` (what the engine sees: Session, PrefixCache, CacheBudget) and `session.py`, then `single.py`,
-  the small caches;
+* `interface.py` (what the engine sees) and `session.py`, alone and in a batch; then `single.py`, the small caches;
 * `layer_interface.py` and `layers/`: mlx-lm's layer caches behind one interface; `sequence.py` moves the layers of one
-  sequence together, `layer_facts.py` is what all sequences of a model know;
-* `trie.py`: the nodes; `sequences.py`: who uses which layers; `resume.py`: how far along a path they can be taken;
-  `trie_cache.py` puts these together, `trie_session.py` is its session;
+  sequence together, and knows what all sequences of a model have in common;
+* `node.py`, `trie.py`: the nodes; `sequences.py`: who uses which layers; `resume.py`: how far along a path they can be
+  taken; `trie_cache.py` puts these together;
 * policies: `checkpoints.py` (where to stop), `eviction.py` (what goes first, until it fits);
-* `known_choices.py`: answers that need not be computed twice;
-* `decode_rows.py`: sessions that decode in one batch; `report.py`: the cache in plain data.
+* `cached_answer.py`: answers that need not be computed twice; `report.py`: the cache in plain data.
 
 Always true between two forwards: all layers of a sequence stand at one offset; a record never claims a token that its
 layers have not seen; each snapshot is either live in one layer or owns its bytes, and is closed exactly once; the
@@ -21,10 +19,10 @@ ledger counts the open ones.
 
 from collections.abc import Callable
 
-from runner.cache.interface import Cache, CacheBudget, PrefixCache, Session
+from runner.cache.interface import CacheDescription, PrefixCache
 from runner.settings import CACHE_KINDS
 
-__all__ = ["CACHE_KINDS", "Cache", "CacheBudget", "PrefixCache", "Session", "make_cache"]
+__all__ = ["CACHE_KINDS", "CacheDescription", "PrefixCache", "make_cache"]
 
 
 def make_cache(
@@ -34,7 +32,7 @@ def make_cache(
     budget_bytes: int | None = None,
     turn_tokens: frozenset[int] = frozenset(),
     known_choices: bool = False,
-) -> Cache:
+) -> PrefixCache:
     """Returns a cache of a kind in CACHE_KINDS, over the layers of one model.
 
     `make_layers` returns a fresh cache list of that model, as its forward takes it. `budget_bytes` limits what the trie
@@ -43,20 +41,14 @@ def make_cache(
     kind.
     """
     if kind == "trie":
+        from runner.cache.cached_answer import CachedAnswers
         from runner.cache.checkpoints import TurnCheckpoints
         from runner.cache.trie_cache import TrieCache
 
-        if known_choices:
-            from runner.cache.known_choices import GreedyTrieCache
+        trie = CachedAnswers if known_choices else TrieCache
+        return trie(make_layers, budget_bytes, TurnCheckpoints(turn_tokens))
+    if kind in ("single", "none"):
+        from runner.cache.single import NullCache, SingleEntryCache
 
-            return GreedyTrieCache(make_layers, budget_bytes, TurnCheckpoints(turn_tokens))
-        return TrieCache(make_layers, budget_bytes, TurnCheckpoints(turn_tokens))
-    if kind == "single":
-        from runner.cache.single import SingleEntryCache
-
-        return SingleEntryCache(make_layers)
-    if kind == "none":
-        from runner.cache.single import NullCache
-
-        return NullCache(make_layers)
+        return SingleEntryCache(make_layers) if kind == "single" else NullCache(make_layers)
     raise ValueError(f"no cache of kind {kind!r}: it is one of {', '.join(CACHE_KINDS)}")

@@ -120,7 +120,7 @@ class TurnCheckpoints:
         return starts[0] if in_first and len(starts) > 1 else cached
 
     def _distances(self, starts: Sequence[int], beginning: int, end: int) -> Iterator[int]:
-        """Yields an offset behind `beginning` in every doubling of the distance from the end, nearest first: the
+        """Yields an offset after `beginning` in every doubling of the distance from the end, nearest first: the
         message start closest to the middle, or the middle itself if no message starts there."""
         distance = self._first_distance
         while end - distance * 3 // 2 > beginning:

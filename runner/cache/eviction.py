@@ -219,12 +219,12 @@ class BudgetEnforcer:
             sequences.facts.count_eviction(held_bytes - ledger.nbytes)
         sequences.flush()
         if sequences.end is not None:
-            resume.return_to_layers(sequences.kept, sequences.end)
+            resume.replace_copies(sequences.kept, sequences.end)
         if sequences.nbytes + reserved_bytes > budget_bytes > 0:
             self._warn_once("what runs needs more than the cache may hold", reserved_bytes, budget_bytes)
 
     def _truncate(self, end: Node, budget_bytes: int) -> None:
-        """Shortens the idle conversation, which stands at `end`, to as many tokens as fit."""
+        """Shortens the idle conversation, which stands at `end`, to the tokens that fit."""
         kept = self._sequences.kept
         kept.trim(0)
         if kept.nbytes > budget_bytes:

@@ -3,20 +3,41 @@
     LayerState      one of mlx-lm's layer caches behind verbs that mean the same for every class
     Mark            where a layer stood before a round
     Snapshot        what a layer held for the tokens [start, stop)
+    Match, Miss     how much of a prompt is in the layers, and why not more
 
 Owner of every object here: the engine thread.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
-
-from runner.cache.interface import Miss
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
     from runner.cache.layers.scans import RoundReads
+
+
+class Miss(StrEnum):
+    """Why fewer tokens came from the cache than the prompt shares with it, or why it shares none."""
+
+    NONE = ""
+    OFF = "off"  # the cache keeps nothing
+    EMPTY = "empty"  # nothing is recorded
+    SALT = "salt"  # recorded under another salt: another adapter, KV format, tenant
+    NO_COMMON_PREFIX = "no_common_prefix"
+    LOST = "lost"  # the tokens are known, but their keys and values are gone: after a failed forward, say
+    NON_TRIMMABLE = "non_trimmable_divergence"  # a layer has only its last state and cannot go back
+    WINDOW_PASSED = "window_passed"  # a layer has dropped tokens that going back would need
+
+
+class Match(NamedTuple):
+    """The result of a lookup, in tokens: the length of the shared prefix, and how much of it the layers now hold."""
+
+    matched: int
+    cached: int
+    miss: Miss = Miss.NONE
 
 
 class Snapshot(ABC):
@@ -65,16 +86,14 @@ class Copy(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Where one layer stood before a round: a forward over some tokens of which only the first may be right."""
+    """Where one layer stood before a round."""
 
     offset: int
     """The number of tokens that the layer had seen."""
     attributes: "dict[str, object] | None" = None
     """What takes the layer back there; None if it rewinds by itself."""
-    nbytes: int = 0
-    """Bytes of the arrays that the mark keeps alive, once the layer has replaced them."""
     reads: "RoundReads | None" = None
-    """What the layer reads in the round, if that lets it stand behind any token of it."""
+    """What the layer reads in the round, if that lets it stand after any token of it."""
 
 
 class LayerState(ABC):

@@ -1,12 +1,14 @@
-"""The nodes of the prefix trie."""
+"""The nodes of the prefix trie, and lists of tokens."""
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from runner.cache.layer_interface import Snapshot
 
 Tokens: TypeAlias = "array[int]"
+AnyTokens = TypeVar("AnyTokens", list[int], "array[int]")
+_BLOCK = 2048
 
 
 def keys(tokens: Iterable[int]) -> Tokens:
@@ -14,14 +16,28 @@ def keys(tokens: Iterable[int]) -> Tokens:
     return array("i", tokens)
 
 
-class Node:
-    """An edge, its snapshots and its children.
+def common_prefix(a: AnyTokens, b: AnyTokens) -> int:
+    """Returns how many tokens `a` and `b` share from the start.
 
-    `slots` is empty or has one entry per layer. A `checkpoint` is a node made to return to: it is kept even if nothing
-    branches off. `used` is the tick of the trie's clock at its last use. The first `stored` tokens of the edge are on
-    disk; some of it was `restored` from there. `known` has a 1 for each token that is a known choice
-    (`known_choices.py`); those behind its end are none.
+    Compares slices, which the interpreter does at about 10 ns a token: blocks from the front, then halves of the first
+    block that differs.
     """
+    end = min(len(a), len(b))
+    low = 0
+    while low < end and a[low : low + _BLOCK] == b[low : low + _BLOCK]:
+        low += _BLOCK
+    high = min(low + _BLOCK, end)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return min(low, end)
+
+
+class Node:
+    """An edge, its snapshots and its children."""
 
     __slots__ = (
         "checkpoint",
@@ -38,14 +54,28 @@ class Node:
     )
 
     def __init__(self, tokens: Tokens, parent: "Node | None") -> None:
+        # The edge
         self.tokens = tokens
-        self.known = b""
         self.parent = parent
         self.end: int = len(tokens) + (parent.end if parent else 0)
         self.children: dict[int, Node] = {}
+
+        # What is held of its tokens
         self.slots: list[Snapshot | None] = []
-        self.checkpoint = self.restored = False
-        self.used = self.locks = self.stored = 0
+        """Empty, or one entry for each layer."""
+        self.known = b""
+        """A 1 for each token that is a known choice (`cached_answer.py`); those after its end are none."""
+        self.stored = 0
+        """The number of its first tokens that are on disk."""
+        self.restored = False
+        """True if some of it came from the disk."""
+
+        # Its use
+        self.checkpoint = False
+        """True for a node made to return to: it is kept even if nothing branches off."""
+        self.used = 0
+        """The tick of the trie's clock at its last use."""
+        self.locks = 0
 
     @property
     def start(self) -> int:

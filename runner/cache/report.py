@@ -9,27 +9,23 @@ from typing import NamedTuple
 
 from protocol.stats import CacheCounts, CacheNode
 from runner.cache.interface import CacheDescription, Spell
-from runner.cache.layer_facts import LayerFacts
 from runner.cache.layer_interface import LayerState
 from runner.cache.node import Node
-from runner.cache.sequence import SequenceLayers
+from runner.cache.sequence import LayerFacts, SequenceLayers
+from runner.cache.sequences import LiveSequences
 from runner.cache.trie import PrefixTrie
 
 
 def describe_trie(
-    facts: LayerFacts,
-    sequences: Collection[SequenceLayers],
-    trie: PrefixTrie,
-    budget_bytes: int | None,
-    reserved_bytes: int,
+    sequences: LiveSequences, trie: PrefixTrie, budget_bytes: int | None, reserved_bytes: int
 ) -> CacheDescription:
     """Describes a trie and the sequences over it; `reserved_bytes` are those of batches."""
-    ledger = facts.ledger
+    ledger, end = sequences.facts.ledger, sequences.end
     nodes = list(trie.nodes())
-    mark = trie.now, ledger.count, ledger.nbytes, len(sequences), sum(node.stored for node in nodes)
-    live = sum(sequence.nbytes for sequence in sequences) + reserved_bytes
-    counts = _counts(facts, live, len(nodes), budget_bytes)
-    return CacheDescription(mark, counts, snapshots=ledger.count, reserved_bytes=reserved_bytes)
+    mark = trie.now, ledger.count, ledger.nbytes, len(sequences.all), sum(node.stored for node in nodes)
+    counts = _counts(sequences.facts, sequences.layer_bytes + reserved_bytes, len(nodes), budget_bytes)
+    recorded_tokens = end.end if end else 0
+    return CacheDescription(mark, counts, len(sequences.sessions), ledger.count, recorded_tokens, reserved_bytes)
 
 
 def describe_sequence(
@@ -42,12 +38,10 @@ def describe_sequence(
     return CacheDescription(mark, counts, int(open_session), facts.ledger.count, recorded_tokens)
 
 
-def trie_nodes(
-    facts: LayerFacts, sequences: Collection[SequenceLayers], trie: PrefixTrie, spell: Spell | None, most: int
-) -> list[CacheNode]:
+def trie_nodes(sequences: LiveSequences, trie: PrefixTrie, spell: Spell | None, most: int) -> list[CacheNode]:
     """Returns the nodes of a trie as `PrefixCache.nodes` promises."""
-    used = sorted(facts.used)
-    sizes, now = _sizes(sequences, used), trie.now
+    used = sorted(sequences.facts.used)
+    sizes, now = _sizes(sequences.all, used), trie.now
     return [_described(node, now, used, sizes, spell) for node in _latest(trie, most)]
 
 

@@ -7,8 +7,7 @@ other layer a state. The answer is found before anything moves, so nothing has t
 
 from collections.abc import Collection, Sequence
 
-from runner.cache.interface import Miss
-from runner.cache.layer_interface import LayerState, Snapshot
+from runner.cache.layer_interface import LayerState, Miss, Snapshot
 from runner.cache.node import Node, spelled
 from runner.cache.sequence import SequenceLayers
 from runner.cache.trie import PrefixTrie
@@ -76,7 +75,7 @@ def truncate(sequence: SequenceLayers, trie: PrefixTrie, end: Node, budget_bytes
     return next(node for node in path if node.end == at)
 
 
-def capture(sequence: SequenceLayers, node: Node) -> None:
+def store_snapshots(sequence: SequenceLayers, node: Node) -> None:
     """Stores in a node what the layers, which have seen its tokens, hold of them.
 
     Live slices replace stored ones. Snapshots of layers that are not sliceable are stored if the layers stand at the
@@ -102,7 +101,7 @@ def capture(sequence: SequenceLayers, node: Node) -> None:
                 held.close()
 
 
-def return_to_layers(sequence: SequenceLayers, node: Node) -> None:
+def replace_copies(sequence: SequenceLayers, node: Node) -> None:
     """Replaces snapshots that the node owns by live ones where the layers, which stand at its end, hold the same
     tokens."""
     for slot, state in sequence.used if node.slots else ():
@@ -112,7 +111,7 @@ def return_to_layers(sequence: SequenceLayers, node: Node) -> None:
             held.close()
 
 
-def claim_live(sequence: SequenceLayers, node: Node, left: Collection[Snapshot] | None = None) -> None:
+def make_live(sequence: SequenceLayers, node: Node, left: Collection[Snapshot] | None = None) -> None:
     """Makes live in these layers, which hold all tokens up to the end of a node, the snapshots that the node lacks and
     those of its own that are in `left`, the live snapshots of layers about to be reset; without `left`, all of them.
     Copies nothing."""

@@ -1,4 +1,4 @@
-"""All layers of one sequence of tokens, moved together."""
+"""All layers of one sequence of tokens, moved together, and what is known about the layers of a model."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -6,9 +6,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from runner.cache.interface import Miss
-from runner.cache.layer_facts import LayerFacts
-from runner.cache.layer_interface import LayerState, Mark, Snapshot
+from runner.cache.layer_interface import LayerState, Mark, Miss, Snapshot
 from runner.cache.layers import adapt, distrust, flatten
 from runner.cache.layers.kv import spare_room
 from runner.cache.layers.scans import watched
@@ -16,6 +14,44 @@ from runner.cache.layers.snapshot import Ledger, complete
 from runner.logs import Log
 
 log = Log(__name__)
+
+
+class LayerFacts:
+    """Facts shared by all sequences of one model. A slot is the index of a layer in the order of `flatten`."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        """Counts the snapshots of all sequences."""
+        self.untrusted: set[int] = set()
+        """Slots of layers whose own token counts have proved wrong."""
+        self.used: set[int] = set()
+        """Slots that a forward has filled so far. The model does not use a layer that stays empty while others fill."""
+        self.token_bytes = 0
+        """Bytes of one more token in all sliceable layers."""
+        self.tail_bytes = 0
+        """The most bytes seen in all layers with a tail."""
+        self.state_bytes = 0
+        """The most bytes seen in all layers with a state."""
+        self.evictions = 0
+        """The number of evictions so far."""
+        self.evicted_bytes = 0
+        """Bytes freed by them."""
+        self.restored_bytes = 0
+        """Bytes of the snapshots that layers have ever restored."""
+
+    def bytes_of(self, tokens: int) -> int:
+        """Returns about how many bytes a sequence of `tokens` tokens takes; 0 before the first forward."""
+        return self.token_bytes * tokens + self.tail_bytes + self.state_bytes
+
+    def count_eviction(self, nbytes: int) -> None:
+        """Counts an eviction that freed `nbytes`; a negative number (joining two pieces took more) counts as 0."""
+        self.evictions += 1
+        self.evicted_bytes += max(0, nbytes)
+
+    def most_checkpoints(self, budget_bytes: int | None) -> int | None:
+        """Returns how many checkpoints one prompt may leave, so that their states take at most a quarter of the budget.
+        None is no limit: windows cost no more than their tokens, wherever they are split."""
+        return max(1, budget_bytes // 4 // self.state_bytes) if budget_bytes and self.state_bytes else None
 
 
 class SequenceMark(NamedTuple):
@@ -27,13 +63,8 @@ class SequenceMark(NamedTuple):
     """The number of tokens of the round."""
     marks: list[tuple[LayerState, Mark]]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the mark keeps alive until it is used up, once the layers have replaced them."""
-        return sum(mark.nbytes for _, mark in self.marks)
-
     def watched(self) -> AbstractContextManager[None]:
-        """Surrounds the call of the model over the round, so that layers can go back to behind any token of it."""
+        """Surrounds the call of the model over the round, so that layers can go back to any token of it."""
         return watched([mark.reads for _, mark in self.marks if mark.reads is not None])
 
 
@@ -48,17 +79,12 @@ class SequenceLayers:
         """`layers` is a fresh cache list; the sequences of one model share `facts`."""
         self.layers = layers
         self.facts = facts or LayerFacts()
+        ledger, untrusted = self.facts.ledger, self.facts.untrusted
         found = enumerate(flatten(layers))
-        untrusted = self.facts.untrusted
-        self.states = [adapt(layer, self.ledger, trusted=index not in untrusted) for index, layer in found]
+        self.states = [adapt(layer, ledger, trusted=index not in untrusted) for index, layer in found]
         self._used: list[tuple[int, LayerState]] = []
         self.position = 0
         """The number of tokens that the layers have seen."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """Counts its snapshots and those of the model's other sequences."""
-        return self.facts.ledger
 
     @property
     def used(self) -> list[tuple[int, LayerState]]:
@@ -137,8 +163,8 @@ class SequenceLayers:
         return SequenceMark(self.position, count, [(state, state.mark(count)) for _, state in self.used])
 
     def revert(self, mark: SequenceMark, to: int) -> None:
-        """Takes every layer, all of which have seen the round that followed the mark, back to `to` tokens; to where the
-        mark was made if one cannot stand there. Uses up the mark.
+        """Takes every layer, after the round that followed the mark, back to `to` tokens; to where the mark was made if
+        one cannot stand there. Uses up the mark.
 
         Raises RuntimeError if an adapter was replaced meanwhile.
         """
@@ -197,9 +223,8 @@ class SequenceLayers:
         states = sum(state.nbytes for _, state in self.used if state.whole)
         other = self._other_bytes()
         sliceable = [array for _, state in self.used if state.sliceable for array in state.arrays()]
-        facts.token_bytes = sum(
-            array.nbytes // max(1, array.shape[-2]) for array in sliceable
-        )  # unused room is not counted
+        # Unused room is not counted.
+        facts.token_bytes = sum(array.nbytes // max(1, array.shape[-2]) for array in sliceable)
         facts.tail_bytes = max(facts.tail_bytes, other - states)
         facts.state_bytes = max(facts.state_bytes, states)
 

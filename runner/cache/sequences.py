@@ -1,18 +1,17 @@
 """The sequences of layers over one trie: one for each open session, and one kept between sessions.
 
-Invariants: the live snapshots of a sequence lie on the path to where it stands, or behind it and not yet overwritten;
+Invariants: the live snapshots of a sequence lie on the path to where it stands, or beyond and not yet overwritten;
 the kept sequence stands at `end` while no session uses it. `end` is None at the root, and while a session uses it.
 """
 
 from collections.abc import Callable
 
 from runner.cache import resume
-from runner.cache.layer_facts import LayerFacts
 from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.node import Node
-from runner.cache.sequence import SequenceLayers
-from runner.cache.trie_session import TrieSession
+from runner.cache.sequence import LayerFacts, SequenceLayers
+from runner.cache.session import TrieSession
 
 
 class LiveSequences:
@@ -70,7 +69,7 @@ class LiveSequences:
         former, idle = self.kept, self.idle
         self.kept, self.end = sequence, end
         for node in end.path():
-            resume.claim_live(sequence, node)  # so that no snapshots of two sequences are joined, which would copy them
+            resume.make_live(sequence, node)  # so that no snapshots of two sequences are joined, which would copy them
         if idle and former is not sequence:
             self._evict(former)
 
@@ -86,7 +85,7 @@ class LiveSequences:
             if session.sequence is not sequence:
                 left = sequence.live()
                 for node in session.node.path():
-                    resume.claim_live(session.sequence, node, left)
+                    resume.make_live(session.sequence, node, left)
         return sequence.live()
 
     def detach_sessions(self) -> None:
@@ -99,7 +98,7 @@ class LiveSequences:
         self.facts.ledger = Ledger()
         self.kept, self.end = self.fresh(), None
 
-    def check_trust(self) -> bool:
+    def replace_untrusted(self) -> bool:
         """Returns True if layers have proved untrusted since the last call. All sequences have replaced their adapters
         then."""
         known, self._untrusted_known = self._untrusted_known, len(self.facts.untrusted)

@@ -1,144 +1,130 @@
-"""Sessions that write into live layers, and the base of the caches that have one session at a time."""
+"""Sessions: the requests' use of the layers, one by one and in a batch.
 
-from abc import abstractmethod
+Session       over one sequence of layers
+TrieSession   a session along a path of the trie
+DecodeRows    the sessions that decode in one forward
+"""
+
+from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 
 import mlx.core as mx
 
-from runner.cache.interface import Cache, Match, Session
-from runner.cache.layer_facts import LayerFacts
+from runner.cache.checkpoints import Checkpoint
+from runner.cache.layer_interface import Match
+from runner.cache.layers.batch import BatchedLayers, batchable
+from runner.cache.node import Node, keys
 from runner.cache.sequence import SequenceLayers, SequenceMark
+from runner.cache.trie import PrefixTrie
 from runner.logs import Log
 
 log = Log(__name__)
 _NOT_READY = "a forward in a session that is closed or failed, or has a round to accept"
 
+CHECK_TOKENS = 64
+"""The decode steps between two checks of the bytes held; layers grow by more tokens at a time."""
 
-class LiveSession(Session):
-    """A session over one sequence of layers.
 
-    Its record is the prompt and the sampled tokens. While decoding, the layers are up to one token ahead of it.
+class Session:
+    """One request's use of the layers, from `begin` to `close`.
 
-    A *round* is a forward over several tokens of the answer at once, of which only the first ones may prove right:
+    `total`, `matched` and `cached` count tokens: the prompt, the prefix it shares with the cache, and the part of that
+    prefix which need not be evaluated again. `remaining` is the rest of the prompt, never empty. `recorded` is the
+    prompt and the tokens sampled since. `layers` is the `cache=` argument of the model's forward; while decoding they
+    are up to one token ahead of the record.
+
+    A *round* is a forward over several tokens of the answer, the first of which may prove right:
 
         with session.draft_round(n):            # the token that is next anyway, and n - 1 drafts of those after it
             logits = model(tokens, session.layers)
         ...                                     # find out that the first m tokens are right
-        if not session.accept(m):               # True: the session stands behind these m tokens
+        if not session.accept(m):               # True: the session stands after these m tokens
             ...                                 # False: it stands where it did; compute these m once more
 
     Until `accept` the session stands where it did before, whatever its layers hold. Tokens that are computed once more
-    are a round if they are several, which is then accepted as a whole, and may have further drafts behind them. Drafts
+    are a round if they are several, which is then accepted as a whole, and may have further drafts after them. Drafts
     are recorded once they are known to be right, before `accept` or after it.
     """
 
     def __init__(
-        self, sequence: SequenceLayers, prompt: list[int], match: Match, end: Callable[["LiveSession", bool], None]
+        self, sequence: SequenceLayers, prompt: list[int], match: Match, end: Callable[["Session", bool], None]
     ) -> None:
         """The first `close` calls `end(session, failed)`."""
+        # From begin to close
+        self.sequence = sequence
+        self.layers = sequence.layers
         self.total = len(prompt)
         self.matched, self.cached, self.miss = match
-        self.layers = sequence.layers
-        self.sequence = sequence
+        self._end: Callable[[Session, bool], None] | None = end
+        self._evicted_bytes = sequence.facts.evicted_bytes
+
+        # From token to token
         self.recorded = prompt
-        self.cache_invalid = False
-        """True if the cache's own part of a forward was interrupted: nothing in the cache can be trusted then."""
         self.known: list[int] = []
         """The first tokens of the answer, which need not be drawn, as far as they are not recorded yet. While there are
         any, the layers may have seen more tokens than are recorded. `end_known` before anything is computed."""
-        self.due = 0
-        """The position from which on `_passed` is called after forwards of a single token, too."""
-        self._end: Callable[[LiveSession, bool], None] | None = end
-        self._ready = True  # neither closed nor in a round
+        self.next_check_at = 0
+        """The position from which on `_check` is called after forwards of a single token, too."""
+        self.failed = False
+        """True during a forward, and after one that was interrupted: nothing in the layers can be trusted then."""
+        self.cache_invalid = False
+        """True if the cache's own part of a forward was interrupted: nothing in the cache can be trusted then."""
+
+        # From the beginning of a round to its end
         self._mark: SequenceMark | None = None  # of the round that has to be accepted
-        self._failed = False
-        self._evicted_bytes = sequence.facts.evicted_bytes
+        self._ready = True  # neither closed nor in a round
 
     @property
-    def failed(self) -> bool:
-        """True if a forward was interrupted: nothing in the session's layers can be trusted then."""
-        return self._failed
+    def remaining(self) -> list[int]:
+        """The tokens of the prompt that were not cached."""
+        return self.recorded[self.cached : self.total]
+
+    @property
+    def position(self) -> int:
+        """The number of tokens that the layers have seen."""
+        return self.sequence.position
 
     @property
     def evicted_bytes(self) -> int:
         """Bytes that the cache has evicted since the session began, for any session."""
         return self.sequence.facts.evicted_bytes - self._evicted_bytes
 
-    @property
-    def position(self) -> int:
-        return self.sequence.position
-
-    @property
-    def in_round(self) -> bool:
-        """True if a round has to be accepted before anything else is computed."""
-        return self._mark is not None
-
-    def round_bytes(self, count: int) -> int:
-        """Returns the bytes that a round over `count` tokens would take until it is accepted, in addition to its
-        forward and to the layers: what these can go back to. Raises as `draft_round` does."""
-        return self.sequence.mark(count).nbytes
+    def state(self) -> list[mx.array]:
+        """Returns every array of every layer, to evaluate after a forward."""
+        return self.sequence.arrays()
 
     def next_forward(self, most: int) -> int:
+        """Returns the number of tokens of the next prefill forward, at most `most`; 0 once all are seen but the last,
+        which belongs to the first decode step. Raises ValueError unless `most` is positive.
+
+        The tokens are those of `recorded` from `position` on. In a session that is set back (its layers have seen
+        fewer tokens than are recorded) sampled tokens are among them.
+        """
         if most < 1:
             raise ValueError(f"a prefill forward of {most} tokens")
         stop = min(len(self.recorded) - 1, self._next_checkpoint() or len(self.recorded))
         return max(0, min(most, stop - self.position))
 
-    def _next_checkpoint(self) -> int | None:
-        """Returns the next offset at which a prefill forward has to end, or None."""
-        return None
-
     @contextmanager
     def forward(self, count: int) -> Iterator[None]:
-        if not self._ready or self._failed:
+        """Surrounds the call of the model over the next `count` tokens, and nothing that may fail for other reasons.
+
+        MLX is lazy: the block may contain the evaluation, but need not. An exception inside leaves some layers behind
+        others and some in an unknown state; the session then ends with everything freed.
+        """
+        if not self._ready or self.failed:
             raise RuntimeError(_NOT_READY)
-        self._failed = self.cache_invalid = True
+        self.failed = self.cache_invalid = True
         self.sequence.page_out()
         self.cache_invalid = False
         yield
         self.cache_invalid = True
         distrusted = self.sequence.advance(count)
-        if count > 1 or distrusted or self.sequence.position >= self.due:
-            self._passed(count, stepwise=count == 1)
-        self._failed = self.cache_invalid = False
-
-    @contextmanager
-    def draft_round(self, count: int) -> Iterator[None]:
-        """Surrounds the call of the model over the next `count` tokens, at least 2, as `forward` does; `accept` has to
-        follow. Raises ValueError for fewer tokens, and TypeError unless `sequence.markable`."""
-        if not self._ready or self._failed:
-            raise RuntimeError(_NOT_READY)
-        mark = self.sequence.mark(count)
-        self._failed = self.cache_invalid = True
-        self.sequence.page_out()
-        self.cache_invalid = self._ready = False
-        with mark.watched():
-            yield
-        self._mark = mark
-        self._failed = False
-
-    def accept(self, count: int) -> bool:
-        """Ends a round, of which the first `count` tokens are right. Returns True if the session stands behind these
-        now, as if they had been computed one by one; False if a layer cannot, and it stands where it did before.
-
-        Raises RuntimeError if there is no round to end, and ValueError if it has fewer tokens.
-        """
-        mark = self._mark
-        if mark is None:
-            raise RuntimeError("no round to accept")
-        if not 0 <= count <= mark.length:
-            raise ValueError(f"{count} of the {mark.length} tokens of a round")
-        self._mark = None
-        self._failed = self.cache_invalid = True
-        distrusted = self.sequence.advance(mark.length)
-        self.sequence.revert(mark, mark.position + count)
-        passed = self.position - mark.position
-        if distrusted or self.position >= self.due:
-            self._passed(passed, stepwise=True)
-        self._failed = self.cache_invalid = False
-        self._ready = True
-        return passed == count
+        if count > 1 or distrusted or self.sequence.position >= self.next_check_at:
+            self._check(count, stepwise=count == 1)
+        self.failed = self.cache_invalid = False
 
     def absorb(self, batch_caches: Sequence[object], row: int, count: int) -> None:
         """Takes over what the last `count` tokens left in a row of a batch, given its layers."""
@@ -146,10 +132,10 @@ class LiveSession(Session):
             self.sequence.absorb(batch_caches, row, count)
             self.sequence.evaluate()  # an unevaluated slice would keep the whole batch alive
 
-    def _passed(self, count: int, *, stepwise: bool) -> None:
-        """Follows a forward over `count` tokens, or, if `stepwise`, as many steps of one token each. Called only when
-        there may be something to do: after a forward over several tokens, after one that reaches `due`, and after one
-        that shows a layer to be untrusted."""
+    def record(self, token: int) -> None:
+        """Records a sampled token. Call it as soon as the token is known, before anything else can happen to it,
+        whether or not its forward was dispatched already. The token that ends a generation is recorded too."""
+        self.recorded.append(token)
 
     def continuation(self, most: int) -> list[int]:  # noqa: ARG002
         """Returns up to `most` tokens that followed all recorded ones in another conversation; pictures end them."""
@@ -159,69 +145,231 @@ class LiveSession(Session):
         """Forgets the rest of the known tokens: the layers have not seen the last recorded token any more."""
         self.known = []
 
-    def record(self, token: int) -> None:
-        self.recorded.append(token)
-
-    def state(self) -> list[mx.array]:
-        return self.sequence.arrays()
-
     def close(self, failed: bool = False) -> None:
+        """Ends the session; call it in a `finally`. A second call does nothing.
+
+        Rewinds all layers to the tokens that are both recorded and seen, and stores them. With `failed` (an evaluation
+        raised, the arrays cannot be trusted), or when a layer cannot be rewound, frees everything and logs it.
+        """
         end, self._end = self._end, None
         if end is None:
             return
         mark = self._mark
         if mark is not None and not failed:
             try:
-                # What is recorded behind the first token need not be the drafts that the layers hold there.
+                # What is recorded after the first token need not be the drafts that the layers hold there.
                 self.accept(int(len(self.recorded) > mark.position))
             except Exception:
                 log.exception("a round could not be taken back")
-        self._mark, self._ready = None, False
-        end(self, failed or self._failed)
+        self._mark = None
+        self._ready = False
+        end(self, failed or self.failed)
+
+    def _next_checkpoint(self) -> int | None:
+        """Returns the next offset at which a prefill forward has to end, or None."""
+        return None
+
+    def _check(self, count: int, *, stepwise: bool) -> None:
+        """Follows a forward over `count` tokens, or, if `stepwise`, `count` steps of one token each. Called only when
+        there may be something to do: after a forward over several tokens, after one that reaches `next_check_at`, and
+        after one that shows a layer to be untrusted."""
+
+    # --- rounds
+
+    @property
+    def in_round(self) -> bool:
+        """True if a round has to be accepted before anything else is computed."""
+        return self._mark is not None
+
+    @contextmanager
+    def draft_round(self, count: int) -> Iterator[None]:
+        """Surrounds the call of the model over the next `count` tokens, at least 2, as `forward` does; `accept` has to
+        follow. Raises ValueError for fewer tokens, and TypeError unless `sequence.markable`."""
+        if not self._ready or self.failed:
+            raise RuntimeError(_NOT_READY)
+        mark = self.sequence.mark(count)
+        self.failed = self.cache_invalid = True
+        self.sequence.page_out()
+        self.cache_invalid = self._ready = False
+        with mark.watched():
+            yield
+        self._mark = mark
+        self.failed = False
+
+    def accept(self, count: int) -> bool:
+        """Ends a round whose first `count` tokens are right. Returns True if the session now stands after
+        these, as if they had been computed one by one; False if a layer cannot, and it stands where it did before.
+
+        Raises RuntimeError if there is no round to end, and ValueError if it has fewer tokens.
+        """
+        mark = self._mark
+        if mark is None:
+            raise RuntimeError("no round to accept")
+        if not 0 <= count <= mark.length:
+            raise ValueError(f"{count} of the {mark.length} tokens of a round")
+        self._mark = None
+        self.failed = self.cache_invalid = True
+        distrusted = self.sequence.advance(mark.length)
+        self.sequence.revert(mark, mark.position + count)
+        passed = self.position - mark.position
+        if distrusted or self.position >= self.next_check_at:
+            self._check(passed, stepwise=True)
+        self.failed = self.cache_invalid = False
+        self._ready = True
+        return passed == count
 
 
-class OneSessionCache(Cache):
-    """A cache whose layers are used by one session at a time."""
+class TrieSession(Session):
+    """A session along a path of the trie. Its prefill stops at checkpoints."""
 
-    def __init__(self, make_layers: Callable[[], list[object]]) -> None:
-        """`make_layers` returns a fresh cache list of the same model every time."""
-        self._make_layers = make_layers
-        self._facts = LayerFacts()
-        self._open = False
+    def __init__(
+        self,
+        sequence: SequenceLayers,
+        prompt: list[int],
+        match: Match,
+        node: Node,
+        trie: PrefixTrie,
+        check: Callable[["TrieSession", int, bool], None],
+        go_back: Callable[["TrieSession", int], None],
+        end: Callable[[Session, bool], None],
+    ) -> None:
+        """`node` of the trie is where the layers stand. `check(session, count, stepwise)` is called as `_check` is;
+        `go_back(session, to)` takes layers that are ahead of the record back to `to` tokens."""
+        super().__init__(sequence, prompt, match, end)
+        # From begin to close
+        self.greedy = False
+        """True if each token of the answer is the most probable one after those before it."""
+        self._trie = trie
+        self._check_cache = check
+        self._go_back = go_back
 
-    def begin(self, tokens: Sequence[int], salt: str = "") -> Session:
-        if not tokens:
-            raise ValueError("a session needs a prompt of at least one token")
-        self._refuse_while_open()
-        prompt = list(tokens)
-        session = self._open_session(prompt, salt)
-        self._open = True
-        return session
+        # From token to token
+        self.node = node
+        """The last node that it has reached; locked."""
+        self.checkpoints: list[Checkpoint] = []
+        self.detached = False
+        """True if the trie was cleared under this session: it keeps its layers, and stores nothing."""
+        self._left_at: Node | None = None  # what is recorded after this node is no path of the trie
 
-    def session_bytes(self, tokens: int) -> int:
-        return self._facts.bytes_of(tokens)
+    def add_checkpoint(self, at: int) -> None:
+        """Adds a stop to the prefill, where another prompt diverges from this one."""
+        if all(each.at != at for each in self.checkpoints):
+            insort(self.checkpoints, Checkpoint(at, keep=False))
+            self.next_check_at = min(self.next_check_at, at)
 
-    def clear(self) -> None:
-        self._refuse_while_open()
-        self._free()
+    def continuation(self, most: int) -> list[int]:
+        if self.detached or self._left_at is self.node or most < 1:
+            return []
+        ahead = self.recorded[self.node.end :]
+        if ahead and ahead[0] not in self.node.children:
+            return []  # the usual case, and the cheapest
+        found = self._trie.continuation(self.node, keys(ahead), most).tolist()
+        if ahead and not found:
+            self._left_at = self.node  # for good: what is recorded after it stays
+        return [*takewhile(lambda token: token >= 0, found)]
 
-    @abstractmethod
-    def _open_session(self, prompt: list[int], salt: str) -> LiveSession:
-        """Returns a session over layers that stand at the cached prefix. It ends with `_close`."""
+    def end_known(self) -> None:
+        self.known = []
+        at = len(self.recorded) - 1
+        if self.position <= at:
+            return
+        self.failed = self.cache_invalid = True
+        if self.detached:
+            self.sequence.rewind(at)
+        else:
+            self._go_back(self, at)
+        self.failed = self.cache_invalid = False
 
-    @abstractmethod
-    def _release(self, session: LiveSession, failed: bool) -> None:
-        """Stores what the session computed, or frees it."""
+    def _next_checkpoint(self) -> int | None:
+        return next((each.at for each in self.checkpoints if each.at > self.position), None)
 
-    @abstractmethod
-    def _free(self) -> None:
-        """Frees everything."""
+    def _check(self, count: int, *, stepwise: bool) -> None:
+        self._check_cache(self, count, stepwise)
+        if self.sequence.facts.bytes_of(1):  # else the next forward may show what a token takes
+            self.next_check_at = self.position - self.position % CHECK_TOKENS + CHECK_TOKENS
+            if self.checkpoints:
+                self.next_check_at = min(self.next_check_at, self.checkpoints[0].at)
 
-    def _close(self, session: LiveSession, failed: bool) -> None:
-        self._open = False
-        session.sequence.measure()
-        self._release(session, failed)
 
-    def _refuse_while_open(self) -> None:
-        if self._open:
-            raise RuntimeError("another session of this cache is open")
+class DecodeRows:
+    """One session over its own layers, or several over a batch: copies of their layers, joined.
+
+    The own layers of a session stand still while it is in a batch. When it leaves, they take over what its row has seen
+    since; to the session that looks like one forward. If a batch fails nothing in it can be trusted, but the sessions'
+    own layers can: they are only behind.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.sessions = [session]
+        self._batch: BatchedLayers | None = None
+        self._seen = [0]  # forwards of the batch that each session has taken part in
+
+    @property
+    def batchable(self) -> bool:
+        """True if layers of this kind can be joined."""
+        return batchable(self.sessions[0].sequence.states)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of tokens that each session has seen."""
+        return [session.position + seen for session, seen in zip(self.sessions, self._seen, strict=True)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the batch, in addition to the sessions' own layers."""
+        return 0 if self._batch is None else self._batch.nbytes
+
+    def compute(
+        self, forward: Callable[[mx.array, list[object]], mx.array], tokens: mx.array, *, drafted: bool = False
+    ) -> mx.array:
+        """Calls `forward(tokens, layers)` of the model over one more token of each, [B, 1], or several of one, [1, L].
+        Returns its logits [B, L, V] (lazy).
+
+        If all but the first of several are `drafted`, the session has to `accept` those that are right.
+        """
+        if self._batch is None:
+            session, length = self.sessions[0], tokens.shape[1]
+            in_round = length > 1 and session.sequence.markable
+            with session.draft_round(length) if in_round else session.forward(length):
+                logits = forward(tokens, session.layers)
+            if in_round and not drafted:
+                session.accept(length)
+            return logits
+        logits = forward(tokens, self._batch.layers)
+        self._seen = [seen + 1 for seen in self._seen]
+        return logits
+
+    def arrays(self) -> list[mx.array]:
+        """Returns the arrays to evaluate together with the logits of a batch: nothing else may
+        need the positions."""
+        return [] if self._batch is None else self._batch.arrays()
+
+    def join(self, other: "DecodeRows") -> None:
+        """Appends the one session of `other`. Waits for all that both have under way. Raises RuntimeError if one of
+        them has a round to accept."""
+        (session,) = other.sessions
+        if any(each.in_round for each in (*self.sessions, session)):
+            raise RuntimeError("layers with drafts in them cannot be joined")
+        if self._batch is None:
+            self._batch = BatchedLayers([self.sessions[0].layers, session.layers])
+        else:
+            self._batch.extend([session.layers])
+        self.sessions.append(session)
+        self._seen.append(0)
+
+    def settle(self, row: int) -> None:
+        """Lets the session's own layers take over what its row has seen."""
+        count, self._seen[row] = self._seen[row], 0
+        if self._batch is not None and count:
+            self.sessions[row].absorb(self._batch.batch_caches(), row, count)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows, which are ascending. A session that is left alone takes over its row."""
+        if len(rows) == 1:
+            self.settle(rows[0])
+        self.sessions = [self.sessions[row] for row in rows]
+        self._seen = [self._seen[row] for row in rows]
+        if len(rows) < 2:
+            self._batch = None
+        elif self._batch is not None:
+            self._batch.keep(rows)

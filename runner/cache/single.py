@@ -1,31 +1,41 @@
-"""The cache kind `single`: the layers keep the last sequence, and the next prompt reuses the prefix they share.
+"""The cache kinds of one session at a time: `single` keeps the last sequence, `none` nothing.
 
 Invariants between sessions: all layers stand at `len(self.tokens)`, and hold exactly these tokens. An empty record
 says nothing about the layers; they are reset before use.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from protocol.stats import CacheNode
-from runner.cache.interface import CacheDescription, Match, Miss, Spell
-from runner.cache.prefix import common_prefix
+from runner.cache.interface import CacheDescription, Spell
+from runner.cache.layer_interface import Match, Miss
+from runner.cache.node import common_prefix
 from runner.cache.report import describe_sequence, sequence_node
-from runner.cache.sequence import SequenceLayers
-from runner.cache.session import LiveSession, OneSessionCache
+from runner.cache.sequence import LayerFacts, SequenceLayers
+from runner.cache.session import Session
 from runner.logs import Log
 
 log = Log(__name__)
 
 
-class SingleEntryCache(OneSessionCache):
-    """A cache of one sequence. It goes back to an earlier token if every layer can; otherwise it computes everything
-    again."""
+class SingleEntryCache:
+    """A cache of one sequence. The next prompt reuses the prefix that it shares with the last one, if every layer can
+    go back there; otherwise everything is computed again."""
+
+    concurrent = False
+    keeps = True
 
     def __init__(self, make_layers: Callable[[], list[object]]) -> None:
-        super().__init__(make_layers)
+        """`make_layers` returns a fresh cache list of the same model every time."""
+        self._make_layers = make_layers
+        self._facts = LayerFacts()
+
+        # Between sessions
         self.sequence: SequenceLayers | None = None
         self.tokens: list[int] = []
         self._salt = ""
+
+        self._open = False
 
     @property
     def nbytes(self) -> int:
@@ -37,7 +47,44 @@ class SingleEntryCache(OneSessionCache):
     def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:  # noqa: ARG002  at most one
         return sequence_node(self._facts, self.sequence, self.tokens, spell)
 
-    def _open_session(self, prompt: list[int], salt: str) -> LiveSession:
+    def begin(self, tokens: Sequence[int], salt: str = "") -> Session:
+        if not tokens:
+            raise ValueError("a session needs a prompt of at least one token")
+        if self._open:
+            raise RuntimeError("another session of this cache is open")
+        session = self._open_session(list(tokens), salt)
+        self._open = True
+        return session
+
+    def begin_greedy(self, tokens: Sequence[int], most: int, ends: Collection[int], salt: str = "") -> Session:  # noqa: ARG002
+        return self.begin(tokens, salt)
+
+    def follows(self, tokens: Sequence[int], salt: str = "") -> bool:  # noqa: ARG002
+        return False
+
+    def detach(self) -> None:
+        """Frees everything, unless a session is open: its layers are all that there is."""
+        if not self._open:
+            self.sequence = None
+            self.tokens = []
+
+    def session_bytes(self, tokens: int) -> int:
+        return self._facts.bytes_of(tokens)
+
+    def admits(self, tokens: int) -> bool:  # noqa: ARG002
+        return True
+
+    def allows(self, nbytes: int) -> bool:  # noqa: ARG002
+        return True
+
+    def reserve(self, nbytes: int) -> None: ...
+
+    def bound(self, nbytes: int) -> None: ...
+
+    def evict(self) -> None: ...
+
+    def _open_session(self, prompt: list[int], salt: str) -> Session:
+        """Returns a session over layers that stand at the cached prefix."""
         if self.sequence is None:
             self.sequence = SequenceLayers(self._make_layers(), self._facts)
         match = self._match(prompt, salt)
@@ -51,9 +98,11 @@ class SingleEntryCache(OneSessionCache):
                 self.sequence.reset()
                 log.info("cache freed", why=refusal, matched=match.matched, recorded=len(recorded))
                 match = Match(match.matched, 0, refusal)
-        return LiveSession(self.sequence, prompt, match, self._close)
+        return Session(self.sequence, prompt, match, self._close)
 
     def _match(self, tokens: list[int], salt: str) -> Match:
+        if not self.keeps:
+            return Match(0, 0, Miss.OFF)
         if not self.tokens:
             return Match(0, 0, Miss.EMPTY)
         if salt != self._salt:
@@ -63,12 +112,22 @@ class SingleEntryCache(OneSessionCache):
         cached = min(matched, len(tokens) - 1)
         return Match(matched, cached, Miss.NONE if matched else Miss.NO_COMMON_PREFIX)
 
-    def _release(self, session: LiveSession, failed: bool) -> None:
+    def _close(self, session: Session, failed: bool) -> None:
+        self._open = False
+        session.sequence.measure()
+        self._release(session, failed)
+
+    def _release(self, session: Session, failed: bool) -> None:
+        """Stores what the session computed, or frees it."""
         sequence = session.sequence
+        if not self.keeps:
+            sequence.reset()
+            self.sequence = None
+            return
         if failed:
             self._reset(sequence, "a forward failed")
             return
-        # The layers may be ahead of the record by a token that was never read, or behind it by tokens never computed.
+        # The layers may be ahead of the record by a token that was never read, or short of it by tokens never computed.
         reached = min(sequence.offset, len(session.recorded))
         refusal = sequence.rewind(reached)
         if refusal:
@@ -85,35 +144,8 @@ class SingleEntryCache(OneSessionCache):
         log.warning("cache freed", why=why)
         sequence.reset()
 
-    def _free(self) -> None:
-        self.sequence, self.tokens = None, []
 
-
-# --- The cache kind `none`: every prompt is computed from its first token.
-
-
-class NullCache(OneSessionCache):
+class NullCache(SingleEntryCache):
     """Makes fresh layers for every session and frees them when it ends."""
 
-    sequence: SequenceLayers | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.sequence is None else self.sequence.nbytes
-
-    def describe(self) -> CacheDescription:
-        return describe_sequence(self._facts, self.sequence, 0, self._open)
-
-    def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:  # noqa: ARG002  at most one
-        return sequence_node(self._facts, self.sequence, (), spell)
-
-    def _open_session(self, prompt: list[int], salt: str) -> LiveSession:  # noqa: ARG002  nothing is shared
-        self.sequence = SequenceLayers(self._make_layers(), self._facts)
-        return LiveSession(self.sequence, prompt, Match(0, 0, Miss.OFF), self._close)
-
-    def _release(self, session: LiveSession, failed: bool) -> None:  # noqa: ARG002  freed either way
-        session.sequence.reset()
-        self._free()
-
-    def _free(self) -> None:
-        self.sequence = None
+    keeps = False

@@ -15,8 +15,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from runner.cache.layer_interface import Snapshot
-from runner.cache.node import Node, Tokens, keys
-from runner.cache.prefix import common_prefix
+from runner.cache.node import Node, Tokens, common_prefix, keys
 
 
 class Found(NamedTuple):

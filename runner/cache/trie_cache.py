@@ -8,21 +8,20 @@ one session runs at a time, each token's bytes exist once. Concurrent sessions e
 Invariants: those of `LiveSequences`; and the ledger counts exactly the snapshots in the trie.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from protocol.stats import CacheNode
 from runner.cache import resume
 from runner.cache.checkpoints import CheckpointPolicy, TurnCheckpoints
 from runner.cache.eviction import BudgetEnforcer
-from runner.cache.interface import Cache, CacheDescription, Match, Miss, Session, Spell
-from runner.cache.node import Node, keys
-from runner.cache.prefix import common_prefix
+from runner.cache.interface import CacheDescription, Spell
+from runner.cache.layer_interface import Match, Miss
+from runner.cache.node import Node, common_prefix, keys
 from runner.cache.report import describe_trie, trie_nodes
 from runner.cache.sequence import SequenceLayers
 from runner.cache.sequences import LiveSequences
-from runner.cache.session import LiveSession
+from runner.cache.session import CHECK_TOKENS, Session, TrieSession
 from runner.cache.trie import PrefixTrie
-from runner.cache.trie_session import CHECK_TOKENS, TrieSession
 from runner.logs import Log
 
 log = Log(__name__)
@@ -30,7 +29,7 @@ _WORTH_WAITING = 32  # tokens: to share fewer, a request does not wait for anoth
 _ROOM = 256  # tokens: the least that an answer is expected to take
 
 
-class TrieCache(Cache):
+class TrieCache:
     """Serves many conversations from one trie, each session over layers of its own."""
 
     concurrent = True
@@ -43,37 +42,26 @@ class TrieCache(Cache):
     ) -> None:
         """`make_layers` returns a fresh cache list. `budget_bytes` limits all that open sessions do not need; None is
         no limit. The parts are public for those who build caches and test them; the engine sees the interfaces."""
-        self.budget_bytes = self._most = budget_bytes
+        # As long as the cache
         self.policy = policy or TurnCheckpoints()
-        self.reserved_bytes = 0
         self.trie = PrefixTrie()
         self.sequences = LiveSequences(make_layers)
         self.enforcer = BudgetEnforcer(self.trie, self.sequences)
+        self._most_bytes = budget_bytes
 
-    def begin(self, tokens: Sequence[int], salt: str = "") -> Session:
-        if not tokens:
-            raise ValueError("a session needs a prompt of at least one token")
-        return self._open(list(tokens), salt)
-
-    def clear(self) -> None:
-        if self.sequences.sessions:
-            raise RuntimeError("a session is open")
-        self.detach()
+        # Until the engine sets them anew
+        self.budget_bytes = budget_bytes
+        self.reserved_bytes = 0
 
     @property
     def nbytes(self) -> int:
         return self.sequences.nbytes + self.reserved_bytes
 
     def describe(self) -> CacheDescription:
-        sequences, end = self.sequences, self.sequences.end
-        described = describe_trie(sequences.facts, sequences.all, self.trie, self.budget_bytes, self.reserved_bytes)
-        return described._replace(sessions=len(sequences.sessions), recorded_tokens=end.end if end else 0)
+        return describe_trie(self.sequences, self.trie, self.budget_bytes, self.reserved_bytes)
 
     def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:
-        return trie_nodes(self.sequences.facts, self.sequences.all, self.trie, spell, most)
-
-    def session_bytes(self, tokens: int) -> int:
-        return self.sequences.facts.bytes_of(tokens)
+        return trie_nodes(self.sequences, self.trie, spell, most)
 
     def detach(self) -> None:
         """Frees everything but the layers of open sessions, which go on without the trie."""
@@ -83,6 +71,14 @@ class TrieCache(Cache):
         self.enforcer.reset()
 
     # --- begin
+
+    def begin(self, tokens: Sequence[int], salt: str = "") -> Session:
+        if not tokens:
+            raise ValueError("a session needs a prompt of at least one token")
+        return self._open(list(tokens), salt)
+
+    def begin_greedy(self, tokens: Sequence[int], most: int, ends: Collection[int], salt: str = "") -> Session:  # noqa: ARG002
+        return self.begin(tokens, salt)
 
     def follows(self, tokens: Sequence[int], salt: str = "") -> bool:
         try:
@@ -107,39 +103,6 @@ class TrieCache(Cache):
             if session.sequence.sliceable and session.node.end < ahead:
                 self.advance_to(session, ahead)
         return False
-
-    def admits(self, tokens: int) -> bool:
-        needed = self.session_bytes(tokens + _ROOM)  # 0 before the first forward, which shows what a token takes
-        return self.budget_bytes is None or not self.sequences.sessions or (needed > 0 and self.allows(needed))
-
-    def allows(self, nbytes: int) -> bool:
-        used = sum(max(each.sequence.nbytes, self.session_bytes(each.total)) for each in self.sequences.sessions)
-        return self.budget_bytes is None or used + self.reserved_bytes + nbytes <= self.budget_bytes
-
-    def reserve(self, nbytes: int) -> None:
-        self.reserved_bytes = nbytes
-        self._enforce_safely()
-
-    def bound(self, nbytes: int) -> None:
-        self.budget_bytes = nbytes if self._most is None else min(nbytes, self._most)
-        self._enforce_safely()
-
-    def evict(self) -> None:
-        if not self.sequences.sessions:
-            self.sequences.facts.count_eviction(self.nbytes)
-            self.detach()
-            return
-        budget, self.budget_bytes = self.budget_bytes, 0
-        self._enforce_safely()
-        self.budget_bytes = budget
-
-    def _enforce_safely(self) -> None:
-        """Enforces the budget outside of any request, so that no request can be blamed for an error."""
-        try:
-            self.enforce_budget(spare=(self.budget_bytes or 0) // 32)
-        except Exception:
-            log.exception("cache freed: unused entries could not be evicted")
-            self.detach()
 
     def _open(self, prompt: list[int], salt: str, known: Sequence[int] = ()) -> TrieSession:
         others = list(self.sequences.sessions)
@@ -168,7 +131,7 @@ class TrieCache(Cache):
         last = len(prompt) - 1
         miss = miss or (refusal if node.end < last else Miss.NONE)
         match = Match(min(matched, len(prompt)), min(node.end, last), miss)
-        session = TrieSession(sequence, prompt, match, node, self.trie, self._after_forward, self._close)
+        session = TrieSession(sequence, prompt, match, node, self.trie, self._after_forward, self._go_back, self._close)
         session.known = [*known]
         self.trie.lock(node)
         if not sequence.sliceable:
@@ -194,7 +157,7 @@ class TrieCache(Cache):
         self.sequences.flush()
         resume.restore_to(sequence, path, at, common)
         node = next(node for node in path if node.end == at)
-        resume.capture(sequence, node)
+        resume.store_snapshots(sequence, node)
         self.enforcer.touch(node)
         return node, refusal
 
@@ -203,7 +166,7 @@ class TrieCache(Cache):
     def _after_forward(self, session: TrieSession, count: int, stepwise: bool) -> None:
         if session.detached:
             return
-        self.heed_distrust()
+        self.drop_untrusted()
         self._take_checkpoints(session)
         if not stepwise or not self.session_bytes(1):
             session.sequence.measure()
@@ -211,9 +174,9 @@ class TrieCache(Cache):
             # More than needed, so that not every few tokens of a decode evict something.
             self.enforce_budget(spare=(self.budget_bytes or 0) // 32)
 
-    def heed_distrust(self) -> None:
+    def drop_untrusted(self) -> None:
         """Drops what layers hold that have proved untrusted since the last call."""
-        if self.sequences.check_trust():
+        if self.sequences.replace_untrusted():
             resume.drop_slots(self.trie, self.sequences.facts.untrusted)
 
     def _take_checkpoints(self, session: TrieSession) -> None:
@@ -228,10 +191,21 @@ class TrieCache(Cache):
         """Extends the trie to `to`, where the layers stand, and stores what they hold."""
         passed = self.trie.advance(session.node, keys(session.recorded[session.node.end : to]))
         for node in passed:
-            resume.capture(session.sequence, node)
+            resume.store_snapshots(session.sequence, node)
         self.sequences.flush()
         self._move_to(session, passed[-1] if passed else session.node)
         self.enforcer.touch(session.node)
+
+    def _go_back(self, session: TrieSession, to: int) -> None:
+        """Takes the layers of a session, which can go back to any token, to `to`, which is on its path."""
+        ahead = session.node
+        path, at = self.trie.match(ahead.path()[0], keys(session.recorded[:to]))
+        node, _ = self._restore(session.sequence, ahead, path, at)
+        self._move_to(session, node)
+        child = ahead.only_child()
+        if child is not None and not ahead.checkpoint and ahead.locks == child.locks:
+            self.trie.merge(ahead)  # it was made to stand there
+            self.sequences.flush()
 
     def _move_to(self, session: TrieSession, node: Node) -> None:
         """Moves the session's lock to `node`."""
@@ -241,7 +215,7 @@ class TrieCache(Cache):
 
     # --- close
 
-    def _close(self, session: LiveSession, failed: bool) -> None:
+    def _close(self, session: Session, failed: bool) -> None:
         assert isinstance(session, TrieSession)
         self.sequences.sessions.remove(session)
         if not session.detached:
@@ -294,6 +268,44 @@ class TrieCache(Cache):
             child = node.only_child()
             if child is not None and child.locks == node.locks:
                 self.trie.merge(node)
+
+    # --- the budget
+
+    def session_bytes(self, tokens: int) -> int:
+        return self.sequences.facts.bytes_of(tokens)
+
+    def admits(self, tokens: int) -> bool:
+        needed = self.session_bytes(tokens + _ROOM)  # 0 before the first forward, which shows what a token takes
+        return self.budget_bytes is None or not self.sequences.sessions or (needed > 0 and self.allows(needed))
+
+    def allows(self, nbytes: int) -> bool:
+        used = sum(max(each.sequence.nbytes, self.session_bytes(each.total)) for each in self.sequences.sessions)
+        return self.budget_bytes is None or used + self.reserved_bytes + nbytes <= self.budget_bytes
+
+    def reserve(self, nbytes: int) -> None:
+        self.reserved_bytes = nbytes
+        self._enforce_safely()
+
+    def bound(self, nbytes: int) -> None:
+        self.budget_bytes = nbytes if self._most_bytes is None else min(nbytes, self._most_bytes)
+        self._enforce_safely()
+
+    def evict(self) -> None:
+        if not self.sequences.sessions:
+            self.sequences.facts.count_eviction(self.nbytes)
+            self.detach()
+            return
+        budget, self.budget_bytes = self.budget_bytes, 0
+        self._enforce_safely()
+        self.budget_bytes = budget
+
+    def _enforce_safely(self) -> None:
+        """Enforces the budget outside of any request, so that no request can be blamed for an error."""
+        try:
+            self.enforce_budget(spare=(self.budget_bytes or 0) // 32)
+        except Exception:
+            log.exception("cache freed: unused entries could not be evicted")
+            self.detach()
 
     def enforce_budget(self, spare: int = 0) -> None:
         """Makes everything held fit the budget; frees `spare` bytes more if it did not."""

@@ -12,11 +12,10 @@ from typing import cast
 
 import mlx.core as mx
 
-from runner.cache.layer_facts import LayerFacts
 from runner.cache.layer_interface import LayerState
 from runner.cache.layers import distrust
-from runner.cache.layers.generic import GenericState
-from runner.cache.sequence import SequenceLayers
+from runner.cache.layers.states import GenericState
+from runner.cache.sequence import LayerFacts, SequenceLayers
 from runner.cache.trie_cache import TrieCache
 from runner.disk.reader import Found
 from runner.disk.segment import ENTRIES, STATE, TAIL, Form, Layers, Segment, Tensor, Tokens

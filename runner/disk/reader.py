@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from runner.cache.prefix import common_prefix
+from runner.cache.node import common_prefix
 from runner.disk.index import branch, chain, held_at, partial, standing
 from runner.disk.segment import (
     ENTRIES,

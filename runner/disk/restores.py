@@ -106,7 +106,7 @@ def _learn(cache: TrieCache, facts: Facts) -> None:
     known.used.update(map(int, facts.layers))
     if distrusted:
         known.untrusted.update(distrusted)
-        cache.heed_distrust()
+        cache.drop_untrusted()
     tokens, nbytes = (
         facts.tokens,
         {record.slot: sum(each.nbytes for each in record.tensors) for record in facts.records},

@@ -12,9 +12,11 @@ from typing import Literal, NamedTuple, cast
 import mlx.core as mx
 
 from runner.cache.layer_interface import LayerState, Snapshot
-from runner.cache.layers.adapter import CountedState, LayerAdapter, TailState
+from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.kv import KVState
 from runner.cache.layers.snapshot import Owned, SliceSnapshot, StateSnapshot, TailSnapshot, own
+from runner.cache.layers.states import CountedState
+from runner.cache.layers.window import TailState
 
 _DTYPES = {
     "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "I16": mx.int16, "U16": mx.uint16, "F16": mx.float16,
@@ -80,8 +82,8 @@ def parts(snapshot: Snapshot, start: int, stop: int) -> tuple[list[Part], str]:
     """Returns the arrays in which a snapshot holds the tokens [start, stop), and, of a state, the JSON of all else.
     Use them before anything else happens: the arrays may be those of a live layer. Raises CargoError."""
     if isinstance(snapshot, StateSnapshot):
-        home = snapshot.home
-        content = snapshot.content if home is None else home.content if isinstance(home, CountedState) else None
+        owner = snapshot.owner
+        content = snapshot.content if owner is None else owner.content if isinstance(owner, CountedState) else None
         arrays: list[mx.array] = []
         tree = _encoded(content, arrays)
         return [Part(array) for array in arrays], json.dumps(tree)
@@ -89,8 +91,8 @@ def parts(snapshot: Snapshot, start: int, stop: int) -> tuple[list[Part], str]:
         return [Part(array) for array in snapshot.parts(start, stop)], ""
     if not isinstance(snapshot, SliceSnapshot):
         raise CargoError(type(snapshot).__name__)
-    if isinstance(snapshot.home, KVState):
-        return [Part(array, (start, stop)) for array in snapshot.home.arrays()], ""
+    if isinstance(snapshot.owner, KVState):
+        return [Part(array, (start, stop)) for array in snapshot.owner.arrays()], ""
     return [Part(array, (start - snapshot.start, stop - snapshot.start)) for array in snapshot.content], ""
 
 
@@ -169,10 +171,10 @@ def adopted(state: LayerState, start: int, stop: int, arrays: list[mx.array], co
         found = _decoded(json.loads(content), arrays)
         if not isinstance(found, type(state.content)):
             raise CargoError(f"{type(found).__name__} for a {type(state.content).__name__}")
-        return state.adopted(start, stop, Owned(found, arrays))
+        return state.restored_snapshot(start, stop, Owned(found, arrays))
     if any(array.ndim < 2 or array.shape[-2] != stop - start for array in arrays) or len(arrays) % 2:
         raise CargoError(f"{[array.shape for array in arrays]} for {stop - start} tokens")
-    return state.adopted(start, stop, Owned(arrays, arrays))
+    return state.restored_snapshot(start, stop, Owned(arrays, arrays))
 
 
 def _is_contiguous(array: mx.array) -> bool:

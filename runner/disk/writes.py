@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from runner.cache.layer_interface import Snapshot
 from runner.cache.node import Node, spelled
+from runner.cache.session import TrieSession
 from runner.cache.trie_cache import TrieCache
-from runner.cache.trie_session import TrieSession
 from runner.disk.index import MOST_TOKENS, Index
 from runner.disk.segment import (
     ENTRIES,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from protocol.stats import DraftCounts
-from runner.cache.session import LiveSession
+from runner.cache.session import Session
 from runner.drafts.guard import Guard
 from runner.drafts.lookup import Lookup, Ring
 from runner.drafts.pacing import AnswerPacing, DraftModel, ModelPacing
@@ -92,14 +92,14 @@ class AnswerDrafter:
         """Indexes so many more tokens of the prompt, a microsecond each."""
         self._lookup.index(tokens)
 
-    def expects(self, session: LiveSession, most: int) -> bool:
+    def expects(self, session: Session, most: int) -> bool:
         """Returns True if a round should follow the token that is on its way, of which nothing is recorded yet."""
         draft = self._choose(session, most + 1)
         self._waited = draft is not None and len(draft.tokens) > 1
         self._expected = draft if self._waited else None
         return self._waited or (self._model is not None and self._model.expects(session, most))
 
-    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> Sequence[int]:
+    def propose(self, session: Session, most: int, sampler: Sampler) -> Sequence[int]:
         """Returns at most `most` tokens to try behind the recorded ones."""
         draft, self._expected = self._expected, None
         if draft is None:
@@ -139,7 +139,7 @@ class AnswerDrafter:
         """Keeps the answer for later requests."""
         self._shared.ring.add(self._lookup.kept(), self._shared.salt)
 
-    def _choose(self, session: LiveSession, most: int) -> Draft | None:
+    def _choose(self, session: Session, most: int) -> Draft | None:
         """Returns a draft that is worth its rows, or None. A path of the cache comes first: it has all of the text."""
         shared, recorded = self._shared, session.recorded
         if shared.undraftable:

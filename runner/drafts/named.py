@@ -7,7 +7,7 @@ from typing import Generic, TypeVar, cast
 
 import mlx.core as mx
 
-from runner.cache.session import LiveSession
+from runner.cache.session import Session
 from runner.drafts.assistant.drafter import AssistantDrafter
 from runner.drafts.assistant.load import Assistant, load_assistant
 from runner.drafts.assistant.load import check_target as check_assistant
@@ -123,10 +123,10 @@ class WatchingModel(Generic[Drafter]):
     def nbytes(self) -> int:
         return self.drafter.nbytes
 
-    def read(self, session: LiveSession, *, briefly: bool) -> bool:  # noqa: ARG002  it has seen what there is
+    def read(self, session: Session, *, briefly: bool) -> bool:  # noqa: ARG002  it has seen what there is
         return False
 
-    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
+    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
         return self.drafter.propose(session.layers, session.position, session.recorded, most, sampler.preview())
 
     def free(self) -> None:
@@ -169,7 +169,7 @@ class DFlashModel(WatchingModel[BlockDrafter]):
         """Returns True for a single answer: its tap keeps the last rows of a prompt, however long."""
         return tokens.shape[0] == 1
 
-    def read(self, session: LiveSession, *, briefly: bool) -> bool:
+    def read(self, session: Session, *, briefly: bool) -> bool:
         if not self.drafter.follows(session.layers):
             return False
         if briefly:

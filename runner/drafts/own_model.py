@@ -5,10 +5,9 @@ from typing import cast
 
 import mlx.core as mx
 
-from runner.cache.layer_facts import LayerFacts
-from runner.cache.prefix import common_prefix
-from runner.cache.sequence import SequenceLayers, SequenceMark
-from runner.cache.session import LiveSession
+from runner.cache.node import common_prefix
+from runner.cache.sequence import LayerFacts, SequenceLayers, SequenceMark
+from runner.cache.session import Session
 from runner.drafts.pacing import Forward
 from runner.errors import ModelError
 from runner.sampling.sampler import Sampler
@@ -204,7 +203,7 @@ class OwnDraftModel:
     def nbytes(self) -> int:
         return self._reader.nbytes
 
-    def read(self, session: LiveSession, *, briefly: bool) -> bool:
+    def read(self, session: Session, *, briefly: bool) -> bool:
         self._reader.turn_to(session.recorded, _BRIEF_TOKENS if briefly else WINDOW_TOKENS)
         if self._reader.left <= _PART_TOKENS:
             self._waited = 0
@@ -217,7 +216,7 @@ class OwnDraftModel:
             self._reader.read(_PART_TOKENS)
         return True
 
-    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
+    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
         self._reader.turn_to(session.recorded)
         return self._reader.draft(most, sampler.vocab_size, sampler.preview())
 

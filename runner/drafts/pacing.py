@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 import mlx.core as mx
 
 from protocol.stats import DraftModelState
-from runner.cache.session import LiveSession
+from runner.cache.session import Session
 from runner.drafts.guard import Guard
 from runner.drafts.policy import DraftPolicy
 from runner.logs import Log
@@ -34,14 +34,14 @@ class DraftModel(Protocol):
     at_once: bool
     """True if it takes as long for many drafts as for one."""
 
-    def read(self, session: LiveSession, *, briefly: bool) -> bool:
+    def read(self, session: Session, *, briefly: bool) -> bool:
         """Reads a part of the text if the model has too little of it to draft. Returns False if it had enough.
 
         A part takes no longer than a short slice of a prompt. `briefly` asks for as little as a single try is worth.
         """
         ...
 
-    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
+    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
         """Returns at most `most` tokens that may come next, drawn as the answer's `sampler` would draw them, which
         stays as it is. Called when `read` has returned False."""
         ...
@@ -93,12 +93,12 @@ class AnswerPacing:
         self.seconds = 0.0
         """The time that the model has taken for the present step."""
 
-    def expects(self, session: LiveSession, most: int) -> bool:
+    def expects(self, session: Session, most: int) -> bool:
         """Returns True if the model should draft behind the token that is on its way. If it lacks some of the text, it
         reads a part of it meanwhile."""
         return self._length(session, most) > 0 and not self._reads(session)
 
-    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
+    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
         """Returns at most `most` drafts; none if they do not pay, or the model lacks some of the text."""
         length = self._length(session, most)
         if not length or self._reads(session):
@@ -120,7 +120,7 @@ class AnswerPacing:
         self._offered = self.worked = False
         self.seconds = 0.0
 
-    def _length(self, session: LiveSession, most: int) -> int:
+    def _length(self, session: Session, most: int) -> int:
         """Returns how many tokens to draft now."""
         shared = self._shared
         self._wanted = self._wanted or shared.policy.model_length(most, len(session.recorded))
@@ -130,7 +130,7 @@ class AnswerPacing:
         self.worked = True
         return min(self._wanted, most)
 
-    def _reads(self, session: LiveSession) -> bool:
+    def _reads(self, session: Session) -> bool:
         started = self._shared.clock()
         try:
             return self._shared.model.read(session, briefly=self._wanted == 1)

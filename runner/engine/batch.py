@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
-from runner.cache.decode_rows import DecodeRows
+from runner.cache.session import DecodeRows
 from runner.engine.events import Event, Outbox
 from runner.engine.generation import Forward, Generation, Results
 from runner.engine.round import Drafts, Round, find_drafts, unseen_at_end

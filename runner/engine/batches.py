@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from runner.cache import CacheBudget
+from runner.cache import PrefixCache
 from runner.engine.batch import Batch
 from runner.engine.context import EngineContext
 from runner.engine.generation import Generation, Results
@@ -26,7 +26,7 @@ class BatchMatcher:
         """The number of steps that a batch takes alone before it may join another one."""
         self._logged = False
 
-    def find(self, batch: Batch, batches: Sequence[Batch], cache: CacheBudget) -> Batch | None:
+    def find(self, batch: Batch, batches: Sequence[Batch], cache: PrefixCache) -> Batch | None:
         """Returns the largest of `batches` that the one generation of `batch` can join and that has room for it."""
         if len(batches) < 2 or batch.steps < self.lone_steps:
             return None
@@ -71,7 +71,7 @@ class Batches:
         """The bytes that batches hold beside the layers of their requests."""
         return sum(batch.nbytes for batch in self.all)
 
-    def start(self, generation: Generation, context: EngineContext, cache: CacheBudget) -> Results:
+    def start(self, generation: Generation, context: EngineContext, cache: PrefixCache) -> Results:
         """Starts a batch of one request, which has been prefilled. It is not drafted where memory is short. Returns the
         request if that failed."""
         try:
@@ -85,7 +85,7 @@ class Batches:
         self.all.append(batch)
         return []
 
-    def join(self, batch: Batch, cache: CacheBudget) -> tuple[Batch, Results]:
+    def join(self, batch: Batch, cache: PrefixCache) -> tuple[Batch, Results]:
         """Joins a batch of one request with the one that suits it best, if any. Returns the batch that the request is
         in now, and the requests of a batch that was broken up."""
         target = self._matcher.find(batch, self.all, cache)

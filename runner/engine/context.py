@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
-from runner.cache import Cache
-from runner.cache.session import LiveSession
+from runner.cache import PrefixCache
+from runner.cache.session import Session
 from runner.engine.generation import Forward, Generation, NoPictures
 from runner.engine.memory import MemoryBudget
 from runner.engine.request import Request, ShownPrompt
@@ -21,7 +21,7 @@ class EngineContext(NamedTuple):
     forward: Forward
     tokenizer: Tokenizer
     context_length: int
-    make_cache: Callable[[], Cache]
+    make_cache: Callable[[], PrefixCache]
     memory: MemoryBudget
     salt: str = ""
     """Names what changes the meaning of the cache's contents: prompts of different salts share nothing."""
@@ -45,7 +45,7 @@ class EngineContext(NamedTuple):
         candidates = request.sampling.candidates
         return self.scoring(self.forward, candidates) if candidates else self.forward
 
-    def generation(self, request: Request, session: LiveSession, started_ns: int) -> Generation:
+    def generation(self, request: Request, session: Session, started_ns: int) -> Generation:
         """Returns the generation of a request that left the queue at `started_ns`."""
         pictures = NoPictures() if request.pictures is None else self.show(request.pictures)
         drafter = self.drafting.drafter(request.keys) if self.drafting is not None else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import mlx.core as mx
 
 from protocol import DoneReason, Logprob, Metrics
-from runner.cache.session import LiveSession
+from runner.cache.session import Session
 from runner.engine.events import Event, Failed, Finished, Scored, Text
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.output import Detokenizer, Piece, entry, joined
@@ -16,7 +16,7 @@ from runner.engine.request import Request
 from runner.engine.trace import TRACE
 from runner.errors import RequestError
 from runner.logs import Log, error_line
-from runner.sampling.mask import Mask
+from runner.sampling.filters import Mask
 from runner.sampling.sample import Choice
 from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer
@@ -24,7 +24,7 @@ from runner.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from runner.engine.guide import Grammar, Guide
     from runner.engine.ports import Drafter, Pictures
-    from runner.sampling.row_group import Agree
+    from runner.sampling.sampler import Broadcast
 
 log = Log(__name__)
 
@@ -141,7 +141,7 @@ class Generation:
     def __init__(
         self,
         request: Request,
-        session: LiveSession,
+        session: Session,
         tokenizer: Tokenizer,
         context_length: int,
         started_ns: int,
@@ -170,7 +170,7 @@ class Generation:
         self._context_length = context_length
         self._sampling = request.sampling
         self._sampler: Sampler | None = None
-        self.agree: Agree | None = None
+        self.agree: Broadcast | None = None
         """As for `Sampler`. Set before the first token."""
         self.drafter = drafter
         self.unseen = 0
@@ -305,7 +305,7 @@ class Generation:
         self._end()
         return [Failed(text)]
 
-    def restart(self, session: LiveSession) -> None:
+    def restart(self, session: Session) -> None:
         """Continues in this new session of its prompt; the former one has failed and is closed. The tokens generated so
         far are prefilled like the prompt."""
         session.recorded += self.session.recorded[self.session.total :]

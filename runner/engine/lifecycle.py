@@ -8,7 +8,7 @@ from protocol import Metrics
 from runner.logs import Log
 
 if TYPE_CHECKING:
-    from runner.cache.session import LiveSession
+    from runner.cache.session import Session
     from runner.engine.request import Request
 
 log = Log(__name__)
@@ -80,12 +80,12 @@ class Lifecycle:
         return tokens / (max(1, self.decoded_ns - self.computed_ns) / 1e9) if self.decoded_ns else 0.0
 
 
-def restored(request: "Request", session: "LiveSession") -> int:
+def restored(request: "Request", session: "Session") -> int:
     """Returns how many of the cached tokens of a request were brought from disk for it."""
     return min(request.restored, session.cached)
 
 
-def report(request: "Request", session: "LiveSession", life: Lifecycle) -> None:
+def report(request: "Request", session: "Session", life: Lifecycle) -> None:
     """Writes the log line of a request that has ended."""
     log.info(
         "completion",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import mlx.core as mx
 
-from runner.cache import Cache, CacheBudget
+from runner.cache import PrefixCache
 from runner.errors import RequestError
 from runner.logs import Log
 from runner.settings import LEAST_SLICE_TOKENS
@@ -158,7 +158,7 @@ class MemoryBudget:
 
     # --- before a request begins, and after each end
 
-    def refusal(self, cache: CacheBudget, tokens: int) -> str:
+    def refusal(self, cache: PrefixCache, tokens: int) -> str:
         """Returns why a context of so many tokens could not be computed even alone; empty if it could."""
         if self.budget_bytes is None:
             return ""
@@ -168,7 +168,7 @@ class MemoryBudget:
             return ""
         return f"there is no room for so long a context: {self._numbers(f'{tokens} tokens', kept, beside)}. {_ADVICE}"
 
-    def admits(self, cache: CacheBudget, tokens: int, *, grammar: bool = False) -> bool:
+    def admits(self, cache: PrefixCache, tokens: int, *, grammar: bool = False) -> bool:
         """Returns True if a request of so many tokens fits beside those that run, as of the last `fit`. It may have a
         grammar."""
         if not cache.admits(tokens):
@@ -180,7 +180,7 @@ class MemoryBudget:
         needed = cache.session_bytes(tokens + _GROWTH_TOKENS) + self._growth(cache, 1) + max(0, computing)
         return cache.allows(needed + self.grammar_bytes * grammar)
 
-    def fit(self, cache: Cache, running: "Sequence[Generation]") -> "tuple[Generation, str] | None":
+    def fit(self, cache: PrefixCache, running: "Sequence[Generation]") -> "tuple[Generation, str] | None":
         """Bounds the cache to what running requests leave. Returns a request that must end all the same, and why.
 
         That is one that would not fit even alone; otherwise, if they do not fit together though nothing else is kept,
@@ -224,7 +224,7 @@ class MemoryBudget:
         self.workspace, self._step_bytes, self._measured_for = WorkspaceEstimate(), 0, number
         return True
 
-    def make_room(self, cache: CacheBudget, nbytes: int) -> None:
+    def make_room(self, cache: PrefixCache, nbytes: int) -> None:
         """Evicts unused cache entries until a picture can be encoded, which takes `nbytes` at once. Raises RequestError
         if it cannot, even so."""
         if self.budget_bytes is None:
@@ -241,12 +241,12 @@ class MemoryBudget:
             f"there is no room to encode a picture: {numbers}. Send a smaller one, or give the runner more (--memory)"
         )
 
-    def allows_drafts(self, cache: CacheBudget) -> bool:
+    def allows_drafts(self, cache: PrefixCache) -> bool:
         """Returns True if there is room, beside what runs, for steps over several tokens, and some to spare."""
         needed = _ROUND_ROWS * self._step_bytes + self.draft_bytes
         return cache.allows(needed + self.room_bytes // _SHARE)
 
-    def free(self, cache: CacheBudget) -> None:
+    def free(self, cache: PrefixCache) -> None:
         """Frees all unused memory, because MLX found none."""
         self._drop_unused()
         cache.evict()
@@ -254,7 +254,7 @@ class MemoryBudget:
 
     # --- around each slice
 
-    def slice_tokens(self, cache: CacheBudget, most: int, position: int) -> int:
+    def slice_tokens(self, cache: PrefixCache, most: int, position: int) -> int:
         """Returns the tokens of the next slice of a prompt at `position`: `most`, or as many as there is room for."""
         if self.budget_bytes is None:
             return most
@@ -302,7 +302,7 @@ class MemoryBudget:
         self._peak_bytes = max(self._peak_bytes, peak)
         return peak
 
-    def _others(self, cache: CacheBudget) -> int:
+    def _others(self, cache: PrefixCache) -> int:
         """Returns the bytes that belong neither to the weights nor to the cache."""
         return max(0, self._meter.active() - self.weights_bytes - cache.nbytes) + self._grammar_bytes()
 
@@ -310,18 +310,18 @@ class MemoryBudget:
         """Returns the bytes that the next slice needs beside the cache."""
         return others + self._fixed() + self.workspace.likely_bytes(LEAST_SLICE_TOKENS, self._longest)
 
-    def _lacking(self, cache: CacheBudget, others: int) -> int:
+    def _lacking(self, cache: PrefixCache, others: int) -> int:
         """Returns the bytes that lack for the next slice, at its shortest; negative if some are left."""
         return cache.nbytes + self._beside(others) - self.room_bytes
 
     def _fixed(self) -> int:
         return self._reuse_bytes + self._step_bytes
 
-    def _growth(self, cache: CacheBudget, answers: int) -> int:
+    def _growth(self, cache: PrefixCache, answers: int) -> int:
         """Returns the bytes by which so many answers may grow at once."""
         return answers * (cache.session_bytes(_GROWTH_TOKENS) - cache.session_bytes(0))
 
-    def _headroom(self, cache: CacheBudget, answers: int, context: int) -> int:
+    def _headroom(self, cache: PrefixCache, answers: int, context: int) -> int:
         """Returns what to leave free: for a whole chunk of a prompt if that is no large part of the room, or less."""
         chunk = min(self.workspace.likely_bytes(self._chunk_tokens, context), self.room_bytes // _SHARE)
         least = self.workspace.likely_bytes(LEAST_SLICE_TOKENS, context)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from protocol import Format
-    from runner.cache.session import LiveSession
+    from runner.cache.session import Session
     from runner.engine.guide import Grammar
     from runner.engine.lifecycle import Lifecycle
     from runner.engine.request import Request
@@ -120,11 +120,11 @@ class Drafter(Protocol):
         """Indexes so many more tokens of the prompt, a microsecond each."""
         ...
 
-    def expects(self, session: "LiveSession", most: int) -> bool:
+    def expects(self, session: "Session", most: int) -> bool:
         """Returns True if a round should follow the token that is on its way, of which nothing is recorded yet."""
         ...
 
-    def propose(self, session: "LiveSession", most: int, sampler: "Sampler") -> Sequence[int]:
+    def propose(self, session: "Session", most: int, sampler: "Sampler") -> Sequence[int]:
         """Returns at most `most` tokens that may come behind the prompt and the answer so far, whose `sampler` stays as
         it is."""
         ...

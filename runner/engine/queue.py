@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from runner.cache import Cache
+from runner.cache import PrefixCache
 from runner.engine.memory import MemoryBudget
 from runner.engine.request import Request
 
@@ -51,7 +51,7 @@ class RequestQueue:
                 self.arrived.remove(request)
         return cancelled
 
-    def next_request(self, cache: Cache, memory: MemoryBudget, computed: int) -> Request | None:
+    def next_request(self, cache: PrefixCache, memory: MemoryBudget, computed: int) -> Request | None:
         """Returns the request that can begin while `computed` others run, as of the last change; None if none can."""
         if self.changed:
             self._next, self.changed = self._find(cache, memory, computed), False
@@ -65,7 +65,7 @@ class RequestQueue:
             self.arrived.remove(request)
         return left_ns
 
-    def _find(self, cache: Cache, memory: MemoryBudget, computed: int) -> Request | None:
+    def _find(self, cache: PrefixCache, memory: MemoryBudget, computed: int) -> Request | None:
         for request in self.awaiting_prefix:
             if not cache.follows(request.keys, self._salt):
                 return request if not computed or _admits(memory, cache, request) else None
@@ -76,5 +76,5 @@ class RequestQueue:
         return None
 
 
-def _admits(memory: MemoryBudget, cache: Cache, request: Request) -> bool:
+def _admits(memory: MemoryBudget, cache: PrefixCache, request: Request) -> bool:
     return memory.admits(cache, len(request.prompt), grammar=request.grammar is not None)

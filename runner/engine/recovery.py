@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from runner.cache import Cache
-from runner.cache.session import LiveSession
+from runner.cache import PrefixCache
 from runner.engine.events import Event
 from runner.engine.generation import Generation, Results
 from runner.engine.memory import MemoryBudget
@@ -52,7 +51,7 @@ class Recovery:
         self._retrying.append(generation)
         return []
 
-    def free_and_restart(self, cache: Cache) -> Results:
+    def free_and_restart(self, cache: PrefixCache) -> Results:
         """Frees all unused memory, and restarts the requests that failed. Those of the results that are not done go
         on."""
         retrying, self._retrying, self.needed = self._retrying, [], False
@@ -69,10 +68,8 @@ class Recovery:
     def _close(self, generation: Generation) -> None:
         generation.session.close(failed=True)
 
-    def _restart(self, cache: Cache, generation: Generation) -> None:
-        session = cache.begin(generation.request.keys, self._salt)
-        assert isinstance(session, LiveSession)
-        generation.restart(session)
+    def _restart(self, cache: PrefixCache, generation: Generation) -> None:
+        generation.restart(cache.begin(generation.request.keys, self._salt))
 
 
 def _events(generation: Generation, action: Callable[[Generation], None]) -> list[Event]:
@@ -84,7 +81,7 @@ def _events(generation: Generation, action: Callable[[Generation], None]) -> lis
     return []
 
 
-def discard(cache: Cache) -> None:
+def discard(cache: PrefixCache) -> None:
     """Frees what can be freed of an invalid cache. Drop the last reference to it, then call `collect_garbage`."""
     log.warning("the cache is dropped", why="a session in it could not be opened or closed")
     try:

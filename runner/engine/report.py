@@ -23,7 +23,7 @@ from runner.engine.counters import EngineStats
 from runner.engine.lifecycle import restored
 from runner.engine.memory import MemoryBudget
 from runner.tokenizer import Tokenizer
-from runner.tokenizer.utf8 import decode
+from runner.tokenizer.tokenizer import decode_utf8
 
 if TYPE_CHECKING:
     from runner.engine.generation import Generation
@@ -168,4 +168,4 @@ def preview(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     """Returns the first characters of the text of these tokens, on one line."""
     shown = [token for before, token in pairwise((0, *tokens[:_MOST_SHOWN])) if token >= 0 or token != before]
     data = b"".join(_PICTURE if token < 0 else tokenizer.token_bytes(token) for token in shown[:_PREVIEW])
-    return decode(data)[:_PREVIEW]
+    return decode_utf8(data)[:_PREVIEW]

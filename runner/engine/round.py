@@ -10,7 +10,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from runner.engine.generation import Generation
-from runner.sampling.mask import Mask
+from runner.sampling.filters import Mask
 from runner.sampling.sample import Choice
 
 _PATIENCE_S = 0.005  # for a grammar to look ahead; what it does not know by then is not tried

@@ -4,8 +4,8 @@ from functools import partial
 from time import perf_counter, perf_counter_ns
 from typing import NamedTuple
 
-from runner.cache import Cache
-from runner.cache.session import LiveSession
+from runner.cache import PrefixCache
+from runner.cache.session import Session
 from runner.engine.batch import Batch, tell
 from runner.engine.batches import Batches, BatchMatcher
 from runner.engine.context import EngineContext
@@ -32,16 +32,13 @@ _PIECE_TOKENS = 64
 """Of one slice, and of one line to the client: they take less than a millisecond."""
 
 
-def open_session(cache: Cache, request: Request, context: EngineContext) -> LiveSession:
+def open_session(cache: PrefixCache, request: Request, context: EngineContext) -> Session:
     """Opens a session. If the answer is a plain greedy one, its tokens will be known choices; if, moreover, nobody
     wants their probabilities, it begins with those that the cache knows."""
     if request.sampling.greedy and request.grammar is None:
         most = 0 if request.sampling.logprobs else request.max_tokens - 1
-        session = cache.begin_greedy(request.keys, most, context.tokenizer.eos, context.salt)
-    else:
-        session = cache.begin(request.keys, context.salt)
-    assert isinstance(session, LiveSession)
-    return session
+        return cache.begin_greedy(request.keys, most, context.tokenizer.eos, context.salt)
+    return cache.begin(request.keys, context.salt)
 
 
 def take_known(generation: Generation) -> list[Event]:
@@ -81,7 +78,7 @@ class Encodings:
         """The requests whose pictures can be encoded now, the oldest first."""
         return [each for each in self.generations if each.pictures.ready]
 
-    def advance(self, cache: Cache) -> Encoded | None:
+    def advance(self, cache: PrefixCache) -> Encoded | None:
         """Computes one piece of a picture. Returns the request that goes on elsewhere; None if there is more to do."""
         generation = self.ready[0]
         TRACE.name("encode", request=generation.request.number)

@@ -6,8 +6,8 @@ same operations as a single row, so each row draws the tokens that it would draw
 Owners: `SamplingOptions` are immutable and need no MLX; they are made off the engine thread. Everything else belongs to
 the engine thread.
 
-Read in this order: `options`, `sampler`, `row_group` (rows sampled together), `sample` (the result); then the steps:
-`mask`, `penalties`, `top_k`, `filters` with `sort_keys`, `random_numbers`, `logprobs`.
+Read in this order: `options`, `sampler` (rows sampled together), `sample` (the result); then the steps: `penalties`,
+`filters`, `random_numbers`.
 """
 
 from runner.sampling.options import SamplingOptions

@@ -1,14 +1,116 @@
-"""Filters tokens by probability: top-p, min-p.
+"""Chooses which tokens may be drawn: the mask of a grammar, top-k, top-p, min-p.
 
 Weights are float32 [B, N], for the whole vocabulary or for the candidates of top-k. They are probabilities, scaled in
 each row so that the largest is 1. A token that is filtered out has weight 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import mlx.core as mx
 
-from runner.sampling import sort_keys
+# --- The masks of grammars: bits on the host, scores on the device.
+
+Mask = bytes
+"""One bit per token, from the lowest bit of the first byte on; tokens beyond its end are not allowed."""
+
+
+def masked(scores: mx.array, masks: Sequence[Mask | None]) -> mx.array:
+    """Sets `scores` (float32 [B, V]) to -inf where the row's mask has no bit; None leaves a row unchanged. Lazy."""
+    vocab_size = scores.shape[-1]
+    width = -(-vocab_size // 8)
+    rows = [b"\xff" * width if mask is None else mask[:width].ljust(width, b"\0") for mask in masks]
+    bits = mx.array(memoryview(b"".join(rows)).cast("B", (len(rows), width)))  # type: ignore[arg-type]  # any buffer
+    return scores + _scores_of_bytes()[bits].reshape(len(rows), -1)[:, :vocab_size]
+
+
+@cache
+def _scores_of_bytes() -> mx.array:
+    """Returns the score that each bit of a byte adds to its token, float32 [256, 8].
+
+    A gather expands a mask in one operation on every device; shifts and comparisons would take five.
+    """
+    return mx.array([[0.0 if byte >> bit & 1 else -mx.inf for bit in range(8)] for byte in range(256)])
+
+
+# --- Sort keys rank the tokens of a vocabulary without ties. A key is a uint64 with the value in the upper half and the
+# token's id (or its distance from the last id) in the lower half. So equal values, which rounded models often produce,
+# are ordered by id; a threshold selects an exact number of tokens; and sorting keys sorts values and ids at once.
+
+
+def sort_keys(values: mx.array, ids: mx.array) -> mx.array:
+    """Returns keys [B, N], ascending with `values` (float32 [B, N], none negative); `ids`, uint64 [N], rank equal
+    ones."""
+    # Read as integers, the bits of non-negative floats have the order of the floats.
+    return (values.view(mx.uint32).astype(mx.uint64) << 32) | ids
+
+
+def values_of(keys: mx.array) -> mx.array:
+    """Returns the values [B, N] in `keys` [B, N]."""
+    return keys.view(mx.float32)[..., 1::2]  # the upper halves: MLX only runs on little-endian machines
+
+
+# --- Top-k: the k highest scores of a vocabulary, in an order for the draw. Drawing from the same candidates in another
+# order gives another token for the same random number, so the order is part of what a seed promises. On a GPU it is
+# that of Ollama's own runner: the first k results of `mx.argpartition` on the negated scores, which is a sort there, so
+# that candidates come by falling score. On a CPU that partition is a selection by exchanges: one pair of scores that
+# rounding has swapped, anywhere in the vocabulary, can reorder all candidates. A prompt from the cache is rounded
+# otherwise than a computed one, so the order of a CPU is that of the ids, which rounding does not change.
+
+_BLOCK = 32
+"""Tokens in a block. At first only the best one of each counts."""
+
+
+def top_k(k: int, n: int) -> Callable[[mx.array], mx.array]:
+    """Returns a function from scores [B, n] to candidate ids, uint32 [B, k], in this device's order. 0 < k < n."""
+    return TopKById(k, n) if mx.default_device().type == mx.cpu else TopKBySort(k, n)
+
+
+class TopKById:
+    """Candidates in the order of a CPU: by id."""
+
+    def __init__(self, k: int, _: int) -> None:
+        self._k = k
+
+    def __call__(self, scores: mx.array) -> mx.array:
+        """Returns the candidate ids, uint32 [B, k], for `scores` [B, n]."""
+        return mx.sort(mx.argpartition(-scores, self._k - 1, axis=-1)[..., : self._k], axis=-1)
+
+
+class TopKBySort:
+    """Candidates in the order of a GPU: by falling score.
+
+    Sorting a whole vocabulary takes far longer than reading each score once. So a large vocabulary is divided into
+    blocks of consecutive tokens, and only the k blocks with the highest maxima are sorted: a token of any other block
+    ranks below these k maxima. Blocks and tokens are compared in the order of their ids, and sorts are stable, so of
+    equal scores the lower id comes first.
+    """
+
+    def __init__(self, k: int, n: int) -> None:
+        self._k = k
+        self._blocks = n // _BLOCK if 4 * k * _BLOCK <= n else 0
+        """The number of blocks; 0 if the whole vocabulary is sorted. Block b has the ids from b * _BLOCK on."""
+        self._offsets = mx.arange(_BLOCK, dtype=mx.uint32)
+        self._rest = mx.arange(self._blocks * _BLOCK, n, dtype=mx.uint32)[None]  # less than a block: always sorted
+
+    def __call__(self, scores: mx.array) -> mx.array:
+        """Returns the candidate ids, uint32 [B, k], for `scores` [B, n]."""
+        if not self._blocks:
+            return self._highest(scores)
+        rows = scores.shape[0]
+        best = mx.max(scores[:, : self._blocks * _BLOCK].reshape(rows, self._blocks, _BLOCK), axis=-1)
+        chosen = mx.sort(self._highest(best), axis=-1)
+        ids = (chosen[:, :, None] * _BLOCK + self._offsets).reshape(rows, -1)
+        if self._rest.size:
+            ids = mx.concatenate([ids, mx.broadcast_to(self._rest, (rows, self._rest.size))], axis=1)
+        found = self._highest(mx.take_along_axis(scores, ids, axis=-1))
+        return mx.take_along_axis(ids, found, axis=-1)
+
+    def _highest(self, scores: mx.array) -> mx.array:
+        return mx.argsort(-scores, axis=-1)[..., : self._k]
+
+
+# --- Top-p and min-p.
 
 _BELOW_ONE = 1 - 2.0**-24
 """A factor that makes every positive float32 smaller."""
@@ -26,11 +128,11 @@ class TopP:
 
     def __init__(self, p: Sequence[float], n: int) -> None:
         self._outside = mx.array([[min(1 - share, _BELOW_ONE)] for share in p])
-        self._ids = sort_keys.descending_ids(n)
+        self._ids = mx.arange(n - 1, -1, -1, dtype=mx.uint64)  # of equal values, the lowest id comes last
 
     def __call__(self, weights: mx.array) -> mx.array:
         """Returns `weights` [B, n] with 0 for tokens outside the nucleus."""
-        keys = sort_keys.keys(weights, self._ids)
+        keys = sort_keys(weights, self._ids)
         return weights * (keys >= _first_above(keys, self._outside))
 
 
@@ -51,17 +153,17 @@ def _first_above(keys: mx.array, share: mx.array) -> mx.array:
     at_once = _SORTED_AT_ONCE[mx.default_device().type]
     halved = keys.shape[-1] > at_once
     if halved:
-        below = share * mx.sum(sort_keys.values_of(keys), axis=-1, keepdims=True)
+        below = share * mx.sum(values_of(keys), axis=-1, keepdims=True)
     while (n := keys.shape[-1]) > at_once:
         half = (n + 1) // 2
         # For odd n, the halves share the middle key, which is in its final place after the partition.
         keys = mx.partition(keys, half - 1, axis=-1)
-        lower = mx.sum(sort_keys.values_of(keys[..., : n - half]), axis=-1, keepdims=True)
+        lower = mx.sum(values_of(keys[..., : n - half]), axis=-1, keepdims=True)
         above = lower > below
         keys = mx.where(above, keys[..., :half], keys[..., n - half :])
         below = mx.where(above, below, below - lower)
     keys = mx.sort(keys, axis=-1)
-    sums = mx.cumsum(sort_keys.values_of(keys), axis=-1)
+    sums = mx.cumsum(values_of(keys), axis=-1)
     last = sums[..., -1:]
     # Sums of halves and of the whole are rounded differently, but the last key must always reach the sum.
     below = mx.minimum(below, last * _BELOW_ONE) if halved else last * share

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
+from copy import copy as shallow_copy
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -65,8 +66,8 @@ class Window:
 
     def copy(self) -> "Window":
         """Returns another window of the same entries."""
-        copied = Window(self.places, self._vocab_size, self._entries)
-        copied._free, copied._next, copied._cut = self._free, self._next, [*self._cut]
+        copied = shallow_copy(self)
+        copied._cut = [*self._cut]
         copied._recent = deque(self._recent)
         return copied
 
@@ -115,12 +116,12 @@ class Penalties:
         self._counts = counts
         self._window = window
         self._repeat = self._presence = self._frequency = None
-        if any(wish.repeat_penalty != 1 for wish in options):
-            self._repeat = _column(wish.repeat_penalty for wish in options)
-        if any(wish.presence_penalty != 0 for wish in options):
-            self._presence = _column(wish.presence_penalty for wish in options)
-        if any(wish.frequency_penalty != 0 for wish in options):
-            self._frequency = _column(wish.frequency_penalty for wish in options)
+        if any(each.repeat_penalty != 1 for each in options):
+            self._repeat = _column(each.repeat_penalty for each in options)
+        if any(each.presence_penalty != 0 for each in options):
+            self._presence = _column(each.presence_penalty for each in options)
+        if any(each.frequency_penalty != 0 for each in options):
+            self._frequency = _column(each.frequency_penalty for each in options)
         # For r >= 1, the smaller one of x*r and x/r is the product if x is negative, else the quotient.
         self._lower = mx.minimum if options[0].repeat_penalty >= 1 else mx.maximum
 
@@ -142,7 +143,7 @@ class Penalties:
         """Concatenates the rows of `parts`, which are of one kind."""
         windows = [part._window for part in parts if part._window is not None]
         return Penalties(
-            [wish for part in parts for wish in part._options],
+            [each for part in parts for each in part._options],
             mx.concatenate([part._counts for part in parts]),
             Window.joined(windows) if windows else None,
         )
@@ -151,21 +152,18 @@ class Penalties:
         """Splits the rows into objects with arrays of their own (lazy). This object must not be used afterwards."""
         windows = self._window.apart() if self._window is not None else [None] * len(self._options)
         rows = zip(self._options, own_rows(self._counts), windows, strict=True)
-        return [Penalties([wish], counts, window) for wish, counts, window in rows]
+        return [Penalties([each], counts, window) for each, counts, window in rows]
 
     def copy(self) -> "Penalties":
         """Returns another object of the same state; what one of them records, the other does not see."""
-        return Penalties(self._options, self._counts, self._window.copy() if self._window is not None else None)
+        copied = shallow_copy(self)
+        copied._window = self._window.copy() if self._window is not None else None
+        return copied
 
     @property
     def kind(self) -> Hashable:
         """The properties that rows must have in common to be joined."""
         return self._window.places if self._window is not None else None, self._lower is mx.minimum
-
-    @property
-    def counts(self) -> mx.array:
-        """The count of each token in the windows, float32 [B, V], lazy."""
-        return self._counts
 
     def arrays(self) -> list[mx.array]:
         """Returns the state that is kept between steps."""
@@ -189,7 +187,7 @@ class Penalties:
         counts = [self._counts]
         for draft in drafts:
             ahead.record(mx.array([draft], dtype=mx.uint32))
-            counts.append(ahead.counts)
+            counts.append(ahead._counts)
         return Penalties(self._options, mx.concatenate(counts), None).apply(scores)
 
     def record(self, token: mx.array) -> None:

@@ -6,6 +6,8 @@ from typing import NamedTuple, cast
 
 import mlx.core as mx
 
+from runner.sampling.filters import Mask, masked, sort_keys
+
 
 class Choice(NamedTuple):
     """The next token of one row, as read from the device."""
@@ -18,7 +20,7 @@ class Choice(NamedTuple):
     forced: Sequence[int] = ()
     """The tokens that the grammar forces after it."""
     following: "Sequence[Choice]" = ()
-    """The choices behind it: those of the drafts that proved right, and the first one that was not drafted."""
+    """The choices after it: those of the drafts that proved right, and the first one that was not drafted."""
 
     @property
     def tokens(self) -> list[int]:
@@ -54,8 +56,8 @@ class Details(NamedTuple):
         ]
 
 
-class Wish(NamedTuple):
-    """The place of a row in the details, and the number of alternatives that it wants."""
+class LogprobsRow(NamedTuple):
+    """The log-probabilities of one row: its place in the details, and the number of alternatives that it wants."""
 
     details: Details
     row: int
@@ -65,26 +67,25 @@ class Wish(NamedTuple):
 class Sample:
     """The next tokens of B rows, with the log-probabilities that the rows want. Lazy: pass `arrays()` to async_eval."""
 
-    __slots__ = ("_wishes", "token")
+    __slots__ = ("_logprobs", "token")
 
-    def __init__(self, token: mx.array, wishes: "Sequence[Wish | None]" = ()) -> None:
-        """`token`: uint32 [B]. `wishes`: one of each row; empty if no row wants log-probabilities."""
+    def __init__(self, token: mx.array, logprobs: Sequence[LogprobsRow | None] = ()) -> None:
+        """`token`: uint32 [B]. `logprobs`: one of each row; empty if no row wants log-probabilities."""
         self.token = token
-        self._wishes = wishes
+        self._logprobs = logprobs
 
     @staticmethod
     def joined(samples: "Sequence[Sample]") -> "Sample":
         """Returns the rows of all samples, one after the other (lazy)."""
         if len(samples) == 1:
             return samples[0]
-        wishes = [wish for sample in samples for wish in sample._wishes or (None,) * sample.token.size]
-        return Sample(mx.concatenate([sample.token for sample in samples]), wishes)
+        logprobs = [row for sample in samples for row in sample._logprobs or (None,) * sample.token.size]
+        return Sample(mx.concatenate([sample.token for sample in samples]), logprobs)
 
     def take(self, rows: Sequence[int]) -> "Sample":
         """Returns these rows, in this order (lazy). The details are shared and not copied."""
-        return Sample(
-            self.token[mx.array([*rows], dtype=mx.uint32)], [self._wishes[row] for row in rows] if self._wishes else ()
-        )
+        logprobs = [self._logprobs[row] for row in rows] if self._logprobs else ()
+        return Sample(self.token[mx.array([*rows], dtype=mx.uint32)], logprobs)
 
     def arrays(self) -> list[mx.array]:
         """Returns the arrays to evaluate.
@@ -92,24 +93,71 @@ class Sample:
         They do not include the state of the samplers. A token depends on the state before it, so evaluating the token
         also evaluates that state, of all rows drawn with it: never more than one step of it is pending.
         """
-        if not self._wishes:
+        if not self._logprobs:
             return [self.token]
         return [self.token, *(array for details in self._details() for array in details.arrays())]
 
     def read(self) -> list[Choice]:
         """Returns the choice of each row, in order. Waits for the device; reads each array once."""
         tokens = cast("list[int]", self.token.tolist())
-        if not self._wishes:
+        if not self._logprobs:
             return [Choice(token) for token in tokens]
         read = {id(details): details.read() for details in self._details()}
         choices = []
-        for token, wish in zip(tokens, self._wishes, strict=True):
-            if wish is None:
+        for token, wanted in zip(tokens, self._logprobs, strict=True):
+            if wanted is None:
                 choices.append(Choice(token))
             else:
-                logprob, top = read[id(wish.details)][wish.row]
-                choices.append(Choice(token, logprob, top[: wish.top]))
+                logprob, top = read[id(wanted.details)][wanted.row]
+                choices.append(Choice(token, logprob, top[: wanted.top]))
         return choices
 
     def _details(self) -> list[Details]:
-        return list({id(wish.details): wish.details for wish in self._wishes if wish is not None}.values())
+        return list({id(row.details): row.details for row in self._logprobs if row is not None}.values())
+
+
+# --- Log-probabilities for clients: of the model's own logits after the mask of the grammar, before penalties.
+
+FLOOR = -9999.0
+"""The lowest log-probability that is reported: JSON has no -Infinity."""
+
+
+def log_probabilities(logits: mx.array) -> mx.array:
+    """Returns the log-softmax, float32 [B, V], of `logits` (float32 [B, V]): FLOOR to 0 for finite logits."""
+    # Relative to the largest: a float32 near 1000 has too few digits after the point.
+    shifted = logits - mx.max(logits, axis=-1, keepdims=True)
+    return mx.maximum(shifted - mx.logsumexp(shifted, axis=-1, keepdims=True), FLOOR)
+
+
+def most_probable(log_probs: mx.array, k: int) -> tuple[mx.array, mx.array]:
+    """Returns ids (uint32 [B, k]) and log-probabilities [B, k] of the k most probable tokens, most probable first.
+
+    0 < k <= V. Equal ones come in the order of their ids, so the first is the token that greedy decoding takes.
+    """
+    keys = sort_keys(mx.abs(log_probs), mx.arange(log_probs.shape[-1], dtype=mx.uint64))
+    if k < keys.shape[-1]:
+        keys = mx.partition(keys, k - 1, axis=-1)[..., :k]
+    ids = mx.sort(keys, axis=-1).astype(mx.uint32)  # the lower halves
+    return ids, mx.take_along_axis(log_probs, ids, axis=-1)
+
+
+def logprobs_of_candidates(logits: mx.array, token: mx.array, candidates: Sequence[int]) -> LogprobsRow:
+    """Returns the log-probabilities of the candidates, of the raw logits [1, V], in place of the most probable ones."""
+    log_probs = log_probabilities(logits)
+    ids = mx.array([candidates], dtype=mx.uint32)
+    values = mx.take_along_axis(log_probs, ids, axis=-1)
+    return LogprobsRow(Details(_of_token(log_probs, token), ids, values), 0, len(candidates))
+
+
+def logprobs_of(scores: mx.array, token: mx.array, top: int, masks: Sequence[Mask | None]) -> Details:
+    """Returns the log-probabilities of `token` [A] and of the `top` most probable tokens, of the logits [A, V] with
+    their masks; those of forbidden tokens are -inf."""
+    log_probs = log_probabilities(scores)
+    log_probs = masked(log_probs, masks) if masks else log_probs
+    logprob = _of_token(log_probs, token)
+    return Details(logprob, *most_probable(log_probs, top)) if top > 0 else Details(logprob)
+
+
+def _of_token(log_probs: mx.array, token: mx.array) -> mx.array:
+    """Returns the log-probability [B] of `token` (uint32 [B])."""
+    return mx.take_along_axis(log_probs, token[:, None], axis=-1)[:, 0]

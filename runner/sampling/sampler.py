@@ -1,14 +1,149 @@
 """Samples the next token from the logits of one position, for one request or several. Evaluates nothing."""
 
+import math
 from collections.abc import Callable, Hashable, Sequence
+from copy import copy as shallow_copy
 
 import mlx.core as mx
 
-from runner.sampling import logprobs
-from runner.sampling.mask import Mask, masked
+from runner.sampling.filters import Mask, TopP, masked, min_p, top_k
 from runner.sampling.options import SamplingOptions
-from runner.sampling.row_group import Agree, Rows
-from runner.sampling.sample import Details, Sample, Wish
+from runner.sampling.penalties import Penalties
+from runner.sampling.random_numbers import Uniforms, draw
+from runner.sampling.sample import LogprobsRow, Sample, logprobs_of, logprobs_of_candidates
+
+Broadcast = Callable[[mx.array], mx.array]
+"""Maps tokens uint32 [B] that were drawn to those that count, where several processes draw the same. Lazy."""
+
+
+class Rows:
+    """The options and the state of requests of one kind, from which their next tokens are sampled.
+
+    Every operation treats each row by itself, and one row like many, so a row draws what it would have drawn alone.
+    Belongs to a `Sampler` or a `SamplerBatch`. Owner: the engine thread.
+    """
+
+    def __init__(
+        self,
+        options: Sequence[SamplingOptions],
+        draws: Sequence[int],
+        penalties: Penalties | None,
+        vocab_size: int,
+        broadcast: Broadcast | None,
+    ) -> None:
+        """`options` of each row, normalised; `draws`, the number of random numbers that each row has used. Every token
+        goes through `broadcast`, if there is one, before it becomes part of the history."""
+        first, *_ = options
+        # Fixed
+        self._options = options
+        self._vocab_size = vocab_size
+        self._broadcast = broadcast
+        self._greedy = first.temperature == 0
+        self._candidates: Callable[[mx.array], mx.array] | None = None
+        self._top_p: TopP | None = None
+        self._min_p: mx.array | None = None
+
+        # From step to step
+        self._penalties = penalties
+        self._uniforms = Uniforms([each.seed or 0 for each in options], draws)
+        if self._greedy:
+            return
+        # Powers of 2 are three times as fast as `mx.exp` on a CPU and as accurate: mx.exp computes the same product.
+        self._powers = mx.array([[math.log2(math.e) / each.temperature] for each in options])
+        if first.top_k > 0:
+            self._candidates = top_k(first.top_k, vocab_size)
+        if any(each.top_p < 1 for each in options):
+            self._top_p = TopP([each.top_p for each in options], first.top_k or vocab_size)
+        if any(each.min_p > 0 for each in options):
+            self._min_p = mx.array([[each.min_p] for each in options], dtype=mx.float32)
+
+    @staticmethod
+    def joined(parts: "Sequence[Rows]") -> "Rows":
+        """Returns the rows of all `parts`, one after the other. The parts are of one kind, and must not be used
+        afterwards."""
+        if len(parts) == 1:
+            return parts[0]
+        penalties = [part._penalties for part in parts if part._penalties is not None]
+        return Rows(
+            [each for part in parts for each in part._options],
+            [draws for part in parts for draws in part._uniforms.draws],
+            Penalties.joined(penalties) if penalties else None,
+            parts[0]._vocab_size,
+            parts[0]._broadcast,
+        )
+
+    def apart(self) -> "list[Rows]":
+        """Returns each row by itself, with arrays of its own (lazy). This object must not be used afterwards."""
+        if len(self._options) == 1:
+            return [self]
+        penalties = self._penalties.apart() if self._penalties is not None else [None] * len(self._options)
+        rows = zip(self._options, self._uniforms.draws, penalties, strict=True)
+        return [Rows([each], [draws], own, self._vocab_size, self._broadcast) for each, draws, own in rows]
+
+    def copy(self) -> "Rows":
+        """Returns another object of the same state; what one of them draws, the other does not see."""
+        copied = shallow_copy(self)
+        copied._uniforms = self._uniforms.copy()
+        copied._penalties = self._penalties.copy() if self._penalties is not None else None
+        return copied
+
+    @property
+    def kind(self) -> Hashable:
+        """The properties that rows must share to be joined."""
+        first, *_ = self._options
+        # Without top-k, top-p ranks the whole vocabulary, which is costly: rows without top-p are kept apart from it.
+        filtered = None if self._greedy else (first.top_k, first.top_k == 0 and first.top_p < 1)
+        return filtered, self._penalties.kind if self._penalties is not None else None
+
+    def arrays(self) -> list[mx.array]:
+        """Returns the arrays that hold the state from one step to the next."""
+        return self._penalties.arrays() if self._penalties is not None else []
+
+    def __call__(self, scores: mx.array) -> mx.array:
+        """Returns the next tokens, uint32 [B], for the logits, float32 [B, V]. Lazy: evaluates nothing."""
+        if self._penalties is None:
+            return self._choose(scores)
+        token = self._choose(self._penalties.apply(scores))
+        self._penalties.record(token)
+        return token
+
+    def draw_ahead(self, scores: mx.array, drafts: Sequence[int]) -> mx.array:
+        """Returns the next token of the only row, and the one after each of these drafts, for the logits float32
+        [1 + D, V]: uint32 [1 + D]. Lazy, and changes nothing."""
+        if self._penalties is not None:
+            scores = self._penalties.apply_ahead(scores, drafts)
+        return self._choose(scores, ahead=True)
+
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Records tokens that came next in the only row without a draw. Later draws are as if each had been drawn."""
+        if self._penalties is not None:
+            for token in tokens:
+                self._penalties.record(mx.array([token], dtype=mx.uint32))
+        self._uniforms.skip(len(tokens))
+
+    def _choose(self, scores: mx.array, *, ahead: bool = False) -> mx.array:
+        token = self._drawn(scores, ahead)
+        return token if self._broadcast is None else self._broadcast(token)
+
+    def _drawn(self, scores: mx.array, ahead: bool) -> mx.array:
+        if self._greedy:
+            return mx.argmax(scores, axis=-1)
+        if self._candidates is None:
+            return self._draw(scores, ahead)
+        # Top-k leaves so few tokens that it pays to drop the rest of the vocabulary.
+        ids = self._candidates(scores)
+        index = self._draw(mx.take_along_axis(scores, ids, axis=-1), ahead)
+        return mx.take_along_axis(ids, index[:, None], axis=-1)[:, 0]
+
+    def _draw(self, scores: mx.array, ahead: bool) -> mx.array:
+        # Softmax of scores/temperature up to a constant: the most probable token has weight 1.
+        distance = scores - mx.max(scores, axis=-1, keepdims=True)
+        weights = mx.power(2.0, distance * self._powers)
+        if self._top_p is not None:
+            weights = self._top_p(weights)
+        if self._min_p is not None:
+            weights = min_p(weights, self._min_p)
+        return draw(weights, self._uniforms.ahead(scores.shape[0]) if ahead else self._uniforms.take())
 
 
 class Sampler:
@@ -26,14 +161,17 @@ class Sampler:
         vocab_size: int,
         context_length: int,
         generated: Sequence[int] = (),
-        agree: Agree | None = None,
+        broadcast: Broadcast | None = None,
     ) -> None:
         """`generated` are the tokens so far: the sampler continues as if it had drawn them. Where several processes
-        draw the same token, `agree` says which one counts."""
+        draw the same token, `broadcast` says which one counts."""
         self.vocab_size = vocab_size
         self.options = options.normalised(vocab_size, context_length)
         """The normalised options, with the seed that an unseeded request got: they make the same sampler again."""
-        self._rows: Rows | None = Rows.of_request(self.options, prompt, vocab_size, context_length, generated, agree)
+        penalties = None
+        if self.options.repeat_last_n > 0:
+            penalties = Penalties.of_request(self.options, [*prompt, *generated], vocab_size, context_length)
+        self._rows: Rows | None = Rows([self.options], [len(generated)], penalties, vocab_size, broadcast)
 
     def __call__(self, logits: mx.array, masks: Sequence[Mask | None] = ()) -> Sample:
         """Returns the next token for `logits` [1, V] of any float type; it is in the mask, if there is one. Lazy:
@@ -42,14 +180,14 @@ class Sampler:
         scores = masked(logits, masks) if masks else logits
         token = self._own()(scores)
         if self.options.candidates:
-            return Sample(token, [_scored(logits, token, self.options.candidates)])
+            return Sample(token, [logprobs_of_candidates(logits, token, self.options.candidates)])
         if not self.options.logprobs:
             return Sample(token)
         top = self.options.top_logprobs
-        return Sample(token, [Wish(_details(scores, token, top, masks), 0, top)])
+        return Sample(token, [LogprobsRow(logprobs_of(scores, token, top, masks), 0, top)])
 
     def draw_ahead(self, logits: mx.array, drafts: Sequence[int], masks: Sequence[Mask | None] = ()) -> Sample:
-        """Returns a token for each row of `logits` [1 + D, V]: the next one, and the one behind each of D drafts.
+        """Returns a token for each row of `logits` [1 + D, V]: the next one, and the one after each of D drafts.
 
         Each is what a call would return if all drafts before it had come. The state stays as it is: `skip` the tokens
         that did come. Lazy: evaluates nothing.
@@ -60,8 +198,8 @@ class Sampler:
         if not self.options.logprobs:
             return Sample(token)
         top = self.options.top_logprobs
-        details = _details(scores, token, top, masks)
-        return Sample(token, [Wish(details, row, top) for row in range(len(drafts) + 1)])
+        details = logprobs_of(scores, token, top, masks)
+        return Sample(token, [LogprobsRow(details, row, top) for row in range(len(drafts) + 1)])
 
     def preview(self) -> Callable[[mx.array], mx.array]:
         """Returns a function that draws what the next calls would: it maps logits [1, V] of any float type to a token,
@@ -108,9 +246,8 @@ class SamplerBatch:
         ]
         order = [row for members in self._members for row in members]
         self._in_order = _selection([order.index(row) for row in range(len(lent))], len(lent))
-        tops = {row: sampler.options.top_logprobs for row, sampler in enumerate(samplers) if sampler.options.logprobs}
-        self._asking = _selection([*tops], len(lent))
-        self._tops = tops
+        self._tops = {row: each.options.top_logprobs for row, each in enumerate(samplers) if each.options.logprobs}
+        self._asking = _selection([*self._tops], len(lent))
         self._candidates = {
             row: sampler.options.candidates for row, sampler in enumerate(samplers) if sampler.options.candidates
         }
@@ -124,17 +261,17 @@ class SamplerBatch:
         token = _selected(tokens[0] if len(tokens) == 1 else mx.concatenate(tokens), self._in_order)
         if not self._tops and not self._candidates:
             return Sample(token)
-        wishes: list[Wish | None] = [None] * token.size
+        wanted: list[LogprobsRow | None] = [None] * token.size
         if self._tops:
             asking = self._asking
             top = max(self._tops.values())
             own = [masks[row] for row in self._tops] if masks else ()
-            details = _details(_selected(scores, asking), _selected(token, asking), top, own)
+            details = logprobs_of(_selected(scores, asking), _selected(token, asking), top, own)
             for place, (row, top) in enumerate(self._tops.items()):
-                wishes[row] = Wish(details, place, top)
+                wanted[row] = LogprobsRow(details, place, top)
         for row, candidates in self._candidates.items():
-            wishes[row] = _scored(logits[row : row + 1], token[row : row + 1], candidates)
-        return Sample(token, wishes)
+            wanted[row] = logprobs_of_candidates(logits[row : row + 1], token[row : row + 1], candidates)
+        return Sample(token, wanted)
 
     def release(self) -> None:
         """Gives every sampler its state back, as if it had drawn alone. The batch must not be used afterwards.
@@ -157,19 +294,3 @@ def _selection(rows: Sequence[int], count: int) -> mx.array | None:
 
 def _selected(array: mx.array, rows: mx.array | None) -> mx.array:
     return array if rows is None else array[rows]
-
-
-def _scored(logits: mx.array, token: mx.array, candidates: Sequence[int]) -> Wish:
-    """Returns the log-probabilities of the candidates, of the raw logits [1, V], in place of the most probable ones."""
-    log_probs, ids = logprobs.log_probabilities(logits), mx.array([candidates], dtype=mx.uint32)
-    values = mx.take_along_axis(log_probs, ids, axis=-1)
-    return Wish(Details(logprobs.of_token(log_probs, token), ids, values), 0, len(candidates))
-
-
-def _details(scores: mx.array, token: mx.array, top: int, masks: Sequence[Mask | None]) -> Details:
-    """Returns the log-probabilities of `token` [A] and of the `top` most probable tokens, of the logits [A, V] with
-    their masks; those of forbidden tokens are -inf."""
-    log_probs = logprobs.log_probabilities(scores)
-    log_probs = masked(log_probs, masks) if masks else log_probs
-    logprob = logprobs.of_token(log_probs, token)
-    return Details(logprob, *logprobs.most_probable(log_probs, top)) if top > 0 else Details(logprob)

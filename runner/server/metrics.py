@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from protocol.stats import Counter, Info, Metric, Sample
-from runner.cache.interface import Miss
+from runner.cache.layer_interface import Miss
 from runner.engine.counters import Distribution, EngineStats
 
 Read = Callable[[EngineStats], object]

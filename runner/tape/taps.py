@@ -12,7 +12,7 @@ from zlib import crc32
 import msgspec
 
 from protocol import Logprob
-from runner.cache.session import LiveSession
+from runner.cache.session import Session
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Scored, Started, Text
 from runner.engine.generation import Forward, Generation
 from runner.engine.policy import Slice, SlicePolicy, View
@@ -135,10 +135,10 @@ class TapedDrafter:
         self._drafter, self._tape = drafter, tape
         self.index, self.learn, self.close = drafter.index, drafter.learn, drafter.close
 
-    def expects(self, session: "LiveSession", most: int) -> bool:
+    def expects(self, session: "Session", most: int) -> bool:
         return self._drafter.expects(session, most)
 
-    def propose(self, session: "LiveSession", most: int, sampler: "Sampler") -> Sequence[int]:
+    def propose(self, session: "Session", most: int, sampler: "Sampler") -> Sequence[int]:
         return self._drafter.propose(session, most, sampler)
 
     def took(self, tokens: int, rows: int, seconds: float) -> None:
@@ -187,7 +187,7 @@ class TapedGeneration(Generation):
         self,
         tape: Tape,
         request: Request,
-        session: LiveSession,
+        session: Session,
         tokenizer: Tokenizer,
         context_length: int,
         started_ns: int,

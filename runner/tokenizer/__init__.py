@@ -6,12 +6,11 @@ sentencepiece, and takes BOS, EOS and added tokens from the configs beside it. R
 Owners: a `Tokenizer` and its backend do not change after construction, so any thread may use them; long texts are
 encoded without the GIL. A `Utf8Stream` belongs to the one generation that it decodes.
 
-Read in this order: `tokenizer` (with the interface of a vocabulary); `tokenizer_json` with `json_document` and
-`piece_bytes`; `tokenizer_model` with `model_proto` and `added_tokens`; `utf8`, `files`.
+Read in this order: `tokenizer` (with the interface of a vocabulary); `tokenizer_json` with `piece_bytes`;
+`tokenizer_model` with `added_tokens`; `files`.
 """
 
 from runner.tokenizer.files import Files
-from runner.tokenizer.tokenizer import PART_CHARACTERS, Tokenizer, open_tokenizer
-from runner.tokenizer.utf8 import Utf8Stream
+from runner.tokenizer.tokenizer import PART_CHARACTERS, Tokenizer, Utf8Stream, open_tokenizer
 
 __all__ = ["PART_CHARACTERS", "Files", "Tokenizer", "Utf8Stream", "open_tokenizer"]

@@ -27,8 +27,7 @@ def configured_tokens(files: Files, piece_id: Callable[[str], int | None], size:
     only `tokenizer_config.json` or `special_tokens_map.json` names has the id of the piece with its spelling, found by
     `piece_id`, or else the next free id, as in transformers.
 
-    Raises:
-        ModelError: one of the files has an unexpected shape; the message names it.
+    Raises ModelError if one of the files has an unexpected shape; the message names it.
     """
     config = read_object(files, "tokenizer_config.json")
     named = dict.fromkeys(_special_texts(config, read_object(files, "special_tokens_map.json")))

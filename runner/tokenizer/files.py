@@ -12,11 +12,8 @@ JsonObject = Mapping[str, object]
 
 
 def read_object(files: Files, name: str) -> JsonObject:
-    """Reads an optional config file; a missing file is an empty object.
-
-    Raises:
-        ModelError: the file is not a JSON object; the message names it.
-    """
+    """Reads an optional config file; a missing file is an empty object. Raises ModelError for anything but a JSON
+    object; the message names the file."""
     data = files(name)
     if not data:
         return {}

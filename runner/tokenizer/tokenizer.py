@@ -1,12 +1,13 @@
 """Encodes text to ids and decodes ids to bytes, for all kinds of vocabularies."""
 
+import codecs
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from runner.errors import ModelError
-from runner.tokenizer import json_document, model_proto, utf8
+from runner.tokenizer import tokenizer_json, tokenizer_model
 from runner.tokenizer.added_tokens import AddedToken
 from runner.tokenizer.files import Files, JsonObject, read_object, token_text
 from runner.tokenizer.tokenizer_json import TokenizerJson
@@ -21,40 +22,32 @@ class Backend(Protocol):
     @property
     def file(self) -> str:
         """The name of its file."""
-        ...
 
     @property
     def kind(self) -> str:
         """The kind of vocabulary, for people: `BPE`, `Unigram`, `sentencepiece BPE`, ..."""
-        ...
 
     @property
     def added(self) -> Sequence[AddedToken]:
         """The texts that become one id wherever they occur."""
-        ...
 
     @property
     def size(self) -> int:
         """The number of ids, including gaps left by added tokens."""
-        ...
 
     @property
     def pieces(self) -> Iterable[str]:
         """The entries of the vocabulary as the file spells them; added tokens may be missing."""
-        ...
 
     @property
     def own(self) -> JsonObject:
         """`bos_token` and `eos_token`, if the vocabulary itself names them."""
-        ...
 
     def encode(self, text: str) -> list[int]:
         """Tokenizes `text`, which has no lone surrogates. Releases the GIL for long work."""
-        ...
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes that the token adds to the output; empty for an id outside the vocabulary."""
-        ...
 
 
 # --- Finds the ids that begin and end a text; of three files, the first that names one wins. See
@@ -83,8 +76,7 @@ def resolve_special_ids(
     With `merge_eos`, the `eos_token` of `tokenizer_config.json`, else of `special_tokens_map.json`, ends a text too, in
     addition to the ids: mlx-lm stops at both.
 
-    Raises:
-        ModelError: one of the files is not a JSON object.
+    Raises ModelError if one of the files is not a JSON object.
     """
     numbered = [read_object(files, "generation_config.json"), read_object(files, "config.json")]
     config = read_object(files, "tokenizer_config.json")
@@ -203,7 +195,7 @@ class Tokenizer:
     def decode_parts(self, ids: Sequence[int]) -> Iterator[str]:
         """Yields the text of tokens, a part at a time: special tokens as they are spelled, unknown ids as nothing, and
         U+FFFD for each byte that is not UTF-8."""
-        text, size = utf8.decoder(), self.vocab_size
+        text, size = codecs.getincrementaldecoder("utf-8")(_ONE_PER_BYTE), self.vocab_size
         for start in range(0, len(ids), _PART_IDS):
             part = ids[start : start + _PART_IDS]
             yield text.decode(b"".join(self.token_bytes(each) for each in part if 0 <= each < size))
@@ -226,7 +218,7 @@ class Tokenizer:
         """Returns the text of the token by itself, with one U+FFFD for each byte of an incomplete character."""
         text = self._texts.get(token_id)
         if text is None:
-            text = self._texts[token_id] = utf8.decode(self.token_bytes(token_id))
+            text = self._texts[token_id] = decode_utf8(self.token_bytes(token_id))
         return text
 
 
@@ -235,8 +227,7 @@ def open_tokenizer(files: Files, *, merge_eos: bool = False) -> Tokenizer:
 
     `merge_eos` is for a directory, see `resolve_special_ids`; without it, the rules of Ollama's store apply.
 
-    Raises:
-        ModelError: there is no such file, or one of the files is broken; the message names it.
+    Raises ModelError if there is no such file, or one of the files is broken; the message names it.
     """
     backend = _open_backend(files, is_directory=merge_eos)
     added = {token.content: token.id for token in backend.added}
@@ -244,18 +235,18 @@ def open_tokenizer(files: Files, *, merge_eos: bool = False) -> Tokenizer:
 
 
 def _open_backend(files: Files, *, is_directory: bool) -> Backend:
-    data = files(json_document.FILE)
+    data = files(tokenizer_json.FILE)
     if data is not None:
         return TokenizerJson(data)
-    data = files(model_proto.FILE)
+    data = files(tokenizer_model.FILE)
     if data is not None:
         return TokenizerModel(data, files)
     if not is_directory:
-        raise ModelError(f'load tokenizer config: config "{json_document.FILE}" not found in manifest')
+        raise ModelError(f'load tokenizer config: config "{tokenizer_json.FILE}" not found in manifest')
     found = next((form for form in _OTHER_FORMS if all(files(name) is not None for name in form)), None)
     advice = f"; there is {' and '.join(found)}: {CONVERT}" if found else ""
     raise ModelError(
-        f"load tokenizer config: no {json_document.FILE} and no {model_proto.FILE} in the directory{advice}"
+        f"load tokenizer config: no {tokenizer_json.FILE} and no {tokenizer_model.FILE} in the directory{advice}"
     )
 
 
@@ -275,3 +266,59 @@ def _without_surrogates(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+# --- Decodes UTF-8 by the rules of a Go host (docs/internals/wire.md, 5).
+
+_ONE_PER_BYTE: Final = "runner-one-replacement-per-byte"
+_ZERO_WIDTH_JOINER: Final = "\u200d"
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    """Replaces every byte of an invalid sequence by U+FFFD, as Go does; Python's own "replace" merges them into one."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+codecs.register_error(_ONE_PER_BYTE, _replace_each_byte)
+
+
+def decode_utf8(data: bytes) -> str:
+    """Decodes `data` by itself, with one U+FFFD for every byte outside of complete, valid sequences."""
+    return data.decode("utf-8", _ONE_PER_BYTE)
+
+
+class Utf8Stream:
+    """The incremental decoder of one generation, which owns it. Holds at most three bytes."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self._last = ""
+
+    def feed(self, data: bytes) -> str:
+        """Adds `data`; returns the text of all held bytes up to an incomplete sequence at the end.
+
+        A byte that can never become valid becomes U+FFFD at once, one for each byte. An incomplete sequence that may
+        still become valid is held back.
+        """
+        data = self._pending + data
+        text, used = codecs.utf_8_decode(data, _ONE_PER_BYTE, False)
+        self._pending = data[used:]
+        if self._pending[:1] == b"\xed" and self._pending[1:] >= b"\xa0":
+            # Python rejects a surrogate at its third byte, Go at its second.
+            text += "\ufffd" * len(self._pending)
+            self._pending = b""
+        if text:
+            self._last = text[-1]
+        return text
+
+    def finish(self) -> str:
+        """Ends the stream. Returns the text for the held bytes: `""` or one U+FFFD.
+
+        Ollama's own runner drops the incomplete character, and so do we: nothing of it is on the screen yet. The
+        exception is a tail after a zero width joiner. There the reader already sees the beginning of a joined character
+        (a family, a flag), so one U+FFFD, for what would have been one character, shows that it is incomplete.
+        """
+        broken, self._pending = self._pending, b""
+        return "\ufffd" if broken and self._last == _ZERO_WIDTH_JOINER else ""

@@ -7,7 +7,8 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
-from runner.cache.interface import Cache, Session
+from runner.cache.interface import PrefixCache
+from runner.cache.session import Session
 from runner.cache.single import NullCache, SingleEntryCache
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import Tiny
@@ -38,7 +39,7 @@ class Answer(NamedTuple):
 
 def ask(
     tiny: Tiny,
-    cache: Cache,
+    cache: PrefixCache,
     prompt: Sequence[int],
     *,
     say: int = 4,

@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from runner.cache.interface import Miss
-from runner.cache.layer_interface import Snapshot
+from runner.cache.layer_interface import Miss, Snapshot
 from runner.cache.layers import _ADAPTERS
-from runner.cache.layers.adapter import CountedState, LayerAdapter, MovedState
+from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.snapshot import LayerSnapshot, Owned, StateSnapshot, complete
+from runner.cache.layers.states import CountedState
 
 WINDOW = 4
 STATE_BYTES = 16
@@ -133,7 +133,7 @@ class FakeSlice(LayerSnapshot[Content]):
         assert isinstance(first, type(self))
         assert start < self.start <= first.stop
         if self._stays_live(first):
-            joined = type(self)(start, self.stop, self._home, self._ledger)
+            joined = type(self)(start, self.stop, self.owner, self._ledger)
         else:
             both = (*content_of(first)[start - first.start : self.start - first.start], *content_of(self))
             joined = type(self)(start, self.stop, None, self._ledger, Owned(both, []))
@@ -142,20 +142,20 @@ class FakeSlice(LayerSnapshot[Content]):
         return joined
 
     def _part(self, start: int, stop: int) -> "FakeSlice":
-        if self._home is not None:
-            return type(self)(start, stop, self._home, self._ledger)
+        if self.owner is not None:
+            return type(self)(start, stop, self.owner, self._ledger)
         part = self.content[start - self.start : stop - self.start]
         return type(self)(start, stop, None, self._ledger, Owned(part, []))
 
     def _stays_live(self, first: "FakeSlice") -> bool:
-        return self._home is not None and self._home is first._home
+        return self.owner is not None and self.owner is first.owner
 
 
 class FakeTail(FakeSlice):
     """The last tokens of an edge, as many as a FakeWindow shows."""
 
     def _stays_live(self, first: FakeSlice) -> bool:
-        return self._home is not None and self._home.offset == self.stop
+        return self.owner is not None and self.owner.offset == self.stop
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
         return (None, self) if at <= self.start else super().split(at)
@@ -236,14 +236,14 @@ class FakeKVState(Sized):
         if len(self.layer.buffer) - self.offset > room:
             del self.layer.buffer[self.offset :]
 
-    def _rewind(self, to: int) -> None:
+    def _go_back(self, to: int) -> None:
         self.layer.offset = to
 
     def _endangered(self, snapshot: Snapshot) -> bool:
         return snapshot.stop > self.offset
 
 
-class FakeWindowState(Sized, MovedState[Content]):
+class FakeWindowState(Sized):
     refusal = Miss.WINDOW_PASSED
     markable = True
     layer: FakeWindow
@@ -308,14 +308,14 @@ FAMILIES: dict[str, tuple[type[FakeLayer], ...]] = {
 def content_of(snapshot: Snapshot) -> Content:
     """Returns what restoring the snapshot would bring back, wherever its content is now."""
     assert isinstance(snapshot, LayerSnapshot)
-    home = snapshot._home
-    if home is None:
+    owner = snapshot.owner
+    if owner is None:
         owned: Content = snapshot.content
         return owned
-    assert isinstance(home, Sized)
+    assert isinstance(owner, Sized)
     # A part of a live window ends before the layer does.
-    assert home.offset == snapshot.stop or not home.whole, "live in a layer that stands elsewhere"
-    return home.layer.held(snapshot.start, snapshot.stop)
+    assert owner.offset == snapshot.stop or not owner.whole, "live in a layer that stands elsewhere"
+    return owner.layer.held(snapshot.start, snapshot.stop)
 
 
 def shown(kind: type[FakeLayer], tokens: Sequence[int]) -> Content:

@@ -13,9 +13,8 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from runner.cache.interface import Cache, CacheDescription
+from runner.cache.interface import CacheDescription, PrefixCache
 from runner.cache.node import spelled
-from runner.cache.session import LiveSession
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import VOCAB, Tiny
 from tests.lib.driver import Answer
@@ -28,10 +27,11 @@ bytes."""
 class Drafting:
     """A session that has read its prompt but for the last token, and what follows that."""
 
-    def __init__(self, tiny: Tiny, cache: Cache, prompt: Sequence[int], answer: Sequence[int], chunk: int = 7) -> None:
+    def __init__(
+        self, tiny: Tiny, cache: PrefixCache, prompt: Sequence[int], answer: Sequence[int], chunk: int = 7
+    ) -> None:
         """`answer` are the right tokens, as many as there are to be said."""
         session = cache.begin(prompt)
-        assert isinstance(session, LiveSession)
         self.tiny = tiny
         self.session = session
         self.logits: list[mx.array] = []
@@ -105,7 +105,12 @@ class Drafting:
 
 
 def ask_in_rounds(
-    tiny: Tiny, cache: Cache, prompt: Sequence[int], plain: Answer, rounds: Sequence[tuple[int, int]], chunk: int = 7
+    tiny: Tiny,
+    cache: PrefixCache,
+    prompt: Sequence[int],
+    plain: Answer,
+    rounds: Sequence[tuple[int, int]],
+    chunk: int = 7,
 ) -> Answer:
     """Serves a prompt, whose answer is that of `plain`, in rounds."""
     drafting = Drafting(tiny, cache, prompt, plain.tokens, chunk)
@@ -115,7 +120,7 @@ def ask_in_rounds(
         drafting.session.close()
 
 
-def contents(cache: Cache) -> tuple[list[Entry], CacheDescription]:
+def contents(cache: PrefixCache) -> tuple[list[Entry], CacheDescription]:
     """Returns what a cache holds between sessions, but for the room in the layers that stay open."""
     described = cache.describe()
     counts = described.counts

@@ -23,13 +23,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from runner.cache.checkpoints import Checkpoint, CheckpointPolicy
-from runner.cache.interface import Session
 from runner.cache.layer_interface import Snapshot
 from runner.cache.node import Node, spelled
 from runner.cache.sequence import SequenceLayers
+from runner.cache.session import Session, TrieSession
 from runner.cache.single import SingleEntryCache
 from runner.cache.trie_cache import TrieCache
-from runner.cache.trie_session import TrieSession
 from tests.lib.fakes import FAMILIES, FakeKV, FakeLayer, content_of, shown
 
 CHUNK = 5

@@ -30,7 +30,7 @@ import runner.engine.scheduler
 from protocol import DoneReason, Logprob
 from protocol.format import Lark
 from runner.cache import make_cache
-from runner.cache.session import LiveSession
+from runner.cache.session import Session
 from runner.cache.trie_cache import TrieCache
 from runner.drafts.drafting import Drafting
 from runner.engine.context import EngineContext
@@ -269,7 +269,7 @@ class EngineClient(EventStream):
 
     def __init__(self) -> None:
         super().__init__()
-        self.session: LiveSession | None = None
+        self.session: Session | None = None
         """Set once the request has one."""
 
     @property

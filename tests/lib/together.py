@@ -19,8 +19,8 @@ from unittest.mock import patch
 from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.node import Node, spelled
 from runner.cache.sequence import SequenceLayers
+from runner.cache.session import TrieSession
 from runner.cache.trie_cache import TrieCache
-from runner.cache.trie_session import TrieSession
 from tests.lib.fakes import FAMILIES, Content, FakeLayer, content_of, shown
 from tests.lib.story import CHUNK, BranchOnly, check_content, check_trie, shape
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from protocol.stats import CacheNode
-from runner.cache.session import LiveSession
+from runner.cache.session import Session
 from runner.engine.events import Event, Finished, Text
 from runner.engine.generation import Generation
 from runner.sampling import SamplingOptions
@@ -72,13 +72,13 @@ class Told:
 
     def close(self) -> None: ...
 
-    def expects(self, session: LiveSession, most: int) -> bool:
+    def expects(self, session: Session, most: int) -> bool:
         return len(self._coming(session, most)) > 1
 
-    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> Sequence[int]:
+    def propose(self, session: Session, most: int, sampler: Sampler) -> Sequence[int]:
         return self._coming(session, most)
 
-    def _coming(self, session: LiveSession, most: int) -> Sequence[int]:
+    def _coming(self, session: Session, most: int) -> Sequence[int]:
         at = len(session.recorded) - self._start
         coming = [*self._answer[at : at + self._strategy.most], *[5] * MOST][: self._strategy.most]
         return self._strategy.make(coming, self._numbers)[:most]

@@ -1,9 +1,10 @@
 """The adapters for mlx-lm's layer caches, and the table that chooses them. Nothing else knows these classes.
 
-Owner: the engine thread. Read in this order: `adapter.py` (the base classes: tail, state, counted), `snapshot.py` (live
-and owned snapshots, the ledger that counts them), then a file for each class: `kv.py`, `window.py` (with Llama 4's
-chunks), `recurrent.py`, and `generic.py` for all others. `batch.py` joins the layers of several sequences.
-`quantized_trial.py` tries which of them may quantize keys and values; `difference.py` measures what that changes.
+Owner: the engine thread. Read in this order: `adapter.py` (the base), `snapshot.py` (live and owned snapshots, the
+ledger that counts them), then a file for each sort of layer: `kv.py` (sliceable), `window.py` (with a tail: windows and
+Llama 4's chunks), `states.py` (with a state: recurrent layers, with `scans.py` for their rounds, and all other
+classes). `batch.py` joins the layers of several sequences. `quantized_trial.py` tries which of them may quantize keys
+and values; `difference.py` measures what that changes.
 
 Always true: an adapter never copies bytes that it can leave in place; a layer writes over a live snapshot only after
 paging it out; an array that outlives a forward shares its buffer with no other.
@@ -27,10 +28,9 @@ from mlx_lm.models.cache import (  # isort: skip
 
 from runner.cache.layer_interface import LayerState
 from runner.cache.layers.adapter import LayerAdapter
-from runner.cache.layers.generic import GenericState
 from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
-from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.snapshot import Ledger
+from runner.cache.layers.states import GenericState, RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
 
 

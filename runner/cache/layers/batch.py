@@ -47,7 +47,7 @@ class BatchedLayers:
     """The `cache=` argument of the model's forward, with tokens [B, 1]."""
 
     def __init__(self, rows: Sequence[list[object]]) -> None:
-        """`rows` are batchable cache lists of one model, each of which has seen at least one token.
+        """`rows` are batchable cache lists of one model, which have seen at least one token each.
 
         Raises ValueError if they cannot be joined: a layer cache occurs twice in a list, or only some rows have a
         state.

@@ -8,12 +8,11 @@ from typing import Protocol, cast
 
 import mlx.core as mx
 
-from runner.cache.interface import Miss
-from runner.cache.layer_interface import Snapshot
+from runner.cache.layer_interface import Miss, Snapshot
 from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.snapshot import Buffers, Owned, SliceSnapshot, complete, own
 
-_STEP = 256  # mlx-lm's own classes grow by as many tokens
+_STEP = 256  # tokens by which mlx-lm's own classes grow
 
 
 def spare_room(tokens: int) -> int:
@@ -30,7 +29,7 @@ class Appended(Protocol):
 
 
 class KVState(LayerAdapter[Buffers]):
-    """A sliceable layer. Behind `offset` its buffers have room, full of stale tokens or zeros: a rewind only moves the
+    """A sliceable layer. After `offset` its buffers have room, full of stale tokens or zeros: a rewind only moves the
     offset, and the tokens beyond it stay readable until the next write."""
 
     sliceable = True
@@ -52,7 +51,7 @@ class KVState(LayerAdapter[Buffers]):
     def snapshot(self, start: int, stop: int) -> Snapshot | None:
         return SliceSnapshot(start, stop, self, self.ledger) if start < stop <= self.offset else None
 
-    def adopted(self, start: int, stop: int, owned: Owned[Buffers]) -> Snapshot:
+    def restored_snapshot(self, start: int, stop: int, owned: Owned[Buffers]) -> Snapshot:
         return SliceSnapshot(start, stop, None, self.ledger, owned)
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
@@ -67,7 +66,7 @@ class KVState(LayerAdapter[Buffers]):
             if missing or snapshot not in self.live:
                 missing.append(snapshot)
             else:
-                self.layer.offset = at  # still in the buffers, behind the offset
+                self.layer.offset = at  # still in the buffers, after the offset
         if missing:
             self._write(missing)
             self.layer.offset = at
@@ -86,7 +85,7 @@ class KVState(LayerAdapter[Buffers]):
     def arrays(self) -> list[mx.array]:
         return [*_flat(self.layer.keys), *_flat(self.layer.values)]
 
-    def _rewind(self, to: int) -> None:
+    def _go_back(self, to: int) -> None:
         self.layer.offset = to
 
     def _endangered(self, snapshot: Snapshot) -> bool:
@@ -155,14 +154,12 @@ class PlainKVState(KVState):
 
 
 class ExactKVState(KVState):
-    """ConcatenateKVCache: buffers without room, replaced by every append. Entries behind a rewound offset would return
+    """ConcatenateKVCache: buffers without room, replaced by every append. Entries after a rewound offset would return
     with the next append, so a rewind cuts them off."""
 
     _step = 1
 
-    def _rewind(self, to: int) -> None:
-        if to == self.offset:
-            return
+    def _go_back(self, to: int) -> None:
         self.layer.offset = to
         complete(self.page_out())
         self._put([own(x[..., :to, :]) for x in self.arrays()])

@@ -51,7 +51,7 @@ def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits
     raises over plain layers. Owner: the engine thread, once after loading.
 
     Costs two forwards, of 8 tokens and of one, over plain layers, over layers of 8 bits and, if `bits` is 4, over
-    layers of 4 bits. Each layer that raises starts one more, of which nothing is computed.
+    layers of 4 bits. Each layer that raises starts one more, which is not computed.
     """
     trial = _Trial(make_layers, forward, vocab_size)
     off = trial.search(bits)
@@ -105,7 +105,8 @@ class _Watched(QuantizedKVCache):
 
     def __init__(self, group_size: int, place: int, used: list[int]) -> None:
         super().__init__(group_size, _TRIAL_BITS)
-        self._place, self._used = place, used
+        self._place = place
+        self._used = used
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> object:
         self._used.append(self._place)
@@ -140,7 +141,7 @@ class _Trial:
     def search(self, bits: int) -> float:
         """Leaves in `groups` the layers that can be quantized; returns how far that moves the logits."""
         self._drop_those_that_raise()
-        # The code is the same for all bits, and only at 8 can a wrong answer be told from a rounded one.
+        # The code is the same for all bits, and only at 8 does a wrong answer differ from a rounded one.
         off = self._try(_TRIAL_BITS)
         if not off <= _LIMIT:  # also if it is NaN
             self._drop(list(self.groups), f"the logits of a trial are off by {off:.2f}")

@@ -1,7 +1,7 @@
-"""What recurrent layers read in a round, so that they can stand behind any of its tokens without another forward.
+"""What recurrent layers read in a round, so that they can stand after any of its tokens without another forward.
 
 A recurrent layer keeps two kinds of states. The state of its *scan* follows from the state before it and the rows that
-the scan reads, so a scan over the first of these rows gives the state behind them: one small operation a layer. The
+the scan reads, so a scan over the first of these rows gives the state after them: one small operation a layer. The
 state of a *convolution* is the last rows of its input, so it is a slice of the old state joined to the new rows.
 
 The models hand out neither. So while the forward of a round is built, two functions that they call are replaced: the
@@ -14,6 +14,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -32,12 +33,7 @@ SCANS = {
     ),
 }
 """Scan of mlx-lm -> its parameters that have a row for each token, on axis 1, and the modules that call it. It returns
-its output and the state behind the last row; its parameter `state` is the one before the first."""
-
-ROW_COPIES = 4
-"""What is kept of a token until the round is accepted takes about so many times the bytes of its row in the states of
-the convolutions: the row itself, what comes out of the convolutions, and the projection that row and gates are parts
-of."""
+its output and the state after the last row; its parameter `state` is the one before the first."""
 
 
 class _Scan(NamedTuple):
@@ -52,8 +48,8 @@ class _Scan(NamedTuple):
         """Returns the arguments by name."""
         return inspect.signature(self.function).bind(*self.args, **self.kwargs).arguments
 
-    def behind(self, count: int) -> mx.array:
-        """Returns the state behind the first `count` rows (lazy)."""
+    def state_after(self, count: int) -> mx.array:
+        """Returns the state after the first `count` rows (lazy)."""
         cut = {
             name: value[:, :count] if name in self.rows and isinstance(value, mx.array) else value
             for name, value in self.arguments().items()
@@ -61,8 +57,8 @@ class _Scan(NamedTuple):
         return self.function(**cut)[1]
 
 
-class _Caught:
-    """What went through the replaced functions in one forward. It holds every array whose id it knows."""
+class StateRecorder:
+    """Records what goes through the replaced functions in one forward. It holds every array whose id it knows."""
 
     def __init__(self, states: Sequence[mx.array]) -> None:
         """`states` are those of all layers before the round."""
@@ -73,33 +69,35 @@ class _Caught:
     def scan(self, function: ScanFunction, rows: tuple[str, ...]) -> ScanFunction:
         """Returns the scan that stands for `function`."""
 
-        def caught(*args: object, **kwargs: object) -> tuple[mx.array, mx.array]:
+        def recorded(*args: object, **kwargs: object) -> tuple[mx.array, mx.array]:
             output, state = function(*args, **kwargs)
             self._scans[id(state)] = state, _Scan(function, rows, args, kwargs)
             return output, state
 
-        return caught
+        return recorded
 
     def concatenate(self, function: Callable[..., mx.array]) -> Callable[..., mx.array]:
         """Returns the function that stands for `mx.concatenate`."""
 
-        def caught(arrays: Sequence[mx.array], *args: object, **kwargs: object) -> mx.array:
+        def recorded(arrays: Sequence[mx.array], *args: object, **kwargs: object) -> mx.array:
             joined = function(arrays, *args, **kwargs)
             if len(arrays) == 2 and id(arrays[0]) in self._states:
                 self._joined.setdefault(id(arrays[0]), []).append(joined)
             return joined
 
-        return caught
+        return recorded
 
-    def way(self, before: mx.array | None, after: mx.array | None, count: int) -> Callable[[int], mx.array] | None:
-        """Returns a function from a number of tokens to the state behind them, given the states around a round over
+    def state_after(
+        self, before: mx.array | None, after: mx.array | None, count: int
+    ) -> Callable[[int], mx.array] | None:
+        """Returns a function from a number of tokens to the state after them, given the states around a round over
         `count` tokens; None if it is not known how the one came from the other."""
         if before is None or after is None:
             return None
         if id(after) in self._scans:
             scan = self._scans[id(after)][1]
             arguments = scan.arguments()
-            return scan.behind if arguments.get("state") is before and arguments.get("lengths") is None else None
+            return scan.state_after if arguments.get("state") is before and arguments.get("lengths") is None else None
         joined = self._joined.get(id(before), ())
         if len(joined) != 1 or before.ndim != 3 or after.shape != before.shape:
             return None
@@ -118,54 +116,52 @@ class RoundReads:
         self.before = [*states()]
         self._count = count
         self._after: States = []
-        self._caught: _Caught | None = None
-        self._ways: list[Callable[[int], mx.array]] | None = None
+        self._recorder: StateRecorder | None = None
 
-    def end(self, caught: _Caught) -> None:
-        """Takes what was caught in the forward, which has been built."""
-        self._caught, self._after = caught, [*self.states()]
+    def end(self, recorder: StateRecorder) -> None:
+        """Takes what was recorded in the forward, which has been built."""
+        self._recorder = recorder
+        self._after = [*self.states()]
 
     @property
     def known(self) -> bool:
-        """True if the states behind every token of the round can be computed."""
-        return bool(self._known())
+        """True if the states after every token of the round can be computed."""
+        return bool(self._functions)
 
-    def behind(self, count: int) -> States:
-        """Returns the states behind the first `count` tokens, at least 1 (lazy). Raises ValueError unless `known`."""
-        ways = self._known()
-        if not ways:
+    def states_after(self, count: int) -> States:
+        """Returns the states after the first `count` tokens, at least 1 (lazy). Raises ValueError unless `known`."""
+        if not self._functions:
             raise ValueError("the states within a round are not known")
-        return [way(count) for way in ways]
+        return [state_after(count) for state_after in self._functions]
 
-    def _known(self) -> list[Callable[[int], mx.array]]:
-        if self._ways is None:
-            found = [] if self._caught is None else self._found(self._caught)
-            self._ways = [way for way in found if way is not None] if None not in found else []
-        return self._ways
-
-    def _found(self, caught: _Caught) -> list[Callable[[int], mx.array] | None]:
+    @cached_property
+    def _functions(self) -> list[Callable[[int], mx.array]]:
+        """Maps a number of tokens to each of the states after them; empty if one of these is not known."""
+        if self._recorder is None:
+            return []
         pairs = zip(self.before, self._after, strict=True)
-        return [caught.way(before, after, self._count) for before, after in pairs]
+        found = [self._recorder.state_after(before, after, self._count) for before, after in pairs]
+        return [each for each in found if each is not None] if None not in found else []
 
 
 @contextmanager
 def watched(reads: Sequence[RoundReads]) -> Iterator[None]:
-    """Surrounds the call of the model in a round, and catches what these layers read."""
+    """Surrounds the call of the model in a round, and records what these layers read."""
     if not reads:
         yield
         return
-    caught = _Caught([state for each in reads for state in each.before if state is not None])
+    recorder = StateRecorder([state for each in reads for state in each.before if state is not None])
     replaced: list[tuple[object, str, object]] = [(mx, "concatenate", mx.concatenate)]
-    setattr(mx, "concatenate", caught.concatenate(mx.concatenate))  # noqa: B010  its type is fixed
+    setattr(mx, "concatenate", recorder.concatenate(mx.concatenate))  # noqa: B010  its type is fixed
     for name, (rows, modules) in SCANS.items():
         for module in (sys.modules.get(f"mlx_lm.models.{module}") for module in modules):
             if module is not None:
                 replaced.append((module, name, getattr(module, name)))
-                setattr(module, name, caught.scan(getattr(module, name), rows))
+                setattr(module, name, recorder.scan(getattr(module, name), rows))
     try:
         yield
     finally:
         for owner, name, function in replaced:
             setattr(owner, name, function)
     for each in reads:
-        each.end(caught)
+        each.end(recorder)

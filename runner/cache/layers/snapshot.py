@@ -60,7 +60,7 @@ class Ledger:
         sources.clear()
 
 
-class Home(Protocol[Content]):
+class SnapshotOwner(Protocol[Content]):
     """The layer whose buffers hold live snapshots."""
 
     ledger: Ledger
@@ -79,29 +79,30 @@ class LayerSnapshot(Snapshot, Generic[Content]):
     hold the live buffer, and the next write would have to copy all of it."""
 
     def __init__(
-        self, start: int, stop: int, home: Home[Content] | None, ledger: Ledger, owned: Owned[Content] | None = None
+        self,
+        start: int,
+        stop: int,
+        owner: SnapshotOwner[Content] | None,
+        ledger: Ledger,
+        owned: Owned[Content] | None = None,
     ) -> None:
-        """Live in `home`, or else with the bytes in `owned`."""
+        """Live in `owner`, or else with the bytes in `owned`."""
         self.start = start
         self.stop = stop
-        self._home: Home[Content] | None = None
+        self.owner: SnapshotOwner[Content] | None = None
+        """The layer in whose buffers it is live."""
         self._owned: Owned[Content] | None = None
         self._nbytes = 0
         self._ledger = ledger
         ledger.count += 1
-        if home is not None:
-            self.page_in(home)
+        if owner is not None:
+            self.page_in(owner)
         elif owned is not None:
             self.page_out(owned)
 
     @property
     def live(self) -> bool:
-        return self._home is not None
-
-    @property
-    def home(self) -> Home[Content] | None:
-        """The layer in whose buffers it is live."""
-        return self._home
+        return self.owner is not None
 
     @property
     def nbytes(self) -> int:
@@ -114,14 +115,6 @@ class LayerSnapshot(Snapshot, Generic[Content]):
             raise RuntimeError(f"the snapshot of tokens {self.start}..{self.stop} owns nothing")
         return self._owned.content
 
-    def copied(self) -> Owned[Content]:
-        """Returns an evaluated copy of its content, which stays live in its layer."""
-        if self._home is None:
-            raise RuntimeError(f"the snapshot of tokens {self.start}..{self.stop} is live in no layer")
-        owned = self._home.copy(self.start, self.stop)
-        mx.eval(owned.arrays)
-        return owned
-
     def page_out(self, owned: Owned[Content]) -> None:
         """Gives it bytes of its own, already evaluated."""
         self._release()
@@ -129,23 +122,23 @@ class LayerSnapshot(Snapshot, Generic[Content]):
         self._nbytes = sum(array.nbytes for array in owned.arrays)
         self._ledger.nbytes += self.nbytes
 
-    def page_in(self, home: Home[Content]) -> None:
-        """Moves its bytes into the buffers of `home`."""
+    def page_in(self, owner: SnapshotOwner[Content]) -> None:
+        """Moves its bytes into the buffers of `owner`."""
         self._release()
-        self._home = home
-        home.live.append(self)
+        self.owner = owner
+        owner.live.append(self)
 
     def close(self) -> None:
-        if self._home is None and self._owned is None:
+        if self.owner is None and self._owned is None:
             raise RuntimeError(f"the snapshot of tokens {self.start}..{self.stop} was closed before")
         self._release()
         self._ledger.count -= 1
 
     def _release(self) -> None:
-        if self._home is not None:
-            self._home.live.remove(self)
+        if self.owner is not None:
+            self.owner.live.remove(self)
         self._ledger.nbytes -= self.nbytes
-        self._home = self._owned = None
+        self.owner = self._owned = None
         self._nbytes = 0
 
 
@@ -171,14 +164,14 @@ class SliceSnapshot(LayerSnapshot[Buffers]):
 
     def parts(self, start: int, stop: int) -> list[mx.array]:
         """Returns its entries for the tokens [start, stop) (lazy)."""
-        if self._home is not None:
-            return self._home.copy(start, stop).content
+        if self.owner is not None:
+            return self.owner.copy(start, stop).content
         low, high = start - self.start, stop - self.start
         return [x[..., low:high, :] for x in self.content]
 
     def _like(self, start: int, stop: int, owned: Owned[Buffers] | None) -> "SliceSnapshot":
         """Returns another snapshot of its kind: with the bytes in `owned`, or live in the same layer."""
-        return SliceSnapshot(start, stop, None if owned else self._home, self._ledger, owned)
+        return SliceSnapshot(start, stop, None if owned else self.owner, self._ledger, owned)
 
     def _joined(self, first: Snapshot, start: int) -> Snapshot:
         """Joins the part of `first` from `start` on, which may overlap this snapshot, with this one."""
@@ -195,7 +188,7 @@ class SliceSnapshot(LayerSnapshot[Buffers]):
 
     def _stays_live(self, first: "SliceSnapshot") -> bool:
         """Returns True if one layer holds all of both."""
-        return self._home is not None and first._home is self._home
+        return self.owner is not None and first.owner is self.owner
 
 
 class TailSnapshot(SliceSnapshot):
@@ -205,7 +198,7 @@ class TailSnapshot(SliceSnapshot):
         self,
         start: int,
         stop: int,
-        home: Home[Buffers] | None,
+        owner: SnapshotOwner[Buffers] | None,
         ledger: Ledger,
         owned: Owned[Buffers] | None = None,
         *,
@@ -213,7 +206,7 @@ class TailSnapshot(SliceSnapshot):
     ) -> None:
         """`needs(at)` returns the first token that a layer at `at` must hold. It must not refer to a layer, which the
         snapshot may outlive."""
-        super().__init__(start, stop, home, ledger, owned)
+        super().__init__(start, stop, owner, ledger, owned)
         self._needs = needs
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
@@ -230,10 +223,10 @@ class TailSnapshot(SliceSnapshot):
 
     def _stays_live(self, first: SliceSnapshot) -> bool:  # noqa: ARG002
         # A layer that stands where this snapshot ends holds all that is needed there, whatever was paged out.
-        return self._home is not None and self._home.offset == self.stop
+        return self.owner is not None and self.owner.offset == self.stop
 
     def _like(self, start: int, stop: int, owned: Owned[Buffers] | None) -> SliceSnapshot:
-        return TailSnapshot(start, stop, None if owned else self._home, self._ledger, owned, needs=self._needs)
+        return TailSnapshot(start, stop, None if owned else self.owner, self._ledger, owned, needs=self._needs)
 
 
 class StateSnapshot(LayerSnapshot[Content]):

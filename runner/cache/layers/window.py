@@ -1,24 +1,70 @@
-"""RotatingKVCache: a sliding window that becomes a ring once it is full.
+"""Layers with a tail: keys and values of the last tokens, as far back as attention may look.
 
-What mlx-lm does and what follows from it:
+RotatingKVCache is a sliding window that becomes a ring once it is full. What mlx-lm does and what follows from it:
 
-* until `offset` reaches `max_size` the buffer is in temporal order, with room behind `_idx`; afterwards the oldest
+* until `offset` reaches `max_size` the buffer is in temporal order, with room after `_idx`; from then on the oldest
   tokens are overwritten, and there is no way back (`trim` moves the counters all the same);
 * one forward over many tokens leaves up to `max_size - 1` + its length in the buffer, in temporal order;
 * such a buffer holds what the token after the first of them could look at, so that there is a way back to it;
 * a buffer longer than `_idx` counts as a ring as soon as `_idx < offset`, and one with fewer than
-  min(offset, max_size) tokens breaks its growth: whoever sets the arrays sets exactly that many, and `_idx` to it.
+  min(offset, max_size) tokens breaks its growth: code that sets the arrays sets exactly that many, and `_idx` to it.
 """
 
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, cast
 
 import mlx.core as mx
 
-from runner.cache.interface import Miss
-from runner.cache.layer_interface import Mark
-from runner.cache.layers.adapter import TailState
-from runner.cache.layers.snapshot import Buffers, Ledger, Owned, own
+from runner.cache.layer_interface import Mark, Miss, Snapshot
+from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layers.snapshot import Buffers, Ledger, Owned, TailSnapshot, own
+
+
+class TailState(LayerAdapter[Buffers]):
+    """A layer with keys and values of the last tokens, as far back as it may look."""
+
+    def __init__(self, layer: object, ledger: Ledger, needs: Callable[[int], int]) -> None:
+        """Every snapshot holds `needs`, which must not refer to the layer."""
+        super().__init__(layer, ledger)
+        self._needs = needs
+
+    def needs(self, at: int) -> int:
+        return self._needs(at)
+
+    def restored_snapshot(self, start: int, stop: int, owned: Owned[Buffers]) -> Snapshot:
+        return TailSnapshot(start, stop, None, self.ledger, owned, needs=self._needs)
+
+    def snapshot(self, start: int, stop: int) -> Snapshot | None:
+        if not start < stop == self.offset:
+            return None
+        return TailSnapshot(max(start, self.needs(stop)), stop, self, self.ledger, needs=self._needs)
+
+    def restore(self, snapshots: Sequence[Snapshot]) -> None:
+        self._check_none_live()
+        at = stop = snapshots[-1].stop
+        needed = self.needs(stop)
+        pieces: list[Buffers] = []
+        for snapshot in reversed(snapshots):
+            if not isinstance(snapshot, TailSnapshot):
+                raise TypeError(f"{type(self).__name__} made no {type(snapshot).__name__}")
+            if snapshot.stop < at:
+                break
+            start = max(snapshot.start, needed)
+            if start < at:
+                pieces.insert(0, snapshot.parts(start, at))
+                at = start
+        if at != needed:
+            raise ValueError(f"tokens {needed}..{at} are missing to stand at {stop}")
+        # Always a copy, even of a single piece: the snapshots stay as they are, wherever they live.
+        buffers = [own(mx.concatenate([*same], axis=-2)) for same in zip(*pieces, strict=True)]
+        mx.eval(buffers)
+        self._put(buffers, stop)
+
+    @abstractmethod
+    def _put(self, buffers: Buffers, offset: int) -> None:
+        """Makes these the live buffers; no other object holds them."""
 
 
 class Rotating(Protocol):
@@ -105,7 +151,7 @@ class WindowState(TailState):
     def _between(self, x: mx.array, start: int, stop: int) -> mx.array:
         """Returns the entries of the tokens [start, stop), oldest first."""
         idx, offset = self.layer._idx, self.layer.offset
-        turn = offset - idx  # the token at the start of the buffer; older ones lie behind `_idx`
+        turn = offset - idx  # the token at the start of the buffer; older ones come after `_idx`
         newer = x[..., max(start, turn) - turn : max(stop, turn) - turn, :]
         if start >= turn:
             return newer

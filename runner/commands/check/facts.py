@@ -9,8 +9,8 @@ import msgspec
 from runner import blas
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.kv import KVState
-from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.snapshot import Ledger
+from runner.cache.layers.states import RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
 from runner.commands.check.disk import DiskFacts, disk_facts
 from runner.commands.check.drafts import DraftFacts, draft_facts

@@ -11,8 +11,8 @@ import msgspec
 
 from runner.cache.layers.batch import BatchedLayers, unbatchable_layers
 from runner.cache.layers.difference import difference
-from runner.cache.layers.generic import gather
 from runner.cache.layers.quantized_trial import Forward, MakeLayers, first_line
+from runner.cache.layers.states import gather
 from runner.cache.sequence import SequenceLayers
 from runner.engine.warmup import warm_up
 from runner.model import OpenedModel

@@ -18,7 +18,7 @@ _BEGIN, _END, _USER, _ASSISTANT = SPECIAL_TOKENS
 _DRAWING: Mapping[str, object] = {"temperature": 0.8, "top_k": 4}
 _REAL_DRAWING: Mapping[str, object] = {"temperature": 0.8, "top_p": 0.9}
 """No top-k: on CPUs the order of its candidates depends on the rounding of every score of a large vocabulary, and with
-the order the token that a seed draws (runner/sampling/top_k.py)."""
+the order the token that a seed draws (runner/sampling/filters.py)."""
 
 Write = Callable[[str, Sequence[str]], str]
 """Returns the prompt for a system message and the messages of user and assistant in turn, the user first."""

@@ -9,7 +9,7 @@ from mlx.utils import tree_map_with_path
 
 from runner.cache import make_cache
 from runner.cache.layers.quantized_trial import find_format
-from runner.cache.session import LiveSession
+from runner.cache.session import Session
 from runner.cache.single import NullCache
 from runner.drafts.assistant.drafter import AssistantDrafter
 from runner.drafts.assistant.load import Place, Shared, read
@@ -96,7 +96,7 @@ def test_drafts_are_those_of_the_whole_text(name: str, cache: str, pairs: Pairs)
     pair = pairs(name, "every token")
     drafter, rounds = AssistantDrafter(pair.assistant), list[tuple[list[int], list[int]]]()
 
-    def observe(session: LiveSession, drafts: list[int]) -> None:
+    def observe(session: Session, drafts: list[int]) -> None:
         rounds.append(([*session.recorded], drafts))
 
     kept = make_cache(cache, pair.loaded.make_layers)

@@ -8,10 +8,9 @@ import pytest
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layer_interface import LayerState
 from runner.cache.layers import adapt, distrust, flatten
-from runner.cache.layers.generic import GenericState
 from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
-from runner.cache.layers.recurrent import RecurrentState
 from runner.cache.layers.snapshot import Ledger, complete
+from runner.cache.layers.states import GenericState, RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
 from runner.cache.sequence import SequenceLayers
 
@@ -76,11 +75,11 @@ def test_a_reset_copies_out_every_kind_of_layer() -> None:  # scenario 31
     sequence.reset()
     assert sequence.nbytes == 0
     assert [kept(snapshot) for snapshot in snapshots] == [list(range(6))] * len(layer_caches.KINDS)
-    assert sequence.ledger.count == len(layer_caches.KINDS)
-    assert sequence.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots) > 0
+    assert sequence.facts.ledger.count == len(layer_caches.KINDS)
+    assert sequence.facts.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots) > 0
     for state, snapshot in zip(sequence.states, snapshots, strict=True):
         state.restore([snapshot])
-    assert sequence.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots)
+    assert sequence.facts.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots)
     assert [snapshot.live for snapshot in snapshots] == [kind not in layer_caches.TAILS for kind in layer_caches.KINDS]
     assert [held(state) for state in sequence.states] == [list(range(6))] * len(layer_caches.KINDS)
 

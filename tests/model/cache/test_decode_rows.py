@@ -16,13 +16,12 @@ import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.checkpoints import TurnCheckpoints
-from runner.cache.decode_rows import DecodeRows
 from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.snapshot import LayerSnapshot
 from runner.cache.node import spelled
+from runner.cache.session import DecodeRows, TrieSession
 from runner.cache.trie_cache import TrieCache
-from runner.cache.trie_session import TrieSession
 from scripts.tools.models.tiny import VOCAB, Tiny, tiny, words
 from tests.lib.driver import ask, ask_uncached, check_equal, check_trie, largest
 
@@ -147,7 +146,7 @@ def arrays_of(snapshot: Snapshot) -> list[mx.array]:
     assert isinstance(snapshot, LayerSnapshot)
     if snapshot._owned is not None:
         return snapshot._owned.arrays
-    home = snapshot._home
+    home = snapshot.owner
     assert isinstance(home, LayerAdapter)
     return home.copy(snapshot.start, snapshot.stop).arrays
 

@@ -9,7 +9,7 @@ import pytest
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layer_interface import LayerState
 from runner.cache.layers.kv import KVState
-from runner.cache.layers.recurrent import RecurrentState
+from runner.cache.layers.states import RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
 from runner.commands.check.trial import draft_fault
 from scripts.tools.models.architectures import build

@@ -129,7 +129,7 @@ def test_what_is_counted_is_what_is_held(kind: str) -> None:  # scenario 71
             assert counted <= users.held <= 1.05 * counted + KIB
             most = max(most, counted)
     assert most > 10 * KIB
-    users.cache.clear()
+    users.cache.detach()
     assert users.cache.nbytes == 0
     assert users.held == 0
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.interface import Miss
+from runner.cache.layer_interface import Miss
 from runner.cache.single import SingleEntryCache
 from scripts.tools.models.tiny import KINDS, WINDOW, tiny, words
 from tests.lib.driver import Accident, ask, ask_uncached, check_equal, check_level, forwards_at_once

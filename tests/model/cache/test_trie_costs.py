@@ -10,10 +10,10 @@ import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.eviction import LeastRecentLeaf, LeastWorth
-from runner.cache.interface import Session
 from runner.cache.layers import snapshot
 from runner.cache.layers.snapshot import Ledger, own
 from runner.cache.sequence import SequenceLayers
+from runner.cache.session import Session
 from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import tiny, words
@@ -184,7 +184,7 @@ def putting_off() -> Iterator[list[int]]:
         return later(ledger, copies, sources)
 
     def checked(sequence: SequenceLayers) -> None:
-        assert not sequence.ledger.copies
+        assert not sequence.facts.ledger.copies
         page_out(sequence)
 
     with patch.object(Ledger, "defer", counted), patch.object(SequenceLayers, "page_out", checked):

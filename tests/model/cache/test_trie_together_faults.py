@@ -113,7 +113,7 @@ def test_whatever_breaks_the_others_go_on(family: str, where: type, name: str) -
         for prompt in ([*PREFIX, 7, 8, 1], [*PREFIX[:37], *range(200, 220)], PREFIX):
             users.turn(prompt)
         assert users.cached([*PREFIX, 20, 21, 5]) == len(PREFIX) + 2
-        users.cache.clear()
+        users.cache.detach()
         assert (users.cache.nbytes, users.shape) == (0, "")
         reached = len(calls) > at
         at += 1 + at // 2
@@ -187,7 +187,7 @@ def test_what_a_cut_left_half_done_is_free_at_once() -> None:
         assert last.cached == 0
         for session in (*sessions, last):
             session.close()
-        cache.clear()
+        cache.detach()
         del session, last
         sessions.clear()
         assert cache.nbytes == 0
@@ -208,7 +208,7 @@ def test_memory_returns_after_a_trie_was_given_up(kind: str) -> None:
         quiet = patch("runner.cache.trie_cache.log")
         with patch.object(resume, "restore_to", side_effect=MemoryError), quiet, pytest.raises(MemoryError):
             cache.begin([*words(80, 2), 1])
-        assert cache.nbytes == detached.sequence.nbytes  # type: ignore[attr-defined]
+        assert cache.nbytes == detached.sequence.nbytes
         assert held_bytes() <= before + cache.nbytes + 4096
         detached.close()
         del detached

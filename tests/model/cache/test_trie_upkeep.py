@@ -13,7 +13,7 @@ import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache import resume
-from runner.cache.interface import Miss
+from runner.cache.layer_interface import Miss
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import VOCAB, tiny, words
 from tests.lib.driver import Accident, ask, ask_uncached, check_equal, check_trie

@@ -7,7 +7,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.cache.session import LiveSession
+from runner.cache.session import Session
 from runner.cache.single import NullCache
 from runner.drafts.dflash.config import read_dflash_config
 from runner.drafts.dflash.drafter import BlockDrafter, block_target
@@ -37,7 +37,7 @@ def test_drafts_are_those_of_the_whole_text(name: str, most: int, changes: dict[
     plain = answer(loaded, NullCache(loaded.make_layers), PROMPT, 20, GREEDY)
     drafter = Prompted(draft, lambda text: plain.tokens[len(text) - len(PROMPT) :])
 
-    def observe(session: LiveSession, _: list[int]) -> None:
+    def observe(session: Session, _: list[int]) -> None:
         nonlocal furthest
         found = mx.concatenate(drafter.logits)
         lengths.append(len(found))

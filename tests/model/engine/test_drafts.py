@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner.cache.session import LiveSession
+from runner.cache.session import Session
 from runner.drafts.assistant.load import Assistant, check_target, load_assistant
 from runner.drafts.drafting import Drafting
 from runner.drafts.named import AssistantModel, DFlashModel, open_draft
@@ -98,10 +98,10 @@ class Stranger:
     def __init__(self) -> None:
         self._numbers = random.Random(3)
 
-    def read(self, session: LiveSession, *, briefly: bool) -> bool:
+    def read(self, session: Session, *, briefly: bool) -> bool:
         return self._numbers.random() < 0.2
 
-    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
+    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
         return [self._numbers.randint(-1, VOCAB) for _ in range(self._numbers.randint(0, most))]
 
     def free(self) -> None: ...
@@ -115,10 +115,10 @@ class Broken(Stranger):
         self._calls = calls
         self.freed = False
 
-    def read(self, session: LiveSession, *, briefly: bool) -> bool:
+    def read(self, session: Session, *, briefly: bool) -> bool:
         return False
 
-    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
+    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
         self._calls -= 1
         assert self._calls >= 0, "used again"
         if not self._calls:
@@ -139,7 +139,7 @@ class Prompted(DFlashModel):
         """The first request of a conversation."""
         self._count = 0
 
-    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
+    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
         own = super().propose(session, most, sampler)
         self._count += 1
         if self._count % 2 or self.asked is None:
@@ -158,7 +158,7 @@ class Noting(AssistantModel):
         super().__init__("noting", assistant)
         self.lengths: list[int] = []
 
-    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
+    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
         drafts = super().propose(session, most, sampler)
         self.lengths.append(len(drafts))
         return drafts
@@ -387,7 +387,7 @@ def test_a_long_prompt_is_read_in_parts_while_the_answer_goes_on(model: str, lea
     drafts = MODELS[model]("llama")
     reads, read = list[bool](), drafts.read
 
-    def noted(session: LiveSession, *, briefly: bool) -> bool:
+    def noted(session: Session, *, briefly: bool) -> bool:
         reads.append(read(session, briefly=briefly))
         return reads[-1]
 

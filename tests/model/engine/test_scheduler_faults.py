@@ -12,10 +12,9 @@ from typing import NamedTuple
 import mlx.core as mx
 import pytest
 
-from runner.cache.decode_rows import DecodeRows
 from runner.cache.layers.batch import BatchedLayers
 from runner.cache.sequence import SequenceLayers
-from runner.cache.session import LiveSession
+from runner.cache.session import DecodeRows, Session
 from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
 from runner.engine.events import Failed
@@ -54,7 +53,7 @@ ANSWERS = [
     Place(Detokenizer, "push", 1),
     Place(Detokenizer, "finish", 1),
     Place(Tokenizer, "token_text", 1),
-    Place(LiveSession, "record", 1),
+    Place(Session, "record", 1),
     Place(Sample, "read", 1),
     Place(mx, "eval", 1),
     Place(mx, "async_eval", 1),
@@ -66,7 +65,7 @@ ANSWERS = [
 BATCHES = [
     Place(DecodeRows, "join", 0),
     Place(DecodeRows, "settle", 1),
-    Place(LiveSession, "absorb", 1),
+    Place(Session, "absorb", 1),
     Place(SequenceLayers, "absorb", 1),
     Place(BatchedLayers, "__init__", 0),
     Place(BatchedLayers, "extend", 0),

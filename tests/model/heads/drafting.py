@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from runner.cache.interface import Cache
-from runner.cache.session import LiveSession
+from runner.cache.interface import PrefixCache
+from runner.cache.session import Session
 from runner.drafts.assistant.drafter import AssistantDrafter
 from runner.drafts.dflash.drafter import BlockDrafter
 from runner.drafts.heads.head import HeadDrafter
@@ -43,13 +43,13 @@ class Said(NamedTuple):
     tokens: list[int]
     drafted: int
     accepted: int
-    session: LiveSession
+    session: Session
 
 
-Observe = Callable[[LiveSession, list[int]], None]
+Observe = Callable[[Session, list[int]], None]
 
 
-def preview(sampler: Sampler, session: LiveSession, vocab_size: int) -> Draw:
+def preview(sampler: Sampler, session: Session, vocab_size: int) -> Draw:
     """Draws what the sampler of the session would, and leaves it as it is."""
     total = session.total
     copied = Sampler(sampler.options, session.recorded[:total], vocab_size, 4096, session.recorded[total:])
@@ -58,7 +58,7 @@ def preview(sampler: Sampler, session: LiveSession, vocab_size: int) -> Draw:
 
 def answer(
     loaded: LoadedModel,
-    cache: Cache,
+    cache: PrefixCache,
     prompt: Sequence[int],
     count: int,
     options: SamplingOptions,
@@ -73,7 +73,6 @@ def answer(
     if drafter is not None:
         drafter.tap.turn(True)
     session = cache.begin(prompt)
-    assert isinstance(session, LiveSession)
     try:
         while length := session.next_forward(part):
             at = session.position

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_map_with_path
 
-from runner.cache.session import LiveSession
+from runner.cache.session import Session
 from runner.cache.single import NullCache
 from runner.drafts.heads.head import Head, HeadDrafter
 from runner.drafts.heads.load import load_head
@@ -104,7 +104,7 @@ def test_drafts_are_those_of_the_whole_text(name: str, most: int, pairs: Pairs) 
     """The head's layers hold what is certain: neither a draft that was wrong nor one's own guess."""
     pair, seen = pairs(name), []
 
-    def observe(session: LiveSession, drafts: list[int]) -> None:
+    def observe(session: Session, drafts: list[int]) -> None:
         seen.append(drafts)
         assert drafts == from_scratch(pair, session.recorded, len(drafts))
 

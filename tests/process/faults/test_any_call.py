@@ -17,7 +17,7 @@ import mlx.core as mx
 import pytest
 
 from runner.cache.checkpoints import TurnCheckpoints
-from runner.cache.session import LiveSession
+from runner.cache.session import Session
 from runner.cache.trie_cache import TrieCache
 from runner.drafts.drafting import AnswerDrafter, Drafting
 from runner.drafts.policy import Draft, DraftPolicy
@@ -170,7 +170,7 @@ class SweptDrafter(AnswerDrafter):
         super().__init__(shared, prompt)
         self._start, self._answer = len(prompt), answer
 
-    def _choose(self, session: LiveSession, most: int) -> Draft | None:
+    def _choose(self, session: Session, most: int) -> Draft | None:
         at = len(session.recorded) - self._start
         coming = self._answer[at : at + _RIGHT + 1]
         drafts = [*coming[:_RIGHT], *((token + 1) % VOCAB for token in coming[_RIGHT:])][:most]
@@ -265,7 +265,7 @@ def check_freed(engine: TinyEngine, before: int) -> None:
     cache = engine.scheduler.cache
     if isinstance(cache, TrieCache):
         assert all(root.locks == 0 for root in cache.trie.roots.values())
-    cache.clear()
+    cache.detach()
     assert cache.nbytes == 0
     for request in engine.requests:
         request.session = None

@@ -14,8 +14,8 @@ import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.checkpoints import Checkpoint, TurnCheckpoints
+from runner.cache.session import TrieSession
 from runner.cache.trie_cache import TrieCache
-from runner.cache.trie_session import TrieSession
 
 from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from runner.cache import resume
-from runner.cache.interface import Miss
-from runner.cache.layer_interface import Copy, LayerState, Snapshot
+from runner.cache.layer_interface import Copy, LayerState, Miss, Snapshot
 from runner.cache.node import Node, keys
 from runner.cache.sequence import SequenceLayers
 

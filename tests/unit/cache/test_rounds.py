@@ -6,10 +6,9 @@ Every step is checked in full by `Together`. Wrong drafts are tokens that no ans
 import pytest
 
 from runner.cache import CACHE_KINDS, make_cache
-from runner.cache.decode_rows import DecodeRows
-from runner.cache.interface import Miss
+from runner.cache.layer_interface import Miss
 from runner.cache.sequence import SequenceLayers
-from runner.cache.session import LiveSession
+from runner.cache.session import DecodeRows, Session
 from tests.lib.breaking import breaking
 from tests.lib.fakes import FAMILIES, FakeKV, FakeLayer, FakeRecurrentState, FakeWindow
 from tests.lib.story import Conversation, Every
@@ -141,19 +140,18 @@ def test_others_share_what_is_certain_while_a_round_is_open(family: str) -> None
 # --- the contract of every cache
 
 
-def session_of(kind: str, prompt: list[int], *layers: type[FakeLayer]) -> LiveSession:
+def session_of(kind: str, prompt: list[int], *layers: type[FakeLayer]) -> Session:
     session = make_cache(kind, lambda: [layer() for layer in layers or (FakeKV, FakeWindow)]).begin(prompt)
-    assert isinstance(session, LiveSession)
     see(session, prompt)
     return session
 
 
-def see(session: LiveSession, tokens: list[int]) -> None:
+def see(session: Session, tokens: list[int]) -> None:
     with session.forward(len(tokens)):
         show(session, tokens)
 
 
-def show(session: LiveSession, tokens: list[int]) -> None:
+def show(session: Session, tokens: list[int]) -> None:
     for layer in session.layers:
         assert isinstance(layer, FakeLayer)
         layer.see(tokens)
@@ -188,7 +186,7 @@ def test_a_session_in_a_round_computes_nothing_else(kind: str) -> None:
 @pytest.mark.parametrize("count", [-1, 0, 1])
 def test_a_round_has_several_tokens(kind: str, count: int) -> None:
     session = session_of(kind, PROMPT)
-    for ask in (session.round_bytes, lambda count: session.draft_round(count).__enter__()):
+    for ask in (session.sequence.mark, lambda count: session.draft_round(count).__enter__()):
         with pytest.raises(ValueError, match=f"over {count} tokens"):
             ask(count)
     see(session, [7])
@@ -210,7 +208,6 @@ def test_a_single_entry_stands_where_its_record_ends() -> None:
     for family, cached in (("K", 9), ("S", 8), ("R", 8), ("P", 8)):
         users = Conversation(family)
         session = users.cache.begin(PROMPT)
-        assert isinstance(session, LiveSession)
         users.forward(session, PROMPT, PROMPT)
         for token in (20, 21):
             users.forward(session, [token], [*session.recorded, token])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runner.cache.interface import Miss
+from runner.cache.layer_interface import Miss
 from runner.cache.sequence import SequenceLayers
 from tests.lib.fakes import FAMILIES
 from tests.lib.story import CHUNK, CancelledError, Conversation
@@ -144,5 +144,5 @@ def test_another_salt_shares_nothing(family: str) -> None:  # scenario 15
     assert (session.matched, session.cached, session.miss) == (0, 0, Miss.SALT)
     assert conversation.turn([*PROMPT, *ANSWER, 9, *ANSWER, 9], salt="adapter-b").cached == 13
     assert conversation.turn([*PROMPT, *ANSWER, 9, *ANSWER, 9]).miss == Miss.SALT
-    conversation.cache.clear()
+    conversation.cache.detach()
     assert conversation.turn(PROMPT).miss == Miss.EMPTY

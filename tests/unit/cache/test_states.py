@@ -9,11 +9,9 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.interface import Miss
-from runner.cache.layer_interface import LayerState
-from runner.cache.layers.generic import GenericState
-from runner.cache.layers.recurrent import RecurrentState
+from runner.cache.layer_interface import LayerState, Miss
 from runner.cache.layers.snapshot import Ledger, complete
+from runner.cache.layers.states import GenericState, RecurrentState
 
 from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
 

@@ -9,7 +9,7 @@ import logging
 
 import pytest
 
-from runner.cache.interface import Miss
+from runner.cache.layer_interface import Miss
 from runner.cache.sequence import SequenceLayers
 from tests.lib.breaking import breaking
 from tests.lib.fakes import FAMILIES, FakeState

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from runner.cache.interface import Miss
+from runner.cache.layer_interface import Miss
 from tests.lib.fakes import FAMILIES
 from tests.lib.story import At, CancelledError, Conversation, Every
 

@@ -10,9 +10,9 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layers.generic import GenericState
+from runner.cache.layers.states import GenericState
+from runner.cache.session import TrieSession
 from runner.cache.trie_cache import TrieCache
-from runner.cache.trie_session import TrieSession
 
 from mlx_lm.models.cache import KVCache  # isort: skip
 

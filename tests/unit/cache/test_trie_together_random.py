@@ -123,7 +123,7 @@ class Users(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         self.users.reserve(0)
-        self.users.cache.clear()
+        self.users.cache.detach()
         self.users.check()
         assert self.users.cache.nbytes == 0
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import cast
 
-from runner.cache.session import LiveSession
+from runner.cache.session import Session
 from runner.drafts.drafting import AnswerDrafter, Drafting
 from runner.drafts.policy import DraftPolicy
 from runner.sampling.sampler import Sampler
@@ -14,7 +14,7 @@ SAMPLER = cast("Sampler", None)
 """Only models draw their drafts."""
 
 
-class Session:
+class SeenSession:
     """What a drafter sees of a session."""
 
     def __init__(self, recorded: Sequence[int], path: Sequence[int] = ()) -> None:
@@ -25,10 +25,10 @@ class Session:
         return self.path[:most]
 
 
-def begun(drafting: Drafting, prompt: Sequence[int], path: Sequence[int] = ()) -> tuple[AnswerDrafter, LiveSession]:
+def begun(drafting: Drafting, prompt: Sequence[int], path: Sequence[int] = ()) -> tuple[AnswerDrafter, Session]:
     drafter = drafting.drafter(prompt)
     drafter.index(1000)
-    return drafter, cast("LiveSession", Session(prompt, path))
+    return drafter, cast("Session", SeenSession(prompt, path))
 
 
 def ready() -> Drafting:
@@ -89,11 +89,11 @@ class Model:
     def __init__(self, parts: int = 0) -> None:
         self.parts, self.asked = parts, list[int]()
 
-    def read(self, session: LiveSession, *, briefly: bool) -> bool:
+    def read(self, session: Session, *, briefly: bool) -> bool:
         self.parts -= 1
         return self.parts >= 0
 
-    def propose(self, session: LiveSession, most: int, sampler: Sampler) -> list[int]:
+    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
         self.asked.append(most)
         return [8, 9, 10, 11, 12, 13, 14][:most]
 

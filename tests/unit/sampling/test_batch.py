@@ -10,8 +10,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner.sampling import SamplingOptions, filters, logprobs
-from runner.sampling.sample import Choice, Sample
+from runner.sampling import SamplingOptions, filters
+from runner.sampling.sample import Choice, Sample, log_probabilities
 from runner.sampling.sampler import Sampler, SamplerBatch
 from tests.unit.sampling.test_sampler import EVERYTHING, nodes
 
@@ -221,13 +221,13 @@ def test_a_sampler_that_has_left_keeps_only_its_own_row(vocabulary: int, rows: i
 
 def test_log_probabilities_are_computed_only_for_rows_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
     computed = []
-    compute = logprobs.log_probabilities
+    compute = log_probabilities
 
     def watched(logits: mx.array) -> mx.array:
         computed.append(logits.shape[0])
         return compute(logits)
 
-    monkeypatch.setattr(logprobs, "log_probabilities", watched)
+    monkeypatch.setattr("runner.sampling.sample.log_probabilities", watched)
     asking = SamplingOptions(logprobs=True, top_logprobs=2)
     for options in ([SamplingOptions()] * 3, [SamplingOptions(), asking, TYPICAL, asking], [asking] * 2):
         batch = SamplerBatch([Sampler(wish, [], 64, CONTEXT) for wish in options])

@@ -3,8 +3,7 @@ import numpy as np
 import pytest
 
 from runner.sampling import SamplingOptions
-from runner.sampling.logprobs import FLOOR, log_probabilities, most_probable
-from runner.sampling.sample import Choice
+from runner.sampling.sample import FLOOR, Choice, log_probabilities, most_probable
 from runner.sampling.sampler import Sampler
 
 

@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 from runner.sampling import SamplingOptions
-from runner.sampling.logprobs import FLOOR
-from runner.sampling.mask import masked
+from runner.sampling.filters import masked
+from runner.sampling.sample import FLOOR
 from runner.sampling.sampler import Sampler, SamplerBatch
 
 VOCAB = 77

@@ -58,7 +58,7 @@ def test_scores_and_window_are_those_of_the_reference(data: st.DataObject) -> No
         penalties.record(mx.array([token], dtype=mx.uint32))
     history = prompt + generated
     window = history[-last_n:]
-    assert penalties.counts.tolist() == [[window.count(token) for token in range(vocabulary)]]
+    assert penalties._counts.tolist() == [[window.count(token) for token in range(vocabulary)]]
     expected = reference.penalised(scores, history, repeat, presence, frequency, last_n)
     assert np.array(penalties.apply(mx.array(scores[None])))[0].tolist() == pytest.approx(expected.tolist(), rel=1e-6)
 

@@ -1,6 +1,6 @@
 import mlx.core as mx
 
-from runner.sampling.sample import Choice, Details, Sample, Wish
+from runner.sampling.sample import Choice, Details, LogprobsRow, Sample
 
 
 def sample(first: int, tops: list[int | None], widest: int = 3) -> Sample:
@@ -12,7 +12,8 @@ def sample(first: int, tops: list[int | None], widest: int = 3) -> Sample:
         ids = mx.array([[100 * row + rank for rank in range(widest)] for row in asking], dtype=mx.uint32)
         details = Details(details.logprob, ids, -ids.astype(mx.float32))
     wishes = [
-        None if top is None else Wish(details, asking.index(row), top) for row, top in zip(rows, tops, strict=True)
+        None if top is None else LogprobsRow(details, asking.index(row), top)
+        for row, top in zip(rows, tops, strict=True)
     ]
     return Sample(mx.array([*rows], dtype=mx.uint32), wishes if asking else ())
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runner.sampling import SamplingOptions, filters, row_group
+from runner.sampling import SamplingOptions, filters
+from runner.sampling.filters import TopKById, TopKBySort
 from runner.sampling.sampler import Sampler
-from runner.sampling.top_k import TopKById, TopKBySort
 from tests.unit.sampling import reference
 
 EVERYTHING = SamplingOptions(
@@ -46,7 +46,7 @@ def test_without_a_temperature_everything_else_is_ignored() -> None:
 
 
 def test_greedy_takes_no_random_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("runner.sampling.row_group.Uniforms.take")
+    monkeypatch.delattr("runner.sampling.sampler.Uniforms.take")
     assert tokens(SamplingOptions(seed=1), mx.array([[0.0, 1.0]]), 1) == [1]
 
 
@@ -89,7 +89,7 @@ def test_draws_are_those_of_mlx_from_the_filtered_log_probabilities(
     vocabulary: int, at_once: int, order: CandidateOrder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filters, "_SORTED_AT_ONCE", {mx.cpu: at_once, mx.gpu: at_once})
-    monkeypatch.setattr(row_group, "top_k", order)
+    monkeypatch.setattr("runner.sampling.sampler.top_k", order)
     generator = np.random.default_rng(vocabulary)
     for seed in range(20):
         options = SamplingOptions(

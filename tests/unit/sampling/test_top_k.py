@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from runner.sampling import SamplingOptions, row_group
+from runner.sampling import SamplingOptions
+from runner.sampling.filters import TopKById, TopKBySort, top_k
 from runner.sampling.sampler import Sampler, SamplerBatch
-from runner.sampling.top_k import TopKById, TopKBySort, top_k
 
 SIZES = [3, 64, 65, 640, 5003, 5120, 32768]
 
@@ -80,7 +80,7 @@ def test_rounding_does_not_change_what_a_seed_draws(
     order: type[TopKById] | type[TopKBySort], options: SamplingOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a prompt from the cache, or in a batch, logits are those of an answer alone but for their last digits."""
-    monkeypatch.setattr(row_group, "top_k", order)
+    monkeypatch.setattr("runner.sampling.sampler.top_k", order)
     rows, vocabulary = 128, 32768
     logits = mx.random.normal((rows, vocabulary), key=mx.random.key(1)) * 4
     noise = mx.random.normal((rows, vocabulary), key=mx.random.key(2)) * 1e-5

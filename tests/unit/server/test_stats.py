@@ -27,7 +27,7 @@ from protocol.stats import (
     Stats,
     TokenCounts,
 )
-from runner.cache.interface import Miss
+from runner.cache.layer_interface import Miss
 from runner.engine.counters import Counters, EngineStats
 from runner.engine.engine import Engine
 from runner.engine.events import Refused

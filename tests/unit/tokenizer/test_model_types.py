@@ -17,7 +17,8 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from tokenizers.trainers import Trainer
 
 from runner.tokenizer import Tokenizer as OurTokenizer
-from runner.tokenizer import open_tokenizer, utf8
+from runner.tokenizer import open_tokenizer
+from runner.tokenizer.tokenizer import decode_utf8
 from scripts.tools.models.tokenizers import CORPUS, document
 
 Json = dict[str, object]
@@ -151,7 +152,7 @@ def load(data: Mapping[str, object] | str) -> OurTokenizer:
 
 
 def text_of(tokenizer: OurTokenizer, ids: Sequence[int]) -> str:
-    return utf8.decode(b"".join(map(tokenizer.token_bytes, ids)))
+    return decode_utf8(b"".join(map(tokenizer.token_bytes, ids)))
 
 
 def some_texts(count: int) -> list[str]:

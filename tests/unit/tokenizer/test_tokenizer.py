@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import ModelError
-from runner.tokenizer import Tokenizer, open_tokenizer, utf8
+from runner.tokenizer import Tokenizer, open_tokenizer
+from runner.tokenizer.tokenizer import decode_utf8
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, sentencepiece
 
 Json = dict[str, object]
@@ -57,7 +58,7 @@ FAMILIES = [llama3, qwen, gemma, llama2]
 
 
 def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    return utf8.decode(b"".join(map(tokenizer.token_bytes, ids)))
+    return decode_utf8(b"".join(map(tokenizer.token_bytes, ids)))
 
 
 # Encoding

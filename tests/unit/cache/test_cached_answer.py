@@ -5,10 +5,10 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from runner.cache.known_choices import GreedyTrieCache, known_choices, mark
+from runner.cache.cached_answer import CachedAnswers, known_choices, mark
 from runner.cache.node import keys, spelled
+from runner.cache.session import TrieSession
 from runner.cache.trie import PrefixTrie
-from runner.cache.trie_session import TrieSession
 from tests.lib.story import BranchOnly, Conversation
 
 PROMPT = [1, 2, 3, 4, 5]
@@ -75,9 +75,9 @@ def test_tokens_that_are_not_in_the_trie_have_nothing_behind_them() -> None:
 # --- sessions
 
 
-def greedy_users(family: str) -> tuple[Conversation, GreedyTrieCache]:
+def greedy_users(family: str) -> tuple[Conversation, CachedAnswers]:
     users = Conversation(family, "trie")
-    users.cache = cache = GreedyTrieCache(users.make_layers, None, BranchOnly())
+    users.cache = cache = CachedAnswers(users.make_layers, None, BranchOnly())
     return users, cache
 
 
@@ -95,9 +95,7 @@ def answer(users: Conversation, session: TrieSession, tokens: Sequence[int] = AN
     users.check_closed()
 
 
-def known(
-    users: Conversation, cache: GreedyTrieCache, most: int = 9, ends: Sequence[int] = (), salt: str = ""
-) -> object:
+def known(users: Conversation, cache: CachedAnswers, most: int = 9, ends: Sequence[int] = (), salt: str = "") -> object:
     """What a session would begin with, which is closed at once."""
     session = cache.begin_greedy(PROMPT, most, ends, salt)
     found = [*session.known]

@@ -1,0 +1,200 @@
+"""Layers with a state, which is valid at one offset: ArraysCache, and every class that has no adapter of its own."""
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Protocol, cast
+
+import mlx.core as mx
+
+from runner.cache.layer_interface import Mark, Snapshot
+from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layers.scans import RoundReads, States
+from runner.cache.layers.snapshot import Content, Ledger, Owned, StateSnapshot, own
+
+
+class CountedState(LayerAdapter[Content]):
+    """A state without an offset of its own: the adapter counts the tokens, and the state cannot move."""
+
+    whole = True
+    counted = True
+
+    def __init__(self, layer: object, ledger: Ledger) -> None:
+        super().__init__(layer, ledger)
+        self._offset = 0
+
+    @property
+    def offset(self) -> int:
+        return self._offset
+
+    def needs(self, at: int) -> int:
+        return at - 1
+
+    @property
+    def content(self) -> Content:
+        """The present state, not copied."""
+        raise TypeError(f"{type(self).__name__} shows no state")
+
+    def restored_snapshot(self, start: int, stop: int, owned: Owned[Content]) -> Snapshot:  # noqa: ARG002  a state has no start
+        return StateSnapshot(stop - 1, stop, None, self.ledger, owned)
+
+    def advance(self, count: int) -> None:
+        self._offset += count
+
+    def can_rewind(self, to: int) -> bool:
+        return to == self._offset
+
+    def revert(self, mark: Mark, to: int) -> None:
+        self._check_none_live()
+        super().revert(mark, to)
+        self._offset = to
+
+    def reset(self) -> None:
+        super().reset()
+        self._offset = 0
+
+    def snapshot(self, start: int, stop: int) -> Snapshot | None:
+        return StateSnapshot(stop - 1, stop, self, self.ledger) if start < stop == self._offset else None
+
+    def restore(self, snapshots: Sequence[Snapshot]) -> None:
+        snapshot = snapshots[-1]
+        if not isinstance(snapshot, StateSnapshot):
+            raise TypeError(f"{type(self).__name__} made no {type(snapshot).__name__}")
+        self._check_none_live()
+        if snapshot.owner is not None:  # live in another layer, and stays there
+            owned = snapshot.owner.copy(snapshot.start, snapshot.stop)
+            mx.eval(owned.arrays)
+            self._set(owned.content)
+        else:
+            self._set(snapshot.content)
+            snapshot.page_in(self)
+        self._offset = snapshot.stop
+
+    def _rewinds_after(self, count: int) -> bool:  # noqa: ARG002
+        return False
+
+    @abstractmethod
+    def _set(self, content: Content) -> None:
+        """Makes `content` the state of the layer; no other object holds it."""
+
+
+# --- ArraysCache: the states of recurrent and convolution layers (Mamba, linear attention, short convolutions). It has
+# no offset, and a state can be neither split nor rewound, only put back, or computed again from what a round has read
+# (`scans.py`). Convolution states are often slices that keep the whole forward alive; a copy does not.
+
+_FEW = 16  # tokens: a forward as short as a step or a round keeps less alive than a copy of every state takes
+
+
+class Recurrent(Protocol):
+    """The attributes of ArraysCache that are read and set."""
+
+    cache: States
+    left_padding: mx.array | None
+    lengths: mx.array | None
+
+
+class RecurrentState(CountedState[States]):
+    """A recurrent layer. `left_padding` and `lengths` belong to batches and are None here."""
+
+    batchable = True
+    markable = True  # models replace the arrays in its list, and write into none
+    layer: Recurrent
+
+    def advance(self, count: int) -> None:
+        super().advance(count)
+        if count > _FEW:
+            # A convolution state is often a slice, which would keep all arrays of the forward alive.
+            self.layer.cache = [None if x is None else own(x) for x in self.layer.cache]
+
+    def mark(self, count: int) -> Mark:
+        return super().mark(count)._replace(reads=RoundReads(lambda: self.layer.cache, count))
+
+    def can_revert(self, mark: Mark, to: int) -> bool:
+        return super().can_revert(mark, to) or self._within(mark, to)
+
+    def revert(self, mark: Mark, to: int) -> None:
+        if mark.reads is None or not self._within(mark, to):
+            super().revert(mark, to)
+            return
+        states = mark.reads.states_after(to - mark.offset)
+        super().revert(mark, mark.offset)
+        self.layer.cache = states
+        self._offset = to
+
+    def _within(self, mark: Mark, to: int) -> bool:
+        """Returns True if `to` is within the round, and the states there are known."""
+        return mark.offset < to < self.offset and mark.reads is not None and mark.reads.known
+
+    def arrays(self) -> list[mx.array]:
+        return [x for x in (*self.layer.cache, self.layer.left_padding, self.layer.lengths) if x is not None]
+
+    @property
+    def content(self) -> States:
+        return self.layer.cache
+
+    def copy(self, start: int, stop: int) -> Owned[States]:  # noqa: ARG002  there is only the one state
+        states = [None if x is None else own(x) for x in self.layer.cache]
+        return Owned(states, [x for x in states if x is not None])
+
+    def absorb(self, batch_cache: object, row: int, count: int) -> None:  # noqa: ARG002  the forward around it counts
+        self._check_none_live()
+        self.layer.cache = [None if x is None else own(x[row : row + 1]) for x in cast("Recurrent", batch_cache).cache]
+
+    def _set(self, content: States) -> None:
+        self.layer.cache = content
+        self.layer.left_padding = self.layer.lengths = None
+
+
+# --- Every other class: all its attributes as one state. The adapter trusts nothing that such a class says about
+# itself, and never calls its methods.
+
+Attributes = dict[str, object]
+
+
+class GenericState(CountedState[Attributes]):
+    """The attributes of an object, with all arrays in them."""
+
+    @classmethod
+    def taking_over(cls, layer: object, ledger: Ledger, fresh: Attributes, offset: int) -> "GenericState":
+        """Returns an adapter for an object in use; `fresh` are its attributes when it was made, `offset` the tokens it
+        has seen."""
+        state = cls(layer, ledger)
+        state.fresh = fresh
+        state._offset = offset
+        return state
+
+    def arrays(self) -> list[mx.array]:
+        return list(gather(vars(self.layer), set()))
+
+    @property
+    def content(self) -> Attributes:
+        return vars(self.layer)
+
+    def copy(self, start: int, stop: int) -> Owned[Attributes]:  # noqa: ARG002  there is only the one state
+        """Returns a deep copy whose arrays own their bytes: `copy.deepcopy` alone shares the buffers."""
+        attributes = vars(self.layer)
+        owned = {id(array): own(array) for array in gather(attributes, set())}
+        arrays = list(owned.values())
+        return Owned(copy.deepcopy(attributes, {**owned}), arrays)
+
+    def _set(self, content: Attributes) -> None:
+        self._transplant(content)
+
+
+def gather(value: object, seen: set[int]) -> Iterator[mx.array]:
+    """Yields every array within containers and objects, once."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, mx.array):
+        yield value
+        return
+    inner: Iterator[object] = iter(())
+    if isinstance(value, dict):
+        inner = iter(value.values())
+    elif isinstance(value, list | tuple | set):
+        inner = iter(value)
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        inner = iter(vars(value).values())
+    for item in inner:
+        yield from gather(item, seen)
