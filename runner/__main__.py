@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Runs the process, which ends by a signal or an error line, or never."""
+    """Runs the process until a signal or an error line ends it."""
     if sys.argv[1:2] == ["ollama"]:
         _launch_ollama()
     # A signal ends the process at once and quietly, whatever it is doing; only the disk cache takes a moment (app.py).

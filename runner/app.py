@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -42,28 +41,11 @@ def start(argv: Sequence[str]) -> NoReturn:
         settings = parse_command(argv, os.environ)
         logs.start(settings.log_level)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it tokenizes one text at a time, where threads gain nothing
-        if not isinstance(settings, TopSettings | ReplaySettings | FollowSettings):
+        if isinstance(settings, Settings | CheckSettings):
             parent.check_threads(_THREADS + blas.Threads.of(settings.blas_threads).prompts)
-        if isinstance(settings, CheckSettings):
-            from runner.commands.check import check
-
+        if not isinstance(settings, Settings):
             gc.enable()
-            sys.exit(check(settings))
-        if isinstance(settings, TopSettings):
-            from runner.commands.top import top
-
-            gc.enable()
-            sys.exit(top(settings))
-        if isinstance(settings, ReplaySettings):
-            from runner.tape.command import replay
-
-            gc.enable()
-            sys.exit(replay(settings))
-        if isinstance(settings, FollowSettings):
-            from runner.ranks.command import follow
-
-            gc.enable()
-            follow(settings)
+            _run_command(settings)
         _run(settings, parent_pid)
     except UsageError as error:
         logs.fatal(str(error), status=2)
@@ -72,6 +54,26 @@ def start(argv: Sequence[str]) -> NoReturn:
     except Exception as error:
         log.exception("the runner died")
         logs.fatal(logs.error_line(error))
+
+
+def _run_command(settings: CheckSettings | TopSettings | ReplaySettings | FollowSettings) -> NoReturn:
+    match settings:
+        case CheckSettings():
+            from runner.commands.check import check
+
+            check(settings)
+        case TopSettings():
+            from runner.commands.top import top
+
+            top(settings)
+        case ReplaySettings():
+            from runner.tape.command import replay
+
+            replay(settings)
+        case FollowSettings():
+            from runner.ranks.command import follow
+
+            follow(settings)
 
 
 def _run(settings: Settings, parent_pid: int) -> NoReturn:

@@ -2,7 +2,8 @@
 
 `cli` makes settings from the command line and the environment; all other code only reads them.
 
-A flag is one field: its annotation holds everything that the parsers, `--help`, completion and docs/flags.md say.
+A flag is one field. Its annotation has the line for `--help` and what the parsers need; its docstring is the full
+meaning, from which docs/flags.md is made.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,11 +30,11 @@ CACHE_PERCENT = 25
 """The default share of memory for the prefix cache, which weights leave free."""
 MEMORY_PERCENT = 75
 """The default share of the device's memory for everything together."""
-MOST_PARALLEL = MOST_RANKS = 64
+MOST_RANKS = 64
 """The most processes that share a model."""
 DEFAULT_PARALLEL = 4
-"""The default number of requests that run at once."""
-
+MOST_PARALLEL = 64
+"""Requests that run at once."""
 CACHE_KINDS = ("trie", "single", "none")
 CPU_DRAFT_TOKENS, GPU_DRAFT_TOKENS, MOST_DRAFT_TOKENS = 7, 15, 63
 """The most drafted tokens a round: by default, where the kernel for few rows of a CPU's BLAS ends at 8, and ever."""
@@ -53,8 +54,6 @@ class Flag(msgspec.Struct, frozen=True):
 
     short: str
     """One line for `--help`, with the default in brackets where `default` does not hold it."""
-    help: str
-    """The full meaning, for the documentation."""
     group: str
     """The heading of the flag in `--help`."""
     name: str = ""
@@ -75,8 +74,8 @@ class Flag(msgspec.Struct, frozen=True):
         return "MLX_RUNNER_" + self.name.upper().replace("-", "_")
 
 
-_what_to_serve = partial(Flag, group="what to serve")
-_memory_and_cache = partial(Flag, group="memory and cache")
+_serving = partial(Flag, group="what to serve")
+_caching = partial(Flag, group="memory and cache")
 _computing = partial(Flag, group="computing")
 _process = partial(Flag, group="process")
 _AS_SERVER = "the flag of the field of `Settings` with the same name"
@@ -134,312 +133,172 @@ class OllamaRunner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a server. Names hold the units."""
+    """The settings of a server. Names hold the units; the texts below fields with flags are about the flags."""
 
-    model: Annotated[
-        str,
-        _what_to_serve(
-            "a model in the Ollama store, or a directory",
-            "a model in the Ollama store (`llama3.2`, `me/mine:q4`), or a Hugging Face style directory",
-            metavar="NAME|DIR",
-        ),
-    ]
-    port: Annotated[
-        int,
-        _what_to_serve(
-            "TCP port on 127.0.0.1; 0 picks a free one",
-            "the TCP port on 127.0.0.1; 0 picks a free one, which the log shows",
-            default="0",
-            least=0,
-            most=65535,
-        ),
-    ]
-    models_dir: Annotated[
-        Path,
-        _what_to_serve(
-            "the Ollama store [$OLLAMA_MODELS, ~/.ollama/models]",
-            "the Ollama store; default: $OLLAMA_MODELS, else ~/.ollama/models, else the store of the Linux service",
-            metavar="DIR",
-        ),
-    ]
+    model: Annotated[str, _serving("a model in the Ollama store, or a directory", metavar="NAME|DIR")]
+    """A model in the Ollama store (`llama3.2`, `me/mine:q4`), or a Hugging Face style directory."""
+    port: Annotated[int, _serving("TCP port on 127.0.0.1; 0 picks a free one", default="0", least=0, most=65535)]
+    """The TCP port on 127.0.0.1; 0 picks a free one, which the log shows."""
+    models_dir: Annotated[Path, _serving("the Ollama store [$OLLAMA_MODELS, ~/.ollama/models]", metavar="DIR")]
+    """The Ollama store; default: $OLLAMA_MODELS, else ~/.ollama/models, else the store of the Linux service."""
     context_tokens: Annotated[
         int | None,
-        _what_to_serve(
+        _serving(
             "longest prompt and answer together [the model's own]",
-            "the most tokens that prompt and answer may have together, and the context length reported to hosts;"
-            f" default: the model's own length, which cannot be exceeded, or {DEFAULT_CONTEXT_TOKENS} if its"
-            " config.json gives none",
             metavar="TOKENS",
             name="context",
             least=2,
             most=1 << 30,
         ),
     ] = None
-    verify: Annotated[
-        bool,
-        _what_to_serve(
-            "verify the SHA-256 of every blob before loading",
-            "verify the SHA-256 of every blob of the model before loading it, which takes a second or two per"
-            " gigabyte; sizes are always verified",
-        ),
-    ] = False
-    memory: Annotated[
-        Bound,
-        _memory_and_cache(
-            "limit for weights, cache and working memory",
-            "the limit for everything together: weights, keys and values, the prefix cache, and the memory that"
-            " computing needs; an amount (`24G`), or a share of the device's memory (on CPUs, of what is available at"
-            " the start); unused cache entries are evicted first, then new requests wait, and a request that can"
-            " never fit is refused",
-            default=f"{MEMORY_PERCENT}%",
-        ),
-    ] = Bound(percent=MEMORY_PERCENT)
+    """The most tokens that prompt and answer may have together, and the context length reported to hosts; default: the
+    model's own length, which cannot be exceeded, or 32768 if its config.json gives none."""
+    verify: Annotated[bool, _serving("verify the SHA-256 of every blob before loading")] = False
+    """Verify the SHA-256 of every blob of the model before loading it, which takes a second or two per gigabyte; sizes
+    are always verified."""
+    memory: Annotated[Bound, _caching("limit for weights, cache and working memory", default=f"{MEMORY_PERCENT}%")] = (
+        Bound(percent=MEMORY_PERCENT)
+    )
+    """The limit for everything together: weights, keys and values, the prefix cache, and the memory that computing
+    needs; an amount (`24G`), or a share of the device's memory (on CPUs, of what is available at the start); unused
+    cache entries are evicted first, then new requests wait, and a request that can never fit is refused."""
     cache: Annotated[
-        str,
-        _memory_and_cache(
-            "conversations kept: many (trie), single, none",
-            "`trie` keeps many conversations, stores what they share once, and reuses the longest prefix that a new"
-            " prompt has in common with any of them; `single` keeps only the last conversation; `none` keeps nothing"
-            " and computes every prompt in full",
-            metavar="KIND",
-            choices=CACHE_KINDS,
-        ),
+        str, _caching("conversations kept: many (trie), single, none", metavar="KIND", choices=CACHE_KINDS)
     ] = "trie"
+    """`trie` keeps many conversations, stores what they share once, and reuses the longest prefix that a new prompt has
+    in common with any of them; `single` keeps only the last conversation; `none` keeps nothing and computes every
+    prompt in full."""
     cache_memory: Annotated[
-        Bound,
-        _memory_and_cache(
-            "prefix cache limit; the smaller counts",
-            "the limit for the prefix cache, conversations in use included: an amount (`512MiB`, `8G`; K, M, G and T"
-            " are powers of 1024), a share of the device's memory, or both, of which the smaller counts; a new"
-            " request waits until it fits beside the running ones, whose answers may grow past the limit; with 0,"
-            " nothing is kept between requests, and they run one at a time",
-            default=f"8GiB,{CACHE_PERCENT}%",
-        ),
+        Bound, _caching("prefix cache limit; the smaller counts", default=f"8GiB,{CACHE_PERCENT}%")
     ] = Bound()
-    disk_cache: Annotated[
-        Path | None,
-        _memory_and_cache(
-            "also keep the prefix cache in this directory",
-            "a directory in which conversations are kept, so that they survive the process: prompts are then on"
-            " disk, readable for whoever may read your files; see docs/disk.md",
-            metavar="DIR",
-        ),
-    ] = None
-    disk_memory: Annotated[
-        Bound,
-        _memory_and_cache(
-            "disk cache limit; the smaller counts",
-            "the limit for everything in the directory of --disk-cache, of all models: an amount, a share of what is"
-            " free on its volume at the start, or both, of which the smaller counts",
-            default="16GiB,25%",
-        ),
-    ] = Bound(16 << 30, 25)
+    """The limit for the prefix cache, conversations in use included: an amount (`512MiB`, `8G`; K, M, G and T are
+    powers of 1024), a share of the device's memory, or both, of which the smaller counts; a new request waits until it
+    fits beside the running ones, whose answers may grow past the limit; with 0, nothing is kept between requests, and
+    they run one at a time."""
+    disk_cache: Annotated[Path | None, _caching("also keep the prefix cache in this directory", metavar="DIR")] = None
+    """A directory in which conversations are kept, so that they survive the process: prompts are then on disk, readable
+    for whoever may read your files; see docs/disk.md."""
+    disk_memory: Annotated[Bound, _caching("disk cache limit; the smaller counts", default="16GiB,25%")] = Bound(
+        16 << 30, 25
+    )
+    """The limit for everything in the directory of --disk-cache, of all models: an amount, a share of what is free on
+    its volume at the start, or both, of which the smaller counts."""
     kv_bits: Annotated[
         int | None,
-        _memory_and_cache(
-            "quantize keys and values [$OLLAMA_KV_CACHE_TYPE, off]",
-            "quantize keys and values to 8 or 4 bits from the first token on, which takes about half or a quarter of"
-            " their memory; layers that cannot be quantized stay as they are, and the log says why; default: as"
-            " $OLLAMA_KV_CACHE_TYPE says (`q8_0`, `q4_0`), else off",
-            metavar="8|4|off",
-            choices=("8", "4", "off"),
-        ),
+        _caching("quantize keys and values [$OLLAMA_KV_CACHE_TYPE, off]", metavar="8|4|off", choices=("8", "4", "off")),
     ] = None
+    """Quantize keys and values to 8 or 4 bits from the first token on, which takes about half or a quarter of their
+    memory; layers that cannot be quantized stay as they are, and the log says why; default: as $OLLAMA_KV_CACHE_TYPE
+    says (`q8_0`, `q4_0`), else off."""
     parallel: Annotated[
-        int,
-        _computing(
-            f"requests that run at once [$OLLAMA_NUM_PARALLEL, {DEFAULT_PARALLEL}]",
-            f"the number of requests that run at once, at most {MOST_PARALLEL}; others wait in order of arrival;"
-            " `--cache single` and `--cache none` always run one at a time; default: $OLLAMA_NUM_PARALLEL, else"
-            f" {DEFAULT_PARALLEL}",
-            most=MOST_PARALLEL,
-        ),
+        int, _computing(f"requests that run at once [$OLLAMA_NUM_PARALLEL, {DEFAULT_PARALLEL}]", most=MOST_PARALLEL)
     ] = DEFAULT_PARALLEL
+    """The number of requests that run at once, at most 64; others wait in order of arrival; `--cache single` and
+    `--cache none` always run one at a time; default: $OLLAMA_NUM_PARALLEL, else 4."""
     max_gap_s: Annotated[
         float,
         _computing(
             "longest pause while other prompts are read",
-            "the longest pause between two tokens of a running answer while other prompts are read, in milliseconds;"
-            " a larger value reads prompts faster, a smaller one lets answers flow more evenly; a pause always lasts"
-            f" as long as the model takes for one token of every running answer and {LEAST_SLICE_TOKENS} tokens of a"
-            " prompt",
             name="max-gap-ms",
             default=str(DEFAULT_MAX_GAP_MS),
             most=60_000,
         ),
     ] = DEFAULT_MAX_GAP_MS / 1000
+    """The longest pause between two tokens of a running answer while other prompts are read, in milliseconds; a larger
+    value reads prompts faster, a smaller one lets answers flow more evenly; a pause always lasts as long as the model
+    takes for one token of every running answer and 16 tokens of a prompt."""
     ranks_here: Annotated[
-        int,
-        _computing(
-            "processes to split the model over, one per GPU",
-            "split the model over N processes on this machine, one for each NVIDIA GPU; `mlx-runner check` says"
-            " which models can be split; excludes --disk-cache, --record, pictures and draft models; see"
-            " docs/ranks.md",
-            name="ranks",
-            default="1",
-            most=MOST_RANKS,
-        ),
+        int, _computing("processes to split the model over, one per GPU", name="ranks", default="1", most=MOST_RANKS)
     ] = 1
+    """Split the model over N processes on this machine, one for each NVIDIA GPU; `mlx-runner check` says which models
+    can be split; excludes --disk-cache, --record, pictures and draft models; see docs/ranks.md."""
     followers: Annotated[
-        tuple[str, ...],
-        _computing(
-            "machines to split the model over: HOST:PORT,...",
-            "split the model over this machine and others, each of which runs `mlx-runner follow`: the addresses"
-            " HOST:PORT at which they listen, separated by commas; needs --secret-file, and excludes what --ranks"
-            " excludes; see docs/ranks.md",
-            metavar="ADDRESSES",
-        ),
+        tuple[str, ...], _computing("machines to split the model over: HOST:PORT,...", metavar="ADDRESSES")
     ] = ()
-    secret_file: Annotated[
-        Path | None,
-        _computing(
-            "file with the secret that these machines share",
-            "the file with the secret by which machines that share a model recognize each other: at least 16 bytes,"
-            " the same on all machines, readable by its owner only",
-        ),
-    ] = None
+    """Split the model over this machine and others, each of which runs `mlx-runner follow`: the addresses HOST:PORT at
+    which they listen, separated by commas; needs --secret-file, and excludes what --ranks excludes; see
+    docs/ranks.md."""
+    secret_file: Annotated[Path | None, _computing("file with the secret that these machines share")] = None
+    """The file with the secret by which machines that share a model recognize each other: at least 16 bytes, the same
+    on all machines, readable by its owner only."""
     prefill_chunk_tokens: Annotated[
         int | None,
         _computing(
             f"prompt tokens at a time [{GPU_CHUNK_TOKENS} on GPUs, {CPU_CHUNK_TOKENS} on CPUs]",
-            "prompt tokens per forward pass while no other answer is being generated; a cancelled request ends"
-            f" between two passes; default: {GPU_CHUNK_TOKENS} on GPUs, {CPU_CHUNK_TOKENS} on CPUs",
             metavar="TOKENS",
             name="prefill-chunk",
             most=1 << 20,
         ),
     ] = None
-    draft: Annotated[
-        str,
-        _computing(
-            "draft from repeated text, or by a small model",
-            "whether several tokens are tried in one step, which leaves answers the same: `auto` tries those that"
-            " followed the same text earlier in the request or in another answer, and those that the model's own"
-            " head, or the draft model stored beside it, suggests, as long as that is faster; the name or directory"
-            " of a small model with the same vocabulary makes that model draft; `off` tries none",
-            metavar="off|NAME|DIR",
-        ),
-    ] = DRAFT_AUTO
+    """Prompt tokens per forward pass while no other answer is being generated; a cancelled request ends between two
+    passes; default: 2048 on GPUs, 128 on CPUs."""
+    draft: Annotated[str, _computing("draft from repeated text, or by a small model", metavar="off|NAME|DIR")] = (
+        DRAFT_AUTO
+    )
+    """Whether several tokens are tried in one step, which leaves answers the same: `auto` tries those that followed the
+    same text earlier in the request or in another answer, and those that the model's own head, or the draft model
+    stored beside it, suggests, as long as that is faster; the name or directory of a small model with the same
+    vocabulary makes that model draft; `off` tries none."""
     draft_tokens: Annotated[
         int | None,
         _computing(
             f"most drafted tokens a step [{GPU_DRAFT_TOKENS} on GPUs, {CPU_DRAFT_TOKENS} on CPUs]",
-            "the most tokens drafted in one step, at most 63; a request may set less with the option"
-            f" `draft_num_predict`; default: {GPU_DRAFT_TOKENS} on GPUs, {CPU_DRAFT_TOKENS} on CPUs",
             most=MOST_DRAFT_TOKENS,
         ),
     ] = None
-    draft_known: Annotated[
-        bool,
-        _computing(
-            "reuse a greedy answer that the prefix cache has",
-            "take the tokens of an answer from the prefix cache as far as the same prompt was answered before, and"
-            " compute only what follows; for requests at temperature 0 without penalties, log-probabilities or a"
-            " format; needs `--cache trie`",
-        ),
-    ] = False
-    dtype: Annotated[
-        str,
-        _computing(
-            "weights: keep, float32, bfloat16, float16",
-            "the type of floating-point weights, and thereby of keys and values: `keep` leaves the weights as they"
-            " are stored; `float32`, `bfloat16` and `float16` convert them while loading, and float32 takes twice the"
-            " memory of 16 bits, in the prefix cache too; `auto` is `keep` on GPUs and, if memory allows, `float32`"
-            " on CPUs, which are many times slower with 16-bit numbers; the scales of quantized weights are converted"
-            " like all others, and the weights stay quantized, except with `auto` on CPUs with a fast BLAS: there as"
-            " many layers as fit into `--memory` are unpacked into float32, for 4 to 8 times their memory and many"
-            " times the speed",
-            metavar="TYPE",
-            choices=DTYPES,
-        ),
-    ] = "auto"
-    blas: Annotated[
-        str,
-        _computing(
-            "a faster BLAS for MLX on Linux CPUs",
-            "the BLAS that replaces MLX's own on Linux CPUs: the fastest one installed, none, or the CBLAS library"
-            " at PATH",
-            metavar="auto|off|PATH",
-        ),
-    ] = "auto"
-    blas_threads: Annotated[
-        int | None,
-        _computing(
-            "threads of that BLAS",
-            "threads of that BLAS: `auto` takes all physical cores that this process may use for prompts, and one"
-            " for answers, whose speed depends on memory alone; N takes N for both",
-            metavar="auto|N",
-            default="auto",
-            most=1024,
-        ),
-    ]
-    no_media: Annotated[
-        bool,
-        _computing(
-            "serve text only; requests with pictures are refused",
-            "do not load the tower, the part of a model that reads pictures, which saves its memory; requests with"
-            " pictures are refused",
-        ),
-    ] = False
-    inspect_text: Annotated[
-        bool,
-        _process(
-            "show the beginnings of prompts on the page",
-            "show the beginnings of prompts in `/v1/cache` and on the page, to every user of this machine; otherwise"
-            " both show only numbers of tokens and bytes",
-        ),
-    ] = False
-    watch_parent: Annotated[
-        bool,
-        _process(
-            "exit when the parent exits [on under a host]",
-            "exit when the parent process has ended; default: on if started as a host does (`mlx-runner runner"
-            " ...`), else off",
-        ),
-    ]
+    """The most tokens drafted in one step, at most 63; a request may set less with the option `draft_num_predict`;
+    default: 15 on GPUs, 7 on CPUs."""
+    draft_known: Annotated[bool, _computing("reuse a greedy answer that the prefix cache has")] = False
+    """Take the tokens of an answer from the prefix cache as far as the same prompt was answered before, and compute
+    only what follows; for requests at temperature 0 without penalties, log-probabilities or a format; needs `--cache
+    trie`."""
+    dtype: Annotated[str, _computing("weights: keep, float32, bfloat16, float16", metavar="TYPE", choices=DTYPES)] = (
+        "auto"
+    )
+    """The type of floating-point weights, and thereby of keys and values: `keep` leaves the weights as they are stored;
+    `float32`, `bfloat16` and `float16` convert them while loading, and float32 takes twice the memory of 16 bits, in
+    the prefix cache too; `auto` is `keep` on GPUs and, if memory allows, `float32` on CPUs, which are many times slower
+    with 16-bit numbers; the scales of quantized weights are converted like all others, and the weights stay quantized,
+    except with `auto` on CPUs with a fast BLAS: there as many layers as fit into `--memory` are unpacked into float32,
+    for 4 to 8 times their memory and many times the speed."""
+    blas: Annotated[str, _computing("a faster BLAS for MLX on Linux CPUs", metavar="auto|off|PATH")] = "auto"
+    """The BLAS that replaces MLX's own on Linux CPUs: the fastest one installed, none, or the CBLAS library at PATH."""
+    blas_threads: Annotated[int | None, _computing("threads of that BLAS", metavar="auto|N", default="auto", most=1024)]
+    """Threads of that BLAS: `auto` takes all physical cores that this process may use for prompts, and one for answers,
+    whose speed depends on memory alone; N takes N for both."""
+    no_media: Annotated[bool, _computing("serve text only; requests with pictures are refused")] = False
+    """Do not load the tower, the part of a model that reads pictures, which saves its memory; requests with pictures
+    are refused."""
+    inspect_text: Annotated[bool, _process("show the beginnings of prompts on the page")] = False
+    """Show the beginnings of prompts in `/v1/cache` and on the page, to every user of this machine; otherwise both show
+    only numbers of tokens and bytes."""
+    watch_parent: Annotated[bool, _process("exit when the parent exits [on under a host]")]
+    """Exit when the parent process has ended; default: on if started as a host does (`mlx-runner runner ...`), else
+    off."""
     hand_over: Annotated[
-        str,
-        _process(
-            "models to leave to Ollama's own runner",
-            "which models Ollama's own runner takes over under `mlx-runner ollama serve`: `auto`, every model that"
-            " this runner refuses to load, and models whose pictures only Ollama's runner can read; `sound`, also"
-            " models that take sound there; `refused`, only models that are refused; `off`, none; elsewhere this flag"
-            " has no effect",
-            metavar="WHICH",
-            choices=HAND_OVER,
-        ),
+        str, _process("models to leave to Ollama's own runner", metavar="WHICH", choices=HAND_OVER)
     ] = HAND_OVER[0]
+    """Which models Ollama's own runner takes over under `mlx-runner ollama serve`: `auto`, every model that this runner
+    refuses to load, and models whose pictures only Ollama's runner can read; `sound`, also models that take sound
+    there; `refused`, only models that are refused; `off`, none; elsewhere this flag has no effect."""
     log_level: Annotated[
         int,
         _process(
             "trace, debug, info, warn, error [$OLLAMA_DEBUG, info]",
-            "the least severe level that is logged: trace, debug, info, warn or error; default: as $OLLAMA_DEBUG"
-            " says, else info",
             metavar="LEVEL",
             choices=("trace", "debug", "info", "warn", "error"),
         ),
     ]
-    trace: Annotated[
-        Path | None,
-        _process(
-            "record where time goes, for ui.perfetto.dev",
-            "record what every slice of computation spends its time on, for https://ui.perfetto.dev or"
-            " chrome://tracing",
-        ),
-    ] = None
-    record: Annotated[
-        Path | None,
-        _process(
-            "record requests, for `mlx-runner replay FILE`",
-            "record all requests with their prompts and answers, and everything that decides how they are computed:"
-            " `mlx-runner replay FILE` computes them again; if FILE exists, the recording is FILE.2, and so on;"
-            " excludes pictures and --disk-cache; see docs/replay.md",
-        ),
-    ] = None
-    verbose: Annotated[
-        bool,
-        _process("ignored; hosts send it", "accepted because hosts send it; has no effect"),
-    ] = False
+    """The least severe level that is logged: trace, debug, info, warn or error; default: as $OLLAMA_DEBUG says, else
+    info."""
+    trace: Annotated[Path | None, _process("record where time goes, for ui.perfetto.dev")] = None
+    """Record what every slice of computation spends its time on, for https://ui.perfetto.dev or chrome://tracing."""
+    record: Annotated[Path | None, _process("record requests, for `mlx-runner replay FILE`")] = None
+    """Record all requests with their prompts and answers, and everything that decides how they are computed:
+    `mlx-runner replay FILE` computes them again; if FILE exists, the recording is FILE.2, and so on; excludes pictures
+    and --disk-cache; see docs/replay.md."""
+    verbose: Annotated[bool, _process("ignored; hosts send it")] = False
+    """Accepted because hosts send it; has no effect."""
     ranks: int = 1
     """The processes that compute the model together, on this machine and on others."""
     hosted: bool = False
@@ -477,7 +336,6 @@ class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Flag(
             "the runner's port on 127.0.0.1, instead of URL",
-            "the runner's port on 127.0.0.1, instead of URL; its log (`listening url=...`) and `ps` show it",
             group="on this machine",
             name="port",
             metavar="N",
@@ -485,14 +343,8 @@ class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ]
     """The runner's address: `http://host:port`."""
-    once: Annotated[
-        bool,
-        Flag(
-            "print the current numbers and exit",
-            "print the current numbers and exit, as happens without a terminal",
-            group="output",
-        ),
-    ] = False
+    once: Annotated[bool, Flag("print the current numbers and exit", group="output")] = False
+    """Print the current numbers and exit, as happens without a terminal."""
     log_level: int
 
 
@@ -500,15 +352,8 @@ class ReplaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of `mlx-runner replay`."""
 
     file: Path
-    model: Annotated[
-        str | None,
-        Flag(
-            "the model, if it is elsewhere now",
-            "the name or the directory of the model, if it is not the recorded one",
-            group="model",
-            metavar="NAME|DIR",
-        ),
-    ] = None
+    model: Annotated[str | None, Flag("the model, if it is elsewhere now", group="model", metavar="NAME|DIR")] = None
+    """The name or the directory of the model, if it is not the recorded one."""
     models_dir: Annotated[Path, _AS_SERVER]
     log_level: Annotated[int, _AS_SERVER]
 
@@ -517,17 +362,11 @@ class FollowSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of `mlx-runner follow`."""
 
     address: Annotated[
-        str,
-        _computing(
-            "address at which leaders reach this machine",
-            "the IPv4 address of this machine on one private network, and a port; 0 picks a free one, which the log"
-            " shows",
-            name="listen",
-            metavar="ADDRESS:PORT",
-        ),
+        str, _computing("address at which leaders reach this machine", name="listen", metavar="ADDRESS:PORT")
     ]
-    """The IPv4 address on which leaders reach this machine."""
+    """The IPv4 address of this machine on one private network."""
     port: int
+    """0 picks a free one, which the log shows."""
     models_dir: Annotated[Path, _AS_SERVER]
     secret_file: Annotated[Path, _AS_SERVER]
     log_level: Annotated[int, _AS_SERVER]
@@ -539,27 +378,16 @@ class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     models_dir: Annotated[Path, _AS_SERVER]
     context_tokens: Annotated[int | None, _AS_SERVER] = None
-    verify: Annotated[
-        bool,
-        _what_to_serve(
-            "verify every blob, and try the model on this device",
-            "verify the SHA-256 of every blob of the model; then load it, which takes time and memory as serving does,"
-            " and try on this device whether its answers may be computed together and drafted",
-        ),
-    ] = False
+    verify: Annotated[bool, _serving("verify every blob, and try the model on this device")] = False
+    """Verify the SHA-256 of every blob of the model; then load it, which takes time and memory as serving does, and try
+    on this device whether its answers may be computed together and drafted."""
     memory: Annotated[Bound, _AS_SERVER] = Bound(percent=MEMORY_PERCENT)
     disk_cache: Annotated[Path | None, _AS_SERVER] = None
     draft: Annotated[str, _AS_SERVER] = DRAFT_AUTO
-    """As in `Settings`; with DRAFT_OFF, what DRAFT_AUTO would do is told all the same."""
+    """As in `Settings`; with DRAFT_OFF, what DRAFT_AUTO would do is reported too."""
     dtype: Annotated[str, _AS_SERVER] = "auto"
     blas: Annotated[str, _AS_SERVER] = "auto"
     blas_threads: Annotated[int | None, _AS_SERVER] = None
     log_level: Annotated[int, _AS_SERVER]
-    json: Annotated[
-        bool,
-        Flag(
-            "print JSON instead of a table",
-            "print one JSON object instead of the table; sizes are in bytes",
-            group="output",
-        ),
-    ] = False
+    json: Annotated[bool, Flag("print JSON instead of a table", group="output")] = False
+    """Print one JSON object instead of the table; sizes are in bytes."""

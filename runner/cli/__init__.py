@@ -4,10 +4,8 @@ Nothing else in the process reads flags or variables. `app` calls `parse_command
 `parse_ollama`); all other code takes the settings. `runner/settings.py` holds the flags, each beside its field. Read in
 this order:
 
-    commands.py    the table of commands, with their texts
-    parser.py      the argparse parser of a command
+    commands.py    the table of commands, with their texts, their argparse parsers and scripts for shells
     parse.py       the text of every flag: from the command line, else its variable, else its default; then one
                    function for each command, which returns its settings
     convert.py     the text of a flag converted into the field's type, or refused with a UsageError
-    completion.py  scripts for shells, written by shtab from the same parsers
 """

@@ -1,8 +1,21 @@
-"""The table of commands, from which their parsers, `--help` and the completion of shells are made."""
+"""The table of commands, their parsers and their completion.
+
+A parser is made from a row of the table and from the flags of the command's settings; shtab writes the scripts that
+complete the command line in a shell from the same parsers.
+"""
+
+import argparse
+import platform
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import get_args
 
 import msgspec
 
-from runner.settings import CheckSettings, FollowSettings, ReplaySettings, Settings, TopSettings
+from runner import __version__
+from runner.errors import UsageError
+from runner.settings import CheckSettings, Flag, FollowSettings, ReplaySettings, Settings, Start, TopSettings, flags_of
 
 
 class Argument(msgspec.Struct, frozen=True):
@@ -123,3 +136,121 @@ SERVER = Command(
     settings=Settings,
     below=(OLLAMA, CHECK, TOP, REPLAY, FOLLOW, COMPLETION, VERSION),
 )
+
+_WIDTH = 80
+_REPORTED = ("mlx", "mlx-lm")
+"""The packages whose versions `mlx-runner version` prints."""
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        sys.stdout.write(f"{version_text()}\n")
+        parser.exit()
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises UsageError where argparse would exit, and wraps its texts to a terminal's width."""
+
+    def __init__(self, command: Command) -> None:
+        super().__init__(
+            command.program,
+            f"{command.program} {command.usage}",
+            _wrapped(command.description),
+            _wrapped(command.epilog),
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=27, width=_WIDTH),
+            allow_abbrev=False,
+            add_help=False,
+        )
+        if command.below:  # they are dispatched before any parser runs (`parse_command`)
+            lines = [f"  {f'{each.name} {each.words}':<23}  {each.short}" for each in command.below]
+            self.add_argument_group("commands", "\n".join(line[2:] for line in lines))
+        if word := command.argument:
+            nargs = None if word.is_needed else "?"
+            group = self.add_argument_group(word.group)
+            group.add_argument(word.name, nargs=nargs, metavar=word.metavar, help=word.help)
+            if command is OLLAMA_SERVE:
+                _add_ollama(group)
+        if command.settings:
+            self._add_flags(flags_of(command.settings).values())
+        about = self.add_argument_group("about")
+        about.add_argument("-h", "--help", action="help", help="show this and exit")
+        about.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+
+    def error(self, message: str) -> None:  # type: ignore[override]  # argparse exits here; we raise
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+    def _add_flags(self, flags: Iterable[Flag]) -> None:
+        groups: dict[str, argparse._ArgumentGroup] = {}
+        for flag in flags:
+            group = groups.setdefault(flag.group, self.add_argument_group(flag.group))
+            shown = f"{flag.short} [{flag.default}]" if flag.default and not flag.is_switch else flag.short
+            group.add_argument(
+                f"--{flag.name}",
+                dest=flag.name,
+                metavar=flag.metavar,
+                nargs="?" if flag.is_switch else None,
+                choices=flag.choices or None,
+                help=shown.replace("%", "%%"),  # argparse formats it
+            )
+
+
+def _add_ollama(group: argparse._ArgumentGroup) -> None:
+    """Adds what `mlx-runner ollama serve` takes: it has no variables."""
+    group.add_argument("words", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="arguments for Ollama [serve]")
+    group.add_argument(
+        "--runner", metavar="COMMAND", help="the command of another runner, quoted as one word [this one]"
+    )
+    group.add_argument("--start", choices=get_args(Start), help=argparse.SUPPRESS)
+
+
+def version_text() -> str:
+    """`mlx-runner 0.1.0 (mlx 0.32.4, mlx-lm 0.31.3, Python 3.11.7)`: this version and those of what is installed."""
+    from importlib.metadata import PackageNotFoundError, version  # which no server needs
+
+    parts = []
+    for name in _REPORTED:
+        try:
+            parts.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            parts.append(f"no {name}")
+    return f"mlx-runner {__version__} ({', '.join(parts)}, Python {platform.python_version()})"
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(textwrap.fill(line, _WIDTH) for line in text.split("\n"))
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def completion(words: Sequence[str]) -> str:
+    """Returns the script for the shell that `words` name. Raises UsageError for another shell, or none."""
+    if len(words) != 1 or words[0] not in SHELLS:
+        raise UsageError(
+            f"name a shell: mlx-runner completion {'|'.join(SHELLS)}; for bash, add this to your ~/.bashrc:"
+            " source <(mlx-runner completion bash)"
+        )
+    import shtab  # no server needs it
+
+    return shtab.complete(_parser(SERVER), words[0])
+
+
+def _parser(command: Command) -> argparse.ArgumentParser:
+    """Returns the parser of a command with those of the commands below it, as shtab reads them; nothing is parsed with
+    it."""
+    import shtab
+
+    paths = {"DIR": shtab.DIRECTORY, "FILE": shtab.FILE, "PATH": shtab.FILE, "OLLAMA": shtab.FILE}
+    parser = argparse.ArgumentParser(add_help=False) if command is COMPLETION else Parser(command)
+    if command is COMPLETION:
+        parser.add_argument("shell", choices=SHELLS)
+    for action in parser._actions:
+        kind = str(action.metavar).rpartition("|")[2]
+        if kind in paths:
+            action.complete = paths[kind]  # type: ignore[attr-defined]  # shtab's own attribute
+    if command.below:
+        below = parser.add_subparsers(parser_class=argparse.ArgumentParser)
+        for each in command.below:
+            parents = [] if each is VERSION else [_parser(each)]
+            below.add_parser(each.name, help=each.short, parents=parents, add_help=False)
+    return parser

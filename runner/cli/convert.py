@@ -1,7 +1,7 @@
 """The text of flags and of Ollama's variables, converted into the types of fields, or refused.
 
 A field's type says how its flag is read; only the fields in `_ODD` are read otherwise. A wrong flag raises UsageError.
-A wrong variable of Ollama's does not: it speaks to every runner of the host, and Ollama goes on with its default too.
+A wrong variable of Ollama's does not: every runner of the host gets it, and Ollama continues with its default too.
 Such a variable is ignored with a warning for the log.
 """
 
@@ -57,7 +57,7 @@ class Given(NamedTuple):
 
 
 def fields_of(settings: type[msgspec.Struct], given: Given) -> dict[str, object]:
-    """Returns the values of the fields that have flags, but of those without text, which have their own defaults."""
+    """Returns the values of fields with flags; those without text keep their defaults."""
     flags = flags_of(settings)
     fields: dict[str, object] = {}
     for field in msgspec.structs.fields(settings):
@@ -70,7 +70,6 @@ def fields_of(settings: type[msgspec.Struct], given: Given) -> dict[str, object]
 
 
 def _whole_number(flag: Flag, text: str) -> int:
-    """Returns the flag's number. Raises UsageError unless it is a whole one within its bounds."""
     try:
         number = int(text)
     except ValueError:
@@ -81,7 +80,6 @@ def _whole_number(flag: Flag, text: str) -> int:
 
 
 def _memory_bound(flag: Flag, text: str) -> Bound:
-    """Returns the flag's amount of memory."""
     try:
         return parse_bound(text)
     except ValueError as error:
@@ -100,13 +98,17 @@ _READ: Mapping[type, Callable[[Flag, str], object]] = {
 }
 
 
+def _expanded(text: str) -> Path:
+    """Returns a path with the home in the place of `~`, which a shell leaves in `--models-dir=~/x`."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for a user without a home
+
+
 def _disk_cache(given: Given) -> Path | None:
-    """Returns the directory of the disk cache, absolute; None without one. Raises UsageError if somebody else could put
-    files into it."""
+    """Returns an absolute path. Raises UsageError for a directory into which somebody else could put files."""
     text = given.values.get("disk-cache")
     if not text:
         return None
-    path = Path(os.path.abspath(os.path.expanduser(text)))  # noqa: PTH100, PTH111 - as for the store
+    path = Path(os.path.abspath(_expanded(text)))  # noqa: PTH100 - symbolic links stay
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -121,12 +123,11 @@ def _disk_cache(given: Given) -> Path | None:
 
 
 def blas_threads(values: Values) -> int | None:
-    """Returns the number of threads of the BLAS; None if it is for the runner to choose."""
+    """Returns the number of threads of the BLAS; None if the runner chooses it."""
     return None if values["blas-threads"] == "auto" else _whole_number(_SERVER["blas_threads"], values["blas-threads"])
 
 
 def _followers(given: Given) -> tuple[str, ...]:
-    """Returns HOST:PORT of the other machines that share the model."""
     text = given.values.get("followers", "")
     found = tuple(address.strip() for address in text.split(",") if address.strip())
     for address in found:
@@ -162,9 +163,8 @@ def _check_ranks(flag: str, settings: Settings) -> None:
 
 
 def _secret_file(given: Given) -> Path | None:
-    """Returns the path of the secret."""
     path = given.values.get("secret-file")
-    return Path(os.path.expanduser(path)) if path else None  # noqa: PTH111 - as for the store
+    return _expanded(path) if path else None
 
 
 def listen_address(values: Values) -> Address:
@@ -184,7 +184,6 @@ def log_level(given: Given) -> int:
 
 
 def _kv_bits(given: Given) -> int | None:
-    """Returns the bits of keys and values; None: not quantized."""
     if bits := given.values.get("kv-bits"):
         return None if bits == "off" else int(bits)
     kind = given.environ.get("OLLAMA_KV_CACHE_TYPE", "").strip(" \t\"'").lower()
@@ -195,7 +194,6 @@ def _kv_bits(given: Given) -> int | None:
 
 
 def _parallel(given: Given) -> int:
-    """Returns the number of requests that run at once."""
     if "parallel" in given.values:
         return _whole_number(_SERVER["parallel"], given.values["parallel"])
     wanted = given.environ.get("OLLAMA_NUM_PARALLEL", "").strip(" \t\"'")
@@ -215,7 +213,7 @@ def _parallel(given: Given) -> int:
 def _models_dir(given: Given) -> Path:
     """Returns the Ollama store: `--models-dir`, else OLLAMA_MODELS, else the user's, else that of the Linux service."""
     if path := given.values.get("models-dir"):
-        return Path(os.path.expanduser(path))  # noqa: PTH111 - a shell leaves `--models-dir=~/x` as it is
+        return _expanded(path)
     named = given.environ.get("OLLAMA_MODELS", "").strip().strip("\"'")
     if named:
         return Path(named)

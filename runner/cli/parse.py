@@ -1,14 +1,26 @@
 """From the words of the command line and the environment to the settings of a command."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
-from runner.cli.commands import CHECK, FOLLOW, OLLAMA, OLLAMA_SERVE, REPLAY, SERVER, TOP, Command
+from runner.cli.commands import (
+    CHECK,
+    FOLLOW,
+    OLLAMA,
+    OLLAMA_SERVE,
+    REPLAY,
+    SERVER,
+    TOP,
+    Command,
+    Parser,
+    completion,
+    version_text,
+)
 from runner.cli.convert import MAKE_ONE, Given, check_together, fields_of, listen_address, log_level, runner_url
-from runner.cli.parser import Parser, version_text
 from runner.errors import UsageError
 from runner.process import parent
 from runner.settings import (
@@ -69,46 +81,37 @@ def _checked(flag: Flag, value: str) -> str:
 
 _ENGINE = "--mlx-engine"
 _NO_MODEL = "name a model in the Ollama store, or a directory"
-
-
-def _completion(words: Sequence[str]) -> str:
-    from runner.cli.completion import completion  # no server needs it
-
-    return completion(words)
-
-
-_PRINTED: dict[str, Callable[[Sequence[str]], str]] = {
-    "completion": _completion,
-    "version": lambda _: f"{version_text()}\n",
-}
-"""The commands that print a text and exit."""
-
-
 AnySettings = Settings | CheckSettings | TopSettings | ReplaySettings | FollowSettings
 
 
 def parse_command(argv: Sequence[str], environ: Mapping[str, str]) -> AnySettings:
-    """Returns the settings of the command that the first word names, or of the server. Raises UsageError."""
-    match argv[:1]:
-        case ["check"]:
-            return parse_check(argv[1:], environ)
-        case ["top"]:
-            return parse_top(argv[1:], environ)
-        case ["replay"]:
-            return parse_replay(argv[1:], environ)
-        case ["follow"]:
-            return parse_follow(argv[1:], environ)
+    """Returns the settings of the command that the first word names, or of the server. Raises UsageError.
+
+    Exits by itself after `completion` and `version`, as every command does after `--help` and `--version`.
+    """
+    match argv:
+        case ["check", *words]:
+            return parse_check(words, environ)
+        case ["top", *words]:
+            return parse_top(words, environ)
+        case ["replay", *words]:
+            return parse_replay(words, environ)
+        case ["follow", *words]:
+            return parse_follow(words, environ)
+        case ["completion", *words]:
+            _print(completion(words))
+        case ["version", *_]:
+            _print(f"{version_text()}\n")
     return parse(argv, environ)
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
-    """Returns the server's settings from the words after the program's name. Raises UsageError.
+def _print(text: str) -> NoReturn:
+    sys.stdout.write(text)
+    raise SystemExit(0)
 
-    Exits by itself after `--help` and `--version`, and after `completion` and `version`.
-    """
-    if argv[:1] and (text := _PRINTED.get(argv[0])):
-        sys.stdout.write(text(argv[1:]))
-        raise SystemExit(0)
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
+    """Returns the server's settings from the words after the program's name; else as `parse_command`."""
     words, hosted = _without_host_words(argv)
     given = _given(SERVER, words, environ)
     if not given.values.get("model"):
@@ -127,7 +130,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
 
 
 def parse_check(words: Sequence[str], environ: Mapping[str, str]) -> CheckSettings:
-    """Returns the settings of `mlx-runner check` from the words after it; else as `parse`."""
+    """Returns the settings of `mlx-runner check` from the words after it; else as `parse_command`."""
     given = _given(CHECK, words, environ)
     model = given.values.get("model") or environ.get("MLX_RUNNER_MODEL", "").strip()
     if not model:
@@ -136,20 +139,20 @@ def parse_check(words: Sequence[str], environ: Mapping[str, str]) -> CheckSettin
 
 
 def parse_top(words: Sequence[str], environ: Mapping[str, str]) -> TopSettings:
-    """Returns the settings of `mlx-runner top` from the words after it; else as `parse`."""
+    """Returns the settings of `mlx-runner top` from the words after it; else as `parse_command`."""
     given = _given(TOP, words, environ)
     fields = {**fields_of(TopSettings, given), "url": runner_url(given.values), "log_level": log_level(given)}
     return msgspec.convert(fields, TopSettings)
 
 
 def parse_replay(words: Sequence[str], environ: Mapping[str, str]) -> ReplaySettings:
-    """Returns the settings of `mlx-runner replay` from the words after it; else as `parse`."""
+    """Returns the settings of `mlx-runner replay` from the words after it; else as `parse_command`."""
     given = _given(REPLAY, words, environ)
     return msgspec.convert({**fields_of(ReplaySettings, given), "file": Path(given.values["file"])}, ReplaySettings)
 
 
 def parse_follow(words: Sequence[str], environ: Mapping[str, str]) -> FollowSettings:
-    """Returns the settings of `mlx-runner follow` from the words after it; else as `parse`."""
+    """Returns the settings of `mlx-runner follow` from the words after it; else as `parse_command`."""
     given = _given(FOLLOW, words, environ)
     address = listen_address(given.values)
     if not given.values.get("secret-file"):
@@ -159,7 +162,7 @@ def parse_follow(words: Sequence[str], environ: Mapping[str, str]) -> FollowSett
 
 
 def parse_ollama(words: Sequence[str]) -> LaunchSettings:
-    """Returns the settings of `mlx-runner ollama serve` from the words after `ollama`; else as `parse`."""
+    """Returns the settings of `mlx-runner ollama serve` from the words after `ollama`; else as `parse_command`."""
     if words[:1] != ["serve"]:
         if words[:1] and words[0] in ("-h", "--help", "--version"):
             Parser(OLLAMA).parse_args(words[:1])

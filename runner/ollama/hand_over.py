@@ -71,7 +71,7 @@ def unknown_tower(model: OpenedModel) -> str:
     try:
         from runner.pictures.towers import plan_tower  # needs MLX
     except ImportError:
-        return ""  # whoever loads the model tells this
+        return ""  # loading the model will fail with this
     plan = plan_tower(model)
     if plan is None:
         return "its tower is of no known family"

@@ -35,7 +35,7 @@ _PROGRAMS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # Linux, mac
 
 
 class LaunchError(Exception):
-    """Ollama cannot be started. The text tells a person what failed, and what to do."""
+    """Ollama cannot be started. The text, for a person, says what failed and what to do."""
 
 
 class Plan(NamedTuple):

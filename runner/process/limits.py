@@ -15,7 +15,7 @@ _LOG_EVERY_S = 10.0
 
 
 def raise_limit() -> None:
-    """Lets this process open as many files as the system allows, as Go programs do."""
+    """Raises the limit on open files to what the system allows, as Go programs do."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (hard, _MACOS_MOST):
         if wanted != resource.RLIM_INFINITY and wanted <= soft:

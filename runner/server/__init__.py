@@ -3,11 +3,10 @@
 Everything here runs on the event loop, in the process's first thread. Slow work runs elsewhere: tokenizing on
 `TokenizeThreads`, requests on the engine's thread, the rest on a helper. Read in this order:
 
-    app.py            the routes, and what holds for all of them: who may ask, refusals, the access log; GET /: the
+    app.py            the routes, and the rules for all of them: who may ask, refusals, the access log; GET /: the
                       page in page/, which draws /v1/events in the browser
-    connections.py    how many connections there may be, and which is closed first
-    completion.py     POST /completion: request_body.py reads it, tokenize.py tokenizes, in_hand.py has its
-                      pictures decoded
+    connections.py    the number of connections, and which is closed first
+    completion.py     POST /completion: request_body.py reads it, tokenize.py tokenizes; events become lines
     score.py          POST /v1/score: a request for each row
     tokenize.py       POST /v1/tokenize, and the threads that tokenize
     stats.py          GET /v1/stats, /v1/cache, /v1/events and /metrics (metrics.py), all from one cache

@@ -1,4 +1,4 @@
-"""The routes, and what holds for all of them: guards, the form of refusals, the access log."""
+"""The routes, and the rules for all of them: guards, the form of refusals, the access log."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -86,7 +86,7 @@ async def _file(http: web.Request) -> web.Response:
 
 
 def _read(name: str) -> bytes | None:
-    """Returns one of the page's files, read anew each time: they are small, and a page is opened seldom."""
+    """Returns one of the page's files. Each call reads it: files are small, and a page is opened seldom."""
     return next((path.read_bytes() for path in _FOLDER.iterdir() if path.name == name and path.suffix in _TYPES), None)
 
 
@@ -126,7 +126,8 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     app.router.add_post(_SCORE_PATH, ScoreEndpoint(engine, threads, bodies).post)
     app.router.add_post("/v1/embeddings", embeddings)
     stats = StatsEndpoints(engine, helper)
-    app[_STATS_CACHE], app[CONNECTIONS] = stats.stats_cache, Connections()
+    app[_STATS_CACHE] = stats.stats_cache
+    app[CONNECTIONS] = Connections()
     stats.add_to(app.router)
     add_page(app.router)
     return app

@@ -1,9 +1,9 @@
 """`POST /completion`: one request in, its stream of lines out."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -34,9 +34,8 @@ from runner.engine.request import (
     prepare,
     refuse_size,
 )
-from runner.errors import RequestError
+from runner.errors import MediaError, RequestError
 from runner.server.connections import Connection
-from runner.server.in_hand import in_hand
 from runner.server.request_body import RequestBodies, RequestBody
 from runner.server.tokenize import TokenizeThreads
 from runner.tokenizer import PART_CHARACTERS
@@ -53,7 +52,7 @@ class ResponseBody:
     """Writes the events of one request, as one chunk for all events that arrive together.
 
     Owner: the event loop. Lines that the client has not read wait as bytes in the transport: at most the whole answer,
-    which the context bounds. So a slow client delays nobody, and its request leaves the engine.
+    which the context bounds. So a slow client delays no other, and its request leaves the engine.
     """
 
     def __init__(self, protocol: web.RequestHandler, *, chunked: bool) -> None:
@@ -99,6 +98,28 @@ def _lines(event: Event) -> list[bytes]:
             return []
 
 
+# --- The endpoint, and what requests of `POST /v1/score` share with it.
+
+
+@asynccontextmanager
+async def in_hand(requests: Sequence[Request], vision: Vision) -> AsyncIterator[None]:
+    """Has the pictures of the requests decoded that were never seen. RequestError if one is damaged. When the block
+    ends, the requests are cancelled, and the pixels that they did not come to take are forgotten."""
+    shown = [each.pictures for each in requests if each.pictures is not None]
+    try:
+        for prompt in shown:
+            for decoding in vision.decode(prompt, lambda: requests[0].cancelled):
+                await asyncio.wrap_future(decoding)
+        yield
+    except MediaError as error:
+        raise RequestError(str(error)) from None
+    finally:
+        for request in requests:
+            request.cancel()
+        for prompt in shown:
+            vision.drop(prompt)
+
+
 _SMALL_BYTES = 1 << 20
 """A body of this size may be read before the model's longest prompt is known."""
 _ESCAPE_BYTES = 6
@@ -131,7 +152,7 @@ class CompletionEndpoint:
             return await self._stream(http, request)
 
     async def _read(self, http: web.Request, body: RequestBody) -> tuple[CompletionRequest, Format | None]:
-        """Reads the request, off the event loop except for what must happen while bytes arrive."""
+        """Reads the request. Only what must happen while bytes arrive runs on the event loop."""
         tokenizer, context_length = self._engine.tokenizer, self._engine.limits.context_length
         run = asyncio.get_running_loop().run_in_executor
         most = _SMALL_BYTES

@@ -1,4 +1,4 @@
-"""The connections: how many there may be, how long each may be slow, and which is closed first."""
+"""The connections: their number, how long each may be slow, and which is closed first."""
 
 import asyncio
 import socket
@@ -39,11 +39,11 @@ class Connections:
 
     @property
     def is_full(self) -> bool:
-        """True if so many connections are busy that only `/v1/status` is still answered."""
+        """True if only `/v1/status` is still answered, because more than `most` connections are busy."""
         return len(self._busy) > self.most
 
     async def serve(self, server: web.Server, listener: socket.socket) -> asyncio.Server:
-        """Accepts connections, as many as there are descriptors for. OSError if another process listens on the port."""
+        """Accepts connections, within the limit of descriptors. OSError if another process listens on the port."""
         self.most = max(1, min(self.most, free_descriptors() - _SPARE))
         settings = {"keepalive_timeout": KEEP_ALIVE_S, "access_log": None, "read_bufsize": _BUFFER_BYTES}
         make = partial(Connection, self, server, auto_decompress=False, **settings)
@@ -159,12 +159,13 @@ class Connection(web.RequestHandler):
 
 
 class _Unwanted:
-    """The rest of a body that nobody will read."""
+    """The rest of a refused body, which is dropped."""
 
     def __init__(self, http: web.Request, transport: asyncio.Transport) -> None:
-        self._content, self._transport = http.content, transport
+        self._content = http.content
+        self._transport = transport
         while http.content.exception() is None and http.content.read_nowait():
-            pass  # what the parser has, of which it hands out some only when there is room
+            pass  # the parser hands out some of what it has only when there is room
         length = http.content_length
         self._left = None if length is None else length - http.content.total_bytes
         self._most = _MOST_UNWANTED_BYTES

@@ -26,15 +26,14 @@ from runner.engine.events import Failed, Finished, Refused, Scored
 from runner.engine.request import Request, ShownPrompt
 from runner.errors import RequestError
 from runner.sampling import SamplingOptions
-from runner.server.completion import NUMBER
-from runner.server.in_hand import in_hand
+from runner.server.completion import NUMBER, in_hand
 from runner.server.request_body import Body, RequestBodies
 from runner.server.tokenize import TokenizeThreads
 from runner.tokenizer import Tokenizer
 
 _END = object()
 _LONG = 1 << 12
-"""Characters that are tokenized once more for each candidate: others get a turn in between."""
+"""Characters. A longer end of a prompt, which is tokenized for each candidate, lets others have a turn in between."""
 _AT_ONCE = 2
 """The rows of one client that are computed at once: from the second one the cache learns where their prefixes part."""
 

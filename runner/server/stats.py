@@ -27,7 +27,7 @@ class StatsCache:
     """The numbers that the engine published last. Owner: the event loop.
 
     The engine answers between two slices, and all clients share one question to it. If a slice takes longer than
-    `patience_s`, clients get the previous numbers once more, if there are any.
+    `patience_s`, clients get the previous numbers again, if there are any.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class StatsCache:
         fresh_s: float = _FRESH_S,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Numbers younger than `fresh_s` are served without another question to the engine."""
+        """Numbers younger than `fresh_s` are served without asking the engine."""
         self.refused = 0
         """The number of requests that were refused before they reached the engine."""
         self._engine = engine
@@ -172,9 +172,9 @@ class StatsEndpoints:
         self._exporter: Exporter | None = None
 
     def add_to(self, router: web.UrlDispatcher) -> None:
-        """Add the routes."""
+        """Adds the routes."""
         for path, get in zip(PATHS, (self._stats, self._cache, self._events, self._metrics), strict=True):
-            router.add_get(path, get, allow_head=get != self._events)  # a head of which would never end
+            router.add_get(path, get, allow_head=get != self._events)  # its head would never end
 
     async def _stats(self, _: web.Request) -> web.Response:
         return _json((await self.stats_cache.published()).stats)

@@ -39,8 +39,8 @@ class TokenizeThreads:
         return await asyncio.wrap_future(threads.submit(call, *args, **kwargs))
 
     async def show(self, call: Callable[[Callable[[], bool]], Result]) -> Result:
-        """Runs `call` for a prompt with pictures. If cancelled before its turn, it never runs; after that, what it is
-        given returns True."""
+        """Runs `call` for a prompt with pictures. If cancelled before its turn, it never runs; cancelled later, the
+        function that it gets returns True."""
         left = Event()
         try:
             return await asyncio.wrap_future(self._pictures.submit(call, left.is_set))
@@ -116,7 +116,7 @@ class TokenizeEndpoint:
         """Yields the JSON string in pieces. Bytes that are not UTF-8 become U+FFFD. Raises RequestError."""
         try:
             ids = _IDS.decode(b"".join(chunks)) or []
-        except (ValueError, RecursionError):  # what is no JSON, and what is no array of integers
+        except (ValueError, RecursionError):  # no JSON, or no array of integers
             raise RequestError("Bad Request") from None
         piece = b'"'
         for text in self._engine.tokenizer.decode_parts(ids):

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from runner.commands.check.disk import DiskFacts, disk_facts
+from runner.commands.check.facts import DiskFacts, disk_facts
 from runner.commands.check.text import _kept
 from tests.unit.disk.made import NAMESPACE, segment, shelf
 

@@ -10,9 +10,9 @@ import pytest
 from msgspec import NODEFAULT
 
 from runner import logs
+from runner.cli.commands import version_text
 from runner.cli.convert import Given, fields_of
-from runner.cli.parse import parse, parse_check, parse_follow, parse_ollama, parse_replay
-from runner.cli.parser import version_text
+from runner.cli.parse import parse, parse_check, parse_command, parse_follow, parse_ollama, parse_replay
 from runner.errors import UsageError
 from runner.settings import DEFAULT_CONTEXT_TOKENS, CheckSettings, LaunchSettings, Settings, context_limit, flags_of
 from runner.sizes import Bound
@@ -340,7 +340,7 @@ def test_more_requests_than_can_run_are_as_many_as_can_and_that_is_told(many: st
 
 def shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit, match=r"^0$"):
-        parse(words, {})
+        parse_command(words, {})
     return capsys.readouterr().out
 
 
@@ -425,7 +425,7 @@ def test_all_together_takes_three_quarters_of_what_there_is_and_the_cache_a_quar
 )
 def test_a_wrong_value_is_refused_by_name(argv: list[str], environ: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
-        parse(argv, environ)
+        parse_command(argv, environ)
 
 
 @pytest.mark.parametrize(

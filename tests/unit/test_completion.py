@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli.commands import SERVER
-from runner.cli.completion import SHELLS, completion
+from runner.cli.commands import SERVER, SHELLS, completion
 from runner.settings import flags_of
 
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")

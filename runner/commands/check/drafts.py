@@ -20,7 +20,7 @@ from runner.tokenizer import Tokenizer
 
 
 class DraftFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What drafts answers, in addition to known text. The fields of a model are None if there is none that can."""
+    """What drafts answers, in addition to known text. The fields of a model are None if no model can."""
 
     on: bool
     """False with `--draft off`."""

@@ -1,7 +1,9 @@
 """The facts about a model for `mlx-runner check`, gathered from the parts that would serve it."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -12,21 +14,24 @@ from runner.cache.layers.kv import KVState
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.states import RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
-from runner.commands.check.disk import DiskFacts, disk_facts
 from runner.commands.check.drafts import DraftFacts, draft_facts
 from runner.commands.check.pictures import PictureFacts, picture_facts
-from runner.commands.check.ranks import RankFacts, rank_facts
 from runner.commands.check.trial import TrialFacts, try_model
+from runner.disk.files import Files
+from runner.disk.segment import format_of
 from runner.errors import MissingError, ModelError
 from runner.model import OpenedModel
 from runner.model.device import usable_bytes
 from runner.model.inspect import Amount, Examination, collecting_faults, contents, examine, files, skipped
 from runner.model.weights.dtype import device, plan_dtypes
 from runner.model.weights.load import LoadedModel
+from runner.model.weights.split import part_of, possible_ranks, split
 from runner.pictures.towers import plan_tower
 from runner.settings import CheckSettings, context_limit
 from runner.tokenizer import Tokenizer, open_tokenizer
 from runner.tokenizer.files import read_object
+
+_MOST_ABOUT_BYTES = 1 << 20
 
 
 class LayerKind(msgspec.Struct, frozen=True):
@@ -84,6 +89,36 @@ class TokenizerFacts(msgspec.Struct, frozen=True):
     bos: Token | None
     eos: list[Token]
     add_bos: bool
+
+
+class RankShare(msgspec.Struct, frozen=True):
+    """A number of ranks, and the bytes of weights that each of them would hold in memory."""
+
+    ranks: int
+    bytes: int
+
+
+class RankFacts(msgspec.Struct, frozen=True):
+    """Either `shares`, by the number of ranks, or `why_not`."""
+
+    shares: list[RankShare]
+    why_not: str | None = None
+
+
+class KeptModel(msgspec.Struct, frozen=True):
+    """A model whose conversations are kept; one of other weights, versions or types counts as another."""
+
+    name: str
+    folder: str
+    files: int
+    bytes: int
+
+
+class DiskFacts(msgspec.Struct, frozen=True):
+    """The directory of the disk cache, the largest model first."""
+
+    directory: str
+    models: list[KeptModel]
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,8 +194,8 @@ def inspect(settings: CheckSettings) -> Inspection:
     if settings.verify and opened and tokenizer and not found.problems:
         with collecting_faults(found.problems):
             trial = try_model(opened, settings.dtype, budget_bytes, slow_blas=detected_blas.is_slow)
-    told = (each.explained if isinstance(each, MissingError) else str(each) for each in found.problems)
-    problems = list(dict.fromkeys(map(plain, told)))
+    texts = (each.explained if isinstance(each, MissingError) else str(each) for each in found.problems)
+    problems = list(dict.fromkeys(map(plain, texts)))
     return Inspection(
         model=plain(settings.model),
         loads=not problems,
@@ -270,3 +305,38 @@ def _tokenizer_warnings(tokenizer: Tokenizer, found: Examination) -> Iterator[st
         yield "no end-of-sequence token is known: answers end only by num_predict, stop or the context limit"
     if tokenizer.bos is None and read_object(found.file, "tokenizer_config.json").get("add_bos_token") is True:
         yield "tokenizer_config.json asks for a beginning-of-sequence token (add_bos_token), but none is known"
+
+
+def rank_facts(found: Examination, dtype: str, budget_bytes: int) -> RankFacts | None:
+    """Returns what can be done with a model; None if a fault hides it. The arguments after it are settings."""
+    model, whole = found.opened, found.module
+    if model is None or whole is None:
+        return None
+    parts = {ranks: part_of(whole, ranks, 0) for ranks in possible_ranks(model, whole)}
+    if not parts:
+        return RankFacts([], split(model, 2, whole).fault)
+    # As in `share.load_share`, nothing is unpacked.
+    plans = {ranks: plan_dtypes(dtype, part, budget_bytes, slow_blas=True) for ranks, part in parts.items()}
+    return RankFacts([RankShare(ranks, plans[ranks].nbytes(part)) for ranks, part in parts.items()])
+
+
+def disk_facts(directory: Path | None) -> DiskFacts | None:
+    """Returns what is in a directory; None without one. What cannot be read is left out."""
+    if directory is None:
+        return None
+    models = []
+    try:
+        folders = [name for name in Files().names(directory) if format_of(name) is not None]
+    except OSError:
+        folders = []
+    for folder in folders:
+        try:
+            sizes = {entry.name: entry.nbytes for entry in Files().entries(directory / folder)}
+            if sizes.get("about.json", _MOST_ABOUT_BYTES) >= _MOST_ABOUT_BYTES:
+                continue  # perhaps of another kind: a pipe would never end
+            about = json.loads((directory / folder / "about.json").read_bytes())
+        except (OSError, ValueError, RecursionError):
+            continue
+        name = about.get("model") if isinstance(about, dict) else None
+        models.append(KeptModel(str(name), folder, len(sizes), sum(sizes.values())))
+    return DiskFacts(str(directory), sorted(models, key=lambda model: (-model.bytes, model.folder)))

@@ -4,19 +4,19 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from runner.commands.check.disk import DiskFacts
 from runner.commands.check.drafts import DraftFacts
 from runner.commands.check.facts import (
     BlasFacts,
     Context,
+    DiskFacts,
     Inspection,
     LayerKind,
+    RankFacts,
     Token,
     TokenizerFacts,
     plain,
 )
 from runner.commands.check.pictures import PictureFacts
-from runner.commands.check.ranks import RankFacts
 from runner.commands.check.trial import TrialFacts, Verdict
 from runner.model.inspect import Amount
 from runner.sizes import shown

@@ -3,9 +3,12 @@
 A test keeps them equal to what the program does.
 """
 
+import ast
 import importlib
+import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from runner.model.families import FAMILIES, METAL_ONLY, RENAMED_MODULES
@@ -23,12 +26,25 @@ _NOT_RUNNING = frozenset({"olmo"})
 def flag_table() -> str:
     """Returns the flags as a Markdown table, in the order of `--help`."""
     rows = ["| flag | environment | default | meaning |", "| --- | --- | --- | --- |"]
-    for flag in flags_of(Settings).values():
+    meanings = _meanings()
+    for field, flag in flags_of(Settings).items():
         value = flag.metavar.replace("|", r"\|")
         name = f"`--{flag.name} [{value}]`" if flag.is_switch else f"`--{flag.name} {value}`"
         default = f"`{flag.default}`" if flag.default else ""
-        rows.append(f"| {name} | `{flag.variable}` | {default} | {flag.help} |")
+        rows.append(f"| {name} | `{flag.variable}` | {default} | {meanings[field]} |")
     return "\n".join(rows) + "\n"
+
+
+def _meanings() -> dict[str, str]:
+    """Returns the docstrings of the fields of `Settings`, as they stand in a cell."""
+    (settings,) = ast.parse(inspect.getsource(Settings)).body
+    assert isinstance(settings, ast.ClassDef)
+    found = {}
+    for field, below in pairwise(settings.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                found[name] = text[0].lower() + " ".join(text.split())[1:].removesuffix(".")
+    return found
 
 
 def architecture_table() -> str:

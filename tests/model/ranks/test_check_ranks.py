@@ -5,8 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runner.commands.check.facts import Inspection, inspect
-from runner.commands.check.ranks import RankFacts, RankShare
+from runner.commands.check.facts import Inspection, RankFacts, RankShare, inspect
 from runner.commands.check.text import as_text
 from runner.model import open_model
 from runner.model.weights.load import load

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.ollama import mlxc as mlxc
-from runner.ollama.directory import make_directory
+from runner.ollama.directory import LIBRARY, library_functions, make_directory, write_library
 from runner.ollama.plan import Plan
 from tests.process.launcher.standin import Installation, environment, reason_to_skip
 
@@ -30,15 +29,15 @@ def host(tmp_path: Path) -> Path:
 def test_hosts_that_do_without_get_none(tmp_path: Path) -> None:
     old = tmp_path / "old"
     old.write_bytes(NAMES)
-    assert mlxc.functions(old) == []
-    assert mlxc.write_library(old, tmp_path)
+    assert library_functions(old) == []
+    assert write_library(old, tmp_path)
     assert set(tmp_path.iterdir()) == {old}
 
 
 def test_it_has_every_function_and_reading_tensors_fails(host: Path, tmp_path: Path) -> None:
-    assert mlxc.functions(host) == FOUND
-    assert mlxc.write_library(host, tmp_path)
-    library = ctypes.CDLL(str(tmp_path / mlxc.NAME))
+    assert library_functions(host) == FOUND
+    assert write_library(host, tmp_path)
+    library = ctypes.CDLL(str(tmp_path / LIBRARY))
     told = []
     handler = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p)(lambda text, data: told.append((text, data)))
     assert library.mlx_load_safetensors() == 1
@@ -64,9 +63,9 @@ def test_it_stands_beside_the_libraries_and_never_in_place_of_one(
     shutil.copy(host, installation.ollama)
     plan = Plan(installation.ollama, ["serve"], ["runner"], "descriptor")
     first = make_directory(plan, environment(tmp_path)).path / "lib" / "ollama"
-    assert {path.name for path in first.iterdir()} == {"libggml.so", "mlx_cuda_v13", mlxc.NAME}
-    assert not (first / mlxc.NAME).is_symlink()
-    own = installation.libraries / mlxc.NAME
+    assert {path.name for path in first.iterdir()} == {"libggml.so", "mlx_cuda_v13", LIBRARY}
+    assert not (first / LIBRARY).is_symlink()
+    own = installation.libraries / LIBRARY
     own.write_bytes(b"its own")
     second = make_directory(plan, environment(tmp_path)).path / "lib" / "ollama"
-    assert (second / mlxc.NAME).resolve() == own
+    assert (second / LIBRARY).resolve() == own
