@@ -19,10 +19,10 @@ ledger counts the open ones.
 
 from collections.abc import Callable
 
-from runner.cache.interface import CacheDescription, PrefixCache
+from runner.cache.interface import PrefixCache
 from runner.settings import CACHE_KINDS
 
-__all__ = ["CACHE_KINDS", "CacheDescription", "PrefixCache", "make_cache"]
+__all__ = ["CACHE_KINDS", "PrefixCache", "make_cache"]
 
 
 def make_cache(

@@ -5,7 +5,6 @@ Reading changes nothing: no node counts as used, nothing is copied or evaluated.
 
 from collections.abc import Collection, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from protocol.stats import CacheCounts, CacheNode
 from runner.cache.interface import CacheDescription, Spell
@@ -75,16 +74,6 @@ def sequence_node(
     ]
 
 
-class _Size(NamedTuple):
-    """The bytes that a layer holds: per token, and in all for a state."""
-
-    token_bytes: int
-    state_bytes: int
-
-
-_NOTHING = _Size(0, 0)
-
-
 def _counts(facts: LayerFacts, live_bytes: int, nodes: int, budget_bytes: int | None) -> CacheCounts:
     paged_bytes = facts.ledger.nbytes
     return CacheCounts(
@@ -99,19 +88,22 @@ def _counts(facts: LayerFacts, live_bytes: int, nodes: int, budget_bytes: int | 
     )
 
 
-def _sizes(sequences: Collection[SequenceLayers], used: Sequence[int]) -> dict[int, _Size]:
+def _sizes(sequences: Collection[SequenceLayers], used: Sequence[int]) -> dict[int, tuple[int, int]]:
     """Returns the size of each slot. All sequences are alike: any that holds something speaks for the others."""
     full = next((sequence for sequence in sequences if sequence.position), None)
     return {slot: _size(full.states[slot]) for slot in used} if full is not None else {}
 
 
-def _size(state: LayerState) -> _Size:
+def _size(state: LayerState) -> tuple[int, int]:
+    """Returns the bytes that a layer holds of each token, and those of a state."""
     if state.whole:
-        return _Size(0, state.nbytes)
-    return _Size(sum(array.nbytes // max(1, array.shape[-2]) for array in state.arrays()), 0)
+        return 0, state.nbytes
+    return sum(array.nbytes // max(1, array.shape[-2]) for array in state.arrays()), 0
 
 
-def _described(node: Node, now: int, used: Sequence[int], sizes: dict[int, _Size], spell: Spell | None) -> CacheNode:
+def _described(
+    node: Node, now: int, used: Sequence[int], sizes: dict[int, tuple[int, int]], spell: Spell | None
+) -> CacheNode:
     slots, parent = node.slots, node.parent
     live = paged = live_bytes = paged_bytes = 0
     for slot in used if slots else ():
@@ -120,8 +112,8 @@ def _described(node: Node, now: int, used: Sequence[int], sizes: dict[int, _Size
             continue
         if held.live:
             live += 1
-            size = sizes.get(slot, _NOTHING)
-            live_bytes += size.token_bytes * (held.stop - held.start) + size.state_bytes
+            token_bytes, state_bytes = sizes.get(slot, (0, 0))
+            live_bytes += token_bytes * (held.stop - held.start) + state_bytes
         else:
             paged += 1
             paged_bytes += held.nbytes

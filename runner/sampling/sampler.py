@@ -122,18 +122,16 @@ class Rows:
         self._uniforms.skip(len(tokens))
 
     def _choose(self, scores: mx.array, *, ahead: bool = False) -> mx.array:
-        token = self._drawn(scores, ahead)
-        return token if self._broadcast is None else self._broadcast(token)
-
-    def _drawn(self, scores: mx.array, ahead: bool) -> mx.array:
         if self._greedy:
-            return mx.argmax(scores, axis=-1)
-        if self._candidates is None:
-            return self._draw(scores, ahead)
-        # Top-k leaves so few tokens that it pays to drop the rest of the vocabulary.
-        ids = self._candidates(scores)
-        index = self._draw(mx.take_along_axis(scores, ids, axis=-1), ahead)
-        return mx.take_along_axis(ids, index[:, None], axis=-1)[:, 0]
+            token = mx.argmax(scores, axis=-1)
+        elif self._candidates is None:
+            token = self._draw(scores, ahead)
+        else:
+            # Top-k leaves so few tokens that it pays to drop the rest of the vocabulary.
+            ids = self._candidates(scores)
+            index = self._draw(mx.take_along_axis(scores, ids, axis=-1), ahead)
+            token = mx.take_along_axis(ids, index[:, None], axis=-1)[:, 0]
+        return token if self._broadcast is None else self._broadcast(token)
 
     def _draw(self, scores: mx.array, ahead: bool) -> mx.array:
         # Softmax of scores/temperature up to a constant: the most probable token has weight 1.

@@ -18,14 +18,7 @@ class CountedState(LayerAdapter[Content]):
 
     whole = True
     counted = True
-
-    def __init__(self, layer: object, ledger: Ledger) -> None:
-        super().__init__(layer, ledger)
-        self._offset = 0
-
-    @property
-    def offset(self) -> int:
-        return self._offset
+    offset = 0
 
     def needs(self, at: int) -> int:
         return at - 1
@@ -39,22 +32,22 @@ class CountedState(LayerAdapter[Content]):
         return StateSnapshot(stop - 1, stop, None, self.ledger, owned)
 
     def advance(self, count: int) -> None:
-        self._offset += count
+        self.offset += count
 
     def can_rewind(self, to: int) -> bool:
-        return to == self._offset
+        return to == self.offset
 
     def revert(self, mark: Mark, to: int) -> None:
         self._check_none_live()
         super().revert(mark, to)
-        self._offset = to
+        self.offset = to
 
     def reset(self) -> None:
         super().reset()
-        self._offset = 0
+        self.offset = 0
 
     def snapshot(self, start: int, stop: int) -> Snapshot | None:
-        return StateSnapshot(stop - 1, stop, self, self.ledger) if start < stop == self._offset else None
+        return StateSnapshot(stop - 1, stop, self, self.ledger) if start < stop == self.offset else None
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
         snapshot = snapshots[-1]
@@ -68,7 +61,7 @@ class CountedState(LayerAdapter[Content]):
         else:
             self._set(snapshot.content)
             snapshot.page_in(self)
-        self._offset = snapshot.stop
+        self.offset = snapshot.stop
 
     def _rewinds_after(self, count: int) -> bool:  # noqa: ARG002
         return False
@@ -119,7 +112,7 @@ class RecurrentState(CountedState[States]):
         states = mark.reads.states_after(to - mark.offset)
         super().revert(mark, mark.offset)
         self.layer.cache = states
-        self._offset = to
+        self.offset = to
 
     def _within(self, mark: Mark, to: int) -> bool:
         """Returns True if `to` is within the round, and the states there are known."""
@@ -160,7 +153,7 @@ class GenericState(CountedState[Attributes]):
         has seen."""
         state = cls(layer, ledger)
         state.fresh = fresh
-        state._offset = offset
+        state.offset = offset
         return state
 
     def arrays(self) -> list[mx.array]:
