@@ -110,7 +110,8 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     async def embeddings(_: web.Request) -> web.Response:
         raise RequestError("this model does not support embeddings", HTTPStatus.NOT_IMPLEMENTED)
 
-    threads, bodies = TokenizeThreads(), RequestBodies()
+    threads = TokenizeThreads()
+    bodies = RequestBodies()
     completion = CompletionEndpoint(engine, helper, threads, bodies)
     tokenize = TokenizeEndpoint(engine, threads, bodies)
     app = web.Application(middlewares=[_handle], handler_args={"auto_decompress": False})
@@ -140,7 +141,8 @@ def _json(body: bytes) -> web.Response:
 @web.middleware
 async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuses foreign and surplus requests, writes refusals in the form hosts expect, and logs the request."""
-    started, connections = perf_counter(), request.app[CONNECTIONS]
+    started = perf_counter()
+    connections = request.app[CONNECTIONS]
     connections.begin(request.protocol)
     try:
         if not is_local(*map(request.headers.get, HEADERS)):

@@ -108,18 +108,22 @@ class EventFeed:
         self._stats_cache = board
         self._clock = clock
         self._making = asyncio.Lock()
-        self._refreshed_s = self._cache_sent_s = float("-inf")
+        self._refreshed_s = float("-inf")
         self._stats: Stats | None = None
+        self._stats_frame = b""
+        self._stats_version = 0
         self._mark: tuple[int, ...] | None = None
-        self._stats_frame = self._cache_frame = b""
-        self._stats_version = self._cache_version = 0
+        self._cache_sent_s = float("-inf")
+        self._cache_frame = b""
+        self._cache_version = 0
 
     async def new_events(self, seen: Seen) -> bytes:
         """Returns the events that a page has not got yet, maybe none. A page asks every `STATS_S`."""
         async with self._making:
             if self._clock() - self._refreshed_s >= STATS_S:
                 await self._refresh()
-        now, frames = self._clock(), []
+        now = self._clock()
+        frames = []
         if seen.stats != self._stats_version:
             seen.stats = self._stats_version
             frames.append(self._stats_frame)
@@ -141,7 +145,8 @@ class EventFeed:
             self._stats = stats
             self._stats_version += 1
         if published.cache_mark != self._mark and self._refreshed_s - self._cache_sent_s >= CACHE_S:
-            self._mark, self._cache_sent_s = published.cache_mark, self._refreshed_s
+            self._mark = published.cache_mark
+            self._cache_sent_s = self._refreshed_s
             self._cache_frame = _frame("cache", await self._stats_cache.cache_picture())
             self._cache_version += 1
 

@@ -6,7 +6,8 @@ import pytest
 
 from runner.cli.commands import SERVER
 from runner.settings import flags_of
-from scripts.tools.docs.generate import DOCS, DOCUMENTS, with_parts
+from scripts.tools.docs.generate import DOCS, DOCUMENTS, PICTURE, with_parts
+from scripts.tools.docs.imports import imports_svg
 from tests import ROOT
 
 README = ROOT / "README.md"
@@ -19,6 +20,7 @@ def test_the_generated_parts_are_todays() -> None:
     for path, parts in DOCUMENTS.items():
         text = path.read_text()
         assert text == with_parts(text, parts), f"{path}: run python -m scripts.tools.docs.generate"
+    assert PICTURE.read_text() == imports_svg(), f"{PICTURE}: run python -m scripts.tools.docs.generate"
 
 
 @pytest.fixture(scope="module")

@@ -7,17 +7,16 @@ sense; 3 when the machine is busy.
 import argparse
 import importlib
 import logging
+import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import NoReturn, Protocol, cast
+from collections.abc import Sequence
+from types import FrameType, ModuleType
+from typing import NoReturn
 
-from runner import blas
-from runner.cli.convert import blas_threads
 from runner.errors import UsageError
-from scripts.tools.bench.machine import BusyError, Others, check_quiet, describe_machine
+from scripts.tools.bench.machine import BLAS, BusyError, Others, check_quiet, describe_machine, preload_blas
 from scripts.tools.bench.report import Report, targets_table, text_of, write_json
 
 BENCHMARKS = {
@@ -27,33 +26,21 @@ BENCHMARKS = {
     "parallel": "several users of one runner at once: throughput, gaps, waits, sharing",
     "real": "a trained model, beside mlx_lm.server and llama.cpp",
 }
-"""Each benchmark with what it measures. A module of its name has the two functions of `BenchmarkModule`, and is
-imported only when it is chosen."""
+"""Each benchmark with what it measures. A module of its name is imported only when it is chosen. It has two
+functions: `add_arguments(parser)` adds its own options to those of all benchmarks; `run(arguments, say)` measures, says
+how far it is, and returns a Report. It raises ValueError if the options make no sense."""
 _TURNS = {"start": 7, "decode": 15, "ttft": 7, "parallel": 3, "real": 3}
 MET, MISSED, USAGE, BUSY = range(4)
 """Exit statuses; with the last two there is no report."""
-
-
-class BenchmarkModule(Protocol):
-    """The functions of a module of BENCHMARKS, beside a docstring that describes it."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Adds its own options to those of all benchmarks."""
-        ...
-
-    def run(self, arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
-        """Measures. `say` is told the progress. ValueError if the options make no sense."""
-        ...
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs one benchmark: prints tables, writes JSON. Returns the exit status."""
     common = _common_options()
     first, _ = common.parse_known_args([word for word in argv if word not in ("-h", "--help")])
+    os.environ.update(zip(BLAS, (first.blas, first.blas_threads), strict=True))
     try:
-        fast_blas = blas.preload(
-            first.blas, blas_threads({"blas-threads": first.blas_threads})
-        )  # before anything imports MLX
+        fast_blas = preload_blas()
     except UsageError as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return USAGE
@@ -91,13 +78,13 @@ def _run(arguments: argparse.Namespace, fast_blas: str) -> int:
     if not arguments.busy:
         check_quiet()
     others = Others()
-    report = _module(arguments.benchmark).run(arguments, lambda text: print(text, file=sys.stderr, flush=True))
+    report: Report = _module(arguments.benchmark).run(arguments, lambda text: print(text, file=sys.stderr, flush=True))
     if not arguments.busy:
         others.check()
     machine["others"] = others.cores()
-    print(text_of([targets_table(report.targets)], note=report.table()), file=table_to, flush=True)
+    print(text_of([targets_table(report.targets), *report.tables], report.note), file=table_to, flush=True)
     if arguments.json:
-        targets = [target.data() for target in report.targets]
+        targets = [{**target._asdict(), "met": target.met} for target in report.targets]
         write_json(
             arguments.json, {"benchmark": arguments.benchmark, "machine": machine, "targets": targets, **report.figures}
         )
@@ -137,8 +124,8 @@ def _peer(text: str) -> tuple[str, list[str]]:
     return name, words
 
 
-def _module(name: str) -> BenchmarkModule:
-    return cast("BenchmarkModule", importlib.import_module(f"scripts.tools.bench.{name}"))
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"scripts.tools.bench.{name}")
 
 
 def _interrupt(number: int, _: FrameType | None) -> NoReturn:

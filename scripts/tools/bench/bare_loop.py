@@ -13,11 +13,10 @@ from contextlib import ExitStack
 from functools import partial
 from time import perf_counter, sleep
 
-from runner import blas
-from runner.cli.convert import blas_threads
+from scripts.tools.bench.machine import preload_blas
 
 if __name__ == "__main__":
-    blas.preload(sys.argv[1], blas_threads({"blas-threads": sys.argv[2]}))  # before MLX
+    preload_blas()
 
 import mlx.core as mx
 
@@ -83,13 +82,10 @@ def _prefill(model: llama.Model, cache: list[KVCache], tokens: Sequence[int], ch
 class BareLoop:
     """Such a loop in another process."""
 
-    def __init__(
-        self, size: Size, seed: int, stack: ExitStack, *, blas: str, blas_threads: str, cores: int = 0
-    ) -> None:
+    def __init__(self, size: Size, seed: int, stack: ExitStack, *, cores: int = 0) -> None:
         """It ends with the stack. `cores` is the number of processors that it may use; 0: as many as this process."""
-        words = [blas, blas_threads, *map(str, size), str(seed)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.tools.bench.bare_loop", *words],
+            [sys.executable, "-m", "scripts.tools.bench.bare_loop", *map(str, size), str(seed)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -126,4 +122,4 @@ def _serve(hidden: str, layers: str, dtype: str, seed: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve(*sys.argv[3:])
+    _serve(*sys.argv[1:])

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from statistics import median
-from typing import NamedTuple
 
 from runner.model.weights.dtype import device
 from scripts.tools.bench.bare_loop import BareLoop
@@ -38,47 +37,37 @@ OF_BARE = {"1M": 0.88, "10M": 0.95, "60M": 0.95}
 """The least that is to be reached of the faster bare loop."""
 
 
-class Decoded(NamedTuple):
-    """One model: tokens per second of each contender, turn by turn."""
-
-    size: str
-    speeds: Mapping[str, Sequence[float]]
-
-    def ratio(self, name: str, other: str) -> float:
-        return median_ratio(self.speeds[name], self.speeds[other])
-
-    @property
-    def of_bare(self) -> float:
-        return min(self.ratio(OURS, name) for name in (BARE, BARE_ONE_CORE) if name in self.speeds)
+Speeds = Mapping[str, Sequence[float]]
+"""Tokens per second of each contender, turn by turn."""
 
 
-def report(turns: int, models: Sequence[Decoded]) -> Report:
+def report(turns: int, models: Mapping[str, Speeds]) -> Report:
+    """Returns the results; `models` is by size."""
     targets = []
-    for model in models:
-        if bound := OF_BARE.get(model.size):
-            targets.append(Target(f"{model.size}, ours over the {BARE}", model.of_bare, bound, most=False))
-        if MLX_LM in model.speeds:
-            targets.append(Target(f"{model.size}, ours over {MLX_LM}", model.ratio(OURS, MLX_LM), 1.0, most=False))
-    names = list(dict.fromkeys(name for model in models for name in model.speeds))
-    ratios = {name: [model.ratio(name, BARE) for model in models] for name in names}
+    of_bare = {
+        size: {name: median_ratio(each, speeds[BARE]) for name, each in speeds.items()}
+        for size, speeds in models.items()
+    }
+    for size, speeds in models.items():
+        if bound := OF_BARE.get(size):
+            least = min(median_ratio(speeds[OURS], speeds[name]) for name in (BARE, BARE_ONE_CORE) if name in speeds)
+            targets.append(Target(f"{size}, ours over the {BARE}", least, bound, most=False))
+        if MLX_LM in speeds:
+            ratio = median_ratio(speeds[OURS], speeds[MLX_LM])
+            targets.append(Target(f"{size}, ours over {MLX_LM}", ratio, 1.0, most=False))
+    names = dict.fromkeys(name for speeds in models.values() for name in speeds)
     rows = [
-        (name, *(f"{median(model.speeds[name]):.1f}" for model in models), *(f"{each:.3f}" for each in ratios[name]))
+        (
+            name,
+            *(f"{median(speeds[name]):.1f}" for speeds in models.values()),
+            *(f"{ratios[name]:.3f}" for ratios in of_bare.values()),
+        )
         for name in names
     ]
-    columns = ("", *(f"{model.size} tok/s" for model in models), *(f"{model.size} / bare" for model in models))
+    columns = ("", *(f"{size} tok/s" for size in models), *(f"{size} / bare" for size in models))
     title = f"decode, one stream: medians of {turns} turns, and of each turn's ratio to the bare loop"
-    figures = {
-        model.size: {
-            "tokens_per_s": model.speeds,
-            "of_bare": {name: model.ratio(name, BARE) for name in model.speeds},
-        }
-        for model in models
-    }
-    return Report(
-        targets,
-        [Table(title, columns, rows)],
-        {"turns": turns, "models": figures},
-    )
+    figures = {size: {"tokens_per_s": speeds, "of_bare": of_bare[size]} for size, speeds in models.items()}
+    return Report(targets, [Table(title, columns, rows)], {"turns": turns, "models": figures})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,20 +75,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    models = []
+    models = {}
     for name in arguments.size or default_sizes():
         say(f"{name} ...")
-        models.append(_measure(name, arguments, say))
+        models[name] = _measure(name, arguments, say)
     return report(arguments.turns, models)
 
 
-def _measure(name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> Decoded:
-    blas, threads, seed = arguments.blas, arguments.blas_threads, arguments.seed
-    size, tokens, prompts = SIZES[name], TOKENS[name], Prompts(seed)
+def _measure(name: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> Speeds:
+    seed, size, tokens = arguments.seed, SIZES[name], TOKENS[name]
+    prompts = Prompts(seed)
     with asyncio.Runner() as loop, ExitStack() as stack:
-        loops = {BARE: BareLoop(size, seed, stack, blas=blas, blas_threads=threads)}
+        loops = {BARE: BareLoop(size, seed, stack)}
         if device() == "cpu" and hasattr(os, "sched_setaffinity"):
-            loops[BARE_ONE_CORE] = BareLoop(size, seed, stack, blas=blas, blas_threads=threads, cores=1)
+            loops[BARE_ONE_CORE] = BareLoop(size, seed, stack, cores=1)
         served = serve(size, seed, servers(arguments, say), stack, loop)
 
         def served_speed(endpoint: Endpoint) -> float:
@@ -112,4 +101,4 @@ def _measure(name: str, arguments: argparse.Namespace, say: Callable[[str], None
             **{each: partial(served_speed, one) for each, one in served.items()},
             **{each: partial(bare_speed, bare) for each, bare in loops.items()},
         }
-        return Decoded(name, interleave(contenders, arguments.turns))
+        return interleave(contenders, arguments.turns)

@@ -1,4 +1,4 @@
-"""The machine: its description, and the use that other programs make of it."""
+"""The machine: its description, its BLAS, and the use that other programs make of it."""
 
 import os
 import platform
@@ -8,6 +8,11 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import NamedTuple
 
+from runner import blas
+from runner.cli.convert import blas_threads
+
+BLAS = ("MLX_RUNNER_BLAS", "MLX_RUNNER_BLAS_THREADS")
+"""The variables by which all processes of a benchmark have the same BLAS."""
 MOST_OTHERS = 0.15
 """Cores that others may use while something is measured."""
 _LOOK_S = 2.0
@@ -55,6 +60,12 @@ def check_quiet() -> None:
     others = Others()
     sleep(_LOOK_S)
     others.check()
+
+
+def preload_blas() -> str:
+    """Loads the BLAS that the environment names, before anything imports MLX. Returns its name. Raises UsageError."""
+    choice, threads = (os.environ[name] for name in BLAS)
+    return blas.preload(choice, blas_threads({"blas-threads": threads}))
 
 
 def describe_machine(fast_blas: str) -> dict[str, object]:

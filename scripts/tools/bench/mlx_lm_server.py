@@ -1,17 +1,9 @@
-"""`mlx_lm.server` over our BLAS: `python -m scripts.tools.bench.mlx_lm_server BLAS THREADS [WORD ...]`.
+"""`mlx_lm.server` over our BLAS: `python -m scripts.tools.bench.mlx_lm_server [WORD ...]`, its own words."""
 
-The words are those of `mlx_lm.server`.
-"""
-
-import sys
-
-from runner import blas
-from runner.cli.convert import blas_threads
+from scripts.tools.bench.machine import preload_blas
 
 if __name__ == "__main__":
-    _, choice, wanted, *words = sys.argv
-    blas.preload(choice, blas_threads({"blas-threads": wanted}))
-    from mlx_lm.server import main  # imports MLX: the fast BLAS comes first
+    preload_blas()
+    from mlx_lm.server import main  # imports MLX
 
-    sys.argv = ["mlx_lm.server", *words]
     main()

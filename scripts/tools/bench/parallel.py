@@ -36,7 +36,7 @@ from scripts.tools.bench.servers import (
     SHORT_TOKENS,
     Endpoint,
     MismeasuredError,
-    ask,
+    answer,
     first_line_s,
     serve,
     servers,
@@ -62,19 +62,9 @@ _CASE_S = 300.0
 RATIO_TARGET, GAP_TARGET_MS, DROP_TARGET_MS, SHARED_TARGET = 2.5, 300.0, 150.0, 1.3
 """The first is of what eight streams decode together to what one decodes."""
 
+DECODE, GAP, NEWCOMER, DROP = ("{} streams".format, "gap {}".format, "newcomer {}".format, "drop {}".format)
+"""The names of cases, of a number of streams or of a length."""
 SHARED = f"shared {PREFIX_TOKENS}"
-
-
-def decode_case(streams: int) -> str:
-    return f"{streams} streams"
-
-
-def gap_cases(length: int) -> tuple[str, str]:
-    return f"gap {length}", f"newcomer {length}"
-
-
-def drop_case(length: int) -> str:
-    return f"drop {length}"
 
 
 def rate(answers: Sequence[Sequence[float]]) -> float:
@@ -94,8 +84,8 @@ def largest_gap(lines: Sequence[float], begin: float, end: float) -> float:
 
 async def decode(endpoint: Endpoint, prompts: Prompts, streams: int) -> float:
     async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(ask(endpoint, prompts.text(SHORT_TOKENS), STREAM_TOKENS)) for _ in range(streams)]
-    return rate([task.result() for task in asked])
+        asked = [group.create_task(answer(endpoint, prompts.text(SHORT_TOKENS), STREAM_TOKENS)) for _ in range(streams)]
+    return rate([task.result().times for task in asked])
 
 
 async def gap(endpoint: Endpoint, prompts: Prompts, length: int) -> tuple[float, float]:
@@ -104,8 +94,8 @@ async def gap(endpoint: Endpoint, prompts: Prompts, length: int) -> tuple[float,
     lines: list[float] = []
 
     async def run() -> None:
-        async with endpoint.stream(prompts.text(SHORT_TOKENS), _LONG_TOKENS) as answer:
-            async for _ in answer:
+        async with endpoint.stream(prompts.text(SHORT_TOKENS), _LONG_TOKENS) as spoken:
+            async for _ in spoken:
                 lines.append(perf_counter())  # noqa: PERF401 - others read the list while it grows
 
     async def until(ready: float, count: int) -> None:
@@ -171,19 +161,19 @@ async def measure(endpoint: Endpoint, prompts: Prompts) -> Mapping[str, float]:
     @contextlib.asynccontextmanager
     async def alone() -> AsyncIterator[None]:
         async with asyncio.timeout(_CASE_S):
-            await ask(endpoint, prompts.text(SHORT_TOKENS), 1)  # what the last one left behind is over
+            await answer(endpoint, prompts.text(SHORT_TOKENS), 1)  # what the last one left behind is over
             yield
 
     found = {}
     for streams in STREAMS:
         async with alone():
-            found[decode_case(streams)] = await decode(endpoint, prompts, streams)
+            found[DECODE(streams)] = await decode(endpoint, prompts, streams)
     for length in LENGTHS:
         async with alone():
-            for case, seconds in zip(gap_cases(length), await gap(endpoint, prompts, length), strict=True):
-                found[case] = 1e3 * seconds
+            gap_s, newcomer_s = await gap(endpoint, prompts, length)
+            found |= {GAP(length): 1e3 * gap_s, NEWCOMER(length): 1e3 * newcomer_s}
         async with alone():
-            found[drop_case(length)] = 1e3 * await drop(endpoint, prompts, length)
+            found[DROP(length)] = 1e3 * await drop(endpoint, prompts, length)
     async with alone():
         found[SHARED] = await share(endpoint, prompts)
     return found
@@ -194,15 +184,14 @@ def report(turns: int, found: Mapping[str, Sequence[Mapping[str, float]]]) -> Re
     rounds, ours = Rounds(found), partial(Rounds(found).of, OURS)
     targets = [Target(f"{SHARED}, over the bound", median(ours(SHARED)), SHARED_TARGET)]
     if {1, 8} <= set(STREAMS):
-        ratio = median_ratio(ours(decode_case(8)), ours(decode_case(1)))
+        ratio = median_ratio(ours(DECODE(8)), ours(DECODE(1)))
         targets.append(Target("decode, 8 streams over 1", ratio, RATIO_TARGET, most=False))
     for length in LENGTHS:
-        case = gap_cases(length)[0]
-        targets.append(Target(f"{case}, worst", max(ours(case)), GAP_TARGET_MS, unit=" ms"))
-        targets.append(Target(drop_case(length), median(ours(drop_case(length))), DROP_TARGET_MS, unit=" ms"))
+        targets.append(Target(f"{GAP(length)}, worst", max(ours(GAP(length))), GAP_TARGET_MS, unit=" ms"))
+        targets.append(Target(DROP(length), median(ours(DROP(length))), DROP_TARGET_MS, unit=" ms"))
     served = Rounds({name: figures for name, figures in found.items() if name != BARE})
-    speeds = [*map(decode_case, STREAMS)]
-    waits = [case for length in LENGTHS for case in (*gap_cases(length), drop_case(length))]
+    speeds = [*map(DECODE, STREAMS)]
+    waits = [case for length in LENGTHS for case in (GAP(length), NEWCOMER(length), DROP(length))]
     ratios = served.rows([SHARED], ".2f")
     tables = [
         Table("tokens/s of all", ("", *speeds), [(name, *cells) for name, cells in rounds.rows(speeds).items()]),
@@ -221,11 +210,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """The whole benchmark. `say` is told how far it is. ValueError when the options make no sense."""
-    blas, threads, prompts = arguments.blas, arguments.blas_threads, Prompts(arguments.seed)
+    prompts = Prompts(arguments.seed)
     with asyncio.Runner() as loop, ExitStack() as stack:
-        in_turn = this_runner(IN_TURN, 1, blas=blas, blas_threads=threads)
-        started = serve(SIZE, arguments.seed, [*servers(arguments, say, _PARALLEL), in_turn], stack, loop)
-        bare = BareLoop(SIZE, arguments.seed, stack, blas=blas, blas_threads=threads)
+        contenders = [*servers(arguments, say, _PARALLEL), this_runner(IN_TURN, 1)]
+        started = serve(SIZE, arguments.seed, contenders, stack, loop)
+        bare = BareLoop(SIZE, arguments.seed, stack)
 
         def served(name: str, endpoint: Endpoint) -> Mapping[str, float]:
             say(f"{name} ...")
@@ -234,11 +223,11 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
         def looped() -> Mapping[str, float]:
             say(f"{BARE} ...")
             return {
-                decode_case(streams): bare.decode([prompts.ids(SHORT_TOKENS) for _ in range(streams)], STREAM_TOKENS)
+                DECODE(streams): bare.decode([prompts.ids(SHORT_TOKENS) for _ in range(streams)], STREAM_TOKENS)
                 for streams in STREAMS
             }
 
-        contenders: dict[str, Callable[[], Mapping[str, float]]] = {
+        measured: dict[str, Callable[[], Mapping[str, float]]] = {
             name: partial(served, name, endpoint) for name, endpoint in started.items()
         }
-        return report(arguments.turns, interleave({**contenders, BARE: looped}, arguments.turns))
+        return report(arguments.turns, interleave({**measured, BARE: looped}, arguments.turns))

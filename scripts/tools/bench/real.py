@@ -41,10 +41,8 @@ from scripts.tools.bench.servers import (
     Endpoint,
     MismeasuredError,
     Server,
-    known_mlx_lm,
     open_endpoint,
-    other_runner,
-    this_runner,
+    servers,
 )
 from scripts.tools.host.lib import Process, rss_bytes
 from scripts.tools.real.main import FetchError, fetch_gguf, make_model
@@ -65,18 +63,13 @@ Figures = Mapping[str, float]
 
 
 class Heard(NamedTuple):
-    """An answer: its text, the seconds until its first text, and its tokens per second after that."""
+    """An answer: its text, the seconds until its first text, and the tokens that came after that."""
 
     text: str
     first_s: float
     began: float
     ended: float
     later_tokens: int
-
-    @property
-    def tokens_per_s(self) -> float:
-        """The speed after the first text."""
-        return self.later_tokens / (self.ended - self.began)
 
 
 class Conversations:
@@ -129,9 +122,12 @@ class Conversations:
         return {case: 1e3 * seconds for case, seconds in zip(CASES, times, strict=True)}
 
     async def _speed(self, endpoint: Endpoint, users: int) -> float:
+        """Returns the tokens per second of answers written at once, from the first text of all to the last."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self.hear(endpoint, self.story(), STREAM_TOKENS)) for _ in range(users)]
-        return speed_of([task.result() for task in tasks])
+        answers = [task.result() for task in tasks]
+        seconds = max(each.ended for each in answers) - min(each.began for each in answers)
+        return sum(each.later_tokens for each in answers) / seconds
 
     async def hear(self, endpoint: Endpoint, prompt: str, tokens: int) -> Heard:
         """Asks, and returns the answer. Raises `MismeasuredError` if none came."""
@@ -146,12 +142,6 @@ class Conversations:
             raise MismeasuredError("an answer had no text")
         later = self._count("".join(pieces[1:])) if len(pieces) > 1 else 0
         return Heard("".join(pieces), times[0] - sent, times[0], times[-1], later)
-
-
-def speed_of(answers: Sequence[Heard]) -> float:
-    """Returns the tokens per second of answers that were written at once, from the first text of all to the last."""
-    seconds = max(each.ended for each in answers) - min(each.began for each in answers)
-    return sum(each.later_tokens for each in answers) / seconds
 
 
 LLAMA = "llama.cpp"
@@ -206,8 +196,12 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
         conversations = Conversations(arguments.seed, lambda text: len(tokenizer.encode(text).ids))
 
         def started(contender: Contender) -> float:
+            spawned = perf_counter()
             with ExitStack() as ended:
-                return _start_s(contender, conversations, ended, loop)
+                process = contender.server.start(contender.model, ended)
+                endpoint = open_endpoint(contender.server, process, contender.model, ended, loop)
+                prompt = conversations.begin(conversations.text(SHORT_TOKENS))
+                return loop.run(conversations.hear(endpoint, prompt, 1)).began - spawned
 
         say("start ...")
         starts = interleave({one.server.name: partial(started, one) for one in contenders}, arguments.turns)
@@ -228,14 +222,12 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
 
 
 def _contenders(arguments: argparse.Namespace, say: Callable[[str], None], stack: ExitStack) -> list[Contender]:
-    blas, threads, users = arguments.blas, arguments.blas_threads, max(SPEEDS)
+    contenders = []
     try:
-        model = make_model()
         work = Path(stack.enter_context(TemporaryDirectory(prefix="bench-")))
-        contenders = [Contender(this_runner(OURS, users, blas=blas, blas_threads=threads), model)]
-        contenders += [Contender(other_runner(name, command, users), model) for name, command in arguments.peer]
-        for server in known_mlx_lm(blas, threads, say):
-            contenders.append(Contender(server, model if device() == "gpu" else _in_float32(work / "float32")))
+        for server in servers(arguments, say, max(SPEEDS)):
+            slow = server.name == MLX_LM and device() == "cpu"
+            contenders.append(Contender(server, _in_float32(work / "float32") if slow else make_model()))
         if arguments.llama_server:
             llama = Server(LLAMA, shlex.split(arguments.llama_server), {}, speaks_openai=True)
             contenders.append(Contender(llama, fetch_gguf(work)))
@@ -251,11 +243,3 @@ def _in_float32(directory: Path) -> Path:
         assert isinstance(weights, dict)
         mx.save_safetensors(str(path), {name: array.astype(mx.float32) for name, array in weights.items()})
     return directory
-
-
-def _start_s(contender: Contender, conversations: Conversations, stack: ExitStack, loop: asyncio.Runner) -> float:
-    server, model = contender
-    spawned = perf_counter()
-    endpoint = open_endpoint(server, server.start(model, stack), model, stack, loop)
-    prompt = conversations.begin(conversations.text(SHORT_TOKENS))
-    return loop.run(conversations.hear(endpoint, prompt, 1)).began - spawned

@@ -46,9 +46,6 @@ class Target(NamedTuple):
     def met(self) -> bool:
         return self.value <= self.bound if self.most else self.value >= self.bound
 
-    def data(self) -> Mapping[str, object]:
-        return {**self._asdict(), "met": self.met}
-
 
 class Table(NamedTuple):
     """Rows of text under a title; the first column names the row."""
@@ -77,10 +74,6 @@ class Report:
     figures: Mapping[str, object]
     note: str = ""
     """The text below the tables: the meaning of their words."""
-
-    def table(self) -> str:
-        """Returns all tables as text; those without rows are left out."""
-        return text_of(self.tables, note=self.note)
 
 
 class Rounds(NamedTuple):
@@ -115,7 +108,7 @@ def targets_table(targets: Sequence[Target]) -> Table:
     return Table("targets", ("", "found", "target", ""), rows)
 
 
-def text_of(tables: Sequence[Table], note: str = "") -> str:
+def text_of(tables: Sequence[Table], note: str) -> str:
     """Returns the tables that have rows, one below the other, and `note` after them."""
     return "\n\n".join(filter(None, [*("\n".join(table.lines()) for table in tables if table.rows), note]))
 

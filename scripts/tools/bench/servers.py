@@ -22,17 +22,7 @@ from runner.model.weights.dtype import device
 from scripts.tools import ROOT
 from scripts.tools.bench.llamas import B3, M1, M10, M60, M700, Size, make_model, write_model
 from scripts.tools.conformance.this_runner import RUNNER
-from scripts.tools.host.lib import (
-    F_SECOND,
-    A,
-    Client,
-    LoadError,
-    Process,
-    Request,
-    StatusError,
-    free_port,
-    spawn,
-)
+from scripts.tools.host.lib import F_SECOND, A, Client, LoadError, Process, Request, StatusError, free_port, spawn
 
 _START_S = 120
 _DATA, _DONE = b"data: ", b"[DONE]"
@@ -85,20 +75,8 @@ class Server(NamedTuple):
         return _OpenAI(process.port, str(model)) if self.speaks_openai else _Runner(Client.of(process))
 
 
-def this_runner(name: str, parallel: int, *, blas: str, blas_threads: str) -> Server:
-    settings = {"PARALLEL": str(parallel), "BLAS": blas, "BLAS_THREADS": blas_threads}
-    return Server(name, RUNNER, {f"MLX_RUNNER_{key}": value for key, value in settings.items()})
-
-
-def other_runner(name: str, command: Sequence[str], parallel: int) -> Server:
-    """Returns any executable that speaks the runner protocol."""
-    return Server(name, command, {"OLLAMA_NUM_PARALLEL": str(parallel)})
-
-
-def mlx_lm_server(name: str, blas: str, blas_threads: str) -> Server:
-    """Returns mlx-lm's own server, its kernels as ready as ours: on a CPU none is compiled while it answers."""
-    command = [sys.executable, "-m", "scripts.tools.bench.mlx_lm_server", blas, blas_threads]
-    return Server(name, command, {"MLX_DISABLE_COMPILE": "1"} if device() == "cpu" else {}, speaks_openai=True)
+def this_runner(name: str, parallel: int) -> Server:
+    return Server(name, RUNNER, {"MLX_RUNNER_PARALLEL": str(parallel)})
 
 
 class _Runner:
@@ -193,10 +171,6 @@ async def answer(endpoint: Endpoint, prompt: str, tokens: int) -> Answered:
     return Answered(sent, times, "".join(pieces))
 
 
-async def ask(endpoint: Endpoint, prompt: str, tokens: int) -> list[float]:
-    return (await answer(endpoint, prompt, tokens)).times
-
-
 async def first_line_s(endpoint: Endpoint, prompt: str) -> float:
     """Returns the seconds from sending a prompt to its first line; the few other lines are read too."""
     return (await answer(endpoint, prompt, FEW_TOKENS)).first_s
@@ -212,19 +186,17 @@ def default_sizes() -> tuple[str, ...]:
 
 
 def servers(arguments: argparse.Namespace, say: Callable[[str], None], parallel: int = 1) -> list[Server]:
-    """Returns our runner, mlx-lm's server if it is installed, and the peers, for `parallel` requests at once."""
-    blas, threads = arguments.blas, arguments.blas_threads
-    ours = this_runner(OURS, parallel, blas=blas, blas_threads=threads)
-    peers = [other_runner(name, command, parallel) for name, command in arguments.peer]
-    return [ours, *known_mlx_lm(blas, threads, say), *peers]
-
-
-def known_mlx_lm(blas: str, blas_threads: str, say: Callable[[str], None]) -> list[Server]:
-    """Returns mlx-lm's server; nothing where its packages are missing."""
+    """Returns our runner, the peers, which speak its protocol, and mlx-lm's server if that is installed; for `parallel`
+    requests at once."""
+    peers = [Server(name, command, {"OLLAMA_NUM_PARALLEL": str(parallel)}) for name, command in arguments.peer]
+    ours = [this_runner(OURS, parallel), *peers]
     if importlib.util.find_spec("transformers") is None:
         say(f"{MLX_LM} is left out: it needs transformers")
-        return []
-    return [mlx_lm_server(MLX_LM, blas, blas_threads)]
+        return ours
+    command = [sys.executable, "-m", "scripts.tools.bench.mlx_lm_server"]
+    # Its kernels are as ready as ours: on a CPU none is compiled while it answers.
+    ready = {"MLX_DISABLE_COMPILE": "1"} if device() == "cpu" else {}
+    return [*ours, Server(MLX_LM, command, ready, speaks_openai=True)]
 
 
 def serve(

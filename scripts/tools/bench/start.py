@@ -49,9 +49,15 @@ def start(server: Server, model: Path, prompts: Prompts) -> Started:
     spawned = perf_counter()
     with server.launch(model) as process:
         ready_s = _wait_ready(process, spawned) - spawned
+
+        async def first_token_s() -> float:
+            endpoint = server.endpoint(process, model)  # a new client: all contenders pay for its first connection
+            answered = await answer(endpoint, prompts.text(SHORT_TOKENS), FEW_TOKENS)
+            await endpoint.close()
+            return answered.first_s
+
         at = perf_counter() - spawned
-        first = _first_token_s(server, process, model, prompts.text(SHORT_TOKENS))
-        return Started(ready_s, at + asyncio.run(first))
+        return Started(ready_s, at + asyncio.run(first_token_s()))
 
 
 def _wait_ready(process: Process, since: float) -> float:
@@ -73,14 +79,6 @@ def _wait_ready(process: Process, since: float) -> float:
         if process.exit_status is not None or now - since > PATIENCE_S:
             raise LoadError(process.output.captured or f"exit status {process.exit_status}")
         sleep(_POLL_S)
-
-
-async def _first_token_s(server: Server, process: Process, model: Path, prompt: str) -> float:
-    """Returns the time to the first token of a new client. All contenders pay for its first connection."""
-    endpoint = server.endpoint(process, model)
-    answered = await answer(endpoint, prompt, FEW_TOKENS)
-    await endpoint.close()
-    return answered.first_s
 
 
 OF_MLX_LM = 0.28

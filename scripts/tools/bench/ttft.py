@@ -49,7 +49,8 @@ def report(size: str, turns: int, found: Mapping[str, Sequence[Times]]) -> Repor
         targets.append(Target(f"{case}, ours", rounds.median(OURS, case), bound, unit=" ms"))
     if MLX_LM in found:
         targets += [Target(f"{case}, ours over {MLX_LM}", rounds.ratio(OURS, MLX_LM, case), 1.0) for case in CASES]
-    rows = [(name, *cells, _computed(found[name][-1].computed)) for name, cells in rounds.rows(CASES).items()]
+    computed = {name: ["-" if count is None else str(count) for count in found[name][-1].computed] for name in found}
+    rows = [(name, *cells, " ".join(computed[name])) for name, cells in rounds.rows(CASES).items()]
     title = f"time to the first token, ms: medians of {turns} turns; {size} parameters"
     figures = {name: [times._asdict() for times in each] for name, each in found.items()}
     return Report(
@@ -66,10 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    blas, threads, size = arguments.blas, arguments.blas_threads, SIZES[arguments.size]
-    prompts = Prompts(arguments.seed)
+    size, prompts = SIZES[arguments.size], Prompts(arguments.seed)
     with asyncio.Runner() as loop, ExitStack() as stack:
-        bare = BareLoop(size, arguments.seed, stack, blas=blas, blas_threads=threads)
+        bare = BareLoop(size, arguments.seed, stack)
         servers_up = serve(size, arguments.seed, servers(arguments, say), stack, loop)
 
         def served(endpoint: Endpoint) -> Times:
@@ -126,7 +126,3 @@ def bare_times(bare: BareLoop, prompts: Prompts) -> Times:
             "switch": first_ms(PREFIX_TOKENS + OWN_TOKENS + ANSWER_TOKENS - 1, 1 + APPENDED_TOKENS),
         }
     )
-
-
-def _computed(counts: Sequence[int | None]) -> str:
-    return " ".join("-" if count is None else str(count) for count in counts)

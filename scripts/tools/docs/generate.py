@@ -1,4 +1,5 @@
-"""Writes the generated parts of the documents, each between its two marks: `python -m scripts.tools.docs.generate`.
+"""Writes docs/imports.svg and the generated parts of documents, each between its two marks:
+`python -m scripts.tools.docs.generate`.
 
 A test keeps them equal to what the program does.
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 from runner.model.families import FAMILIES, METAL_ONLY, RENAMED_MODULES
 from runner.settings import Settings, flags_of
 from scripts.tools import ROOT
+from scripts.tools.docs.imports import imports_svg
 from scripts.tools.models.architectures import architectures
 
 DOCS = ROOT / "docs"
@@ -79,6 +81,7 @@ DOCUMENTS: Mapping[Path, Parts] = {
     DOCS / "models.md": {"architectures": architecture_table, "split": split_list},
 }
 """The documents that have generated parts."""
+PICTURE = DOCS / "imports.svg"
 
 
 def marks(part: str) -> tuple[str, str]:
@@ -98,5 +101,6 @@ def with_parts(text: str, parts: Parts) -> str:
 
 
 if __name__ == "__main__":
+    PICTURE.write_text(imports_svg())
     for path, parts in DOCUMENTS.items():
         path.write_text(with_parts(path.read_text(), parts))

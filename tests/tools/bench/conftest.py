@@ -3,10 +3,12 @@
 import pytest
 
 from scripts.tools.bench import __main__ as bench
-from scripts.tools.bench.machine import Others
+from scripts.tools.bench.machine import BLAS, Others
 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in BLAS:
+        monkeypatch.setenv(name, "auto")  # a benchmark sets them
     monkeypatch.setattr(bench, "check_quiet", lambda: None)
     monkeypatch.setattr(Others, "check", lambda _: None)

@@ -27,7 +27,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., F
     """Runs a benchmark of tiny models and prompts, without other servers. Returns its JSON."""
 
     def ours_alone(arguments: Namespace, *_: object) -> list[Server]:
-        return [this_runner(OURS, 1, blas=arguments.blas, blas_threads=arguments.blas_threads)]
+        return [this_runner(OURS, 1)]
 
     tiny, folder = Size(64, 1), tmp_path / "made"
     folder.mkdir()
