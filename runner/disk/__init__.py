@@ -1,6 +1,6 @@
 """The disk tier of the prefix cache: conversations that survive the process (`--disk-cache`, docs/disk.md). A wing.
 
-`open.open_tier` builds it for `runner/assemble.py`; the engine sees a `DiskTier`, which restores before a request
+`open.DiskWing` gives it to an engine, which sees a `DiskTier`, which restores before a request
 begins, writes between slices, and checks when idle. Imported only with the flag.
 
 | read in this order | |

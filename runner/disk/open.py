@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -27,16 +27,13 @@ from runner.disk.sweep import Sweep
 from runner.disk.thread import DiskThread
 from runner.disk.tier import DiskTier
 from runner.disk.writes import Freight, Writes
+from runner.engine.parts import Parts, Wing
 from runner.logs import Log
 from runner.model import OpenedModel
 from runner.model.sources.checkpoint import Checkpoint
 from runner.model.weights.dtype import device
 from runner.settings import Settings
 from runner.sizes import shown
-
-if TYPE_CHECKING:
-    from runner.engine.ports import Names
-    from runner.engine.scheduler import Scheduler
 
 log = Log(__name__)
 
@@ -94,19 +91,20 @@ class _Namespace(NamedTuple):
     """The same in words."""
 
 
-def open_tier(
-    settings: Settings,
-    model: OpenedModel,
-    make_layers: Callable[[], list[object]],
-    dtypes: list[str],
-    forward: Callable[[mx.array, list[object]], mx.array],
-    names: "Names | None",
-    scheduler: "Scheduler",
-    salt: str,
-    post: Callable[[Callable[[], None]], None],
-) -> DiskTier | None:
-    """Returns the disk cache that `--disk-cache` asks for, and starts its thread; None if there can be none, which the
-    log explains. `dtypes` are those of the weights in memory; `post` runs a function between two slices."""
+class DiskWing(Wing):
+    """The disk tier that `--disk-cache` asks for."""
+
+    def join(self, parts: Parts) -> None:
+        """Starts its thread."""
+        parts.disk = open_tier(parts)
+        if parts.disk is not None:
+            parts.counts.disk = parts.disk.counts
+
+
+def open_tier(parts: Parts) -> DiskTier | None:
+    """Returns the disk tier, and starts its thread; None if there can be none, which the log explains."""
+    settings, model, scheduler = parts.settings, parts.model, parts.scheduler
+    make_layers, forward = parts.make_layers, parts.loaded.logits
     directory = settings.disk_cache
     if directory is None:
         return None
@@ -120,15 +118,16 @@ def open_tier(
             log.warning("no disk cache", why="others may write to the directory", directory=str(directory))
             return None
         budget_bytes = settings.disk_memory.bytes_of(files.space(directory)[0])
-        namespace = _namespace(settings, model, make_layers, dtypes, salt)
+        namespace = _namespace(settings, model, make_layers, parts.loaded.dtypes, parts.salt)
     except OSError as error:
         log.warning("no disk cache", why=f"{error.filename}: {error.strerror}")
         return None
     shelf = Shelf(files, directory, namespace.name, namespace.about, _MOST_WRITTEN)
+    names = parts.names
     digest_of = names.digest_of if names is not None else lambda _: None
     name_of = names.name_of if names is not None else lambda _: 0
     reader = Reader(shelf, namespace.root, digest_of, name_of)
-    disk = DiskThread(files, shelf, Sweep(files, directory, budget_bytes, _MOST_AGE_S), reader, post)
+    disk = DiskThread(files, shelf, Sweep(files, directory, budget_bytes, _MOST_AGE_S), reader, parts.post)
     counters = scheduler.journal.counters
 
     def prefill_token_s() -> float | None:
@@ -155,7 +154,7 @@ def open_tier(
     check = SelfCheck(disk, make_layers, forward)
     restores = Restores(
         disk,
-        salt,
+        parts.salt,
         check,
         lambda: Sample(make_layers, forward),
         prefill_token_s=prefill_token_s,

@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from runner.drafts.drafting import Drafting
 from runner.drafts.heads.load import load_head
+from runner.drafts.policy import DraftPolicy
+from runner.engine.parts import Parts, Wing
 from runner.errors import DraftError, ModelError
 from runner.logs import Log, error_line
 from runner.model import OpenedModel
@@ -88,3 +91,39 @@ class DraftModelOpener:
         if self._settings.draft != DRAFT_AUTO:
             raise DraftError(f"--draft {self._settings.draft}: {why}") from error
         log.info("the draft model beside this one is not used", why=why)
+
+
+class DraftsWing(Wing):
+    """Drafts, and the model that makes them, if there is one. A model in several ranks is drafted by what it reads."""
+
+    def __init__(self) -> None:
+        self._opener: DraftModelOpener | None = None
+        self._model: AnyModel | None = None
+
+    def reserve(self, parts: Parts) -> int:
+        """Raises DraftError for a model that is refused."""
+        if parts.world.ranks is None:
+            self._opener = DraftModelOpener(parts.settings, parts.model)
+        return self._opener.reserved_bytes(parts.budget_bytes) if self._opener is not None else 0
+
+    def load(self, parts: Parts) -> None:
+        """Raises as `reserve`."""
+        if self._opener is not None:
+            self._model = self._opener.load(
+                parts.loaded, parts.tokenizer, parts.budget_bytes, slow_blas=parts.slow_blas
+            )
+
+    def plug(self, parts: Parts) -> None:
+        if self._model is not None:
+            parts.forward = self._model.watch(parts.forward)
+            parts.draft_bytes = self._model.most_bytes
+        if parts.settings.draft == DRAFT_OFF:
+            return
+        undraftable = parts.loaded.undraftable
+        if undraftable:
+            log.info("answers are not drafted", why=undraftable)
+        make = DraftPolicy.for_cpu if parts.on_cpu else DraftPolicy.for_gpu
+        policy = make(parts.settings.draft_tokens) if parts.settings.draft_tokens else make()
+        drafting = Drafting(policy, undraftable, parts.salt, self._model, parts.sources.clock)
+        parts.drafting = drafting
+        parts.counts.drafts = drafting.counts

@@ -17,5 +17,5 @@ parts and connects them.
 | `batch`, `batches`, `round` | several in one forward; rounds that check drafts |
 | `memory`, `recovery` | which requests fit into `--memory`; the case that MLX finds none |
 | `journal`, `counters`, `report`, `trace` | log lines and numbers for people; the time of each part of a slice |
-| `ports`, `context` | what the engine asks of wings; what all requests share |
+| `ports`, `parts`, `context` | what the engine asks of wings; how they join it; what all requests share |
 """

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias, TypeVar
 
 from protocol.stats import CacheNode
 from runner.engine.events import Outbox, Wakeup
-from runner.engine.request import Limits, Request, Vision
+from runner.engine.request import Limits, Request
 from runner.engine.trace import TRACE
 from runner.errors import ModelError, RunnerError, no_mlx
 from runner.logs import Log, die, error_line, fatal
@@ -21,35 +21,20 @@ from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from runner.engine.counters import EngineStats
-    from runner.engine.ports import Formats, Ranks, Tier
-    from runner.engine.report import Report
-    from runner.engine.scheduler import Scheduler
-    from runner.engine.world import Turns, World
+    from runner.engine.parts import Parts
+    from runner.engine.ports import Ranks
+    from runner.engine.world import Post, Turns, World
 
 Answer = TypeVar("Answer")
 Message = Request | Callable[[], None] | None
 """A request; something to call between two slices; or None, which only wakes the engine."""
-Post = Callable[[Callable[[], None] | None], None]
 
 log = Log(__name__)
 _MASK_POLL_S = 0.002  # between two looks for a grammar's mask, while there is nothing else to do
 _PUBLISH_S = 0.02  # a decode step may take a millisecond or two, of which asking MLX for its memory would be a percent
 
 
-class Assembly(NamedTuple):
-    """The parts of an engine. All but `tokenizer`, `vision` and `formats` belong to the engine thread."""
-
-    scheduler: "Scheduler"
-    report: "Report"
-    tokenizer: Tokenizer
-    vision: Vision
-    formats: "Formats"
-    warm_up: Callable[[], None]
-    """Computes what a first request would. Raises ComputeError if the model cannot."""
-    disk: "Tier | None" = None
-
-
-Assemble: TypeAlias = "Callable[[Settings, OpenedModel, Future[Tokenizer], Outbox, float, Post, World], Assembly]"
+Assemble: TypeAlias = "Callable[[Settings, OpenedModel, Future[Tokenizer], Outbox, float, Post, World], Parts]"
 """Takes what `runner.assemble.assemble` does."""
 
 
@@ -76,7 +61,7 @@ class Engine:
     """Set once requests can be computed."""
     memory_bytes: int = 0
     """The bytes that MLX held when the engine last looked: in use, and kept for reuse."""
-    _parts: "Assembly"
+    _parts: "Parts"
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The engine's numbers for people: requests, tokens, memory and the cache, for the page and the metrics."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
@@ -46,7 +46,8 @@ class Identity(NamedTuple):
     cache_kind: str
 
 
-class WingCounts(NamedTuple):
+@dataclass
+class WingCounts:
     """The numbers of the wings; of one that is off, its zeros."""
 
     pictures: Callable[[], PictureCounts] = PictureCounts
@@ -64,7 +65,7 @@ class Report:
         scheduler: "Scheduler",
         memory: MemoryBudget,
         tokenizer: Tokenizer | None,
-        wings: WingCounts = WingCounts(),  # noqa: B008 - immutable
+        wings: WingCounts,
     ) -> None:
         """With a `tokenizer`, cache nodes show the beginning of their text."""
         self._wings = wings

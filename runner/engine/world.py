@@ -14,6 +14,9 @@ from runner.engine.policy import SlicePolicy
 from runner.engine.ports import Ranks
 from runner.engine.request import Request
 
+Post = Callable[[Callable[[], None] | None], None]
+"""Has the engine thread call a function between two slices; with None it only wakes an engine that waits."""
+
 
 class Sources(NamedTuple):
     """The parts of an engine through which values come in while it computes."""

@@ -8,7 +8,7 @@ Owners: `WorkerPool` and `fork_server` belong to the event loop; a `Worker` belo
 is compiled, then to the engine thread, together with its `Guide`, until the answer ends. `worker_process` and
 `compiler` run in the forked processes.
 
-Read in this order: `formats` (the formats of one engine), `messages`, `worker_pool`,
+Read in this order: `formats` (the formats of one engine, and how it gets them), `messages`, `worker_pool`,
 `fork_server`; then the forked side: `worker_process`, `compiler`, `rewriter`, `format_to_lark`, `vocabulary`,
 `explain_error`.
 """

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from protocol import Format
+from runner.engine.parts import Parts, Wing
 from runner.model import OpenedModel
 from runner.tokenizer import Tokenizer
 
@@ -64,3 +65,15 @@ class Formats:
         workers.worker_bytes = max(_LEAST_WORKER_BYTES, min(workers.worker_bytes, self._room_bytes // _SHARE))
         workers.most_kept_bytes = min(workers.most_kept_bytes, self._room_bytes // _KEPT_SHARE)
         return workers
+
+
+class GrammarWing(Wing):
+    """Structured output."""
+
+    def plug(self, parts: Parts) -> None:
+        formats = Formats(parts.model, parts.tokenizer, parts.settings.parallel, parts.free_bytes)
+        parts.formats = formats
+        if parts.shares_memory:
+            parts.grammar_bytes = GRAMMAR_BYTES
+            parts.helper_bytes.append(lambda: formats.nbytes)
+            parts.drop_unused.append(formats.end_kept)

@@ -3,21 +3,22 @@
 Whatever is wrong with a tower costs pictures only: the text model is served, and says why it sees none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
+from runner.engine.parts import Parts
+from runner.engine.request import NoVision, Vision
 from runner.errors import ModelError, RunnerError
 from runner.logs import Log
 from runner.model import OpenedModel
 from runner.model.config import text_config
-from runner.model.weights.load import LoadedModel
 from runner.pictures.encoder import PictureEncoder
 from runner.pictures.forward import PictureForward
 from runner.pictures.pixels import PixelStore
 from runner.pictures.prompt import PictureNames
-from runner.pictures.sight import Sight
 from runner.pictures.support import PictureSupport
 from runner.pictures.towers.load import PREPROCESSOR, TowerPlan, load_tower, plan_tower
-from runner.settings import Settings
 from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
@@ -25,33 +26,51 @@ _SECTIONS = [11, 11, 10]
 """Of a config that names none; as in mlx-lm."""
 
 
-def open_sight(
-    model: OpenedModel,
-    loaded: LoadedModel,
-    tokenizer: Tokenizer,
-    settings: Settings,
-    budget_bytes: int,
-    wake: Callable[[], None],
-    *,
-    slow_blas: bool,
-) -> Sight:
-    """Loads the tower of a model that has one, on the engine thread. `wake` is called when pixels are there.
+class Sight(NamedTuple):
+    """The parts that a model sees with: one for any thread, one for the engine thread. None if it sees nothing, for
+    which `why` is the reason if it is not simply a text model."""
+
+    support: PictureSupport | None = None
+    encoder: PictureEncoder | None = None
+    why: str = ""
+
+    @property
+    def vision(self) -> Vision:
+        """What requests are prepared with."""
+        return NoVision(self.why) if self.support is None else self.support
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of decoded pictures, and of what decodes one at present. Any thread may ask."""
+        return 0 if self.support is None else self.support.pixels.nbytes
+
+    def drop_features(self) -> None:
+        """Frees what pictures take: features that are kept for later prompts, and pixels that no tower reads yet."""
+        if self.support is not None:
+            self.support.pixels.give_way()
+        if self.encoder is not None:
+            self.encoder.clear()
+
+
+def open_sight(parts: Parts) -> Sight:
+    """Loads the tower of a model that has one, on the engine thread.
 
     Without sight if anything is wrong with the tower or the files about it: the log says what."""
-    plan = plan_tower(model)
+    plan = plan_tower(parts.model)
     if plan is None:
         return Sight()
-    if settings.no_media:
+    if parts.settings.no_media:
         return Sight(why="the runner was started with --no-media")
     try:
-        support, sections = prepare(model, plan, tokenizer)
+        support, sections = prepare(parts.model, plan, parts.tokenizer)
         family = support.family
-        forward = PictureForward(loaded.module, sections=sections, sees_both_ways=family.bidirectional)
-        tower = load_tower(plan, settings.dtype, budget_bytes, slow_blas=slow_blas)
+        forward = PictureForward(parts.loaded.module, sections=sections, sees_both_ways=family.bidirectional)
+        tower = load_tower(plan, parts.settings.dtype, parts.free_bytes, slow_blas=parts.slow_blas)
     except RunnerError as error:
         log.warning("the model sees no pictures", why=str(error))
         return Sight(why=f"its vision is unavailable: {error}")
     log.info("the model sees pictures", tower=plan.family, bytes=plan.nbytes)
+    wake = partial(parts.post, None)
     return Sight(support, PictureEncoder(tower, support.pixels, forward, wake, splits=family.splits))
 
 

@@ -10,7 +10,7 @@ from runner.engine.events import Refused
 from runner.engine.guide import Grammar
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import SlicePolicy
-from runner.engine.report import Identity, Report
+from runner.engine.report import Identity, Report, WingCounts
 from runner.errors import RequestError
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import VOCAB
@@ -23,7 +23,7 @@ OTHER = [(5 * i * i + i + 2) % VOCAB for i in range(80)]
 def report_on(engine: TinyEngine, *, inspect_text: bool = False) -> Report:
     identity = Identity("1.2.3", "tiny:latest", "llama", "cpu", CONTEXT, "trie")
     memory = MemoryBudget(ZeroMeter(), 1 << 30, 2048)
-    return Report(identity, engine.scheduler, memory, tokenizer() if inspect_text else None)
+    return Report(identity, engine.scheduler, memory, tokenizer() if inspect_text else None, WingCounts())
 
 
 def stats(engine: TinyEngine) -> Stats:

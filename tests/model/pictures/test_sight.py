@@ -10,10 +10,11 @@ import mlx.core as mx
 import msgspec
 import pytest
 
+from runner.engine.parts import Parts
+from runner.engine.world import World
 from runner.model import open_model
 from runner.model.weights.load import load
-from runner.pictures.open import open_sight
-from runner.pictures.sight import Sight
+from runner.pictures.open import Sight, open_sight
 from runner.pictures.support import PictureSupport
 from runner.settings import Settings
 from runner.tokenizer import open_tokenizer
@@ -35,7 +36,12 @@ def sight_of(directory: Path, settings: Settings = SETTINGS, budget_bytes: int =
     text = loaded.logits(mx.array([[3, 4, 5]]), loaded.make_layers())
     assert bool(mx.isfinite(text).all())
     tokenizer = open_tokenizer(opened.file)
-    return open_sight(opened, loaded, tokenizer, settings, budget_bytes, lambda: None, slow_blas=False)
+    most = budget_bytes + mx.get_active_memory()
+    parts = Parts(
+        settings, opened, World(), lambda _: None, on_cpu=True, total_bytes=most, budget_bytes=most, slow_blas=False
+    )
+    parts.loaded, parts.tokenizer = loaded, tokenizer
+    return open_sight(parts)
 
 
 def changed(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:

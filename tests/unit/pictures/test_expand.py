@@ -11,9 +11,9 @@ from protocol import CompletionRequest, Media
 from runner.engine.request import Limits, NoVision, prepare
 from runner.errors import RequestError
 from runner.pictures.families import Qwen35
+from runner.pictures.open import Sight
 from runner.pictures.pixels import PixelStore
 from runner.pictures.prompt import PictureNames
-from runner.pictures.sight import Sight
 from runner.pictures.support import PictureSupport
 from runner.tokenizer import Tokenizer
 from tests.unit.pictures.pictures import encoded
@@ -139,10 +139,9 @@ def test_nothing_is_read_for_a_client_that_has_left(pieces: Pieces, support: Pic
         support.expand("[img-0][img-1]", media, cast("Tokenizer", pieces), CONTEXT, lambda: next(left))
 
 
-def test_the_memory_of_pixels_is_bounded_counted_and_given_back(support: PictureSupport) -> None:
+def test_the_memory_of_pixels_is_counted_and_given_back(support: PictureSupport) -> None:
     sight, store = Sight(support), support.pixels
-    sight.bound(5)
-    assert store.room_bytes == 5
+    store.room_bytes = 5
     store._decoding_bytes = 7
     assert sight.nbytes == 7
     sight.drop_features()

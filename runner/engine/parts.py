@@ -1,0 +1,124 @@
+"""The parts of an engine, and the steps in which wings add to them. Owner: the engine thread."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from protocol import Format
+from runner.engine.generation import Forward, NoPictures
+from runner.engine.report import Report, WingCounts
+from runner.engine.request import NoVision, ShownPrompt, Vision
+from runner.engine.scheduler import Scheduler
+from runner.engine.world import Post, Sources, World
+from runner.errors import RequestError
+from runner.model import OpenedModel
+from runner.model.weights.load import LoadedModel
+from runner.settings import Settings
+from runner.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from runner.engine.guide import Grammar
+    from runner.engine.ports import Drafts, Formats, Names, Pictures, Shifted, Tier
+
+
+class NoFormats:
+    """A runner without structured output: refuses each format."""
+
+    def expect(self) -> "Future[Grammar]":
+        return Future()
+
+    def compile(self, wanted: Format, grammar: "Future[Grammar]") -> None:
+        del wanted
+        grammar.set_exception(RequestError("this runner was built without structured output"))
+
+
+@dataclass
+class Parts:
+    """The parts of an engine. `runner.assemble.assemble` sets them from top to bottom, and between its steps each wing
+    reads what is there, and sets or wraps what is its own. Any thread may use `tokenizer`, `vision` and `formats`; the
+    rest belongs to the engine thread."""
+
+    # When nothing is loaded.
+    settings: Settings
+    model: OpenedModel
+    world: World
+    post: Post
+    on_cpu: bool
+    total_bytes: int
+    """The memory of the device."""
+    budget_bytes: int
+    """The most that MLX may hold (`--memory`)."""
+    slow_blas: bool
+
+    # When the weights are loaded.
+    loaded: LoadedModel = field(init=False)
+    tokenizer: Tokenizer = field(init=False)
+
+    # When the wings have loaded their own.
+    make_layers: Callable[[], list[object]] = field(init=False)
+    """Makes the layers of a sequence."""
+    salt: str = field(init=False)
+    """Names what changes the meaning of the cache's contents; empty for the model's own keys and values."""
+    sources: Sources = field(init=False)
+    forward: Forward = field(init=False)
+    """The forward of answers: that of `sources`, or one that wraps it."""
+
+    # When all is connected.
+    scheduler: Scheduler = field(init=False)
+    report: Report = field(init=False)
+    warm_up: Callable[[], None] = field(init=False)
+    """Computes what a first request would. Raises ComputeError if the model cannot."""
+
+    # What wings set; off until then.
+    vision: Vision = field(default_factory=NoVision)
+    show: "Callable[[ShownPrompt], Pictures]" = lambda _: NoPictures()
+    """Begins with the pictures of one request, none of which is encoded yet."""
+    shifted: "Shifted" = lambda _: nullcontext()
+    """Shifts the positions of answers after pictures."""
+    names: "Names | None" = None
+    """The names of pictures in the keys of caches."""
+    formats: "Formats" = field(default_factory=NoFormats)
+    drafting: "Drafts | None" = None
+    disk: "Tier | None" = None
+    counts: WingCounts = field(default_factory=WingCounts)
+    draft_bytes: int = 0
+    """What a model that drafts may hold beside its weights."""
+    grammar_bytes: int = 0
+    """What the grammar of an answer is likely to take of the budget, before it is compiled."""
+    helper_bytes: list[Callable[[], int]] = field(default_factory=list)
+    """What other processes of this runner take of the budget."""
+    drop_unused: list[Callable[[], None]] = field(default_factory=list)
+    """Free what no request needs now, beside the cache."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """True if the device and ordinary processes use the same memory."""
+        return self.on_cpu or mx.metal.is_available()
+
+    @property
+    def free_bytes(self) -> int:
+        """What MLX may take now, beside what it holds."""
+        return self.budget_bytes - mx.get_active_memory()
+
+
+class Wing:
+    """A capability beside the core, as it joins an engine that is being built. No step needs to do anything; what one
+    raises ends the start."""
+
+    def reserve(self, parts: Parts) -> int:
+        """Returns the bytes of the budget that loading the weights should leave. Nothing is loaded yet."""
+        del parts
+        return 0
+
+    def load(self, parts: Parts) -> None:
+        """Loads what computes beside the model, whose weights and tokenizer are there."""
+
+    def plug(self, parts: Parts) -> None:
+        """Sets what requests are computed with. All that computes is loaded."""
+
+    def join(self, parts: Parts) -> None:
+        """Connects itself with the scheduler, which is there."""
