@@ -29,11 +29,11 @@ FULL: Mapping[str, tuple[str, ...]] = {
         "gemma3",
         "qwen3_next",
     ),
-    "tests/model/assistant/test_drafter.py::test_drafts_are_those_of_the_whole_text": ("gemma4-trie",),
-    "tests/model/heads/test_head_values.py::test_a_head_computes_what_its_formulas_say": (
+    "tests/model/drafts/assistant/test_drafter.py::test_drafts_are_those_of_the_whole_text": ("gemma4-trie",),
+    "tests/model/drafts/heads/test_head_values.py::test_a_head_computes_what_its_formulas_say": (
         *("qwen3.5", "qwen3-next-moe", "nemotron-h"),
     ),
-    "tests/model/heads/test_head_values.py::test_what_older_releases_wrote_is_the_same_head": (
+    "tests/model/drafts/heads/test_head_values.py::test_what_older_releases_wrote_is_the_same_head": (
         *("qwen3.5-text", "qwen3.5-moe", "nemotron-h"),
     ),
     "tests/model/pictures/test_sight.py::test_a_model_with_a_tower_sees": (
@@ -57,7 +57,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/engine/test_disk_check.py::test_what_the_model_does_not_compute_is_removed": ("gemma3", "qwen3_next"),
     "tests/model/engine/test_disk_pauses.py::test_a_message_waits_for_a_piece": ("gemma3", "qwen3_next"),
     "tests/model/engine/test_disk_pauses.py::test_an_answer_waits_no_longer_than_two_milliseconds": ("llama",),
-    "tests/model/engine/test_draft_reader.py::test_drafts_depend_on_the_text_alone": ("llama-0", "qwen3_next-1"),
+    "tests/model/drafts/test_own_model.py::test_drafts_depend_on_the_text_alone": ("llama-0", "qwen3_next-1"),
     "tests/model/engine/test_disk.py::test_a_conversation_goes_on_after_the_process_has_gone": ("llama", "qwen3_next"),
     "tests/model/engine/test_disk.py::test_a_prompt_is_on_disk_when_its_answer_ends": ("300",),
     "tests/model/cache/test_rounds.py": ("*llama", "*gemma3", "*qwen3_next"),

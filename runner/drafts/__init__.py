@@ -7,12 +7,15 @@ draft is right only if the answering model drew it, so nothing here can change a
 | --- | --- |
 | `drafting` | all drafts of an engine, and those of one answer |
 | `lookup`, `text` | finds what followed when the text stood like this before, in this request or in earlier answers |
-| `policy`, `guard` | how many tokens are worth their rows; whether drafts make anything faster at all |
-| `pacing` | a model that drafts, as answers see it; when it drafts, and how many tokens |
-| `opening`, `named` | which model drafts, and why another one cannot |
+| `policy`, `speed_check` | how many tokens are worth their rows; whether drafts make anything faster at all |
+| `opening`, `kinds` | which model drafts, and why another one cannot |
 | `own_model` | a draft model with weights, layers and a context of its own |
-| `heads`, `assistant`, `dflash` | models that draft from what the answering model has computed |
+| `target` | what models share that draft from what the answering model, their *target*, has computed |
+| `heads`, `assistant`, `dflash` | these models |
 
-Owner: the engine thread. `lookup`, `text`, `policy`, `guard` and `drafting` know no model, no MLX and no clock: the
-same calls give the same drafts.
+A drafted token passes four objects: the engine's batch, its `AnswerDrafter`, a `DraftModel` (`OwnDraftModel`,
+`HeadDrafter`, `AssistantDrafter` or `BlockDrafter`), and the network of that.
+
+Owner: the engine thread. `lookup`, `text`, `policy` and `speed_check` know no model, no MLX and no clock: the same
+calls give the same drafts.
 """

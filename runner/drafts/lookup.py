@@ -9,18 +9,18 @@ from runner.drafts.policy import Draft
 from runner.drafts.text import MOST_MATCH, Found, Text
 
 # --- The answers of earlier requests, the oldest forgotten first. An answer is kept with the last tokens of its
-# prompt, which are enough to find its beginning again. The rest of a prompt stands in the prompt of whoever repeats
-# it; and agents, whose prompts contain each other, would fill the ring with copies.
+# prompt, which are enough to find its beginning again. The rest of a prompt stands in the next prompt that repeats it;
+# and agents, whose prompts contain each other, would fill the ring with copies.
 
 _WIDTHS = (4, 16)  # two tokens that someone else said say little; chat templates end with up to ten fixed ones
-_END = -1  # behind each text
+_END = -1  # after each text
 _PARTS = 4  # the ring forgets a part at a time, and each is searched by itself
 _LEAST_SHARE = 16  # a part takes the room of 1 / 16 of a full one even if its salt has little text
 _MOST_WAITING = 64  # texts
 
 
 class _Part(NamedTuple):
-    """Texts of one salt, one behind the other."""
+    """Texts of one salt, one after the other."""
 
     salt: str
     text: Text
@@ -51,8 +51,7 @@ class Ring:
         self._waiting.append((tokens[1 - self._part_tokens :], salt))
 
     def index(self, most: int) -> bool:
-        """Adds up to `most` more tokens, so that they are found; returns True if none are left. About a microsecond a
-        token."""
+        """Adds the next `most` tokens, so that they are found (about 1 µs each). Returns True if none are left."""
         if not self._adding:
             if not self._waiting:
                 return True
@@ -66,7 +65,7 @@ class Ring:
         return not self._adding and not self._waiting
 
     def _part(self, salt: str, room: int) -> _Part:
-        """Returns the newest part of the salt, or a new one if that has not so much room, as the last of all parts."""
+        """Returns the newest part of the salt, or a new one if that has too little room, as the last of all parts."""
         newest = next((part for part in reversed(self._parts) if part.salt == salt), None)
         if newest and len(newest.text) + room <= self._part_tokens:
             self._parts.remove(newest)
@@ -120,7 +119,7 @@ class Lookup:
         self._earlier: Earlier | None = None
 
     def index(self, most: int) -> bool:
-        """Indexes up to `most` more tokens of the text; returns True if none are left. About a microsecond a token.
+        """Indexes the next `most` tokens of the text (about 1 µs each). Returns True if none are left.
 
         A prompt can be indexed between the slices of its prefill. What is left then, `extend` does bit by bit.
         """
@@ -139,7 +138,7 @@ class Lookup:
                 self._earlier = Earlier(text, followed) if followed else None
 
     def propose(self, most: int) -> Draft | None:
-        """Returns up to `most` tokens that may come next, or None. The longest match wins, of equally long ones that
+        """Returns up to `most` tokens that may come next, or None. The longest match wins; of equally long ones the one
         in the request's own text."""
         if not self._own or (self._ring and not self._earlier):
             ending = self._text.ending()
@@ -156,8 +155,3 @@ class Lookup:
     def kept(self) -> list[int]:
         """Returns what the ring should keep of this request: its answer, with the last tokens of its prompt."""
         return self._text.since(self._prompt_tokens - _KEPT_PROMPT_TOKENS)
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of the text and its index, in bytes."""
-        return self._text.nbytes

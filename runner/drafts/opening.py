@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from runner.drafts.drafting import Drafting
-from runner.drafts.heads.load import load_head
+from runner.drafts.drafting import Drafting, DraftModel
 from runner.drafts.policy import DraftPolicy
 from runner.engine.parts import Parts, Wing
 from runner.errors import DraftError, ModelError
@@ -17,19 +16,19 @@ from runner.settings import DRAFT_AUTO, DRAFT_OFF, Settings
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.drafts.named import AnyModel
+    from runner.drafts.kinds import FoundDraft
 
 log = Log(__name__)
 
 
-def find_draft(wish: str, models_dir: Path, target: OpenedModel) -> OpenedModel | None:
+def find_draft(wish: str, models_dir: Path, target: OpenedModel) -> "FoundDraft | None":
     """Returns the model that is to draft, by its headers; None if there is none. `wish` is the value of `--draft`.
     Raises ModelError if there is one that cannot be used."""
     if wish == DRAFT_OFF or (wish == DRAFT_AUTO and not target.checkpoint.draft_bytes):
         return None
-    from runner.drafts.named import open_named  # most models have none
+    from runner.drafts.kinds import open_draft, open_own_draft  # most models have none
 
-    return open_named(wish, models_dir, target)
+    return open_own_draft(target, models_dir) if wish == DRAFT_AUTO else open_draft(wish, models_dir)
 
 
 class DraftModelOpener:
@@ -40,7 +39,7 @@ class DraftModelOpener:
         """Reads headers alone. Raises DraftError for a model that is refused."""
         self._settings = settings
         self._target = target
-        self._found: OpenedModel | None = None
+        self._found: FoundDraft | None = None
         try:
             self._found = find_draft(settings.draft, settings.models_dir, target)
         except ModelError as error:
@@ -49,42 +48,35 @@ class DraftModelOpener:
     def reserved_bytes(self, budget_bytes: int) -> int:
         """Returns what loading the target should leave of the budget for the draft model: nothing, where both are too
         large in any case."""
-        if self._found is None or self._found.total_bytes + self._target.total_bytes > budget_bytes:
-            return 0
-        return self._found.total_bytes
+        needed = 0 if self._found is None else self._found.model.total_bytes
+        return needed if needed + self._target.total_bytes <= budget_bytes else 0
 
     def load(
         self, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int, *, slow_blas: bool
-    ) -> "AnyModel | None":
+    ) -> DraftModel | None:
         """Loads the draft model, or with `auto`, where there is none, the head of the target; None if it has none.
         `loaded` and `tokenizer` are the target's, `budget_bytes` the limit for both. Raises as the constructor."""
-        model = None
+        dtype = self._settings.dtype
         if self._found is not None:
-            model = self._load(self._found, loaded, tokenizer, budget_bytes, slow_blas=slow_blas)
-        if model is None and self._settings.draft == DRAFT_AUTO and not loaded.undraftable:
-            rest = max(0, budget_bytes - mx.get_active_memory())
-            head, _ = load_head(self._target, loaded, self._settings.dtype, rest, slow_blas=slow_blas)
-            if head is not None:
-                from runner.drafts.named import HeadModel
-
-                log.info("head for drafts loaded", bytes=head.nbytes)
-                return HeadModel(head)
-        return model
-
-    def _load(
-        self, found: OpenedModel, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int, *, slow_blas: bool
-    ) -> "AnyModel | None":
-        from runner.drafts.named import check_match, load_named
-
-        try:
-            check_match(found, self._target, loaded, tokenizer)
-            rest = max(0, budget_bytes - mx.get_active_memory())
-            model = load_named(found, loaded, self._settings.dtype, rest, slow_blas=slow_blas)
-        except Exception as error:  # of MLX, at its first forward, too
-            self._give_up(error)
+            kind, draft = self._found
+            try:
+                self._found.check(self._target, loaded, tokenizer)
+                rest = max(0, budget_bytes - mx.get_active_memory())
+                model = kind.load(draft, loaded, dtype, rest, slow_blas=slow_blas)
+            except Exception as error:  # of MLX, at its first forward, too
+                self._give_up(error)
+            else:
+                log.info(
+                    "draft model loaded", model=draft.name, architecture=draft.architecture, bytes=draft.total_bytes
+                )
+                return model
+        names = (*self._target.checkpoint.tensors, *self._target.checkpoint.unreadable)
+        if self._settings.draft != DRAFT_AUTO or loaded.undraftable or not any("mtp." in name for name in names):
             return None
-        log.info("draft model loaded", model=found.name, architecture=found.architecture, bytes=found.total_bytes)
-        return model
+        from runner.drafts.heads.load import load_head  # most models have none
+
+        rest = max(0, budget_bytes - mx.get_active_memory())
+        return load_head(self._target, loaded, dtype, rest, slow_blas=slow_blas)
 
     def _give_up(self, error: Exception) -> None:
         why = str(error) if isinstance(error, ModelError) else error_line(error)
@@ -98,7 +90,7 @@ class DraftsWing(Wing):
 
     def __init__(self) -> None:
         self._opener: DraftModelOpener | None = None
-        self._model: AnyModel | None = None
+        self._model: DraftModel | None = None
 
     def reserve(self, parts: Parts) -> int:
         """Raises DraftError for a model that is refused."""
@@ -123,7 +115,9 @@ class DraftsWing(Wing):
         if undraftable:
             log.info("answers are not drafted", why=undraftable)
         make = DraftPolicy.for_cpu if parts.on_cpu else DraftPolicy.for_gpu
-        policy = make(parts.settings.draft_tokens) if parts.settings.draft_tokens else make()
+        at_once = self._model is not None and self._model.at_once
+        tokens = parts.settings.draft_tokens
+        policy = make(tokens, at_once=at_once) if tokens else make(at_once=at_once)
         drafting = Drafting(policy, undraftable, parts.salt, self._model, parts.sources.clock)
         parts.drafting = drafting
         parts.counts.drafts = drafting.counts

@@ -4,12 +4,18 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 
 from runner.cache.node import common_prefix
 from runner.cache.sequence import LayerFacts, SequenceLayers, SequenceMark
 from runner.cache.session import Session
-from runner.drafts.pacing import Forward
+from runner.drafts.target import GROWTH_TOKENS, Draw
+from runner.engine.generation import Forward
 from runner.errors import ModelError
+from runner.model.opened import OpenedModel
+from runner.model.weights.assemble import rehearse
+from runner.model.weights.dtype import DtypePlan, plan_dtypes
+from runner.model.weights.load import LoadedModel, load
 from runner.sampling.sampler import Sampler
 
 # --- The layers of a draft model, which follow one text after the other.
@@ -25,13 +31,9 @@ MANY_TOKENS = 16
 longer than another forward."""
 
 
-Draw = Callable[[mx.array], mx.array]
-"""Maps logits [1, V] to a token, uint32 [1], lazily."""
-
-
 class Reader:
-    """Reads the end of a text, and drafts behind it. What it drafted and what came differ sooner or later: then it goes
-    back to what they have in common. A text that begins like the last one is read on from there.
+    """Reads the end of a text, and drafts what follows. What it drafted and what came differ sooner or later: then it
+    goes back to what they have in common. A text that begins like the last one is read on from there.
 
     Owner: the engine thread.
     """
@@ -58,7 +60,8 @@ class Reader:
 
     def turn_to(self, text: Sequence[int], window: int = WINDOW_TOKENS) -> None:
         """Turns to this text: goes back to what the layers have in common with it. If more than `window` tokens would
-        be left to read, begins anew with as many. At least one is left, unless the last one is none of the model's."""
+        be left to read, begins anew with `window` of them. At least one is left, unless the model does not know the
+        last one."""
         seen = self._part(text)
         common = min(common_prefix(self._held, seen), len(seen) - 1)
         goes_on = self._start < len(text) and len(seen) <= MOST_TOKENS and self._go_back(common)
@@ -67,7 +70,7 @@ class Reader:
             self._begin(text, window)
 
     def read(self, most: int) -> None:
-        """Reads at most so many of the tokens that are left, but for the last two, with which drafting begins."""
+        """Reads at most `most` of the tokens that are left, but for the last two, with which drafting begins."""
         count = min(most, len(self._left) - _FIRST_ROUND)
         self._compute(mx.array([self._left[:count]]))
         self._held += self._left[:count]
@@ -79,7 +82,7 @@ class Reader:
         self._sequence.evaluate()
 
     def draft(self, most: int, size: int, draw: Draw) -> list[int]:
-        """Reads what is left, and drafts `most` tokens behind it, at least one; none if there is nothing to read. Each
+        """Reads what is left, and drafts the next `most` tokens, at least one; none if there is nothing to read. Each
         is drawn from logits [1, size]."""
         sequence = self._sequence
         if not self._left:
@@ -104,11 +107,14 @@ class Reader:
     def reset(self) -> None:
         """Frees all that was read."""
         self._sequence.reset()
-        self._held, self._left, self._mark = [], (), None
-        self._start = self._lead = 0
+        self._held = []
+        self._left = ()
+        self._mark = None
+        self._start = 0
+        self._lead = 0
 
     def _compute(self, tokens: mx.array) -> mx.array:
-        """Returns the logits [1, V] behind these tokens, uint32 [1, L] (lazy)."""
+        """Returns the logits [1, V] of the token after these, uint32 [1, L]. Lazy."""
         logits = self._forward(tokens, self._sequence.layers)[:, -1]
         self._sequence.advance(tokens.shape[1])
         return logits
@@ -164,7 +170,6 @@ _PART_TOKENS = 64  # of a text, beside a step of its answer: takes about as long
 _BRIEF_TOKENS = _PART_TOKENS // 2
 _SHORT_STEPS = 8  # of an answer that may be over before what is read for it has paid
 _TRIED_TOKENS = 4
-_GROWTH_TOKENS = 256  # mlx-lm's layers grow by as many at a time
 
 
 def unmarkable_layers(layers: list[object]) -> str:
@@ -190,7 +195,7 @@ class OwnDraftModel:
         self._reader.turn_to([0] * _TRIED_TOKENS)
         self._reader.read(_TRIED_TOKENS)
         self._reader.draft(1, vocab_size, lambda logits: mx.argmax(logits, axis=-1))
-        self.most_bytes = (MOST_TOKENS // _GROWTH_TOKENS + 1) * self._reader.nbytes
+        self.most_bytes = (MOST_TOKENS // GROWTH_TOKENS + 1) * self._reader.nbytes
         """The bytes that its layers may take."""
         self._reader.reset()
         self._waited = 0  # steps, since there is more to read than fits beside one
@@ -222,3 +227,25 @@ class OwnDraftModel:
 
     def free(self) -> None:
         self._reader.reset()
+
+
+def plan_own_model(draft: OpenedModel, dtype: str, budget_bytes: int, *, slow_blas: bool) -> tuple[Module, DtypePlan]:
+    """Returns the model made of placeholders, and the types of its weights. Raises ModelError if it could not draft."""
+    module = rehearse(draft)[0]
+    types = plan_dtypes(dtype, module, budget_bytes, slow_blas=slow_blas)
+    if fault := types.over_budget(budget_bytes, module) or unmarkable_layers(LoadedModel(module).make_layers()):
+        raise ModelError(fault)
+    return module, types
+
+
+def load_own_model(
+    draft: OpenedModel,
+    target: LoadedModel,  # noqa: ARG001  it needs nothing of it
+    dtype: str,
+    budget_bytes: int,
+    *,
+    slow_blas: bool,
+) -> OwnDraftModel:
+    """Loads the model. Raises what loading and its first forward raise."""
+    weights = load(draft, dtype, budget_bytes, slow_blas=slow_blas)
+    return OwnDraftModel(draft.name, weights.make_layers, weights.logits, draft.vocab_size)

@@ -33,10 +33,9 @@ class Acceptance:
     more, or less than could be, a probe goes one token further now and then, ever more rarely while it is in vain.
     """
 
-    def __init__(self, match_class: int, most: int) -> None:
-        """`most` is the length of the longest draft."""
-        self.most_pause = LOOKUP_PAUSE
-        """The most drafts between two probes."""
+    def __init__(self, match_class: int, most: int, most_pause: int = LOOKUP_PAUSE) -> None:
+        """`most` is the length of the longest draft, `most_pause` the most drafts between two probes."""
+        self._most_pause = most_pause
         self._tried = [_FIRST_WEIGHT] + [0.0] * (most - 1)
         self._right = [_FIRST_WEIGHT * _FIRST[match_class]] + [0.0] * (most - 1)
         self._pause = _FIRST_PAUSE
@@ -67,18 +66,19 @@ class Acceptance:
 
     def probes(self, length: int, *, hopeful: bool = True) -> bool:
         """Returns True if a draft that would be cut to `length` tokens should have one more, to see what comes of it.
-        If that would not pay even if it were right, it is not `hopeful`: then only what it costs is seen."""
+        With `hopeful=False`, if it would not pay even if it were right, the probe shows its cost only."""
         self._waited += 1
         self._idle = False
         if self._waited < self._pause:
             self._idle = not length
             return False
-        self._waited, self._probe = 0, length + 1 if hopeful else 0
-        self._pause = min(2 * self._pause, self.most_pause)
+        self._waited = 0
+        self._probe = length + 1 if hopeful else 0
+        self._pause = min(2 * self._pause, self._most_pause)
         return True
 
-    def learned(self, taken: int, accepted: int) -> None:
-        """Learns that of `taken` tokens, at least one, the first `accepted` were right."""
+    def record(self, taken: int, accepted: int) -> None:
+        """Records that of `taken` tokens, at least one, the first `accepted` were right."""
         if accepted >= self._probe > 0:
             self._pause = _FIRST_PAUSE
         self._probe = 0
@@ -88,7 +88,7 @@ class Acceptance:
             self._right[index] = self._right[index] * _KEPT + (seen and index < accepted)
 
 
-# --- How long a round of as many rows takes, learned while it happens.
+# --- How long rounds take by their rows, measured while they happen.
 
 _LEAST_WEIGHT = 0.1  # of the latest round in an average; the first ones weigh more
 _MOST_CHANGE = 0.5  # times that weight, of an average by one round
@@ -108,7 +108,8 @@ def gpu_costs(most: int) -> list[float]:
 
 
 class DraftCost:
-    """The average time in which a model drafts so many tokens, learned while it happens. Owner: the engine thread."""
+    """The average time in which a model drafts 1 token, 2 tokens, and so on, measured while it happens. Owner: the
+    engine thread."""
 
     def __init__(self, most: int) -> None:
         """`most` is the length of the longest draft."""
@@ -116,15 +117,15 @@ class DraftCost:
         self._known: _Context | None = None
         self._began = False
 
-    def took(self, tokens: int, seconds: float) -> None:
-        """Learns how long so many tokens took, at least one. The first time counts for nothing: it may take several
+    def record(self, tokens: int, seconds: float) -> None:
+        """Records how long `tokens` tokens took, at least one. The first time counts for nothing: it may take several
         times as long as any other."""
         if not self._began:
             self._began = True
             return
         if self._known is None:
             self._known = _Context([1 + _EACH * index for index in range(self._most)])
-        self._known.took(tokens, seconds)
+        self._known.record(tokens, seconds)
 
     def curve(self, step_s: float) -> Sequence[float]:
         """Returns the seconds of no token, one, two, and so on; as long as nothing is known shares of a plain step,
@@ -146,14 +147,15 @@ class RoundCosts:
         self._first = first
         self._contexts: dict[int, _Context] = {}
 
-    def took(self, rows: int, seconds: float, context_tokens: int) -> None:
-        """Learns how long a round of so many rows took, behind so many tokens."""
-        if not 0 < rows <= len(self._first):
+    def record(self, rows: int, seconds: float, context_tokens: int) -> None:
+        """Records how long a round of `rows` rows took after `context_tokens` tokens. Others than drafts may lengthen
+        it: nothing is learned from one of more rows than there are costs."""
+        if rows > len(self._first):
             return
         key = context_tokens.bit_length()
         if key not in self._contexts:
             self._contexts[key] = _Context(self.curve(context_tokens))
-        self._contexts[key].took(rows, seconds)
+        self._contexts[key].record(rows, seconds)
 
     @property
     def known(self) -> bool:
@@ -178,7 +180,7 @@ class _Context:
         self._counts: dict[int, int] = {}
         self._curve: Sequence[float] = ()
 
-    def took(self, rows: int, seconds: float) -> None:
+    def record(self, rows: int, seconds: float) -> None:
         if self._known:
             self._counts[rows] = count = self._counts.get(rows, 0) + 1
             seconds = _moved(self.curve()[rows - 1], seconds, count)
@@ -218,8 +220,8 @@ Source = Literal["own", "earlier", "path", "model"]
 begins with all of the request's text, or a model that drafts."""
 SOURCES: tuple[Source, ...] = get_args(Source)
 MODEL_MATCH = 5
-"""The match of a model's drafts, which have none: until there are counts, they are trusted as if so many tokens had
-matched."""
+"""The match of a model's drafts, which have none: until there are counts, they are trusted as if
+this many tokens had matched."""
 
 
 class Draft(NamedTuple):
@@ -236,50 +238,46 @@ _WORTH = 1.01  # times the tokens a second of a shorter draft: less would be noi
 
 
 class DraftPolicy:
-    """Chooses the length that promises the most tokens a second, 0 included, and learns from what comes of it.
+    """Chooses the length that promises the most tokens a second, 0 included, and learns from the outcomes.
 
     One for all requests of the process. Owner: the engine thread.
     """
 
-    def __init__(self, most: int, first_costs: Sequence[float]) -> None:
+    def __init__(self, most: int, first_costs: Sequence[float], *, at_once: bool = False) -> None:
         """`most` is the most drafted tokens a round; `first_costs` has the relative costs of rounds of 1 to `most` + 1
-        rows, as long as nothing is known."""
+        rows, as long as nothing is known. `at_once` is True if the model that drafts takes as long for many tokens as
+        for one."""
         assert len(first_costs) == most + 1
         self.most = most
-        self.at_once = False
-        """True if the model that drafts takes as long for many tokens as for one."""
+        self._at_once = at_once
         self._costs = RoundCosts(first_costs)
         self._draft_cost = DraftCost(most)
-        self._acceptances = {(source, size): Acceptance(size, most) for source in SOURCES for size in range(5)}
+        pauses = dict.fromkeys(SOURCES, LOOKUP_PAUSE) | {"model": BLOCK_PAUSE if at_once else MODEL_PAUSE}
+        self._acceptances = {
+            (source, size): Acceptance(size, most, pause) for source, pause in pauses.items() for size in range(5)
+        }
 
     @classmethod
-    def for_cpu(cls, most: int = CPU_DRAFT_TOKENS) -> "DraftPolicy":
+    def for_cpu(cls, most: int = CPU_DRAFT_TOKENS, *, at_once: bool = False) -> "DraftPolicy":
         """Returns a policy that begins with the costs of CPUs."""
-        return cls(most, cpu_costs(most + 1))
+        return cls(most, cpu_costs(most + 1), at_once=at_once)
 
     @classmethod
-    def for_gpu(cls, most: int = GPU_DRAFT_TOKENS) -> "DraftPolicy":
+    def for_gpu(cls, most: int = GPU_DRAFT_TOKENS, *, at_once: bool = False) -> "DraftPolicy":
         """Returns a policy that begins with the costs of GPUs."""
-        return cls(most, gpu_costs(most + 1))
-
-    def know_model(self, *, at_once: bool) -> None:
-        """Learns of the model that drafts whether it takes as long for many tokens as for one."""
-        self.at_once = at_once
-        for (source, _), acceptance in self._acceptances.items():
-            if source == "model":
-                acceptance.most_pause = BLOCK_PAUSE if at_once else MODEL_PAUSE
+        return cls(most, gpu_costs(most + 1), at_once=at_once)
 
     def length(self, draft: Draft, context_tokens: int) -> int:
-        """Returns how many of the draft's tokens to take, behind so many tokens. Ask once for each draft: now and then
-        the answer is a probe.
+        """Returns how many of the draft's tokens to take after `context_tokens` tokens. Ask once for each draft:
+        now and then the result is a probe.
 
         At first no more are taken than matched.
         """
         return self._length(draft, len(draft.tokens), self._costs.curve(context_tokens))
 
     def model_length(self, most: int, context_tokens: int) -> int:
-        """Returns how many tokens a model should draft, behind so many tokens: as `length`, but for what drafting
-        itself takes."""
+        """Returns how many tokens a model should draft after `context_tokens` tokens: as `length`, plus the time of
+        drafting itself."""
         draft = Draft([], "model", MODEL_MATCH)
         if self._acceptance(draft).rests():
             return 0
@@ -306,24 +304,22 @@ class DraftPolicy:
         hopeful = draft.source != "model" or (best_tokens + best_right) / costs[best + 1] > best_rate
         return best + acceptance.probes(best, hopeful=hopeful)
 
-    def learned(self, draft: Draft, taken: int, accepted: int) -> None:
-        """Learns that the first `taken` tokens of a draft made a round, and the first `accepted` of them were right."""
+    def record_outcome(self, draft: Draft, taken: int, accepted: int) -> None:
+        """Records that a round tried the first `taken` tokens of a draft, and the first `accepted` were right."""
         if taken:
-            self._acceptance(draft).learned(taken, accepted)
+            self._acceptance(draft).record(taken, accepted)
 
-    def took(self, rows: int, seconds: float, context_tokens: int) -> None:
-        """Learns how long a round took; of one row if it was a plain step. Others than drafts may lengthen it further:
-        nothing is learned from that."""
-        if rows <= self.most + 1:
-            self._costs.took(rows, seconds, context_tokens)
+    def record_time(self, rows: int, seconds: float, context_tokens: int) -> None:
+        """Records how long a round took, of one row if it was a plain step."""
+        self._costs.record(rows, seconds, context_tokens)
 
-    def drafted(self, tokens: int, seconds: float) -> None:
-        """Learns how long a model took to draft so many tokens, at least one."""
-        self._draft_cost.took(self._units(tokens), seconds)
+    def record_drafting(self, tokens: int, seconds: float) -> None:
+        """Records how long a model took to draft `tokens` tokens, at least one."""
+        self._draft_cost.record(self._units(tokens), seconds)
 
     def _units(self, tokens: int) -> int:
-        """Returns in how many equal times a model drafts so many tokens."""
-        return min(tokens, 1) if self.at_once else tokens
+        """Returns the number of forwards that a model needs for `tokens` drafts."""
+        return min(tokens, 1) if self._at_once else tokens
 
     def _acceptance(self, draft: Draft) -> Acceptance:
         return self._acceptances[draft.source, match_class(draft.match)]

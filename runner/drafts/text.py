@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-# --- The places behind all runs of as many tokens, newest first. A *place* is a position in a text; the run of a
+# --- The places after all runs of one length, newest first. A *place* is a position in a text; the run of a
 # place is the tokens right before it. Places whose runs have the same hash form a list: a table holds the newest of
 # them, and each place the next older one. So a place takes 4 bytes, and the table 2 to 8 for each place.
 
@@ -15,7 +15,7 @@ _MOST_STEPS = 32  # from place to place, for one run
 
 
 class Chain:
-    """The places behind the runs of `width` tokens in one text, which only grows. Owner: the engine thread."""
+    """The places after the runs of `width` tokens in one text, which only grows. Owner: the engine thread."""
 
     def __init__(self, width: int) -> None:
         """`width` is at least 1."""
@@ -57,7 +57,7 @@ class Chain:
         return stop == size
 
     def places(self, run: Sequence[int]) -> Iterator[int]:
-        """Iterates over the places behind this run, newest first; behind others in between."""
+        """Yields the places after `run`, newest first; also those after other runs of the same hash."""
         place = self._newest[hash_of(run) & (len(self._newest) - 1)]
         older, width = self._older, self.width
         for _ in range(_MOST_STEPS):
@@ -81,9 +81,9 @@ def hash_of(run: Sequence[int]) -> int:
 
 
 MOST_MATCH = 32
-"""Matches are not followed any further back than so many tokens."""
+"""Tokens: matches are not followed any further back."""
 _MOST_PLACES = 8
-"""Of the places with the same run, so many are compared, the newest ones."""
+"""Of the places with the same run, the newest ones are compared."""
 
 
 class Found(NamedTuple):
@@ -92,7 +92,7 @@ class Found(NamedTuple):
     match: int
     """How many tokens are the same, at most `MOST_MATCH`."""
     places: list[int]
-    """The positions behind them, newest first; a token follows each."""
+    """The positions after them, newest first; a token follows each."""
 
 
 class Text:
@@ -115,7 +115,7 @@ class Text:
         self._ids.extend(tokens)
 
     def index(self, most: int) -> bool:
-        """Indexes up to `most` more tokens; returns True if none are left. About a microsecond a token."""
+        """Indexes the next `most` tokens (about 1 µs each). Returns True if none are left."""
         done = [chain.link(self._ids, most) for chain in self._chains]
         return all(done)
 

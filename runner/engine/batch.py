@@ -11,7 +11,7 @@ import mlx.core as mx
 from runner.cache.session import DecodeRows
 from runner.engine.events import Event, Outbox
 from runner.engine.generation import Forward, Generation, Results
-from runner.engine.round import Drafts, Round, find_drafts, unseen_at_end
+from runner.engine.round import Round, RoundDrafts, find_drafts, unseen_at_end
 from runner.engine.trace import TRACE
 from runner.sampling.sample import Choice, Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
@@ -141,13 +141,13 @@ class Batch:
         if self.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
         if len(paused.choices) == 1 and (drafter := self.generations[0].drafter) is not None:
-            drafter.took(len(paused.choices[0].tokens), self.forward_rows, monotonic() - self._started_s)
+            drafter.record_time(len(paused.choices[0].tokens), self.forward_rows, monotonic() - self._started_s)
         return paused.choices
 
     def _advance(self, guided: bool) -> PausedStep:
         """Reads the next token of each generation. Before that it dispatches the forward after them; after it, the
         grammars advance."""
-        drafts = Drafts()
+        drafts = RoundDrafts()
         if (self._round is None or self._accept()) and self.may_draft and isinstance(self._sampler, Sampler):
             drafts = find_drafts(self.generations[0], self._sampler.vocab_size, on_its_way=self._ahead is not None)
         if drafts.tokens and self._ahead is None:

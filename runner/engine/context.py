@@ -52,6 +52,4 @@ class EngineContext(NamedTuple):
         generation = self.begin(request, session, self.tokenizer, self.context_length, started_ns, pictures, drafter)
         if self.ranks is not None:
             generation.agree = self.ranks.agree
-        if drafter is not None:
-            drafter.life = generation.life
         return generation

@@ -114,28 +114,29 @@ class Ranks(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes tokens of one answer. Owner: the engine thread."""
+    """Proposes tokens of one answer. No call changes the session or the sampler, and none raises. Owner: the engine
+    thread."""
 
     def index(self, tokens: int) -> None:
-        """Indexes so many more tokens of the prompt, a microsecond each."""
+        """Indexes the next `tokens` prompt tokens (about 1 µs each)."""
         ...
 
     def expects(self, session: "Session", most: int) -> bool:
-        """Returns True if a round should follow the token that is on its way, of which nothing is recorded yet."""
+        """Returns True if a round should follow the token that is on its way, which is not recorded yet. Nothing is
+        dispatched before it then."""
         ...
 
     def propose(self, session: "Session", most: int, sampler: "Sampler") -> Sequence[int]:
-        """Returns at most `most` tokens that may come behind the prompt and the answer so far, whose `sampler` stays as
-        it is."""
+        """Returns at most `most` tokens that may follow the prompt and the answer so far."""
         ...
 
-    def learn(self, drafts: int, right: int) -> None:
-        """Learns how many drafts of a round were right."""
+    def record_outcome(self, drafts: int, right: int, life: "Lifecycle") -> None:
+        """Records how many drafts of a round were right. Counts those that a model made in `life`, the answer's."""
         ...
 
-    def took(self, tokens: int, rows: int, seconds: float) -> None:
-        """Learns how long a step took that gave so many tokens. `rows` is the length of its forward; 0 if it had none,
-        -1 if it had several."""
+    def record_time(self, tokens: int, rows: int, seconds: float) -> None:
+        """Records how long a step of `tokens` tokens took. `rows` is the length of its forward; 0 if it had none, -1
+        if it had several."""
         ...
 
     def close(self) -> None:
@@ -143,17 +144,10 @@ class Drafter(Protocol):
         ...
 
 
-class CountedDrafter(Drafter, Protocol):
-    """A drafter that also counts what a model drafted."""
-
-    life: "Lifecycle | None"
-    """The counts of the answer; set before the first draft."""
-
-
 class Drafts(Protocol):
     """What all drafted answers of an engine share. Owner: the engine thread."""
 
-    def drafter(self, prompt: Sequence[int]) -> CountedDrafter:
+    def drafter(self, prompt: Sequence[int]) -> Drafter:
         """Returns a drafter for the answer to this prompt, whose pictures stand in it by their names."""
         ...
 

@@ -1,4 +1,4 @@
-"""A round: one forward over the next token of a lone answer and drafts of those behind it.
+"""A round: one forward over the next token of a lone answer and drafts of those after it.
 
 Every row draws with its own position's random number, and a draft is right only if it is what was drawn. So an answer
 is the same with drafts as without them, whatever they are.
@@ -16,22 +16,22 @@ from runner.sampling.sample import Choice
 _PATIENCE_S = 0.005  # for a grammar to look ahead; what it does not know by then is not tried
 
 
-class Drafts(NamedTuple):
+class RoundDrafts(NamedTuple):
     """What a round tries."""
 
     tokens: Sequence[int] = ()
     """They may follow the recorded ones."""
     masks: Sequence[Mask | None] = ()
-    """What the grammar lets come next, and behind each of these tokens; empty without a grammar."""
-    forced_behind: Collection[int] = ()
-    """Places of tokens behind which it forces another one."""
+    """What the grammar allows next, and after each of these tokens; empty without a grammar."""
+    forcing: Collection[int] = ()
+    """Places of tokens after which it forces another one."""
 
 
 class Round:
-    """A round of one answer, from its forward until the layers stand behind what was right. Owner: the engine
+    """A round of one answer, from its forward until the layers stand after what was right. Owner: the engine
     thread."""
 
-    def __init__(self, generation: Generation, drafts: Drafts) -> None:
+    def __init__(self, generation: Generation, drafts: RoundDrafts) -> None:
         """The layers have not seen the last one of the recorded tokens, and those before it that were forced."""
         session = generation.session
         self._generation = generation
@@ -41,7 +41,7 @@ class Round:
 
     def draw(self, logits: mx.array) -> Choice:
         """Draws from the logits [1, L, V] of the forward, and waits for the tokens. Returns the next one, and those
-        behind it that are right, too."""
+        after it that are right, too."""
         drafts, masks, _ = self._drafts
         sampler = self._generation.sampler(logits.shape[-1])
         sample = sampler.draw_ahead(logits[0, -1 - len(drafts) :], drafts, masks)
@@ -49,7 +49,7 @@ class Round:
         drawn = sample.read()
         while self._right < len(drafts) and drawn[self._right].token == drafts[self._right]:
             self._right += 1
-        self._learn()
+        self._record()
         sampler.skip([choice.token for choice in drawn[: self._right + 1]])
         return self._as_choice(drawn[: self._right + 1])
 
@@ -58,18 +58,18 @@ class Round:
         one before them, as they do without drafts."""
         choices = [drawn[0]]
         for place, each in enumerate(drawn[1:]):
-            if place in self._drafts.forced_behind:
+            if place in self._drafts.forcing:
                 choices[-1] = choices[-1]._replace(forced=[*choices[-1].forced, each.token])
             else:
                 choices.append(each)
         return choices[0]._replace(following=choices[1:])
 
-    def _learn(self) -> None:
+    def _record(self) -> None:
         life, drafter, tried = self._generation.life, self._generation.drafter, len(self._drafts.tokens)
         life.drafted += tried
         life.accepted += self._right
         if drafter is not None:
-            drafter.learn(tried, self._right)
+            drafter.record_outcome(tried, self._right, life)
 
     @property
     def tokens(self) -> mx.array:
@@ -80,22 +80,22 @@ class Round:
         """Takes the layers to where they would stand if the recorded tokens had come one by one, and returns True. If
         they cannot, they stand where they did, and the recorded tokens have to be computed again."""
         session = self._generation.session
-        end = len(session.recorded) - _unseen_at_end(self._generation, 0)
+        end = len(session.recorded) - (self._generation.unseen if _has_ended(self._generation) else 0)
         return session.accept(max(0, min(len(self._unseen) + self._right, end - session.position)))
 
 
-def find_drafts(generation: Generation, vocab_size: int, *, on_its_way: bool) -> Drafts:
-    """Returns tokens to try behind the recorded ones; the last of them may end the answer.
+def find_drafts(generation: Generation, vocab_size: int, *, on_its_way: bool) -> RoundDrafts:
+    """Returns tokens that may follow the recorded ones; the last of them may end the answer.
 
     If a token is `on_its_way` and not recorded yet, returns a token that stands for those that a round should try
-    behind it.
+    after it.
     """
     drafter, session, grammar = generation.drafter, generation.session, generation.grammar
     if drafter is None or grammar.over:
-        return Drafts()
+        return RoundDrafts()
     most = min(generation.room - 1, generation.most_drafts)
     if on_its_way:
-        return Drafts((0,) if most > 1 and drafter.expects(session, most) else ())
+        return RoundDrafts((0,) if most > 1 and drafter.expects(session, most) else ())
     drafts = []
     for token in drafter.propose(session, most, generation.sampler(vocab_size)) if most > 0 else ():
         if not 0 <= token < vocab_size or (grammar.guide is not None and token in generation.tokenizer.eos):
@@ -104,21 +104,21 @@ def find_drafts(generation: Generation, vocab_size: int, *, on_its_way: bool) ->
         if token in generation.tokenizer.eos:
             break
     if grammar.guide is None or not drafts:
-        return Drafts(drafts)
-    masks, forced_behind = grammar.look_ahead(drafts, _PATIENCE_S)
+        return RoundDrafts(drafts)
+    masks, forcing = grammar.look_ahead(drafts, _PATIENCE_S)
     if not masks:
-        drafter.learn(1, 0)
-    return Drafts(drafts[: len(masks)], [grammar.mask, *masks], forced_behind)
+        drafter.record_outcome(1, 0, generation.life)
+    return RoundDrafts(drafts[: len(masks)], [grammar.mask, *masks], forcing)
 
 
 def unseen_at_end(generation: Generation) -> list[int]:
     """Returns the recorded tokens that the layers would have seen by the end of the answer if they had come one by one,
     and have not."""
     session = generation.session
-    return session.recorded[session.position : len(session.recorded) - _unseen_at_end(generation, 1)]
+    unseen = generation.unseen if _has_ended(generation) else 1  # else the next forward begins with the last one
+    return session.recorded[session.position : len(session.recorded) - unseen]
 
 
-def _unseen_at_end(generation: Generation, otherwise: int) -> int:
-    """Returns how many of the last recorded tokens the layers would not have seen if they had come one by one and the
-    answer has come to its end; `otherwise` if it has not."""
-    return generation.unseen if generation.done and generation.life.outcome in ("done", "length") else otherwise
+def _has_ended(generation: Generation) -> bool:
+    """Returns True if the answer has come to its end by itself."""
+    return generation.done and generation.life.outcome in ("done", "length")

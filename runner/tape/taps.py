@@ -133,7 +133,7 @@ class TapedDrafter:
 
     def __init__(self, drafter: "Drafter", tape: Tape) -> None:
         self._drafter, self._tape = drafter, tape
-        self.index, self.learn, self.close = drafter.index, drafter.learn, drafter.close
+        self.index, self.record_outcome, self.close = drafter.index, drafter.record_outcome, drafter.close
 
     def expects(self, session: "Session", most: int) -> bool:
         return self._drafter.expects(session, most)
@@ -141,8 +141,8 @@ class TapedDrafter:
     def propose(self, session: "Session", most: int, sampler: "Sampler") -> Sequence[int]:
         return self._drafter.propose(session, most, sampler)
 
-    def took(self, tokens: int, rows: int, seconds: float) -> None:
-        self._drafter.took(tokens, rows, self._tape.of(What.SECONDS, lambda: seconds))
+    def record_time(self, tokens: int, rows: int, seconds: float) -> None:
+        self._drafter.record_time(tokens, rows, self._tape.of(What.SECONDS, lambda: seconds))
 
 
 class TapedOutbox(Outbox):

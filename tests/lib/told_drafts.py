@@ -10,6 +10,7 @@ from protocol.stats import CacheNode
 from runner.cache.session import Session
 from runner.engine.events import Event, Finished, Text
 from runner.engine.generation import Generation
+from runner.engine.lifecycle import Lifecycle
 from runner.sampling import SamplingOptions
 from runner.sampling.sampler import Sampler
 from scripts.tools.models.tiny import KINDS, VOCAB, words
@@ -65,7 +66,7 @@ class Told:
 
     def index(self, tokens: int) -> None: ...
 
-    def took(self, tokens: int, rows: int, seconds: float) -> None:
+    def record_time(self, tokens: int, rows: int, seconds: float) -> None:
         assert tokens > 0
         assert rows >= -1
         assert seconds >= 0
@@ -83,7 +84,7 @@ class Told:
         coming = [*self._answer[at : at + self._strategy.most], *[5] * MOST][: self._strategy.most]
         return self._strategy.make(coming, self._numbers)[:most]
 
-    def learn(self, drafts: int, right: int) -> None:
+    def record_outcome(self, drafts: int, right: int, life: Lifecycle) -> None:
         self.rounds.append((drafts, right))
 
 

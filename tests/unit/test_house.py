@@ -156,7 +156,7 @@ ADAPTERS = (
 )
 """The folders that know mlx-lm: its layer caches, its models, and models of ours that are built of its parts."""
 COMPUTING = {
-    "drafts": ("heads/", "assistant/", "dflash/", "named", "opening", "own_model", "pacing"),
+    "drafts": ("heads/", "assistant/", "dflash/", "kinds", "opening", "own_model", "target"),
     "pictures": ("towers/", "encoder", "forward"),
     "disk": ("check", "open", "restores", "serialize"),
     "tape": ("taps",),

@@ -2,18 +2,11 @@
 
 import msgspec
 
-from runner.drafts.assistant.load import plan_assistant
-from runner.drafts.assistant.opening import is_assistant
-from runner.drafts.dflash.config import is_dflash
-from runner.drafts.dflash.load import plan_draft
 from runner.drafts.heads.load import plan_head
-from runner.drafts.named import check_match
 from runner.drafts.opening import find_draft
-from runner.drafts.own_model import unmarkable_layers
 from runner.errors import ModelError
 from runner.model import OpenedModel
-from runner.model.weights.assemble import rehearse
-from runner.model.weights.dtype import DtypePlan, plan_dtypes
+from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.load import LoadedModel
 from runner.settings import DRAFT_AUTO, DRAFT_OFF, CheckSettings
 from runner.tokenizer import Tokenizer
@@ -49,32 +42,26 @@ def draft_facts(
 ) -> DraftFacts:
     """Returns what would draft answers of a model that loads: `target`, made of placeholders. Raises ModelError if
     `--draft` names one that cannot."""
-    on, wish = settings.draft != DRAFT_OFF, settings.draft if settings.draft != DRAFT_OFF else DRAFT_AUTO
+    on = settings.draft != DRAFT_OFF
+    wish = settings.draft if on else DRAFT_AUTO
     why_not = target.undraftable or None
     try:
         found = find_draft(wish, settings.models_dir, model)
         if found is None:
             head = plan_head(model)
             return DraftFacts(on=on, why_not=why_not, head_bytes=None if head is None else head.nbytes)
-        check_match(found, model, target, tokenizer)
+        kind, draft = found
+        found.check(model, target, tokenizer)
         rest = max(0, budget_bytes - types.nbytes(target.module))
-        plan, nbytes = _rehearsed(found, settings.dtype, rest, slow_blas=slow_blas)
+        module, plan = kind.plan(draft, settings.dtype, rest, slow_blas=slow_blas)
     except ModelError as error:
         if wish != DRAFT_AUTO:
             raise ModelError(f"--draft {wish}: {error}") from error
         return DraftFacts(on=on, why_not=why_not, why_no_model=str(error))
-    return DraftFacts(on=on, model=found.name, architecture=found.architecture, dtype=plan.computes, bytes=nbytes)
-
-
-def _rehearsed(draft: OpenedModel, dtype: str, budget_bytes: int, *, slow_blas: bool) -> tuple[DtypePlan, int]:
-    """Returns the types of the draft model's weights and their bytes, from placeholders. Raises ModelError if it could
-    not draft."""
-    if is_assistant(draft) or is_dflash(draft):
-        plan_part = plan_assistant if is_assistant(draft) else plan_draft
-        part, plan = plan_part(draft, dtype, budget_bytes, slow_blas=slow_blas)
-        return plan, plan.nbytes(part)
-    module = rehearse(draft)[0]
-    plan = plan_dtypes(dtype, module, budget_bytes, slow_blas=slow_blas)
-    if fault := plan.over_budget(budget_bytes, module) or unmarkable_layers(LoadedModel(module).make_layers()):
-        raise ModelError(fault)
-    return plan, plan.nbytes(module)
+    return DraftFacts(
+        on=on,
+        model=draft.name,
+        architecture=draft.architecture,
+        dtype=plan.computes,
+        bytes=plan.nbytes(module),
+    )

@@ -1,24 +1,21 @@
-"""Checks that an assistant fits its target, and loads it."""
+"""Opens an assistant by its headers, checks that it fits its target, and loads it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 
 import mlx.core as mx
-from mlx.nn.layers.base import Module
-from mlx.nn.layers.embedding import Embedding
-from mlx.nn.layers.linear import Linear
-from mlx.nn.layers.normalization import RMSNorm
-from mlx_lm.models import gemma4, gemma4_text
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
-from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
+from mlx_lm.models.gemma4_text import ModelArgs
 
-from runner.drafts.assistant.opening import Sizes, is_tied, kinds_of, sizes_of
-from runner.drafts.heads.target import Target, target_of
+from runner.drafts.assistant.drafter import Assistant, AssistantDrafter, AssistantModule, Shared, Sizes, places_of
+from runner.drafts.target import target_of
 from runner.errors import ModelError
-from runner.logs import Log, error_line
+from runner.logs import error_line
 from runner.model.config import text_config
-from runner.model.opened import OpenedModel
+from runner.model.families import Config, Family
+from runner.model.opened import OpenedModel, open_checkpoint
+from runner.model.sources.checkpoint import Checkpoint
 from runner.model.weights.assemble import placeholders
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.load import LoadedModel
@@ -26,188 +23,80 @@ from runner.model.weights.packed import Arrays
 from runner.model.weights.parameters import parameters_of
 from runner.model.weights.part import assemble_part, load_part, plan_part
 
-log = Log(__name__)
-
-# --- The keys and values of a target that its assistant looks at: those of its last layer of each kind that has
-# any.
-
-
-class Place(NamedTuple):
-    """Where the keys and values of one kind of layer are, and what they are like."""
-
-    layer: int
-    """Among the caches of the target."""
-    heads: int
-    width: int
-    """Of a head."""
-
-
-class Shared(NamedTuple):
-    """Keys and values [1, heads, tokens, width] that the attention of Gemma 4's layers takes in place of its own.
-
-    Their order does not matter: the keys have been turned to their places, and all of them are visible.
-    """
-
-    keys: mx.array | None
-    values: mx.array | None
-    cache: object = None
-    """What the attention asks for packed ones; None if they are plain."""
-
-
-class _Packed:
-    """Packed keys and values, for an attention that believes it writes into their cache."""
-
-    def __init__(self, cache: QuantizedKVCache) -> None:
-        self.bits, self.group_size = cache.bits, cache.group_size
-        self._held = cache.keys_and_values()
-
-    def update_and_fetch(self, keys: None, values: None) -> object:  # noqa: ARG002
-        return self._held
-
-
-def places_of(target: Module) -> dict[str, Place]:
-    """Returns the places by kind of layer. Raises ModelError if the target, placeholders or not, is no Gemma 4."""
-    text = target.language_model if isinstance(target, gemma4.Model) else target
-    if not isinstance(text, gemma4_text.Model):
-        raise ModelError(f"it drafts for Gemma 4, not for {type(target).__module__.rpartition('.')[2]}")
-    own = text.args.num_hidden_layers - text.args.num_kv_shared_layers
-    attentions = [layer.self_attn for layer in text.model.layers[:own]]
-    return {
-        attention.layer_type: Place(index, attention.n_kv_heads, attention.head_dim)
-        for index, attention in enumerate(attentions)
-    }
-
-
-def read(
-    places: Mapping[str, Place], kinds: Iterable[str], layers: Sequence[object], position: int
-) -> dict[str, Shared] | None:
-    """Returns the keys and values of these kinds, which nothing may outlive a forward of the target: MLX would have to
-    copy them. None unless the target's `layers` have seen `position` tokens, at least one. Raises TypeError for caches
-    that Gemma 4 does not have."""
-    found = {kind: layers[places[kind].layer] for kind in kinds}
-    if position < 1 or any(getattr(cache, "offset", None) != position for cache in found.values()):
-        return None
-    return {kind: _shared(cache) for kind, cache in found.items()}
-
-
-def _shared(cache: object) -> Shared:
-    if type(cache) is QuantizedKVCache:
-        return Shared(None, None, _Packed(cache))
-    if type(cache) not in (KVCache, RotatingKVCache):
-        raise TypeError(f"an assistant cannot read a {type(cache).__name__}")
-    kept = cast("KVCache | RotatingKVCache", cache)
-    start, stop = _window(kept) if isinstance(kept, RotatingKVCache) else (0, kept.offset)
-    return Shared(*(cast("mx.array", x)[..., start:stop, :] for x in (kept.keys, kept.values)))
-
-
-def _window(ring: RotatingKVCache) -> tuple[int, int]:
-    """Returns where the last `max_size` tokens begin and end in the buffers. A full ring is all of them, wherever it
-    begins. Before that, the buffers have room at their end; behind a forward of several tokens, older ones at their
-    beginning."""
-    length = cast("mx.array", ring.keys).shape[-2]
-    if length == ring.max_size < ring.offset:
-        return 0, length
-    return max(0, ring._idx - ring.max_size), ring._idx
-
-
-# --- The network of an assistant.
-
-
-class AssistantModule(Module):
-    """Layers of Gemma 4 without keys and values, between two projections: from the row of a token and the hidden state
-    before it, and to the hidden state that the next draft begins with."""
-
-    def __init__(self, args: ModelArgs, sizes: Sizes, *, tied: bool) -> None:
-        Module.__init__(self)  # MLX's is not typed
-        width = args.hidden_size
-        self.pre_projection = Linear(2 * sizes.backbone, width, bias=False)
-        self.post_projection = Linear(width, sizes.backbone, bias=False)
-        self.model = _Body(args, tied=tied)
-        if not tied:
-            self.lm_head = Embedding(args.vocab_size, width)
-        if sizes.centroids:
-            self.masked_embedding = _Groups(width, args.vocab_size, sizes)
-
-    def __call__(
-        self, embedded: mx.array, hidden: mx.array, shared: Mapping[str, Shared], position: int
-    ) -> tuple[mx.array, mx.array]:
-        """Maps the scaled row of a token and the hidden state before it, [1, 1, D] each, to logits [1, 1, V] of the
-        next token and a hidden state for it [1, 1, D]. Looks at `shared` from this `position`. Lazy."""
-        x = self.pre_projection(mx.concatenate([embedded, hidden], axis=-1))
-        for layer in self.model.layers:
-            keys, values, cache = shared[layer.layer_type]
-            x, _, _ = layer(x, None, cache, shared_kv=(keys, values), offset=position)
-        x = self.model.norm(x)
-        table = self.lm_head if "lm_head" in self else self.model.embed_tokens
-        logits = self.masked_embedding(x, table) if "masked_embedding" in self else table.as_linear(x)
-        return logits, self.post_projection(x)
-
-
-class _Body(Module):
-    def __init__(self, args: ModelArgs, *, tied: bool) -> None:
-        Module.__init__(self)
-        if tied:
-            self.embed_tokens = Embedding(args.vocab_size, args.hidden_size)
-        self.layers: Sequence[DecoderLayer] = [DecoderLayer(args, index) for index in range(args.num_hidden_layers)]
-        self.norm = RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
-
-
-class _Groups(Module):
-    """Scores the tokens of the most promising groups only."""
-
-    def __init__(self, width: int, vocab_size: int, sizes: Sizes) -> None:
-        Module.__init__(self)
-        self.centroids = Linear(width, sizes.centroids, bias=False)
-        self.token_ordering = mx.arange(vocab_size)
-        """The tokens, one group after the other."""
-        self._sizes = sizes
-
-    def __call__(self, x: mx.array, table: Embedding) -> mx.array:
-        """Maps hidden states [1, 1, W] to logits [1, 1, V], given the table of all tokens. Those of other groups are
-        -inf: no draft is worth one of them."""
-        chosen = mx.argpartition(self.centroids(x), kth=-self._sizes.chosen, axis=-1)[..., -self._sizes.chosen :]
-        tokens = self.token_ordering.reshape(self._sizes.centroids, -1)[chosen].flatten(-2)  # [1, 1, tokens]
-        scores = (table(tokens) @ x[..., None]).squeeze(-1)
-        everything = mx.full((*x.shape[:-1], self.token_ordering.size), -mx.inf, scores.dtype)
-        return mx.put_along_axis(everything, tokens, scores, axis=-1)
-
-
+_ARCHITECTURES = frozenset({
+    "Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM", "gemma4_assistant", "gemma4_unified_assistant",
+})  # fmt: skip
+_FAMILY = Family(
+    "gemma4_text",
+    text="text_config",
+    required=("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "vocab_size"),
+    defaults={"head_dim": 256},
+)
+"""Its layers are those of Gemma 4's text model."""
+_LEFTOVERS = re.compile(r"model\.layers\.\d+\.self_attn\.(?:[kv]_proj|k_norm)\.")
+"""Keys and values that no assistant computes."""
+_BACKBONE = "backbone_hidden_size"
+_CENTROIDS = {"num_centroids": 2048, "centroid_intermediate_top_k": 32}
 _ORDERING = "masked_embedding.token_ordering"
 
 
-class Assistant(NamedTuple):
-    """An assistant and the parts of its target that it uses. Owner: the engine thread."""
-
-    module: AssistantModule
-    target: Target
-    scale: float
-    """Of the target's rows."""
-    places: Mapping[str, Place]
-    kinds: frozenset[str]
-    """The kinds of its layers."""
-    suppressed: tuple[int, ...] = ()
-    """Tokens that must never be chosen."""
-
-    def step(
-        self, tokens: mx.array, hidden: mx.array, shared: Mapping[str, Shared], position: int
-    ) -> tuple[mx.array, mx.array]:
-        """Returns logits [1, 1, V] of the token behind `tokens` [1, 1], and the hidden state [1, 1, D] for the step
-        after it. `hidden` is the state before `tokens`; the rest is as in `AssistantModule`. Lazy."""
-        logits, behind = self.module(self.target.embed(tokens) * self.scale, hidden, shared, position)
-        if self.suppressed:
-            logits = logits.at[..., mx.array(self.suppressed)].minimum(-mx.inf)
-        return logits, behind
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of its own weights."""
-        return sum(array.nbytes for array in parameters_of(self.module).values())
+def is_assistant(architecture: str, config: Config) -> bool:
+    """Returns True if a model with this `config.json` is an assistant."""
+    return architecture in _ARCHITECTURES or _BACKBONE in config
 
 
-def check_target(opened: OpenedModel, target: OpenedModel, module: Module) -> None:
-    """Raises ModelError unless an assistant fits the target, whose module may be made of placeholders."""
-    rehearsed, places, width = _assembled(opened, placeholders(opened)), places_of(module), _width(module)
-    backbone = sizes_of(opened).backbone
+def open_assistant(checkpoint: Checkpoint) -> OpenedModel:
+    """Interprets the checkpoint of an assistant. Raises ModelError."""
+    opened = open_checkpoint(checkpoint, family=_FAMILY)
+    tensors = {name: tensor for name, tensor in opened.tensors.items() if not _LEFTOVERS.match(name)}
+    if not _is_tied(opened):
+        tensors.pop("model.embed_tokens.weight", None)
+    _sizes_of(opened)
+    _kinds_of(opened)
+    return opened._replace(tensors=tensors)
+
+
+def _is_tied(opened: OpenedModel) -> bool:
+    """Returns True if an assistant scores tokens with its table of embeddings, which it needs for nothing else."""
+    return text_config(opened.module_config, opened.family).get("tie_word_embeddings") is True
+
+
+def _kinds_of(opened: OpenedModel) -> list[str]:
+    """Returns the kind of each layer of an assistant. Raises ModelError if `config.json` does not say it."""
+    text = text_config(opened.module_config, opened.family)
+    kinds, count = text.get("layer_types"), text.get("num_hidden_layers")
+    if not isinstance(kinds, list) or len(kinds) != count or not all(isinstance(kind, str) for kind in kinds):
+        raise ModelError(f"config.json: layer_types must name the kind of each of the {count} layers, found {kinds!r}")
+    return kinds
+
+
+def _sizes_of(opened: OpenedModel) -> Sizes:
+    """Returns the sizes of an assistant. Raises ModelError if they make no sense."""
+    config = opened.config
+    backbone = _positive(config, _BACKBONE, None)
+    if config.get("use_ordered_embeddings") is not True:
+        return Sizes(backbone, 0, 0)
+    centroids, chosen = (_positive(config, name, default) for name, default in _CENTROIDS.items())
+    if opened.vocab_size % centroids or chosen > centroids:
+        raise ModelError(
+            f"config.json: {opened.vocab_size} tokens cannot be in {centroids} groups of one size, {chosen} of them"
+            " chosen"
+        )
+    return Sizes(backbone, centroids, chosen)
+
+
+def _positive(config: Config, name: str, default: int | None) -> int:
+    found = config.get(name, default)
+    if type(found) is not int or found < 1:
+        raise ModelError(f"config.json: invalid {name}: {found!r}")
+    return found
+
+
+def check_assistant(opened: OpenedModel, target: OpenedModel, loaded: LoadedModel) -> None:
+    """Raises ModelError unless an assistant fits the target, which may be made of placeholders."""
+    rehearsed, places = _assembled(opened, placeholders(opened)), places_of(loaded.module)
+    width = cast("int", target_of(loaded).norm["weight"].shape[0])
+    backbone = _sizes_of(opened).backbone
     if backbone != width:
         raise ModelError(f"it drafts for a model that is {backbone} wide, and this one is {width} wide")
     if opened.vocab_size != target.vocab_size:
@@ -233,25 +122,18 @@ def load_assistant(
     budget_bytes: int | None = None,
     *,
     slow_blas: bool = False,
-) -> Assistant:
-    """Loads an assistant that `check_target` let pass, for a target that is loaded.
+) -> AssistantDrafter:
+    """Loads an assistant that `check_assistant` let pass, for a target that is loaded.
 
     The arguments are those of `weights.load.load`, with what the target has left of the budget. Raises ModelError, and
     what MLX raises at the first forward.
     """
     module = load_part(opened, partial(_assembled, opened), "the assistant", dtype, budget_bytes, slow_blas=slow_blas)
     _check_ordering(module)
-    text = cast("Module", getattr(loaded.module, "language_model", loaded.module))
-    assistant = Assistant(
-        module,
-        target_of(loaded.module),
-        text["model"].embed_scale,
-        places_of(loaded.module),
-        frozenset(kinds_of(opened)),
-        loaded.suppressed,
-    )
-    mx.eval(_tried(assistant))
-    return assistant
+    kinds = frozenset(_kinds_of(opened))
+    assistant = Assistant(module, target_of(loaded), places_of(loaded.module), kinds, loaded.suppressed)
+    mx.eval(_dummy_step(assistant))
+    return AssistantDrafter(opened.name, assistant)
 
 
 def plan_assistant(
@@ -269,24 +151,24 @@ def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> AssistantMo
 
 def _built(opened: OpenedModel) -> AssistantModule:
     text = text_config(opened.module_config, opened.family)
-    layers = len(kinds_of(opened))
+    layers = len(_kinds_of(opened))
     # No layer of an assistant has keys and values, experts, or inputs of its own.
     fixed = {"num_kv_shared_layers": layers, "hidden_size_per_layer_input": 0, "enable_moe_block": False}
     try:
-        return AssistantModule(ModelArgs.from_dict({**text, **fixed}), sizes_of(opened), tied=is_tied(opened))
+        return AssistantModule(ModelArgs.from_dict({**text, **fixed}), _sizes_of(opened), tied=_is_tied(opened))
     except Exception as error:
         raise ModelError(f"config.json does not fit an assistant: {error_line(error)}") from error
 
 
 def _check_ordering(module: AssistantModule) -> None:
-    """Raises ModelError unless each token is in one group: MLX reads any place that it is told to."""
+    """Raises ModelError unless each token is in one group: MLX reads any place, whatever is there."""
     ordering = parameters_of(module).get(_ORDERING)
     if ordering is not None and not mx.array_equal(mx.sort(ordering), mx.arange(ordering.size)).item():
         raise ModelError(f"tensor {_ORDERING} does not name each token once")
 
 
-def _tried(assistant: Assistant) -> tuple[mx.array, mx.array]:
-    """Returns what it makes of a token behind another one: MLX refuses some layers only when they compute."""
+def _dummy_step(assistant: Assistant) -> tuple[mx.array, mx.array]:
+    """Returns the logits and the state of one step: MLX refuses some layers only when they compute."""
     tokens = mx.zeros((1, 1), mx.uint32)
     hidden = assistant.target.embed(tokens)
     shared = {
@@ -294,7 +176,3 @@ def _tried(assistant: Assistant) -> tuple[mx.array, mx.array]:
         for kind, place in assistant.places.items()
     }
     return assistant.step(tokens, hidden, shared, 0)
-
-
-def _width(module: Module) -> int:
-    return cast("int", target_of(module).norm["weight"].shape[0])

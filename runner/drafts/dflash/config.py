@@ -152,11 +152,6 @@ _NOT_OURS = ("quantization", "quantization_config", "quantize_activations")
 _RENAMED = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
 
 
-def is_dflash(opened: OpenedModel) -> bool:
-    """Returns True for a DFlash draft, which has no vocabulary and no layers of a text model."""
-    return opened.family is _FAMILY
-
-
 def open_dflash(checkpoint: Checkpoint) -> OpenedModel:
     """Interprets the checkpoint of a DFlash draft. Raises ModelError."""
     config = read_config(checkpoint)

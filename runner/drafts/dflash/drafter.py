@@ -1,5 +1,6 @@
-"""Drafts with a DFlash draft: the tokens of one answer after the other."""
+"""A DFlash draft: its layers, the context that they see, and the blocks that it drafts."""
 
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
@@ -11,121 +12,9 @@ from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
+from runner.cache.session import Session
 from runner.drafts.dflash.config import DFlashConfig
-from runner.drafts.heads.target import Draw, Follower, Map
-from runner.errors import ModelError
-
-# --- What a DFlash draft shares with its target, and the hidden states behind chosen layers of the target.
-
-
-class BlockTarget(NamedTuple):
-    """The parts of a text model that a draft uses. They stay the model's own."""
-
-    embed: Map
-    """Token ids [B, L] to rows [B, L, D]."""
-    unembed: Map
-    """Hidden states behind the draft's last norm, [B, L, D], to logits [B, L, V] as the target would scale them."""
-    tapped: tuple[Module, ...]
-    """The layers whose outputs are the draft's context."""
-
-
-def block_target(config: DFlashConfig, module: Module) -> BlockTarget:
-    """Returns the parts of one of mlx-lm's models, which may be made of placeholders: nothing is computed. Raises
-    ModelError if the draft was made for another one, or the model has no such parts."""
-    try:
-        text = cast("Module", getattr(module, "language_model", module))
-        inner = cast("Module", text["model"] if "model" in text else text["backbone"])
-        table = cast("Module", inner["embed_tokens"] if "embed_tokens" in inner else inner["embeddings"])
-        layers = cast("Sequence[Module]", inner["layers"])
-        embed = _embedding(table, getattr(inner, "embed_scale", 1.0))
-        unembed = _output(text.get("lm_head", table.as_linear), text)
-        rows = embed(mx.zeros((1, 1), mx.uint32))
-        width, vocab_size = rows.shape[-1], unembed(rows).shape[-1]
-    except Exception as error:  # whatever a model of another build says
-        raise ModelError(f"the model has no parts that it could share ({type(error).__name__}: {error})") from error
-    for what, wanted, found in (
-        ("layers", config.target_layers, len(layers)),
-        ("numbers a token", config.width, width),
-        ("tokens in the vocabulary", config.vocab_size, vocab_size),
-    ):
-        if wanted and wanted != found:
-            raise ModelError(f"it was made for a model of {wanted} {what}, and this one has {found}")
-    if config.taps[-1] >= len(layers):
-        raise ModelError(f"it draws on layer {config.taps[-1]}, and the model has {len(layers)} layers")
-    if config.mask_token >= vocab_size:
-        raise ModelError(f"its mask token is {config.mask_token}, and the model has {vocab_size} tokens")
-    return BlockTarget(embed, unembed, tuple(layers[tap] for tap in config.taps))
-
-
-def _embedding(table: Map, scale: float) -> Map:
-    return table if scale == 1.0 else lambda tokens: table(tokens) * scale
-
-
-def _output(project: Map, text: Module) -> Map:
-    """Returns the output layer with the scale that some models give their logits. Drafts are drawn as the target draws:
-    on another scale they would hardly ever be the same."""
-    args = getattr(text, "args", None)
-    factor, most = getattr(args, "output_multiplier", 1.0), getattr(args, "final_logit_softcapping", None)
-    if factor == 1.0 and not most:
-        return project
-
-    def scaled(states: mx.array) -> mx.array:
-        logits = project(states) * factor
-        return mx.tanh(logits / most) * most if most else logits
-
-    return scaled
-
-
-class LayerTap:
-    """Keeps the outputs of chosen layers of the last forward, while it is on. The layers compute what they always do.
-
-    Owner: the engine thread.
-    """
-
-    def __init__(self, layers: Sequence[Module], most_rows: int) -> None:
-        """Keeps no more than the last `most_rows` of each."""
-        self._layers = [(layer, type(layer), _tapped(self, layer, place)) for place, layer in enumerate(layers)]
-        self._kept: dict[int, mx.array] = {}
-        self.most_rows = most_rows
-
-    @property
-    def on(self) -> bool:
-        """True if outputs are kept."""
-        return any(type(layer) is tapped for layer, _, tapped in self._layers)
-
-    def turn(self, on: bool) -> None:
-        """Turns it on or off; forwards cost nothing more while it is off."""
-        self._kept = {}
-        for layer, plain, tapped in self._layers:
-            layer.__class__ = tapped if on else plain
-
-    def keep(self, place: int, output: object) -> None:
-        """Keeps the output of the layer at this place of the list: an array, or the first of several."""
-        states = output[0] if isinstance(output, (tuple, list)) and output else output
-        if isinstance(states, mx.array) and states.ndim == 3:
-            self._kept[place] = states[:, -self.most_rows :]
-
-    def take(self) -> mx.array | None:
-        """Returns the outputs of the last forward side by side, [B, L, T D] (lazy), and forgets them; None unless all
-        layers have given one."""
-        kept, self._kept = self._kept, {}
-        if len(kept) < len(self._layers) or len({part.shape[:2] for part in kept.values()}) != 1:
-            return None
-        return mx.concatenate([kept[place] for place in range(len(kept))], axis=-1)
-
-
-def _tapped(tap: LayerTap, layer: Module, place: int) -> type[Module]:
-    """Returns the class of the layer with a tap behind it."""
-    plain = type(layer)
-
-    class Tapped(plain):  # type: ignore[misc, valid-type]  # the class of the layer, whichever it is
-        def __call__(self, *args: object, **kwargs: object) -> object:
-            output = plain.__call__(self, *args, **kwargs)
-            tap.keep(place, output)
-            return output
-
-    return Tapped
-
+from runner.drafts.target import GROWTH_TOKENS, Draw, HiddenStateDrafter, Target
 
 # --- The layers of a DFlash draft, and the context that they see.
 
@@ -151,7 +40,7 @@ class Context:
 
     @property
     def stop(self) -> int:
-        """The place behind the last token."""
+        """The place after the last token."""
         return self.start + self.layers[0].offset
 
     def trim(self, stop: int) -> None:
@@ -269,10 +158,9 @@ class _Layer(Module):
 
 
 class DFlashModule(Module):
-    """The weights of a draft."""
+    """The weights of a draft; random and lazy at first."""
 
     def __init__(self, config: DFlashConfig, parts: Parts) -> None:
-        """Makes it with random lazy parameters."""
         Module.__init__(self)
         self.fc = Linear(len(config.taps) * config.width, config.width, bias=False)
         self.hidden_norm = RMSNorm(config.width, config.eps)
@@ -291,7 +179,7 @@ class DFlashModule(Module):
             layer.remember(before, cache, context.start)
 
     def __call__(self, embedded: mx.array, features: mx.array | None, context: Context) -> mx.array:
-        """Returns the states [1, L, D] of a block, for the rows of its tokens, [1, L, D]. It stands behind the context,
+        """Returns the states [1, L, D] of a block, for the rows of its tokens, [1, L, D]. It follows the context,
         to which `features` are added before, if there are any. Lazy."""
         before, x = None if features is None else self._projected(features), embedded
         for layer, cache in zip(self.layers, context.layers, strict=True):
@@ -305,10 +193,10 @@ class DFlashModule(Module):
         return cast("mx.array", self.hidden_norm(self.fc(features)))
 
 
-MOST_ROWS = 512
-"""Rows of features that wait to be read. Those of a longer prompt are its last ones."""
+_MOST_ROWS = 512
+_PART_TOKENS = 64  # of a text, beside a step of its answer
 CONTEXT_TOKENS = 2048
-"""The context has at least as many of the last tokens, or as layers see back, and never more than twice as many."""
+"""The context has at least this many of the last tokens, or those that layers see back to, and less than twice them."""
 
 
 class BlockDraft(NamedTuple):
@@ -316,9 +204,12 @@ class BlockDraft(NamedTuple):
 
     config: DFlashConfig
     module: DFlashModule
-    target: BlockTarget
-    suppressed: tuple[int, ...] = ()
-    """Tokens that must never be chosen."""
+    target: Target
+
+    @property
+    def tapped(self) -> list[Module]:
+        """The layers of the target whose outputs are the draft's context."""
+        return [self.target.layers[tap] for tap in self.config.taps]
 
     def make_context(self, start: int) -> Context:
         """Returns an empty context of a text from its token `start` on."""
@@ -330,77 +221,85 @@ class BlockDraft(NamedTuple):
         mx.async_eval(context.arrays)
 
     def logits(self, token: int, count: int, features: mx.array | None, context: Context) -> mx.array:
-        """Returns logits [1, count, V] of the tokens behind `token`, which follows the context. `features` are added to
+        """Returns logits [1, count, V] of the tokens after `token`, which follows the context. `features` are added to
         that before. Lazy."""
         block = mx.array([[token, *[self.config.mask_token] * count]])
         states = self.module(self.target.embed(block), features, context)
-        scores = self.target.unembed(states[:, 1:])
-        return scores.at[..., mx.array(self.suppressed)].minimum(-mx.inf) if self.suppressed else scores
+        return self.target.unembed(states[:, 1:])
 
 
-class BlockDrafter(Follower):
-    """Follows the text of one answer, and drafts behind it.
+class BlockDrafter(HiddenStateDrafter):
+    """Drafts with a DFlash draft, one answer after the other: all tokens in one forward.
 
-    Its context has keys and values of tokens that are certain, from the first one on of which it has seen the features:
-    what a cache has restored is missing. Drafts get worse for it, answers never. Owner: the engine thread.
+    Its context has keys and values of tokens that are certain, from the first one whose features it has seen: what a
+    cache has restored is missing. Drafts get worse for it, answers never. Owner: the engine thread.
     """
 
-    def __init__(self, draft: BlockDraft, most_rows: int = MOST_ROWS, context_tokens: int = CONTEXT_TOKENS) -> None:
-        self.tap = LayerTap(draft.target.tapped, most_rows)
-        """It must be on while an answer that may be drafted is computed."""
-        super().__init__(self.tap, most_rows)
-        self._draft = draft
-        self._context = draft.make_context(0)
-        self._recorded: Sequence[int] = ()  # the text of the context, and what has come since
-        windows = draft.config.windows
+    at_once = True
+    longest_forward = sys.maxsize  # the tap keeps the last rows of a prompt, however long
+
+    def __init__(
+        self, name: str, dflash: BlockDraft, most_rows: int = _MOST_ROWS, context_tokens: int = CONTEXT_TOKENS
+    ) -> None:
+        super().__init__(name, dflash.tapped, most_rows)
+        self.dflash = dflash
+        windows = dflash.config.windows
         seen = min(context_tokens, max(windows)) if all(windows) else context_tokens
         self.context_tokens = max(seen, 2 * most_rows)
-        """The context is cut to as many, which is not done often, before it has twice as many."""
+        """The context is cut to these before it has twice as many: not often."""
+        # Of the text that is followed.
+        self._context = dflash.make_context(0)
+        self._recorded: Sequence[int] = ()  # the text of the context, and what has come since
+        context = dflash.make_context(0)
+        dtype = dflash.target.embed(mx.zeros((1, 1), mx.uint32)).dtype
+        row = mx.zeros((1, 1, len(dflash.config.taps) * dflash.config.width), dtype)
+        dflash.read(row, context)
+        self.most_bytes = (2 * self.context_tokens // GROWTH_TOKENS + 2) * context.nbytes + 2 * most_rows * row.nbytes
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all but the weights."""
-        return self._context.nbytes + self.waiting_bytes
+        return self._context.nbytes + super().nbytes
 
-    def read(self, position: int, recorded: Sequence[int], most: int) -> bool:
-        """Reads `most` of the `recorded` tokens before `position` if more wait. Returns False if there were no more."""
-        start = self._prepare(position, recorded)
-        if start is None or position - start <= most:
+    def read(self, session: Session, *, briefly: bool) -> bool:
+        if not self.follows(session.layers):
             return False
-        self._draft.read(self.waiting(start, start + most), self._context)
+        position = session.position
+        first = self.first_waiting(position)
+        if briefly and first is not None and position - first > _PART_TOKENS:
+            self.skip(position - _PART_TOKENS)
+        start = self._prepare(position, session.recorded)
+        if start is None or position - start <= _PART_TOKENS:
+            return False
+        self.dflash.read(self._taken(start, start + _PART_TOKENS), self._context)
         return True
 
-    def skip(self, position: int, most: int) -> None:
-        """Forgets what waits, but for the last `most` tokens before `position`."""
-        first = self.first_waiting(position)
-        if first is not None and position - first > most:
-            self.waiting(first, position - most)
-
-    def propose(
-        self, layers: Sequence[object], position: int, recorded: Sequence[int], most: int, draw: Draw
-    ) -> list[int]:
-        """Returns at most `most` tokens that may follow the `recorded` ones, of which the target has seen the first
-        `position`: all but the last one; none if nothing is known of the text. Waits for them once."""
-        most = min(most, self._draft.config.block - 1)
-        if not self.follows(layers) or most < 1 or len(recorded) != position + 1 or recorded[-1] < 0:
-            return []
+    def draft(self, session: Session, most: int, draw: Draw) -> list[int]:
+        most = min(most, self.dflash.config.block - 1)
+        position, recorded = session.position, session.recorded
         start = self._prepare(position, recorded)
         if start is None:
             return []
-        features = self.waiting(start, position) if start < position else None
-        logits = self._draft.logits(recorded[-1], most, features, self._context)
+        features = self._taken(start, position) if start < position else None
+        logits = self.dflash.logits(recorded[-1], most, features, self._context)
         drafts = [draw(logits[:, place]) for place in range(most)]
         return cast("list[int]", mx.concatenate(drafts).tolist())
 
+    def _taken(self, start: int, stop: int) -> mx.array:
+        features = self.waiting(start, stop)
+        self.skip(stop)
+        return features
+
     def go_back(self, to: int) -> None:
+        super().go_back(to)
         if to < self._context.start:
-            self._context = self._draft.make_context(to)
+            self._context = self.dflash.make_context(to)
         elif to < self._context.stop:
             self._context.trim(to)
 
     def free(self) -> None:
         super().free()
-        self._context, self._recorded = self._draft.make_context(0), ()
+        self._context = self.dflash.make_context(0)
+        self._recorded = ()
 
     def _prepare(self, position: int, recorded: Sequence[int]) -> int | None:
         """Makes the context one that the waiting features before `position` follow. Returns the first of them,
@@ -408,7 +307,7 @@ class BlockDrafter(Follower):
         context = self._context
         if recorded is not self._recorded and recorded[: context.stop] != self._recorded[: context.stop]:
             # The layers of the target have become those of another answer.
-            self._context = context = self._draft.make_context(0)
+            self._context = context = self.dflash.make_context(0)
         self._recorded = recorded
         if context.stop >= position:
             context.trim(position)
@@ -417,7 +316,7 @@ class BlockDrafter(Follower):
         if first is None:
             return None
         if not context.start <= first <= context.stop or context.stop == context.start:
-            self._context = context = self._draft.make_context(first)
+            self._context = context = self.dflash.make_context(first)
         if context.stop - context.start >= 2 * self.context_tokens - self._most_rows:
             context.forget(max(context.start, context.stop - self.context_tokens))
         return context.stop

@@ -1,17 +1,15 @@
-"""Opens a DFlash draft, checks that it fits its target, and loads it."""
+"""Checks that a DFlash draft fits its target, and loads it."""
 
 import re
 from collections.abc import Mapping
 from functools import partial
 
 import mlx.core as mx
-from mlx.nn.layers.base import Module
 
-from runner.drafts.dflash.config import read_dflash_config
-from runner.drafts.dflash.drafter import BlockDraft, DFlashModule, LayerTap, Parts, block_target
-from runner.drafts.heads.target import counting
+from runner.drafts.dflash.config import DFlashConfig, read_dflash_config
+from runner.drafts.dflash.drafter import BlockDraft, BlockDrafter, DFlashModule, Parts
+from runner.drafts.target import Tap, Target, counting, target_of
 from runner.errors import ModelError
-from runner.logs import Log
 from runner.model.opened import OpenedModel
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.experts import Weights
@@ -19,18 +17,39 @@ from runner.model.weights.load import LoadedModel
 from runner.model.weights.packed import Arrays
 from runner.model.weights.part import assemble_part, load_part, plan_part
 
-log = Log(__name__)
-
 _FUSED = re.compile(r"(layers\.\d+\.self_attn\.)qkv_proj\.(weight|bias)")
 _TRIED_TOKENS = 2
 
 
-def check_target(opened: OpenedModel, module: Module) -> None:
+def block_target(config: DFlashConfig, loaded: LoadedModel) -> Target:
+    """Returns the parts of a model, which may be made of placeholders: nothing is computed. Raises ModelError if the
+    draft was made for another one, or the model has no such parts."""
+    try:
+        target = target_of(loaded)
+        rows = target.embed(mx.zeros((1, 1), mx.uint32))
+        width, vocab_size = rows.shape[-1], target.unembed(rows).shape[-1]
+    except Exception as error:  # whatever a model of another build says
+        raise ModelError(f"the model has no parts that it could share ({type(error).__name__}: {error})") from error
+    for what, wanted, found in (
+        ("layers", config.target_layers, len(target.layers)),
+        ("numbers a token", config.width, width),
+        ("tokens in the vocabulary", config.vocab_size, vocab_size),
+    ):
+        if wanted and wanted != found:
+            raise ModelError(f"it was made for a model of {wanted} {what}, and this one has {found}")
+    if config.taps[-1] >= len(target.layers):
+        raise ModelError(f"it draws on layer {config.taps[-1]}, and the model has {len(target.layers)} layers")
+    if config.mask_token >= vocab_size:
+        raise ModelError(f"its mask token is {config.mask_token}, and the model has {vocab_size} tokens")
+    return target
+
+
+def check_dflash(opened: OpenedModel, loaded: LoadedModel) -> None:
     """Raises ModelError unless the draft was made for a model like this one, which may be made of placeholders."""
-    block_target(read_dflash_config(opened.config, opened.architecture), module)
+    block_target(read_dflash_config(opened.config, opened.architecture), loaded)
 
 
-def plan_draft(
+def plan_dflash(
     opened: OpenedModel, dtype: str, budget_bytes: int | None, *, slow_blas: bool
 ) -> tuple[DFlashModule, DtypePlan]:
     """Returns the draft made of placeholders, and the types of its weights. Raises ModelError if anything does not fit,
@@ -38,25 +57,25 @@ def plan_draft(
     return plan_part(opened, partial(_assembled, opened), dtype, budget_bytes, slow_blas=slow_blas)
 
 
-def load_draft(
+def load_dflash(
     opened: OpenedModel,
     loaded: LoadedModel,
     dtype: str = "keep",
     budget_bytes: int | None = None,
     *,
     slow_blas: bool = False,
-) -> BlockDraft:
+) -> BlockDrafter:
     """Loads a draft for a model, which is loaded already. Raises ModelError if it cannot be used, and what MLX says at
     its first forward.
 
     The arguments are those of `weights.load.load`, with what the model has left of the budget.
     """
     config = read_dflash_config(opened.config, opened.architecture)
-    target = block_target(config, loaded.module)
+    target = block_target(config, loaded)
     module = load_part(opened, partial(_assembled, opened), "the draft", dtype, budget_bytes, slow_blas=slow_blas)
-    draft = BlockDraft(config, module, target, loaded.suppressed)
+    draft = BlockDraft(config, module, target)
     _try(draft, loaded)
-    return draft
+    return BlockDrafter(opened.name, draft)
 
 
 def _try(draft: BlockDraft, loaded: LoadedModel) -> None:
@@ -64,7 +83,7 @@ def _try(draft: BlockDraft, loaded: LoadedModel) -> None:
     layers = loaded.make_layers()
     if counting(layers) is None:
         raise ModelError("none of the model's layers tells how many tokens it has seen")
-    tap, tokens = LayerTap(draft.target.tapped, _TRIED_TOKENS), mx.zeros((1, _TRIED_TOKENS), mx.uint32)
+    tap, tokens = Tap(draft.tapped, _TRIED_TOKENS), mx.zeros((1, _TRIED_TOKENS), mx.uint32)
     tap.turn(True)
     try:
         loaded.logits(tokens, layers)

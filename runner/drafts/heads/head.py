@@ -1,4 +1,4 @@
-"""A head with all that it needs to draft."""
+"""A head with all that it needs to draft, and the drafts that it makes."""
 
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
@@ -8,7 +8,8 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache
 
-from runner.drafts.heads.target import MOST_ROWS, Draw, Follower, Tap, Target
+from runner.cache.session import Session
+from runner.drafts.target import GROWTH_TOKENS, Draw, HiddenStateDrafter, Target
 from runner.model.weights.experts import Weights
 from runner.model.weights.parameters import parameters_of
 
@@ -51,8 +52,6 @@ class Head(NamedTuple):
 
     module: HeadModule
     target: Target
-    suppressed: tuple[int, ...] = ()
-    """Tokens that must never be chosen."""
 
     def make_layers(self) -> list[KVCache]:
         """Returns fresh layer caches for one text."""
@@ -60,13 +59,8 @@ class Head(NamedTuple):
 
     def states(self, hidden: mx.array, tokens: mx.array, layers: list[KVCache]) -> mx.array:
         """Returns the head's hidden states [1, L, D] for the target's or its own, `hidden` [1, L, D], and the tokens
-        [1, L] behind them. Advances `layers`. Lazy."""
+        [1, L] after them. Advances `layers`. Lazy."""
         return self.module(self.target.embed(tokens), hidden, layers)
-
-    def logits(self, states: mx.array) -> mx.array:
-        """Returns logits [1, L, V] of the tokens behind those that gave these states. Lazy."""
-        scores = self.target.unembed(states)
-        return scores.at[..., mx.array(self.suppressed)].minimum(-mx.inf) if self.suppressed else scores
 
     @property
     def nbytes(self) -> int:
@@ -74,62 +68,56 @@ class Head(NamedTuple):
         return sum(array.nbytes for array in parameters_of(self.module).values())
 
 
-# --- Drafts with a head: the tokens of one answer after the other.
-
-MOST_SLOTS = 4096
+_MOST_ROWS = 256
+_MOST_SLOTS = 4096
 """With more than these the layers of the head begin again, so they stay small, however long the text."""
 
 
-class HeadDrafter(Follower):
-    """Follows the text of one answer, and drafts behind it.
+class HeadDrafter(HiddenStateDrafter):
+    """Drafts with the model's own head, one answer after the other.
 
     Slot i of the head's layers stands for token i, of which the target has computed the hidden state, and the token
-    behind it; the logits of the slot are those of the token after that. Only tokens that are certain stay in the
+    after it; the logits of the slot are those of the token after that. Only tokens that are certain stay in the
     layers. The text need not be followed from its beginning: drafts get worse, answers never.
-
-        forward = drafter.watch(loaded.logits)      # in place of it, from the first forward of an answer on
-        ...
-        drafts = drafter.propose(layers, position, recorded, most, sampler.preview())
 
     Owner: the engine thread.
     """
 
-    def __init__(self, head: Head, most_rows: int = MOST_ROWS, most_slots: int = MOST_SLOTS) -> None:
-        self.tap = Tap(head.target.norm)
-        """It must be on while an answer that may be drafted is computed."""
-        super().__init__(self.tap, most_rows)
-        self._head = head
+    def __init__(self, head: Head, most_rows: int = _MOST_ROWS, most_slots: int = _MOST_SLOTS) -> None:
+        """Computes something with the head, and raises what that raises."""
+        super().__init__("the model's own head", [head.target.norm], most_rows)
+        self.head = head
         self._most_slots = most_slots
+        # Of the text that is followed.
         self._layers: list[KVCache] = []
         self._at = 0  # the slot that comes next
         self._slots = 0  # in the layers
         self._last: mx.array | None = None  # the states of the slot before `_at`, [1, 1, D]
+        layers, tokens = head.make_layers(), mx.zeros((1, 1), mx.uint32)
+        states = head.states(head.target.embed(tokens), tokens, layers)
+        mx.eval(head.target.unembed(states))  # MLX refuses some layers only when they compute
+        kept = sum(cast("int", layer.nbytes) for layer in layers) * (most_slots // GROWTH_TOKENS)
+        self.most_bytes = kept + 2 * most_rows * states.nbytes
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all but the weights."""
-        return sum(cast("int", layer.nbytes) for layer in self._layers) + self.waiting_bytes
+        return sum(cast("int", layer.nbytes) for layer in self._layers) + super().nbytes
 
-    def propose(
-        self, layers: Sequence[object], position: int, recorded: Sequence[int], most: int, draw: Draw
-    ) -> list[int]:
-        """Returns `most` tokens that may follow the `recorded` ones, of which the target has seen the first `position`:
-        all but the last one; none if too little is known of the text. Waits for them once."""
-        if not self.follows(layers) or most < 1 or len(recorded) != position + 1:
-            return []
-        states = self._read(position, recorded)
+    def draft(self, session: Session, most: int, draw: Draw) -> list[int]:
+        states = self._read(session.position, session.recorded)
         if states is None:
             return []
-        drafts = [draw(self._head.logits(states)[:, -1])]
+        drafts = [draw(self.head.target.unembed(states)[:, -1])]
         for _ in range(most - 1):
             mx.async_eval(drafts[-1])
-            states = self._head.states(states, drafts[-1][:, None], self._layers)
-            drafts.append(draw(self._head.logits(states)[:, -1]))
+            states = self.head.states(states, drafts[-1][:, None], self._layers)
+            drafts.append(draw(self.head.target.unembed(states)[:, -1]))
         for layer in self._layers:
             layer.trim(most - 1)
         return cast("list[int]", mx.concatenate(drafts).tolist())
 
     def go_back(self, to: int) -> None:
+        super().go_back(to)
         if to < self._at:
             self._begin(0)
 
@@ -138,7 +126,10 @@ class HeadDrafter(Follower):
         self._begin(0)
 
     def _begin(self, at: int) -> None:
-        self._layers, self._at, self._slots, self._last = [], at, 0, None
+        self._layers = []
+        self._at = at
+        self._slots = 0
+        self._last = None
 
     def _read(self, position: int, recorded: Sequence[int]) -> mx.array | None:
         """Reads what the target has seen, up to `position`. Returns the states of the last slot, [1, 1, D]; None if
@@ -154,11 +145,11 @@ class HeadDrafter(Follower):
             start = pictures[-1] + 1
         if start != self._at or not self._layers or self._slots + position - start > self._most_slots:
             self._begin(start)
-            self._layers = self._head.make_layers()
-        if start == position:
-            return None
+            self._layers = self.head.make_layers()
         hidden = self.waiting(start, position)
-        states = self._head.states(hidden, mx.array([recorded[start + 1 : position + 1]]), self._layers)
+        self.skip(position)
+        states = self.head.states(hidden, mx.array([recorded[start + 1 : position + 1]]), self._layers)
         self._slots += position - start
-        self._at, self._last = position, states[:, -1:]
+        self._at = position
+        self._last = states[:, -1:]
         return self._last

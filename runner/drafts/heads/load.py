@@ -4,12 +4,9 @@ import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-import mlx.core as mx
-
-from runner.drafts.heads.head import Head, HeadModule
-from runner.drafts.heads.nemotron_h import NemotronHead
-from runner.drafts.heads.qwen3_5 import QwenHead
-from runner.drafts.heads.target import target_of
+from runner.drafts.heads.families import NemotronHead, QwenHead
+from runner.drafts.heads.head import Head, HeadDrafter, HeadModule
+from runner.drafts.target import target_of
 from runner.errors import ModelError
 from runner.logs import Log
 from runner.model.opened import OpenedModel
@@ -35,7 +32,6 @@ _BEGINS = re.compile(r"(?:fc|layers\.\d+\.eh_proj)\.weight")
 """The tensor without which there is no head: configs promise heads that packages lack."""
 _TEXT_ONLY = ("quantization_config", "quantize_activations")
 """Fields of `config.json` that are about the text model's layers."""
-_TRIED_TOKENS = 2
 
 
 class HeadPlan(NamedTuple):
@@ -51,13 +47,6 @@ class HeadPlan(NamedTuple):
     def nbytes(self) -> int:
         """The bytes that loading will read."""
         return self.opened.total_bytes
-
-
-class FoundHead(NamedTuple):
-    """The head of a model, or the reason why there is none."""
-
-    head: Head | None
-    why: str = ""
 
 
 def plan_head(opened: OpenedModel) -> HeadPlan | None:
@@ -90,45 +79,38 @@ def load_head(
     budget_bytes: int | None = None,
     *,
     slow_blas: bool = False,
-) -> FoundHead:
-    """Loads the head of a model, which is loaded already. Logs why a head cannot be used.
+) -> HeadDrafter | None:
+    """Loads the head of a model, which is loaded already; None if it has none. Logs why a head cannot be used.
 
     The arguments are those of `weights.load.load`, with what the model has left of the budget.
     """
     try:
         plan = plan_head(opened)
-        if plan is None:
-            return FoundHead(None, "the model has no head for drafts")
-        return FoundHead(_tried(_loaded(plan, loaded, dtype, budget_bytes, slow_blas=slow_blas)))
+        return None if plan is None else _loaded(plan, loaded, dtype, budget_bytes, slow_blas=slow_blas)
     except ModelError as error:
         why = str(error)
     except Exception as error:  # whatever MLX or mlx-lm say to it
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
     log.warning("the model's head for drafts cannot be used", why=why)
-    return FoundHead(None, why)
+    return None
 
 
-def _loaded(plan: HeadPlan, loaded: LoadedModel, dtype: str, budget_bytes: int | None, *, slow_blas: bool) -> Head:
-    target = target_of(loaded.module)
+def _loaded(
+    plan: HeadPlan, loaded: LoadedModel, dtype: str, budget_bytes: int | None, *, slow_blas: bool
+) -> HeadDrafter:
+    target = target_of(loaded)
 
     def assemble(arrays: Mapping[str, Arrays]) -> HeadModule:
         return _assembled(plan, target.args, arrays)
 
-    module = load_part(plan.opened, assemble, "the head", dtype, budget_bytes, slow_blas=slow_blas)
-    return Head(module, target, loaded.suppressed)
-
-
-def _tried(head: Head) -> Head:
-    """Returns the head, which has computed something: MLX refuses some layers only then."""
-    layers = head.make_layers()
-    tokens = mx.zeros((1, _TRIED_TOKENS), mx.uint32)
-    states = head.states(head.target.embed(tokens), tokens, layers)
-    mx.eval(head.logits(states[:, -1:]))
-    return head
+    head = Head(load_part(plan.opened, assemble, "the head", dtype, budget_bytes, slow_blas=slow_blas), target)
+    drafter = HeadDrafter(head)
+    log.info("head for drafts loaded", bytes=head.nbytes)
+    return drafter
 
 
 def _own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors of the head, by their names behind `mtp.`."""
+    """Returns the tensors of the head, by their names after `mtp.`."""
     return {name[match.end() :]: tensor for name, tensor in tensors.items() if (match := _HEAD.match(name))}
 
 

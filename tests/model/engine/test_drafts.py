@@ -9,12 +9,14 @@ import mlx.core as mx
 import pytest
 
 from runner.cache.session import Session
-from runner.drafts.assistant.load import Assistant, check_target, load_assistant
-from runner.drafts.drafting import Drafting
-from runner.drafts.named import AssistantModel, DFlashModel, open_draft
+from runner.drafts.assistant.drafter import Assistant, AssistantDrafter
+from runner.drafts.assistant.load import check_assistant, load_assistant
+from runner.drafts.dflash.drafter import BlockDrafter
+from runner.drafts.drafting import Drafting, DraftModel
+from runner.drafts.kinds import open_draft
 from runner.drafts.own_model import OwnDraftModel
-from runner.drafts.pacing import DraftModel, Forward
 from runner.drafts.policy import Draft, DraftPolicy
+from runner.engine.generation import Forward
 from runner.errors import ModelError
 from runner.sampling.sampler import Sampler
 from scripts.tools.models.assistants import config_of
@@ -32,8 +34,8 @@ from tests.lib.tiny_engine import (
     text_of,
 )
 from tests.lib.told_drafts import DRAFTABLE, EOS, OPTIONS, STRATEGIES, UNMARKABLE, Seen, seen, spec, told
-from tests.model.assistant.made import tiny_assistant, write
-from tests.model.dflash.tiny_drafts import tiny_draft
+from tests.model.drafts.assistant.made import tiny_assistant, write
+from tests.model.drafts.dflash.tiny_drafts import tiny_draft
 
 CACHES = ("trie", "single", "none")
 TARGETS = ("llama", "gemma3", "qwen3_next")
@@ -66,9 +68,8 @@ class Willing(Drafting):
 
     def __init__(self, model: DraftModel, length: int = 4) -> None:
         super().__init__(Eager(length), model=model)
-        assert self.model is not None
-        self.model.guard.took = lambda *_, **__: None  # type: ignore[method-assign]  # it would compare real times
-        self.watch: Callable[[Forward], Forward] = getattr(model, "watch", lambda forward: forward)
+        self.model_speed.record = lambda *_, **__: None  # type: ignore[method-assign]  # it would compare real times
+        self.watch = model.watch
 
     @property
     def drafted(self) -> int:
@@ -94,9 +95,13 @@ class Stranger:
     name = "stranger"
     at_once = False
     nbytes = 0
+    most_bytes = 0
 
     def __init__(self) -> None:
         self._numbers = random.Random(3)
+
+    def watch(self, forward: Forward) -> Forward:
+        return forward
 
     def read(self, session: Session, *, briefly: bool) -> bool:
         return self._numbers.random() < 0.2
@@ -129,7 +134,7 @@ class Broken(Stranger):
         self.freed = True
 
 
-class Prompted(DFlashModel):
+class Prompted(BlockDrafter):
     """Drafts blocks, and puts the right tokens in place of the first ones of every other block."""
 
     def __init__(self, target: str) -> None:
@@ -151,7 +156,7 @@ class Prompted(DFlashModel):
         return own
 
 
-class Noting(AssistantModel):
+class Noting(AssistantDrafter):
     """Notes how many tokens it drafted each time."""
 
     def __init__(self, assistant: Assistant) -> None:
@@ -310,7 +315,7 @@ def test_one_model_drafts_for_answers_that_come_and_go(name: str, model: str, se
         assert drafting.counts().accepted["model"] > drafting.drafted / 2  # some of the answers ended inside a round
     assert (state := drafting.counts().model) is not None
     assert state.state == "on"
-    assert drafts.nbytes <= getattr(drafts, "most_bytes", drafts.nbytes)
+    assert drafts.nbytes <= drafts.most_bytes
 
 
 def test_nothing_is_drafted_beside_another_answer() -> None:
@@ -435,9 +440,9 @@ def asked_about_pictures(engine: SeeingEngine) -> list[Sequence[int]]:
 def test_an_assistant_drafts_behind_pictures(name: str, tmp_path: Path) -> None:
     """The engine's own check compares each answer with a plain loop."""
     plain = SeeingEngine(name)
-    opened = open_draft(str(write(tmp_path / "assistant", config_of())), tmp_path)
-    check_target(opened, plain.model.opened, plain.model.loaded.module)
-    model = Noting(load_assistant(opened, plain.model.loaded))
+    opened = open_draft(str(write(tmp_path / "assistant", config_of())), tmp_path).model
+    check_assistant(opened, plain.model.opened, plain.model.loaded)
+    model = Noting(load_assistant(opened, plain.model.loaded).assistant)
     drafting = Willing(model)
     engine = SeeingEngine(name, drafting=drafting, watch=model.watch)
     assert asked_about_pictures(engine) == asked_about_pictures(plain)

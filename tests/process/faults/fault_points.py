@@ -134,8 +134,8 @@ _CONCURRENT: dict[str, tuple[str, ...]] = {
 """Points that only concurrent requests reach."""
 _DRAFTED: dict[str, tuple[str, ...]] = {
     "propose drafts": ("runner.drafts.drafting:AnswerDrafter.propose",),
-    "learn from drafts": ("runner.drafts.drafting:AnswerDrafter.learn",),
-    "time a step": ("runner.drafts.drafting:AnswerDrafter.took",),
+    "record drafts": ("runner.drafts.drafting:AnswerDrafter.record_outcome",),
+    "time a step": ("runner.drafts.drafting:AnswerDrafter.record_time",),
     "keep an answer": ("runner.drafts.drafting:AnswerDrafter.close",),
     "draw ahead": ("runner.sampling.sampler:Sampler.draw_ahead",),
     "open round": ("runner.cache.session:Session.draft_round",),

@@ -184,7 +184,7 @@ class SweptDrafter(AnswerDrafter):
 def draft_always(kind: str) -> Drafting:
     """Returns what lets an engine draft at every step, from the first one on."""
     drafting = Drafting(DraftPolicy.for_cpu())
-    drafting.guard.allows = lambda: True  # type: ignore[method-assign]  # however slow
+    drafting.speed.allows = lambda: True  # type: ignore[method-assign]  # however slow
     answers = {each.spec.prompt: oracle_answer(kind, each.spec).tokens for wave in waves(kind) for each in wave}
     drafting.drafter = lambda prompt: SweptDrafter(drafting, prompt, answers[tuple(prompt)])  # type: ignore[method-assign]
     return drafting

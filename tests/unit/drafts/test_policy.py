@@ -30,7 +30,7 @@ GPU = {rows: 1 + 0.02 * (rows - 1) for rows in range(1, 17)}
 @dataclass(frozen=True)
 class World:
     cost: Mapping[int, float]
-    make: Callable[[], DraftPolicy]
+    make: Callable[..., DraftPolicy]
 
     @property
     def most(self) -> int:
@@ -65,7 +65,7 @@ def rounds(
     noise: float = 0.1,
 ) -> list[Round]:
     """Plays rounds with one draft each, whose tokens are right with the probability `right(round)`. Some plain steps
-    are between them, as in life: at least the guard's."""
+    are between them, as in life: at least those of `SpeedCheck`."""
     rng, done = random.Random(seed), list[Round]()
     for number in range(count):
         draft = Draft([1] * world.most, "own", rng.choice(matches))
@@ -75,8 +75,8 @@ def rounds(
             accepted += 1
         for rows in (1, length + 1)[rng.random() < 0.9 :]:
             spike = 10 if rng.random() < 0.005 else 1
-            policy.took(rows, 0.01 * world.cost[rows] * spike * rng.lognormvariate(0, noise), 1000)
-        policy.learned(draft, length, accepted)
+            policy.record_time(rows, 0.01 * world.cost[rows] * spike * rng.lognormvariate(0, noise), 1000)
+        policy.record_outcome(draft, length, accepted)
         done.append(Round(length, 1 + accepted, world.cost[length + 1]))
     return done
 
@@ -113,8 +113,8 @@ def test_matches_are_told_apart_by_their_length_and_their_source() -> None:
     short, long, other = Draft([1] * 7, "own", 4), Draft([1] * 7, "own", 20), Draft([1] * 7, "earlier", 4)
     before = policy.length(other, 10)
     for _ in range(20):
-        policy.learned(short, 2, 0)
-        policy.learned(long, 7, 7)
+        policy.record_outcome(short, 2, 0)
+        policy.record_outcome(long, 7, 7)
     assert policy.length(short, 10) == 0
     assert policy.length(long, 10) == 7
     assert policy.length(other, 10) == before > 0
@@ -130,8 +130,8 @@ def test_a_length_is_never_more_than_was_drafted_or_allowed(
     for each in accepted:
         length = policy.length(draft, 100)
         assert 0 <= length <= min(size, most)
-        policy.learned(draft, length, min(each, length))
-        policy.took(length + 1, 0.01 * (1 + each), 100)
+        policy.record_outcome(draft, length, min(each, length))
+        policy.record_time(length + 1, 0.01 * (1 + each), 100)
 
 
 def test_probes_become_rarer_and_come_back_with_a_success() -> None:
@@ -143,56 +143,56 @@ def test_probes_become_rarer_and_come_back_with_a_success() -> None:
     assert gaps[-1] == 64
     for accepted, pause in ((0, 64), (1, 4)):
         assert any(acceptance.probes(0) for _ in range(64))
-        acceptance.learned(1, accepted)
+        acceptance.record(1, accepted)
         assert [acceptance.probes(0) for _ in range(pause)] == [False] * (pause - 1) + [True]
 
 
 def test_counts_fade_and_a_position_not_tried_is_like_the_one_before() -> None:
     acceptance = Acceptance(0, 4)
     for _ in range(200):
-        acceptance.learned(2, 1)
+        acceptance.record(2, 1)
     first, second, *others = acceptance.rates()
     assert first > 0.9
     assert second < 0.1
     assert others == [second, second]
     for _ in range(200):
-        acceptance.learned(1, 1)
+        acceptance.record(1, 1)
     assert next(iter(list(acceptance.rates())[1:])) > 0.9, "long ago"
     for _ in range(200):
-        acceptance.learned(1, 0)
+        acceptance.record(1, 0)
     assert next(acceptance.rates()) < 0.02
 
 
 def test_costs_are_learned_and_lie_between_known_ones() -> None:
     costs = RoundCosts([1.0, 1.0, 1.0, 1.0, 1.0])
-    costs.took(2, 4.0, 100)
+    costs.record(2, 4.0, 100)
     assert costs.curve(100) == pytest.approx([4, 4, 4, 4, 4])
     for _ in range(500):
-        costs.took(2, 4.0, 100)
-        costs.took(4, 8.0, 100)
+        costs.record(2, 4.0, 100)
+        costs.record(4, 8.0, 100)
     assert costs.curve(100) == pytest.approx([4, 4, 6, 8, 8], rel=0.01)
-    costs.took(6, 100.0, 100)  # more rows than there are
+    costs.record(6, 100.0, 100)  # more rows than there are
     assert costs.curve(100) == pytest.approx([4, 4, 6, 8, 8], rel=0.01)
 
 
 def test_a_round_moves_an_average_by_a_quarter_at_most() -> None:
     costs = RoundCosts([1.0, 2.0])
-    costs.took(1, 1.0, 100)
+    costs.record(1, 1.0, 100)
     for rows in (1, 2, 1, 2, 2):
         before = costs.curve(100)[rows - 1]
-        costs.took(rows, 1e9, 100)
+        costs.record(rows, 1e9, 100)
         assert before < costs.curve(100)[rows - 1] <= 1.25 * before
-        costs.took(rows, 0.0, 100)
+        costs.record(rows, 0.0, 100)
         assert costs.curve(100)[rows - 1] >= 0.75 * before
 
 
 def test_an_unknown_context_begins_like_its_neighbour() -> None:
     costs = RoundCosts([1.0, 2.0])
     for _ in range(300):
-        costs.took(1, 1.0, 100)
-        costs.took(2, 3.0, 100)
+        costs.record(1, 1.0, 100)
+        costs.record(2, 3.0, 100)
     assert costs.curve(1000) == pytest.approx([1, 3], rel=0.01)
-    costs.took(1, 2.0, 1000)
+    costs.record(1, 2.0, 1000)
     assert costs.curve(1000) == pytest.approx([2, 6], rel=0.01)
     assert costs.curve(100) == pytest.approx([1, 3], rel=0.01)
     assert costs.curve(127) == costs.curve(64)
@@ -206,8 +206,7 @@ def test_a_models_drafts_are_as_long_as_pays_for_drafting_them(
     world: World, right: float, share: float, at_once: bool
 ) -> None:
     """It takes so many steps for each token, or for all tokens of a draft together."""
-    policy, rng, tokens, seconds = world.make(), random.Random(1), 0.0, 0.0
-    policy.know_model(at_once=at_once)
+    policy, rng, tokens, seconds = world.make(at_once=at_once), random.Random(1), 0.0, 0.0
 
     def drafting(length: int) -> float:
         return share * (min(length, 1) if at_once else length)
@@ -218,11 +217,11 @@ def test_a_models_drafts_are_as_long_as_pays_for_drafting_them(
         while accepted < length and rng.random() < right:
             accepted += 1
         if length:
-            policy.drafted(length, 0.01 * drafting(length) * rng.lognormvariate(0, 0.1))
-            policy.learned(Draft([1] * length, "model", MODEL_MATCH), length, accepted)
-        policy.took(length + 1, 0.01 * world.cost[length + 1], 1000)
+            policy.record_drafting(length, 0.01 * drafting(length) * rng.lognormvariate(0, 0.1))
+            policy.record_outcome(Draft([1] * length, "model", MODEL_MATCH), length, accepted)
+        policy.record_time(length + 1, 0.01 * world.cost[length + 1], 1000)
         if number % 20 == 0:
-            policy.took(1, 0.01, 1000)
+            policy.record_time(1, 0.01, 1000)
         if number >= 500:
             tokens += 1 + accepted
             seconds += world.cost[length + 1] + drafting(length)
@@ -235,10 +234,10 @@ def test_a_models_drafts_are_as_long_as_pays_for_drafting_them(
 def test_the_first_time_that_a_model_drafts_counts_for_nothing() -> None:
     """It touches memory for the first time, and would keep the model from a second one."""
     cost = DraftCost(3)
-    cost.took(1, 5.0)
+    cost.record(1, 5.0)
     assert cost.curve(0.1) == pytest.approx([0.0, 0.02, 0.04, 0.06])
-    cost.took(1, 0.01)
+    cost.record(1, 0.01)
     assert cost.curve(0.1) == pytest.approx([0.0, 0.01, 0.015, 0.02])  # each further one is taken for a half
     for _ in range(40):
-        cost.took(3, 0.03)
+        cost.record(3, 0.03)
     assert cost.curve(0.1) == pytest.approx([0.0, 0.01, 0.02, 0.03], rel=0.2)

@@ -6,6 +6,8 @@ from typing import cast
 from runner.cache.session import Session
 from runner.drafts.drafting import AnswerDrafter, Drafting
 from runner.drafts.policy import DraftPolicy
+from runner.engine.generation import Forward
+from runner.engine.lifecycle import Lifecycle
 from runner.sampling.sampler import Sampler
 
 QUOTED = [*range(100, 140)]
@@ -71,8 +73,8 @@ def test_rounds_are_counted_by_source() -> None:
     drafting = ready()
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
     drafts = drafter.propose(session, MOST, SAMPLER)
-    drafter.learn(len(drafts), 2)
-    drafter.took(3, 1 + len(drafts), 0.01)
+    drafter.record_outcome(len(drafts), 2, Lifecycle(0, 0, 0))
+    drafter.record_time(3, 1 + len(drafts), 0.01)
     counts = drafting.counts()
     assert counts.rounds == 1
     assert (counts.drafted["own"], counts.accepted["own"]) == (len(drafts), 2)
@@ -85,9 +87,13 @@ class Model:
     name = "mine"
     at_once = False
     nbytes = 7
+    most_bytes = 7
 
     def __init__(self, parts: int = 0) -> None:
         self.parts, self.asked = parts, list[int]()
+
+    def watch(self, forward: Forward) -> Forward:
+        return forward
 
     def read(self, session: Session, *, briefly: bool) -> bool:
         self.parts -= 1
@@ -107,10 +113,12 @@ def test_a_model_drafts_where_nothing_is_known() -> None:
     drafts = drafter.propose(session, MOST, SAMPLER)
     assert drafts == [8, 9, 10, 11, 12, 13, 14][: len(drafts)]
     assert drafts
-    drafter.learn(len(drafts), 1)
-    drafter.took(2, 1 + len(drafts), 0.01)
+    life = Lifecycle(0, 0, 0)
+    drafter.record_outcome(len(drafts), 1, life)
+    drafter.record_time(2, 1 + len(drafts), 0.01)
     counts = drafting.counts()
     assert (counts.drafted["model"], counts.accepted["model"]) == (len(drafts), 1)
+    assert (life.model_drafted, life.model_accepted) == (len(drafts), 1)
     assert counts.model is not None
     assert (counts.model.name, counts.model.bytes, counts.model.state) == ("mine", 7, "on")
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
@@ -122,22 +130,20 @@ def test_a_model_waits_for_the_token_on_its_way_unless_it_has_to_read() -> None:
     drafter, session = begun(Drafting(DraftPolicy.for_cpu(), model=Model(2)), [*range(40)])
     for waits in (False, False, True):
         assert drafter.expects(session, MOST) is waits
-        drafter.took(1, 0, 0.01)
+        drafter.record_time(1, 0, 0.01)
     assert drafter.propose(session, MOST, SAMPLER)
 
 
 def test_a_model_rests_by_the_clock_and_what_is_known_is_drafted_all_the_same() -> None:
     """Its drafts are right, and slower than none."""
     drafting = Drafting(DraftPolicy.for_cpu(), model=Model())
-    assert drafting.model is not None
     drafting.policy.model_length = lambda most, context_tokens: 2  # type: ignore[method-assign]  # thinks that it pays
     drafter, session = begun(drafting, [*range(40)])
     for _ in range(400):
         drafts = drafter.propose(session, MOST, SAMPLER)
-        drafter.learn(len(drafts), 1)
-        assert drafter._model is not None
-        drafter._model.seconds = 0.04 if drafts else 0.0
-        drafter.took(2 if drafts else 1, 1 + len(drafts), 0.05 if drafts else 0.01)
-    assert (drafting.model.guard.state.name, drafting.guard.state.name) == ("resting", "on")
+        drafter.record_outcome(len(drafts), 1, Lifecycle(0, 0, 0))
+        drafter._model_s = 0.04 if drafts else 0.0
+        drafter.record_time(2 if drafts else 1, 1 + len(drafts), 0.05 if drafts else 0.01)
+    assert (drafting.model_speed.state.name, drafting.speed.state.name) == ("resting", "on")
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
     assert drafter.propose(session, MOST, SAMPLER) == QUOTED[20:27]

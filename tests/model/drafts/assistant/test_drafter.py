@@ -11,14 +11,13 @@ from runner.cache import make_cache
 from runner.cache.layers.quantized_trial import find_format
 from runner.cache.session import Session
 from runner.cache.single import NullCache
-from runner.drafts.assistant.drafter import AssistantDrafter
-from runner.drafts.assistant.load import Place, Shared, read
-from runner.drafts.heads.target import Tap
+from runner.drafts.assistant.drafter import AssistantDrafter, Place, Shared, read
+from runner.drafts.target import Tap
 from scripts.tools.models.assistants import VOCABULARY_SIZE, WIDTH
 from scripts.tools.models.sources import Published
-from tests.model.assistant.conftest import Pairs
-from tests.model.assistant.made import Pair, pair_of, write
-from tests.model.heads.drafting import DRAWN, GREEDY, PROMPT, Said, answer, greedy
+from tests.model.drafts.answers import DRAWN, GREEDY, PROMPT, Said, answer, greedy, proposed
+from tests.model.drafts.assistant.conftest import Pairs
+from tests.model.drafts.assistant.made import Pair, pair_of, write
 from tests.model.loading.stored import put
 
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache  # isort: skip
@@ -60,7 +59,7 @@ def right(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Pai
 def from_scratch(pair: Pair, text: list[int], count: int) -> list[int]:
     """The most probable drafts behind a text, by one forward over all of it and layers that forget nothing."""
     layers: list[object] = [KVCache() for _ in pair.loaded.make_layers()]
-    tap = Tap(pair.assistant.target.norm)
+    tap = Tap([pair.assistant.target.norm], len(text))
     tap.turn(True)
     pair.loaded.logits(mx.array([text[:-1]]), layers)
     hidden = tap.take()
@@ -80,7 +79,7 @@ def from_scratch(pair: Pair, text: list[int], count: int) -> list[int]:
 
 
 def drafted(pair: Pair, kind: str = "greedy", prompt: list[int] = PROMPT, most: int = 3) -> Said:
-    drafter = AssistantDrafter(pair.assistant)
+    drafter = AssistantDrafter("an assistant", pair.assistant)
     return answer(pair.loaded, NullCache(pair.loaded.make_layers), prompt, COUNT, DRAWN[kind], drafter, most)
 
 
@@ -94,7 +93,7 @@ def test_drafts_that_are_right_are_all_accepted(kind: str, right: Pair) -> None:
 def test_drafts_are_those_of_the_whole_text(name: str, cache: str, pairs: Pairs) -> None:
     """Behind every round, in a window that is full and in one that is not, and in an answer that a cache resumed."""
     pair = pairs(name, "every token")
-    drafter, rounds = AssistantDrafter(pair.assistant), list[tuple[list[int], list[int]]]()
+    drafter, rounds = AssistantDrafter("an assistant", pair.assistant), list[tuple[list[int], list[int]]]()
 
     def observe(session: Session, drafts: list[int]) -> None:
         rounds.append(([*session.recorded], drafts))
@@ -137,7 +136,7 @@ def test_packed_keys_and_values_are_read_as_they_are(pairs: Pairs) -> None:
     found, wanted = (pair.assistant.step(tokens, hidden, each, len(prompt) - 1) for each in (shared, plain))
     for one, other in zip(found, wanted, strict=True):
         assert mx.abs(one - other).max() <= 1e-5 * mx.abs(other).max()
-    drafter = AssistantDrafter(pair.assistant)
+    drafter = AssistantDrafter("an assistant", pair.assistant)
     said = answer(pair.loaded, NullCache(make_layers), PROMPT, COUNT, GREEDY, drafter, 3)
     assert said.tokens == answer(pair.loaded, NullCache(make_layers), PROMPT, COUNT, GREEDY).tokens
     assert said.drafted > COUNT
@@ -162,10 +161,8 @@ def test_the_last_tokens_of_a_window_are_read(steps: tuple[int, ...]) -> None:
 
 def standing(pair: Pair, count: int = 6) -> tuple[AssistantDrafter, list[object]]:
     """A drafter whose target has seen so many tokens."""
-    drafter, layers = AssistantDrafter(pair.assistant), pair.loaded.make_layers()
-    drafter.tap.turn(True)
+    drafter, layers = AssistantDrafter("an assistant", pair.assistant), pair.loaded.make_layers()
     drafter.watch(pair.loaded.logits)(mx.array([PROMPT[:count]]), layers)
-    drafter.tap.turn(False)
     return drafter, layers
 
 
@@ -173,23 +170,22 @@ def test_nothing_is_drafted_where_the_text_is_not_known(pairs: Pairs) -> None:
     pair = pairs("gemma4-text", "every token")
     drafter, layers = standing(pair)
     text = [1] * 30
-    assert drafter.propose(pair.loaded.make_layers(), 6, text[:7], 3, greedy) == []  # another answer
-    assert drafter.propose(layers, 6, text[:9], 3, greedy) == []  # more than one token that the target has not seen
-    assert drafter.propose(layers, 8, text[:9], 3, greedy) == []  # two tokens that only others have seen
-    assert drafter.propose(layers, 5, text[:6], 3, greedy) == []  # the layers have seen more
-    assert drafter.propose(layers, 6, [*text[:6], -3], 3, greedy) == []  # a picture
-    assert drafter.propose(layers, 6, text[:7], 0, greedy) == []
-    assert drafter.propose([], 6, text[:7], 3, greedy) == []
-    first = drafter.propose(layers, 6, text[:7], 3, greedy)
+    assert proposed(drafter, pair.loaded.make_layers(), 6, text[:7], 3, greedy) == []  # another answer
+    assert proposed(drafter, layers, 6, text[:9], 3, greedy) == []  # more than one token that the target has not seen
+    assert proposed(drafter, layers, 8, text[:9], 3, greedy) == []  # two tokens that only others have seen
+    assert proposed(drafter, layers, 5, text[:6], 3, greedy) == []  # the layers have seen more
+    assert proposed(drafter, layers, 6, [*text[:6], -3], 3, greedy) == []  # a picture
+    assert proposed(drafter, [], 6, text[:7], 3, greedy) == []
+    first = proposed(drafter, layers, 6, text[:7], 3, greedy)
     assert len(first) == 3
-    assert drafter.propose(layers, 6, text[:7], 5, greedy)[:3] == first
+    assert proposed(drafter, layers, 6, text[:7], 5, greedy)[:3] == first
     pair.loaded.logits(mx.array([[1]]), layers)  # unseen
-    assert drafter.propose(layers, 7, text[:8], 3, greedy) == []
+    assert proposed(drafter, layers, 7, text[:8], 3, greedy) == []
     drafter.free()
     assert drafter.nbytes == 0
     drafter, layers = standing(pair)
     cast("KVCache", layers[1]).trim(1)  # one of the two stands elsewhere
-    assert drafter.propose(layers, 6, text[:7], 3, greedy) == []
+    assert proposed(drafter, layers, 6, text[:7], 3, greedy) == []
 
 
 def test_a_layer_of_a_kind_that_gemma_does_not_have_is_refused(pairs: Pairs) -> None:
@@ -203,12 +199,12 @@ def test_a_layer_of_a_kind_that_gemma_does_not_have_is_refused(pairs: Pairs) -> 
     vars(strange).update(vars(layers[place]))
     layers[place] = strange
     with pytest.raises(TypeError, match="cannot read a Strange"):
-        drafter.propose(layers, 6, [1] * 7, 3, greedy)
+        proposed(drafter, layers, 6, [1] * 7, 3, greedy)
 
 
 def test_a_drafter_keeps_no_layers_of_the_target_alive(pairs: Pairs) -> None:
     drafter, layers = standing(pairs("gemma4-text", "every token"))
-    drafter.propose(layers, 6, [1] * 7, 2, greedy)
+    proposed(drafter, layers, 6, [1] * 7, 2, greedy)
     alive = [weakref.ref(layer) for layer in layers]
     del layers
     assert not any(each() for each in alive)
@@ -224,14 +220,14 @@ def test_no_group_is_drafted_that_was_not_chosen(pairs: Pairs) -> None:
         seen.append(cast("int", mx.isfinite(logits).sum().item()))
         return mx.argmin(mx.where(mx.isfinite(logits), logits, mx.inf), axis=-1)
 
-    assert len(drafter.propose(layers, 6, [1] * 7, 4, draw)) == 4
+    assert len(proposed(drafter, layers, 6, [1] * 7, 4, draw)) == 4
     assert seen == [40] * 4
 
 
 def test_suppressed_tokens_are_never_drafted(pairs: Pairs) -> None:
     pair = pairs("gemma4-text", "every token")
     best = standing(pair)
-    token = best[0].propose(best[1], 6, [1] * 7, 1, greedy)[0]
+    token = proposed(best[0], best[1], 6, [1] * 7, 1, greedy)[0]
     barred = Pair(pair.loaded, pair.assistant._replace(suppressed=(token,)))
     drafter, layers = standing(barred)
-    assert drafter.propose(layers, 6, [1] * 7, 1, greedy) != [token]
+    assert proposed(drafter, layers, 6, [1] * 7, 1, greedy) != [token]

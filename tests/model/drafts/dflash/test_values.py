@@ -7,8 +7,8 @@ import mlx.core as mx
 import pytest
 
 from runner.drafts.dflash.drafter import BlockDraft
-from runner.drafts.dflash.load import load_draft
-from runner.drafts.named import open_draft, open_own_draft
+from runner.drafts.dflash.load import load_dflash
+from runner.drafts.kinds import open_draft, open_own_draft
 from runner.model import open_model
 from runner.model.weights.load import load
 from scripts.tools.models.checkpoints import write_checkpoint
@@ -16,8 +16,8 @@ from scripts.tools.models.dflash import DRAFT, GLIMMER, LAGUNA, dflash_config, d
 from scripts.tools.models.layouts import plan
 from scripts.tools.models.store import add_draft, source_tensors, write_store
 from scripts.tools.models.tensors import Quantization, rounded
-from tests.model.dflash.cases import CASES, RECORDED, steps
-from tests.model.dflash.conftest import Load
+from tests.model.drafts.dflash.cases import CASES, RECORDED, steps
+from tests.model.drafts.dflash.conftest import Load
 
 
 def blocks(draft: BlockDraft, *, beside: bool = True) -> mx.array:
@@ -80,13 +80,13 @@ def test_packed_layers_of_a_store_compute_the_same(
     packings = plan(source_tensors(directory), config, quantization).packings
     add_draft(store, directory, quantization)
     model = open_model("tiny", store.models_dir)
-    opened = open_own_draft(model, store.models_dir)
+    opened = open_own_draft(model, store.models_dir).model
     assert sum(tensor.scale is not None for tensor in opened.tensors.values()) > 10
-    found = load_draft(opened, load(model))
+    found = load_dflash(opened, load(model)).dflash
     weights = {
         name: rounded(array, packings[name]) if name in packings else array
         for name, array in dflash_weights(config).items()
     }
     mx.save_safetensors(str(directory / "model.safetensors"), weights)
-    wanted = load_draft(open_draft(str(directory), directory), load(model))
+    wanted = load_dflash(open_draft(str(directory), directory).model, load(model)).dflash
     assert mx.abs(blocks(found) - blocks(wanted)).max() < 1e-4 * mx.abs(blocks(wanted)).max()

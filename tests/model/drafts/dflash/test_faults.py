@@ -8,8 +8,8 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.drafts.dflash.load import check_target, load_draft, plan_draft
-from runner.drafts.named import open_draft
+from runner.drafts.dflash.load import check_dflash, load_dflash, plan_dflash
+from runner.drafts.kinds import open_draft
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.weights.load import LoadedModel, load
@@ -79,7 +79,7 @@ def write(directory: Path, architecture: str, changes: dict[str, object], change
 def refused(directory: Path, target: LoadedModel) -> str:
     """Returns why a draft is refused: the same by its headers and by loading it."""
     with pytest.raises(ModelError) as loading:
-        load_draft(open_draft(str(directory), directory), target)
+        load_dflash(open_draft(str(directory), directory).model, target)
     with pytest.raises(ModelError) as by_headers:
         _rehearse(directory, target)
     assert str(loading.value) == str(by_headers.value)
@@ -87,9 +87,9 @@ def refused(directory: Path, target: LoadedModel) -> str:
 
 
 def _rehearse(directory: Path, target: LoadedModel) -> None:
-    opened = open_draft(str(directory), directory)
-    check_target(opened, target.module)
-    plan_draft(opened, "keep", None, slow_blas=False)
+    opened = open_draft(str(directory), directory).model
+    check_dflash(opened, target)
+    plan_dflash(opened, "keep", None, slow_blas=False)
 
 
 @pytest.mark.parametrize("fault", TENSORS)
@@ -126,6 +126,6 @@ def test_a_model_without_the_parts_is_refused(kind: str, tmp_path: Path) -> None
     target = load(open_model(str(directory), directory))
     draft = write(tmp_path / "draft", DRAFT, {"vocab_size": None}, nothing)
     with pytest.raises(ModelError) as error:
-        load_draft(open_draft(str(draft), draft), target)
+        load_dflash(open_draft(str(draft), draft).model, target)
     assert why in str(error.value)
     run(target)

@@ -6,11 +6,11 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.drafts.assistant.load import Shared
+from runner.drafts.assistant.drafter import Shared
 from scripts.tools.models.assistants import KINDS, VOCABULARY_SIZE, config_of
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE as TOKENS
-from tests.model.assistant import cases
-from tests.model.assistant.made import pair_of, write
+from tests.model.drafts.assistant import cases
+from tests.model.drafts.assistant.made import pair_of, write
 from tests.model.loading.stored import Stored
 
 

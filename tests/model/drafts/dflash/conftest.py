@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from runner.drafts.dflash.drafter import BlockDraft
-from runner.drafts.dflash.load import load_draft
-from runner.drafts.named import open_draft
+from runner.drafts.dflash.load import load_dflash
+from runner.drafts.kinds import open_draft
 from runner.model import open_model
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.checkpoints import write_checkpoint
@@ -25,4 +25,4 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 @pytest.fixture
 def loaded_draft(target: LoadedModel) -> Load:
     """Loads the draft in a directory."""
-    return lambda directory: load_draft(open_draft(str(directory), directory), target)
+    return lambda directory: load_dflash(open_draft(str(directory), directory).model, target).dflash

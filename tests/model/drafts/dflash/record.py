@@ -1,6 +1,6 @@
 """Records what mlx-vlm makes of the cases, so that the tests need no mlx-vlm.
 
-    python -m tests.model.dflash.record FOLDER
+    python -m tests.model.drafts.dflash.record FOLDER
 
 where FOLDER is that of `tests.lib.mlx_vlm`.
 """
@@ -16,7 +16,7 @@ import mlx.core as mx
 from scripts.tools.models.dflash import DRAFT, GLIMMER, LAGUNA, dflash_config, dflash_weights
 from scripts.tools.models.sources_form import Config
 from tests.lib.mlx_vlm import register
-from tests.model.dflash.cases import CASES, RECORDED, steps
+from tests.model.drafts.dflash.cases import CASES, RECORDED, steps
 
 _DRAFTERS = "mlx_vlm.speculative.drafters"
 _NAMES = {DRAFT: "qwen3_dflash", LAGUNA: "laguna_dflash", GLIMMER: "muse_glimmer_assistant"}

@@ -6,9 +6,11 @@ from typing import cast
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from runner.cache.session import Session
 from runner.drafts.dflash.config import read_dflash_config
-from runner.drafts.dflash.drafter import BlockDraft, BlockDrafter, DFlashModule, LayerTap, Parts, block_target
-from runner.drafts.heads.target import Draw
+from runner.drafts.dflash.drafter import BlockDraft, BlockDrafter, DFlashModule, Parts
+from runner.drafts.dflash.load import block_target
+from runner.drafts.target import Draw, Tap
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.dflash import DRAFT, dflash_config
@@ -26,7 +28,7 @@ def tiny_draft(kind: str, changes: Mapping[str, object] | None = None) -> BlockD
         [(name, array * 2 if array.ndim == 2 else array) for name, array in parameters_of(module).items()]
     )
     mx.eval(list(parameters_of(module).values()))
-    return BlockDraft(config, module, block_target(config, cast("Module", tiny(kind).model)))
+    return BlockDraft(config, module, block_target(config, tiny_target(kind)))
 
 
 def tiny_target(kind: str) -> LoadedModel:
@@ -35,7 +37,7 @@ def tiny_target(kind: str) -> LoadedModel:
 
 def from_scratch(draft: BlockDraft, loaded: LoadedModel, text: Sequence[int], count: int) -> mx.array:
     """The logits [count, V] of the tokens behind a text, by one forward over all of it."""
-    tap = LayerTap(draft.target.tapped, len(text))
+    tap = Tap(draft.tapped, len(text))
     tap.turn(True)
     loaded.logits(mx.array([text[:-1]]), loaded.make_layers())
     features = tap.take()
@@ -51,15 +53,13 @@ class Prompted(BlockDrafter):
     """Drafts what it does, and puts tokens that are right in place of the first two of every other draft."""
 
     def __init__(self, draft: BlockDraft, coming: Coming, **bounds: int) -> None:
-        super().__init__(draft, **bounds)
+        super().__init__("a draft", draft, **bounds)
         self.logits: list[mx.array] = []
         """Those of the present draft, [1, V] each."""
         self._count = 0
         self._coming = coming
 
-    def propose(
-        self, layers: Sequence[object], position: int, recorded: Sequence[int], most: int, draw: Draw
-    ) -> list[int]:
+    def draft(self, session: Session, most: int, draw: Draw) -> list[int]:
         self.logits = []
         self._count += 1
 
@@ -67,6 +67,6 @@ class Prompted(BlockDrafter):
             self.logits.append(logits)
             return draw(logits)
 
-        own = super().propose(layers, position, recorded, most, noted)
-        right = [*self._coming(recorded)[:2]] if self._count % 2 else []
+        own = super().draft(session, most, noted)
+        right = [*self._coming(session.recorded)[:2]] if self._count % 2 else []
         return [*right, *own[len(right) :]][: len(own)]

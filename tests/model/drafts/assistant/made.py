@@ -2,19 +2,20 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 from mlx.utils import tree_map_with_path
 
 import runner.process.lean_mlx_lm  # noqa: F401
 
 from mlx_lm.models.gemma4_text import ModelArgs  # isort: skip
 
-from runner.drafts.assistant.load import Assistant, AssistantModule, check_target, load_assistant, places_of
-from runner.drafts.assistant.opening import Sizes
-from runner.drafts.heads.target import target_of
-from runner.drafts.named import open_draft
+from runner.drafts.assistant.drafter import Assistant, AssistantModule, Sizes, places_of
+from runner.drafts.assistant.load import check_assistant, load_assistant
+from runner.drafts.kinds import open_draft
+from runner.drafts.target import target_of
 from runner.model import OpenedModel
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.assistants import Config, config_of, weights_of
@@ -40,14 +41,14 @@ def write(directory: Path, config: Config | None = None, change: Change = lambda
 
 def pair_of(target: OpenedModel, directory: Path) -> Pair:
     """Loads a target, and the assistant in a directory."""
-    opened, loaded = open_draft(str(directory), directory), load(target)
-    check_target(opened, target, loaded.module)
-    return Pair(loaded, load_assistant(opened, loaded))
+    opened, loaded = open_draft(str(directory), directory).model, load(target)
+    check_assistant(opened, target, loaded)
+    return Pair(loaded, load_assistant(opened, loaded).assistant)
 
 
 def tiny_assistant(groups: int = 0, chosen: int = 0) -> Assistant:
     """Returns a random one for the engine's tiny Gemma 4, which scores all tokens or those of chosen groups."""
-    target = tiny("gemma4").model
+    target = LoadedModel(cast("Module", tiny("gemma4").model))
     args = ModelArgs(
         hidden_size=48,
         num_hidden_layers=3,
@@ -69,4 +70,4 @@ def tiny_assistant(groups: int = 0, chosen: int = 0) -> Assistant:
         )
     )
     kinds = frozenset(args.layer_types or ())
-    return Assistant(module, target_of(target), 32**0.5, places_of(target), kinds)  # type: ignore[arg-type]
+    return Assistant(module, target_of(target), places_of(target.module), kinds)

@@ -6,21 +6,22 @@ from typing import cast
 
 import mlx.core as mx
 import pytest
+from mlx.nn.layers.base import Module
 
 from runner.cache.session import Session
 from runner.cache.single import NullCache
 from runner.drafts.dflash.config import read_dflash_config
-from runner.drafts.dflash.drafter import BlockDrafter, block_target
-from runner.drafts.dflash.load import load_draft
-from runner.drafts.heads.target import Tap, target_of
-from runner.drafts.named import open_draft
+from runner.drafts.dflash.drafter import BlockDrafter
+from runner.drafts.dflash.load import block_target, load_dflash
+from runner.drafts.kinds import open_draft
+from runner.drafts.target import Tap
 from runner.model import open_model
 from runner.model.weights.load import load
 from scripts.tools.models.dflash import BLOCK, DRAFT, GLIMMER, LAGUNA, dflash_config, write_dflash
 from scripts.tools.models.sources import write_source
 from scripts.tools.models.tiny import words
-from tests.model.dflash.tiny_drafts import Prompted, from_scratch, tiny_draft, tiny_target
-from tests.model.heads.drafting import DRAWN, GREEDY, Counting, answer, greedy
+from tests.model.drafts.answers import DRAWN, GREEDY, Counting, answer, greedy, proposed, standing
+from tests.model.drafts.dflash.tiny_drafts import Prompted, from_scratch, tiny_draft, tiny_target
 
 PROMPT = words(40)
 SLIDING: dict[str, object] = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
@@ -59,7 +60,7 @@ def test_published_families_are_drafted(name: str, architecture: str, tmp_path: 
     directory = write_source(tmp_path / "target", name)
     loaded = load(open_model(str(directory), directory))
     blocks = write_dflash(tmp_path / "draft", architecture, {} if architecture == GLIMMER else {"vocab_size": None})
-    draft, options = load_draft(open_draft(str(blocks), blocks), loaded), DRAWN["drawn"]
+    draft, options = load_dflash(open_draft(str(blocks), blocks).model, loaded).dflash, DRAWN["drawn"]
     plain = answer(loaded, NullCache(loaded.make_layers), PROMPT, 16, options)
     drafter = Prompted(draft, lambda text: plain.tokens[len(text) - len(PROMPT) :])
     drafted = answer(loaded, NullCache(loaded.make_layers), PROMPT, 16, options, drafter, 4)
@@ -72,16 +73,16 @@ def test_logits_are_on_the_scale_of_the_target(name: str, tmp_path: Path) -> Non
     """Drafts are drawn with the answer's own numbers, which says nothing on another scale."""
     directory = write_source(tmp_path, name)
     loaded = load(open_model(str(directory), directory))
-    target = block_target(read_dflash_config(dflash_config(DRAFT, {"vocab_size": None}), DRAFT), loaded.module)
-    tap, tokens = Tap(target_of(loaded.module).norm), mx.array([[1, 2, 3]])
+    target = block_target(read_dflash_config(dflash_config(DRAFT, {"vocab_size": None}), DRAFT), loaded)
+    tap, tokens = Tap([target.norm], 3), mx.array([[1, 2, 3]])
     tap.turn(True)
     wanted = loaded.module(tokens)
     hidden = tap.take()
     tap.turn(False)
     assert hidden is not None
     assert mx.allclose(target.unembed(hidden), wanted, atol=1e-5)
-    scale = 8.0 if name == "gemma4-text" else 1.0
-    assert mx.allclose(target.embed(tokens), scale * target_of(loaded.module).embed(tokens))
+    table = cast("Module", getattr(loaded.module, "language_model", loaded.module)).model.embed_tokens
+    assert mx.allclose(target.embed(tokens), (8.0 if name == "gemma4-text" else 1.0) * table(tokens))
 
 
 # What the drafter keeps.
@@ -95,13 +96,17 @@ def features(rows: int, seed: int = 0) -> mx.array:
 
 
 def drafter_of(rows: int, layer: object, **bounds: int) -> BlockDrafter:
-    drafter = BlockDrafter(tiny_draft("llama"), **bounds)
+    drafter = BlockDrafter("a draft", tiny_draft("llama"), **bounds)
     drafter.saw([layer], 0, features(rows))
     return drafter
 
 
-def proposed(drafter: BlockDrafter, layer: object, position: int, most: int = 3) -> Sequence[int]:
-    return drafter.propose([layer], position, TEXT[: position + 1], most, greedy)
+def drafts(drafter: BlockDrafter, layer: object, position: int, most: int = 3) -> Sequence[int]:
+    return proposed(drafter, [layer], position, TEXT[: position + 1], most, greedy)
+
+
+def reads(drafter: BlockDrafter, layer: object, position: int, *, briefly: bool = False) -> bool:
+    return drafter.read(standing([layer], position, TEXT), briefly=briefly)
 
 
 def scores(drafter: BlockDrafter, layer: object, position: int, text: Sequence[int] = TEXT) -> mx.array:
@@ -112,7 +117,7 @@ def scores(drafter: BlockDrafter, layer: object, position: int, text: Sequence[i
         found.append(logits)
         return greedy(logits)
 
-    assert len(drafter.propose([layer], position, text[: position + 1], 5, draw)) == 5
+    assert len(proposed(drafter, [layer], position, text[: position + 1], 5, draw)) == 5
     return mx.concatenate(found)
 
 
@@ -123,11 +128,11 @@ def same(one: mx.array, other: mx.array) -> bool:
 @pytest.mark.parametrize(("changes", "kept"), [({}, 20), ({**SLIDING, "layer_types": ["sliding_attention"] * 2}, 9)])
 def test_a_context_never_grows_beyond_its_bound(changes: dict[str, object], kept: int) -> None:
     """It has as many tokens as its layers see back, or as are allowed."""
-    layer, drafter = Counting(), BlockDrafter(tiny_draft("llama", changes), most_rows=4, context_tokens=20)
+    layer, drafter = Counting(), BlockDrafter("a draft", tiny_draft("llama", changes), most_rows=4, context_tokens=20)
     held, most = [], 0
     for end in range(1, 120):
         drafter.saw([layer], end - 1, features(1, end))
-        assert len(proposed(drafter, layer, end, 2)) == 2
+        assert len(drafts(drafter, layer, end, 2)) == 2
         held.append(drafter._context.stop - drafter._context.start)
         most = max(most, drafter.nbytes)
     assert max(held) <= 2 * kept
@@ -138,28 +143,27 @@ def test_a_context_never_grows_beyond_its_bound(changes: dict[str, object], kept
 def test_what_waits_is_read_in_parts() -> None:
     """Until little enough is left to be read with the block; the drafts are the same."""
     layer, other = Counting(), Counting()
-    drafter, at_once = drafter_of(100, layer), drafter_of(100, other)
-    reads = []
-    while drafter.read(100, TEXT, 30):
-        reads.append(drafter._context.stop)
-    assert reads == [30, 60, 90]
-    assert same(scores(drafter, layer, 100), scores(at_once, other, 100))
-    assert not drafter.read(100, TEXT, 30)
+    drafter, at_once = drafter_of(200, layer), drafter_of(200, other)
+    stops = []
+    while reads(drafter, layer, 200):
+        stops.append(drafter._context.stop)
+    assert stops == [64, 128, 192]
+    assert same(scores(drafter, layer, 200), scores(at_once, other, 200))
+    assert not reads(drafter, layer, 200)
 
 
 def test_for_a_single_try_little_is_read() -> None:
     layer, other = Counting(), Counting()
-    drafter, short = drafter_of(100, layer), BlockDrafter(tiny_draft("llama"))
-    drafter.skip(90, 16)
-    assert not drafter.read(90, TEXT, 16)
-    short.saw([other], 74, features(100)[:, 74:90])
+    drafter, short = drafter_of(100, layer), BlockDrafter("a draft", tiny_draft("llama"))
+    assert not reads(drafter, layer, 90, briefly=True)
+    short.saw([other], 26, features(100)[:, 26:90])
     assert same(scores(drafter, layer, 90), scores(short, other, 90))
-    assert (drafter._context.start, drafter._context.stop) == (74, 90)
+    assert (drafter._context.start, drafter._context.stop) == (26, 90)
 
 
 def test_a_block_is_never_longer_than_the_draft_knows() -> None:
     layer = Counting()
-    assert len(proposed(drafter_of(6, layer), layer, 6, 50)) == BLOCK - 1
+    assert len(drafts(drafter_of(6, layer), layer, 6, 50)) == BLOCK - 1
 
 
 def test_the_same_place_is_drafted_again_without_reading() -> None:
@@ -173,16 +177,15 @@ def test_nothing_is_drafted_where_the_text_is_not_known() -> None:
     layer = Counting()
     drafter = drafter_of(6, layer)
     text = [1] * 30
-    assert drafter.propose([Counting()], 6, text[:7], 3, greedy) == []  # another answer
-    assert drafter.propose([layer], 6, text[:9], 3, greedy) == []  # more than one token that the target has not seen
-    assert drafter.propose([layer], 8, text[:9], 3, greedy) == []  # two tokens that only others have seen
-    assert drafter.propose([layer], 6, text[:7], 0, greedy) == []
-    assert drafter.propose([], 6, text[:7], 3, greedy) == []
-    assert drafter.propose([layer], 6, [*text[:6], -5], 3, greedy) == []  # behind a picture
-    assert BlockDrafter(tiny_draft("llama")).propose([layer], 0, text[:1], 3, greedy) == []
-    assert len(proposed(drafter, layer, 6)) == 3
+    assert proposed(drafter, [Counting()], 6, text[:7], 3, greedy) == []  # another answer
+    assert proposed(drafter, [layer], 6, text[:9], 3, greedy) == []  # more than one token that the target has not seen
+    assert proposed(drafter, [layer], 8, text[:9], 3, greedy) == []  # two tokens that only others have seen
+    assert proposed(drafter, [], 6, text[:7], 3, greedy) == []
+    assert proposed(drafter, [layer], 6, [*text[:6], -5], 3, greedy) == []  # behind a picture
+    assert proposed(BlockDrafter("a draft", tiny_draft("llama")), [layer], 0, text[:1], 3, greedy) == []
+    assert len(drafts(drafter, layer, 6)) == 3
     drafter.saw([layer], 8, features(2))  # behind a gap
-    assert len(proposed(drafter, layer, 10)) == 3
+    assert len(drafts(drafter, layer, 10)) == 3
     assert drafter._context.start == 8
     drafter.saw([layer], 10, features(1))
     drafter.free()
@@ -192,13 +195,13 @@ def test_nothing_is_drafted_where_the_text_is_not_known() -> None:
 def test_what_was_not_right_is_forgotten() -> None:
     """A round of which one token was right, and an answer that was set back, within its context and beyond."""
     layer, plain, rows = Counting(), Counting(), features(9)
-    ours, theirs = (BlockDrafter(tiny_draft("llama")) for _ in range(2))
+    ours, theirs = (BlockDrafter("a draft", tiny_draft("llama")) for _ in range(2))
     ours.saw([layer], 0, rows[:, :4])
-    assert len(proposed(ours, layer, 4)) == 3
+    assert len(drafts(ours, layer, 4)) == 3
     ours.saw([layer], 4, mx.concatenate([rows[:, 4:5], features(3, 7)], axis=1))
-    assert len(proposed(ours, layer, 5)) == 3
+    assert len(drafts(ours, layer, 5)) == 3
     ours.saw([layer], 5, features(4, 8))
-    assert len(proposed(ours, layer, 9)) == 3
+    assert len(drafts(ours, layer, 9)) == 3
     ours.saw([layer], 5, rows[:, 5:])
     theirs.saw([plain], 0, rows)
     wanted = scores(theirs, plain, 9)
@@ -211,8 +214,8 @@ def test_what_was_not_right_is_forgotten() -> None:
 def test_the_layers_of_another_answer_bring_no_context_of_this_one() -> None:
     """A cache gives its layers to the next answer, which may begin otherwise and be just as long."""
     layer, other, rows = Counting(), Counting(), features(8)
-    ours, theirs = drafter_of(6, layer), BlockDrafter(tiny_draft("llama"))
-    assert len(proposed(ours, layer, 6)) == 3
+    ours, theirs = drafter_of(6, layer), BlockDrafter("a draft", tiny_draft("llama"))
+    assert len(drafts(ours, layer, 6)) == 3
     text = [2] * 9
     for drafter, each in ((ours, layer), (theirs, other)):
         drafter.saw([each], 6, rows[:, 6:])

@@ -1,16 +1,14 @@
 """Answers that are drafted from what their model computes, as an engine would have it."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 
 from runner.cache.interface import PrefixCache
 from runner.cache.session import Session
-from runner.drafts.assistant.drafter import AssistantDrafter
-from runner.drafts.dflash.drafter import BlockDrafter
-from runner.drafts.heads.head import HeadDrafter
-from runner.drafts.heads.target import Draw
+from runner.drafts.target import Draw, HiddenStateDrafter
 from runner.model.weights.load import LoadedModel
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler
@@ -35,6 +33,22 @@ class Counting:
     """A layer of a target, as far as a drafter looks."""
 
     offset = 0
+
+
+def drawing(draw: Draw) -> Sampler:
+    """A sampler, as far as a drafter looks."""
+    return cast("Sampler", SimpleNamespace(preview=lambda: draw))
+
+
+def standing(layers: list[object], position: int, recorded: Sequence[int]) -> Session:
+    """A session whose layers have seen the first `position` of the `recorded` tokens, as far as a drafter looks."""
+    return cast("Session", SimpleNamespace(layers=layers, position=position, recorded=recorded))
+
+
+def proposed(
+    drafter: HiddenStateDrafter, layers: list[object], position: int, recorded: Sequence[int], most: int, draw: Draw
+) -> list[int]:
+    return drafter.propose(standing(layers, position, recorded), most, drawing(draw))
 
 
 class Said(NamedTuple):
@@ -62,7 +76,7 @@ def answer(
     prompt: Sequence[int],
     count: int,
     options: SamplingOptions,
-    drafter: HeadDrafter | AssistantDrafter | BlockDrafter | None = None,
+    drafter: HiddenStateDrafter | None = None,
     most: int = 0,
     observe: Observe = lambda *_: None,
     part: int = 16,
@@ -70,8 +84,6 @@ def answer(
     """Answers a prompt with `count` tokens, `most` drafts in each round. `observe` sees the session and the drafts
     before each of them."""
     forward = loaded.logits if drafter is None else drafter.watch(loaded.logits)
-    if drafter is not None:
-        drafter.tap.turn(True)
     session = cache.begin(prompt)
     try:
         while length := session.next_forward(part):
@@ -87,7 +99,7 @@ def answer(
             wanted = min(most, end - len(session.recorded) - 1)
             if drafter is not None and wanted > 0:
                 draw = preview(sampler, session, vocab_size)
-                drafts = drafter.propose(session.layers, session.position, session.recorded, wanted, draw)
+                drafts = drafter.propose(session, wanted, drawing(draw))
                 observe(session, drafts)
             tokens = mx.array([[session.recorded[-1], *drafts]])
             with session.draft_round(1 + len(drafts)) if drafts else session.forward(1):
@@ -105,5 +117,3 @@ def answer(
         return Said(session.recorded[len(prompt) :], drafted, accepted, session)
     finally:
         session.close()
-        if drafter is not None:
-            drafter.tap.turn(False)

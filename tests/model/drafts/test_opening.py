@@ -11,10 +11,10 @@ import pytest
 
 from runner.commands.check.facts import inspect
 from runner.commands.check.text import as_text
-from runner.drafts.named import DFlashModel
+from runner.drafts.dflash.drafter import BlockDrafter
+from runner.drafts.drafting import DraftModel
 from runner.drafts.opening import DraftModelOpener
 from runner.drafts.own_model import OwnDraftModel
-from runner.drafts.pacing import DraftModel
 from runner.errors import DraftError
 from runner.model import open_model
 from runner.model.weights.load import load
@@ -146,7 +146,7 @@ def test_a_dflash_draft_beside_the_model_or_by_its_name(store: Store, tmp_path: 
     add_draft(store, directory)
     beside, named = found_by(store, "auto"), found_by(store, str(directory))
     for found, name in ((beside, "the draft of tiny"), (named, str(directory))):
-        assert isinstance(found, DFlashModel)
+        assert isinstance(found, BlockDrafter)
         assert found.name == name
         assert found.nbytes == 0 < found.most_bytes
     assert found_by(store, "off") is None
@@ -197,7 +197,7 @@ def test_a_few_more_tokens_are_the_same_vocabulary(most: int, same: bool, store:
         {**added, "id": VOCABULARY_SIZE + number, "content": f"<|more {number}|>"} for number in range(3)
     ]
     (draft / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with patch("runner.drafts.named._MOST_MORE", most):
+    with patch("runner.drafts.kinds._MOST_MORE", most):
         if same:
             assert opened(store, str(draft)) is not None
         else:

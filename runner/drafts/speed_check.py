@@ -3,24 +3,24 @@
 There are two ways to decode, with drafts and without. One is in use; now and then the other is checked: windows of the
 two alternate until the checked way is no better, or was better over several windows and takes over. A check that fails
 is followed by a rest of many times what it cost, and the next one by a longer rest. What is compared is seconds
-a token. A window is so many steps that count: those for which a draft was at hand, and the step behind each of them,
-which may have to wait where it would not without drafts.
+a token. Only those steps count for which a draft was at hand, and the step after each of them, which may have to wait
+where it would not without drafts.
 """
 
 from typing import Literal, NamedTuple
 
-_WINDOW_STEPS = 16
-_CLEAR_STEPS, _CLEAR = 4, 2.0  # a check is over after so many steps if they took so many times as long a token
+_WINDOW_STEPS = 16  # that count
+_CLEAR_STEPS, _CLEAR = 4, 2.0  # a check is over after 4 steps if they are more than twice as slow a token
 _WINDOWS = 3  # that a way must be better for to take over
 _BETTER = 0.98  # times the seconds a token of the other one
 _FIRST_REST, _MOST_REST = 16, 128  # times what a check has cost
-_LEAST_COST = 1 / 8  # of a window: what a check counts as that has cost less
+_LEAST_COST = 1 / 8  # of a window: a check that cost less counts as much
 _MOST_SPIKE = 4  # times the average step of its way: whatever took longer had other reasons
 _WEIGHT = 0.5  # of the latest window in an average
 
 
-class GuardState(NamedTuple):
-    """What the guard thinks of drafts."""
+class CheckState(NamedTuple):
+    """Whether to draft, and why."""
 
     name: Literal["on", "resting", "off"]
     why: str
@@ -33,7 +33,8 @@ class _Way:
         self.token_s = 0.0
         """The average seconds a token over its windows; 0 before the first one has ended."""
         self.step_s = 0.0
-        self.steps = self.tokens = 0
+        self.steps = 0
+        self.tokens = 0
         self.seconds = 0.0
 
     def begin(self) -> None:
@@ -58,7 +59,7 @@ class _Way:
         self.token_s = self.token_s + (token_s - self.token_s) * weight if self.token_s else token_s
 
 
-class Guard:
+class SpeedCheck:
     """Says whether to draft. One for all requests of the process. Owner: the engine thread."""
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class Guard:
         self._off = ""
 
     def allows(self) -> bool:
-        """Returns True if the next step may draft. Look for drafts even if not: `took` wants to know of them."""
+        """Returns True if the next step may draft. Look for drafts even if not: `record` asks for them."""
         return self._now is self._drafts and not self._off
 
     def turn_off(self, why: str) -> None:
@@ -82,18 +83,17 @@ class Guard:
         self._off = why
 
     @property
-    def state(self) -> GuardState:
+    def state(self) -> CheckState:
         """What is in use and why; checks do not show."""
         if self._off:
-            return GuardState("off", self._off)
+            return CheckState("off", self._off)
         if not (self._drafts.token_s and self._plain.token_s):
-            return GuardState("on", "not compared yet")
+            return CheckState("on", "not compared yet")
         ratio = f"a token takes {self._drafts.token_s / self._plain.token_s:.2f} times as long as without drafts"
-        return GuardState("on" if self._used is self._drafts else "resting", ratio)
+        return CheckState("on" if self._used is self._drafts else "resting", ratio)
 
-    def took(self, tokens: int, seconds: float, *, drafted: bool, offered: bool) -> None:
-        """Learns of a step that gave so many tokens, at least one: whether it drafted, and whether there was a draft
-        that it drafted or could have."""
+    def record(self, tokens: int, seconds: float, *, drafted: bool, offered: bool) -> None:
+        """Records a step of `tokens` tokens, at least one: whether it drafted, and whether it was `offered` a draft."""
         counts = offered or self._was_offered
         self._was_offered = offered
         if self._off or not counts or (offered and drafted != self.allows()):
@@ -139,7 +139,8 @@ class Guard:
 
     def _end_check(self, cost_s: float) -> None:
         self._rest_s = self._rest * cost_s
-        self._better, self._cost_s = 0, 0.0
+        self._better = 0
+        self._cost_s = 0.0
         self._turn_to(self._used)
 
     def _turn_to(self, way: _Way) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from runner.drafts.guard import Guard
+from runner.drafts.speed_check import SpeedCheck
 
 
 class World(NamedTuple):
@@ -45,17 +45,17 @@ def play(
     spikes: float = 0.0,
 ) -> Played:
     """Plays until so many tokens; `world` is asked with how many there are. Only some steps have a draft."""
-    guard, rng, played = Guard(), random.Random(seed), Played()
+    check, rng, played = SpeedCheck(), random.Random(seed), Played()
     while played.tokens < tokens:
         now = world(played.tokens)
         offered = rng.random() < offers
-        drafts = offered and guard.allows()
+        drafts = offered and check.allows()
         got = 1
         while drafts and got <= now.length and rng.random() < now.right:
             got += 1
         cost = now.cost if drafts else 1.0
         spike = 10 if rng.random() < spikes else 1
-        guard.took(got, 0.01 * cost * spike * rng.lognormvariate(0, noise), drafted=drafts, offered=offered)
+        check.record(got, 0.01 * cost * spike * rng.lognormvariate(0, noise), drafted=drafts, offered=offered)
         played.tokens += got
         played.steps += 1
         played.drafted += drafts
@@ -95,32 +95,32 @@ def test_what_becomes_faster_is_used_before_long() -> None:
 
 def test_tokens_count_and_not_steps() -> None:
     """A step with drafts takes twice as long, and gives eight tokens."""
-    guard = Guard()
+    check = SpeedCheck()
     for _ in range(500):
-        drafts = guard.allows()
-        guard.took(8 if drafts else 1, 2.0 if drafts else 1.0, drafted=drafts, offered=True)
-    assert guard.state.name == "on"
-    assert guard.state.why == "a token takes 0.25 times as long as without drafts"
+        drafts = check.allows()
+        check.record(8 if drafts else 1, 2.0 if drafts else 1.0, drafted=drafts, offered=True)
+    assert check.state.name == "on"
+    assert check.state.why == "a token takes 0.25 times as long as without drafts"
 
 
 def test_the_step_behind_a_draft_counts() -> None:
     """Rounds are no slower than steps, but the step behind each is three times as slow."""
-    guard, behind, drafted = Guard(), False, 0
+    check, behind, drafted = SpeedCheck(), False, 0
     for number in range(4_000):
         offered = number % 2 == 0
-        drafts = offered and guard.allows()
-        guard.took(2 if drafts else 1, 3.0 if behind else 1.0, drafted=drafts, offered=offered)
+        drafts = offered and check.allows()
+        check.record(2 if drafts else 1, 3.0 if behind else 1.0, drafted=drafts, offered=offered)
         behind = drafts
         drafted += drafts
-    assert guard.state.name == "resting"
+    assert check.state.name == "resting"
     assert drafted < 300
 
 
 def test_it_can_be_turned_off() -> None:
-    guard = Guard()
-    guard.turn_off("going back failed in the trial")
-    assert not guard.allows()
+    check = SpeedCheck()
+    check.turn_off("going back failed in the trial")
+    assert not check.allows()
     for _ in range(1_000):
-        guard.took(1, 1.0, drafted=False, offered=True)
-        assert not guard.allows()
-    assert guard.state == ("off", "going back failed in the trial")
+        check.record(1, 1.0, drafted=False, offered=True)
+        assert not check.allows()
+    assert check.state == ("off", "going back failed in the trial")

@@ -8,8 +8,10 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner.drafts.assistant.load import Assistant, load_assistant, read
-from runner.drafts.named import AnyModel, AssistantModel, open_draft, open_own_draft
+from runner.drafts.assistant.drafter import Assistant, AssistantDrafter, read
+from runner.drafts.assistant.load import load_assistant
+from runner.drafts.drafting import DraftModel
+from runner.drafts.kinds import open_draft, open_own_draft
 from runner.drafts.opening import DraftModelOpener
 from runner.errors import DraftError
 from runner.model import open_model
@@ -21,8 +23,8 @@ from scripts.tools.models.layouts import plan
 from scripts.tools.models.sources import Published
 from scripts.tools.models.store import Store, add_draft, source_tensors, write_store
 from scripts.tools.models.tensors import Quantization, rounded
-from tests.model.assistant.made import Arrays, Change, pair_of, write
-from tests.model.loading.test_draft import LARGE, checked, settings
+from tests.model.drafts.assistant.made import Arrays, Change, pair_of, write
+from tests.model.drafts.test_opening import LARGE, checked, settings
 
 PACKED = "groups of another table"
 
@@ -33,7 +35,7 @@ def store(published: Published, tmp_path: Path) -> Store:
     return write_store(tmp_path / "models", "tiny", published("gemma4-unified"))
 
 
-def opened(store: Store, wish: str, budget_bytes: int = LARGE) -> AnyModel | None:
+def opened(store: Store, wish: str, budget_bytes: int = LARGE) -> DraftModel | None:
     """Goes the way of a start."""
     model = open_model("tiny", store.models_dir)
     opener = DraftModelOpener(settings(store, wish), model)
@@ -70,7 +72,7 @@ def test_one_beside_its_target_computes_what_its_tensors_say(
         weights.update({name: rounded(weights[name], packing) for name, packing in packings.items()})
 
     target = open_model("tiny", store.models_dir)
-    found = load_assistant(open_own_draft(target, store.models_dir), loaded := load(target))
+    found = load_assistant(open_own_draft(target, store.models_dir).model, loaded := load(target)).assistant
     assert_the_same(found, pair_of(target, write(tmp_path / "rounded", config, rounding)).assistant, loaded)
 
 
@@ -85,7 +87,7 @@ def test_a_start_loads_it(architecture: str, store: Store, tmp_path: Path) -> No
         store.drop(layer)
     beside = opened(store, "auto")
     for found, name in ((named, str(directory)), (beside, "the draft of tiny")):
-        assert isinstance(found, AssistantModel)
+        assert isinstance(found, AssistantDrafter)
         assert found.name == name
         assert found.nbytes == 0
         assert found.most_bytes == 2 * 80 * 64 * 4
@@ -98,7 +100,7 @@ def test_a_directory_without_architectures_or_a_tokenizer_is_an_assistant_too(st
     config = {key: value for key, value in config_of().items() if key != "architectures"}
     directory = write(tmp_path / "assistant", config)
     (directory / "tokenizer.json").unlink()
-    assert isinstance(opened(store, str(directory)), AssistantModel)
+    assert isinstance(opened(store, str(directory)), AssistantDrafter)
     assert f"by {directory} (gemma4_assistant, " in " ".join(checked(store, str(directory)).split())
 
 
@@ -112,7 +114,7 @@ def test_leftovers_are_not_read(tmp_path: Path) -> None:
 
     for kind in ("every token", "a table for scores"):
         plain, full = (
-            open_draft(str(write(tmp_path / f"{kind} {number}", config_of(kind), change)), tmp_path)
+            open_draft(str(write(tmp_path / f"{kind} {number}", config_of(kind), change)), tmp_path).model
             for number, change in enumerate((lambda _: None, more))
         )
         assert plain.tensors.keys() == full.tensors.keys()

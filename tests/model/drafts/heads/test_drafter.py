@@ -12,10 +12,10 @@ from runner.cache.session import Session
 from runner.cache.single import NullCache
 from runner.drafts.heads.head import Head, HeadDrafter
 from runner.drafts.heads.load import load_head
-from runner.drafts.heads.target import Tap
+from runner.drafts.target import Tap
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.sources import Published
-from tests.model.heads.drafting import DRAWN, GREEDY, PROMPT, Counting, answer, greedy
+from tests.model.drafts.answers import DRAWN, GREEDY, PROMPT, Counting, answer, greedy, proposed
 from tests.model.loading.stored import put
 
 
@@ -36,9 +36,9 @@ def pairs(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Pai
         if name not in found:
             opened = put(tmp_path_factory.mktemp("store"), name, published(name)).open()
             loaded = load(opened)
-            head = load_head(opened, loaded).head
-            assert head is not None
-            found[name] = Pair(loaded, head)
+            drafter = load_head(opened, loaded)
+            assert drafter is not None
+            found[name] = Pair(loaded, drafter.head)
         return found[name]
 
     return get
@@ -49,8 +49,9 @@ def right(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Pai
     """A model that sees its last token only, and a head that does the same: its drafts are right."""
     opened = put(tmp_path_factory.mktemp("right"), "qwen3.5", published("qwen3.5")).open()
     loaded = load(opened)
-    head = load_head(opened, loaded).head
-    assert head is not None
+    drafter = load_head(opened, loaded)
+    assert drafter is not None
+    head = drafter.head
 
     def silent(path: str, array: mx.array) -> mx.array:
         return (
@@ -72,7 +73,7 @@ def right(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Pai
 
 def from_scratch(pair: Pair, text: list[int], count: int) -> list[int]:
     """The most probable drafts behind a text, by one forward over all of it for each."""
-    tap = Tap(pair.head.target.norm)
+    tap = Tap([pair.head.target.norm], len(text))
     tap.turn(True)
     pair.loaded.logits(mx.array([text[:-1]]), pair.loaded.make_layers())
     hidden = tap.take()
@@ -82,7 +83,7 @@ def from_scratch(pair: Pair, text: list[int], count: int) -> list[int]:
     for _ in range(count):
         tokens = mx.array([[*text[1:], *drafts]])
         states = pair.head.states(hidden, tokens, pair.head.make_layers())
-        drafts.append(cast("int", mx.argmax(pair.head.logits(states)[0, -1]).item()))
+        drafts.append(cast("int", mx.argmax(pair.head.target.unembed(states)[0, -1]).item()))
         hidden = mx.concatenate([hidden, states[:, -1:]], axis=1)
     return drafts
 
@@ -133,7 +134,7 @@ def test_a_drafter_keeps_the_last_rows_only(pairs: Pairs) -> None:
     for start in range(100, 300):
         drafter.saw([layer], start, hidden(1, start))
     assert drafter.nbytes <= 16 * 64 * 4
-    assert len(drafter.propose([layer], 300, [1] * 301, 3, greedy)) == 3
+    assert len(proposed(drafter, [layer], 300, [1] * 301, 3, greedy)) == 3
     assert drafter._slots <= 16
 
 
@@ -142,7 +143,7 @@ def test_layers_begin_again_when_they_are_full(pairs: Pairs) -> None:
     drafter, slots = drafter_of(4, layer, most_slots=10, pair=pair), []
     for end in range(5, 40):
         drafter.saw([layer], end - 1, hidden(1, end))
-        assert len(drafter.propose([layer], end, [1] * (end + 1), 2, greedy)) == 2
+        assert len(proposed(drafter, [layer], end, [1] * (end + 1), 2, greedy)) == 2
         slots.append(drafter._slots)
     assert max(slots) == 10
     assert slots.count(1) == 3
@@ -151,23 +152,22 @@ def test_layers_begin_again_when_they_are_full(pairs: Pairs) -> None:
 def test_the_same_place_is_drafted_again_without_reading(pairs: Pairs) -> None:
     layer = Counting()
     drafter = drafter_of(6, layer, pair=pairs("qwen3.5"))
-    first = drafter.propose([layer], 6, [1] * 7, 3, greedy)
-    assert drafter.propose([layer], 6, [1] * 7, 3, greedy) == first
-    assert drafter.propose([layer], 6, [1] * 7, 5, greedy)[:3] == first
+    first = proposed(drafter, [layer], 6, [1] * 7, 3, greedy)
+    assert proposed(drafter, [layer], 6, [1] * 7, 3, greedy) == first
+    assert proposed(drafter, [layer], 6, [1] * 7, 5, greedy)[:3] == first
 
 
 def test_nothing_is_drafted_where_the_text_is_not_known(pairs: Pairs) -> None:
     layer, pair = Counting(), pairs("qwen3.5")
     drafter = drafter_of(6, layer, pair=pair)
     text = [1] * 30
-    assert drafter.propose([Counting()], 6, text[:7], 3, greedy) == []  # another answer
-    assert drafter.propose([layer], 6, text[:9], 3, greedy) == []  # more than one token that the target has not seen
-    assert drafter.propose([layer], 8, text[:9], 3, greedy) == []  # two tokens that only others have seen
-    assert drafter.propose([layer], 6, text[:7], 0, greedy) == []
-    assert drafter.propose([], 6, text[:7], 3, greedy) == []
-    assert len(drafter.propose([layer], 6, text[:7], 3, greedy)) == 3
+    assert proposed(drafter, [Counting()], 6, text[:7], 3, greedy) == []  # another answer
+    assert proposed(drafter, [layer], 6, text[:9], 3, greedy) == []  # more than one token that the target has not seen
+    assert proposed(drafter, [layer], 8, text[:9], 3, greedy) == []  # two tokens that only others have seen
+    assert proposed(drafter, [], 6, text[:7], 3, greedy) == []
+    assert len(proposed(drafter, [layer], 6, text[:7], 3, greedy)) == 3
     drafter.saw([layer], 8, hidden(2))  # behind a gap
-    assert len(drafter.propose([layer], 10, text[:11], 3, greedy)) == 3
+    assert len(proposed(drafter, [layer], 10, text[:11], 3, greedy)) == 3
     assert drafter._slots == 2
 
 
@@ -181,10 +181,10 @@ def test_what_was_not_right_is_forgotten(pairs: Pairs) -> None:
     ours.saw([layer], 4, mx.concatenate([rows[:, 4:5], hidden(3, 7)], axis=1))
     ours.saw([layer], 5, rows[:, 5:])
     theirs.saw([plain], 0, rows)
-    wanted = theirs.propose([plain], 9, text, 3, greedy)
-    assert ours.propose([layer], 9, text, 3, greedy) == wanted
+    wanted = proposed(theirs, [plain], 9, text, 3, greedy)
+    assert proposed(ours, [layer], 9, text, 3, greedy) == wanted
     ours.saw([layer], 0, rows)  # all of it once more
-    assert ours.propose([layer], 9, text, 3, greedy) == wanted
+    assert proposed(ours, [layer], 9, text, 3, greedy) == wanted
     assert ours._slots == 9
 
 
@@ -192,30 +192,27 @@ def test_a_picture_is_not_read(pairs: Pairs) -> None:
     """What stands before it neither."""
     layer = Counting()
     drafter = drafter_of(8, layer, pair=pairs("qwen3.5"))
-    assert len(drafter.propose([layer], 8, [1, 2, -5, -6, 3, 4, 5, 6, 7], 2, greedy)) == 2
+    assert len(proposed(drafter, [layer], 8, [1, 2, -5, -6, 3, 4, 5, 6, 7], 2, greedy)) == 2
     assert drafter._slots == 5
     drafter.saw([layer], 8, hidden(1))
-    assert drafter.propose([layer], 9, [1, 2, -5, -6, 3, 4, 5, 6, 7, -8], 2, greedy) == []
+    assert proposed(drafter, [layer], 9, [1, 2, -5, -6, 3, 4, 5, 6, 7, -8], 2, greedy) == []
 
 
-def test_the_rows_of_a_batch_are_not_followed(pairs: Pairs) -> None:
+def test_the_rows_of_a_batch_are_not_followed_nor_long_parts_of_a_prompt(pairs: Pairs) -> None:
     pair = pairs("qwen3.5")
     drafter = HeadDrafter(pair.head)
-    forward, layers = drafter.watch(pair.loaded.logits), pair.loaded.make_layers()
-    forward(mx.array([PROMPT]), layers)
-    assert drafter.nbytes == 0  # the tap is off
-    drafter.tap.turn(True)
+    forward = drafter.watch(pair.loaded.logits)
     forward(mx.array([PROMPT, PROMPT]), pair.loaded.make_layers())
+    forward(mx.array([PROMPT * 4]), pair.loaded.make_layers())
     assert drafter.nbytes == 0
-    forward(mx.array([PROMPT]), layers)
+    forward(mx.array([PROMPT]), pair.loaded.make_layers())
     assert drafter.nbytes == len(PROMPT) * 64 * 4
-    drafter.tap.turn(False)
 
 
 def test_a_drafter_keeps_no_layers_of_the_target_alive(pairs: Pairs) -> None:
     layer = Counting()
     drafter = drafter_of(6, layer, pair=pairs("qwen3.5"))
-    drafter.propose([layer], 6, [1] * 7, 2, greedy)
+    proposed(drafter, [layer], 6, [1] * 7, 2, greedy)
     alive = weakref.ref(layer)
     del layer
     assert alive() is None

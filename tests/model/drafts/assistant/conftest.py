@@ -6,7 +6,7 @@ import pytest
 
 from scripts.tools.models.assistants import config_of
 from scripts.tools.models.sources import Published
-from tests.model.assistant.made import Pair, pair_of, write
+from tests.model.drafts.assistant.made import Pair, pair_of, write
 from tests.model.loading.stored import Stored, put
 
 Pairs = Callable[[str, str], Pair]

@@ -1,6 +1,6 @@
 """Records what transformers makes of `cases`:
 
-    python -m tests.model.assistant.record
+    python -m tests.model.drafts.assistant.record
 
 in an environment of its own, with torch, safetensors and transformers 5.23 or later.
 """
@@ -9,7 +9,7 @@ import importlib
 from typing import Any
 
 from scripts.tools.models.assistants import KINDS, config_of, weights_of
-from tests.model.assistant import cases
+from tests.model.drafts.assistant import cases
 
 
 def main() -> None:

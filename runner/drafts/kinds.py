@@ -1,0 +1,136 @@
+"""The kinds of models that draft and have weights of their own: how each is recognised, opened, checked and loaded.
+
+Imported only where there is one.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from mlx.nn.layers.base import Module
+
+from runner.drafts.assistant.load import (
+    check_assistant,
+    is_assistant,
+    load_assistant,
+    open_assistant,
+    plan_assistant,
+)
+from runner.drafts.dflash.config import ARCHITECTURES, open_dflash
+from runner.drafts.dflash.load import check_dflash, load_dflash, plan_dflash
+from runner.drafts.drafting import DraftModel
+from runner.drafts.own_model import load_own_model, plan_own_model
+from runner.errors import ModelError
+from runner.model.config import read_config
+from runner.model.families import Config, architecture_of
+from runner.model.opened import OpenedModel, find_checkpoint, open_checkpoint
+from runner.model.sources.checkpoint import Checkpoint
+from runner.model.sources.store import open_stored_draft
+from runner.model.weights.dtype import DtypePlan
+from runner.model.weights.load import LoadedModel
+from runner.tokenizer import Tokenizer, open_tokenizer
+
+# --- Whether two models mean the same by each token.
+
+_FILE = "tokenizer.json"
+_MOST_MORE = 512  # tokens: models of one family add some to a common vocabulary
+
+
+def check_vocabulary(draft: OpenedModel, target: OpenedModel, tokenizer: Tokenizer) -> None:
+    """Raises ModelError unless the draft model has the vocabulary of the target, whose tokenizer is given.
+
+    One of them may have some tokens more at the end. Takes some tenths of a second, unless the files are the same.
+    """
+    if (same := draft.file(_FILE)) is not None and same == target.file(_FILE):
+        return
+    theirs = open_tokenizer(draft.file, merge_eos=not draft.checkpoint.from_store)
+    if abs(theirs.vocab_size - tokenizer.vocab_size) > _MOST_MORE:
+        raise ModelError(
+            f"it has another vocabulary than the model: {theirs.vocab_size} tokens instead of {tokenizer.vocab_size}"
+        )
+    for token in range(min(theirs.vocab_size, tokenizer.vocab_size)):
+        if theirs.token_bytes(token) != tokenizer.token_bytes(token):
+            raise ModelError(
+                f"it has another vocabulary than the model: token {token} is {theirs.token_text(token)!r} instead of"
+                f" {tokenizer.token_text(token)!r}"
+            )
+
+
+# --- The kinds.
+
+
+def _check_assistant(draft: OpenedModel, target: OpenedModel, loaded: LoadedModel, tokenizer: Tokenizer) -> None:
+    check_assistant(draft, target, loaded)
+    if draft.file(_FILE) is not None:
+        check_vocabulary(draft, target, tokenizer)
+
+
+class Kind(NamedTuple):
+    """A kind of model that drafts."""
+
+    recognise: Callable[[str, Config], bool]
+    """Returns True for a model of this architecture and `config.json`."""
+    open: Callable[[Checkpoint], OpenedModel]
+    """Interprets the headers. Raises ModelError."""
+    check: Callable[[OpenedModel, OpenedModel, LoadedModel, Tokenizer], None]
+    """Raises ModelError unless the model may draft for a target: opened, loaded or rehearsed, and its tokenizer."""
+    plan: Callable[..., tuple[Module, DtypePlan]]
+    """`plan(draft, dtype, budget_bytes, slow_blas=...)` builds it of placeholders. Raises ModelError if it could not
+    draft."""
+    load: Callable[..., DraftModel]
+    """`load(draft, target, dtype, budget_bytes, slow_blas=...)` loads what `check` let pass for a target that is
+    loaded. Raises what loading and its first forward raise."""
+
+
+_OWN_MODEL = Kind(
+    lambda *_: True,
+    open_checkpoint,
+    lambda draft, target, _, tokenizer: check_vocabulary(draft, target, tokenizer),
+    plan_own_model,
+    load_own_model,
+)
+KINDS = (
+    Kind(
+        lambda architecture, _: architecture in ARCHITECTURES,
+        open_dflash,
+        lambda draft, _, loaded, __: check_dflash(draft, loaded),
+        plan_dflash,
+        load_dflash,
+    ),
+    Kind(is_assistant, open_assistant, _check_assistant, plan_assistant, load_assistant),
+    _OWN_MODEL,
+)
+"""The first one that recognises a model is its kind."""
+
+
+class FoundDraft(NamedTuple):
+    """A model that is to draft, by its headers."""
+
+    kind: Kind
+    model: OpenedModel
+
+    def check(self, target: OpenedModel, loaded: LoadedModel, tokenizer: Tokenizer) -> None:
+        """Raises ModelError unless the model may draft for the target, which is `loaded`, or rehearsed."""
+        if loaded.undraftable:
+            raise ModelError(f"answers of {target.name} cannot be drafted: {loaded.undraftable}")
+        self.kind.check(self.model, target, loaded, tokenizer)
+
+
+def open_draft(model: str, models_dir: Path) -> FoundDraft:
+    """Opens `model`, an Ollama name or the path of a directory. Raises ModelError if it cannot be opened, or drafts in
+    a way that is not known."""
+    return _recognised(find_checkpoint(model, models_dir))
+
+
+def open_own_draft(target: OpenedModel, models_dir: Path) -> FoundDraft:
+    """Opens the draft model that lies beside `target` in the store; else as `open_draft`."""
+    return _recognised(open_stored_draft(target.checkpoint, models_dir))
+
+
+def _recognised(checkpoint: Checkpoint) -> FoundDraft:
+    config = read_config(checkpoint)
+    architecture = architecture_of(config, from_store=checkpoint.from_store)
+    kind = next(kind for kind in KINDS if kind.recognise(architecture, config))
+    if kind is _OWN_MODEL and "dflash_config" in config:
+        raise ModelError(f"{architecture} drafts from what the model has computed, which is not supported yet")
+    return FoundDraft(kind, kind.open(checkpoint))
