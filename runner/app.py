@@ -71,7 +71,7 @@ def _run_command(settings: CheckSettings | TopSettings | ReplaySettings | Follow
 
             replay(settings)
         case FollowSettings():
-            from runner.ranks.command import follow
+            from runner.ranks.service import follow
 
             follow(settings)
 

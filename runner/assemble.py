@@ -47,7 +47,7 @@ def _wings(settings: Settings) -> Iterator[Wing]:
     from runner.pictures.wing import PicturesWing
 
     yield PicturesWing()
-    from runner.grammar.formats import GrammarWing
+    from runner.grammar.worker_pool import GrammarWing
 
     yield GrammarWing()
     if settings.disk_cache is not None:

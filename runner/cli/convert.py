@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from runner import logs
+from runner.addresses import Address, parse_address, parse_listen_address
 from runner.errors import UsageError
-from runner.ranks.handshake import Address, parse_address, parse_listen_address
 from runner.settings import (
     DEFAULT_PARALLEL,
     DRAFT_AUTO,

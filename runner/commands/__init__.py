@@ -8,6 +8,6 @@ Read the entry point first:
                         with `--verify`, trial.py loads the model and tries what the table of abilities says
     top/__init__.py     `mlx-runner top`: feed.py reads the numbers of a runner, view.py shows them as a table
 
-`mlx-runner replay` is runner/tape/command.py, `follow` runner/ranks/command.py, `ollama serve` runner/ollama;
+`mlx-runner replay` is runner/tape/command.py, `follow` runner/ranks/service.py, `ollama serve` runner/ollama;
 `completion` and `version` are in runner/cli.
 """

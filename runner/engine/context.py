@@ -51,5 +51,5 @@ class EngineContext(NamedTuple):
         drafter = self.drafting.drafter(request.keys) if self.drafting is not None else None
         generation = self.begin(request, session, self.tokenizer, self.context_length, started_ns, pictures, drafter)
         if self.ranks is not None:
-            generation.agree = self.ranks.agree
+            generation.broadcast = self.ranks.broadcast
         return generation

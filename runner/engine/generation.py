@@ -170,7 +170,7 @@ class Generation:
         self._context_length = context_length
         self._sampling = request.sampling
         self._sampler: Sampler | None = None
-        self.agree: Broadcast | None = None
+        self.broadcast: Broadcast | None = None
         """As for `Sampler`. Set before the first token."""
         self.drafter = drafter
         self.unseen = 0
@@ -267,7 +267,7 @@ class Generation:
         """Returns the sampler of the answer, which continues after the tokens drawn so far."""
         if self._sampler is None:
             drawn = self.session.recorded[self.session.total :]
-            rest = (vocab_size, self._context_length, drawn, self.agree)
+            rest = (vocab_size, self._context_length, drawn, self.broadcast)
             self._sampler = Sampler(self._sampling, self.request.prompt, *rest)
         return self._sampler
 

@@ -21,7 +21,7 @@ class Follow(msgspec.Struct, frozen=True):
     restart: bool = False
     """True if `tokens` follow the beginning of the answer, not its current position."""
     tries: bool = False
-    """True if the answer stays at its current position: the state tells what would be behind `tokens`."""
+    """True if the answer stays at its current position: the state says what may come after `tokens`."""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -36,9 +36,10 @@ class State(msgspec.Struct, frozen=True):
     error: str = ""
     """The reason why the answer cannot go on, or why there is no grammar."""
     left_out: str = ""
-    """As `LocalGrammar.left_out`; in the answer to `Compile` alone."""
+    """The fault of the parts of schemas that cannot be enforced and were left out, at the beginning of an answer; empty
+    if all are enforced."""
     tried: list[bytes | int] | None = None
-    """What may come behind each of the tokens that were tried, as far as they may come and others behind them: a mask,
+    """What may come after each of the tokens that were tried, as far as they may come and others after them: a mask,
     or the one token. All fields above are empty then; None if nothing was tried."""
     seconds: float = 0.0
     """Processor time of this step."""
@@ -82,10 +83,11 @@ class Guide:
     saves what it does not use, up to 5 s, for later tokens. Owner: the engine thread.
     """
 
-    def __init__(self, source: StateSource, state: State, size: int) -> None:
-        """Starts at `state`, the beginning of the answer, over a vocabulary of `size` tokens."""
-        self._source = source
-        self._clock: Callable[[], float] = monotonic
+    def __init__(self, source: StateSource, state: State, size: int, clock: Callable[[], float] = monotonic) -> None:
+        """Starts at `state`, the beginning of the answer, over a vocabulary of `size` tokens. `clock` is in seconds."""
+        self.source = source
+        """Computes the states after the first one."""
+        self._clock = clock
         self.size = size
         """The number of tokens in the vocabulary."""
         self._awaited = 0  # states in flight; only the last one counts
@@ -96,22 +98,19 @@ class Guide:
         self._closed = False
         self._enter(state)
 
-    def watch(self, wrap: Callable[[StateSource], StateSource], clock: Callable[[], float]) -> None:
-        """Lets all states come through what `wrap` returns for their source, and all times from this clock."""
-        self._source, self._clock = wrap(self._source), clock
-
     def wait(self, patience_s: float) -> bool:
         """Waits at most `patience_s` for the next state. Returns True once the next token may be asked for."""
         while self._awaited:
             try:
-                state = self._source.receive(patience_s)
+                state = self.source.receive(patience_s)
             except RequestError as error:
                 self._fail(str(error))
                 break
             if state is not None:
                 self._awaited -= 1
-                if state.tried is not None:  # at nobody's wish but the drafter's: it costs the answer nothing
-                    self._tried, self._since_s = state.tried, self._clock()
+                if state.tried is not None:  # requested by the drafter, so not charged to the answer
+                    self._tried = state.tried
+                    self._since_s = self._clock()
                     continue
                 self._spare_s = min(_SAVED_S, self._spare_s + self._granted_s) - state.seconds
                 self._granted_s = 0.0
@@ -125,7 +124,7 @@ class Guide:
 
     @property
     def state(self) -> State:
-        """The present position, as a source would tell it."""
+        """The present position, as a source would send it."""
         return State([*self._forced], self._mask, self._complete, self._error)
 
     @property
@@ -154,7 +153,7 @@ class Guide:
                 return
 
     def look_ahead(self, tokens: Sequence[int], patience_s: float) -> list[bytes | int]:
-        """Returns what may come behind each of these tokens, as far as they may come next and others behind them: a
+        """Returns what may come after each of these tokens, as far as they may come next and others after them: a
         mask, or the one token that must. The answer stays where it is; what is not known after `patience_s` is left
         out."""
         forced = [*self._forced]
@@ -203,12 +202,12 @@ class Guide:
         """Ends the answer. Later calls do nothing."""
         if not self._closed:
             self._closed = True
-            self._source.close()
+            self.source.close()
 
     def _send(self, step: Follow) -> None:
         self._since_s = self._clock()
         try:
-            self._source.send(step)
+            self.source.send(step)
         except RequestError as error:
             self._fail(str(error))
         else:
@@ -222,4 +221,6 @@ class Guide:
 
     def _enter(self, state: State) -> None:
         self._forced = deque(state.forced)
-        self._mask, self._complete, self._error = state.mask, state.complete, state.error
+        self._mask = state.mask
+        self._complete = state.complete
+        self._error = state.error

@@ -1,11 +1,10 @@
-"""The ports to wings: tape, ranks, drafts, pictures, formats, and a tier. Owner: the engine thread.
+"""The ports to wings: ranks, drafts, pictures, formats, and a tier. Owner: the engine thread.
 
 What a request needs of pictures before it reaches that thread is in `request.py`: `Vision`, `ShownPrompt`."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from enum import IntEnum
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from protocol.stats import RankCounts
 
@@ -21,67 +20,6 @@ if TYPE_CHECKING:
     from runner.engine.request import Request
     from runner.sampling.sampler import Sampler
 
-Value = None | bool | int | float | str | bytes | list["Value"]
-"""What can stand on a tape."""
-Read = TypeVar("Read", bound=Value)
-
-
-class What(IntEnum):
-    """The kinds of value on a tape. A number keeps its meaning as long as the version of the format stays."""
-
-    TURN = 0
-    """What happened outside before a slice: a `Turn`, or nothing."""
-    SECONDS = 2
-    """The time that a slice or a step took, or a clock."""
-    ACTIVE = 3
-    """The bytes that MLX has in use."""
-    PEAK = 4
-    """The most bytes that it had."""
-    GRAMMAR_BYTES = 5
-    """The bytes that grammars take."""
-    MACHINE = 6
-    """The bytes of the memory, of the budget, or of what may be kept for reuse."""
-    FAULT = 7
-    """The exception that a computation raised, or nothing."""
-    GRAMMAR = 8
-    """Why a grammar could not be followed, or nothing."""
-    STATE = 9
-    """The next state of a grammar, or nothing if it is late."""
-    TOKENS = 10
-    """The number of a request, and its next tokens."""
-    EVENT = 11
-    """The number of a request, and what its client is told."""
-    ENDED = 12
-    """The number of a request, its outcome, and its counts."""
-    FORWARD = 13
-    """Between ranks: the shape of the tokens of a forward, and the position that it begins at."""
-
-    @property
-    def label(self) -> str:
-        """The kind in words."""
-        return self.name.lower().replace("_", " ")
-
-
-class Tape(Protocol):
-    """Takes every value from outside, or gives those that were taken. Owner: the engine thread."""
-
-    def of(self, what: What, make: Callable[[], Read]) -> Read:
-        """Returns what `make` returns, which must not raise; in a replay, what it returned when it was recorded."""
-        ...
-
-    def same(self, what: What, value: Value) -> None:
-        """Notes a value that follows from those before it; in a replay, it must be the one that was noted."""
-        ...
-
-    def fault(self, met: list[Value] | None) -> list[Value] | None:
-        """Returns the fault that struck a computation, type and text, which is `met` or nothing; in a replay, the one
-        that struck when it was recorded."""
-        ...
-
-    def flush(self) -> None:
-        """Lets go of everything so far, in one write. Called before every forward: it may never come back."""
-        ...
-
 
 class Ranks(Protocol):
     """The other processes that compute the same model. Owner: the engine thread."""
@@ -89,7 +27,7 @@ class Ranks(Protocol):
     group: "mx.distributed.Group"
     """All ranks, this one among them."""
 
-    def agree(self, token: "mx.array") -> "mx.array":
+    def broadcast(self, token: "mx.array") -> "mx.array":
         """Returns the tokens uint32 [B] that rank 0 drew, where `token` is what this one drew. Lazy. All ranks call it
         at the same place."""
         ...

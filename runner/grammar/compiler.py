@@ -1,21 +1,20 @@
 """Compiles a `Format` into a grammar. Time and memory depend on the format and have no bound here."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from time import process_time
-from typing import TYPE_CHECKING
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from protocol.format import Format, FormatError
-from runner.engine.guide import Follow, Guide, State
+from runner.engine.guide import Follow, State
 from runner.errors import RequestError
 from runner.grammar.explain_error import explain_error, is_unsupported, panics_as_errors
 from runner.grammar.format_to_lark import lark_text
 from runner.grammar.rewriter import pruned, rewritten
 from runner.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
 
 # --- Follows one answer through its grammar with llguidance.
 
@@ -35,17 +34,16 @@ class GrammarMatcher:
     answer has the same tokens whether it is computed alone or in a batch.
     """
 
-    def __init__(self, matcher: "LLMatcher", try_s: float | None = None) -> None:
-        """Takes over `matcher`, which is at its beginning and not shared. What is only tried may take `try_s` of
-        processor time; None: a moment."""
-        self._matcher, self._try_s = matcher, try_s
+    def __init__(self, matcher: LLMatcher) -> None:
+        """Takes over `matcher`, which is at its beginning and not shared."""
+        self._matcher = matcher
 
     def begin(self) -> State:
         """Returns the state at the beginning of an answer."""
         return self._state(lambda: self._look_ahead())
 
     def follow(self, step: Follow) -> State:
-        """Returns the state after the tokens of `step`, or what would be behind them."""
+        """Returns the state after the tokens of `step`, or what may come after them."""
         if step.tries:
             return State(tried=self._try(step.tokens))
         return self._state(lambda: self._restart(step.tokens) if step.restart else self._take(deque(), step.tokens))
@@ -64,8 +62,8 @@ class GrammarMatcher:
         return State([*forced], mask)
 
     def _try(self, tokens: Sequence[int]) -> list[bytes | int]:
-        """Returns what may come behind each of these tokens, as far as that is found in a moment. The matcher stays."""
-        until_s = process_time() + (_TRY_S if self._try_s is None else self._try_s)
+        """Returns what may come after each of these tokens, as far as that is found in a moment. The matcher stays."""
+        until_s = process_time() + _TRY_S
         ahead, tried = GrammarMatcher(self._matcher.deep_copy()), list[bytes | int]()
         forced: deque[int] = deque()
         try:
@@ -78,7 +76,7 @@ class GrammarMatcher:
                     ahead._refuse_errors()
                     tried.append(mask)
         except (RequestError, MemoryError, RecursionError):
-            pass  # it may not come, or is not worth the trouble
+            pass  # this token may not come, or takes too much
         return tried
 
     def _restart(self, tokens: Sequence[int]) -> deque[int]:
@@ -112,46 +110,22 @@ class GrammarMatcher:
 _MOST_ITEMS = 50_000  # a row has four for each optional property that may come next
 
 
-class LocalGrammar:
-    """A grammar compiled in this process, for any number of answers. Immutable."""
-
-    def __init__(self, matcher: "LLMatcher", size: int, try_s: float | None, left_out: str = "") -> None:
-        self._matcher, self._try_s = matcher, try_s
-        self.left_out = left_out
-        """The fault of the parts of schemas that cannot be enforced and were left out; empty if all are enforced."""
-        self._size = size
-
-    def steps(self) -> GrammarMatcher:
-        """Returns a matcher for one answer, at its beginning."""
-        return GrammarMatcher(self._matcher.deep_copy(), self._try_s)
-
-    def guide(self) -> Guide:
-        """Returns a guide for one answer, at its beginning; its states are computed in this thread."""
-        steps = self.steps()
-        return Guide(_LocalSource(steps), steps.begin(), self._size)
-
-    def release(self) -> None:
-        """Does nothing: no answer has reserved anything."""
-
-
 class Compiler:
     """Compiles grammars over one tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, try_s: float | None = None) -> None:
-        """Uses the first `vocab_size` tokens, the vocabulary of the model; 0 if that is unknown. `try_s` is as
-        for `GrammarMatcher`."""
-        self._tokenizer, self._try_s = tokenizer, try_s
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """Uses the first `vocab_size` tokens, the vocabulary of the model; 0 if that is unknown."""
+        self._tokenizer = tokenizer
         self._size = min(vocab_size or tokenizer.vocab_size, tokenizer.vocab_size)
 
     @cached_property
-    def vocabulary(self) -> "LLTokenizer":
+    def vocabulary(self) -> LLTokenizer:
         """The tokenizer as llguidance needs it, shared by all grammars. Takes a second for 100,000 tokens."""
-        from runner.grammar.vocabulary import make_vocabulary
-
         return make_vocabulary(self._tokenizer, self._size)
 
-    def compile(self, wanted: Format) -> LocalGrammar:
-        """Compiles `wanted`, with its schemas rewritten and without what of them cannot be enforced.
+    def compile(self, wanted: Format) -> tuple[GrammarMatcher, State]:
+        """Compiles `wanted`, with its schemas rewritten and without what of them cannot be enforced. Returns a matcher
+        for one answer, and the state at its beginning, which names what was left out.
 
         Raises:
             RequestError: the format is invalid, or no answer in this vocabulary can begin to follow it.
@@ -166,18 +140,13 @@ class Compiler:
                     break
             else:
                 raise RequestError(f"Format: {explain_error(matcher.get_error(), wanted)}")
-            matcher.compute_bitmask()  # the lexer's first states are the same for all answers
-        compiled = LocalGrammar(matcher, self._size, self._try_s, left_out)
-        beginning = compiled.steps().begin()
+        answer = GrammarMatcher(matcher)
+        beginning = answer.begin()
         if beginning.error and not beginning.forced:
             raise RequestError(beginning.error)
-        return compiled
+        return answer, msgspec.structs.replace(beginning, left_out=left_out)
 
-    def _matcher(self, wanted: Format, *, lenient: bool) -> "LLMatcher":
-        from llguidance import LLMatcher, LLParserLimits
-
-        from runner.grammar.vocabulary import special_tokens
-
+    def _matcher(self, wanted: Format, *, lenient: bool) -> LLMatcher:
         limits = LLParserLimits(verbose_errors=False, max_items_in_row=_MOST_ITEMS)
         try:
             text = lark_text(wanted, special_tokens(self._tokenizer, self._size), lenient=lenient)
@@ -186,18 +155,71 @@ class Compiler:
         return LLMatcher(self.vocabulary, LLMatcher.grammar_from_lark(text), log_level=0, limits=limits)
 
 
-class _LocalSource:
-    """Computes each state in the thread that asks for it."""
+# --- The tokenizer in the form that llguidance needs: the bytes of every token, the special tokens, and `encode`.
 
-    def __init__(self, steps: GrammarMatcher) -> None:
-        self._steps = steps
-        self._states: list[State] = []
+_MOST_BYTES = 1000  # longest token; llguidance allows 24 more, and grammars have no use for longer ones
+_END = b"<end>"
+_BEFORE = "\n"  # some tokenizers put a space before a text, which is wrong in the middle of an answer
 
-    def send(self, step: Follow) -> None:
-        self._states.append(self._steps.follow(step))
 
-    def receive(self, patience_s: float) -> State:  # noqa: ARG002 - the state is there already
-        return self._states.pop(0)
+def special_tokens(tokenizer: Tokenizer, size: int) -> dict[str, int]:
+    """Returns the ids of the special tokens by their text, without those that end an answer."""
+    return {tokenizer.token_text(token): token for token in sorted(tokenizer.special - tokenizer.eos) if token < size}
 
-    def close(self) -> None:
-        """Does nothing."""
+
+def make_vocabulary(tokenizer: Tokenizer, size: int) -> LLTokenizer:
+    """Returns the first `size` tokens of `tokenizer` as a vocabulary. Takes a second for 100,000 tokens.
+
+    A model without an end token gets one that it cannot draw; its answers end where their grammar does.
+    """
+    view = _TokenizerView(tokenizer, size)
+    return LLTokenizer(TokenizerWrapper(view), n_vocab=len(view.tokens), eos_token=view.ends)
+
+
+class _TokenizerView:
+    """The tokenizer interface that llguidance calls. Nothing here may raise: that would be a panic in Rust."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
+        self._tokenizer = tokenizer
+        spelled = map(tokenizer.token_bytes, range(size))
+        self.tokens = [data if len(data) <= _MOST_BYTES else b"" for data in spelled]
+        self.ends = sorted(token for token in tokenizer.eos if token < size)
+        if not self.ends:
+            self.ends = [size]
+            self.tokens.append(_END)
+        self.eos_token_id = self.ends[0]
+        self.bos_token_id = tokenizer.bos
+        self.special_token_ids = sorted({*self.ends, *(token for token in tokenizer.special if token < size)})
+        self._special = frozenset(self.special_token_ids)
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Returns the tokens of a text in the middle of an answer."""
+        whole = text.decode(errors="replace")
+        for before in ("", _BEFORE):
+            ids = self._tokenizer.encode(before + whole)
+            ids = ids[len(self._tokenizer.encode(before)) :] if before else ids
+            if self._special.isdisjoint(ids) and b"".join(map(self._tokenizer.token_bytes, ids)) == text:
+                return ids
+        return [*self._longest(text)]
+
+    def _longest(self, text: bytes) -> Iterator[int]:
+        """Yields the longest token at each position and skips bytes that no token spells.
+
+        Used, for example, for texts that spell special tokens.
+        """
+        at = 0
+        while at < len(text):
+            ends = range(min(len(text), at + self._most_bytes), at, -1)
+            end = next((end for end in ends if text[at:end] in self._ids), None)
+            if end is not None:
+                yield self._ids[text[at:end]]
+            at = end or at + 1
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        ids = {data: token for token, data in reversed([*enumerate(self.tokens)]) if token not in self._special}
+        return {data: token for data, token in ids.items() if data}
+
+    @cached_property
+    def _most_bytes(self) -> int:
+        return max(map(len, self._ids), default=0)

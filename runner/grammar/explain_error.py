@@ -95,7 +95,7 @@ def _clipped(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]} ..."
 
 
-# --- Turns panics of Rust code into request errors. A panic is no `Exception`: uncaught, it would end the engine.
+# --- Turns panics of Rust code into request errors. A panic is not an `Exception`: uncaught, it would end the engine.
 
 _PANIC_CLASS = "PanicException"  # its module cannot be imported
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from runner.engine.guide import State
-from runner.grammar.messages import FORK, HEAD_BYTES, KILL, ORDER, SLOW, CompilerSetup, body_length, encode_message
+from runner.grammar.messages import FORK, KILL, ORDER, SLOW, CompilerSetup, Inbox, encode_message
 
 _PROGRAM = """
 import socket, sys
@@ -18,10 +18,9 @@ sys.path[:] = {path!a}
 from runner.grammar.worker_process import run_fork_server
 run_fork_server(socket.socket(fileno={descriptor}))
 """
-
-
 _START_S = 60
 """For the process to read the tokenizer: many times what a busy machine takes for the largest."""
+_RECEIVE_BYTES = 1 << 16
 
 
 class ForkServer(NamedTuple):
@@ -84,8 +83,7 @@ async def start_fork_server(setup: CompilerSetup) -> ForkServer:
     try:
         async with asyncio.timeout(_START_S):
             await loop.sock_sendall(control, encode_message(setup))
-            head = await _exactly(control, HEAD_BYTES)
-            fault = msgspec.msgpack.decode(await _exactly(control, body_length(head)), type=State).error
+            fault = (await _first_state(control)).error
     except TimeoutError:
         fault = f"Format: the compiler process was not ready within {_START_S} s"
     except OSError:
@@ -100,11 +98,11 @@ async def start_fork_server(setup: CompilerSetup) -> ForkServer:
     return ForkServer(process, control)
 
 
-async def _exactly(control: socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = await asyncio.get_running_loop().sock_recv(control, count - len(data))
-        if not part:
+async def _first_state(control: socket) -> State:
+    inbox = Inbox()
+    while (state := inbox.take(State)) is None:
+        data = await asyncio.get_running_loop().sock_recv(control, _RECEIVE_BYTES)
+        if not data:
             raise ConnectionResetError
-        data += part
-    return data
+        inbox.feed(data)
+    return state

@@ -1,12 +1,12 @@
 """Messages between the runner and its grammar processes: MessagePack, preceded by its length."""
 
 import struct
+from typing import TypeVar
 
 import msgspec
 
+Message = TypeVar("Message", bound=msgspec.Struct)
 _HEAD = struct.Struct("<I")
-HEAD_BYTES = _HEAD.size
-"""Size of the length field in front of each message."""
 ORDER = struct.Struct("<cI")
 """An order to the fork server: the action, and the runner's number for the worker."""
 FORK, KILL, SLOW = b"F", b"K", b"S"
@@ -16,7 +16,7 @@ COMPILE_S = 5.0
 
 
 class CompilerSetup(msgspec.Struct, frozen=True):
-    """The first message to the fork server; answered with a `State`, whose `error` tells what is wrong with it."""
+    """The first message to the fork server; answered with a `State`, whose `error` says what is wrong with it."""
 
     files: dict[str, bytes]
     """The paths of the model's text files by name, as bytes of the file system."""
@@ -41,6 +41,24 @@ def encode_message(message: msgspec.Struct) -> bytes:
     return _HEAD.pack(len(body)) + body
 
 
-def body_length(head: bytes | bytearray) -> int:
-    """Returns the length of the body, in bytes, from the first `HEAD_BYTES` of a message."""
-    return int(_HEAD.unpack(head)[0])
+class Inbox:
+    """The messages of a connection, as their bytes arrive."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Adds bytes that were received."""
+        self._received += data
+
+    def take(self, kind: type[Message]) -> Message | None:
+        """Returns the next message, or None until all of it has come. Raises msgspec.DecodeError if it is not of this
+        kind."""
+        if len(self._received) < _HEAD.size:
+            return None
+        end = _HEAD.size + int(_HEAD.unpack(self._received[: _HEAD.size])[0])
+        if len(self._received) < end:
+            return None
+        message = msgspec.msgpack.decode(self._received[_HEAD.size : end], type=kind)
+        del self._received[:end]
+        return message

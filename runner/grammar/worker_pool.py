@@ -1,6 +1,7 @@
 """Schedules the worker processes: how many run at once, and which are kept for the next request."""
 
 import asyncio
+import os
 import select
 import socket
 from collections.abc import Callable
@@ -13,13 +14,16 @@ import msgspec
 
 from protocol.format import Format
 from runner.engine.guide import Follow, Grammar, Guide, State
+from runner.engine.parts import Parts, Wing
 from runner.errors import RequestError
 from runner.grammar.fork_server import ForkServer, start_fork_server
-from runner.grammar.messages import COMPILE_S, HEAD_BYTES, Compile, CompilerSetup, body_length, encode_message
+from runner.grammar.messages import COMPILE_S, Compile, CompilerSetup, Inbox, encode_message
 from runner.logs import Log
 from runner.sizes import shown
 
 log = Log(__name__)
+_GRAMMAR_BYTES = 4 << 20
+"""Memory for the grammar of one answer; only those of large schemas take more."""
 
 # --- The runner's end of a worker process, which compiles and follows one grammar.
 
@@ -48,7 +52,7 @@ class Worker:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             self.channel.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
         self.channel.setblocking(False)
-        self._received = bytearray()
+        self._inbox = Inbox()
         self._give_back = give_back
         self._poll = select.poll()
         self._poll.register(self.channel, select.POLLIN)
@@ -87,21 +91,17 @@ class Worker:
         if not data:
             self.broken = True
             raise RequestError(self.death)
-        self._received += data
+        self._inbox.feed(data)
 
     def take(self) -> State | None:
         """Returns the next state, or None until all of it has come. Raises RequestError for an unreadable message."""
-        if len(self._received) < HEAD_BYTES:
-            return None
-        end = HEAD_BYTES + body_length(self._received[:HEAD_BYTES])
-        if len(self._received) < end:
-            return None
         try:
-            state = msgspec.msgpack.decode(self._received[HEAD_BYTES:end], type=State)
+            state = self._inbox.take(State)
         except msgspec.DecodeError:
             self.broken = True
             raise RequestError("its worker sent an unreadable message") from None
-        del self._received[:end]
+        if state is None:
+            return None
         self.awaited -= 1
         self.nbytes = state.nbytes
         self.broken |= bool(state.error)
@@ -143,7 +143,9 @@ _UNDISTURBED_S = 0.25
 _MORE_THAN_RUN = 4  # formats may wait undisturbed
 _MOST_KEPT = 8
 _MOST_KEPT_BYTES = 64 << 20
-_WORKER_BYTES = 128 << 20
+_KEPT_SHARE = 32  # of the memory that the model leaves: 1/32 for all those that no answer uses
+_LEAST_WORKER_BYTES, _WORKER_BYTES = 32 << 20, 128 << 20
+_WORKER_SHARE = 8  # and 1/8 for one worker
 _RECEIVE_BYTES = 1 << 20
 
 
@@ -151,7 +153,7 @@ class WorkerPool:
     """Compiles formats in processes that can be killed.
 
     Every answer that follows a grammar, and every format being compiled, has a worker of its own. Compiling may take
-    5 s, but only a quarter of a second while many more requests with formats are there than can run. After its answer,
+    5 s, but only a quarter of a second while many more requests with formats wait than can run. After its answer,
     a worker is kept for the same format while there is room.
 
     Owner: the event loop, except for `nbytes`, `end_kept` and the grammars that it hands out.
@@ -330,3 +332,21 @@ class WorkerPool:
         worker.channel.close()
         if self._fork_server is not None and self._fork_server.done():
             self._fork_server.result().kill(worker.number)
+
+
+class GrammarWing(Wing):
+    """Structured output. Processes start with the first format."""
+
+    def plug(self, parts: Parts) -> None:
+        """Makes the workers, for which the budget has what the model leaves."""
+        model, size = parts.model, parts.tokenizer.vocab_size
+        files = {name: os.fsencode(file.path) for name, file in model.checkpoint.files.items()}
+        setup = CompilerSetup(files, merge_eos=not model.checkpoint.from_store, vocab_size=model.vocab_size)
+        workers = WorkerPool(setup, min(model.vocab_size or size, size), parts.settings.parallel)
+        workers.worker_bytes = max(_LEAST_WORKER_BYTES, min(workers.worker_bytes, parts.free_bytes // _WORKER_SHARE))
+        workers.most_kept_bytes = min(workers.most_kept_bytes, parts.free_bytes // _KEPT_SHARE)
+        parts.formats = workers
+        if parts.shares_memory:
+            parts.grammar_bytes = _GRAMMAR_BYTES
+            parts.helper_bytes.append(lambda: workers.nbytes)
+            parts.drop_unused.append(workers.end_kept)

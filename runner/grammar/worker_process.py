@@ -15,24 +15,24 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import msgspec
 
 from protocol.format import Format
 from runner.engine.guide import Follow, State
 from runner.errors import RequestError
-from runner.grammar.compiler import Compiler
+from runner.grammar.compiler import Compiler, GrammarMatcher
 from runner.grammar.messages import (
     COMPILE_S,
     FORK,
-    HEAD_BYTES,
     KILL,
     ORDER,
     SLOW,
     Compile,
     CompilerSetup,
-    body_length,
+    Inbox,
+    Message,
     encode_message,
 )
 from runner.tokenizer import open_tokenizer
@@ -40,7 +40,7 @@ from runner.tokenizer import open_tokenizer
 _STEP_S = 10.0  # a safeguard for when the runner is gone; otherwise the runner gives up earlier
 _NICENESS = 10  # of a slow worker, which must not slow down the engine
 _SLOW_STEP_S = 0.05
-Message = TypeVar("Message", bound=msgspec.Struct)
+_RECEIVE_BYTES = 1 << 16
 
 
 def run_fork_server(control: socket.socket) -> NoReturn:
@@ -77,7 +77,7 @@ def run_fork_server(control: socket.socket) -> NoReturn:
 def _open(control: socket.socket) -> Compiler:
     """Returns the compiler and reports it as ready; ends the process if the tokenizer cannot be read."""
     try:
-        setup = _receive(control, CompilerSetup)
+        setup = _receive(control, Inbox(), CompilerSetup)
         files = {name: Path(os.fsdecode(path)) for name, path in setup.files.items()}
         tokenizer = open_tokenizer(
             lambda name: files[name].read_bytes() if name in files else None, merge_eos=setup.merge_eos
@@ -104,7 +104,9 @@ def _reap(workers: dict[int, int]) -> None:
 def _run_worker(channel: socket.socket, compiler: Compiler) -> NoReturn:
     """Compiles one format, then follows it until the runner closes the channel."""
     gc.disable()
-    memory, steps = _Memory(), None
+    inbox = Inbox()
+    memory = _Memory()
+    matcher: GrammarMatcher | None = None
 
     def answer(limit_s: float, compute: Callable[[], State]) -> None:
         signal.setitimer(signal.ITIMER_REAL, limit_s)  # its signal ends the process, wherever it is
@@ -118,34 +120,32 @@ def _run_worker(channel: socket.socket, compiler: Compiler) -> NoReturn:
         signal.setitimer(signal.ITIMER_REAL, 0)
         took_s, nbytes = time.process_time() - started_s, memory.nbytes
         channel.sendall(encode_message(msgspec.structs.replace(state, seconds=took_s, nbytes=nbytes)))
-        if steps is not None and took_s > _SLOW_STEP_S:
+        if matcher is not None and took_s > _SLOW_STEP_S:
             os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
 
-    order = _receive(channel, Compile)
+    order = _receive(channel, inbox, Compile)
     memory.limit(order.memory_bytes)
     wanted = msgspec.json.decode(order.format, type=Format)
 
     def begin() -> State:
-        nonlocal steps
-        grammar = compiler.compile(wanted)
-        steps = grammar.steps()
-        state = steps.begin()
+        nonlocal matcher
+        matcher, beginning = compiler.compile(wanted)
         memory.look()
-        return msgspec.structs.replace(state, left_out=grammar.left_out)
+        return beginning
 
     answer(COMPILE_S, begin)
-    while steps is not None:
-        step = _receive(channel, Follow)
+    while matcher is not None:
+        step = _receive(channel, inbox, Follow)
         if step.tries and memory.nbytes > order.memory_bytes // 2:
             answer(_STEP_S, lambda: State(tried=[]))  # a wrong draft must not use up the memory of the answer
         else:
-            answer(_STEP_S, partial(steps.follow, step))
+            answer(_STEP_S, partial(matcher.follow, step))
     os._exit(0)
 
 
 class _Memory:
     """The memory of a worker that is its own. What it shares with the fork server, and with every process that has
-    opened the same libraries, is not: a worker has 30 MB in all, of which it owns three."""
+    opened the same libraries, is not: a worker has 30 MB in all and owns three of them."""
 
     def __init__(self) -> None:
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC) if sys.platform == "linux" else None
@@ -183,16 +183,11 @@ class _Memory:
         return [int(number) for number in os.pread(self._statm, 100, 0).split()[:3]]
 
 
-def _receive(channel: socket.socket, kind: type[Message]) -> Message:
+def _receive(channel: socket.socket, inbox: Inbox, kind: type[Message]) -> Message:
     """Returns the next message. Ends the process when the other end is closed."""
-    return msgspec.msgpack.decode(_exactly(channel, body_length(_exactly(channel, HEAD_BYTES))), type=kind)
-
-
-def _exactly(channel: socket.socket, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        part = channel.recv(min(count - len(data), 1 << 20))
-        if not part:
+    while (message := inbox.take(kind)) is None:
+        data = channel.recv(_RECEIVE_BYTES)
+        if not data:
             os._exit(0)
-        data += part
-    return bytes(data)
+        inbox.feed(data)
+    return message

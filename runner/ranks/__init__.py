@@ -6,12 +6,12 @@ the leader and each follower. The engine sees `Ranks` (runner/engine/ports.py), 
 
 | read in this order | |
 | --- | --- |
-| `link` | what leader and followers say to each other, over a connection that notices when the other side is gone |
+| `link` | the process of a follower, its messages and the leader's, a connection that notices when a side is gone |
 | `start` | the leader: starts or reaches its followers, checks that all ranks are alike, ends them all if one fails |
-| `tapes` | the tape between ranks, and grammars on it |
-| `follower`, `process` | the process of a follower, and its start |
-| `group`, `guard`, `watch` | how `mx.distributed` finds the others; what ends a process that would wait for ever |
-| `handshake`, `service`, `command` | who may lead, and from where; `mlx-runner follow` lets leaders in |
+| `world` | the tape between ranks |
+| `follower` | what the process of a follower does |
+| `group`, `join_watchdog` | how `mx.distributed` finds the others; what ends a process that would wait for ever |
+| `handshake`, `service` | who may lead, and from where; `mlx-runner follow` lets leaders in |
 
-Owner: the engine thread, except for `guard` and `watch`, which have threads, and the service, which is a process.
+Owner: the engine thread, except for `Watch`, which has a thread, and the watchdog and the service, which are processes.
 """

@@ -15,15 +15,17 @@ from socket import socket
 from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
+
 from protocol.stats import RankCounts
 from runner import blas, logs
 from runner.errors import RankError, RunnerError
 from runner.logs import Log
 from runner.model import OpenedModel, open_model
-from runner.ranks.link import Failed, Go, Here, Join, Kind, Link, LinkClosedError, Loaded
-from runner.ranks.watch import Peer, Watch
+from runner.ranks.link import Failed, Go, Here, Join, Kind, Link, LinkClosedError, Loaded, Peer, Watch
 from runner.settings import Settings, context_limit
-from runner.tape.recorder import DiffersError
+from runner.tape.file import differences, settings_of
+from runner.tape.tape import DiffersError
 from runner.tokenizer import Tokenizer, open_tokenizer
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class Follower:
 
         Watch([Peer("the leader", self._link)], take, gone, get_active_memory).start()
 
-    def agree(self, token: "mx.array") -> "mx.array":
+    def broadcast(self, token: "mx.array") -> "mx.array":
         from runner.ranks.group import agreement
 
         return agreement(token, self.group)
@@ -76,7 +78,7 @@ class Follower:
         return RankCounts()
 
     def await_cause(self, error: BaseException) -> None:
-        """Does nothing: the leader knows better."""
+        """Does nothing: the leader finds the cause."""
 
     def fail(self, error: Exception) -> NoReturn:
         raise RankError(logs.error_line(error)) from error
@@ -85,15 +87,19 @@ class Follower:
 def follow(link: Link, models_dir: Path, log_level: int) -> NoReturn:
     """Follows the leader at the other end of the link. Raises RunnerError for why this rank cannot, or cannot go on."""
     join = link.expect(Kind.JOIN, Join, _JOIN_S)
-    choices = join.header.choices
-    if not link.is_local and choices.blas not in ("auto", "off"):
-        raise RankError(f"--blas {choices.blas} names a library of the leader's machine: use auto or off")
+    settings = msgspec.structs.replace(
+        settings_of(join.header),
+        models_dir=models_dir,
+        log_level=log_level,
+        ranks=join.ranks,
+        ranks_here=join.ranks_here,
+    )
+    if not link.is_local and settings.blas not in ("auto", "off"):
+        raise RankError(f"--blas {settings.blas} names a library of the leader's machine: use auto or off")
     logs.mark(rank=join.rank)
-    blas.preload(choices.blas, choices.blas_threads)  # before MLX is imported
+    blas.preload(settings.blas, settings.blas_threads)  # before MLX is imported
     from runner.ranks import group
-    from runner.tape.header import differences, settings_of
 
-    settings = settings_of(join.header, None, models_dir, log_level, join.ranks, join.ranks_here)
     model = open_model(settings.model, models_dir)
     model = model._replace(context_length=context_limit(model.context_length, settings.context_tokens))
     notes = []
@@ -113,16 +119,16 @@ def follow(link: Link, models_dir: Path, log_level: int) -> NoReturn:
 def _run(follower: Follower, settings: Settings, model: OpenedModel) -> NoReturn:
     """Loads the model and runs slices, as `Engine` does on the leader."""
     from runner.assemble import assemble
-    from runner.ranks.tapes import FollowerTape, RankGrammar, RankWorld
+    from runner.ranks.world import RankWorld, follower_tape
     from runner.tape.replay import Replay
 
-    tape = FollowerTape(follower.frames)
-    replay = Replay(tape, lambda _: RankGrammar(None, tape), model.vocab_size, lambda grammar, _: grammar)
-    tokenizer: Future[Tokenizer] = Future()
-    tokenizer.set_result(open_tokenizer(model.file, merge_eos=not model.checkpoint.from_store))
-    parts = assemble(
-        settings, model, tokenizer, replay.outbox, perf_counter(), lambda _: None, RankWorld(tape, follower)
-    )
+    tokenizer = open_tokenizer(model.file, merge_eos=not model.checkpoint.from_store)
+    opening: Future[Tokenizer] = Future()
+    opening.set_result(tokenizer)
+    tape = follower_tape(follower.frames)
+    replay = Replay(tape, model.vocab_size or tokenizer.vocab_size)
+    world = RankWorld(tape, follower)
+    parts = assemble(settings, model, opening, replay.outbox, perf_counter(), lambda _: None, world)
     parts.warm_up()
     done = replay.run(parts.scheduler, lambda *_: None)
     raise RankError(f"the ranks disagree: {done.difference}")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from runner.errors import RunnerError
-from runner.ranks.guard import guarded
+from runner.ranks.join_watchdog import join_watchdog
 
 JOIN_S = 30.0
 _SMALL_BYTES, _LARGE_BYTES = 16 << 10, 8 << 20
@@ -48,11 +48,11 @@ def join(rank: int, addresses: Sequence[str], backend: str, peers: Mapping[int, 
         host, _, port = addresses[0].rpartition(":")
         os.environ |= {"NCCL_HOST_IP": host, "NCCL_PORT": port}
     try:
-        with tempfile.TemporaryFile("w+") as file:  # without a name: whoever is killed meanwhile leaves nothing
+        with tempfile.TemporaryFile("w+") as file:  # without a name: a process that is killed meanwhile leaves nothing
             json.dump([[address] for address in addresses], file)
             file.seek(0)
             os.environ["MLX_HOSTFILE"] = f"/dev/fd/{file.fileno()}"
-            with guarded(JOIN_S, peers, tells=rank == 0):
+            with join_watchdog(JOIN_S, peers, reports=rank == 0):
                 group = mx.distributed.init(strict=True, backend=backend)
     except (OSError, RuntimeError, ValueError) as error:  # a full disk among them
         raise RunnerError(f"the ranks cannot be joined by {backend}: {error}") from error

@@ -6,29 +6,26 @@
     HMAC("leader", nonces)         -->
                                    <--   accepted, HMAC("follower", nonces, answer), answer; or refused
 
-The answer is empty, or says why the service will not follow now. Nonces are fresh, so nothing that was overheard proves
-anything later; proofs name their side, so none can be sent back. Before its proof a peer can make the other side read
-some hundred bytes and wait ten seconds, no more. The frames behind it are neither encrypted nor authenticated.
+The answer is empty, or says why the service will not follow now. Nonces are fresh, so nothing overheard proves anything
+later; proofs name their side, so none can be sent back. Before its proof a peer can make the other side read
+some hundred bytes and wait ten seconds, no more. The frames after it are neither encrypted nor authenticated.
 """
 
 import hmac
 import os
-import re
 import secrets
 import socket
 import stat
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
 
 from runner.errors import RankError, RunnerError
 
 DEADLINE_S = 10.0
 """For all of a handshake."""
 _HELLO = b"mlx-runner ranks "
-_VERSION = b"01\n"
+_VERSION = b"02\n"
 _NONCE_BYTES = _PROOF_BYTES = 32
 _ACCEPTED, _REFUSED = b"+", b"-"
 _MOST_ANSWER_BYTES = 200
@@ -63,7 +60,8 @@ class ProvedLeader:
 
     def __init__(self, connection: socket.socket, secret: bytes) -> None:
         """Waits for the proof. Raises RankError if it is wrong, or does not come in time."""
-        self._connection, self._secret = connection, secret
+        self._connection = connection
+        self._secret = secret
         talk = _Talk(connection)
         ours = secrets.token_bytes(_NONCE_BYTES)
         try:
@@ -80,14 +78,14 @@ class ProvedLeader:
             raise RankError(_UNPROVED)
 
     def answer(self, refusal: str = "") -> None:
-        """Tells the leader why this side will not follow now, or that it will. Raises RankError if it is gone."""
+        """Answers the leader why this side will not follow now, or that it will. Raises RankError if it is gone."""
         text = refusal.encode()[:_MOST_ANSWER_BYTES]
         proof = _proof(self._secret, b"follower", self._nonces, text)
         _Talk(self._connection).send(_ACCEPTED + proof + bytes([len(text)]) + text)
 
 
 def _proof(secret: bytes, side: bytes, nonces: bytes, answer: bytes = b"") -> bytes:
-    """Returns what only who knows the secret can compute. `nonces` are the leader's and the service's."""
+    """Returns the HMAC that proves knowledge of the secret. `nonces` are the leader's and the service's."""
     return hmac.digest(secret, _HELLO + _VERSION + side + nonces + answer, "sha256")
 
 
@@ -107,7 +105,7 @@ class _Talk:
             raise _lost(error) from error
 
     def receive(self, count: int, start: bytes = b"") -> bytes:
-        """Returns so many bytes. Raises RankError, and StrangerError as soon as they cannot begin with `start`."""
+        """Returns `count` bytes. Raises RankError, and StrangerError as soon as they cannot begin with `start`."""
         data = b""
         while len(data) < count:
             try:
@@ -123,8 +121,8 @@ class _Talk:
         return data
 
     def receive_nonce(self, reply: bytes = b"") -> bytes:
-        """Returns the other side's nonce. Raises RankError, and StrangerError for what is no hello. A hello of another
-        version is answered with `reply`, from which the other side learns ours."""
+        """Returns the other side's nonce. Raises RankError, and StrangerError if it does not send a hello. A hello of
+        another version is answered with `reply`, from which the other side learns ours."""
         self.receive(len(_HELLO), _HELLO)
         version = self.receive(len(_VERSION))
         if not version.strip().isdigit():
@@ -140,8 +138,8 @@ class _Talk:
         return self.receive(_NONCE_BYTES)
 
     def hang_up(self) -> None:
-        """Ends the connection so that the other side still reads what was sent: bytes that nobody has read would make
-        the system throw that away."""
+        """Ends the connection so that the other side still reads what was sent: unread bytes would make the system
+        throw that away."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
             self._connection.setblocking(False)
@@ -185,50 +183,3 @@ def read_secret(path: Path) -> bytes:
 
 def _fault(path: Path, why: str) -> RunnerError:
     return RunnerError(f"--secret-file {path}: {why}")
-
-
-# --- Addresses at which ranks on several machines reach each other.
-
-_HOST_PORT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*):([0-9]{1,5})")
-_SHARED = IPv4Network("100.64.0.0/10")
-"""Of providers, and of private networks that span machines anywhere."""
-
-
-class Address(NamedTuple):
-    """A name or an IPv4 address, and a port."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-def parse_address(text: str) -> Address:
-    """Returns the address in HOST:PORT. Raises ValueError."""
-    found = _HOST_PORT.fullmatch(text)
-    if found is None or int(found[2]) > 65535:
-        raise ValueError(f"{text}: give HOST:PORT, such as 10.0.0.2:11600; IPv6 is not supported")
-    return Address(found[1], int(found[2]))
-
-
-def parse_listen_address(text: str) -> Address:
-    """Returns the address in ADDRESS:PORT, which one network reaches. Raises ValueError."""
-    address = parse_address(text)
-    try:
-        IPv4Address(address.host)
-    except ValueError:
-        raise ValueError(f"{text}: give the IPv4 address of one network of this machine, not a name") from None
-    if why := unfit(address.host):
-        raise ValueError(f"{text}: {why}")
-    return address
-
-
-def unfit(host: str) -> str:
-    """Returns why ranks may not use this IPv4 address; empty if they may."""
-    address = IPv4Address(host)
-    if address.is_unspecified:
-        return "it stands for every network of this machine: give the address of one"
-    if address.is_private or address.is_loopback or address.is_link_local or address in _SHARED:
-        return ""
-    return "it is public, and what ranks exchange is not encrypted: use an address of a private network"

@@ -1,11 +1,16 @@
-"""A connection between the leader and one follower."""
+"""The processes of followers, and the connections to them, which notice when the other side is gone."""
 
-import select
 import socket
 import struct
+import subprocess
+import sys
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Annotated, TypeVar
+from pathlib import Path
+from select import POLLIN, poll
+from time import monotonic
+from typing import Annotated, NoReturn, TypeVar
 
 import msgspec
 
@@ -38,7 +43,7 @@ class Kind(IntEnum):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """The model that a follower shall load, and its place."""
+    """The model that a follower loads, and its rank."""
 
     rank: int
     ranks: Annotated[int, msgspec.Meta(ge=2, le=MOST_RANKS)]
@@ -55,7 +60,7 @@ class Here(msgspec.Struct, frozen=True):
     address: _Text
     """IP:PORT where it takes tensors."""
     notes: list[_Text] = []
-    """Differences from the leader that are no reason to end."""
+    """Differences from the leader that it reports and tolerates."""
 
 
 class Go(msgspec.Struct, frozen=True):
@@ -84,13 +89,12 @@ class Failed(msgspec.Struct, frozen=True):
     text: _Text
 
 
-encode = msgspec.msgpack.Encoder().encode
-
+# --- The connection.
 
 BEAT_S = 1.0
 """Between two beats."""
 SILENCE_S = 10.0
-"""A side that sends nothing for so long is taken for gone."""
+"""A side that sends nothing for this long is taken for gone."""
 _HEAD = struct.Struct("<IB")
 _MOST_BYTES = 1 << 30
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -106,12 +110,13 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(True)
         self._socket = connection
-        self._readable = select.poll()
-        self._readable.register(connection, select.POLLIN)
+        self._readable = poll()
+        self._readable.register(connection, POLLIN)
         self._sending = threading.Lock()
         self._rest = b""  # of a beat that found no room
-        self.nbytes = self.writes = 0
-        """Bytes and writes that were sent so far."""
+        self.nbytes = 0
+        """Bytes that were sent so far."""
+        self.writes = 0
 
     def fileno(self) -> int:
         """Returns the descriptor of the connection."""
@@ -129,7 +134,7 @@ class Link:
 
     def send(self, kind: Kind, message: msgspec.Struct) -> None:
         """Sends a message. Raises LinkClosedError."""
-        self.send_bytes(kind, encode(message))
+        self.send_bytes(kind, msgspec.msgpack.encode(message))
 
     def send_bytes(self, kind: Kind, body: bytes) -> None:
         """Sends a frame; waits while the other side does not read. Raises LinkClosedError."""
@@ -148,25 +153,25 @@ class Link:
         if self._sending.acquire(blocking=False):
             try:
                 if not self._rest:
-                    body = encode(Beat(memory_bytes))
+                    body = msgspec.msgpack.encode(Beat(memory_bytes))
                     self._rest = _HEAD.pack(len(body), Kind.BEAT) + body
                 self._rest = self._rest[self._socket.send(self._rest, socket.MSG_DONTWAIT) :]
             except OSError:
-                pass  # whoever receives finds out
+                pass  # the receiving thread will notice
             finally:
                 self._sending.release()
 
     def receive(self, seconds: float | None = None) -> tuple[Kind, bytes]:
         """Returns the next frame. Raises LinkClosedError at the end of the connection, TimeoutError if nothing comes
-        for so many seconds, and RunnerError for what is no frame."""
+        for `seconds`, and RunnerError if it is not a frame."""
         length, kind = _HEAD.unpack(self._exactly(_HEAD.size, seconds))
         if length > _MOST_BYTES or kind not in set(Kind):
             raise RunnerError("the other side does not speak the protocol of ranks")
         return Kind(kind), self._exactly(length, seconds)
 
     def expect(self, kind: Kind, body: type[Body], seconds: float) -> Body:
-        """Returns the next message but beats, of this kind. Raises as `receive`, and RunnerError for another kind, or
-        with the words of a follower that has failed."""
+        """Returns the next message other than a beat. Raises as `receive`, and RunnerError for another kind, or with
+        the words of a follower that has failed."""
         found = Kind.BEAT
         while found is Kind.BEAT:
             found, data = self.receive(seconds)
@@ -201,3 +206,103 @@ def decoded(data: bytes, body: type[Body]) -> Body:
         return msgspec.msgpack.decode(data, type=body)
     except msgspec.DecodeError as error:
         raise RunnerError(f"the other side does not speak the protocol of ranks: {error}") from None
+
+
+# --- The watch: a thread that never computes, so it is never late.
+
+
+class Peer:
+    """The other side of a link."""
+
+    def __init__(self, name: str, link: Link) -> None:
+        self.name = name
+        """Its rank and its address, in words."""
+        self.link = link
+        self.memory_bytes = 0
+        """The memory that MLX has in use there, as of its last beat."""
+        self.heard_s = monotonic()
+
+
+class Watch:
+    """Hands on what peers send, notices when one of them is gone, and sends them a beat every second."""
+
+    def __init__(
+        self,
+        peers: Sequence[Peer],
+        take: Callable[[Peer, Kind, bytes], None],
+        gone: Callable[[Peer, str], NoReturn],
+        memory: Callable[[], int],
+    ) -> None:
+        """Calls, on a thread of its own, `take` with frames other than beats, and `gone` once, with why a peer is lost
+        (empty if its connection was closed). `memory` returns the bytes for the beats."""
+        self._peers = peers
+        self._take = take
+        self._gone = gone
+        self._memory = memory
+
+    def start(self) -> None:
+        """Starts the thread. From now on peers must not be silent."""
+        for peer in self._peers:
+            peer.heard_s = monotonic()
+        threading.Thread(target=self._run, name="ranks", daemon=True).start()
+
+    def _run(self) -> None:
+        readable = poll()
+        peers = {peer.link.fileno(): peer for peer in self._peers}
+        for descriptor in peers:
+            readable.register(descriptor, POLLIN)
+        beaten_s, looked_s = 0.0, monotonic()
+        while True:
+            for descriptor, _ in readable.poll(BEAT_S * 1000):
+                self._receive(peers[descriptor])
+            now_s = monotonic()
+            slept_s, looked_s = max(0.0, now_s - looked_s - 2 * BEAT_S), now_s
+            for peer in self._peers:  # if this process was stopped, its peers may have been stopped as well
+                peer.heard_s += slept_s
+            if now_s - beaten_s >= BEAT_S:
+                beaten_s = now_s
+                for peer in self._peers:
+                    peer.link.beat(self._memory())
+            silent = min(self._peers, key=lambda peer: peer.heard_s)
+            if now_s - silent.heard_s > SILENCE_S:
+                self._gone(silent, f"nothing was heard of it for {SILENCE_S:.0f} s")
+
+    def _receive(self, peer: Peer) -> None:
+        try:
+            kind, body = peer.link.receive(SILENCE_S)
+            peer.heard_s = monotonic()
+            if kind is Kind.BEAT:
+                peer.memory_bytes = decoded(body, Beat).memory_bytes
+            elif kind is Kind.FAILED:
+                self._gone(peer, decoded(body, Failed).text)
+            else:
+                self._take(peer, kind, body)
+        except TimeoutError:
+            self._gone(peer, f"nothing was heard of it for {SILENCE_S:.0f} s")
+        except LinkClosedError:
+            self._gone(peer, "")
+        except RunnerError as error:
+            self._gone(peer, str(error))
+
+
+# --- The process.
+
+
+def start_follower(
+    connection: socket.socket, models_dir: Path, log_level: int, environ: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Starts a process that follows the leader at the other end of the connection, which both sides trust. `environ`
+    is its environment, if not that of this process."""
+    descriptor = connection.fileno()
+    words = (str(descriptor), str(models_dir), str(log_level))
+    return subprocess.Popen(  # noqa: S603 - our own module
+        [sys.executable, "-m", "runner.ranks.follower", *words],
+        pass_fds=[descriptor],
+        stdin=subprocess.DEVNULL,
+        env=environ,
+    )
+
+
+def how_it_ended(status: int) -> str:
+    """Returns the status of a process that has ended, in words."""
+    return f"killed by signal {-status}" if status < 0 else f"exit status {status}"

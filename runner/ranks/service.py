@@ -1,5 +1,7 @@
-"""Lets leaders in, one at a time, and starts a process for each load. Holds no model and imports no MLX."""
+"""`mlx-runner follow`: lets leaders in, one at a time, and starts a process for each load. It imports no MLX."""
 
+import os
+import signal
 import socket
 import threading
 import time
@@ -8,10 +10,11 @@ from pathlib import Path
 from subprocess import Popen
 from typing import NoReturn
 
-from runner.errors import RankError
+from runner.errors import RankError, RunnerError
 from runner.logs import Log
-from runner.ranks.handshake import ProvedLeader
-from runner.ranks.process import how_it_ended, start_follower
+from runner.ranks.handshake import ProvedLeader, read_secret
+from runner.ranks.link import how_it_ended, start_follower
+from runner.settings import FollowSettings
 
 log = Log(__name__)
 _MOST_UNPROVED = 4
@@ -21,16 +24,22 @@ _PATIENCE_S = 5.0
 _SHORTAGE_S = 0.1
 
 
+class _Ended(BaseException):
+    """Raised on SIGTERM or SIGINT."""
+
+
 class Service:
     """Follows one leader at a time. Each connection has a thread; everything is started and ended on that of `run`."""
 
     def __init__(self, secret: bytes, models_dir: Path, log_level: int) -> None:
-        self._secret, self._models_dir, self._log_level = secret, models_dir, log_level
+        self._secret = secret
+        self._models_dir = models_dir
+        self._log_level = log_level
         self._turn = threading.Lock()
         """Held by the thread that follows."""
         self._leader = ""
         self._state = threading.Lock()
-        """Held for moments, around what is below."""
+        """Held for a moment around each use of the following."""
         self._unproved: dict[socket.socket, None] = {}  # in the order of their arrival
         self._process: Popen[bytes] | None = None
         self._ending = False
@@ -48,7 +57,7 @@ class Service:
                 time.sleep(_SHORTAGE_S)
 
     def end(self) -> None:
-        """Ends the process that follows, if there is one, and lets none start any more."""
+        """Ends the process that follows, if there is one, and lets no other start."""
         with self._state:
             self._ending = True
             process = self._process
@@ -101,3 +110,42 @@ class Service:
         finally:
             self._process = None
             self._turn.release()
+
+
+def follow(settings: FollowSettings) -> NoReturn:
+    """Lets leaders in until a signal ends the process, and what it has started. Raises RunnerError for a secret or an
+    address that cannot be used."""
+    service = Service(read_secret(settings.secret_file), settings.models_dir, settings.log_level)
+    with _listener(settings.address, settings.port) as listener:
+        received = signal.SIGTERM
+
+        def end(number: int, _: object) -> NoReturn:
+            nonlocal received
+            received = signal.Signals(number)
+            for each in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(each, signal.SIG_IGN)
+            raise _Ended
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, end)
+        try:
+            service.run(listener)
+        except _Ended:
+            pass
+        finally:
+            service.end()
+    signal.signal(received, signal.SIG_DFL)
+    os.kill(os.getpid(), received)  # so that its sender sees that it was the cause
+    raise AssertionError("this signal ends the process")
+
+
+def _listener(address: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address, port))
+        listener.listen()
+    except OSError as error:
+        reason = os.strerror(error.errno or 0).lower()
+        raise RunnerError(f"listen tcp {address}:{port}: bind: {reason}; name an address of this machine") from error
+    return listener

@@ -13,22 +13,36 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from protocol.stats import Rank, RankCounts
 from runner import logs
+from runner.addresses import Address, parse_address, unfit
 from runner.engine.events import Outbox
 from runner.errors import ComputeError, ModelError, RankError, RunnerError
 from runner.logs import Log
 from runner.model import OpenedModel
-from runner.ranks.handshake import DEADLINE_S, Address, parse_address, prove_to_service, read_secret, unfit
-from runner.ranks.link import BEAT_S, Go, Here, Join, Kind, Link, LinkClosedError, Loaded, decoded
-from runner.ranks.process import how_it_ended, start_follower
-from runner.ranks.tapes import LeaderTape, Links, RankGrammar, RankWorld
-from runner.ranks.watch import Peer, Watch
+from runner.ranks.handshake import DEADLINE_S, prove_to_service, read_secret
+from runner.ranks.link import (
+    BEAT_S,
+    Go,
+    Here,
+    Join,
+    Kind,
+    Link,
+    LinkClosedError,
+    Loaded,
+    Peer,
+    Watch,
+    decoded,
+    how_it_ended,
+    start_follower,
+)
+from runner.ranks.world import RankWorld, leader_tape
 from runner.settings import Settings
+from runner.tape.file import header_of
 from runner.tape.recording import Recording
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from runner.tape.recorder import Recorder
+    from runner.tape.tape import Recorder
 
 log = Log(__name__)
 
@@ -144,7 +158,6 @@ class Leader:
     def join(self, settings: Settings, model: OpenedModel) -> None:
         """Joins all ranks. Raises RankError if one of them does not come, or differs from this one."""
         from runner.ranks import group
-        from runner.tape.header import header_of
 
         self._backend = backend = group.backend()
         header = header_of(settings, model)
@@ -168,7 +181,7 @@ class Leader:
             self.fail(error)
         log.info("ranks are joined", ranks=settings.ranks, backend=backend, **self._speed._asdict())
 
-    def agree(self, token: "mx.array") -> "mx.array":
+    def broadcast(self, token: "mx.array") -> "mx.array":
         from runner.ranks.group import agreement
 
         if self.tape is not None:
@@ -196,10 +209,8 @@ class Leader:
         if not own and not logs.lacks_memory(error) and self._ending.wait(_CAUSE_S):
             Event().wait()  # for the watch to end the process
         self._closing = True
-        for (
-            follower
-        ) in self.followers:  # else each of them tells that its leader has ended, after the leader's own line
-            follower.end(0.0)
+        for each in self.followers:  # else each reports that its leader has ended, after the leader's own line
+            each.end(0.0)
 
     def fail(self, error: Exception) -> NoReturn:
         self.await_cause(error)
@@ -225,7 +236,7 @@ class Leader:
         self._ending.set()
         ends = {each.name: each.end(BEAT_S if each is peer else _MOMENT_S) for each in self.followers}
         killed = [name for name, end in ends.items() if end.startswith("killed")]
-        if killed and peer.name not in killed:  # what this one tells is what the end of that one did to it
+        if killed and peer.name not in killed:  # the end of that one is the cause of what this one reports
             name, why = killed[0], ""
         else:
             name = peer.name
@@ -240,8 +251,8 @@ class Leader:
 
 
 def lead(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[RankWorld, Recording]:
-    """Starts the followers and joins them. Returns the leader's world and turns. Raises RankError if
-    the ranks cannot begin."""
+    """Starts the followers and joins them. Returns the leader's world and turns. Raises RankError if the ranks
+    cannot begin."""
     from runner.model.weights.split import split
 
     if fault := split(model, settings.ranks).fault:
@@ -250,5 +261,5 @@ def lead(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[RankWo
         log.info("pictures are refused", why="several ranks read text alone")
     leader = Leader(settings)
     leader.join(settings, model)
-    leader.tape = LeaderTape(Links(leader.links))
-    return RankWorld(leader.tape, leader), Recording(leader.tape, outbox, RankGrammar)
+    leader.tape = leader_tape(leader.links)
+    return RankWorld(leader.tape, leader), Recording(leader.tape, outbox)

@@ -8,7 +8,7 @@ from runner.errors import no_mlx
 from runner.logs import Log
 from runner.model import open_model
 from runner.settings import ReplaySettings, context_limit
-from runner.tape.file import TapeReader
+from runner.tape.file import TapeReader, check_identity
 from runner.tokenizer import open_tokenizer
 
 log = Log(__name__)
@@ -18,21 +18,21 @@ def replay(settings: ReplaySettings) -> NoReturn:
     """Replays the file and ends the process: status 0 if all is equal, else 1. Raises RunnerError for a file that
     cannot be read or replayed here, and ModelError if its model cannot be loaded."""
     reader = TapeReader(settings.file)
-    choices = reader.header.choices
-    log.debug("replaying", blas=blas.preload(choices.blas, choices.blas_threads))
+    recorded = reader.settings
+    log.debug("replaying", blas=blas.preload(recorded.blas, recorded.blas_threads))
     try:
-        from runner.tape.header import check_identity, settings_of
         from runner.tape.replay import replay as replay_tape
     except ImportError as error:
         raise no_mlx(error) from error
-    wanted = settings_of(reader.header, settings.model, settings.models_dir, settings.log_level)
-    model = open_model(wanted.model, wanted.models_dir)
-    model = model._replace(context_length=context_limit(model.context_length, wanted.context_tokens))
-    check_identity(reader.header, wanted, model)
+    model = open_model(settings.model or recorded.model, settings.models_dir)
+    model = model._replace(context_length=context_limit(model.context_length, recorded.context_tokens))
+    check_identity(reader.header, recorded, model)
     tokenizer = open_tokenizer(model.file, merge_eos=not model.checkpoint.from_store)
     if reader.missing_at is not None:
         _say(f"the end of the recording is missing, from byte {reader.missing_at} on; replaying what is there")
-    done = replay_tape(reader, wanted, model, tokenizer, lambda requests, slices: _say(f"{_counts(requests, slices)}"))
+    done = replay_tape(
+        reader, recorded, model, tokenizer, lambda requests, slices: _say(f"{_counts(requests, slices)}")
+    )
     _say(f"{_counts(done.requests, done.slices)}: {done.difference or 'equal'}")
     sys.exit(1 if done.difference else 0)
 

@@ -1,33 +1,38 @@
-"""The file of a tape: frames, each with its length and two checksums that cover all frames before it: one with the
-length, one with the body.
+"""The file of a tape: a header, which says what can replay it, and frames of entries.
 
-A frame is one write, so a process that is killed leaves whole frames. Only the end of a file can be missing: a frame
-that is not whole, though its length is right. Everything else that does not fit to its checksum was changed.
+Each frame has its length and two checksums that cover all frames before it: one with the length, one with the body. A
+frame is one write, so a process that is killed leaves whole frames. Only the end of a file can be missing: a frame that
+is not whole, though its length is right. Everything else that does not match its checksum was changed.
 """
 
+import importlib.metadata
 import os
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated
 from zlib import crc32
 
 import msgspec
 
-from runner.engine.ports import Value, What
+from runner import __version__, blas
 from runner.errors import RunnerError, UsageError
 from runner.logs import Log
-from runner.settings import CACHE_KINDS, DTYPES, MOST_DRAFT_TOKENS, MOST_PARALLEL
+from runner.model import OpenedModel
+from runner.settings import Settings, flags_of
+from runner.sizes import Bound
+from runner.tape.tape import Entry, decode_entries
 
 log = Log(__name__)
 
-# --- What stands on a tape: a header, then values of the kinds of `What`. MessagePack, with bounds.
-
-VERSION = 2
-_MOST_TOKENS = 1 << 24
-_Text = Annotated[str, msgspec.Meta(max_length=1 << 24)]
-_Tokens = Annotated[list[int], msgspec.Meta(max_length=_MOST_TOKENS)]
+VERSION = 3
+"""Of headers and entries."""
+COMPUTING = (
+    *("context_tokens", "dtype", "cache", "cache_memory", "memory", "kv_bits", "parallel", "max_gap_s"),
+    *("draft", "draft_tokens", "draft_known", "prefill_chunk_tokens", "blas", "blas_threads", "no_media"),
+)
+"""The settings that decide what is computed."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -44,88 +49,128 @@ class Identity(msgspec.Struct, frozen=True):
     blas: str
 
 
-def _one_of(*words: str) -> msgspec.Meta:
-    return msgspec.Meta(pattern=rf"\A({'|'.join(words)})\Z")
-
-
-_Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-_Percent = Annotated[float, msgspec.Meta(ge=0, le=100)]
-
-
-class Choices(msgspec.Struct, frozen=True):
-    """The settings that decide what is computed; the names are those of `Settings`, the bounds those of the flags."""
-
-    context_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
-    dtype: Annotated[str, _one_of(*DTYPES)]
-    cache: Annotated[str, _one_of(*CACHE_KINDS)]
-    cache_memory_bytes: _Bytes | None
-    cache_memory_percent: _Percent | None
-    memory_bytes: _Bytes | None
-    memory_percent: _Percent | None
-    kv_bits: Annotated[int, msgspec.Meta(ge=4, le=8, multiple_of=4)] | None
-    parallel: Annotated[int, msgspec.Meta(ge=1, le=MOST_PARALLEL)]
-    max_gap_s: Annotated[float, msgspec.Meta(gt=0, le=60)]
-    draft: _Text
-    draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFT_TOKENS)] | None
-    draft_known: bool
-    prefill_chunk_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] | None
-    blas: _Text
-    blas_threads: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None
-    no_media: bool
-
-
 class Header(msgspec.Struct, frozen=True):
     """The first frame of a tape."""
 
     model: str
     """The name or the directory that `--model` named."""
     identity: Identity
-    choices: Choices
+    settings: dict[str, object] = {}
+    """The values of COMPUTING. Headers of earlier versions have none."""
 
 
-class Arrived(msgspec.Struct, frozen=True, array_like=True):
-    """A request that left the mailbox."""
-
-    number: int
-    prompt: _Tokens
-    max_tokens: int
-    sampling: list[int | float | bool | list[int]]
-    """The fields of `SamplingOptions`, with the seed that was drawn."""
-    stops: Annotated[list[_Text], msgspec.Meta(max_length=1 << 16)]
-    metered: bool
-    most_drafts: int | None
-    format: bytes
-    """As JSON; empty for none."""
+def header_of(settings: Settings, model: OpenedModel) -> Header:
+    """Returns the header for an engine with these settings. Raises OSError if the weights cannot be read."""
+    chosen = {name: getattr(settings, name) for name in COMPUTING}
+    return Header(settings.model, _identity(settings, model), {**chosen, "context_tokens": model.context_length})
 
 
-class Compiled(msgspec.Struct, frozen=True, array_like=True):
-    """A grammar that is compiled, or was refused."""
-
-    number: int
-    error: str
-    """Empty if there is none."""
-
-
-class Turn(msgspec.Struct, frozen=True, array_like=True):
-    """The events outside between two slices."""
-
-    arrived: list[Arrived] = []
-    left: list[int] = []
-    """The numbers of requests whose clients are gone."""
-    compiled: list[Compiled] = []
+def settings_of(header: Header) -> Settings:
+    """Returns the settings of COMPUTING; of all others only `model` means anything. Raises ValueError if a value is not
+    one that its flag makes: a file may come from anybody."""
+    others = {"model": header.model, "models_dir": Path(), "port": 0, "log_level": 0, "watch_parent": False}
+    chosen = {name: value for name, value in header.settings.items() if name in COMPUTING}
+    try:
+        settings = msgspec.convert({**chosen, **others}, Settings, dec_hook=lambda _, value: value)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+    for name in COMPUTING:
+        if not _can_be_chosen(name, value := getattr(settings, name)):
+            raise ValueError(f"{name} is {value!r}")
+    return settings
 
 
-Entry = tuple[What, Value]
-encode = msgspec.msgpack.Encoder().encode
-header_decoder = msgspec.msgpack.Decoder(Header)
-turn_decoder = msgspec.msgpack.Decoder(Turn)
-_entries_decoder = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
-_value_decoder = msgspec.msgpack.Decoder()
+def _can_be_chosen(name: str, value: object) -> bool:
+    flag = flags_of(Settings)[name]
+    match value:
+        case bool() | None:
+            return True
+        case Bound(nbytes, percent):
+            return 0 <= (nbytes or 0) < 1 << 62 and 0 <= (percent or 0.0) <= 100
+        case float():  # the flag is in milliseconds
+            return flag.least <= value * 1000 <= flag.most
+        case int() if not flag.choices:
+            return flag.least <= value <= flag.most
+    return not flag.choices or str(value) in flag.choices
 
 
-def decode_entries(data: bytes) -> list[Entry]:
-    """Returns the entries of a frame. Raises ValueError if it holds anything else."""
-    return [(What(what), _value_decoder.decode(value)) for what, value in _entries_decoder.decode(data)]
+def check_recordable(settings: Settings, model: OpenedModel) -> None:
+    """Raises UsageError for what cannot be recorded."""
+    if settings.disk_cache is not None:
+        raise UsageError("--record does not record what comes from a disk: leave out --disk-cache")
+    if model.has_vision and not settings.no_media:
+        raise UsageError("--record does not record pictures: add --no-media for a model that sees")
+    check_blas(settings.blas)
+
+
+def check_blas(choice: str) -> None:
+    """Raises UsageError for a library by its path: a file must not say which code is loaded."""
+    if choice not in ("auto", "off"):
+        raise UsageError(f"--blas {choice} is not recorded, nor replayed: use auto or off")
+
+
+def check_identity(header: Header, settings: Settings, model: OpenedModel) -> None:
+    """Raises RunnerError, with both values, for the first thing that differs here from where the tape was recorded."""
+    for what, recorded, found in differences(header, settings, model):
+        raise _differs(what, recorded, found)
+
+
+def _differs(what: str, recorded: object, found: object) -> RunnerError:
+    return RunnerError(f"this cannot be replayed here: {what}: recorded with {recorded}, found {found}")
+
+
+def differences(header: Header, settings: Settings, model: OpenedModel) -> Iterator[tuple[str, object, object]]:
+    """Yields what differs here from where the tape comes from, in words: its name, its value there, and here."""
+    here = _identity(settings, model)
+    for name in Identity.__struct_fields__:
+        there, found = getattr(header.identity, name), getattr(here, name)
+        if there != found:
+            yield name.replace("_", "-"), there, found
+
+
+def _identity(settings: Settings, model: OpenedModel) -> Identity:
+    from runner.model.weights.dtype import device  # imports MLX, after the BLAS that it is to use
+
+    version = importlib.metadata.version
+    return Identity(
+        format=VERSION,
+        runner=__version__,
+        mlx=version("mlx"),
+        mlx_lm=version("mlx-lm"),
+        llguidance=version("llguidance"),
+        weights=_digest(model),
+        device=device(),
+        blas=blas.detect(settings.blas, settings.blas_threads).name,
+    )
+
+
+_TEXTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+_WHOLE_BYTES = 1 << 20
+"""A smaller file counts as a whole."""
+_SAMPLES, _SAMPLE_BYTES = 64, 1024
+_MOST_HEADER_BYTES = 100_000_000
+
+
+def _digest(model: OpenedModel) -> str:
+    """Returns a digest of the texts, of the headers of the weights, and of samples of them: the same wherever the files
+    lie, and read in a moment."""
+    digest = blake2b(digest_size=16)
+    for name in _TEXTS:
+        digest.update(model.file(name) or b"")
+    files = {part.file for tensor in model.checkpoint.tensors.values() for part in tensor.parts}
+    for path in sorted(files, key=lambda path: path.name):
+        with path.open("rb") as file:
+            count = int.from_bytes(file.read(8), "little")
+            digest.update(file.read(min(count, _MOST_HEADER_BYTES)))
+            start, end = file.tell(), file.seek(0, os.SEEK_END)
+            if end < _WHOLE_BYTES:
+                file.seek(start)
+                digest.update(file.read())
+                continue
+            for place in range(start, end, max(1, (end - start) // _SAMPLES)):
+                file.seek(place)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 _MAGIC = b"mlx-runner tape"
@@ -140,7 +185,7 @@ class TapeFile:
     """A new file, which only its owner may read. Owner: the engine thread."""
 
     def __init__(self, path: Path, header: Header) -> None:
-        """Creates the file; if there is one, beside it, with a number behind the name. Raises UsageError if it cannot
+        """Creates the file; if there is one, beside it, with a number after the name. Raises UsageError if it cannot
         be written."""
         try:
             self.path, self._file = _create(path)
@@ -149,14 +194,12 @@ class TapeFile:
             raise UsageError(f"--record {path}: {reason}; name a file that you may write") from error
         self._crc = 0
         self._open = True
-        self.nbytes = self.writes = 0
-        """Bytes and writes so far."""
-        self._put(_MAGIC + _FORM + self._frame(encode(header)))
+        self._put(_MAGIC + _FORM + self._frame(msgspec.msgpack.encode(header)))
 
     def write(self, entries: list[Entry]) -> None:
         """Writes a frame. The recording ends with the first one that cannot be written; the engine goes on."""
         if self._open:
-            self._put(self._frame(encode(entries)))
+            self._put(self._frame(msgspec.msgpack.encode(entries)))
 
     def _frame(self, body: bytes) -> bytes:
         length = crc32(_LENGTH.pack(len(body)), self._crc)
@@ -173,12 +216,10 @@ class TapeFile:
             self._open = False
             with suppress(OSError):
                 os.close(self._file)
-        self.nbytes += len(data)
-        self.writes += 1
 
 
 def _create(path: Path) -> tuple[Path, int]:
-    """Creates a file that does not exist yet. Never overwrites one: it may be what the last process left behind. Raises
+    """Creates a file that does not exist yet. Never overwrites one: it may be what the last process left. Raises
     OSError beside a device, a directory or a pipe, in whose place nobody expects a file."""
     if path.exists() and not path.is_file():
         raise FileExistsError("this is not a file")
@@ -189,18 +230,12 @@ def _create(path: Path) -> tuple[Path, int]:
     raise FileExistsError(f"{_MOST_NAMES} files of this name exist")
 
 
-def check_blas(choice: str) -> None:
-    """Raises UsageError for a library by its path: a file must not say which code is loaded."""
-    if choice not in ("auto", "off"):
-        raise UsageError(f"--blas {choice} is not recorded, nor replayed: use auto or off")
-
-
 class TapeReader:
     """A file that was recorded."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the header, and checks all frames. Raises RunnerError for a file that is no tape, or was changed, and
-        for a header that asks for code."""
+        """Reads the header, and checks all frames. Raises RunnerError if this is not a tape, or was changed, or asks
+        for code."""
         self._path = path
         self.missing_at: int | None = None
         """Where the frame begins whose end is missing; None if the last one is whole."""
@@ -211,19 +246,23 @@ class TapeReader:
                 if file.read(len(_FORM)) != _FORM:
                     raise RunnerError(f"{path}: a recording of another version of mlx-runner, or damaged in byte 15")
             frames = self._frames()
-            self.header = header_decoder.decode(next(frames))
+            self.header = msgspec.msgpack.decode(next(frames), type=Header)
             for _ in frames:
                 pass
-            check_blas(self.header.choices.blas)
+            if self.header.identity.format != VERSION:
+                raise _differs("format", self.header.identity.format, VERSION)
+            self.settings = settings_of(self.header)
+            """Those of COMPUTING count."""
+            check_blas(self.settings.blas)
         except OSError as error:
             raise RunnerError(f"{path}: {(error.strerror or str(error)).lower()}") from error
         except StopIteration:
             raise RunnerError(f"{path}: the recording ends within its header") from None
-        except msgspec.DecodeError as error:
+        except (ValueError, msgspec.DecodeError) as error:
             raise RunnerError(f"{path}: the header of the recording is unreadable: {error}") from None
 
     def entries(self) -> Iterator[Entry]:
-        """Yields the values behind the header. Raises RunnerError for what is no value."""
+        """Yields the entries after the header. Raises RunnerError if one cannot be decoded."""
         frames = self._frames()
         next(frames)
         for frame in frames:

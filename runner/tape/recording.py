@@ -1,53 +1,238 @@
-"""Records an engine."""
+"""Requests on a tape, and the recording of an engine.
 
-from collections.abc import Callable
+What a client does to its request happens at any time, on another thread. So the engine gets a copy, which takes over
+what happened to the client's when a slice begins, and only then.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Annotated
+from weakref import WeakKeyDictionary
+from zlib import crc32
 
-from runner.engine.events import Outbox
+import msgspec
+
+from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Scored, Started, Text
 from runner.engine.guide import Grammar
-from runner.engine.ports import Tape, What
+from runner.engine.output import StopStrings
 from runner.engine.request import Request
 from runner.engine.world import Turns
-from runner.logs import Log
+from runner.errors import RequestError, RunnerError
+from runner.logs import Log, error_line
 from runner.model import OpenedModel
+from runner.sampling import SamplingOptions
 from runner.settings import Settings
-from runner.tape.file import TapeFile, encode
-from runner.tape.grammar import TapedGrammar
-from runner.tape.header import check_recordable, header_of
-from runner.tape.recorder import Recorder
-from runner.tape.requests import Originals, TapedRequests
-from runner.tape.taps import TapedOutbox, TapedWorld
+from runner.tape.file import TapeFile, check_recordable, header_of
+from runner.tape.tape import EntryKind, Recorder, Tape, Value
+from runner.tape.world import KnownStates, TapedGrammar, TapedWorld
 
 log = Log(__name__)
+_Tokens = Annotated[list[int], msgspec.Meta(max_length=1 << 24)]
+_Stops = Annotated[list[str], msgspec.Meta(max_length=1 << 16)]
+
+
+class Arrived(msgspec.Struct, frozen=True, array_like=True):
+    """A request that left the mailbox."""
+
+    number: int
+    prompt: _Tokens
+    max_tokens: int
+    sampling: SamplingOptions
+    """With the seed that was drawn."""
+    stops: _Stops
+    metered: bool
+    most_drafts: int | None
+    format: bytes
+    """As JSON; empty for none. For people: what the grammar says stands on the tape."""
+
+
+class Compiled(msgspec.Struct, frozen=True, array_like=True):
+    """A grammar that is compiled, or was refused."""
+
+    number: int
+    error: str
+    """Empty if there is none."""
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True):
+    """What happened outside between two slices."""
+
+    arrived: list[Arrived] = []
+    left: list[int] = []
+    """The numbers of requests whose clients are gone."""
+    compiled: list[Compiled] = []
+
+
+class TapedOutbox(Outbox):
+    """An outbox that notes the events for clients. Owner: the engine thread."""
+
+    def __init__(self, outbox: Outbox, tape: Tape) -> None:
+        self._outbox = outbox
+        self._tape = tape
+        self.numbers: WeakKeyDictionary[EventStream, int] = WeakKeyDictionary()
+        """The number of the request that each stream belongs to."""
+
+    def put(self, stream: EventStream, event: Event) -> None:
+        self._tape.check(EntryKind.EVENT, [self.numbers[stream], *shown(event)])
+        self._outbox.put(stream, event)
+
+    def send(self) -> None:
+        self._outbox.send()
+
+
+def shown(event: Event) -> list[Value]:
+    """Returns what a client reads of an event, but for durations; log-probabilities as a checksum."""
+    match event:
+        case Refused(text) | Failed(text):
+            return [type(event).__name__.lower(), text]
+        case Text(text, logprobs):
+            return [text, crc32(msgspec.msgpack.encode(logprobs))] if logprobs else [text]
+        case Scored(logprobs):
+            return ["scored", crc32(msgspec.msgpack.encode(logprobs))]
+        case Finished(reason, metrics):
+            counts = (metrics.prompt_eval_count, metrics.prompt_eval_cached_count, metrics.eval_count)
+            return ["finished", str(reason), *counts]
+        case Started():
+            return ["started"]
+
+
+class TapedRequests:
+    """The requests that the engine has. Owner: the engine thread."""
+
+    def __init__(self, outbox: Outbox, tape: Tape, vocab_size: int = 0) -> None:
+        """`vocab_size` is that of the model, where the tape is read."""
+        self.outbox = TapedOutbox(outbox, tape)
+        """The outbox for the engine."""
+        self.count = 0
+        """The number of requests so far."""
+        self._tape = tape
+        self._vocab_size = vocab_size
+        self._states = KnownStates()
+        self._here: dict[int, Request] = {}
+
+    def take(
+        self,
+        turn: Turn,
+        add: Callable[[Request], None],
+        clients: Mapping[int, Request] | None = None,
+        grammars: Mapping[int, Grammar] | None = None,
+    ) -> None:
+        """Does to the requests what `turn` says. `add` queues one. By their numbers, `clients` are the requests that
+        clients know, and `grammars` those that are compiled; a replay has none of both."""
+        for arrived in turn.arrived:
+            request = self._request(arrived, (clients or {}).get(arrived.number))
+            self.count += 1
+            self.outbox.numbers[request.stream] = request.number
+            self._here[request.number] = request
+            add(request)
+        for number in turn.left:
+            if (left := self._here.pop(number, None)) is not None:
+                left.cancelled = True
+        for compiled in turn.compiled:
+            waiting = self._here.get(compiled.number)
+            if waiting is None or waiting.grammar is None:
+                continue
+            if compiled.error:
+                waiting.grammar.set_exception(RequestError(compiled.error))
+            else:
+                grammar = (grammars or {}).get(compiled.number)
+                waiting.grammar.set_result(TapedGrammar(self._tape, self._states, grammar, self._vocab_size))
+
+    def _request(self, arrived: Arrived, client: Request | None) -> Request:
+        request = Request(
+            prompt=arrived.prompt,
+            max_tokens=arrived.max_tokens,
+            sampling=arrived.sampling,
+            stops=StopStrings(arrived.stops) if arrived.stops else None,
+            metered=arrived.metered,
+            most_drafts=arrived.most_drafts,
+            grammar=Future() if arrived.format else None,
+            number=arrived.number,
+        )
+        if client is not None:
+            request.stream, request.arrived_ns = client.stream, client.arrived_ns
+        elif not arrived.prompt or not all(
+            0 <= token < self._vocab_size for token in (*arrived.prompt, *arrived.sampling.candidates)
+        ):
+            raise RunnerError(f"request {arrived.number} has tokens that the model does not have")
+        return request
 
 
 class Recording(Turns):
-    """What an engine that is recorded does beside its slices. Owner: the engine thread."""
+    """The turns of an engine that is recorded. Owner: the engine thread."""
 
-    def __init__(
-        self, recorder: Recorder, outbox: Outbox, wrap: Callable[[Grammar, Tape], Grammar] = TapedGrammar
-    ) -> None:
-        """`wrap` puts the states of a compiled grammar on the tape."""
-        self.tape = recorder
-        self.outbox = TapedOutbox(outbox, recorder)
-        self._originals = Originals()
-        self._requests = TapedRequests(self.outbox, recorder, wrap)
+    def __init__(self, tape: Recorder, outbox: Outbox) -> None:
+        self.tape = tape
+        self._requests = TapedRequests(outbox, tape)
+        self.outbox = self._requests.outbox
+        self._arrived: list[Request] = []
+        self._clients: dict[int, Request] = {}  # as their clients know them; their flags change on any thread
+        self._compiling: dict[int, Future[Grammar]] = {}
 
     def queue(self, add: Callable[[Request], None]) -> Callable[[Request], None]:  # noqa: ARG002 - `begin_slice` has it
-        """Returns the function that keeps a request that has left the mailbox for the next slice."""
-        return self._originals.add
+        return self._arrived.append
 
     def begin_slice(self, add: Callable[[Request], None]) -> None:
-        """Hands on what has happened outside since the last slice. `add` queues a request."""
         self.tape.on = True
-        turn = self._originals.take_turn(self._requests, add)
-        self.tape.same(What.TURN, None if turn is None else encode(turn))
+        if not self._arrived and not self._clients:
+            self.tape.check(EntryKind.TURN, None)
+            return
+        grammars: dict[int, Grammar] = {}
+        turn = Turn([described(request) for request in self._arrived], [], [])
+        for request in self._arrived:
+            self._clients[request.number] = request
+            if request.grammar is not None:
+                self._compiling[request.number] = request.grammar
+        self._arrived.clear()
+        for number in [number for number, request in self._clients.items() if request.cancelled]:
+            turn.left.append(number)
+            self._compiling.pop(number, None)
+        for number in [number for number, each in self._compiling.items() if each.done()]:
+            found = _result(self._compiling.pop(number))
+            if isinstance(found, str):
+                turn.compiled.append(Compiled(number, found))
+            elif found is not None:
+                turn.compiled.append(Compiled(number, ""))
+                grammars[number] = found
+        is_empty = not (turn.arrived or turn.left or turn.compiled)
+        self.tape.check(EntryKind.TURN, None if is_empty else msgspec.msgpack.encode(turn))
+        self._requests.take(turn, add, self._clients, grammars)
+        for number in turn.left:
+            del self._clients[number]
 
     def end_slice(self, *, idle: bool) -> None:
-        """Ends a slice, or the start. An `idle` engine may be ended at any moment: everything is written before."""
         self.tape.on = False
         if idle:
             self.tape.flush()
+
+
+def described(request: Request) -> Arrived:
+    """Returns what a tape says of a request."""
+    seed = request.sampling.seed
+    if seed is None or seed < 0:
+        seed = int.from_bytes(os.urandom(8), "little")
+    return Arrived(
+        request.number,
+        request.prompt,
+        request.max_tokens,
+        msgspec.structs.replace(request.sampling, seed=seed),
+        list(request.stops.texts) if request.stops is not None else [],
+        request.metered,
+        request.most_drafts,
+        msgspec.json.encode(request.format) if request.format is not None else b"",
+    )
+
+
+def _result(compiling: "Future[Grammar]") -> Grammar | str | None:
+    """Returns the grammar or the error; None if its client is leaving."""
+    if compiling.cancelled():
+        return None
+    error = compiling.exception()
+    if error is None:
+        return compiling.result()
+    return str(error) if isinstance(error, RequestError) else error_line(error)
 
 
 def start_recording(path: Path, settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[TapedWorld, Recording]:
@@ -56,5 +241,5 @@ def start_recording(path: Path, settings: Settings, model: OpenedModel, outbox: 
     check_recordable(settings, model)
     file = TapeFile(path, header_of(settings, model))
     log.info("recording", file=str(file.path), why="--record; prompts and answers are in the file")
-    recorder = Recorder(file)
-    return TapedWorld(recorder), Recording(recorder, outbox)
+    tape = Recorder(file.write)
+    return TapedWorld(tape), Recording(tape, outbox)

@@ -13,31 +13,29 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import runner.engine.batch
 import runner.engine.scheduler
-import runner.tape.grammar
-import runner.tape.requests
+import runner.tape.recording
+import runner.tape.world
 from protocol.format import Lark
 from runner.drafts.drafting import Drafting
 from runner.drafts.policy import DraftPolicy
 from runner.engine.events import Outbox
 from runner.engine.guide import Grammar
 from runner.engine.memory import MemoryBudget
-from runner.engine.ports import Ranks, Tape, Value, What
+from runner.engine.ports import Ranks
 from runner.engine.request import Request
 from runner.errors import RequestError
-from runner.grammar.compiler import Compiler
 from runner.sampling import SamplingOptions
-from runner.tape.file import VERSION, Arrived, Choices, Entry, Header, Identity, TapeFile, TapeReader
-from runner.tape.recorder import Player, Recorder
-from runner.tape.recording import Recording
+from runner.tape.file import VERSION, Header, Identity, TapeFile, TapeReader
+from runner.tape.recording import Recording, shown
 from runner.tape.replay import Replay, Replayed
-from runner.tape.taps import TapedMeter, TapedPolicy, told
+from runner.tape.tape import Entry, EntryKind, Player, Recorder, Tape, Value
+from runner.tape.world import TapedMeter, TapedPolicy
 from scripts.tools.models.tiny import VOCAB
 from tests.lib.tiny_engine import (
     SLICEABLE,
@@ -49,7 +47,6 @@ from tests.lib.tiny_engine import (
     ZeroMeter,
     plain_outbox,
     text_of,
-    tokenizer,
 )
 
 _ROOMS = (None, 3_000_000, 30_000_000)
@@ -58,25 +55,7 @@ GRAMMARS = ('start: "<<=" /[0-9]{1,6}/ ("=>" /[0-9]{2,4}/)* ">>"', 'start: ("-" 
 HEADER = Header(
     "tiny",
     Identity(VERSION, "1", "2", "3", "4", "5", "cpu", "none"),
-    Choices(
-        context_tokens=4096,
-        dtype="auto",
-        cache="trie",
-        cache_memory_bytes=None,
-        cache_memory_percent=None,
-        memory_bytes=None,
-        memory_percent=75.0,
-        kv_bits=None,
-        parallel=4,
-        max_gap_s=0.1,
-        draft="auto",
-        draft_tokens=None,
-        draft_known=False,
-        prefill_chunk_tokens=None,
-        blas="auto",
-        blas_threads=None,
-        no_media=False,
-    ),
+    {"context_tokens": 4096, "blas_threads": None},
 )
 MIXES = (0, 4, 5, 8, 20, 52)
 """The seeds of mixes of the llama in which each thing that `events_in` counts happens at least twice."""
@@ -90,8 +69,8 @@ def made_up(clock: Clock, numbers: random.Random) -> Iterator[None]:
     with (
         patch.object(runner.engine.scheduler, "perf_counter", clock),
         patch.object(runner.engine.batch, "monotonic", clock),
-        patch.object(runner.tape.grammar, "monotonic", clock),
-        patch.object(runner.tape.requests, "os", SimpleNamespace(urandom=numbers.randbytes)),
+        patch.object(runner.tape.world, "monotonic", clock),
+        patch.object(runner.tape.recording, "os", SimpleNamespace(urandom=numbers.randbytes)),
     ):
         yield
 
@@ -99,15 +78,15 @@ def made_up(clock: Clock, numbers: random.Random) -> Iterator[None]:
 def events_in(entries: Iterable[Entry]) -> Counter[str]:
     """Returns how often each thing happened to which an engine must come again."""
     found: Counter[str] = Counter()
-    for what, value in entries:
-        if what is What.ENDED:
+    for kind, value in entries:
+        if kind is EntryKind.ENDED:
             assert isinstance(value, list)
             _, outcome, _, matched, _, evicted, _, forced, known, drafted, accepted = value
             counts = {"matched": matched, "evicted": evicted, "forced": forced, "known": known}
             found += Counter({str(outcome): 1, "drafted": drafted, "accepted": accepted, **counts})
-        elif what is What.FAULT and value is not None:
+        elif kind is EntryKind.FAULT and value is not None:
             found["faults"] += 1
-        elif what is What.STATE and value is None:
+        elif kind is EntryKind.STATE and value is None:
             found["late"] += 1
     return found
 
@@ -159,7 +138,7 @@ class Story:
 
     def record(self, file: Path, *, slices: int = 600) -> Seen:
         """Records the mix, at most so many slices of it. Returns what the clients were told."""
-        return self.run(Recording(Recorder(TapeFile(file, HEADER)), plain_outbox()), slices, faults=0.01)
+        return self.run(Recording(Recorder(TapeFile(file, HEADER).write), plain_outbox()), slices, faults=0.01)
 
     def run(self, recording: Recording, slices: int = 600, *, faults: float = 0.0) -> Seen:
         """Runs the mix with this recording; each forward breaks with the probability `faults`. Returns as `record`."""
@@ -210,7 +189,7 @@ class Story:
                 recording.outbox.send()
                 self.joined = max(self.joined, *(len(each.generations) for each in engine.scheduler.batches.all), 0)
         recording.tape.flush()
-        return {each.request.number: [told(event) for event in each.received] for each in here}
+        return {each.request.number: [shown(event) for event in each.received] for each in here}
 
     def _compile(self, client: ClientRequest, grammar: Grammar, numbers: random.Random) -> None:
         compiling = client.request.grammar
@@ -240,23 +219,18 @@ class Story:
     def replay(self, file: Path) -> tuple[Replayed, Seen]:
         """Replays a file with another engine. Returns what came of it, and what the clients would have been told."""
         player = Player(TapeReader(file).entries())
-        return self.run_again(WatchedReplay(player, Compiler(tokenizer(EOS), VOCAB, inf).compile, VOCAB))
+        return self.run_again(Replay(player, VOCAB))
 
-    def run_again(self, replay: "WatchedReplay") -> tuple[Replayed, Seen]:
+    def run_again(self, replay: Replay) -> tuple[Replayed, Seen]:
         """Runs a replay with another engine. Returns as `replay`."""
         engine = self.engine(replay.tape, replay.outbox, ZeroMeter())
-        done = replay.run(engine.scheduler, lambda requests, slices: None)
-        return done, {each.number: [told(event) for event in each.stream._events] for each in replay.requests}
+        requests: list[Request] = []
+        add = engine.scheduler.add
 
+        def watched(request: Request) -> None:
+            requests.append(request)
+            add(request)
 
-class WatchedReplay(Replay):
-    """A replay that keeps its requests."""
-
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)  # type: ignore[arg-type]
-        self.requests: list[Request] = []
-
-    def _request(self, arrived: Arrived) -> Request:
-        request = super()._request(arrived)
-        self.requests.append(request)
-        return request
+        with patch.object(engine.scheduler, "add", watched):
+            done = replay.run(engine.scheduler, lambda requests, slices: None)
+        return done, {each.number: [shown(event) for event in each.stream._events] for each in requests}

@@ -40,19 +40,20 @@ from runner.engine.guide import Follow, Grammar, Guide, State, StateSource
 from runner.engine.memory import MemoryBudget
 from runner.engine.output import StopStrings
 from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, View
-from runner.engine.ports import Drafter, Ranks, Tape
+from runner.engine.ports import Drafter, Ranks
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
-from runner.grammar.compiler import Compiler
-from runner.grammar.vocabulary import make_vocabulary
-from runner.ranks import tapes
+from runner.grammar.compiler import Compiler, make_vocabulary
+from runner.ranks import world as ranked
 from runner.sampling import SamplingOptions
 from runner.sampling.sampler import Sampler
-from runner.tape import taps
+from runner.tape import world as taped
+from runner.tape.tape import Tape
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tiny import VOCAB, Tiny, tiny
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.lib.driver import breaking_layer, check_trie, largest
+from tests.lib.local_grammar import LocalGrammar
 
 CONTEXT = 4096
 MOST_SLICES = 20_000
@@ -122,7 +123,7 @@ def compiled_grammar(spec: RequestSpec) -> Future[Grammar] | None:
     if not spec.grammar:
         return None
     grammar: Future[Grammar] = Future()
-    grammar.set_result(compiler(spec.eos).compile(Lark(spec.grammar)))
+    grammar.set_result(LocalGrammar(compiler(spec.eos), Lark(spec.grammar)))
     return grammar
 
 
@@ -135,7 +136,7 @@ class SlowGrammar:
 
     def guide(self) -> Guide:
         guide = self._grammar.guide()
-        guide._source = _SlowSource(guide._source, self._late)
+        guide.source = _SlowSource(guide.source, self._late)
         return guide
 
     def release(self) -> None:
@@ -571,14 +572,14 @@ class TinyEngine(SlicedEngine):
         """Returns how late the next mask is, as `SlowGrammar` counts it."""
         self._eos = eos
         context = EngineContext(
-            watch(self.forward if tape is None else (taps if ranks is None else tapes).forward(self.forward, tape)),
+            watch(self.forward if tape is None else (taped if ranks is None else ranked).forward(self.forward, tape)),
             tokenizer(eos),
             CONTEXT,
             lambda: make_cache(cache, self.kind.make_layers, budget_bytes=budget, known_choices=known),
             memory or MemoryBudget(ZeroMeter(), room, 2048),
             unbatchable=unbatchable or ("its layers" if name in UNBATCHABLE else ""),
             drafting=drafting,
-            begin=Generation if tape is None else partial(taps.TapedGeneration, tape),
+            begin=Generation if tape is None else partial(taped.TapedGeneration, tape),
             ranks=ranks,
         )
         super().__init__(context, schedule or SlicePolicy(2048, 0.1), parallel, clock, outbox)

@@ -25,10 +25,11 @@ LAYERS = (
     ("cache", "model", "tokenizer", "sampling"),
     ("process", "settings", "blas"),
     ("logs",),
-    ("errors", "sizes", "terminal", "__version__"),
+    ("addresses", "errors", "sizes", "terminal", "__version__"),
 )
 """From top to bottom: a part imports only from the rows below its own, and within itself."""
 CORE = ("engine", "cache", "sampling", "tokenizer", "model")
+WINGS = ("disk", "drafts", "grammar", "pictures", "ranks", "tape")
 
 
 @cache
@@ -71,6 +72,20 @@ def imports_that_point_up(path: Path) -> Iterator[str]:
 def test_imports_point_down() -> None:
     assert len(sources()) > 100
     assert [line for path in sources() for line in imports_that_point_up(path)] == []
+
+
+def test_a_wing_imports_no_other_wing_but_ranks_the_tape() -> None:
+    found = set[tuple[str, str]]()
+    for path in sources():
+        package, part, *_ = path.relative_to(ROOT).with_suffix("").parts
+        if package == "runner" and part in WINGS:
+            found |= {(part, name.split(".")[1]) for name in imports(path) if name.startswith("runner.")}
+    assert {(wing, other) for wing, other in found if other in WINGS and other != wing} == {("ranks", "tape")}
+
+
+def test_flags_are_read_without_a_wing() -> None:
+    readers = (path for path in sources() if path.is_relative_to(ROOT / "runner/cli"))
+    assert not {name.split(".")[1] for path in readers for name in imports(path) if "runner." in name} & {*WINGS}
 
 
 def test_an_import_that_points_up_is_found() -> None:
@@ -159,8 +174,8 @@ COMPUTING = {
     "drafts": ("heads/", "assistant/", "dflash/", "kinds", "opening", "own_model", "target"),
     "pictures": ("towers/", "encoder", "forward"),
     "disk": ("check", "open", "restores", "serialize"),
-    "tape": ("taps",),
-    "ranks": ("follower", "group", "start", "tapes"),
+    "tape": ("world",),
+    "ranks": ("follower", "group", "start", "world"),
 }
 """The parts of each wing that import MLX, as the engine thread alone may. Everything else runs on any thread, or in
 processes that must stay small."""
@@ -193,7 +208,7 @@ def test_only_the_command_line_reads_the_environment() -> None:
         if any(word in path.read_text() for word in ("os.environ", "os.getenv", "sys.argv"))
     }
     # MLX finds other ranks by its environment; a follower and a watcher are processes of their own.
-    ranks = {f"runner/ranks/{name}.py" for name in ("follower", "group", "guard", "start")}
+    ranks = {f"runner/ranks/{name}.py" for name in ("follower", "group", "join_watchdog", "start")}
     assert readers == {
         "runner/__main__.py",
         "runner/app.py",

@@ -17,18 +17,17 @@ import mlx.core as mx
 import pytest
 
 from runner.engine.generation import Forward
-from runner.engine.ports import Tape, What
-from runner.ranks import group, tapes
+from runner.ranks import group
+from runner.ranks import world as ranked
 from runner.ranks.follower import Follower
 from runner.ranks.link import Kind, Link, LinkClosedError
 from runner.ranks.start import Leader
-from runner.ranks.tapes import FollowerTape, LeaderTape, Links, RankGrammar
-from runner.tape.file import decode_entries
-from runner.tape.recorder import TapeEnd
+from runner.ranks.world import follower_tape, leader_tape
 from runner.tape.recording import Recording
-from runner.tape.replay import Replayed
+from runner.tape.replay import Replay, Replayed
+from runner.tape.tape import EntryKind, Tape, TapeEnd, decode_entries
 from scripts.tools.models.tiny import KINDS, VOCAB
-from tests.lib.taped_engine import MIXES, Seen, Story, WatchedReplay, events_in
+from tests.lib.taped_engine import MIXES, Seen, Story, events_in
 from tests.lib.tiny_engine import plain_outbox
 
 
@@ -65,12 +64,12 @@ class Pair:
         """Runs the story on the leader."""
         leader = Leader.__new__(Leader)
         leader.group = mx.distributed.init()
-        leader.tape = LeaderTape(Links([self.link]))
+        leader.tape = leader_tape([self.link])
         reader = threading.Thread(target=self._keep, daemon=True)
         reader.start()
         self._story.ranks = leader
         with self._waiting(lambda: self.written.append(self.link.writes)):
-            seen = self._story.run(Recording(leader.tape, plain_outbox(), RankGrammar))
+            seen = self._story.run(Recording(leader.tape, plain_outbox()))
         self.link.close()
         reader.join()
         for body in self.bodies:
@@ -79,8 +78,7 @@ class Pair:
 
     def follow(self) -> tuple[Replayed, Seen]:
         """Runs it again on the follower."""
-        tape = FollowerTape(self.frames)
-        replay = WatchedReplay(tape, lambda _: RankGrammar(None, tape), VOCAB, lambda grammar, _: grammar)
+        replay = Replay(follower_tape(self.frames), VOCAB)
         self._story.ranks = follower = Follower(self._far)
         follower.group = mx.distributed.init()
         read: list[int] = []
@@ -103,7 +101,7 @@ class Pair:
     @contextmanager
     def _waiting(self, note: Callable[[], None]) -> Iterator[None]:
         """Calls `note` wherever ranks wait for each other."""
-        agreement, forward = group.agreement, tapes.forward
+        agreement, forward = group.agreement, ranked.forward
 
         def agreed(token: mx.array, ranks: mx.distributed.Group) -> mx.array:
             note()
@@ -117,7 +115,7 @@ class Pair:
 
             return forward(computed, tape)
 
-        with patch.object(group, "agreement", agreed), patch.object(tapes, "forward", counted):
+        with patch.object(group, "agreement", agreed), patch.object(ranked, "forward", counted):
             yield
 
 
@@ -150,7 +148,7 @@ def test_the_mixes_have_all_that_a_follower_must_do() -> None:
 def test_a_forward_costs_one_write_and_a_slice_few_bytes() -> None:
     pair = check(Story("llama", 3))
     entries = [entry for body in pair.bodies for entry in decode_entries(body)]
-    slices = sum(what is What.TURN for what, _ in entries)
+    slices = sum(kind is EntryKind.TURN for kind, _ in entries)
     prompts = sum(len(value) for _, value in entries if isinstance(value, bytes))
     idle = pair.link.writes - len(pair.written)
     assert pair.forwards // 2 > 20

@@ -7,11 +7,15 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from runner.engine.ports import What
+from runner.engine.guide import State
 from runner.errors import RunnerError
 from runner.sampling import SamplingOptions
 from runner.sampling.sample import Sample
-from runner.tape.file import Arrived, Entry, TapeFile, TapeReader, Turn, encode
+from runner.tape import world
+from runner.tape.file import TapeFile, TapeReader
+from runner.tape.recording import Arrived, Turn
+from runner.tape.tape import Entry, EntryKind
+from runner.tape.world import KnownStates
 from scripts.tools.models.tiny import KINDS, VOCAB
 from tests.lib.taped_engine import HEADER, MIXES, Story, events_in
 
@@ -71,29 +75,29 @@ def test_all_is_written_before_every_forward_and_with_one_write(tmp_path: Path) 
     story, file = Story("llama", 3), tmp_path / "tape"
     with patch.object(TapeFile, "write", counted):
         story.record(file)
-    forwards = sum(what is What.FAULT for body in bodies for what, _ in body)
+    forwards = sum(kind is EntryKind.FAULT for body in bodies for kind, _ in body)
     assert len(story.unwritten) >= forwards // 2 > 20
     assert set(story.unwritten) == {0}
     idle = story.idle_slices
     assert len(writes) <= len(story.unwritten) + idle + 1
-    slices = sum(what is What.TURN for body in bodies for what, _ in body)
-    prompts = sum(len(value) for body in bodies for what, value in body if isinstance(value, bytes))
+    slices = sum(kind is EntryKind.TURN for body in bodies for kind, _ in body)
+    prompts = sum(len(value) for body in bodies for _, value in body if isinstance(value, bytes))
     assert file.stat().st_size - prompts <= 200 * slices
 
 
-@pytest.mark.parametrize("what", [What.TOKENS, What.EVENT, What.ENDED, What.STATE])
-def test_a_difference_names_its_slice_and_both_values(what: What, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [EntryKind.TOKENS, EntryKind.EVENT, EntryKind.ENDED])
+def test_a_difference_names_its_slice_and_both_values(kind: EntryKind, tmp_path: Path) -> None:
     story, file = Story("llama", 2), tmp_path / "tape"
     story.record(file)
     values = entries(file)
-    place = next(at for at, (kind, value) in enumerate(values) if kind is what and isinstance(value, list))
+    place = next(at for at, (each, value) in enumerate(values) if each is kind and isinstance(value, list))
     recorded = values[place][1]
     assert isinstance(recorded, list)
     changed = [*recorded[:-1], 99]
-    values[place] = (what, changed)
+    values[place] = (kind, changed)
     done, _ = story.replay(rewritten(file, values))
-    slices = sum(kind is What.TURN for kind, _ in values[:place])
-    assert done.difference.startswith(f"slice {slices}: recorded: {what.label} {changed!r}; replayed: ")
+    slices = sum(each is EntryKind.TURN for each, _ in values[:place])
+    assert done.difference.startswith(f"slice {slices}: recorded: {kind.label} {changed!r}; replayed: ")
     assert done.difference.endswith(repr(recorded))
 
 
@@ -101,7 +105,7 @@ def test_a_reading_that_is_not_used_is_a_difference(tmp_path: Path) -> None:
     story, file = Story("llama", 2), tmp_path / "tape"
     story.record(file)
     values = entries(file)
-    place = next(at for at, (kind, _) in enumerate(values) if kind is What.SECONDS)
+    place = next(at for at, (kind, _) in enumerate(values) if kind is EntryKind.SECONDS)
     done, _ = story.replay(rewritten(file, values[:place] + values[place + 1 :]))
     assert "replayed: asks for: seconds" in done.difference
 
@@ -109,9 +113,9 @@ def test_a_reading_that_is_not_used_is_a_difference(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prompt", [[], [-1], [1, VOCAB]])
 def test_tokens_that_the_model_does_not_have_are_refused(prompt: list[int], tmp_path: Path) -> None:
     story, file = Story("llama", 2), tmp_path / "tape"
-    arrived = Arrived(1, prompt, 5, [*msgspec.structs.astuple(SamplingOptions(seed=1))], [], False, None, b"")
+    arrived = Arrived(1, prompt, 5, SamplingOptions(seed=1), [], False, None, b"")
     tape = TapeFile(file, HEADER)
-    tape.write([(What.ACTIVE, 0), (What.TURN, encode(Turn([arrived])))])
+    tape.write([(EntryKind.ACTIVE, 0), (EntryKind.TURN, msgspec.msgpack.encode(Turn([arrived])))])
     with pytest.raises(RunnerError, match="request 1 has tokens that the model does not have"):
         story.replay(file)
 
@@ -122,3 +126,22 @@ def test_a_fault_that_cannot_be_met_again_is_named(tmp_path: Path) -> None:
         story.record(file)
     done, _ = story.replay(file)
     assert "recorded: event [1, 'failed', 'ValueError: it cannot be read']; replayed: " in done.difference
+
+
+def test_a_state_that_comes_back_stands_on_the_tape_once() -> None:
+    bodies = [b"a", b"bb", b"a", b"ccc", b"bb", b"a", b"a", b"ccc"]
+    with patch.object(world, "_MOST_KNOWN_BYTES", 5):
+        written, read = KnownStates(), KnownStates()
+        found = []
+        for body in bodies:
+            found.append(place := written.place(body))
+            assert written.body(place) == read.body(place) == body
+    assert found == [b"a", b"bb", 0, b"ccc", 1, b"a", 3, 2], "the oldest is forgotten first"
+    with pytest.raises(ValueError, match="no state 0"):
+        read.body(0)
+
+
+@pytest.mark.parametrize("state", [State(forced=[VOCAB]), State(forced=[-1]), State(tried=[b"\1", VOCAB])])
+def test_no_state_on_a_tape_names_a_token_that_the_model_does_not_have(state: State) -> None:
+    with pytest.raises(ValueError, match="a grammar names a token"):
+        world._state(msgspec.msgpack.encode(state), VOCAB)

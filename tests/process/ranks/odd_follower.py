@@ -21,26 +21,26 @@ answering = False
 
 
 def _note_requests() -> None:
-    from runner.tape.replay import Replay
+    from runner.tape.recording import TapedRequests
 
-    take = Replay._take
+    take = TapedRequests.take
 
-    def taken(replay: Replay, turn: object, add: object) -> None:
+    def taken(requests: TapedRequests, turn: object, add: object) -> None:
         global answering
         answering = True
-        take(replay, turn, add)  # type: ignore[arg-type]
+        take(requests, turn, add)  # type: ignore[arg-type]
 
-    patch.object(Replay, "_take", taken).start()
+    patch.object(TapedRequests, "take", taken).start()
 
 
 def _patch() -> None:
     """Makes the fault. MLX may be imported."""
     import mlx.core as mx
 
-    from runner.ranks import group, tapes
+    from runner.ranks import group, world
 
     _note_requests()
-    agreement, position, forward = group.agreement, tapes._position, tapes.forward
+    agreement, position, forward = group.agreement, world._position, world.forward
 
     def agreed(token: mx.array, ranks: mx.distributed.Group) -> mx.array:
         return agreement(token, ranks) + int(answering)
@@ -67,9 +67,9 @@ def _patch() -> None:
     elif ODD == "token":
         patch.object(group, "agreement", agreed).start()
     elif ODD == "position":
-        patch.object(tapes, "_position", elsewhere).start()
+        patch.object(world, "_position", elsewhere).start()
     elif ODD == "memory":
-        patch.object(tapes, "forward", without_memory).start()
+        patch.object(world, "forward", without_memory).start()
     elif ODD == "unwilling":
         patch.object(group, "join", never).start()
 

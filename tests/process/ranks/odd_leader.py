@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from runner.__main__ import main
-from runner.ranks import tapes
+from runner.ranks import world
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
     from runner.engine.generation import Forward
-    from runner.engine.ports import Tape
+    from runner.tape.tape import Tape
 
 POSITION = 300
 """The position at which memory runs out, behind all that is computed before the first request."""
@@ -31,15 +31,15 @@ def without_memory(run: "Forward", tape: "Tape") -> "Forward":
     checked = forward(run, tape)
 
     def computed(tokens: "mx.array", layers: list[object]) -> "mx.array":
-        if tapes._position(layers) > POSITION:
+        if world._position(layers) > POSITION:
             raise RuntimeError("[malloc] Unable to allocate 12 bytes.")
         return checked(tokens, layers)
 
     return computed
 
 
-forward = tapes.forward
+forward = world.forward
 if os.environ["ODD"] == "leader":
-    patch.object(tapes, "forward", without_memory).start()
+    patch.object(world, "forward", without_memory).start()
 subprocess.Popen.__init__ = start_odd  # type: ignore[method-assign,assignment]
 main()

@@ -133,7 +133,7 @@ async def test_a_rank_errs_in_an_answer(start: SpawnModel, odd: str, why: str) -
 async def test_a_follower_dies_while_the_ranks_join(start: SpawnModel) -> None:
     process = start(RANDOM, RANKS, executable=ODD, environment={"ODD": "unwilling"}, generation=G, ready=False)
     async with asyncio.timeout(WAIT_S):
-        while "guard.py" not in " ".join(children(process).values()):
+        while "join_watchdog.py" not in " ".join(children(process).values()):
             await asyncio.sleep(0.05)
     (follower,) = followers(process)
     os.kill(follower, signal.SIGKILL)

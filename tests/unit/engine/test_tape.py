@@ -7,17 +7,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runner.engine.ports import What
 from runner.errors import RunnerError, UsageError
 from runner.model import OpenedModel, open_model
 from runner.settings import Settings, flags_of
 from runner.sizes import Bound
-from runner.tape.file import Choices, Identity, TapeFile, TapeReader
-from runner.tape.header import check_identity, check_recordable, header_of, settings_of
+from runner.tape.file import (
+    COMPUTING,
+    VERSION,
+    Identity,
+    TapeFile,
+    TapeReader,
+    check_identity,
+    check_recordable,
+    header_of,
+)
+from runner.tape.tape import EntryKind
 from scripts.tools.models.scripted import BYTES, write_scripted
 from tests.lib.taped_engine import HEADER
 
-ENTRY = (What.SECONDS, 0.5)
+ENTRY = (EntryKind.SECONDS, 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +91,7 @@ def test_no_changed_byte_is_read(tmp_path: Path) -> None:
     """Not one: neither of a length, which would look as if the end were missing, nor of a sum or a body."""
     tape = TapeFile(tmp_path / "tape", HEADER)
     for seconds in (1.0, 2.0):
-        tape.write([(What.SECONDS, seconds)])
+        tape.write([(EntryKind.SECONDS, seconds)])
     data = tape.path.read_bytes()
     for at in range(len(data)):
         tape.path.write_bytes(data[:at] + bytes([data[at] ^ 0x80]) + data[at + 1 :])
@@ -97,7 +105,7 @@ def test_a_file_that_is_cut_is_read_to_its_last_whole_frame(tmp_path: Path) -> N
     tape = TapeFile(tmp_path / "tape", HEADER)
     ends = [tape.path.stat().st_size]
     for seconds in (1.0, 2.0):
-        tape.write([(What.SECONDS, seconds)])
+        tape.write([(EntryKind.SECONDS, seconds)])
         ends.append(tape.path.stat().st_size)
     data = tape.path.read_bytes()
     for size in range(len(data)):
@@ -120,8 +128,8 @@ def test_a_file_that_is_cut_is_read_to_its_last_whole_frame(tmp_path: Path) -> N
         *(("parallel", value) for value in (0, -1, 65)),
         *(("kv_bits", value) for value in (0, 5, 16)),
         *(("max_gap_s", value) for value in (0.0, -1.0, math.nan, math.inf)),
-        *(("memory_percent", value) for value in (-1.0, 101.0, math.nan)),
-        *(("memory_bytes", value) for value in (-1, 1 << 63)),
+        *(("memory", {"percent": value}) for value in (-1.0, 101.0, math.nan)),
+        *(("cache_memory", {"bytes": value}) for value in (-1, 1 << 63)),
         *(("context_tokens", value) for value in (-1, 1 << 40)),
         *(("draft_tokens", value) for value in (0, 64)),
         *(("prefill_chunk_tokens", value) for value in (0, 1 << 40)),
@@ -130,9 +138,9 @@ def test_a_file_that_is_cut_is_read_to_its_last_whole_frame(tmp_path: Path) -> N
     ],
 )
 def test_a_choice_that_no_flag_makes_is_refused_by_name(name: str, value: object, tmp_path: Path) -> None:
-    choices = msgspec.structs.replace(HEADER.choices, **{name: value})
-    tape = TapeFile(tmp_path / "tape", msgspec.structs.replace(HEADER, choices=choices))
-    with pytest.raises(RunnerError, match=rf"the header of the recording is unreadable: .*choices\.{name}`"):
+    header = msgspec.structs.replace(HEADER, settings={**HEADER.settings, name: value})
+    tape = TapeFile(tmp_path / "tape", header)
+    with pytest.raises(RunnerError, match=rf"the header of the recording is unreadable: .*\b{name}\b"):
         TapeReader(tape.path)
     os.close(tape._file)
 
@@ -150,7 +158,7 @@ def test_a_frame_that_is_left_out_is_noticed(tmp_path: Path) -> None:
     tape = TapeFile(tmp_path / "tape", HEADER)
     ends = []
     for seconds in (1.0, 2.0, 3.0):
-        tape.write([(What.SECONDS, seconds)])
+        tape.write([(EntryKind.SECONDS, seconds)])
         ends.append(tape.path.stat().st_size)
     data = tape.path.read_bytes()
     tape.path.write_bytes(data[: ends[0]] + data[ends[1] :])
@@ -169,23 +177,32 @@ def test_another_file_is_refused(data: bytes, tmp_path: Path) -> None:
         TapeReader(tmp_path / "none")
 
 
-def test_a_replay_has_the_settings_of_the_recording(model: OpenedModel) -> None:
+def test_a_replay_has_the_settings_of_the_recording(model: OpenedModel, tmp_path: Path) -> None:
     numbers = {"parallel": 3, "kv_bits": 8, "max_gap_s": 0.25, "draft_tokens": 2, "prefill_chunk_tokens": 64}
     bounds = {"memory": Bound(9 << 30, 40.0), "cache_memory": Bound(percent=25.0)}
     words = {"dtype": "keep", "cache": "single", "draft": "small", "draft_known": True, "no_media": True}
     settings = settings_for(model.name, **numbers, **bounds, **words)
-    told = header_of(settings, model)
-    again = settings_of(told, None, settings.models_dir, 20)
-    assert again == msgspec.structs.replace(settings, context_tokens=model.context_length)
-    assert settings_of(told, "elsewhere", settings.models_dir, 20).model == "elsewhere"
-    rank = settings_of(told, None, settings.models_dir, 20, ranks=4, ranks_here=2)
-    assert (again.ranks, again.ranks_here, rank.ranks, rank.ranks_here) == (1, 1, 4, 2)
+    tape = TapeFile(tmp_path / "tape", header_of(settings, model))
+    again = TapeReader(tape.path).settings
+    own = {"models_dir": settings.models_dir, "log_level": 20}
+    expected = msgspec.structs.replace(settings, context_tokens=model.context_length)
+    assert msgspec.structs.replace(again, **own) == expected
+    os.close(tape._file)
+
+
+@pytest.mark.parametrize("other", [1, 2, VERSION + 1])
+def test_a_recording_of_another_format_is_refused_with_both_numbers(other: int, tmp_path: Path) -> None:
+    """Whatever else its header has."""
+    header = {"model": "a", "identity": msgspec.structs.replace(HEADER.identity, format=other), "choices": {"cache": 1}}
+    tape = TapeFile(tmp_path / "tape", header)  # type: ignore[arg-type]
+    with pytest.raises(RunnerError, match=rf"format: recorded with {other}, found {VERSION}$"):
+        TapeReader(tape.path)
+    os.close(tape._file)
 
 
 def test_every_flag_is_on_the_tape_or_known_to_decide_nothing_that_is_computed() -> None:
-    taped = {name.removesuffix("_bytes").removesuffix("_percent") for name in Choices.__struct_fields__}
-    assert taped <= {*flags_of(Settings)}
-    assert {*flags_of(Settings)} - taped == {
+    assert {*COMPUTING} <= {*flags_of(Settings)}
+    assert {*flags_of(Settings)} - {*COMPUTING} == {
         *("model", "models_dir", "verify"),  # which model it is stands beside the choices
         *("port", "watch_parent", "hand_over", "log_level", "trace", "record", "verbose", "inspect_text"),
         *("disk_cache", "disk_memory"),  # not recorded
@@ -196,12 +213,12 @@ def test_every_flag_is_on_the_tape_or_known_to_decide_nothing_that_is_computed()
 @pytest.mark.parametrize("name", Identity.__struct_fields__)
 def test_what_differs_is_refused_by_name(name: str, model: OpenedModel) -> None:
     settings = settings_for(model.name)
-    told = header_of(settings, model)
-    check_identity(told, settings, model)
+    header = header_of(settings, model)
+    check_identity(header, settings, model)
     other = 99 if name == "format" else "another"
-    told = msgspec.structs.replace(told, identity=msgspec.structs.replace(told.identity, **{name: other}))
+    header = msgspec.structs.replace(header, identity=msgspec.structs.replace(header.identity, **{name: other}))
     with pytest.raises(RunnerError, match=rf"{name.replace('_', '-')}: recorded with {other}, found "):
-        check_identity(told, settings, model)
+        check_identity(header, settings, model)
 
 
 def test_what_is_not_recorded_is_refused(model: OpenedModel) -> None:

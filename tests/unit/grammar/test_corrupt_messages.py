@@ -60,7 +60,7 @@ async def test_an_unreadable_message_instead_of_a_grammar_refuses_the_format(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def corrupted(worker: Worker, data: bytes) -> None:
-        worker._received += framed(b"\xc1") if data else b""
+        worker._inbox.feed(framed(b"\xc1") if data else b"")
 
     monkeypatch.setattr(Worker, "feed", corrupted)
     with pytest.raises(RequestError, match=f"^Format: {UNREADABLE}$"):

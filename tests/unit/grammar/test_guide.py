@@ -98,17 +98,6 @@ def test_what_is_forced_at_the_end_has_to_come_before_it_is_complete() -> None:
     assert guide.complete
 
 
-def test_guides_of_one_grammar_do_not_know_each_other() -> None:
-    compiled = compiler_of(bytes_tokenizer()).compile(format_of({"enum": ["ab", "cd"]}))
-    one, other = compiled.guide(), compiled.guide()
-    for guide, text in ((one, b"ab"), (other, b"cd")):
-        assert guide.forced(9) == [*b'"']
-        guide.take(text[0])
-        assert guide.forced(9) == [*text[1:], *b'"']
-    assert one.complete
-    assert other.complete
-
-
 @settings(max_examples=20)
 @given(SCHEMAS, st.integers(0, 2**32), st.booleans())
 def test_led_again_along_the_same_tokens_it_stands_where_it_stood(schema: Schema, seed: int, jumps: bool) -> None:

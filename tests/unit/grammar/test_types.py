@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from runner.errors import RequestError
+from tests.lib.local_grammar import LocalGrammar
 from tests.unit.grammar.judge import fault
 from tests.unit.grammar.walks import Impatient, compiler_of, format_of, spelled, walk, words_tokenizer
 
@@ -124,7 +125,7 @@ TYPES = {
 @pytest.mark.parametrize("name", TYPES)
 def test_each_type_is_enforced_or_the_log_says_what_is_not(name: str) -> None:
     (schema, left_out), tokenizer, random = TYPES[name], words_tokenizer(), Random(name)
-    grammar = compiler_of(tokenizer).compile(format_of(schema))
+    grammar = LocalGrammar(compiler_of(tokenizer), format_of(schema))
     assert left_out in grammar.left_out
     assert bool(left_out) == bool(grammar.left_out)
     found = walk(grammar.guide(), tokenizer, random, Impatient(tokenizer, random))

@@ -16,7 +16,9 @@ import pytest
 from protocol.format import ConstString, Format
 from runner.engine.guide import Grammar, Guide
 from runner.errors import RequestError
-from runner.grammar import CompilerSetup, WorkerPool, worker_pool
+from runner.grammar import worker_pool
+from runner.grammar.messages import CompilerSetup
+from runner.grammar.worker_pool import WorkerPool
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.lib.hostile_formats import FORMATS
 from tests.unit.grammar.walks import WORDS, bits, format_of, guide_of, opened
@@ -264,7 +266,7 @@ async def test_everything_ends_when_the_runner_does(bench: Bench) -> None:
     control = bench.workers._fork_server.result().control
     assert control is not None
     control.close()
-    guide._source.channel.close()  # type: ignore[attr-defined]  # it is a worker
+    guide.source.channel.close()  # type: ignore[attr-defined]  # it is a worker
     with pytest.raises(RequestError):
         await asyncio.wait_for(asyncio.wrap_future(endless), PATIENCE_S)
     bench.workers._fork_server.result().process.wait(PATIENCE_S)  # type: ignore[union-attr]  # there is one

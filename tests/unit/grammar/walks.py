@@ -13,6 +13,7 @@ from runner.engine.guide import Guide
 from runner.grammar.compiler import Compiler
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
+from tests.lib.local_grammar import LocalGrammar
 
 END = "<|end|>"
 WORDS = (
@@ -74,7 +75,7 @@ def compiler_of(tokenizer: Tokenizer, vocab_size: int = 0) -> Compiler:
 
 def guide_of(wanted: object, tokenizer: Tokenizer, *, vocab_size: int = 0) -> Guide:
     """Returns a guide for an answer in this `Format`. Raises RequestError, FormatError."""
-    return compiler_of(tokenizer, vocab_size).compile(format_of(wanted)).guide()
+    return LocalGrammar(compiler_of(tokenizer, vocab_size), format_of(wanted)).guide()
 
 
 def bits(mask: bytes) -> list[int]:

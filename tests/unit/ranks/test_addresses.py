@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
+from runner.addresses import parse_address, parse_listen_address, unfit
 from runner.errors import RankError
-from runner.ranks.handshake import parse_address, parse_listen_address, unfit
 from runner.ranks.start import RemoteFollower
 
 

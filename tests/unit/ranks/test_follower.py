@@ -14,8 +14,8 @@ from tests.lib.taped_engine import HEADER
 
 
 def test_no_code_is_loaded_that_another_machine_names() -> None:
-    choices = msgspec.structs.replace(HEADER.choices, blas="/lib/x.so")
-    join = Join(1, 2, 1, "ring", msgspec.structs.replace(HEADER, choices=choices))
+    header = msgspec.structs.replace(HEADER, settings={**HEADER.settings, "blas": "/lib/x.so"})
+    join = Join(1, 2, 1, "ring", header)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         leader = socket.create_connection(listener.getsockname())
         follower, _ = listener.accept()

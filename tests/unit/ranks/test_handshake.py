@@ -14,7 +14,7 @@ from runner.ranks.handshake import ProvedLeader, StrangerError, prove_to_service
 from tests.lib.patience import stretched
 
 SECRET = b"0123456789abcdef"
-HELLO = b"mlx-runner ranks 01\n"
+HELLO = b"mlx-runner ranks 02\n"
 
 
 @pytest.fixture(name="pair")
@@ -185,9 +185,9 @@ def test_a_leader_notices_another_service(pair: Pair, said: bytes) -> None:
 def test_other_versions_name_each_other(pair: Pair) -> None:
     ours, theirs = pair
     with beside(lambda: ProvedLeader(theirs, SECRET)) as service:
-        ours.sendall(b"mlx-runner ranks 02\n" + bytes(32))
+        ours.sendall(b"mlx-runner ranks 03\n" + bytes(32))
         assert exactly(ours, len(HELLO)) == HELLO
-    assert "it speaks version 02 of the protocol of ranks, and this runner 01" in str(service[0])
+    assert "it speaks version 03 of the protocol of ranks, and this runner 02" in str(service[0])
 
 
 @pytest.mark.parametrize("said", [b"", b"mlx", HELLO + bytes(31), HELLO + bytes(32 + 31)])

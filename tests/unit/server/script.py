@@ -16,6 +16,7 @@ from runner.errors import RequestError
 from runner.grammar.compiler import Compiler
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.tokenizers import byte_level
+from tests.lib.local_grammar import LocalGrammar
 
 CONTEXT = 100
 VOCABULARY = 200  # fewer than the tokenizer has, as in real models with tokens for pictures
@@ -58,7 +59,7 @@ class Script:
         assert request.format is not None
         assert request.grammar is not None
         try:
-            request.grammar.set_result(Compiler(self.tokenizer, VOCABULARY).compile(request.format))
+            request.grammar.set_result(LocalGrammar(Compiler(self.tokenizer, VOCABULARY), request.format))
         except RequestError as error:
             request.grammar.set_exception(error)
 

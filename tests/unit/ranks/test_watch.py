@@ -9,9 +9,8 @@ from typing import NoReturn
 
 import pytest
 
-from runner.ranks import watch
-from runner.ranks.link import Failed, Kind, Link, Loaded, decoded
-from runner.ranks.watch import Peer, Watch
+from runner.ranks import link
+from runner.ranks.link import Failed, Kind, Link, Loaded, Peer, Watch, decoded
 from tests.lib.patience import stretched
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # SystemExit
@@ -46,8 +45,8 @@ class Watched:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    monkeypatch.setattr(watch, "BEAT_S", 0.05)
-    monkeypatch.setattr(watch, "SILENCE_S", 3.0)
+    monkeypatch.setattr(link, "BEAT_S", 0.05)
+    monkeypatch.setattr(link, "SILENCE_S", 3.0)
     watched = Watched()
     yield watched
     watched.far.close()  # ends the watch

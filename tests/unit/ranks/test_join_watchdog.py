@@ -13,17 +13,17 @@ from tests.lib.patience import stretched
 
 PROGRAM = """
 import sys, time
-from runner.ranks.guard import guarded
-descriptor, seconds, works, tells = map(float, sys.argv[1:])
-with guarded(seconds, {int(descriptor): "rank 1"}, tells=bool(tells)):
+from runner.ranks.join_watchdog import join_watchdog
+descriptor, seconds, works, reports = map(float, sys.argv[1:])
+with join_watchdog(seconds, {int(descriptor): "rank 1"}, reports=bool(reports)):
     time.sleep(works)
 """
 
 
-def run(act: Callable[[socket.socket], object], seconds: float, works: float, *, tells: bool) -> tuple[int, str]:
+def run(act: Callable[[socket.socket], object], seconds: float, works: float, *, reports: bool) -> tuple[int, str]:
     """Runs a process with a peer, to which the test does something. Returns its exit status and its output."""
     far, near = socket.socketpair()
-    words = [str(near.fileno()), str(seconds), str(works), str(int(tells))]
+    words = [str(near.fileno()), str(seconds), str(works), str(int(reports))]
     with near:
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *words], stderr=subprocess.PIPE, text=True, pass_fds=[near.fileno()]
@@ -35,13 +35,13 @@ def run(act: Callable[[socket.socket], object], seconds: float, works: float, *,
 
 
 def test_who_is_done_in_time_goes_on() -> None:
-    assert run(lambda far: far.send(b"a frame"), 60, 0.3, tells=True) == (0, "")
+    assert run(lambda far: far.send(b"a frame"), 60, 0.3, reports=True) == (0, "")
 
 
-@pytest.mark.parametrize("tells", [False, True])
-def test_who_takes_too_long_is_killed(tells: bool) -> None:
-    line = "Error: the ranks could not be joined in 1 s\n" if tells else ""
-    assert run(lambda far: None, 1, 600, tells=tells) == (-signal.SIGKILL, line)
+@pytest.mark.parametrize("reports", [False, True])
+def test_who_takes_too_long_is_killed(reports: bool) -> None:
+    line = "Error: the ranks could not be joined in 1 s\n" if reports else ""
+    assert run(lambda far: None, 1, 600, reports=reports) == (-signal.SIGKILL, line)
 
 
 def test_who_waits_for_one_that_is_gone_is_killed() -> None:
@@ -51,4 +51,4 @@ def test_who_waits_for_one_that_is_gone_is_killed() -> None:
         far.close()
 
     line = "Error: rank 1 ended while the ranks were joined\n"
-    assert run(leave, 600, 600, tells=True) == (-signal.SIGKILL, line)
+    assert run(leave, 600, 600, reports=True) == (-signal.SIGKILL, line)

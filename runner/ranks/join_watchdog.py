@@ -16,19 +16,19 @@ _ENDED = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 
 
 @contextmanager
-def guarded(seconds: float, peers: Mapping[int, str], *, tells: bool) -> Iterator[None]:
+def join_watchdog(seconds: float, peers: Mapping[int, str], *, reports: bool) -> Iterator[None]:
     """Kills this process if the block takes longer, or if one of these connections is closed meanwhile. `peers` are
-    their descriptors, each with the name of the other side. If it `tells`, the reason is written as the line that a
-    host reports."""
-    words = [str(os.getpid()), str(seconds), str(int(tells))]
+    their descriptors, each with the name of the other side. If it `reports`, it writes the reason as the line that a
+    host reads."""
+    words = [str(os.getpid()), str(seconds), str(int(reports))]
     words += [word for descriptor, name in peers.items() for word in (str(descriptor), name)]
     with subprocess.Popen(  # noqa: S603 - our own program
         [sys.executable, "-I", "-S", __file__, *words], stdin=subprocess.PIPE, pass_fds=[*peers]
-    ):  # its stdin is closed at the end, and with it the guard ends
+    ):  # its stdin is closed at the end, which ends it
         yield
 
 
-def _guard(pid: int, seconds: float, peers: Mapping[int, str]) -> str:
+def _await_fault(pid: int, seconds: float, peers: Mapping[int, str]) -> str:
     """Returns why the process has to end; empty if it need not."""
     closed = select.poll()
     closed.register(sys.stdin.fileno(), select.POLLIN)
@@ -43,11 +43,11 @@ def _guard(pid: int, seconds: float, peers: Mapping[int, str]) -> str:
 
 
 def _main() -> None:
-    pid, seconds, tells, *words = sys.argv[1:]
+    pid, seconds, reports, *words = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the process decides
-    why = _guard(int(pid), float(seconds), dict(zip(map(int, words[::2]), words[1::2], strict=True)))
+    why = _await_fault(int(pid), float(seconds), dict(zip(map(int, words[::2]), words[1::2], strict=True)))
     if why:
-        if tells == "1":
+        if reports == "1":
             os.write(2, f"Error: {why}\n".encode())
         os.kill(int(pid), signal.SIGKILL)
 

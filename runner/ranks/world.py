@@ -1,0 +1,83 @@
+"""The world of a rank: the leader's tape goes to every follower at once, and a follower reads it in place of the world.
+
+It carries what a recording carries, with two differences. UNSHARED entries are left out: clients are the leader's
+alone, and a fault of a computation ends all ranks. And each forward stands on it, with its position: ranks that
+disagree end before they would wait for each other in vain.
+"""
+
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from runner.engine.ports import Ranks
+from runner.engine.world import Sources
+from runner.ranks.link import Kind, Link
+from runner.tape.tape import Entry, EntryKind, Player, Recorder, Tape, decode_entries
+from runner.tape.world import TapedWorld
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from runner.engine.generation import Forward
+
+UNSHARED = (EntryKind.EVENT, EntryKind.FAULT)
+"""The kinds of entry that concern one rank alone."""
+
+
+def leader_tape(links: Sequence[Link]) -> Recorder:
+    """Returns the tape that every follower gets. Its `flush` raises LinkClosedError."""
+
+    def write(entries: list[Entry]) -> None:
+        data = msgspec.msgpack.encode(entries)
+        for link in links:
+            link.send_bytes(Kind.TAPE, data)
+
+    return Recorder(write, UNSHARED)
+
+
+def follower_tape(frames: "SimpleQueue[bytes]") -> Player:
+    """Returns the tape that arrives in these frames."""
+
+    def entries() -> Iterator[Entry]:
+        while True:
+            yield from decode_entries(frames.get())
+
+    return Player(entries(), UNSHARED, ("the leader has", "this rank"))
+
+
+class RankWorld(TapedWorld):
+    """The world of a rank: its own until the weights are loaded, then the leader's."""
+
+    def __init__(self, tape: Tape, ranks: Ranks) -> None:
+        super().__init__(tape)
+        self._ranks = ranks
+        self.ranks = ranks
+
+    def machine(self, total_bytes: int, budget_bytes: int) -> tuple[int, int]:
+        return total_bytes, budget_bytes
+
+    def loaded(self, total_bytes: int, budget_bytes: int, run: "Forward") -> "tuple[int, int, Forward]":
+        least_bytes = self._ranks.least_budget(budget_bytes)
+        return *super().machine(total_bytes, least_bytes), forward(run, self._tape)
+
+    def wrap(self, sources: Sources) -> Sources:
+        return super().wrap(sources)._replace(forward=sources.forward)
+
+
+def forward(run: "Forward", tape: Tape) -> "Forward":
+    """Returns the forward `run`, before which all ranks make sure that they are at the same place."""
+
+    def checked(tokens: "mx.array", layers: list[object]) -> "mx.array":
+        tape.check(EntryKind.FORWARD, [*tokens.shape, _position(layers)])
+        tape.flush()
+        return run(tokens, layers)
+
+    return checked
+
+
+def _position(layers: list[object]) -> int:
+    """Returns the number of tokens that the layers have seen; -1 if they only know it by computing it."""
+    offsets = (getattr(layer, "offset", None) for layer in layers)
+    return next((offset for offset in offsets if type(offset) is int), -1)

@@ -1,0 +1,38 @@
+"""Grammars that are followed in the process of the test."""
+
+from protocol.format import Format
+from runner.engine.guide import Follow, Guide, State
+from runner.grammar.compiler import Compiler, GrammarMatcher
+
+
+class LocalGrammar:
+    """A grammar for any number of answers. Raises RequestError as `Compiler.compile`."""
+
+    def __init__(self, compiler: Compiler, wanted: Format) -> None:
+        self._compiled, self._beginning = compiler.compile(wanted)
+        self._size = compiler._size
+        self.left_out = self._beginning.left_out
+
+    def guide(self) -> Guide:
+        source = _LocalSource(GrammarMatcher(self._compiled._matcher.deep_copy()))
+        return Guide(source, self._beginning, self._size)
+
+    def release(self) -> None:
+        pass
+
+
+class _LocalSource:
+    """Computes each state in the thread that asks for it."""
+
+    def __init__(self, matcher: GrammarMatcher) -> None:
+        self._matcher = matcher
+        self._states: list[State] = []
+
+    def send(self, step: Follow) -> None:
+        self._states.append(self._matcher.follow(step))
+
+    def receive(self, patience_s: float) -> State:
+        return self._states.pop(0)
+
+    def close(self) -> None:
+        pass
