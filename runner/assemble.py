@@ -51,7 +51,7 @@ def _wings(settings: Settings) -> Iterator[Wing]:
 
     yield GrammarWing()
     if settings.disk_cache is not None:
-        from runner.disk.open import DiskWing
+        from runner.disk.tier import DiskWing
 
         yield DiskWing()
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_OLD = os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_SHARED = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+_OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+_SHARED = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
 _MOST_RESTS = 50  # then the process that has the lock is taken for stopped
 
 
@@ -27,38 +27,40 @@ class Entry(NamedTuple):
 class Files:
     """Every method raises OSError."""
 
+    # --- directories
+
     def make_directory(self, path: Path) -> None:
         """Makes a directory that only its owner may enter, unless it is there."""
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def remove_directory(self, path: Path) -> None:
+        """Removes an empty directory."""
+        path.rmdir()
 
     def is_private(self, path: Path) -> bool:
         """Returns True if the directory belongs to this user and nobody else may write to it."""
         found = path.stat()
         return found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
-    def exists(self, path: Path) -> bool:
-        """Returns True if there is such a file."""
-        return path.exists()
-
     def is_folder(self, path: Path) -> bool:
-        """Returns True for a directory that is no symbolic link."""
+        """Returns True for a directory that is not a symbolic link."""
         return path.is_dir() and not path.is_symlink()
 
+    def changed_ns(self, path: Path) -> int:
+        """Returns when something was last added to a directory or removed from it."""
+        return path.stat().st_mtime_ns
+
     def names(self, path: Path) -> list[str]:
-        """Returns the names in a directory."""
-        return os.listdir(path)  # noqa: PTH208 - names alone: a Path for each of 65,000 would take longer than the call
+        """Returns all names in a directory."""
+        return os.listdir(path)  # noqa: PTH208 - a Path for each of 65,000 would take longer than the call
 
     def plain(self, path: Path) -> list[str]:
         """Returns the names of the plain files in a directory: no links, pipes or directories."""
         with os.scandir(path) as found:
             return [each.name for each in found if each.is_file(follow_symlinks=False)]
 
-    def changed_ns(self, path: Path) -> int:
-        """Returns when something was last added to a directory or removed from it."""
-        return path.stat().st_mtime_ns
-
     def entries(self, path: Path) -> Iterator[Entry]:
-        """Yields the plain files of a directory; those that vanish meanwhile are left out."""
+        """Yields the plain files of a directory, but for those that vanish meanwhile."""
         with os.scandir(path) as found:
             for each in found:
                 try:
@@ -68,30 +70,31 @@ class Files:
                 except FileNotFoundError:
                     continue
 
-    def create(self, path: Path) -> int:
-        """Opens a new file, which only its owner may read."""
-        return os.open(path, _NEW, 0o600)
+    def space(self, path: Path) -> tuple[int, int]:
+        """Returns the free bytes of a volume, and all of them."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
-    def write(self, file: int, data: memoryview) -> int:
-        """Writes some of the data; returns how many bytes."""
-        return os.write(file, data)
+    # --- files by their paths
 
-    def open(self, path: Path) -> int:
-        """Opens a file for reading; never a symbolic link. Does not wait for the other end of a pipe."""
-        return os.open(path, _OLD)
+    def exists(self, path: Path) -> bool:
+        return path.exists()
 
-    def size(self, file: int) -> int | None:
-        """Returns the bytes of an open file; None unless it is a plain one."""
-        found = os.fstat(file)
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
+    def rename(self, path: Path, to: Path) -> None:
+        """Renames a file, over another one if need be."""
+        path.rename(to)
 
-    def read(self, file: int, into: memoryview, offset: int) -> int:
-        """Reads some bytes from `offset` on; returns how many, 0 at the end."""
-        return os.preadv(file, [into], offset) if hasattr(os, "preadv") else _read(file, into, offset)
+    def unlink(self, path: Path) -> None:
+        """Removes a file, which may be gone already."""
+        path.unlink(missing_ok=True)
+
+    def touch(self, path: Path) -> None:
+        """Marks a file as just used."""
+        os.utime(path, follow_symlinks=False)
 
     def exchange(self, path: Path, change: Callable[[bytes], bytes]) -> None:
-        """Replaces the bytes of a small file, which stay as many, while no other process does so. Makes the file unless
-        it is there."""
+        """Replaces the bytes of a small file, whose size stays the same, while no other process does so. Makes the file
+        unless it is there."""
         file = os.open(path, _SHARED, 0o600)
         try:
             self._lock(file)
@@ -109,41 +112,42 @@ class Files:
                 return None
         return None
 
+    # --- open files
+
+    def create(self, path: Path) -> int:
+        """Opens a new file, which only its owner may read."""
+        return os.open(path, _NEW, 0o600)
+
+    def open(self, path: Path) -> int:
+        """Opens a file for reading; never a symbolic link. Does not wait for the other end of a pipe."""
+        return os.open(path, _OLD)
+
+    def size(self, file: int) -> int | None:
+        """Returns the bytes of an open file; None unless it is a plain one."""
+        found = os.fstat(file)
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+    def read(self, file: int, into: memoryview, offset: int) -> int:
+        """Reads some bytes from `offset` on; returns how many, 0 at the end."""
+        if hasattr(os, "preadv"):  # not before macOS 11
+            return os.preadv(file, [into], offset)
+        data = os.pread(file, len(into), offset)
+        into[: len(data)] = data
+        return len(data)
+
+    def write(self, file: int, data: memoryview) -> int:
+        """Writes some of the data; returns how many bytes."""
+        return os.write(file, data)
+
     def close(self, file: int) -> None:
-        """Closes a file."""
         os.close(file)
 
-    def rename(self, path: Path, to: Path) -> None:
-        """Renames a file, over another one if need be."""
-        path.rename(to)
-
-    def unlink(self, path: Path) -> None:
-        """Removes a file, which may be gone already."""
-        path.unlink(missing_ok=True)
-
-    def remove_directory(self, path: Path) -> None:
-        """Removes an empty directory."""
-        path.rmdir()
-
-    def touch(self, path: Path) -> None:
-        """Marks a file as just used."""
-        os.utime(path, follow_symlinks=False)
-
-    def space(self, path: Path) -> tuple[int, int]:
-        """Returns the free bytes of a volume, and all of them."""
-        found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-
-    def rest(self) -> None:
-        """Lets other threads run Python for a moment."""
-        time.sleep(0.0002)
+    # --- the clock
 
     def now_s(self) -> float:
         """Returns the time, on the clock of the files."""
         return time.time()
 
-
-def _read(file: int, into: memoryview, offset: int) -> int:
-    data = os.pread(file, len(into), offset)
-    into[: len(data)] = data
-    return len(data)
+    def rest(self) -> None:
+        """Lets other threads run Python for a moment."""
+        time.sleep(0.0002)

@@ -1,11 +1,10 @@
-"""Reads what the shelf has of a prompt. Owner: the disk thread."""
+"""Reads what the store has of a prompt. Owner: the disk thread."""
 
 from array import array
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from runner.cache.node import common_prefix
-from runner.disk.index import branch, chain, held_at, partial, standing
 from runner.disk.segment import (
     ENTRIES,
     STATE,
@@ -13,26 +12,108 @@ from runner.disk.segment import (
     DigestOf,
     Layers,
     Name,
-    Points,
+    PrefixDigests,
     Segment,
     Tokens,
     UnknownPictureError,
 )
-from runner.disk.shelf import Shelf
+from runner.disk.store import Index, SegmentStore
 
+MOST_TOKENS = 256
+"""The longest segment of entries."""
 WORTH_TOKENS = 256
 """The least that a restore must save."""
 _MOST_ROUNDS = 4  # plans for one prompt: each damaged file costs one
 _MOST_SIBLINGS = 8  # segments whose tokens are compared with the prompt
 
+# --- Which segments hold the beginning of a prompt, from their names alone. Pure.
+
+
+class Chain(NamedTuple):
+    """Segments of entries that hold the tokens from the first on, without a gap, up to `stop`."""
+
+    names: list[Name]
+    stop: int
+
+
+def chain(index: Index, points: PrefixDigests) -> Chain:
+    """Returns the segments all of whose tokens the prompt begins with. Where several go on, takes the longest.
+
+    Segments may overlap: another conversation branches off in the middle of one, or another process cut them otherwise.
+    """
+    found, at = list[Name](), 0
+    while (name := _longest(index, points, at, at) or _branch(index, points, max(1, at - MOST_TOKENS), at)) is not None:
+        found.append(name)
+        at = name.stop
+    return Chain(found, at)
+
+
+def branch(index: Index, points: PrefixDigests, start: int, stop: int) -> Chain:
+    """Continues the chain where a segment that starts at `start` and extends past the prompt holds the tokens up to
+    `stop`: the next one starts inside of it."""
+    found, at = list[Name](), stop
+    name = _branch(index, points, start + 1, stop)
+    while name is not None:
+        found.append(name)
+        at = name.stop
+        name = _longest(index, points, at, at)
+    return Chain(found, at)
+
+
+def partial(index: Index, points: PrefixDigests, at: int) -> list[Name]:
+    """Returns the segments that start at `at` and part from the prompt before they end."""
+    return [name for name in index.after(points.at(at)) if not _spells(points, name)]
+
+
+def deepest_state(index: Index, points: PrefixDigests, most: int) -> int | None:
+    """Returns the largest offset up to `most` at which there are a state and a tail, or the one of them that the index
+    has at all; None if there is none."""
+    kinds = [kind for kind in (STATE, TAIL) if index.kinds[kind]]
+    ends = sorted(end for end, count in list(index.ends.items()) if count and end <= most)
+    known = [points.at(end) for end in ends]  # the first one first: each goes on from the one before it
+    for at, point in zip(reversed(ends), reversed(known), strict=True):
+        if all(index.held(kind, point) for kind in kinds):
+            return at
+    return None
+
+
+def held_at(index: Index, points: PrefixDigests, at: int, needs: Callable[[int], int]) -> list[Name]:
+    """Returns the tails and the state that take layers to `at`, in the order of the tokens. `needs(at)` is the first
+    token that a tail must hold to stand there."""
+    least = needs(at)
+    ends = sorted(end for end, count in list(index.ends.items()) if count and least < end <= at)
+    tails = [index.held(TAIL, points.at(end)) for end in ends]
+    return [name for name in (*tails, index.held(STATE, points.at(at))) if name is not None]
+
+
+def _longest(index: Index, points: PrefixDigests, start: int, beyond: int) -> Name | None:
+    """Returns the longest segment that starts at `start`, ends after `beyond`, and is spelled by the prompt."""
+    found = [name for name in index.after(points.at(start)) if name.stop > beyond]
+    return next((name for name in sorted(found, key=lambda each: -each.stop) if _spells(points, name)), None)
+
+
+def _branch(index: Index, points: PrefixDigests, low: int, stop: int) -> Name | None:
+    """Returns the segment that starts in [low, stop] and ends furthest after `stop`."""
+    starts = [at for at in range(low, stop + 1) if index.starts[at]]
+    found = [name for at in starts if (name := _longest(index, points, at, stop)) is not None]
+    return max(found, key=lambda name: name.stop, default=None)
+
+
+def _spells(points: PrefixDigests, name: Name) -> bool:
+    """Returns True if the prompt has all tokens of a segment, which starts at a point of it."""
+    return name.stop <= len(points.tokens) and points.at(name.stop) == name.last
+
+
+# --- What a prompt needs is read, and compared with it.
+
 
 class Wanted(NamedTuple):
-    """A prompt, and what memory holds of it."""
+    """A prompt to look for."""
 
     tokens: Tokens
     salt: str
     held: int
-    """The tokens that need not be read."""
+    """The first tokens, which memory has."""
     needs: Callable[[int], int]
     """Returns the first token that tails must hold to stand at an offset."""
     layers: Layers
@@ -40,32 +121,34 @@ class Wanted(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A segment that was read. `prefix` are the tokens from the first of the prompt to the end of the segment, which
-    may go beyond what the prompt has in common with it."""
+    """A segment that was read."""
 
     segment: Segment
     prefix: Tokens
+    """All tokens up to its end, which may part from the prompt before."""
 
 
 class Reader:
-    """Finds and reads segments, in the order in which they are adopted."""
+    """Finds and reads segments, in the order in which the trie takes them."""
 
     def __init__(
         self,
-        shelf: Shelf,
+        store: SegmentStore,
         root: bytes,
         digest_of: DigestOf = lambda _: None,
         name_of: Callable[[bytes], int] = lambda _: 0,
     ) -> None:
-        """`root` is the digest of the namespace. `digest_of` and `name_of` translate the pictures of this process."""
-        self._shelf, self._root = shelf, root
-        self._digest_of, self._name_of = digest_of, name_of
+        """`root` is the key of the namespace. `digest_of` and `name_of` translate the pictures of this process."""
+        self._store = store
+        self._root = root
+        self._digest_of = digest_of
+        self._name_of = name_of
 
     def read(self, wanted: Wanted) -> Iterator[Found]:
-        """Yields what there is of a prompt; nothing if that saves too little. A damaged file ends one plan, and the
-        next does without it."""
-        points = Points(self._root, wanted.salt, wanted.tokens, self._digest_of)
-        given: dict[Name, bool] = {}
+        """Yields what there is of a prompt; nothing if that saves too little. A damaged file ends a plan; the next one
+        does without it."""
+        points = PrefixDigests(self._root, wanted.salt, wanted.tokens, self._digest_of)
+        given = set[Name]()
         for _ in range(_MOST_ROUNDS):
             try:
                 names, stop = self._plan(points, wanted)
@@ -73,40 +156,33 @@ class Reader:
                 return
             if stop < wanted.held + WORTH_TOKENS:
                 return
-            whole = True
-            last = list[Found]()
-            # States first: without one that is whole the entries up to it are of no use.
-            for name in sorted(names, key=lambda each: each.kind == ENTRIES):
-                if name in given:
-                    continue
-                found = self._found(points, wanted, name)
-                if found is None:
-                    whole = False
-                    for other in names:  # what is wrong in the same way goes with it
-                        if other not in given:
-                            self._shelf.read(other, wanted.layers, only_tokens=True)
-                    break
-                given[name] = True
-                if name.kind == ENTRIES:
-                    yield found
-                else:
-                    last.append(found)
-            if not whole:
-                for found in last:
-                    given.pop(found.segment.name)
-                continue
-            yield from last
-            for name in reversed(names):
-                self._shelf.touch(name)
-            return
+            # Tails and states are read first: without them the entries up to there are of no use.
+            needed = [name for name in names if name.kind != ENTRIES]
+            last = [found for name in needed if (found := self._found(points, wanted, name)) is not None]
+            complete = len(last) == len(needed)
+            for name in names:
+                if complete and name.kind == ENTRIES and name not in given:
+                    found = self._found(points, wanted, name)
+                    if found is not None:
+                        given.add(name)
+                        yield found
+                    complete = found is not None
+            if complete:
+                yield from last
+                for name in reversed(names):
+                    self._store.touch(name)
+                return
+            for name in names:  # what is wrong in the same way goes now
+                if name not in given:
+                    self._store.read(name, wanted.layers, only_tokens=True)
 
-    def _plan(self, points: Points, wanted: Wanted) -> tuple[list[Name], int]:
-        """Returns the segments to read, and the tokens that can be reused then."""
-        index = self._shelf.index
+    def _plan(self, points: PrefixDigests, wanted: Wanted) -> tuple[list[Name], int]:
+        """Returns the segments to read, in the order of the tokens, and how many tokens can be reused then."""
+        index = self._store.index
         kept = chain(index, points)
         if index.kinds[TAIL] or index.kinds[STATE]:
             most = len(points.tokens) - 1
-            at = standing(index, points, min(most, kept.stop) if index.kinds[ENTRIES] else most)
+            at = deepest_state(index, points, min(most, kept.stop) if index.kinds[ENTRIES] else most)
             if at is None:
                 return [], 0
             entries = [name for name in kept.names if name.start < at and name.stop > wanted.held]
@@ -114,7 +190,7 @@ class Reader:
         names, stop = kept
         best: tuple[int, Name] | None = None
         for name in partial(index, points, stop)[:_MOST_SIBLINGS]:
-            looked = self._shelf.read(name, wanted.layers, only_tokens=True)
+            looked = self._store.read(name, wanted.layers, only_tokens=True)
             tokens = self._tokens(points, looked) if looked is not None else None
             if tokens is not None:
                 shared = stop + common_prefix(points.tokens[stop : name.stop], tokens)
@@ -124,16 +200,18 @@ class Reader:
             names, stop = [*names, best[1], *rest.names], rest.stop
         return [name for name in names if name.stop > wanted.held], stop
 
-    def _found(self, points: Points, wanted: Wanted, name: Name) -> Found | None:
-        segment = self._shelf.read(name, wanted.layers)
-        if segment is None or name.kind != ENTRIES:
-            return segment and Found(segment, points.tokens[: name.stop])
+    def _found(self, points: PrefixDigests, wanted: Wanted, name: Name) -> Found | None:
+        segment = self._store.read(name, wanted.layers)
+        if segment is None:
+            return None
+        if name.kind != ENTRIES:
+            return Found(segment, points.tokens[: name.stop])
         own = self._tokens(points, segment)
-        return None if own is None else Found(segment, points.tokens[: name.start] + own)
+        return Found(segment, points.tokens[: name.start] + own) if own is not None else None
 
-    def _tokens(self, points: Points, segment: Segment) -> "Tokens | None":
-        """Returns the tokens of a segment, with the names that its pictures have in this process. None, and the file is
-        removed, unless they are those that it is named after: it may be damaged, or wrong from the start."""
+    def _tokens(self, points: PrefixDigests, segment: Segment) -> "Tokens | None":
+        """Returns the tokens of a segment, with the names that its pictures have in this process. If they are not those
+        that it is named after, it is damaged, or was wrong from the start: returns None, and removes it."""
         name, own = segment.name, segment.tokens
         try:
             digests = [bytes.fromhex(digest) for digest in segment.facts.pictures]
@@ -143,5 +221,5 @@ class Reader:
                 return array("i", (token if token >= 0 else names[-1 - token] for token in own)) if names else own
         except (ValueError, UnknownPictureError):
             pass
-        self._shelf.reject(name, "tokens")
+        self._store.reject(name, "tokens")
         return None

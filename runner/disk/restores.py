@@ -1,4 +1,4 @@
-"""The requests that wait for what the disk has of their prompts. Owner: the engine thread."""
+"""Restores: the requests that wait for the disk, and the way of a segment into the trie. Owner: the engine thread."""
 
 from array import array
 from collections import deque
@@ -15,20 +15,20 @@ from runner.cache.resume import deepest_offset, shared_tokens
 from runner.cache.trie_cache import TrieCache
 from runner.disk.check import Sample, SelfCheck
 from runner.disk.reader import WORTH_TOKENS, Found, Wanted
-from runner.disk.segment import ENTRIES, Facts, Record, Segment, SegmentError
-from runner.disk.serialize import adopted, array_in, array_of, describe, is_tail
+from runner.disk.segment import ENTRIES, TAIL, Facts, Record, Segment, SegmentError
+from runner.disk.serialize import array_in, array_of, describe, kind_of, restored_snapshot
 from runner.disk.thread import DiskThread, Reading
 from runner.engine.request import Request
 from runner.logs import Log, error_line, lacks_memory
 
 log = Log(__name__)
 
-# --- Puts what another process has computed, read from disk, into the trie. Owner: the engine thread. Nodes are
-# made and filled here, and no layer moves: what a prompt can use of them is decided by the trie, as ever.
+# --- Segments into the trie. Nodes are made and filled here, and no layer moves: the trie decides as ever what a prompt
+# can use of them.
 
 
-def standing(cache: TrieCache, tokens: Tokens, salt: str) -> int:
-    """Returns the tokens of a prompt that would come from the cache if it began now. Changes nothing."""
+def reusable_tokens(cache: TrieCache, tokens: Tokens, salt: str) -> int:
+    """Returns how many tokens of a prompt would come from the cache if it began now. Changes nothing."""
     sequences = cache.sequences
     path, matched = cache.trie.match(cache.trie.root(salt), tokens)
     branch = min(matched, len(tokens) - 1)
@@ -38,17 +38,17 @@ def standing(cache: TrieCache, tokens: Tokens, salt: str) -> int:
     return deepest_offset(sequence, path, branch, shared_tokens(path, branch, end))[0]
 
 
-def adopt(cache: TrieCache, prefix: Tokens, salt: str, segment: Segment) -> bool:
-    """Puts a segment into the trie. `prefix` are the tokens from the first one to the end of the segment.
+def insert_restored(cache: TrieCache, prefix: Tokens, salt: str, segment: Segment) -> bool:
+    """Puts a segment, which the reader has compared with the layers, into the trie. `prefix` are all tokens up to its
+    end. Its node counts as just used.
 
-    The reader has compared it with the layers. Returns False, and leaves all as it was, if what it follows is not there
-    or there is no room for it. Raises SegmentError if a layer is kept in another form by now. Adopted nodes count as
-    just used.
+    Returns False, and leaves all as it was, if the tokens before it are not there or there is no room for it. Raises
+    SegmentError if a layer is kept in another form by now.
     """
     facts, name = segment.facts, segment.name
     _learn(cache, facts)
-    nbytes = sum(tensor.nbytes for record in facts.records for tensor in record.tensors)
-    fits = _make_room(cache, nbytes)  # first: what it evicts may be a part of the way
+    nbytes = sum(record.nbytes for record in facts.records)
+    fits = _make_room(cache, nbytes)  # first: this may evict nodes on the way
     root, sequences = cache.trie.root(salt), cache.sequences
     _, matched = cache.trie.match(root, prefix)
     entries = name.kind == ENTRIES
@@ -76,15 +76,15 @@ def adopt(cache: TrieCache, prefix: Tokens, salt: str, segment: Segment) -> bool
 
 
 def buffer_like(segment: Segment) -> memoryview:
-    """Returns the bytes of a new array, as many as this segment has. A segment that is read into it is adopted without
-    a copy: new pages cost several times what reading into them does."""
+    """Returns the bytes of a new array of the size of this segment. A segment that is read into it enters the trie
+    without a copy: new pages cost several times as much as reading into them."""
     buffer = mx.empty((len(segment.data),), mx.uint8)
     mx.eval(buffer)
     return memoryview(cast("bytes", buffer))
 
 
 def _make_room(cache: TrieCache, nbytes: int) -> bool:
-    """Evicts what was not used lately until so many bytes fit. Returns False if they cannot."""
+    """Evicts what was not used lately until `nbytes` fit. Returns False if they cannot."""
     budget_bytes = cache.budget_bytes
     if budget_bytes is None:
         return True
@@ -94,8 +94,8 @@ def _make_room(cache: TrieCache, nbytes: int) -> bool:
 
 def _learn(cache: TrieCache, facts: Facts) -> None:
     """Learns from another process what the first forward shows: which layers the model uses, which of them count
-    something else than tokens, and what a token takes. Until it is known which layers are used, the trie would think
-    that none is needed. Raises SegmentError if this process knows better which layers count otherwise."""
+    something else than tokens, and the bytes of a token. Until it is known which layers are used, the trie takes none
+    for needed. Raises SegmentError if this process knows better which layers count otherwise."""
     sequences, known = cache.sequences, cache.sequences.facts
     states, distrusted = sequences.kept.states, set[int]()
     for slot, described in facts.layers.items():
@@ -107,16 +107,13 @@ def _learn(cache: TrieCache, facts: Facts) -> None:
     if distrusted:
         known.untrusted.update(distrusted)
         cache.drop_untrusted()
-    tokens, nbytes = (
-        facts.tokens,
-        {record.slot: sum(each.nbytes for each in record.tensors) for record in facts.records},
-    )
-    if tokens:
-        known.token_bytes = known.token_bytes or sum(nbytes.values()) // tokens
-        return
-    tails = sum(size for slot, size in nbytes.items() if is_tail(states[slot]))
-    known.tail_bytes = max(known.tail_bytes, tails)
-    known.state_bytes = max(known.state_bytes, sum(nbytes.values()) - tails)
+    nbytes = sum(record.nbytes for record in facts.records)
+    if facts.tokens:
+        known.token_bytes = known.token_bytes or nbytes // facts.tokens
+    elif facts.name.kind == TAIL:
+        known.tail_bytes = max(known.tail_bytes, nbytes)
+    else:
+        known.state_bytes = max(known.state_bytes, nbytes)
 
 
 def _arrays(segment: Segment, index: int) -> list[mx.array]:
@@ -142,7 +139,7 @@ def _snapshots(cache: TrieCache, segment: Segment, matched: int) -> dict[int, Sn
         mx.eval([arrays for _, _, arrays in found])  # at once: each evaluation takes a while, whatever its size
         for record, start, arrays in found:
             state = states[record.slot]
-            held[record.slot] = adopted(state, start, segment.name.stop, arrays, record.content)
+            held[record.slot] = restored_snapshot(state, start, segment.name.stop, arrays, record.content)
     except BaseException:
         for snapshot in held.values():
             snapshot.close()
@@ -154,30 +151,38 @@ _LEAST_PATIENCE_S = 0.1
 """The longest wait for the disk that is always allowed."""
 _NO_TIME_S = 1e-9
 _WEIGHT = 0.25  # of the latest measurement in an average
-_LATE = 2.0  # times what has passed: what the disk is taken for that has brought nothing until then
-_AGAIN = 16  # requests: one in so many is tried although the disk was slower than computing
+_LATE = 2.0  # times the time that has passed: the assumed time of a disk that has returned nothing until then
+_AGAIN = 16  # requests: one of them is tried although the disk was slower than computing
 
 
 class _Restore:
-    """A request, and what was read for it."""
+    """A request that waits, and what was read for it."""
 
-    def __init__(self, request: Request, held: int, began_s: float) -> None:
-        self.request, self.held, self.began_s = request, held, began_s
-        self.token_s = 0.0
-        """The seconds that computing a token takes, as far as that is known."""
+    def __init__(self, request: Request, wanted: Wanted, began_s: float, token_s: float) -> None:
+        self.request = request
+        self.held = wanted.held
+        self.began_s = began_s
+        self.token_s = token_s
+        """The seconds that computing a token takes; 0 if that is not known."""
+        self.reading = Reading(wanted, self._take)
         self.found: deque[Found] = deque()
-        self.adopted = False
-        """True if something of it is in memory now."""
-        self.last: Found | None = None
-        """The last segment of it that can be checked."""
         self.ended = False
         """True if nothing more will be read."""
-        self.reading: Reading | None = None
+        self.inserted = False
+        """True if something of it is in memory now."""
+        self.checkable: Found | None = None
+        """The last segment of it that can be checked."""
 
     @property
     def until_s(self) -> float:
         """When it has waited for as long as computing takes."""
         return self.began_s + max(_LEAST_PATIENCE_S, self.token_s * (len(self.request.keys) - self.held))
+
+    def _take(self, found: Found | None) -> None:
+        if found is None:
+            self.ended = True
+        else:
+            self.found.append(found)
 
 
 class Restores:
@@ -185,6 +190,7 @@ class Restores:
 
     def __init__(
         self,
+        cache: TrieCache,
         disk: DiskThread,
         salt: str,
         check: SelfCheck,
@@ -195,7 +201,7 @@ class Restores:
         shares: bool = True,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """`make_sample` is called when something is looked for. `prefill_token_s` returns the seconds that computing a
+        """`make_sample` is called once something is looked for. `prefill_token_s` returns the seconds that computing a
         token takes; None if no request has shown it. `ready` is called when a request may begin. With `shares` the disk
         thread reads into memory of the device."""
         self.count = 0
@@ -204,14 +210,20 @@ class Restores:
         """The tokens restored so far."""
         self.seconds = 0.0
         """The time that requests have waited for them."""
-        self._disk, self._salt, self._check = disk, salt, check
-        self._prefill_token_s, self._ready, self._shares, self._clock = prefill_token_s, ready, shares, clock
+        self._cache = cache
+        self._disk = disk
+        self._salt = salt
+        self._check = check
         self._make_sample = make_sample
+        self._prefill_token_s = prefill_token_s
+        self._ready = ready
+        self._shares = shares
+        self._clock = clock
         self._sample: Sample | None = None
         self._sampled_token_s: float | None = None
         self._waiting: list[_Restore] = []
         self._overdue: _Restore | None = None  # the last one that has waited in vain
-        self._token_s: float | None = None
+        self._restore_token_s: float | None = None  # an average
         self._skipped = 0
 
     @property
@@ -228,40 +240,36 @@ class Restores:
         until_s = min((each.until_s for each in self._waiting), default=None)
         return None if until_s is None else max(0.0, until_s - self._clock())
 
-    def add(self, cache: TrieCache, request: Request) -> None:
+    def add(self, request: Request) -> None:
         """Looks for the prompt of a request on disk, if that may be worth it: the request is `restoring` then."""
         keys = array("i", request.keys)
         if self._disk.fault or len(keys) <= WORTH_TOKENS or not self._disk_wins():
             return
         if self._overdue is not None and not self._overdue.ended:
             return  # the disk thread still waits for what this request has given up
-        if self._disk.shelf.listed and not self._disk.shelf.index.names:
+        if self._disk.store.listed and not self._disk.store.index.names:
             return
-        held = standing(cache, keys, self._salt)
+        held = reusable_tokens(self._cache, keys, self._salt)
         if len(keys) - 1 < held + WORTH_TOKENS:
             return
         if self._sample is None:
             self._sample = self._make_sample()
         if not self._sample.layers:
             return
-        states = cache.sequences.kept.states
-        tails = [state for state in states if is_tail(state)]
-        wanted = Wanted(
-            keys,
-            self._salt,
-            held,
-            lambda at: min((state.needs(at) for state in tails), default=max(0, at - 1)),
-            self._sample.layers,
-        )
-        restore = _Restore(request, held, self._clock())
-        restore.token_s = self._prefill_token_s() or self._sampled_token_s or 0.0
-        restore.reading = Reading(wanted, lambda found: self._take(restore, found))
+        tails = [state for state in self._cache.sequences.kept.states if kind_of(state) == TAIL]
+
+        def needs(at: int) -> int:
+            return min((state.needs(at) for state in tails), default=max(0, at - 1))
+
+        wanted = Wanted(keys, self._salt, held, needs, self._sample.layers)
+        token_s = self._prefill_token_s() or self._sampled_token_s or 0.0
+        restore = _Restore(request, wanted, self._clock(), token_s)
         request.restoring = True
         self._waiting.append(restore)
         self._disk.read(restore.reading)
 
-    def advance(self, cache: TrieCache) -> bool:
-        """Adopts one segment, or lets a request begin. Returns False if there is nothing to do."""
+    def advance(self) -> bool:
+        """Takes one segment, or lets a request begin. Returns False if there is nothing to do."""
         now_s = self._clock()
         for restore in self._waiting:
             late = now_s >= restore.until_s
@@ -269,12 +277,12 @@ class Restores:
                 restore.token_s = self._computing_token_s()
                 return True
             if restore.request.cancelled or ((late or restore.ended) and not restore.found):
-                self._end(cache, restore, late=late)
+                self._end(restore, late=late)
                 return True
             if restore.found:  # what was read in time counts, however long the engine has looked elsewhere
                 if late:
                     self._stop_reading(restore)
-                self._adopt(cache, restore, restore.found.popleft())
+                self._insert(restore, restore.found.popleft())
                 return True
         return False
 
@@ -285,72 +293,59 @@ class Restores:
         self._waiting.clear()
         self._ready()
 
-    def _take(self, restore: _Restore, found: Found | None) -> None:
-        if found is None:
-            restore.ended = True
-        else:
-            restore.found.append(found)
-
-    def _adopt(self, cache: TrieCache, restore: _Restore, found: Found) -> None:
+    def _insert(self, restore: _Restore, found: Found) -> None:
         name, buffer = found.segment.name, None
         more = name.kind == ENTRIES and 2 * name.stop - name.start < len(restore.request.keys)
+        fits = False
         try:
-            fits = adopt(cache, found.prefix, self._salt, found.segment)
+            fits = insert_restored(self._cache, found.prefix, self._salt, found.segment)
             if fits and more and self._shares:
                 buffer = buffer_like(found.segment)
         except SegmentError as error:
             self._disk.reject(name, error.reason)
-            fits = False
         except Exception as error:  # the trie may be half changed: begin anew, as if it could not be resumed
             log.exception("cache freed: what is on disk could not be adopted")
-            cache.detach()
+            self._cache.detach()
             if not lacks_memory(error):
                 self._disk.reject(name, "layers")
             fits = False
         if not fits:
-            restore.found.clear()
-            self._end(cache, restore, late=False)
+            self._end(restore, late=False)
             return
-        restore.adopted = True
+        restore.inserted = True
         if self._check.suits(found):
-            restore.last = found
-        if restore.reading is not None:
-            self._disk.adopted(restore.reading, buffer)
+            restore.checkable = found
+        self._disk.taken(restore.reading, buffer)
 
     def _stop_reading(self, restore: _Restore) -> None:
-        if restore.reading is not None and not restore.ended:
-            restore.reading.dropped = True
-            self._disk.adopted(restore.reading)
+        if not restore.ended:
+            self._disk.drop(restore.reading)
 
-    def _end(self, cache: TrieCache, restore: _Restore, *, late: bool) -> None:
+    def _end(self, restore: _Restore, *, late: bool) -> None:
         """Lets a request begin. If nothing came before it was `late`, the disk counts as slower than computing."""
         self._waiting.remove(restore)
         self._stop_reading(restore)
-        keys, tokens = array("i", restore.request.keys), 0
-        if restore.adopted:  # the prompt may part from them, or layers be unable to stand there
-            tokens = restore.request.restored = max(0, standing(cache, keys, self._salt) - restore.held)
+        request, keys, tokens = restore.request, restore.reading.wanted.tokens, 0
+        if restore.inserted:  # the prompt may part from them, or layers be unable to stand there
+            tokens = request.restored = max(0, reusable_tokens(self._cache, keys, self._salt) - restore.held)
         seconds = self._clock() - restore.began_s
+        milliseconds = round(seconds * 1e3, 1)
         if tokens:
             self._measured(seconds / tokens)
-            self.count, self.tokens, self.seconds = self.count + 1, self.tokens + tokens, self.seconds + seconds
-            if restore.last is not None:
-                self._check.sample(restore.last)
-            log.info(
-                "restored from disk",
-                request=restore.request.number,
-                tokens=tokens,
-                milliseconds=round(seconds * 1e3, 1),
-            )
-        elif late and not restore.request.cancelled:
+            self.count += 1
+            self.tokens += tokens
+            self.seconds += seconds
+            if restore.checkable is not None:
+                self._check.sample(restore.checkable)
+            log.info("restored from disk", request=request.number, tokens=tokens, milliseconds=milliseconds)
+        elif late and not request.cancelled:
             if self._overdue is None:
                 log.warning(
-                    "the disk cache is slow: computing instead",
-                    request=restore.request.number,
-                    milliseconds=round(seconds * 1e3, 1),
+                    "the disk cache is slow: computing instead", request=request.number, milliseconds=milliseconds
                 )
             self._overdue = restore
             self._measured(_LATE * seconds / (len(keys) - restore.held))
-        restore.request.restoring = False
+        request.restoring = False
         self._ready()
 
     def _computing_token_s(self) -> float:
@@ -365,12 +360,13 @@ class Restores:
         return known or _NO_TIME_S
 
     def _measured(self, token_s: float) -> None:
-        self._token_s = token_s if self._token_s is None else self._token_s + (token_s - self._token_s) * _WEIGHT
+        former_s = token_s if self._restore_token_s is None else self._restore_token_s
+        self._restore_token_s = former_s + (token_s - former_s) * _WEIGHT
 
     def _disk_wins(self) -> bool:
         """Returns True unless restoring a token took longer lately than computing one."""
-        computing = self._prefill_token_s()
-        if self._token_s is None or computing is None or self._token_s < computing:
+        computing_s = self._prefill_token_s()
+        if self._restore_token_s is None or computing_s is None or self._restore_token_s < computing_s:
             return True
         self._skipped += 1
         return self._skipped % _AGAIN == 0

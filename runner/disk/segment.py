@@ -3,7 +3,7 @@
     length of the header (8 bytes), header (JSON), tokens, the tensors of the records, seal
 
 The header's metadata say everything about the segment (`Facts`); all else in the header follows from them, and is
-compared. The seal is a digest of the header. So a file is whole and unchanged, or it is refused. Pure: no file is
+compared. The seal is a digest of the header. So a file is complete and unchanged, or it is refused. Pure: no file is
 touched here, and nothing but JSON is evaluated.
 """
 
@@ -13,7 +13,9 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from itertools import accumulate, pairwise
 from math import prod
+from struct import calcsize
 from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
@@ -22,8 +24,8 @@ import msgspec
 # --- The names of segments: they carry the index, so a listing of the directory is all that a plan needs.
 
 ENTRIES, TAIL, STATE = "kv", "tail", "state"
-"""The kinds of segments: the entries of sliceable layers for all tokens of the segment; what layers with a tail hold at
-its end; the states of layers at its end."""
+"""The kinds of segments: the entries of sliceable layers for all tokens of the segment; the last entries of layers with
+a tail at its end; the states of layers at its end."""
 _NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})\.([0-9]{1,10})-([0-9]{1,10})\.(kv|tail|state)")
 _TEMPORARY = re.compile(r"\.[0-9]+-[0-9]+\.tmp")
 _NAMESPACE = re.compile(r"v([0-9]+)-[0-9a-f]{32}")
@@ -43,7 +45,6 @@ class Name(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The name of its file."""
         return f"{self.first}-{self.last}.{self.start}-{self.stop}.{self.kind}"
 
 
@@ -75,9 +76,8 @@ def format_of(directory: str) -> int | None:
 
 
 # --- Points: digests of the prefixes of a prompt, by which segments are named and found. A point covers the model
-# (`root`), the salt and all tokens before it, so any prompt finds what is kept of it by hashing itself, however
-# that was cut into segments. A picture counts by the digest of what the model sees, never by the name that it has
-# in one process.
+# (`root`), the salt and all tokens before it, so any prompt finds what is kept of it by hashing itself, however that
+# was cut into segments. A picture counts by the digest of what the model sees, never by its name in one process.
 
 Tokens: TypeAlias = "array[int]"
 DigestOf: TypeAlias = Callable[[int], bytes | None]
@@ -89,12 +89,12 @@ class UnknownPictureError(LookupError):
     """A picture's digest is forgotten: its tokens have no point."""
 
 
-class Points:
-    """The points of one prompt, computed as they are asked for: each costs a hash over the tokens since the nearest one
-    before it."""
+class PrefixDigests:
+    """The points of one prompt, computed on demand: each costs a hash over the tokens since the nearest one before
+    it."""
 
     def __init__(self, root: bytes, salt: str, tokens: Sequence[int], digest_of: DigestOf = lambda _: None) -> None:
-        """`root` is the digest of the namespace."""
+        """`root` is the key of the namespace."""
         self.tokens = tokens if isinstance(tokens, array) else array("i", tokens)
         self._digest_of = digest_of
         self._offsets = [0]
@@ -102,7 +102,7 @@ class Points:
         self._states = [blake2b(len(name).to_bytes(8, "little") + name, digest_size=16, key=root)]
 
     def at(self, offset: int) -> str:
-        """Returns the point behind the first `offset` tokens, in hex. Raises UnknownPictureError."""
+        """Returns the point after the first `offset` tokens, in hex. Raises UnknownPictureError."""
         index = bisect_right(self._offsets, offset) - 1
         before, state = self._offsets[index], self._states[index]
         if before < offset:
@@ -113,7 +113,7 @@ class Points:
         return state.hexdigest()
 
     def after(self, offset: int, tokens: Tokens, digest_of: DigestOf) -> str:
-        """Returns the point behind other tokens that follow the first `offset`, whose pictures `digest_of` knows.
+        """Returns the point after other tokens that follow the first `offset`, whose pictures `digest_of` knows.
         Raises UnknownPictureError."""
         self.at(offset)
         state = self._states[bisect_right(self._offsets, offset) - 1].copy()
@@ -142,11 +142,11 @@ VERSION = 2
 """Of the files; part of the name of their directory."""
 MOST_BYTES = 1 << 30
 """The largest file. What is larger is not kept."""
-ITEM_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "F64": 8,
-    "I64": 8, "U64": 8, "C64": 8,
+ITEM_FORMATS = {
+    "BOOL": "?", "U8": "B", "I8": "b", "I16": "h", "U16": "H", "F16": "H", "BF16": "H", "I32": "i", "U32": "I",
+    "F32": "f", "I64": "q", "U64": "Q", "C64": "Q",
 }  # fmt: skip
-"""The types of tensors, by the names of the format."""
+"""The types of tensors, by their names in files, and the formats by which Python reads items of that type, or size."""
 _MOST_HEADER_BYTES = 1 << 24
 SEAL_BYTES = 16
 """The digest of the header, at the end of the file."""
@@ -164,16 +164,16 @@ class Tensor(msgspec.Struct, frozen=True):
     """An array of a record."""
 
     dtype: str
-    """One of ITEM_BYTES."""
+    """One of ITEM_FORMATS."""
     shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
-        return prod(self.shape) * ITEM_BYTES[self.dtype]
+        return prod(self.shape) * calcsize(ITEM_FORMATS[self.dtype])
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What one layer holds of the tokens [start, stop of the segment)."""
+    """The content of one layer for the tokens [start, stop of the segment)."""
 
     slot: int
     start: int
@@ -181,9 +181,13 @@ class Record(msgspec.Struct, frozen=True):
     content: str = ""
     """Of a state: JSON of the attributes, in which arrays are numbers of tensors."""
 
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a segment says about itself."""
+    """The description of a segment in its file."""
 
     name: Name
     namespace: str
@@ -195,8 +199,8 @@ class Facts(msgspec.Struct, frozen=True):
     checkpoint: bool = False
     """True for a state or tail at a place made to return to."""
     crc: int = 0
-    """The CRC-32 of the tokens and all tensors. Sums of each would say no more, and each of them waits for the
-    interpreter, which the engine has while it adopts the segment before."""
+    """The CRC-32 of the tokens and all tensors. A sum of each would say no more, and would wait for the interpreter,
+    which the engine has while it takes the segment before."""
 
     @property
     def tokens(self) -> int:
@@ -210,7 +214,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Segment(NamedTuple):
-    """A segment in memory. `data` holds the tokens and the tensors, one after the other, from the start of a buffer."""
+    """A segment in memory. `data` starts with the tokens, then the tensors, without gaps."""
 
     facts: Facts
     data: memoryview
@@ -230,14 +234,9 @@ class Segment(NamedTuple):
 
     def spans(self, record: int) -> list[slice]:
         """Returns where in `data` the tensors of a record are."""
-        before = sum(len(each.tensors) for each in self.facts.records[:record])
-        sizes = self.facts.sizes
-        at = sum(sizes[: 1 + before])
-        found = []
-        for size in sizes[1 + before : 1 + before + len(self.facts.records[record].tensors)]:
-            found.append(slice(at, at + size))
-            at += size
-        return found
+        first = sum(len(each.tensors) for each in self.facts.records[:record])
+        spans = [slice(*ends) for ends in pairwise(accumulate(self.facts.sizes))]
+        return spans[first : first + len(self.facts.records[record].tensors)]
 
 
 def sealed(segment: Segment) -> list[memoryview]:
@@ -257,8 +256,8 @@ def header_bytes(length: bytes, file_bytes: int) -> int:
 
 
 def read_facts(header: bytes, seal: bytes, name: Name, namespace: str, file_bytes: int) -> Facts:
-    """Returns the facts in a header. Raises SegmentError unless it is as it was written, and they are those of this
-    name and of so many bytes."""
+    """Returns the facts in a header. Raises SegmentError unless it is as it was written, and describes a file of this
+    name and size."""
     if blake2b(header, digest_size=SEAL_BYTES).digest() != seal:
         raise SegmentError("crc")
     try:
@@ -275,7 +274,7 @@ def read_facts(header: bytes, seal: bytes, name: Name, namespace: str, file_byte
     return facts
 
 
-def whole(facts: Facts, data: memoryview) -> Segment:
+def checked(facts: Facts, data: memoryview) -> Segment:
     """Returns a segment. Raises SegmentError unless the data are as they were written."""
     if crc32(data) != facts.crc:
         raise SegmentError("crc")
@@ -283,7 +282,6 @@ def whole(facts: Facts, data: memoryview) -> Segment:
 
 
 def _header(facts: Facts) -> bytes:
-    """Returns the header, a multiple of 8 bytes."""
     table: dict[str, object] = {
         "__metadata__": {"segment": msgspec.json.encode(facts).decode()},
         "tokens": {"dtype": "I32", "shape": [facts.tokens], "data_offsets": [0, 4 * facts.tokens]},
@@ -296,42 +294,39 @@ def _header(facts: Facts) -> bytes:
             at += tensor.nbytes
     table["seal"] = {"dtype": "U8", "shape": [SEAL_BYTES], "data_offsets": [at, at + SEAL_BYTES]}
     text = json.dumps(table, separators=(",", ":")).encode()
-    return text + b" " * (-len(text) % 8)
+    return text + b" " * (-len(text) % 8)  # the data are aligned
 
 
-# --- The comparison of a segment with the layers of the model. Pure. Sums find a file that has changed since it was
-# written, not one that was wrong from the start. A layer would take arrays of other types or sizes, and compute
-# nonsense with them.
+# --- The comparison of a segment with the layers of the model. Sums find a file that has changed since it was written,
+# not one that was wrong from the start. A layer would take arrays of other types or sizes, and compute nonsense.
 
 
 class Form(NamedTuple):
-    """The content of a layer after a few tokens, as a segment would have it."""
+    """The content of a layer after a few tokens, as a segment would hold it."""
 
     kind: str
-    """ENTRIES, TAIL or STATE: the kind of segments that it is in."""
     description: str
     """The class and sizes of the layer."""
     tensors: tuple[Tensor, ...]
     content: str
-    """As that of a record."""
     grows: bool
     """True for a state whose arrays may be longer after more tokens, on the last axis but one, or not be there yet."""
 
 
 Layers: TypeAlias = dict[str, tuple[Form, ...]]
-"""Every layer that the model uses, by slot, in each form that it may have."""
+"""By slot: every layer that the model uses, in each form that it may have."""
 
 
 def compare(facts: Facts, layers: Layers) -> None:
-    """Raises SegmentError unless a segment is of these layers, of each of its kind, and of their types and shapes."""
+    """Raises SegmentError unless a segment is of these layers, has each of its kind once, and has their types and
+    shapes."""
     forms = {
         slot: form for slot, known in layers.items() for form in known if form.description == facts.layers.get(slot)
     }
     wanted = {slot for slot, form in forms.items() if form.kind == facts.name.kind}
     found = [str(record.slot) for record in facts.records]
-    if not facts.layers.keys() == layers.keys() == forms.keys() or sorted(found) != sorted(wanted):
-        raise SegmentError("layers")
-    if not all(_fits(record, forms[str(record.slot)], facts.name) for record in facts.records):
+    known = facts.layers.keys() == layers.keys() == forms.keys() and sorted(found) == sorted(wanted)
+    if not (known and all(_fits(record, forms[str(record.slot)], facts.name) for record in facts.records)):
         raise SegmentError("layers")
 
 
@@ -348,7 +343,7 @@ def _fits(record: Record, form: Form, name: Name) -> bool:
 
 
 def _grown(record: Record, form: Form) -> bool:
-    """Returns True if a state has the same attributes, of the same types, each array once."""
+    """Returns True if a state has the attributes of the form, of the same types, and each array once."""
     places = list[int]()
 
     def alike(found: object, known: object) -> bool:
@@ -378,10 +373,7 @@ def _grown(record: Record, form: Form) -> bool:
 
 
 def _longer(tensor: Tensor, known: Tensor) -> bool:
-    """Returns True if a tensor differs from a known one in nothing but its length."""
-    at = max(0, len(known.shape) - 2)
-
-    def fixed(each: Tensor) -> object:
-        return each.dtype, len(each.shape), each.shape[:at], each.shape[at + 1 :]
-
-    return fixed(tensor) == fixed(known)
+    """Returns True if a tensor differs from a known one in its length at most: the last axis but one."""
+    if (tensor.dtype, len(tensor.shape)) != (known.dtype, len(known.shape)):
+        return False
+    return (tensor.shape[:-2], tensor.shape[-1:]) == (known.shape[:-2], known.shape[-1:]) or len(known.shape) == 1

@@ -1,7 +1,7 @@
-"""What snapshots hold, as bytes: for files, and back.
+"""Snapshots to bytes, for files, and back.
 
-A state is a tree of plain values and arrays. Of values that are neither the model is not kept on disk: nothing here
-runs code that comes from a file.
+A state is a tree of plain values and arrays; a model whose layers hold anything else is not kept on disk. So nothing
+here runs code that comes from a file.
 """
 
 import json
@@ -17,6 +17,8 @@ from runner.cache.layers.kv import KVState
 from runner.cache.layers.snapshot import Owned, SliceSnapshot, StateSnapshot, TailSnapshot, own
 from runner.cache.layers.states import CountedState
 from runner.cache.layers.window import TailState
+from runner.disk.segment import ENTRIES, ITEM_FORMATS, STATE, TAIL
+from runner.model.weights.dtype import device
 
 _DTYPES = {
     "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "I16": mx.int16, "U16": mx.uint16, "F16": mx.float16,
@@ -24,32 +26,27 @@ _DTYPES = {
     "C64": mx.complex64,
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_FORMATS = {
-    "BOOL": "?", "U8": "B", "I8": "b", "I16": "h", "U16": "H", "F16": "H", "BF16": "H", "I32": "i", "U32": "I",
-    "F32": "f", "I64": "q", "U64": "Q", "C64": "Q",
-}  # fmt: skip
-"""The formats by which Python reads the items of a type, or others of their size."""
 _PLAIN = (type(None), bool, int, float, str)
 PIECE_BYTES = 1 << 19
-"""What is copied at once: it takes a millisecond where memory is slow."""
+"""Copied at once: this takes a millisecond where memory is slow."""
 
 
-class CargoError(TypeError):
-    """A layer has something that no file can hold; the text says what."""
+class SerializeError(TypeError):
+    """A layer holds something that no file can, which the text names."""
 
 
 class Part(NamedTuple):
-    """The entries [low, high) of an array, on the axis of tokens; all of it if that is None."""
+    """The entries `span` [low, high) of an array, on the axis of tokens; all of it if that is None."""
 
     array: mx.array
     span: tuple[int, int] | None = None
 
     @property
     def dtype(self) -> str:
-        """The name of the type in files. Raises CargoError."""
+        """Its name in files. Raises SerializeError."""
         name = _NAMES.get(self.array.dtype)
         if name is None:
-            raise CargoError(f"{self.array.dtype}")
+            raise SerializeError(f"{self.array.dtype}")
         return name
 
     @property
@@ -60,8 +57,8 @@ class Part(NamedTuple):
 
 def describe(state: LayerState, *, distrusted: bool = False) -> str:
     """Returns the class of a layer and the numbers that it was made with; empty if it cannot be kept. Layers of equal
-    descriptions can adopt each other's snapshots. With `distrusted` returns what it would be if its own token count
-    had proved wrong."""
+    descriptions can hold each other's snapshots. With `distrusted` returns the description that the layer would have if
+    its own token count had proved wrong."""
     if not isinstance(state, LayerAdapter):
         return ""
     sizes = [
@@ -73,14 +70,16 @@ def describe(state: LayerState, *, distrusted: bool = False) -> str:
     return " ".join((adapter, type(state.layer).__name__, *sizes))
 
 
-def is_tail(state: LayerState) -> bool:
-    """Returns True for a layer that keeps the last tokens."""
-    return isinstance(state, TailState)
+def kind_of(state: LayerState) -> str:
+    """Returns the kind of segments that hold a layer."""
+    if state.sliceable:
+        return ENTRIES
+    return TAIL if isinstance(state, TailState) else STATE
 
 
 def parts(snapshot: Snapshot, start: int, stop: int) -> tuple[list[Part], str]:
-    """Returns the arrays in which a snapshot holds the tokens [start, stop), and, of a state, the JSON of all else.
-    Use them before anything else happens: the arrays may be those of a live layer. Raises CargoError."""
+    """Returns the arrays in which a snapshot holds the tokens [start, stop), and the JSON of all else in a state. Use
+    them before anything else happens: the arrays may be those of a live layer. Raises SerializeError."""
     if isinstance(snapshot, StateSnapshot):
         owner = snapshot.owner
         content = snapshot.content if owner is None else owner.content if isinstance(owner, CountedState) else None
@@ -90,10 +89,15 @@ def parts(snapshot: Snapshot, start: int, stop: int) -> tuple[list[Part], str]:
     if isinstance(snapshot, TailSnapshot) and snapshot.live:
         return [Part(array) for array in snapshot.parts(start, stop)], ""
     if not isinstance(snapshot, SliceSnapshot):
-        raise CargoError(type(snapshot).__name__)
+        raise SerializeError(type(snapshot).__name__)
     if isinstance(snapshot.owner, KVState):
         return [Part(array, (start, stop)) for array in snapshot.owner.arrays()], ""
     return [Part(array, (start - snapshot.start, stop - snapshot.start)) for array in snapshot.content], ""
+
+
+def moves_what_the_host_reads() -> bool:
+    """Returns True on CUDA: the host's look at an array moves its whole buffer."""
+    return device() != "cpu" and not mx.metal.is_available()
 
 
 def copy_tokens(part: Part, into: memoryview, first: int, count: int, *, on_device: bool) -> None:
@@ -113,7 +117,7 @@ def copy_tokens(part: Part, into: memoryview, first: int, count: int, *, on_devi
 
 
 def copy_piece(array: mx.array, into: memoryview, at: int, *, on_device: bool) -> int:
-    """Copies the next bytes of an array, of which `into` has the first `at`: at most PIECE_BYTES. Returns how many it
+    """Copies the next bytes of an array, at most PIECE_BYTES, to `into`, which has the first `at`. Returns how many it
     has then. `on_device` is as for `copy_tokens`."""
     if on_device or not _is_contiguous(array):
         array, stop = _piece(array, at)
@@ -143,10 +147,10 @@ def _piece(array: mx.array, at: int) -> tuple[mx.array, int]:
 
 
 def array_of(data: memoryview, dtype: str, shape: Sequence[int]) -> mx.array:
-    """Returns an array with a copy of these bytes; of a type that Python does not know it is not evaluated."""
+    """Returns an array with a copy of these bytes. It is not evaluated if Python does not know its type."""
     if not data.nbytes:
         return mx.zeros(shape, _DTYPES[dtype])
-    form = cast("Literal['B']", _FORMATS[dtype])  # its type is that of any of them
+    form = cast("Literal['B']", ITEM_FORMATS[dtype])  # its type is that of any of them
     items = data.cast("B").cast(form, list(shape)) if shape else data.cast(form)
     found = mx.array(cast("list[int]", items))
     found = found if shape else found[0]
@@ -163,17 +167,17 @@ def array_in(buffer: mx.array, at: int, dtype: str, shape: Sequence[int]) -> mx.
     return flat.view(kind).reshape(shape) if flat.size else mx.zeros(shape, kind)
 
 
-def adopted(state: LayerState, start: int, stop: int, arrays: list[mx.array], content: str) -> Snapshot:
-    """Returns a snapshot that holds these arrays, evaluated, for a layer. Raises CargoError if they cannot be its."""
+def restored_snapshot(state: LayerState, start: int, stop: int, arrays: list[mx.array], content: str) -> Snapshot:
+    """Returns a snapshot of these arrays, evaluated, for a layer. Raises SerializeError if it cannot hold them."""
     if not isinstance(state, LayerAdapter):
-        raise CargoError(type(state).__name__)
+        raise SerializeError(type(state).__name__)
     if isinstance(state, CountedState):
         found = _decoded(json.loads(content), arrays)
         if not isinstance(found, type(state.content)):
-            raise CargoError(f"{type(found).__name__} for a {type(state.content).__name__}")
+            raise SerializeError(f"{type(found).__name__} for a {type(state.content).__name__}")
         return state.restored_snapshot(start, stop, Owned(found, arrays))
     if any(array.ndim < 2 or array.shape[-2] != stop - start for array in arrays) or len(arrays) % 2:
-        raise CargoError(f"{[array.shape for array in arrays]} for {stop - start} tokens")
+        raise SerializeError(f"{[array.shape for array in arrays]} for {stop - start} tokens")
     return state.restored_snapshot(start, stop, Owned(arrays, arrays))
 
 
@@ -199,7 +203,7 @@ def _encoded(value: object, arrays: list[mx.array]) -> object:
         return ["t", [_encoded(item, arrays) for item in value]]
     if type(value) is dict and all(type(name) is str for name in value):
         return ["d", {name: _encoded(item, arrays) for name, item in value.items()}]
-    raise CargoError(type(value).__name__)
+    raise SerializeError(type(value).__name__)
 
 
 def _decoded(tree: object, arrays: Sequence[mx.array]) -> object:
@@ -214,4 +218,4 @@ def _decoded(tree: object, arrays: Sequence[mx.array]) -> object:
             return tuple(_decoded(item, arrays) for item in items)
         case ["d", dict(items)]:
             return {name: _decoded(item, arrays) for name, item in items.items()}
-    raise CargoError("a tree that is none")
+    raise SerializeError("no tree")

@@ -1,22 +1,31 @@
-"""The disk cache as the engine sees it. Owner: the engine thread."""
+"""The disk cache as the engine sees it, and how it is made. Owner: the engine thread."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from protocol.stats import DiskCounts
 from runner.cache.trie_cache import TrieCache
+from runner.disk.check import Sample, SelfCheck
+from runner.disk.files import Files
+from runner.disk.namespace import namespace_of
+from runner.disk.reader import Reader
+from runner.disk.restores import Restores
+from runner.disk.serialize import moves_what_the_host_reads
+from runner.disk.store import SegmentStore
+from runner.disk.sweep import Sweep
+from runner.disk.thread import DiskThread
+from runner.disk.writer import UnsavedSegments, Writer
+from runner.engine.parts import Parts, Wing
 from runner.engine.request import Request
+from runner.engine.scheduler import Scheduler
 from runner.logs import Log
-
-if TYPE_CHECKING:
-    from runner.disk.check import SelfCheck
-    from runner.disk.restores import Restores
-    from runner.disk.thread import DiskThread
-    from runner.disk.writes import Writes
-    from runner.engine.scheduler import Scheduler
+from runner.sizes import shown
 
 log = Log(__name__)
+_MOST_AGE_S = 30 * 86_400.0
+_MOST_WRITTEN = 100 << 30
+"""Bytes a day: a disk that lasts for 600 TB lasts 15 years."""
+_KNOWN_TOKENS = 64  # computed, until their speed says something
 
 
 class DiskTier:
@@ -24,24 +33,14 @@ class DiskTier:
     it off: answers go on without it."""
 
     def __init__(
-        self, disk: "DiskThread", restores: "Restores", writes: "Writes", check: "SelfCheck", scheduler: "Scheduler"
+        self, disk: DiskThread, restores: Restores, writer: Writer, check: SelfCheck, scheduler: Scheduler
     ) -> None:
-        self._disk, self._restores, self._writes, self._scheduler = disk, restores, writes, scheduler
+        self._disk = disk
+        self._restores = restores
+        self._writer = writer
         self._check = check
+        self._scheduler = scheduler
         self._off = False
-
-    @property
-    def _cache(self) -> TrieCache:
-        cache = self._scheduler.cache
-        assert isinstance(cache, TrieCache)
-        return cache
-
-    @property
-    def _state(self) -> str:
-        if self._off or self._disk.fault:
-            return "off"
-        refused = self._writes.freight.refused if self._writes.freight is not None else ""
-        return "reading" if self._disk.shelf.why_not_writing or refused else "on"
 
     @property
     def patience_s(self) -> float | None:
@@ -53,8 +52,8 @@ class DiskTier:
         if not self._off:
             with self._guarded():
                 self._check.give_way()
-                self._writes.resume()
-                self._restores.add(self._cache, request)
+                self._writer.resume()
+                self._restores.add(request)
         self._scheduler.add(request)
 
     def pending(self, *, idle: bool) -> bool:
@@ -62,18 +61,18 @@ class DiskTier:
         if self._off:
             return False
         checking = idle and self._check.pending and self._restores.patience_s is None
-        return self._restores.pending or self._writes.pending(self._cache, idle=idle) or checking
+        return self._restores.pending or self._writer.pending(idle=idle) or checking
 
     def advance(self, *, idle: bool, interrupted: Callable[[], bool]) -> None:
-        """Adopts one segment, copies for a moment, or checks a slice of what was restored."""
+        """Takes one segment, copies for a moment, or checks a slice of what was restored."""
         with self._guarded():
-            if self._restores.advance(self._cache):
+            if self._restores.advance():
                 return
-            if self._writes.pending(self._cache, idle=idle):
+            if self._writer.pending(idle=idle):
                 answering = any(batch.steps for batch in self._scheduler.batches.all)
-                self._writes.advance(self._cache, idle=idle, interrupted=interrupted, answering=answering)
+                self._writer.advance(idle=idle, interrupted=interrupted, answering=answering)
             elif idle and self._restores.patience_s is None:
-                self._check.advance(self._cache)
+                self._check.advance()
 
     def keep(self, receive: Callable[[], None]) -> None:
         """Ends all requests, and writes what is not on disk. `receive` waits for a message, and handles it."""
@@ -81,30 +80,31 @@ class DiskTier:
             for generation in (*self._scheduler.prefilling, *self._scheduler.batches.generations):
                 generation.request.cancel()
             self._scheduler.advance()  # closes them
-            while (pending := self._writes.pending(self._cache, idle=True)) or self._writes.writing:
+            while (pending := self._writer.pending(idle=True)) or self._writer.writing:
                 if pending:
-                    self._writes.advance(self._cache, idle=True, interrupted=lambda: False)
+                    self._writer.advance(idle=True, interrupted=lambda: False)
                 else:
                     receive()
 
     def counts(self) -> DiskCounts:
         """Returns the numbers of the tier."""
-        shelf, sweep, freight = self._disk.shelf, self._disk.sweep, self._writes.freight
+        store, sweep, unsaved = self._disk.store, self._disk.sweep, self._writer.unsaved
+        state = "reading" if store.why_not_writing or unsaved.refused else "on"
         return DiskCounts(
-            state=self._state,
-            segments=len(shelf.index.names),
+            state="off" if self._off or self._disk.fault else state,
+            segments=len(store.index.names),
             held_bytes=sweep.held_bytes,
             budget_bytes=sweep.most_bytes,
-            written_bytes=shelf.written_bytes,
-            read_bytes=shelf.read_bytes,
+            written_bytes=store.written_bytes,
+            read_bytes=store.read_bytes,
             evicted_bytes=sweep.evicted_bytes,
             restores=self._restores.count,
             restored_tokens=self._restores.tokens,
             restore_s=self._restores.seconds,
-            copy_s=self._writes.seconds,
-            pending_tokens=freight.pending_tokens(self._cache) if freight is not None else 0,
-            write_errors=shelf.write_errors,
-            rejected=dict(shelf.rejected),
+            copy_s=self._writer.seconds,
+            pending_tokens=unsaved.pending_tokens(),
+            write_errors=store.write_errors,
+            rejected=dict(store.rejected),
             checks=self._check.count,
             failed_checks=self._check.failures,
         )
@@ -117,3 +117,77 @@ class DiskTier:
             log.exception("the disk cache is off")
             self._off = True
             self._restores.release()
+
+
+class DiskWing(Wing):
+    """The disk tier that `--disk-cache` asks for."""
+
+    def join(self, parts: Parts) -> None:
+        """Starts its thread, unless there can be none, which the log explains."""
+        parts.disk = tier = _open_tier(parts)
+        if tier is not None:
+            parts.counts.disk = tier.counts
+
+
+def _open_tier(parts: Parts) -> DiskTier | None:
+    settings, scheduler, names = parts.settings, parts.scheduler, parts.names
+    make_layers, forward = parts.make_layers, parts.loaded.logits
+    directory = settings.disk_cache
+    if directory is None:
+        return None
+    cache = scheduler.cache
+    if not isinstance(cache, TrieCache):
+        log.warning("no disk cache", why=f"it needs --cache trie, not --cache {settings.cache}")
+        return None
+    files = Files()
+    try:
+        files.make_directory(directory)
+        if not files.is_private(directory):
+            log.warning("no disk cache", why="others may write to the directory", directory=str(directory))
+            return None
+        budget_bytes = settings.disk_memory.bytes_of(files.space(directory)[0])
+        namespace = namespace_of(settings, parts.model, make_layers, parts.loaded.dtypes, parts.salt)
+    except OSError as error:
+        log.warning("no disk cache", why=f"{error.filename}: {error.strerror}")
+        return None
+    store = SegmentStore(files, directory, namespace.name, namespace.about, _MOST_WRITTEN)
+    digest_of = names.digest_of if names is not None else lambda _: None
+    name_of = names.name_of if names is not None else lambda _: 0
+    reader = Reader(store, namespace.root, digest_of, name_of)
+    disk = DiskThread(files, store, Sweep(files, directory, budget_bytes, _MOST_AGE_S), reader, parts.post)
+    counters = scheduler.journal.counters
+
+    def prefill_token_s() -> float | None:
+        slices = counters.slices()
+        return slices.prefill_s / slices.prefill_tokens if slices.prefill_tokens >= _KNOWN_TOKENS else None
+
+    def ready() -> None:
+        scheduler.journal.queue.changed = True
+
+    on_device = moves_what_the_host_reads()
+    unsaved = UnsavedSegments(
+        cache,
+        store.index,
+        namespace.name,
+        namespace.root,
+        digest_of=digest_of,
+        touch=disk.touch,
+        on_device=on_device,
+        most_bytes=budget_bytes,
+    )
+    check = SelfCheck(cache, disk, make_layers, forward)
+    restores = Restores(
+        cache,
+        disk,
+        parts.salt,
+        check,
+        lambda: Sample(make_layers, forward),
+        prefill_token_s=prefill_token_s,
+        ready=ready,
+        shares=not on_device,
+    )
+    tier = DiskTier(disk, restores, Writer(cache, disk, unsaved), check, scheduler)
+    days = round(_MOST_AGE_S / 86_400)
+    log.info("disk cache", directory=str(directory), namespace=namespace.name, budget=shown(budget_bytes), days=days)
+    disk.start()
+    return tier

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from runner.commands.check.facts import DiskFacts, disk_facts
 from runner.commands.check.text import _kept
-from tests.unit.disk.made import NAMESPACE, segment, shelf
+from tests.unit.disk.made import NAMESPACE, segment, store
 
 
 def test_a_directory_is_listed_by_model(tmp_path: Path) -> None:
     tokens = list(range(40))
-    opened = shelf(tmp_path)
+    opened = store(tmp_path)
     for stop in (30, 40):
         opened.publish(segment(tokens, 0, stop))
     (tmp_path / "photos").mkdir()

@@ -173,7 +173,7 @@ ADAPTERS = (
 COMPUTING = {
     "drafts": ("heads/", "assistant/", "dflash/", "kinds", "opening", "own_model", "target"),
     "pictures": ("towers/", "encoder", "forward"),
-    "disk": ("check", "open", "restores", "serialize"),
+    "disk": ("check", "namespace", "restores", "serialize"),
     "tape": ("world",),
     "ranks": ("follower", "group", "start", "world"),
 }

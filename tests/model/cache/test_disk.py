@@ -12,18 +12,18 @@ import pytest
 
 from runner.cache.checkpoints import TurnCheckpoints
 from runner.cache.trie_cache import TrieCache
-from runner.disk import serialize as cargo
+from runner.disk import serialize
 from runner.disk.check import Sample
 from runner.disk.reader import Reader, Wanted
-from runner.disk.restores import adopt, standing
+from runner.disk.restores import insert_restored, reusable_tokens
 from runner.disk.segment import Name
 from runner.disk.serialize import Part, array_in, array_of, copy_piece, copy_tokens
-from runner.disk.shelf import Shelf
-from runner.disk.writes import Freight
+from runner.disk.store import SegmentStore
+from runner.disk.writer import UnsavedSegments
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
 from tests.lib.driver import Answer, ask, ask_uncached, check_equal, check_trie
 from tests.lib.tiny_engine import SLICEABLE, plain_forward
-from tests.unit.disk.made import NAMESPACE, ROOT, shelf
+from tests.unit.disk.made import NAMESPACE, ROOT, store
 from tests.unit.disk.test_hostile import FIELDS, reseal
 
 
@@ -34,12 +34,14 @@ def words(count: int, seed: int = 0) -> list[int]:
 class Process:
     """A process with a trie over a model, and a directory."""
 
-    def __init__(self, model: Tiny, directory: Path, budget: int | None = None) -> None:
+    def __init__(
+        self, model: Tiny, directory: Path, budget: int | None = None, policy: TurnCheckpoints | None = None
+    ) -> None:
         self.model = model
-        self.cache = TrieCache(model.make_layers, budget, TurnCheckpoints(gap=8, first_distance=64))
-        self.shelf: Shelf = shelf(directory)
-        self.freight = Freight(self.shelf.index, NAMESPACE, ROOT)
-        self.reader = Reader(self.shelf, ROOT)
+        self.cache = TrieCache(model.make_layers, budget, policy or TurnCheckpoints(gap=8, first_distance=64))
+        self.store: SegmentStore = store(directory)
+        self.unsaved = UnsavedSegments(self.cache, self.store.index, NAMESPACE, ROOT)
+        self.reader = Reader(self.store, ROOT)
         self.adopted: list[Name] = []
         self.layers = Sample(model.make_layers, plain_forward(model)).layers
 
@@ -51,12 +53,12 @@ class Process:
     def save(self) -> int:
         """Writes everything that is not on disk; returns the number of segments."""
         count = 0
-        while (load := self.freight.next(self.cache)) is not None:
-            while load.segment is None:
-                assert load.advance()
-            self.freight.sent(load)
-            assert self.shelf.publish(load.segment)
-            self.freight.end(load, written=True)
+        while (copy := self.unsaved.next()) is not None:
+            while copy.segment is None:
+                assert copy.advance()
+            self.unsaved.send(copy)
+            assert self.store.publish(copy.segment)
+            self.unsaved.end(copy, written=True)
             count += 1
         return count
 
@@ -68,16 +70,16 @@ class Process:
         wanted = Wanted(
             tokens,
             "",
-            standing(self.cache, tokens, ""),
+            reusable_tokens(self.cache, tokens, ""),
             lambda at: min((state.needs(at) for state in tails), default=at - 1),
             self.layers,
         )
         for found in self.reader.read(wanted):
-            if not adopt(self.cache, found.prefix, "", found.segment):
+            if not insert_restored(self.cache, found.prefix, "", found.segment):
                 break
             self.adopted.append(found.segment.name)
         check_trie(self.cache)
-        return standing(self.cache, tokens, "")
+        return reusable_tokens(self.cache, tokens, "")
 
 
 def same(one: Answer, other: Answer) -> None:
@@ -132,7 +134,7 @@ def test_a_conversation_goes_on_over_many_processes(kind: str, tmp_path: Path) -
         same(answer, lasting.ask(prompt))
         assert (answer.session.cached > 0) == (turn > 0)
         process.save()
-        written += process.shelf.written_bytes
+        written += process.store.written_bytes
         prompt = following(answer, prompt, 40)
     again = Process(model, tmp_path / "short")
     again.restore(prompt[:-40])
@@ -180,13 +182,13 @@ def test_a_file_with_right_sums_that_no_layer_can_hold_is_removed(kind: str, tmp
     clean = Process(model, tmp_path)
     right = clean.restore(prompt)
     assert right > 300
-    for victim in {name.kind: clean.shelf.folder / name.file for name in clean.adopted}.values():
+    for victim in {name.kind: clean.store.folder / name.file for name in clean.adopted}.values():
         whole = victim.read_bytes()
         for field in ("types", "axes", "widths", "no records", "starts later", "another tree", "fewer layers"):
             reseal(victim, FIELDS[field])
             reader = Process(model, tmp_path)
             assert reader.restore(prompt) < right
-            assert reader.shelf.rejected == {"layers": 1}, field
+            assert reader.store.rejected == {"layers": 1}, field
             assert not victim.exists()
             victim.write_bytes(whole)
     assert Process(model, tmp_path).restore(prompt) == right
@@ -212,35 +214,35 @@ def test_a_segment_is_not_adopted_without_what_it_follows(tmp_path: Path) -> Non
     reader = Process(tiny("llama"), tmp_path)
     wanted = Wanted(array("i", prompt), "", 0, lambda at: at - 1, reader.layers)
     first, second, *_ = reader.reader.read(wanted)
-    assert not adopt(reader.cache, second.prefix, "", second.segment)
-    assert standing(reader.cache, wanted.tokens, "") == 0
+    assert not insert_restored(reader.cache, second.prefix, "", second.segment)
+    assert reusable_tokens(reader.cache, wanted.tokens, "") == 0
     assert reader.cache.describe().snapshots == 0
     for found in (first, second):
-        assert adopt(reader.cache, found.prefix, "", found.segment)
-    assert standing(reader.cache, wanted.tokens, "") == 512
+        assert insert_restored(reader.cache, found.prefix, "", found.segment)
+    assert reusable_tokens(reader.cache, wanted.tokens, "") == 512
 
 
 def test_a_small_bound_makes_small_segments(tmp_path: Path) -> None:
     """Of tokens, a quarter of it at most; a state that takes more than half of it is not kept."""
     for kind, most_bytes in (("llama", 40_000), ("qwen3_next", 1)):
         process = Process(tiny(kind), tmp_path / kind)
-        process.freight = Freight(process.shelf.index, NAMESPACE, ROOT, most_bytes=most_bytes)
+        process.unsaved = UnsavedSegments(process.cache, process.store.index, NAMESPACE, ROOT, most_bytes=most_bytes)
         process.ask(words(400))
         assert (process.save() > 10) == (kind == "llama")
         limit = most_bytes // 4 // process.cache.sequences.facts.token_bytes
-        assert all(name.stop - name.start <= limit for name in process.shelf.index.names.values())
+        assert all(name.stop - name.start <= limit for name in process.store.index.names.values())
     assert Process(tiny("llama"), tmp_path / "llama").restore(words(400)) == 399
 
 
-def test_a_load_is_dropped_when_its_node_changes(tmp_path: Path) -> None:
+def test_a_copy_is_dropped_when_its_node_changes(tmp_path: Path) -> None:
     process = Process(tiny("llama"), tmp_path)
     process.ask(words(400))
-    load = process.freight.next(process.cache)
-    assert load is not None
-    assert load.advance()
+    copy = process.unsaved.next()
+    assert copy is not None
+    assert copy.advance()
     process.ask([*words(100), 3, 4, 5])  # splits the node
-    assert not load.advance()
-    process.freight.end(load, written=False)
+    assert not copy.advance()
+    process.unsaved.end(copy, written=False)
     assert process.save() >= 2
     assert Process(tiny("llama"), tmp_path).restore(words(400)) == 399
 
@@ -249,7 +251,7 @@ def test_pictures_are_found_by_their_digest_whatever_their_name(tmp_path: Path) 
     digests = {-1: b"a" * 32, -2: b"b" * 32}
     prompt = [*words(200), *[-1] * 40, *words(80), *[-2] * 30, *words(50)]
     writer = Process(tiny("llama"), tmp_path)
-    writer.freight = Freight(writer.shelf.index, NAMESPACE, ROOT, digest_of=digests.get)
+    writer.unsaved = UnsavedSegments(writer.cache, writer.store.index, NAMESPACE, ROOT, digest_of=digests.get)
     writer.ask(prompt)
     writer.save()
 
@@ -258,7 +260,7 @@ def test_pictures_are_found_by_their_digest_whatever_their_name(tmp_path: Path) 
     for pictures, held in (((-7, -3), 399), ((-7, -9), 320), ((-9, -3), 200)):
         shown = [pictures[-1 - token] if token < 0 else token for token in prompt]
         reader = Process(tiny("llama"), tmp_path)
-        reader.reader = Reader(reader.shelf, ROOT, of.get, names.__getitem__)
+        reader.reader = Reader(reader.store, ROOT, of.get, names.__getitem__)
         assert reader.restore(shown) == (held if held > 256 else 0)
 
     forgotten = Process(tiny("llama"), tmp_path / "other")
@@ -291,7 +293,7 @@ def test_arrays_are_copied_bit_for_bit(
     array_ = (mx.random.uniform(shape=shape) * 100).astype(dtype)
     turned = mx.transpose(mx.contiguous(mx.transpose(array_)))
     for source, on_device, piece in product((array_, turned), (False, True), (dtype.size, 24, 1 << 19)):
-        monkeypatch.setattr(cargo, "PIECE_BYTES", piece)
+        monkeypatch.setattr(serialize, "PIECE_BYTES", piece)
         data, at = memoryview(bytearray(array_.nbytes)), 0
         while at < len(data):
             before, at = at, copy_piece(source, data, at, on_device=on_device)

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 import runner.disk.restores
-import runner.disk.writes
+import runner.disk.writer
 from runner.cache.trie_cache import TrieCache
 from runner.disk.check import Sample, SelfCheck
 from runner.disk.files import Files
@@ -18,11 +18,11 @@ from runner.disk.restores import Restores
 from runner.disk.sweep import Sweep
 from runner.disk.thread import DiskThread
 from runner.disk.tier import DiskTier
-from runner.disk.writes import Freight, Writes
+from runner.disk.writer import UnsavedSegments, Writer
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny
 from tests.lib.tiny_engine import ClientRequest, Clock, RequestSpec, TinyEngine, plain_forward
-from tests.unit.disk.made import NAMESPACE, ROOT, FakeFiles, shelf
+from tests.unit.disk.made import NAMESPACE, ROOT, FakeFiles, store
 
 
 def words(count: int, seed: int = 0) -> list[int]:
@@ -37,24 +37,25 @@ class Process:
         self.messages: deque[Callable[[], None]] = deque()
         self.clock = Clock()
         self.files = files or FakeFiles()
-        self.shelf = shelf(directory, self.files)
+        self.store = store(directory, self.files)
         self.disk = DiskThread(
             self.files,
-            self.shelf,
+            self.store,
             Sweep(self.files, directory, 1 << 40, 1e12),
-            Reader(self.shelf, ROOT),
+            Reader(self.store, ROOT),
             self.messages.append,
         )
         self.slow = False
         """True if the disk thread does nothing by itself."""
-        scheduler = self.engine.scheduler
+        scheduler, cache = self.engine.scheduler, self.engine.trie
         self.chance = 1.0
         """The random number that decides whether a restored segment is checked."""
         model = tiny(kind)
         self.token_s: float | None = 0.01
         """The time of a token, as far as requests have shown it."""
-        self.check = SelfCheck(self.disk, model.make_layers, plain_forward(model), lambda: self.chance)
+        self.check = SelfCheck(cache, self.disk, model.make_layers, plain_forward(model), lambda: self.chance)
         self.restores = Restores(
+            cache,
             self.disk,
             "",
             self.check,
@@ -63,12 +64,9 @@ class Process:
             ready=lambda: setattr(scheduler.journal.queue, "changed", True),
             clock=self.clock,
         )
-        self.writes = Writes(
-            self.disk,
-            lambda: Freight(self.shelf.index, NAMESPACE, ROOT, touch=self.disk.touch),
-            clock=self.clock,
-        )
-        self.tier = DiskTier(self.disk, self.restores, self.writes, self.check, scheduler)
+        unsaved = UnsavedSegments(cache, self.store.index, NAMESPACE, ROOT, touch=self.disk.touch)
+        self.writer = Writer(cache, self.disk, unsaved, clock=self.clock)
+        self.tier = DiskTier(self.disk, self.restores, self.writer, self.check, scheduler)
 
     def ask(self, prompt: list[int], max_tokens: int = 4) -> ClientRequest:
         client = ClientRequest(self.engine.kind, RequestSpec(tuple(prompt), max_tokens, SamplingOptions()))
@@ -205,16 +203,16 @@ def test_a_first_request_waits_for_a_disk_that_hangs_no_longer_than_computing_ta
 
 def test_a_file_that_cannot_be_adopted_is_removed(tmp_path: Path) -> None:
     first = written(tmp_path, words(500))
-    held = {path.name for path in first.shelf.folder.iterdir()}
+    held = {path.name for path in first.store.folder.iterdir()}
 
     second = Process("llama", tmp_path)
     asked = second.ask(words(500))
-    with patch.object(runner.disk.restores, "adopt", side_effect=ValueError):
+    with patch.object(runner.disk.restores, "insert_restored", side_effect=ValueError):
         second.run()
     assert asked.cached == 0
     assert second.tier.counts().state == "on"
-    assert second.shelf.rejected == {"layers": 1}
-    assert {path.name for path in second.shelf.folder.iterdir()} == held  # written anew
+    assert second.store.rejected == {"layers": 1}
+    assert {path.name for path in second.store.folder.iterdir()} == held  # written anew
     second.engine.check()
 
 
@@ -257,9 +255,9 @@ def test_what_a_slice_makes_is_on_its_way_at_once_and_only_once(tmp_path: Path) 
     while not asked.tokens:
         process.clock.now += 10.0
         assert process.step()
-    assert [segment.name.stop for segment, _ in process.disk._writes] == [*range(256, 2000, 256)]
+    assert [copy.facts.name.stop for copy in process.writer.unsaved.sent] == [*range(256, 2000, 256)]
     assert process.tier.counts().pending_tokens == 1792
-    process.shelf._paused_until_s = process.files.now_s() + 60
+    process.store._paused_until_s = process.files.now_s() + 60
     process.slow = False
     process.run()  # nothing can be written
     assert process.tier.counts().pending_tokens > 2000
@@ -273,12 +271,12 @@ def test_what_a_slice_makes_is_on_its_way_at_once_and_only_once(tmp_path: Path) 
 
 
 def test_what_is_on_its_way_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner.disk.writes, "_AT_ONCE_BYTES", 1)
+    monkeypatch.setattr(runner.disk.writer, "_AT_ONCE_BYTES", 1)
     process = Process("llama", tmp_path)
     process.slow = True
     process.ask(words(1000))
     process.run()
-    assert len(process.disk._writes) == 1
+    assert len(process.writer.unsaved.sent) == 1
     process.slow = False
     process.run()
     assert process.tier.counts().pending_tokens == 0
@@ -305,11 +303,11 @@ def test_writing_takes_no_more_than_its_share_of_the_time_that_others_compute(tm
     first, other = process.ask(words(600)), process.ask(words(400, 7), max_tokens=200)
     while not first.finished or len(other.tokens) < 50:  # no time passes: there is none to share
         assert process.step()
-    assert process.shelf.written_bytes == 0
+    assert process.store.written_bytes == 0
     while len(other.tokens) < 100:
         process.clock.now += 1.0
         assert process.step()
-    assert process.shelf.written_bytes > 0
+    assert process.store.written_bytes > 0
 
 
 def test_an_engine_whose_disk_rests_does_too(tmp_path: Path) -> None:
@@ -317,7 +315,7 @@ def test_an_engine_whose_disk_rests_does_too(tmp_path: Path) -> None:
     process = Process("llama", tmp_path)
     files = cast("FakeFiles", process.files)
     for _ in range(2):
-        process.shelf._paused_until_s = files.now_s() + 60
+        process.store._paused_until_s = files.now_s() + 60
         if not process.engine.requests:
             process.ask(words(400))
         process.run()
@@ -325,7 +323,7 @@ def test_an_engine_whose_disk_rests_does_too(tmp_path: Path) -> None:
         files.now += 61
         assert process.tier.pending(idle=True)
         process.tier.advance(idle=True, interrupted=lambda: True)
-        assert process.writes._load is not None
+        assert process.writer._copying is not None
     process.run()
     assert process.tier.counts().pending_tokens == 0
 
@@ -335,7 +333,7 @@ def test_a_fault_of_its_own_code_switches_the_tier_off(tmp_path: Path) -> None:
     process.engine.trie.detach()
     asked = process.ask(words(400))
     with (
-        patch.object(runner.disk.restores, "adopt", side_effect=KeyError),
+        patch.object(runner.disk.restores, "insert_restored", side_effect=KeyError),
         patch.object(TrieCache, "detach", side_effect=KeyError),
     ):
         process.run()

@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner.disk.check import SelfCheck, drift
+from runner.disk.check import SelfCheck, relative_error
 from runner.disk.reader import Found
 from runner.disk.segment import STATE, Segment
 from scripts.tools.models.tiny import KINDS
@@ -35,24 +35,24 @@ def restored(kind: str, directory: Path, *, wrong: bool = False) -> Process:
 
 def poison(process: Process) -> None:
     """Writes all segments anew, whole, with other signs of what they hold."""
-    for name in list(process.shelf.index.names.values()):
-        found = process.shelf.read(name)
+    for name in list(process.store.index.names.values()):
+        found = process.store.read(name)
         assert found is not None
         data = bytearray(found.data)
         for at in range(4 * found.facts.tokens + 3, len(data), 4):
             data[at] ^= 0x80
-        process.shelf.drop(name)
-        assert process.shelf.publish(Segment(found.facts, memoryview(data)))
+        process.store.drop(name)
+        assert process.store.publish(Segment(found.facts, memoryview(data)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_right_stays(kind: str, tmp_path: Path) -> None:
     process = restored(kind, tmp_path)
     process.run()
-    files = len(process.shelf.index.names)
+    files = len(process.store.index.names)
     counts = process.tier.counts()
     assert (counts.checks, counts.failed_checks, counts.rejected) == (int(kind != OPAQUE), 0, {})
-    assert files == counts.segments == len(list(process.shelf.folder.glob("*.*-*.*")))
+    assert files == counts.segments == len(list(process.store.folder.glob("*.*-*.*")))
     again = process.ask([*words(500), 3, 4, 5])
     process.run()
     assert again.cached > 250
@@ -69,7 +69,7 @@ def test_what_the_model_does_not_compute_is_removed(
     process.disk.step()
     counts = process.tier.counts()
     assert (counts.checks, counts.failed_checks, counts.segments) == (1, 1, 0)
-    assert not list(process.shelf.folder.glob("*.*-*.*"))
+    assert not list(process.store.folder.glob("*.*-*.*"))
     assert caplog.text.count("the disk cache is wrong: emptied") == 1
     process.engine.requests.clear()  # their answers were wrong
     again = process.ask(words(500))
@@ -140,9 +140,9 @@ def test_long_prompts_and_pictures_are_not_checked() -> None:
 
 def test_rounding_is_told_from_other_numbers() -> None:
     right = mx.random.normal((1, 2, 64, 16))
-    assert drift(right, right) == 0.0
-    assert drift(right + 0.02 * mx.random.normal(right.shape), right) < 0.1
-    assert drift(mx.random.normal(right.shape), right) > 1.0
-    assert drift(right * float("nan"), right) == float("inf")
+    assert relative_error(right, right) == 0.0
+    assert relative_error(right + 0.02 * mx.random.normal(right.shape), right) < 0.1
+    assert relative_error(mx.random.normal(right.shape), right) > 1.0
+    assert relative_error(right * float("nan"), right) == float("inf")
     few = mx.concatenate([mx.random.normal((1, 2, 20, 16)), right[..., 20:, :]], axis=-2)  # of tied experts
-    assert drift(few, right) == 0.0
+    assert relative_error(few, right) == 0.0

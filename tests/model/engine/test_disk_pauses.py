@@ -6,8 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner.disk import serialize as cargo
-from runner.disk import writes as load
+from runner.disk import serialize, writer
 from runner.disk.serialize import Part
 from scripts.tools.models.tiny import KINDS
 from tests.model.engine.test_disk import Process, words
@@ -18,7 +17,7 @@ MOST_S = 0.002
 
 
 def files(process: Process) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in process.shelf.folder.iterdir()}
+    return {path.name: path.read_bytes() for path in process.store.folder.iterdir()}
 
 
 class Paused(Process):
@@ -28,21 +27,21 @@ class Paused(Process):
     def __init__(self, kind: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(kind, directory)
         self.pauses_s: list[float] = []
-        for module in (load, cargo):
+        for module in (writer, serialize):
             monkeypatch.setattr(module, "PIECE_BYTES", PIECE)
 
         def copy_tokens(part: Part, into: memoryview, first: int, count: int, *, on_device: bool) -> None:
-            cargo.copy_tokens(part, into, first, count, on_device=on_device)
+            serialize.copy_tokens(part, into, first, count, on_device=on_device)
             low, high = part.span or (0, part.array.shape[-2])
             self.clock.now += len(into) * (high - low) / count / PIECE / 1000
 
         def copy_piece(array: mx.array, into: memoryview, at: int, *, on_device: bool) -> int:
-            stop = cargo.copy_piece(array, into, at, on_device=on_device)
+            stop = serialize.copy_piece(array, into, at, on_device=on_device)
             self.clock.now += (stop - at) / PIECE / 1000
             return stop
 
-        monkeypatch.setattr(load, "copy_tokens", copy_tokens)
-        monkeypatch.setattr(load, "copy_piece", copy_piece)
+        monkeypatch.setattr(writer, "copy_tokens", copy_tokens)
+        monkeypatch.setattr(writer, "copy_piece", copy_piece)
         advance = self.tier.advance
 
         def timed(*, idle: bool, interrupted: Callable[[], bool]) -> None:
@@ -63,7 +62,7 @@ def test_a_message_waits_for_a_piece(kind: str, tmp_path: Path, monkeypatch: pyt
     process.ask(words(500))
     process.run()
     assert max(process.pauses_s) <= MOST_S
-    assert len(process.pauses_s) > process.shelf.written_bytes / PIECE / 2
+    assert len(process.pauses_s) > process.store.written_bytes / PIECE / 2
     assert files(process) == files(whole)
 
 
@@ -74,9 +73,9 @@ def test_an_answer_waits_no_longer_than_two_milliseconds(
     process = Paused(kind, tmp_path, monkeypatch)
     process.ask(words(500))
     process.engine.finish()  # nothing is written yet
-    other, begun = process.ask(words(250, 7), max_tokens=300), process.shelf.written_bytes
+    other, begun = process.ask(words(250, 7), max_tokens=300), process.store.written_bytes
     while len(other.tokens) < 290:
         process.clock.now += 0.1  # of a slice
         assert process.step()
-    assert process.shelf.written_bytes > begun
+    assert process.store.written_bytes > begun
     assert 0 < max(process.pauses_s) <= MOST_S

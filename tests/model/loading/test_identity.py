@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.disk.open import weights_identity
+from runner.disk.namespace import weights_identity
 from runner.model.sources.directory import open_directory
 from runner.model.sources.store import open_store
 from scripts.tools.models.checkpoints import write_checkpoint

@@ -8,8 +8,20 @@ from pathlib import Path
 from random import Random
 
 from runner.disk.files import Files
-from runner.disk.segment import ENTRIES, STATE, VERSION, Facts, Form, Layers, Name, Points, Record, Segment, Tensor
-from runner.disk.shelf import Shelf
+from runner.disk.segment import (
+    ENTRIES,
+    STATE,
+    VERSION,
+    Facts,
+    Form,
+    Layers,
+    Name,
+    PrefixDigests,
+    Record,
+    Segment,
+    Tensor,
+)
+from runner.disk.store import SegmentStore
 from runner.disk.sweep import Sweep
 
 ROOT = b"r" * 32
@@ -72,8 +84,8 @@ class FakeFiles(Files):
 ERRORS = [OSError(code, os.strerror(code)) for code in (errno.ENOSPC, errno.EROFS, errno.EIO, errno.ENOENT)]
 
 
-def points(tokens: Sequence[int], salt: str = "") -> Points:
-    return Points(ROOT, salt, tokens)
+def points(tokens: Sequence[int], salt: str = "") -> PrefixDigests:
+    return PrefixDigests(ROOT, salt, tokens)
 
 
 def named(tokens: Sequence[int], start: int, stop: int, kind: str = ENTRIES) -> Name:
@@ -97,8 +109,8 @@ def segment(tokens: Sequence[int], start: int, stop: int, kind: str = ENTRIES) -
     return Segment(facts, memoryview(data))
 
 
-def shelf(directory: Path, files: Files | None = None, most_written: int = 1 << 40) -> Shelf:
-    opened = Shelf(files or FakeFiles(), directory, NAMESPACE, b'{"model":"tiny"}', most_written)
+def store(directory: Path, files: Files | None = None, most_written: int = 1 << 40) -> SegmentStore:
+    opened = SegmentStore(files or FakeFiles(), directory, NAMESPACE, b'{"model":"tiny"}', most_written)
     opened.open()
     return opened
 

@@ -46,7 +46,7 @@ def check(directory: Path, written: list[Segment], change: Change, numbers: Rand
     """Writes segments, changes one, and asks all prompts in any order. Returns how many segments were found."""
     first = Thread(directory)
     first.put(*written)
-    victim = first.shelf.folder / numbers.choice(written).name.file
+    victim = first.store.folder / numbers.choice(written).name.file
     change(numbers, victim)
     thread, right, count = Thread(directory), {each.name: each for each in written}, 0
     for prompt in numbers.sample([*PROMPTS.values()], len(PROMPTS)):
@@ -134,13 +134,13 @@ def test_a_file_with_right_sums_that_is_of_other_layers_is_removed(field: str, t
     for kept in (KEPT[0], STATES[1]):
         first = Thread(tmp_path / kept.name.kind)
         first.put(*KEPT, *STATES)
-        victim = first.shelf.folder / kept.name.file
+        victim = first.store.folder / kept.name.file
         reseal(victim, FIELDS[field])
         thread = Thread(tmp_path / kept.name.kind)
         for prompt in PROMPTS.values():
             assert kept.name not in [found.segment.name for found in asked(thread, prompt)]
         assert not victim.exists()
-        assert thread.shelf.rejected.total() == 1
+        assert thread.store.rejected.total() == 1
         assert thread.put(kept) == [True]
 
 
@@ -149,13 +149,13 @@ def test_tokens_that_are_not_those_of_the_name_are_refused_though_their_sum_is_r
     for place, pictures in ((0, ()), (100, ("no digest",)), (255, ("00",))):
         first = Thread(tmp_path / str(place))
         first.put(*KEPT)
-        victim = first.shelf.folder / KEPT[2].name.file
+        victim = first.store.folder / KEPT[2].name.file
         data = bytearray(KEPT[2].data)
         data[4 * place] ^= 1
         reseal(victim, lambda facts, pictures=pictures: replace(facts, pictures=pictures), bytes(data))  # type: ignore[misc]
         thread = Thread(tmp_path / str(place))
         assert len(asked(thread, TOKENS[:560])) == 2
-        assert thread.shelf.rejected == {"tokens": 1}
+        assert thread.store.rejected == {"tokens": 1}
         assert not victim.exists()
 
 
@@ -200,13 +200,13 @@ def test_what_is_no_file_of_ours_is_a_miss_and_keeps_nothing_from_being_written(
         check(directory, [*KEPT, *STATES], change, Random(seed))
         thread = Thread(directory)
         assert thread.put(*KEPT, *STATES) == [True] * 5
-        assert (thread.shelf.write_errors, thread.shelf.may_write) == (0, True)
+        assert (thread.store.write_errors, thread.store.may_write) == (0, True)
         read = sum(len(each.data) for each in (*KEPT, *STATES))
         if change is not folder:
             assert [bytes(found.segment.data) for found in asked(thread, PROMPTS["the same"])][:3] == [
                 bytes(each.data) for each in KEPT
             ]
-            assert thread.shelf.read_bytes <= read
+            assert thread.store.read_bytes <= read
 
 
 def flip_sign(_: Random, path: Path) -> None:
@@ -219,11 +219,11 @@ def flip_sign(_: Random, path: Path) -> None:
 def test_a_token_that_is_wrong_is_found_by_a_prompt_that_parts_within_its_segment(tmp_path: Path) -> None:
     first = Thread(tmp_path)
     first.put(*KEPT)
-    victim = first.shelf.folder / KEPT[2].name.file
+    victim = first.store.folder / KEPT[2].name.file
     flip_sign(Random(1), victim)
     thread = Thread(tmp_path)
     assert [found.segment.name for found in asked(thread, PROMPTS["parts within"])] == [each.name for each in KEPT[:2]]
-    assert thread.shelf.rejected == {"tokens": 1}
+    assert thread.store.rejected == {"tokens": 1}
     assert not victim.exists()
 
 
@@ -231,7 +231,7 @@ def test_a_token_that_is_wrong_is_found_by_a_prompt_that_parts_within_its_segmen
 def test_what_becomes_no_file_after_the_listing_is_a_miss(change: Change, tmp_path: Path) -> None:
     thread = Thread(tmp_path)
     thread.put(*KEPT)
-    change(Random(1), thread.shelf.folder / KEPT[0].name.file)
+    change(Random(1), thread.store.folder / KEPT[0].name.file)
     assert asked(thread, PROMPTS["the same"]) == []
     assert thread.put(KEPT[0]) == [True]
 
@@ -241,8 +241,8 @@ def test_a_hole_is_not_read(tmp_path: Path) -> None:
     first = Thread(tmp_path)
     first.put(*KEPT)
     for kept, size in zip(KEPT, (1 << 30, 1 << 30, 8), strict=True):
-        os.truncate(first.shelf.folder / kept.name.file, size)
+        os.truncate(first.store.folder / kept.name.file, size)
     thread = Thread(tmp_path)
     assert asked(thread, PROMPTS["the same"]) == []
-    assert thread.shelf.read_bytes == 0
-    assert thread.shelf.rejected == {"crc": 2, "torn": 1}
+    assert thread.store.read_bytes == 0
+    assert thread.store.rejected == {"crc": 2, "torn": 1}

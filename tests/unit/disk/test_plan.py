@@ -2,8 +2,9 @@
 
 import pytest
 
-from runner.disk.index import Index, branch, chain, held_at, partial, standing
-from runner.disk.segment import STATE, TAIL, DigestOf, Name, Points, Tokens, UnknownPictureError
+from runner.disk.reader import branch, chain, deepest_state, held_at, partial
+from runner.disk.segment import STATE, TAIL, DigestOf, Name, PrefixDigests, Tokens, UnknownPictureError
+from runner.disk.store import Index
 from tests.unit.disk.made import ROOT, named, points
 
 A = list(range(1000))
@@ -24,7 +25,7 @@ def test_a_prompt_is_found_however_it_was_cut() -> None:
 def test_another_salt_or_model_finds_nothing() -> None:
     index = Index(names((0, 256)))
     assert chain(index, points(A, "salt")).stop == 0
-    assert chain(index, Points(b"x" * 32, "", A)).stop == 0
+    assert chain(index, PrefixDigests(b"x" * 32, "", A)).stop == 0
     assert chain(index, points(A[:200])).stop == 0
 
 
@@ -48,17 +49,17 @@ def test_layers_stand_where_all_of_their_states_and_tails_are() -> None:
     entries = names((0, 256), (256, 512))
     held = [named(A, 0, 100, TAIL), named(A, 100, 300, TAIL), named(A, 299, 300, STATE), named(A, 300, 512, TAIL)]
     index = Index([*entries, *held])
-    assert standing(index, points(A), 512) == 300
-    assert standing(index, points(A), 299) is None
+    assert deepest_state(index, points(A), 512) == 300
+    assert deepest_state(index, points(A), 299) is None
     assert held_at(index, points(A), 300, lambda at: at - 250) == [held[0], held[1], held[2]]
     assert held_at(index, points(A), 300, lambda at: at - 200) == [held[1], held[2]]
-    assert standing(Index(entries), points(A), 512) is None
+    assert deepest_state(Index(entries), points(A), 512) is None
 
 
 def test_a_place_to_stand_is_found_by_hashing_the_prompt_once() -> None:
     """However many states other conversations have left at other offsets."""
 
-    class Counting(Points):
+    class Counting(PrefixDigests):
         hashed = 0
 
         def _spelled(self, tokens: Tokens, digest_of: DigestOf) -> bytes:
@@ -67,7 +68,7 @@ def test_a_place_to_stand_is_found_by_hashing_the_prompt_once() -> None:
 
     states = [named(B, at - 1, at, STATE) for at in range(300, 680)]
     prompt = Counting(ROOT, "", A)
-    assert standing(Index([named(A, 1, 2, STATE), *states]), prompt, 999) == 2
+    assert deepest_state(Index([named(A, 1, 2, STATE), *states]), prompt, 999) == 2
     assert prompt.hashed <= len(A)
 
 
@@ -79,7 +80,7 @@ def test_what_is_removed_is_found_no_more() -> None:
         index.discard(name)
     assert not index.names
     assert chain(index, points(A)).stop == 0
-    assert standing(index, points(A), 999) is None
+    assert deepest_state(index, points(A), 999) is None
     index = Index(every)
     index.replace(["about.json", every[0].file])
     assert [*index.names] == [every[0].file]
@@ -96,7 +97,7 @@ def test_points_are_those_of_the_tokens_alone() -> None:
 def test_a_picture_counts_by_its_digest() -> None:
     digests = {-1: b"a" * 32, -2: b"b" * 32}
     one, same, other = (
-        Points(ROOT, "", tokens, of)
+        PrefixDigests(ROOT, "", tokens, of)
         for tokens, of in (
             ([5, -1, -1, 6], digests.get),
             ([5, -9, -9, 6], {-9: b"a" * 32}.get),
@@ -105,4 +106,4 @@ def test_a_picture_counts_by_its_digest() -> None:
     )
     assert one.at(4) == same.at(4) != other.at(4)
     with pytest.raises(UnknownPictureError):
-        Points(ROOT, "", [5, -3]).at(2)
+        PrefixDigests(ROOT, "", [5, -3]).at(2)

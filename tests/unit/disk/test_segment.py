@@ -11,11 +11,11 @@ from runner.disk.segment import (
     Name,
     Segment,
     SegmentError,
+    checked,
     header_bytes,
     parse_name,
     read_facts,
     sealed,
-    whole,
 )
 from tests.unit.disk.made import NAMESPACE, named, segment
 
@@ -30,7 +30,7 @@ def written(of: Segment = WHOLE) -> bytearray:
 def read(data: bytes | bytearray, name: Name = WHOLE.name, namespace: str = NAMESPACE) -> Segment:
     at = 8 + header_bytes(bytes(data[:8]), len(data))
     facts = read_facts(bytes(data[8:at]), bytes(data[-SEAL_BYTES:]), name, namespace, len(data))
-    return whole(facts, memoryview(data)[at:-SEAL_BYTES])
+    return checked(facts, memoryview(data)[at:-SEAL_BYTES])
 
 
 @pytest.mark.parametrize("of", [WHOLE, segment(TOKENS, 32, 33, STATE)], ids=["entries", "state"])

@@ -12,7 +12,7 @@ from runner.disk.reader import Found, Reader, Wanted
 from runner.disk.segment import Segment, sealed
 from runner.disk.sweep import Sweep
 from runner.disk.thread import DiskThread, Reading
-from tests.unit.disk.made import LAYERS, ROOT, FakeFiles, segment, shelf
+from tests.unit.disk.made import LAYERS, ROOT, FakeFiles, segment, store
 
 TOKENS = [7 * index % 1000 for index in range(1100)]
 
@@ -23,7 +23,7 @@ class Thread(DiskThread):
     def __init__(self, directory: Path, most: int = 1 << 40) -> None:
         self.files = FakeFiles()
         self.messages: deque[Callable[[], None]] = deque()
-        kept = shelf(directory, self.files)
+        kept = store(directory, self.files)
         sweep = Sweep(self.files, directory, most, 1e12)
         super().__init__(self.files, kept, sweep, Reader(kept, ROOT), self.messages.append)
 
@@ -59,10 +59,10 @@ def test_what_was_written_is_read_in_order_and_two_pieces_ahead(tmp_path: Path) 
     thread.read(reading)
     thread.rest()
     assert [found.segment.name.start for found in taken if found] == [0, 256]
-    thread.adopted(reading)
+    thread.taken(reading)
     thread.rest()
     assert len(taken) == 3
-    thread.adopted(reading)
+    thread.taken(reading)
     thread.rest()
     assert taken[-1] is None
     assert [bytes(found.segment.data) for found in taken if found] == [bytes(each.data) for each in cut()]
@@ -77,19 +77,19 @@ def test_a_segment_is_read_into_the_buffer_that_the_engine_gives(tmp_path: Path)
     thread.rest()
     small, large = memoryview(bytearray(1000)), memoryview(bytearray(99_000))
     for buffer in (large, small):
-        thread.adopted(reading, buffer)
+        thread.taken(reading, buffer)
         thread.rest()
     first, second, third, fourth = [found.segment for found in taken if found]
     assert third.data.obj is large.obj
     assert third.data == large[: len(third.data)]
     assert all(isinstance(each.data.obj, mmap) for each in (first, second, fourth))
     assert [bytes(each.data) for each in (first, second, third, fourth)] == [bytes(each.data) for each in cut(1024)]
-    thread.adopted(reading, large)
+    thread.taken(reading, large)
     thread.rest()
     assert taken[-1] is None
-    assert not thread.shelf.buffers
-    thread.adopted(reading, large)  # too late: nothing more is read
-    assert not thread.shelf.buffers
+    assert not thread.store.buffers
+    thread.taken(reading, large)  # too late: nothing more is read
+    assert not thread.store.buffers
 
 
 def test_reads_go_before_writes_and_writes_before_sweeps(tmp_path: Path) -> None:
@@ -113,11 +113,11 @@ def test_a_reading_that_nobody_waits_for_ends(tmp_path: Path) -> None:
     thread.read(reading)
     thread.rest()
     assert taken == [None]
-    assert thread.shelf.read_bytes == 0
+    assert thread.store.read_bytes == 0
 
 
 def folder_bytes(thread: Thread) -> int:
-    return sum(path.stat().st_size for path in thread.shelf.folder.iterdir())
+    return sum(path.stat().st_size for path in thread.store.folder.iterdir())
 
 
 def others(count: int, first: int = 2000) -> Iterator[Segment]:
@@ -147,7 +147,7 @@ def test_the_bound_holds_at_all_times(tally: bytes | None, tmp_path: Path) -> No
     thread.rest()
     assert done == [True] * 9
     assert 2 * SIZE < most <= 4 * SIZE
-    assert set(thread.shelf.index.names) == {path.name for path in thread.shelf.folder.glob("*.kv")}
+    assert set(thread.store.index.names) == {path.name for path in thread.store.folder.glob("*.kv")}
     assert thread.sweep.evicted_bytes >= 8 * SIZE
 
 
@@ -157,8 +157,9 @@ def test_a_volume_that_others_fill_makes_room_though_nothing_can_be_written(tmp_
     thread.files.free, calls = (1 << 30, 4 << 30), len(thread.files.calls)
     assert thread.put(cut()[2]) == [False]
     assert "write" not in thread.files.calls[calls:]
-    assert thread.sweep.last.files == thread.shelf.write_errors == 0
-    assert not thread.shelf.may_write
+    assert thread.sweep.held_bytes < SIZE
+    assert not thread.store.write_errors
+    assert not thread.store.may_write
     thread.files.free = (3 << 30, 4 << 30)
     thread.files.now += 61
     assert thread.put(cut()[2]) == [True]
@@ -176,8 +177,8 @@ def test_what_waits_to_be_written_goes_with_the_rest(tmp_path: Path) -> None:
     thread.empty()
     thread.rest()
     assert done == [False]
-    assert [path.name for path in thread.shelf.folder.iterdir()] == ["about.json"]
-    assert not thread.shelf.index.names
+    assert [path.name for path in thread.store.folder.iterdir()] == ["about.json"]
+    assert not thread.store.index.names
     assert thread.sweep.held_bytes < 1000
     assert thread.put(*cut()) == [True] * 3
 
@@ -186,9 +187,9 @@ def test_a_start_reads_no_file_however_many_there_are(tmp_path: Path) -> None:
     thread = _filled(tmp_path)
     again = Thread(tmp_path)
     again.rest()
-    assert len(again.shelf.index.names) == 3
+    assert len(again.store.index.names) == 3
     assert not {"open", "read"} & set(again.files.calls)
-    assert thread.shelf.index.names.keys() == again.shelf.index.names.keys()
+    assert thread.store.index.names.keys() == again.store.index.names.keys()
 
 
 def test_the_bound_holds_over_two_processes_and_what_is_evicted_is_not_looked_for(tmp_path: Path) -> None:
@@ -203,8 +204,8 @@ def test_the_bound_holds_over_two_processes_and_what_is_evicted_is_not_looked_fo
         worked = any(steps)
         most = max(most, folder_bytes(threads[0]))
     assert 2 * SIZE < most <= 5 * SIZE
-    assert sum(thread.shelf.written_bytes for thread in threads) > 15 * SIZE
+    assert sum(thread.store.written_bytes for thread in threads) > 15 * SIZE
     assert folder_bytes(threads[0]) <= threads[0].sweep.held_bytes <= 4 * SIZE
     threads[0].files.now += 61
-    threads[0].shelf.relist()
-    assert set(threads[0].shelf.index.names) == {path.name for path in threads[0].shelf.folder.glob("*.kv")}
+    threads[0].store.relist()
+    assert set(threads[0].store.index.names) == {path.name for path in threads[0].store.folder.glob("*.kv")}

@@ -1,21 +1,22 @@
-"""The directory of one model's segments: list, read, publish. Owner: the disk thread, but for `index` and the counts,
-which any thread may read.
+"""The directory of one model's segments: list, read, publish. Owner: the disk thread; any thread may read the index and
+the counts.
 
-A file is written under a name of its own and renamed when it is complete, so that whatever ends the process leaves a
-whole segment or none. There is no fsync: SIGKILL loses nothing of the page cache, and after a power cut the sums tell.
+A file is written under a temporary name and renamed when it is complete, so whatever ends the process leaves a
+complete segment or none. There is no fsync: SIGKILL loses nothing of the page cache, and after a power cut the sums
+tell.
 """
 
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from mmap import mmap
 from pathlib import Path
 
 from runner.disk.files import Files
-from runner.disk.index import Index
 from runner.disk.segment import (
+    ENTRIES,
     MOST_BYTES,
     SEAL_BYTES,
     Facts,
@@ -23,13 +24,13 @@ from runner.disk.segment import (
     Name,
     Segment,
     SegmentError,
+    checked,
     compare,
     header_bytes,
     parse_name,
     read_facts,
     sealed,
     temporary,
-    whole,
 )
 from runner.logs import Log
 
@@ -38,32 +39,117 @@ _FOR_GOOD = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EEXIST, er
 _PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3600.0
 _RELIST_S = 2.0
 _DAY_S = 86_400.0
+_TOGETHER = 256  # names between two moments for other threads
 
 
-class Shelf:
+class Index:
+    """The names of the segments in the directory, as far as this process knows. Every change is one assignment to a
+    dictionary, so that readers see the state before it or after it."""
+
+    def __init__(self, names: Iterable[Name] = ()) -> None:
+        self.names: dict[str, Name] = {}
+        """All, by file name."""
+        self.starts: Counter[int] = Counter()
+        """The number of segments of entries that start at an offset."""
+        self.ends: Counter[int] = Counter()
+        """The number of tails and states at an offset."""
+        self.kinds: Counter[str] = Counter()
+        """The number of segments of each kind."""
+        self._after: dict[str, tuple[Name, ...]] = {}
+        self._held: dict[tuple[str, str], Name] = {}
+        for name in names:
+            self.add(name)
+
+    def __contains__(self, name: Name) -> bool:
+        return name.file in self.names
+
+    def after(self, point: str) -> tuple[Name, ...]:
+        """Returns the segments of entries that start at a point."""
+        return self._after.get(point, ())
+
+    def held(self, kind: str, point: str) -> Name | None:
+        """Returns the tail or the state at a point."""
+        return self._held.get((kind, point))
+
+    def add(self, name: Name) -> None:
+        """Adds a segment, unless it is there."""
+        if name.file in self.names:
+            return
+        if name.kind == ENTRIES:
+            self._after[name.first] = (*self.after(name.first), name)
+            self.starts[name.start] += 1
+        else:
+            self._held[name.kind, name.last] = name
+            self.ends[name.stop] += 1
+        self.kinds[name.kind] += 1
+        self.names[name.file] = name
+
+    def discard(self, name: Name) -> None:
+        """Removes a segment, if it is there."""
+        if self.names.pop(name.file, None) is None:
+            return
+        self.kinds[name.kind] -= 1
+        if name.kind == ENTRIES:
+            self.starts[name.start] -= 1
+            left = tuple(other for other in self.after(name.first) if other != name)
+            if left:
+                self._after[name.first] = left
+            else:
+                self._after.pop(name.first, None)
+        else:
+            self.ends[name.stop] -= 1
+            if self._held.get((name.kind, name.last)) == name:
+                del self._held[name.kind, name.last]
+
+    def replace(self, files: Iterable[str], rest: Callable[[], None] = lambda: None) -> None:
+        """Makes the segments among these files the only ones. Only new ones take time; calls `rest` now and then."""
+        wanted = set(files)
+        for file in self.names.keys() - wanted:
+            self.discard(self.names[file])
+        for count, file in enumerate(wanted - self.names.keys()):
+            name = parse_name(file)
+            if name is not None:
+                self.add(name)
+            if count % _TOGETHER == _TOGETHER - 1:
+                rest()
+
+
+class SegmentStore:
     """The segments of one namespace. No method raises OSError: a fault is a miss, and a line in the log."""
 
     def __init__(self, files: Files, directory: Path, namespace: str, about: bytes, most_written: int) -> None:
-        """`directory` is that of all models, `namespace` the name of this model's folder in it, `about` what the folder
-        says of itself in words. Writes at most `most_written` bytes a day."""
-        self.index = Index()
+        """`directory` is that of all models, `namespace` the name of this model's folder in it, `about` the content of
+        the file that describes it. Writes at most `most_written` bytes a day."""
         self.namespace = namespace
         self.folder = directory / namespace
-        self.rejected: Counter[str] = Counter()
-        """Files that were not what they should be, by reason."""
-        self.read_bytes = self.written_bytes = self.write_errors = 0
+        self._files = files
+        self._about = about
+        self._most_written = most_written
+
+        # The listing
+        self.index = Index()
         self.listed = False
         """True once the index can be relied on."""
-        self.why_not_writing = ""
-        """The reason why nothing is written any more; empty if it is, or may be again."""
-        self._files, self._about, self._most_written = files, about, most_written
-        self._number = int.from_bytes(os.urandom(6))  # runners in containers may have the same process id
         self._changed_ns = -1
-        self._listed_s = self._paused_until_s = self._day_s = float("-inf")
-        self._pause_s = _PAUSE_S
-        self._written_today = 0
+        self._listed_s = float("-inf")
+
+        # Reading
+        self.read_bytes = 0
+        self.rejected: Counter[str] = Counter()
+        """Files that were not as they should be, by reason."""
         self.buffers: list[memoryview] = []
         """Buffers to read into, if they are large enough."""
+
+        # Writing
+        self.written_bytes = 0
+        self.write_errors = 0
+        self.why_not_writing = ""
+        """Why nothing is written any more; empty if something is, or may be later."""
+        self._number = int.from_bytes(os.urandom(6))  # runners in containers may have the same process id
+        self._pause_s = _PAUSE_S
+        self._paused_until_s = float("-inf")
+        self._day_s = float("-inf")
+        self._written_today = 0
 
     # --- the listing
 
@@ -77,7 +163,7 @@ class Shelf:
         self.listed = True
 
     def relist(self) -> None:
-        """Lists the folder again if another process has changed it, at most every other second."""
+        """Lists the folder again if another process has changed it, at most every two seconds."""
         now_s = self._files.now_s()
         if 0 <= now_s - self._listed_s < _RELIST_S:
             return
@@ -88,16 +174,19 @@ class Shelf:
                 self.index.replace(self._files.plain(self.folder), self._files.rest)
                 self._changed_ns = changed_ns
         except OSError:
-            self.index.replace(())
-            self._changed_ns = -1
+            self._forget_listing()
+
+    def _forget_listing(self) -> None:
+        self.index.replace(())
+        self._changed_ns = -1
 
     # --- reading
 
     def read(self, name: Name, layers: Layers | None = None, *, only_tokens: bool = False) -> Segment | None:
-        """Returns a segment, compared with all its sums and with the layers of the model, if they are given; None if it
-        is gone, and if it is damaged or of others, which removes it.
+        """Returns a segment, compared with its sums, and with the layers of the model if they are given. Returns None
+        if it is gone; removes it and returns None if it is damaged or of other layers.
 
-        With `only_tokens` nothing else of its data is read, and they are not compared with their sum.
+        With `only_tokens` nothing else of its data is read, and the tokens are not compared with the sum.
         """
         try:
             file = self._files.open(self.folder / name.file)
@@ -111,7 +200,7 @@ class Shelf:
             finally:
                 self._files.close(file)
             self.read_bytes += len(buffer)
-            return Segment(facts, buffer) if only_tokens else whole(facts, buffer)
+            return Segment(facts, buffer) if only_tokens else checked(facts, buffer)
         except SegmentError as error:
             self.reject(name, error.reason)
         except (OSError, MemoryError):
@@ -119,30 +208,25 @@ class Shelf:
         return None
 
     def reject(self, name: Name, reason: str) -> None:
-        """Removes a segment that is not what it should be."""
+        """Removes a segment that is not as it should be, and counts it."""
         if not self.rejected[reason]:
             log.warning("a file of the disk cache is damaged: removed", reason=reason, file=name.file)
         self.rejected[reason] += 1
         self.drop(name)
 
     def drop(self, name: Name) -> None:
-        """Removes a segment."""
+        """Removes a segment. One that cannot be removed is not used either."""
         self.index.discard(name)
-        try:
+        with suppress(OSError):
             self._files.unlink(self.folder / name.file)
-        except OSError:
-            return  # it cannot be removed, but neither is it used
 
     def empty(self) -> None:
         """Removes all segments."""
-        self.index.replace(())
-        self._changed_ns = -1
-        try:
-            names = [name for name in map(parse_name, self._files.names(self.folder)) if name is not None]
-        except OSError:
-            return
-        for name in names:
-            self.drop(name)
+        self._forget_listing()
+        with suppress(OSError):
+            for name in map(parse_name, self._files.names(self.folder)):
+                if name is not None:
+                    self.drop(name)
 
     def touch(self, name: Name) -> None:
         """Marks a segment as just used."""
@@ -188,14 +272,15 @@ class Shelf:
         """True unless writing is off for good, rests after an error, or the day's bytes are written."""
         now_s = self._files.now_s()
         if not 0 <= now_s - self._day_s < _DAY_S:
-            self._day_s, self._written_today = now_s, 0
+            self._day_s = now_s
+            self._written_today = 0
         if self.why_not_writing or self._written_today >= self._most_written:
             return False
         return not 0 < self._paused_until_s - now_s <= _LONGEST_PAUSE_S
 
     def publish(self, segment: Segment, reserve: Callable[[int], bool] = lambda _: True) -> bool | None:
-        """Writes a segment. Returns False if that was not possible; nothing is left of it then. Returns None if there
-        is no room for so many bytes, according to `reserve`."""
+        """Writes a segment: completely, or returns False. Returns None if there is no room for it: `reserve` counts its
+        bytes, or returns False."""
         name = segment.name
         if name in self.index:
             self.touch(name)
@@ -221,8 +306,14 @@ class Shelf:
         self.index.add(name)
         return True
 
+    def rest(self, why: str) -> None:
+        """Writes nothing for a while, longer each time."""
+        self._paused_until_s = self._files.now_s() + self._pause_s
+        log.warning("the disk cache rests", why=why, seconds=self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
     def _commit(self, parts: Sequence[memoryview], to: Path) -> None:
-        """Writes a file, whole or not at all."""
+        """Writes a file, completely or not at all."""
         path = self.folder / temporary(os.getpid(), self._number)
         self._number += 1
         try:
@@ -257,17 +348,9 @@ class Shelf:
 
     def _failed(self, error: OSError) -> None:
         self.write_errors += 1
+        why = os.strerror(error.errno or 0)
         if error.errno in _FOR_GOOD:
-            self._stop_writing(error)
-            return
-        self.rest(os.strerror(error.errno or 0))
-
-    def rest(self, why: str) -> None:
-        """Writes nothing for a while, which is longer each time."""
-        self._paused_until_s = self._files.now_s() + self._pause_s
-        log.warning("the disk cache rests", why=why, seconds=self._pause_s)
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-
-    def _stop_writing(self, error: OSError) -> None:
-        self.why_not_writing = os.strerror(error.errno or 0)
-        log.warning("the disk cache writes nothing any more", why=self.why_not_writing, directory=str(self.folder))
+            self.why_not_writing = why
+            log.warning("the disk cache writes nothing any more", why=why, directory=str(self.folder))
+        else:
+            self.rest(why)

@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
-import runner.disk.open
-from runner.disk.open import _Namespace, _namespace
+import runner.disk.namespace
+from runner.disk.namespace import Namespace, namespace_of
 from runner.model import open_model
 from runner.settings import Settings
 from scripts.tools.models.checkpoints import write_checkpoint
@@ -27,13 +27,13 @@ class Model:
     salt: str = ""
     make_layers: Callable[[], list[object]] = lambda: [KVCache(), RotatingKVCache(32)]
 
-    def namespace(self) -> _Namespace:
+    def namespace(self) -> Namespace:
         settings = cast("Settings", SimpleNamespace(blas="auto", blas_threads=None))
         opened = open_model(str(self.directory), Path("unused"))
-        return _namespace(settings, opened, self.make_layers, self.dtypes, self.salt)
+        return namespace_of(settings, opened, self.make_layers, self.dtypes, self.salt)
 
     def patched(self, name: str, value: object) -> "Model":
-        self.patch.setattr(runner.disk.open, name, value)
+        self.patch.setattr(runner.disk.namespace, name, value)
         return self
 
 

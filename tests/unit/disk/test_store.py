@@ -7,14 +7,14 @@ import pytest
 
 from runner.disk.files import Files
 from runner.disk.segment import is_temporary, parse_name
-from runner.disk.shelf import Shelf
+from runner.disk.store import SegmentStore
 from runner.disk.sweep import Sweep
-from tests.unit.disk.made import ERRORS, LAYERS, NAMESPACE, STORY, CrashError, FakeFiles, listed, shelf, swept
+from tests.unit.disk.made import ERRORS, LAYERS, NAMESPACE, STORY, CrashError, FakeFiles, listed, store, swept
 
 
-def story(files: Files, directory: Path) -> Shelf:
+def story(files: Files, directory: Path) -> SegmentStore:
     """Sweeps, writes, reads, looks, touches and sweeps again."""
-    opened, sweep = shelf(directory, files), Sweep(files, directory, 1 << 40, 1e9)
+    opened, sweep = store(directory, files), Sweep(files, directory, 1 << 40, 1e9)
     for _ in sweep.run():
         pass
     for each in STORY:
@@ -31,7 +31,7 @@ def check_found(directory: Path, after_sweep: bool = True) -> int:
     """Checks that whatever is found equals what was written. Returns how much."""
     files, found = FakeFiles(), 0
     files.now = 3e9  # long after everything that was abandoned
-    opened = shelf(directory, files)
+    opened = store(directory, files)
     for each in STORY:
         read = opened.read(each.name) if each.name in opened.index else None
         if read is not None:
@@ -81,7 +81,7 @@ def test_short_counts_are_gone_on_with(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_left_alone_for_a_while_and_a_broken_one_for_good(tmp_path: Path) -> None:
     files = FakeFiles()
-    opened = shelf(tmp_path, files)
+    opened = store(tmp_path, files)
     files.at, files.fault = len(files.calls) + 3, OSError(errno.ENOSPC, "full")
     assert not opened.publish(STORY[0])
     assert not opened.may_write
@@ -98,11 +98,12 @@ def test_a_full_disk_is_left_alone_for_a_while_and_a_broken_one_for_good(tmp_pat
 
 def test_a_file_in_the_place_of_a_folder_ends_writing(tmp_path: Path) -> None:
     (tmp_path / NAMESPACE).write_text("mine")
-    opened = shelf(tmp_path)
+    opened = store(tmp_path)
     assert not opened.may_write
     assert opened.why_not_writing
     assert not opened.index.names
-    assert swept(FakeFiles(), tmp_path, 0).last.files == 0
+    swept(FakeFiles(), tmp_path, 0)
+    assert (tmp_path / NAMESPACE).read_text() == "mine"
     assert (tmp_path / NAMESPACE).read_text() == "mine"
 
 
@@ -117,14 +118,14 @@ def test_what_another_process_of_the_same_number_left_is_not_in_the_way(tmp_path
             return super().create(path)
 
     for count, each in enumerate(STORY):
-        assert shelf(tmp_path, Noting()).publish(each)
+        assert store(tmp_path, Noting()).publish(each)
         assert len(names) == 2 + count
         (tmp_path / NAMESPACE / min(names)).touch()
 
 
 def test_a_day_has_so_many_bytes(tmp_path: Path) -> None:
     files = FakeFiles()
-    opened = shelf(tmp_path, files, most_written=1)
+    opened = store(tmp_path, files, most_written=1)
     assert opened.may_write
     assert opened.publish(STORY[0])
     assert not opened.may_write
@@ -133,7 +134,7 @@ def test_a_day_has_so_many_bytes(tmp_path: Path) -> None:
 
 
 def test_two_files_that_changed_places_are_misses(tmp_path: Path) -> None:
-    opened = shelf(tmp_path)
+    opened = store(tmp_path)
     for each in STORY:
         opened.publish(each)
     one, other = (opened.folder / STORY[index].name.file for index in (2, 3))
@@ -148,7 +149,7 @@ def test_two_files_that_changed_places_are_misses(tmp_path: Path) -> None:
 
 
 def test_links_and_vanished_files_are_no_segments(tmp_path: Path) -> None:
-    opened = shelf(tmp_path / "a")
+    opened = store(tmp_path / "a")
     opened.publish(STORY[0])
     path = opened.folder / STORY[0].name.file
     path.rename(tmp_path / "elsewhere")
@@ -160,7 +161,7 @@ def test_links_and_vanished_files_are_no_segments(tmp_path: Path) -> None:
 
 def test_another_process_writes_too(tmp_path: Path) -> None:
     files = FakeFiles()
-    one, other = shelf(tmp_path, files), shelf(tmp_path)
+    one, other = store(tmp_path, files), store(tmp_path)
     other.publish(STORY[0])
     one.relist()
     assert STORY[0].name not in one.index  # not yet: it looked a moment ago
@@ -172,7 +173,7 @@ def test_another_process_writes_too(tmp_path: Path) -> None:
 
 
 def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
-    opened = shelf(tmp_path / "new")
+    opened = store(tmp_path / "new")
     opened.publish(STORY[0])
     assert (tmp_path / "new" / NAMESPACE).stat().st_mode & 0o777 == 0o700
     assert (opened.folder / STORY[0].name.file).stat().st_mode & 0o777 == 0o600
