@@ -101,7 +101,7 @@ def assemble(
         parts.counts.ranks = world.ranks.counts
     identity = Identity(__version__, model.name, model.architecture, device(), model.context_length, settings.cache)
     shown = parts.tokenizer if settings.inspect_text else None
-    parts.report = Report(identity, parts.scheduler, parts.scheduler.memory, shown, parts.counts)
+    parts.report = Report(identity, parts.scheduler, shown, parts.counts)
     parts.warm_up = _warm_up_of(parts)
     log.info(
         "model loaded",
@@ -169,9 +169,9 @@ def _context(parts: Parts, chunk_tokens: int) -> EngineContext:
         sources.reuse_bytes,
         sources.grammar_bytes,
         drop_unused,
+        draft_bytes=parts.draft_bytes,
+        one_grammar_bytes=parts.grammar_bytes,
     )
-    memory.draft_bytes = parts.draft_bytes
-    memory.grammar_bytes = parts.grammar_bytes
     return EngineContext(
         forward=parts.forward,
         tokenizer=parts.tokenizer,

@@ -5,19 +5,19 @@ Called on the engine thread, which alone imports MLX.
 
 from typing import TYPE_CHECKING
 
-from runner.engine.engine import Assemble
+from runner.engine.engine import Assemble, Turns
 from runner.engine.events import Outbox
 from runner.model import OpenedModel
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.engine.world import Turns, World
+    from runner.engine.world import World
 
 
 def open_world(settings: Settings, model: OpenedModel, outbox: Outbox) -> "tuple[World, Turns]":
     """Returns the world of an engine with these settings, and its turns. Raises RankError if the ranks cannot begin,
     and UsageError if there can be no recording."""
-    from runner.engine.world import Turns, World
+    from runner.engine.world import World
 
     world, turns = World(), Turns(outbox)
     if settings.ranks > 1:

@@ -79,7 +79,7 @@ class DiskTier:
         with self._guarded():
             for generation in (*self._scheduler.prefilling, *self._scheduler.batches.generations):
                 generation.request.cancel()
-            self._scheduler.advance()  # closes them
+            self._scheduler.compute_slice()  # closes them
             while (pending := self._writer.pending(idle=True)) or self._writer.writing:
                 if pending:
                     self._writer.advance(idle=True, interrupted=lambda: False)
@@ -158,11 +158,11 @@ def _open_tier(parts: Parts) -> DiskTier | None:
     counters = scheduler.journal.counters
 
     def prefill_token_s() -> float | None:
-        slices = counters.slices()
+        slices = counters.slices
         return slices.prefill_s / slices.prefill_tokens if slices.prefill_tokens >= _KNOWN_TOKENS else None
 
     def ready() -> None:
-        scheduler.journal.queue.changed = True
+        scheduler.queue.changed = True
 
     on_device = moves_what_the_host_reads()
     unsaved = UnsavedSegments(

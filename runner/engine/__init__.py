@@ -11,11 +11,11 @@ parts and connects them.
 | read in this order | |
 | --- | --- |
 | `request`, `events` | what goes in and comes out, and how the event loop is woken |
-| `engine`, `warmup` | the loop: receive, compute a slice, deliver; before the first request |
-| `scheduler`, `queue`, `policy` | the stations of a request; those that wait; which slice is next, from numbers alone |
-| `generation`, `output`, `lifecycle` | one request: prompt, answer, text and stop strings, counts |
-| `batch`, `batches`, `round` | several in one forward; rounds that check drafts |
+| `engine`, `world`, `warmup` | the loop: receive, compute, deliver; where its values come from; the first forwards |
+| `scheduler`, `queue`, `policy` | the stations of a request; lines that wait; which slice is next, from numbers alone |
+| `generation`, `output`, `lifecycle` | one request: prompt and answer; its text; its times and counts |
+| `guide`, `batch`, `batches`, `round` | its grammar; several answers in one forward; rounds that check drafts |
 | `memory`, `recovery` | which requests fit into `--memory`; the case that MLX finds none |
-| `journal`, `counters`, `report`, `trace` | log lines and numbers for people; the time of each part of a slice |
+| `journal`, `report`, `trace` | log lines and numbers for people; the time of each part of a slice |
 | `ports`, `parts`, `context` | what the engine asks of wings; how they join it; what all requests share |
 """

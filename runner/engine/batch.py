@@ -1,15 +1,29 @@
-"""A batch: the generations that decode in one forward."""
+"""A batch: the generations that decode in one forward.
 
-from collections.abc import Sequence
+What is in flight between two steps is one of four, and a step goes on from there:
+
+    None               runs the forward over the recorded tokens, draws, and goes on as `Drawn`; or, with drafts, runs
+                       one over the next token and drafts, and reads all that are right
+                       -> RoundToAccept; with a grammar -> StepAwaitingMasks
+    Drawn              runs the forward over these tokens, draws the next ones, and reads these
+                       -> Drawn; with a grammar, which has to follow them before it draws -> StepAwaitingMasks
+    StepAwaitingMasks  if all masks are there, draws the next tokens; those with late masks are split off
+                       -> Drawn; at the end of all answers, or without logits -> None; after a round -> RoundToAccept
+    RoundToAccept      takes the layers to the end of what was right, and goes on as None
+
+Two batches join when both are `Drawn`. Generations may leave at any time.
+"""
+
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
 from runner.cache.session import DecodeRows
-from runner.engine.events import Event, Outbox
+from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation, Results
 from runner.engine.round import Round, RoundDrafts, find_drafts, unseen_at_end
 from runner.engine.trace import TRACE
@@ -17,98 +31,86 @@ from runner.sampling.sample import Choice, Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
 
 if TYPE_CHECKING:
-    from runner.engine.guide import Guide
     from runner.engine.ports import Shifted
 
-# --- The way of an answer out of a batch that has failed.
+_CLEAR_STEPS = 256  # mlx-lm's caches grow by as many tokens at a time, into new buffers
+_PADDING_TOKENS = 256  # a row may always be padded by as many
+_GRAMMAR_WAIT_S = 0.05  # a batch waits for a mask; then the answer decodes alone
+_GRAMMAR_WAIT_ALONE_S = 0.005  # an answer alone waits; then other slices run
+_ids = count()
 
 
-def fall_back(generation: Generation, own: Sample | None, error: Exception, patience_s: float) -> list[Event]:
-    """Lets an answer go back to what its own layers have seen, to go on alone; it fails if these are lost.
+class Drawn(NamedTuple):
+    """The next token of each answer is drawn and dispatched, and not read yet."""
 
-    It takes the token that it drew on them, if it has not: `own`. It waits `patience_s` for its grammar. Returns the
-    events for the client.
-    """
-    # Without a token to take, its layers must not have seen the token that it would go back to.
-    seen_all = own is None and generation.session.position >= len(generation.session.recorded)
-    if generation.session.failed or seen_all:
-        return generation.fail(error)
-    events: list[Event] = []
-    try:
-        if own:
-            generation.restart_grammar()
-            generation.grammar.advance(choice := own.read()[0])
-            if generation.grammar.wait(patience_s):
-                events += generation.take(generation.with_forced(choice, alone=False))
-            else:
-                events += generation.abort("its grammar takes too long to be followed again")
-        if not generation.done:
-            generation.return_to_prefill()
-    except Exception as fault:
-        events += generation.fail(fault)
-    return events
+    sample: Sample
+    own: Mapping[Generation, Sample] = {}
+    """The part of it that answers drew on their own layers, before they joined."""
 
 
-# --- A decode step that waits for masks.
-
-
-class PausedStep(NamedTuple):
-    """A step whose tokens are read, while the grammars advance along them."""
+class StepAwaitingMasks(NamedTuple):
+    """The tokens of a step are read, and the grammars follow them."""
 
     choices: list[Choice]
     logits: mx.array | None
     """[B, 1, V], from the forward over these tokens; None if there was none."""
+    own: Mapping[Generation, Sample] = {}
+    """As in `Drawn`."""
+    round: Round | None = None
+    """The round that the tokens are from."""
 
-    def of(self, rows: Sequence[int]) -> "PausedStep":
+    def of(self, rows: Sequence[int]) -> "StepAwaitingMasks":
         """Returns these rows of it."""
         logits = None if self.logits is None else self.logits[mx.array([*rows])]
-        return PausedStep([self.choices[row] for row in rows], logits)
+        return self._replace(choices=[self.choices[row] for row in rows], logits=logits)
 
 
-_CLEAR_STEPS = 256  # mlx-lm's caches grow by as many tokens at a time, into new buffers
-_PADDING_TOKENS = 256  # a row may always be padded by so many
-_GRAMMAR_WAIT_S = 0.05  # a batch waits so long for a mask; then the answer decodes alone
-_GRAMMAR_WAIT_ALONE_S = 0.005  # an answer alone waits so long; then other slices run
-_ids = count()
+class RoundToAccept(NamedTuple):
+    """The tokens of a round are read; the layers have seen wrong drafts, too."""
+
+    round: Round
+
+
+InFlight: TypeAlias = Drawn | StepAwaitingMasks | RoundToAccept | None
 
 
 class Batch:
     """One generation, which decodes on its own layers, or several, on copies of their layers.
 
-    From the second step on, the forward for the next token is dispatched before the present token is read. If a step of
-    several raises, no generation has taken a token of it: each can go back to what its own layers have seen and decode
-    alone. Owner: the engine thread.
+    If a step of several raises, no generation has taken a token of it: each can go back to what its own layers have
+    seen, and decode alone. Owner: the engine thread.
     """
 
-    def __init__(self, generation: Generation, forward: Forward, shifted: "Shifted") -> None:
-        """Starts a batch of one generation, which has been prefilled. `shifted` is that of the `EngineContext`."""
+    def __init__(
+        self,
+        generation: Generation,
+        forward: Forward,
+        shifted: "Shifted",
+        steps: int = 0,
+        in_flight: InFlight = None,
+    ) -> None:
+        """Starts a batch of one generation, which has been prefilled and has made `steps` elsewhere. `shifted` is that
+        of the `EngineContext`."""
+        # For good.
         self.id = next(_ids)
-        self.generations = [generation]
         self._forward = forward
-        self._rows = DecodeRows(generation.session)
         self._shifted = shifted
+        # Until a generation joins or leaves.
+        self.generations = [generation]
+        self._rows = DecodeRows(generation.session)
         self._shifts = bool(generation.shift)
-        self._sampler: Sampler | SamplerBatch | None = None
-        self._ahead: Sample | None = None  # dispatched and not yet read
-        self._drawn_alone: dict[Generation, Sample] = {}  # drawn on own layers, and not taken yet
-        self._paused: PausedStep | None = None
-        self._round: Round | None = None  # drawn and not accepted yet
-        self._started_s = 0.0  # the present step
-        self.forward_rows = 0
-        """The rows of an answer in the forward of the last step; 0 if there was none, -1 if there were several."""
-        self.may_draft = False
-        """True if there is a drafter, and no other answer decodes."""
-        self._unreported: Results = []
-        self.split_off: list[Batch] = []
-        """Batches of one, split off because their grammars took too long for the others; whoever reads the list empties
-        it."""
-        self.steps = 0
+        self._guided = generation.grammar.guide is not None
+        self._sampler: Sampler | SamplerBatch | None = None  # made when it is first needed
+        # Until the next step.
+        self._in_flight = in_flight
+        self.steps = steps
         """The number of steps so far."""
-
-    @property
-    def _guides(self) -> "list[Guide]":
-        """The guides of the answers that follow a grammar."""
-        return [each.grammar.guide for each in self.generations if each.grammar.guide is not None]
+        # Of the last step.
+        self.forward_rows = 0
+        """The rows of an answer in its forward; 0 if there was none, -1 if there were several."""
+        self._lost: Results = []  # late generations that could not be split off
+        self.split_off: list[Batch] = []
+        """Batches of one, split off because their masks took too long for the others; the reader empties the list."""
 
     @property
     def nbytes(self) -> int:
@@ -118,138 +120,168 @@ class Batch:
     @property
     def ready(self) -> bool:
         """True if the batch can step; False while a mask is being computed."""
-        guides = self._guides
-        return not guides or all(guide.wait(0.0) for guide in guides)
+        return not self._guided or all(each.grammar.wait(0.0) for each in self.generations)
 
-    def step(self) -> list[Choice]:
-        """Returns the next token of each generation, for `take`; none if a mask is late: step again when `ready`."""
+    # --- steps
+
+    def step(self, *, may_draft: bool) -> list[Choice]:
+        """Returns the next token of each generation, for `take`; none if a mask is late: step again when `ready`. With
+        `may_draft` a generation alone may get several."""
         if TRACE.on:
             TRACE.name("decode", rows=len(self.generations))
-        self._started_s, self.forward_rows = monotonic(), 0
-        guided = bool(self._guides)
-        self._paused = paused = self._paused or self._advance(guided)
-        if guided:
-            if not self._wait_for_grammars():
-                return []
-            # _wait_for_grammars may have removed rows.
-            paused = self._paused._replace(choices=self._with_forced(self._paused.choices))
-            if paused.logits is not None and self._ahead is None:
-                self._ahead = self._draw_after(paused.logits, paused.choices)
-        self._paused = None
-        self._drawn_alone.clear()
+        started_s = monotonic()
+        self.forward_rows = 0
+        if isinstance(self._in_flight, StepAwaitingMasks):
+            choices = self._step_with_masks()
+        elif (drafts := self._find_drafts(may_draft)).tokens and self._in_flight is None:
+            choices = self._step_round(drafts)
+        else:
+            choices = self._step_drawn(dispatch=not drafts.tokens)
+        if not choices:
+            return []
         self.steps += 1
         if self.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
-        if len(paused.choices) == 1 and (drafter := self.generations[0].drafter) is not None:
-            drafter.record_time(len(paused.choices[0].tokens), self.forward_rows, monotonic() - self._started_s)
-        return paused.choices
+        if len(choices) == 1 and (drafter := self.generations[0].drafter) is not None:
+            drafter.record_time(len(choices[0].tokens), self.forward_rows, monotonic() - started_s)
+        return choices
 
-    def _advance(self, guided: bool) -> PausedStep:
-        """Reads the next token of each generation. Before that it dispatches the forward after them; after it, the
-        grammars advance."""
-        drafts = RoundDrafts()
-        if (self._round is None or self._accept()) and self.may_draft and isinstance(self._sampler, Sampler):
-            drafts = find_drafts(self.generations[0], self._sampler.vocab_size, on_its_way=self._ahead is not None)
-        if drafts.tokens and self._ahead is None:
-            self._round = Round(self.generations[0], drafts)
-            choice = self._round.draw(self._run(self._round.tokens, drafted=True))
-            self.generations[0].grammar.advance(choice)
-            return PausedStep([choice], None)
-        current = self._ahead or self._draw(
-            self._run(mx.array([generation.start_decode() for generation in self.generations]))
-        )
-        self._ahead = logits = None
-        # Not before the first token is read: a CPU computes as it dispatches, and would delay the token by a forward.
-        # Nor before a round, which begins with this token.
-        if self.steps and not drafts.tokens and any(generation.room > 1 for generation in self.generations):
-            logits = self._run(current.token[:, None])
-            if guided:
-                mx.async_eval([logits, *self._rows.arrays()])
-            else:
-                self._ahead = self._draw(logits)
-        choices = current.read()
-        if TRACE.on:
-            TRACE.lap("wait")
-        if guided:
-            for generation, choice in zip(self.generations, choices, strict=True):
-                generation.grammar.advance(choice)
-        return PausedStep(choices, logits)
+    def _find_drafts(self, may_draft: bool) -> RoundDrafts:
+        """Accepts the last round. Returns what to try in this step or, if its token is already drawn, in the next."""
+        if not self._accept() or not may_draft or not isinstance(self._sampler, Sampler):
+            return RoundDrafts()
+        return find_drafts(self.generations[0], self._sampler.vocab_size, on_its_way=self._in_flight is not None)
 
     def _accept(self) -> bool:
-        """Ends a round, if there is one: the tokens that were right are recorded by now. Returns False if they have to
-        be computed again."""
-        tried, self._round = self._round, None
-        return tried is None or tried.accept()
+        """Ends a round, if there is one: its right tokens are recorded by now. Returns False if they have to be
+        computed again."""
+        match self._in_flight:
+            case RoundToAccept(tried) | StepAwaitingMasks(round=tried) if tried is not None:
+                self._in_flight = None
+                return tried.accept()
+        return True
 
-    def _wait_for_grammars(self) -> bool:
-        """Waits for the masks, and splits off the generations whose masks take too long for the others. Returns True if
-        all masks are there."""
+    def _step_drawn(self, *, dispatch: bool) -> list[Choice]:
+        """Reads the tokens that are drawn, if need be now. Before that it may `dispatch` the forward after them."""
+        drawn = self._in_flight
+        if not isinstance(drawn, Drawn):
+            drawn = Drawn(self._draw(self._run(mx.array([each.start_decode() for each in self.generations]))))
+        logits = following = None
+        # Not before the first token is read: a CPU computes as it dispatches, and would delay the token by a forward.
+        if dispatch and self.steps and any(generation.room > 1 for generation in self.generations):
+            logits = self._run(drawn.sample.token[:, None])
+            if self._guided:
+                mx.async_eval([logits, *self._rows.arrays()])
+            else:
+                following = Drawn(self._draw(logits))
+        choices = drawn.sample.read()
+        if TRACE.on:
+            TRACE.lap("wait")
+        if not self._guided:
+            self._in_flight = following
+            return choices
+        for generation, choice in zip(self.generations, choices, strict=True):
+            generation.grammar.follow(choice)
+        self._in_flight = StepAwaitingMasks(choices, logits, drawn.own)
+        return self._step_with_masks()
+
+    def _step_round(self, drafts: RoundDrafts) -> list[Choice]:
+        """Draws the next token, and those after it that were drafted right, by one forward."""
+        (generation,) = self.generations
+        tried = Round(generation, drafts)
+        choice = tried.draw(self._run(tried.tokens, drafted=True))
+        if not self._guided:
+            self._in_flight = RoundToAccept(tried)
+            return [choice]
+        generation.grammar.follow(choice)
+        self._in_flight = StepAwaitingMasks([choice], None, round=tried)
+        return self._step_with_masks()
+
+    def _step_with_masks(self) -> list[Choice]:
+        """Waits for the masks, and draws the tokens after those that were read. Returns these, with those that the
+        grammar forces after them if there is one answer; none if all masks are late."""
         until_s = monotonic() + (_GRAMMAR_WAIT_S if len(self.generations) > 1 else _GRAMMAR_WAIT_ALONE_S)
         late = [each for each in self.generations if not each.grammar.wait(max(0.0, until_s - monotonic()))]
         TRACE.lap("grammar")
-        if not late or len(late) == len(self.generations):
-            return not late
-        everyone, paused = self.generations, self._paused
-        assert paused is not None
+        if late and len(late) == len(self.generations):
+            return []
+        if late:
+            self._split_off(late)
+        step = self._in_flight
+        assert isinstance(step, StepAwaitingMasks)
+        pairs = [*zip(self.generations, step.choices, strict=True)]
+        choices = [generation.with_forced(choice, alone=len(pairs) == 1) for generation, choice in pairs]
+        if step.round is not None:
+            self._in_flight = RoundToAccept(step.round)
+        elif step.logits is None or all(map(Generation.ends_after, self.generations, choices)):
+            self._in_flight = None
+        else:
+            forced = choices[0].forced
+            self._in_flight = Drawn(self._draw(self._run(mx.array([forced])) if forced else step.logits))
+        return choices
+
+    def _split_off(self, late: Sequence[Generation]) -> None:
+        everyone, step = self.generations, self._in_flight
+        assert isinstance(step, StepAwaitingMasks)
         try:
-            self._unreported += self.leave(late)
+            self._lost = self.leave(late)
         except Exception:
             self.generations = everyone
             raise
         for generation in late:
             if not generation.done:
                 generation.may_batch = False
-                alone = Batch(generation, self._forward, self._shifted)
-                alone.steps = self.steps
-                alone._paused = paused.of([everyone.index(generation)])
-                self.split_off.append(alone)
-        return True
+                row = step.of([everyone.index(generation)])
+                self.split_off.append(Batch(generation, self._forward, self._shifted, self.steps, row))
 
     def take(self, choices: Sequence[Choice]) -> Results:
-        """Gives each generation its token, which `step` returned. Returns the events of each."""
+        """Gives each generation its tokens, which `step` returned. Returns the events of each."""
         pairs = zip(self.generations, choices, strict=True)
-        lost, self._unreported = self._unreported, []
+        lost, self._lost = self._lost, []
         results = lost + [(generation, generation.take(choice)) for generation, choice in pairs]
         if TRACE.on:
             TRACE.lap("text")
         return results
 
-    def accepts(self, other: "Batch") -> bool:
-        """Returns True if the generation of `other`, which has one, may join. Rows are padded to the longest: a much
-        shorter row would cost more in padding than in forwards of its own."""
-        if self._ahead is None or other._ahead is None or len(other.generations) > 1:
-            return False
-        if not all(generation.may_batch for generation in (*self.generations, *other.generations)):
-            return False
-        lengths = [*self._rows.lengths, *other._rows.lengths]
-        return max(lengths) * len(lengths) <= 2 * sum(lengths) + _PADDING_TOKENS * len(lengths)
+    # --- who is in it
 
     @property
     def batchable(self) -> bool:
         """True if the layers are of kinds that can be joined, and none of them is untrusted."""
         return self._rows.batchable
 
+    def accepts(self, other: "Batch") -> bool:
+        """Returns True if the generation of `other`, which has one, may join. Rows are padded to the longest: a much
+        shorter row would cost more in padding than in forwards of its own."""
+        if not (isinstance(self._in_flight, Drawn) and isinstance(other._in_flight, Drawn)):
+            return False
+        if len(other.generations) > 1 or not all(each.may_batch for each in (*self.generations, *other.generations)):
+            return False
+        lengths = [*self._rows.lengths, *other._rows.lengths]
+        return max(lengths) * len(lengths) <= 2 * sum(lengths) + _PADDING_TOKENS * len(lengths)
+
     def padded(self, other: "Batch") -> int:
         """Returns the tokens of the longest row of both batches."""
         return max(*self._rows.lengths, *other._rows.lengths)
 
     def join(self, other: "Batch") -> None:
-        """Takes over the generation of `other`, which has one, between two steps. If this raises, `other` is unchanged,
-        and so is this batch if it had one generation."""
-        assert self._ahead is not None
-        assert other._ahead is not None
-        ahead = Sample.joined([self._ahead, other._ahead])
+        """Takes over the generation of `other`, which this batch `accepts`. If this raises, `other` is unchanged, and
+        so is this batch if it had one generation."""
+        ours, theirs = self._in_flight, other._in_flight
+        assert isinstance(ours, Drawn)
+        assert isinstance(theirs, Drawn)
+        sample = Sample.joined([ours.sample, theirs.sample])
         self._release()
         other._release()
-        rows = self._rows if len(self.generations) > 1 else DecodeRows(self.generations[0].session)
+        alone = len(self.generations) == 1
+        rows = DecodeRows(self.generations[0].session) if alone else self._rows
         rows.join(other._rows)
         self._rows = rows
-        if len(self.generations) == 1:
-            self._drawn_alone[self.generations[0]] = self._ahead
-        self._drawn_alone[other.generations[0]] = other._ahead
-        self._ahead = ahead
+        own = {self.generations[0]: ours.sample} if alone else ours.own
+        self._in_flight = Drawn(sample, {**own, other.generations[0]: theirs.sample})
         self.generations += other.generations
         self._shifts |= other._shifts
+        self._guided |= other._guided
 
     def leave(self, leaving: Sequence[Generation]) -> Results:
         """Removes these generations; their own layers take over what the batch has computed. Returns the generations
@@ -260,11 +292,12 @@ class Batch:
             self._run(mx.array([unseen]))
         staying = [row for row, generation in enumerate(rows) if generation not in leaving]
         self.generations = [rows[row] for row in staying]
+        self._guided = any(each.grammar.guide is not None for each in self.generations)
         self._release()
-        if self._ahead is not None and staying:
-            self._ahead = self._ahead.take(staying)
-        if self._paused is not None and staying:
-            self._paused = self._paused.of(staying)
+        if staying and isinstance(self._in_flight, Drawn):
+            self._in_flight = self._in_flight._replace(sample=self._in_flight.sample.take(staying))
+        elif staying and isinstance(self._in_flight, StepAwaitingMasks):
+            self._in_flight = self._in_flight.of(staying)
         failed: Results = []
         for row, generation in enumerate(rows):
             if row not in staying:
@@ -278,24 +311,10 @@ class Batch:
     def break_up(self, error: Exception) -> Results:
         """Breaks up the batch after this error: each generation goes back to what its own layers have seen, and takes
         the token that it drew on them, if it has not. One whose own layers are lost has failed."""
-        results, self._unreported = self._unreported, []
-        drawn = self._drawn_alone
-        return results + [(each, fall_back(each, drawn.get(each), error, _GRAMMAR_WAIT_S)) for each in self.generations]
+        own = self._in_flight.own if isinstance(self._in_flight, Drawn | StepAwaitingMasks) else {}
+        return self._lost + [(each, _fall_back(each, own.get(each), error)) for each in self.generations]
 
-    def _with_forced(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Returns each choice with the tokens that its grammar forces after it: none if there are several answers."""
-        alone = len(choices) == 1
-        pairs = zip(self.generations, choices, strict=True)
-        return [generation.with_forced(choice, alone=alone) for generation, choice in pairs]
-
-    def _draw_after(self, logits: mx.array, choices: Sequence[Choice]) -> Sample | None:
-        """Draws the tokens after these, over which the forward is dispatched; None if all answers end with them."""
-        pairs = [*zip(self.generations, choices, strict=True)]
-        if all(generation.ends_after(choice) for generation, choice in pairs):
-            return None
-        if choices[0].forced:
-            logits = self._run(mx.array([choices[0].forced]))
-        return self._draw(logits)
+    # --- on the device
 
     def _run(self, tokens: mx.array, *, drafted: bool = False) -> mx.array:
         """Runs the forward over tokens [B, L]; L is 1 for several generations. Returns the logits [B, L, V] (lazy)."""
@@ -313,7 +332,7 @@ class Batch:
                 mx.clear_cache()  # generations have joined or left, and buffers of other sizes with them
             samplers = [generation.sampler(logits.shape[-1]) for generation in self.generations]
             self._sampler = samplers[0] if len(samplers) == 1 else SamplerBatch(samplers)
-        masks = [generation.grammar.mask for generation in self.generations] if self._guides else []
+        masks = [generation.grammar.mask for generation in self.generations] if self._guided else []
         sample = self._sampler(logits[:, -1, :], masks if any(masks) else ())
         if TRACE.on:
             TRACE.lap("sample")
@@ -332,12 +351,26 @@ class Batch:
         self._sampler = None
 
 
-def tell(outbox: Outbox, results: Results) -> list[Generation]:
-    """Delivers the events of each generation to its client. Returns the generations that are done."""
-    done = []
-    for generation, events in results:
-        for event in events:
-            outbox.put(generation.request.stream, event)
-        if generation.done:
-            done.append(generation)
-    return done
+def _fall_back(generation: Generation, own: Sample | None, error: Exception) -> list[Event]:
+    """Lets an answer go back to what its own layers have seen, to go on alone; it fails if these are lost.
+
+    It takes the token that it drew on them, if it has not: `own`. Returns the events for the client.
+    """
+    # Without a token to take, its layers must not have seen the token that it would go back to.
+    seen_all = own is None and generation.session.position >= len(generation.session.recorded)
+    if generation.session.failed or seen_all:
+        return generation.fail(error)
+    events: list[Event] = []
+    try:
+        if own:
+            generation.restart_grammar()
+            generation.grammar.follow(choice := own.read()[0])
+            if generation.grammar.wait(_GRAMMAR_WAIT_S):
+                events += generation.take(generation.with_forced(choice, alone=False))
+            else:
+                events += generation.abort("its grammar takes too long to be followed again")
+        if not generation.done:
+            generation.return_to_prefill()
+    except Exception as fault:
+        events += generation.fail(fault)
+    return events

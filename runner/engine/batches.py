@@ -11,42 +11,9 @@ from runner.logs import Log
 
 log = Log(__name__)
 
-# --- Chooses the batches that decode together.
-
-_LONE_STEPS = 4  # joining copies all that a row holds, which does not pay for answers that end soon
-
-
-class BatchMatcher:
-    """Finds the batch that a batch of one should join. Owner: the engine thread."""
-
-    def __init__(self, unbatchable: str = "") -> None:
-        """No batch joins another one if there is a reason why they must not."""
-        self._unbatchable = unbatchable
-        self.lone_steps = _LONE_STEPS
-        """The number of steps that a batch takes alone before it may join another one."""
-        self._logged = False
-
-    def find(self, batch: Batch, batches: Sequence[Batch], cache: PrefixCache) -> Batch | None:
-        """Returns the largest of `batches` that the one generation of `batch` can join and that has room for it."""
-        if len(batches) < 2 or batch.steps < self.lone_steps:
-            return None
-        targets = [other for other in batches if other is not batch and other.accepts(batch)]
-        if not targets:
-            return None
-        if self._unbatchable:
-            self._log_once()
-            return None
-        if not batch.batchable:
-            return None
-        target = max(targets, key=lambda other: len(other.generations))
-        rows = len(target.generations) + 1
-        room = cache.allows(cache.session_bytes(target.padded(batch)) * rows - target.nbytes)
-        return target if room else None
-
-    def _log_once(self) -> None:
-        if not self._logged:
-            self._logged = True
-            log.info("answers are computed in turns, not together", why=self._unbatchable)
+LONE_STEPS = 4
+"""The steps of an answer before it joins others: joining copies all that a row holds, which does not pay for answers
+that end soon."""
 
 
 class Batches:
@@ -56,10 +23,14 @@ class Batches:
     own layers have seen. The methods that may do so return these requests, with events for their clients.
     """
 
-    def __init__(self, matcher: BatchMatcher, recovery: Recovery) -> None:
+    def __init__(self, recovery: Recovery, unbatchable: str = "") -> None:
+        """No batch joins another one if there is a reason why they must not."""
         self.all: list[Batch] = []
-        self._matcher = matcher
+        self.lone_steps = LONE_STEPS
+        """The number of steps that a batch takes alone before it may join another one."""
         self._recovery = recovery
+        self._unbatchable = unbatchable
+        self._said_why_not = False
 
     @property
     def generations(self) -> list[Generation]:
@@ -78,17 +49,17 @@ class Batches:
             if generation.drafter is not None and not context.memory.allows_drafts(cache):
                 generation.drafter = None
             forward = context.memory.measured(context.forward_of(generation.request))
-            batch = Batch(generation, forward, context.shifted)
+            steps = int(generation.life.known > 0)  # it goes on as if it had drawn what was known
+            batch = Batch(generation, forward, context.shifted, steps)
         except Exception as error:
             return self._recovery.retry_or_fail(generation, error)
-        batch.steps = int(generation.life.known > 0)  # it goes on as if it had drawn what was known
         self.all.append(batch)
         return []
 
     def join(self, batch: Batch, cache: PrefixCache) -> tuple[Batch, Results]:
         """Joins a batch of one request with the one that suits it best, if any. Returns the batch that the request is
         in now, and the requests of a batch that was broken up."""
-        target = self._matcher.find(batch, self.all, cache)
+        target = self._find_for(batch, cache)
         if target is None:
             return batch, []
         try:
@@ -101,6 +72,25 @@ class Batches:
             return batch, []
         self.all.remove(batch)
         return target, []
+
+    def _find_for(self, batch: Batch, cache: PrefixCache) -> Batch | None:
+        """Returns the largest batch that the one generation of `batch` can join and that has room for it."""
+        if len(self.all) < 2 or batch.steps < self.lone_steps:
+            return None
+        targets = [other for other in self.all if other is not batch and other.accepts(batch)]
+        if not targets:
+            return None
+        if self._unbatchable:
+            if not self._said_why_not:
+                log.info("answers are computed in turns, not together", why=self._unbatchable)
+            self._said_why_not = True
+            return None
+        if not batch.batchable:
+            return None
+        target = max(targets, key=lambda other: len(other.generations))
+        rows = len(target.generations) + 1
+        room = cache.allows(cache.session_bytes(target.padded(batch)) * rows - target.nbytes)
+        return target if room else None
 
     def leave(self, batch: Batch, leaving: Sequence[Generation]) -> Results:
         """Takes requests out of their batch, and ends the batch when none is left. Returns the others if it had to be

@@ -26,7 +26,7 @@ class EngineContext(NamedTuple):
     salt: str = ""
     """Names what changes the meaning of the cache's contents: prompts of different salts share nothing."""
     show: "Callable[[ShownPrompt], Pictures]" = lambda _: NoPictures()
-    """Begins with the pictures of one request, none of which is encoded yet."""
+    """Returns the pictures of one request, not encoded yet."""
     shifted: "Shifted" = lambda _: nullcontext()
     """Shifts the positions of answers after pictures."""
     unbatchable: str = ""
@@ -34,7 +34,7 @@ class EngineContext(NamedTuple):
     drafting: "Drafts | None" = None
     """Drafts answers; None if that is off."""
     begin: Callable[..., Generation] = Generation
-    """Makes a generation; of one that is recorded, its tape knows."""
+    """Makes a generation; with a tape, one that notes its tokens there."""
     ranks: "Ranks | None" = None
     """The processes that compute the model together; None if this one has all of it."""
     scoring: Callable[[Forward, Sequence[int]], Forward] = lambda forward, _: forward
@@ -45,11 +45,20 @@ class EngineContext(NamedTuple):
         candidates = request.sampling.candidates
         return self.scoring(self.forward, candidates) if candidates else self.forward
 
-    def generation(self, request: Request, session: Session, started_ns: int) -> Generation:
-        """Returns the generation of a request that left the queue at `started_ns`."""
+    def generation(self, request: Request, cache: PrefixCache, started_ns: int) -> Generation:
+        """Opens a session of the cache for a request that left the queue at `started_ns`. Returns its generation."""
+        session = self._open_session(request, cache)
         pictures = NoPictures() if request.pictures is None else self.show(request.pictures)
         drafter = self.drafting.drafter(request.keys) if self.drafting is not None else None
-        generation = self.begin(request, session, self.tokenizer, self.context_length, started_ns, pictures, drafter)
-        if self.ranks is not None:
-            generation.broadcast = self.ranks.broadcast
-        return generation
+        broadcast = self.ranks.broadcast if self.ranks is not None else None
+        return self.begin(
+            request, session, self.tokenizer, self.context_length, started_ns, pictures, drafter, broadcast
+        )
+
+    def _open_session(self, request: Request, cache: PrefixCache) -> Session:
+        """Opens a session. The tokens of a plain greedy answer will be known choices, and it begins with those that the
+        cache knows if no probabilities are wanted."""
+        if request.sampling.greedy and request.grammar is None:
+            most = 0 if request.sampling.logprobs else request.max_tokens - 1
+            return cache.begin_greedy(request.keys, most, self.tokenizer.eos, self.salt)
+        return cache.begin(request.keys, self.salt)

@@ -20,10 +20,10 @@ from runner.settings import Settings
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.engine.counters import EngineStats
+    from runner.engine.journal import EngineStats
     from runner.engine.parts import Parts
     from runner.engine.ports import Ranks
-    from runner.engine.world import Post, Turns, World
+    from runner.engine.world import Post, World
 
 Answer = TypeVar("Answer")
 Message = Request | Callable[[], None] | None
@@ -31,7 +31,25 @@ Message = Request | Callable[[], None] | None
 
 log = Log(__name__)
 _MASK_POLL_S = 0.002  # between two looks for a grammar's mask, while there is nothing else to do
-_PUBLISH_S = 0.02  # a decode step may take a millisecond or two, of which asking MLX for its memory would be a percent
+_PUBLISH_S = 0.02  # asking MLX for its memory would be a percent of a decode step of a millisecond or two
+
+
+class Turns:
+    """The turns between slices, in which the world outside is heard. Here they need nothing beside the mailbox."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.outbox = outbox
+        """The outbox of the engine."""
+
+    def queue(self, add: Callable[[Request], None]) -> Callable[[Request], None]:
+        """Returns the function that takes a request from the mailbox, where `add` would queue it."""
+        return add
+
+    def begin_slice(self, add: Callable[[Request], None]) -> None:
+        """Hands on what has happened outside since the last slice. `add` queues a request."""
+
+    def end_slice(self, *, idle: bool) -> None:
+        """Ends a slice, or the start. An `idle` engine may be ended at any moment."""
 
 
 Assemble: TypeAlias = "Callable[[Settings, OpenedModel, Future[Tokenizer], Outbox, float, Post, World], Parts]"
@@ -50,6 +68,9 @@ class Build(Protocol):
         ...
 
 
+# --- The thread.
+
+
 class Engine:
     """The engine as the event loop sees it, and the thread behind it.
 
@@ -61,7 +82,8 @@ class Engine:
     """Set once requests can be computed."""
     memory_bytes: int = 0
     """The bytes that MLX held when the engine last looked: in use, and kept for reuse."""
-    _parts: "Parts"
+    parts: "Parts"
+    """For the engine thread alone, but for `tokenizer`, `vision` and `formats`."""
 
     def __init__(
         self,
@@ -82,9 +104,10 @@ class Engine:
         self._refuse = refuse
         self.limits = Limits(model.context_length, model.vocab_size)
         self._mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._ranks: Ranks | None = None  # until the world is open
+        # Until the next slice.
         self._idle = True  # nothing to do but to wait for a message
         self._publish_at = 0.0
-        self._ranks: Ranks | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Event:
         """Starts to load. The event is set when requests can be computed; a fault until then ends the process."""
@@ -98,16 +121,13 @@ class Engine:
         """Queues a request, whose stream receives all that happens to it."""
         if request.format is not None:
             request.grammar = self.parts.formats.expect()
-            request.grammar.add_done_callback(lambda _: self._wake())
+            request.grammar.add_done_callback(lambda _: self._mailbox.put(None))
         self._mailbox.put(request)
 
     def compile(self, request: Request) -> None:
         """Starts to compile the format of a request that has left the queue: one that waits takes no memory."""
         if request.format is not None and request.grammar is not None:
             self.parts.formats.compile(request.format, request.grammar)
-
-    def _wake(self) -> None:
-        self._mailbox.put(None)
 
     def keep(self) -> threading.Event:
         """Ends all requests, whose conversations go to the disk cache. The event is set when they are there. What comes
@@ -174,7 +194,8 @@ class Engine:
         except ImportError as error:
             raise no_mlx(error) from error
         world, self._turns = self._build.open_world(self._settings, self._model, self._outbox)
-        self._ranks, self._outbox = world.ranks, self._turns.outbox
+        self._ranks = world.ranks
+        self._outbox = self._turns.outbox
         self.parts = self._build.assembler()(
             self._settings, self._model, self._opening, self._outbox, started, self._mailbox.put, world
         )
@@ -184,24 +205,12 @@ class Engine:
         self._publish()
 
     def _step(self) -> None:
-        """Handles the messages, computes one slice, and hands its events over."""
+        """Receives messages, chooses and computes one slice, and delivers its events."""
         self._receive()
         if TRACE.on:
             TRACE.begin()
-        scheduler = self.parts.scheduler
-        self._turns.begin_slice(scheduler.add)
-        scheduler.advance()
-        self._idle = scheduler.idle
-        self._turns.end_slice(idle=self._idle)
-        if self.parts.disk is not None and self.parts.disk.pending(idle=self._idle):
-            self.parts.disk.advance(idle=self._idle, interrupted=lambda: not self._mailbox.empty())
-            TRACE.lap("disk")
-            self._idle = scheduler.idle and not self.parts.disk.pending(idle=True)
-        if self._idle or perf_counter() >= self._publish_at:
-            self._publish()
-            if TRACE.on:
-                TRACE.lap("publish")
-        self._outbox.send()
+        self._compute()
+        self._deliver()
         if TRACE.on:
             TRACE.lap("hand over")
             TRACE.end()
@@ -216,15 +225,31 @@ class Engine:
 
     def _wait(self) -> Message:
         """Returns the next message; None if a mask or the disk may have something before one comes."""
-        if self.parts.scheduler.awaits_mask:
-            with suppress(queue.Empty):
-                return self._mailbox.get(timeout=_MASK_POLL_S)
-            return None
-        if self.parts.disk is not None and self.parts.disk.patience_s is not None:
-            with suppress(queue.Empty):
-                return self._mailbox.get(timeout=self.parts.disk.patience_s)
-            return None
-        return self._mailbox.get()
+        disk = self.parts.disk
+        patience_s = disk.patience_s if disk is not None else None
+        with suppress(queue.Empty):
+            return self._mailbox.get(timeout=_MASK_POLL_S if self.parts.scheduler.awaits_mask else patience_s)
+        return None
+
+    def _compute(self) -> None:
+        """Computes a slice, and lets the disk have a piece of the time after it."""
+        scheduler, disk = self.parts.scheduler, self.parts.disk
+        self._turns.begin_slice(scheduler.add)
+        scheduler.compute_slice()
+        self._idle = scheduler.idle
+        self._turns.end_slice(idle=self._idle)
+        if disk is not None and disk.pending(idle=self._idle):
+            disk.advance(idle=self._idle, interrupted=lambda: not self._mailbox.empty())
+            TRACE.lap("disk")
+            self._idle = scheduler.idle and not disk.pending(idle=True)
+
+    def _deliver(self) -> None:
+        """Publishes the numbers if it is time to, and sends the events to the event loop."""
+        if self._idle or perf_counter() >= self._publish_at:
+            self._publish()
+            if TRACE.on:
+                TRACE.lap("publish")
+        self._outbox.send()
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Request):

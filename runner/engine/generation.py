@@ -1,7 +1,6 @@
 """A generation: one request, from the first slice of its prefill to its last token."""
 
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -10,102 +9,22 @@ import mlx.core as mx
 from protocol import DoneReason, Logprob, Metrics
 from runner.cache.session import Session
 from runner.engine.events import Event, Failed, Finished, Scored, Text
+from runner.engine.guide import AnswerGrammar
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.output import Detokenizer, Piece, entry, joined
 from runner.engine.request import Request
 from runner.engine.trace import TRACE
 from runner.errors import RequestError
 from runner.logs import Log, error_line
-from runner.sampling.filters import Mask
 from runner.sampling.sample import Choice
 from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.engine.guide import Grammar, Guide
     from runner.engine.ports import Drafter, Pictures
     from runner.sampling.sampler import Broadcast
 
 log = Log(__name__)
-
-# --- How an answer follows the grammar of its request, if it has one.
-
-_JUMP_TOKENS = 64  # forced tokens of one step; the model computes the logits of all of them
-
-
-class AnswerGrammar:
-    """The grammar of one answer: it is compiled, then starts, then advances along every token. Without a grammar all
-    tokens may come, and nothing waits. Owner: the engine thread."""
-
-    def __init__(self, compiling: "Future[Grammar] | None", eos: Collection[int], *, draws_all: bool) -> None:
-        """`eos` end an answer and are not followed. With `draws_all` no token counts as forced: all are drawn."""
-        self.guide: Guide | None = None
-        """The position of the answer; None before `start`, and without a grammar."""
-        self.compiling = compiling
-        self._eos = eos
-        self._draws_all = draws_all
-
-    @property
-    def compiled(self) -> bool:
-        """True unless the grammar is still being compiled."""
-        return self.compiling is None or self.compiling.done()
-
-    def start(self) -> None:
-        """Starts to follow the grammar, which is compiled. Raises RequestError if it cannot be followed."""
-        if self.compiling is not None:
-            self.guide = self.compiling.result().guide()
-
-    def advance(self, choice: Choice) -> None:
-        """Advances along the next tokens; `wait` until that is done."""
-        tokens = [token for token in choice.tokens if token not in self._eos]
-        if self.guide is not None and tokens:
-            self.guide.take(*tokens)
-
-    def wait(self, patience_s: float) -> bool:
-        """Waits at most `patience_s`. Returns True if the mask is known."""
-        return self.guide is None or self.guide.wait(patience_s)
-
-    def forced(self, most: int) -> list[int]:
-        """Takes at most `most` tokens that must come next, and returns them; a step of an answer has a few dozens."""
-        return self.guide.forced(min(most, _JUMP_TOKENS)) if self.guide is not None and not self._draws_all else []
-
-    def look_ahead(self, drafts: Sequence[int], patience_s: float) -> tuple[list[Mask], set[int]]:
-        """Returns the masks behind the first of these drafts, one each, as far as they may come and others behind them,
-        and the places of those drafts behind which a token is forced. What is not known after `patience_s` is left
-        out."""
-        if self.guide is None:
-            return [], set()
-        ahead = self.guide.look_ahead(drafts, patience_s)
-        forced = set() if self._draws_all else {place for place, mask in enumerate(ahead) if isinstance(mask, int)}
-        return [self.guide.bit(mask) if isinstance(mask, int) else mask for mask in ahead], forced
-
-    def restart(self, answer: Sequence[int]) -> None:
-        """Goes from the beginning of the grammar, which may be a token ahead, to the end of the answer so far."""
-        if self.guide is not None:
-            self.guide.restart(answer)
-
-    @property
-    def over(self) -> bool:
-        """True if no token can come: the answer is complete, or cannot go on."""
-        return self.guide is not None and self.guide.over
-
-    @property
-    def complete(self) -> bool:
-        """True if the answer is complete."""
-        return self.guide is not None and self.guide.complete
-
-    @property
-    def mask(self) -> Mask | None:
-        """The tokens that may come next. None if all may, or if none may, which `Generation.take` will find."""
-        return None if self.guide is None or self.guide.over else self.guide.mask()
-
-    def close(self) -> None:
-        """Ends the answer, which may not have begun. Later calls do nothing."""
-        if self.guide is not None:
-            self.guide.close()
-        elif (found := self.compiling) and found.done() and not found.cancelled() and found.exception() is None:
-            found.result().release()
-
 
 Forward = Callable[[mx.array, list[object]], mx.array]
 """Maps tokens [B, L] and the layer caches to logits [B, L, V]."""
@@ -123,12 +42,19 @@ class NoPictures:
     def forward(self, recorded: Sequence[int], at: int, count: int, layers: list[object], run: Forward) -> None:
         run(mx.array([recorded[at : at + count]]), layers)
 
-    def advance(self, make_room: Callable[[int], None]) -> bool:
+    def encode_piece(self, make_room: Callable[[int], None]) -> bool:
         del make_room
         return True
 
     def close(self) -> None:
         pass
+
+
+# Known choices: the beginning of an answer that is taken without a forward, because the cache knows what it would be.
+# Only plain greedy answers begin so: each token is the most probable one, whatever was drawn before, and no
+# probability is wanted. The end of an answer is always computed: the token that ends it, the one that completes a stop
+# string, the last one that it may have. So answers end, and leave the cache, as they would without.
+_KNOWN_TOKENS = 64  # of one slice, and of one line to the client: they take less than a millisecond
 
 
 class Generation:
@@ -147,45 +73,51 @@ class Generation:
         started_ns: int,
         pictures: "Pictures",
         drafter: "Drafter | None" = None,
+        broadcast: "Broadcast | None" = None,
     ) -> None:
         """`started_ns`: when the request left the queue. `pictures` are those of the prompt. The `drafter` proposes
-        tokens of the answer."""
+        tokens of the answer; `broadcast` is as for `Sampler`."""
+        # For good.
         self.request = request
-        self.pictures = pictures
+        self.tokenizer = tokenizer
+        self._context_length = context_length
         self.shift = 0 if request.pictures is None else request.pictures.shift
-        """The difference between positions and offsets behind the prompt."""
-        self.session = session
+        """The difference between positions and offsets after the prompt."""
+        self.most_drafts = request.max_tokens if request.most_drafts is None else request.most_drafts
+        self.drafter = drafter
+        self.pictures = pictures
+        self.grammar = AnswerGrammar(request.grammar, tokenizer.eos, draws_all=request.sampling.logprobs)
+        self.text: Detokenizer[Logprob] = Detokenizer(tokenizer, request.stops)
         self.life = Lifecycle(request.arrived_ns, started_ns, computed_ns=perf_counter_ns())
-        self.room = request.max_tokens
-        """The number of tokens that may still be generated."""
-        self.done = False
-        """True if nothing is left to compute."""
-        self.may_batch = True
-        """True if the answer may decode in one batch with others."""
+        self._broadcast = broadcast
+        # Until it restarts.
+        self.session = session
         self.restarted = False
         """True if the request was restarted once because memory ran out."""
-        self.grammar = AnswerGrammar(request.grammar, tokenizer.eos, draws_all=request.sampling.logprobs)
-        self.tokenizer = tokenizer
-        self.text: Detokenizer[Logprob] = Detokenizer(tokenizer, request.stops)
-        self._context_length = context_length
+        # Until it returns to prefill.
+        self.may_batch = True
+        """True if the answer may decode in one batch with others."""
         self._sampling = request.sampling
         self._sampler: Sampler | None = None
-        self.broadcast: Broadcast | None = None
-        """As for `Sampler`. Set before the first token."""
-        self.drafter = drafter
+        # Until the next token.
+        self.room = request.max_tokens
+        """The number of tokens that may still be generated."""
         self.unseen = 0
         """The recorded tokens, from the last one back, that the layers do not see if the answer ends with them."""
-        self.most_drafts = request.max_tokens if request.most_drafts is None else request.most_drafts
+        self.done = False
+        """True if nothing is left to compute."""
 
-    @property
-    def dropped(self) -> bool:
-        """True if the request is to be dropped, whatever its phase."""
-        return self.done or self.request.cancelled
+    # --- the prompt
 
     @property
     def left(self) -> int:
         """The number of tokens to prefill, or to take because they are known, before the first decode step."""
         return max(len(self.session.known), len(self.session.recorded) - 1 - self.session.position)
+
+    @property
+    def lacks_picture(self) -> bool:
+        """True if a picture has to be encoded before the prefill goes on."""
+        return self.left > 0 and self.pictures.slice_tokens(self.session.position, 1) == 0
 
     def prefill(self, most: int, forward: Forward) -> int:
         """Computes the next slice of the prompt, of at most `most` tokens. Returns the number of tokens."""
@@ -202,10 +134,18 @@ class Generation:
             self.drafter.index(2 * count)
         return count
 
-    @property
-    def lacks_picture(self) -> bool:
-        """True if a picture has to be encoded before the prefill goes on."""
-        return self.left > 0 and self.pictures.slice_tokens(self.session.position, 1) == 0
+    def take_known(self) -> list[Event]:
+        """Takes the next of the tokens that the cache knows. Returns the events for the client."""
+        session, life = self.session, self.life
+        life.decoded_ns = life.decoded_ns or perf_counter_ns()
+        coming = session.known[:_KNOWN_TOKENS]
+        count = self.text.before_stop(coming)
+        events = self.push(coming[:count])
+        life.known += count
+        del session.known[:count]
+        if count < len(coming) or not session.known:
+            session.end_known()
+        return events
 
     # --- the grammar
 
@@ -215,9 +155,8 @@ class Generation:
         grammar = self.grammar
         if grammar.guide is not None or grammar.compiling is None:
             return []
-        if grammar.compiling.cancelled() or grammar.compiling.exception() is not None:  # the client was told
-            self.life.outcome = "cancelled" if grammar.compiling.cancelled() else "refused"
-            self._end()
+        if grammar.compiling.cancelled() or grammar.compiling.exception() is not None:  # the client knows
+            self._end("cancelled" if grammar.compiling.cancelled() else "refused")
             return []
         try:
             grammar.start()
@@ -228,8 +167,8 @@ class Generation:
         return events
 
     def with_forced(self, choice: Choice, *, alone: bool) -> Choice:
-        """Returns the next tokens, along which the grammar has advanced, for `take`. If the answer decodes `alone`, the
-        tokens that the grammar forces after the last of them are added."""
+        """Returns the next tokens, which the grammar has followed, for `take`. If the answer decodes `alone`, the ones
+        that the grammar forces after the last of them are added."""
         *before, last = choice, *choice.following
         if not alone or last.token in self.tokenizer.eos:
             return choice
@@ -246,7 +185,7 @@ class Generation:
         self.grammar.restart(self.session.recorded[self.session.total :])
 
     def ends_after(self, choice: Choice) -> bool:
-        """Returns True if the answer ends with this choice, along which the grammar has advanced."""
+        """Returns True if the answer ends with this choice, which the grammar has followed."""
         return choice.token in self.tokenizer.eos or self.grammar.over or 1 + len(choice.forced) >= self.room
 
     # --- decode
@@ -256,20 +195,15 @@ class Generation:
         self.life.decoded_ns = self.life.decoded_ns or perf_counter_ns()
         return self.session.recorded[self.session.position :]
 
-    def return_to_prefill(self) -> None:
-        """Returns to prefill, as the layers are behind the recorded tokens. The answer decodes alone afterwards."""
-        self.may_batch = False
-        self.restart_grammar()
-        if self._sampler is not None:
-            self._sampling, self._sampler = self._sampler.options, None
-
     def sampler(self, vocab_size: int) -> Sampler:
         """Returns the sampler of the answer, which continues after the tokens drawn so far."""
         if self._sampler is None:
             drawn = self.session.recorded[self.session.total :]
-            rest = (vocab_size, self._context_length, drawn, self.broadcast)
+            rest = (vocab_size, self._context_length, drawn, self._broadcast)
             self._sampler = Sampler(self._sampling, self.request.prompt, *rest)
         return self._sampler
+
+    # --- the tokens
 
     def take(self, choice: Choice) -> list[Event]:
         """Takes the next token, and those that follow it, up to the end of the answer. Returns the events for the
@@ -288,49 +222,6 @@ class Generation:
         except Exception as error:  # of this request alone
             return events + self.fail(error)
         return events
-
-    def fail(self, error: Exception) -> list[Event]:
-        """Ends the request with this error, which is being handled. Returns the events for the client."""
-        if isinstance(error, RequestError):  # nothing is wrong but the request
-            return self.abort(str(error))
-        log.exception("a request failed", request=self.request.number)
-        self.life.outcome = "failed"
-        self._end()
-        return [Failed(error_line(error))]
-
-    def abort(self, text: str) -> list[Event]:
-        """Ends the request with this text. Returns the events for the client."""
-        log.warning("a request cannot go on", request=self.request.number, why=text)
-        self.life.outcome = "failed"
-        self._end()
-        return [Failed(text)]
-
-    def restart(self, session: Session) -> None:
-        """Continues in this new session of its prompt; the former one has failed and is closed. The tokens generated so
-        far are prefilled like the prompt."""
-        session.recorded += self.session.recorded[self.session.total :]
-        self.session = session
-        self.pictures.close()
-        self.restarted = True
-        self.return_to_prefill()
-
-    def close(self) -> None:
-        """Gives the cache what was computed, or, after a fault, nothing. Later calls do nothing.
-
-        Waits for the forward that is still running, so tell the client of the end first.
-        """
-        if not self.done:
-            self.life.outcome = "cancelled"
-            self._end()
-        self.grammar.close()
-        self.pictures.close()
-        if self.drafter is not None:
-            self.drafter.close()
-        self.session.close(failed=self.life.outcome == "failed")
-
-    def metrics(self) -> Metrics:
-        """Returns the counters so far, in tokens and nanoseconds."""
-        return self.life.metrics(self.session.total, self.session.cached)
 
     def _take(self, choice: Choice, *, completes: bool = False) -> list[Event]:
         self.unseen = len(choice.forced) + int(self.room <= 1)
@@ -364,27 +255,82 @@ class Generation:
             cut = self.text.stopped or not self.room
             if cut:
                 break
-        events = self._tell(joined(pieces)) if pieces else []
+        events = self._text(joined(pieces)) if pieces else []
         if completes and self.life.generated - before == len(tokens):
             return [*events, *self._finish(DoneReason.STOP)]
         return [*events, *self._finish(DoneReason.LENGTH)] if cut else events
 
-    def _finish(self, reason: DoneReason) -> list[Event]:
-        rest = self._tell(self.text.finish())
-        self._end()
-        if self.text.stopped:
-            reason = DoneReason.STOP
-        self.life.outcome = "done" if reason is DoneReason.STOP else "length"
-        return [*rest, Finished(reason, self.metrics())]
-
-    def _end(self) -> None:
-        self.done = True
-        self.life.ended_ns = self.life.ended_ns or perf_counter_ns()
-
-    def _tell(self, piece: Piece[Logprob] | None) -> list[Event]:
+    def _text(self, piece: Piece[Logprob] | None) -> list[Event]:
         if piece is None:
             return []
         return [Text(piece.text, piece.entries, self.metrics() if self.request.metered else None)]
+
+    # --- the end, and new beginnings
+
+    @property
+    def dropped(self) -> bool:
+        """True if the request is to be dropped, whatever its phase."""
+        return self.done or self.request.cancelled
+
+    def _finish(self, reason: DoneReason) -> list[Event]:
+        rest = self._text(self.text.finish())
+        if self.text.stopped:
+            reason = DoneReason.STOP
+        self._end("done" if reason is DoneReason.STOP else "length")
+        return [*rest, Finished(reason, self.metrics())]
+
+    def fail(self, error: Exception) -> list[Event]:
+        """Ends the request with this error, which is being handled. Returns the events for the client."""
+        if isinstance(error, RequestError):  # nothing is wrong but the request
+            return self.abort(str(error))
+        log.exception("a request failed", request=self.request.number)
+        self._end("failed")
+        return [Failed(error_line(error))]
+
+    def abort(self, text: str) -> list[Event]:
+        """Ends the request with this text. Returns the events for the client."""
+        log.warning("a request cannot go on", request=self.request.number, why=text)
+        self._end("failed")
+        return [Failed(text)]
+
+    def return_to_prefill(self) -> None:
+        """Returns to prefill, as the layers have not seen all recorded tokens. The answer decodes alone afterwards."""
+        self.may_batch = False
+        self.restart_grammar()
+        if self._sampler is not None:
+            self._sampling = self._sampler.options
+            self._sampler = None
+
+    def restart(self, session: Session) -> None:
+        """Continues in this new session of its prompt; the former one has failed and is closed. The tokens generated so
+        far are prefilled like the prompt."""
+        session.recorded += self.session.recorded[self.session.total :]
+        self.session = session
+        self.pictures.close()
+        self.restarted = True
+        self.return_to_prefill()
+
+    def close(self) -> None:
+        """Gives the cache what was computed, or, after a fault, nothing. Later calls do nothing.
+
+        Waits for the forward that is still running, so deliver the end to the client first.
+        """
+        if not self.done:
+            self._end("cancelled")
+        self.grammar.close()
+        self.pictures.close()
+        if self.drafter is not None:
+            self.drafter.close()
+        self.session.close(failed=self.life.outcome == "failed")
+
+    def metrics(self) -> Metrics:
+        """Returns the counters so far, in tokens and nanoseconds."""
+        return self.life.metrics(self.session.total, self.session.cached)
+
+    def _end(self, outcome: str) -> None:
+        self.done = True
+        self.life.outcome = outcome
+        self.life.ended_ns = self.life.ended_ns or perf_counter_ns()
 
 
 Results: TypeAlias = list[tuple[Generation, list[Event]]]

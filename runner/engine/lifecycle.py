@@ -1,17 +1,14 @@
-"""The lifecycle of a request: its times and counts, and its line in the log."""
+"""The lifecycle of a request: its times and counts."""
 
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from protocol import Metrics
-from runner.logs import Log
 
 if TYPE_CHECKING:
     from runner.cache.session import Session
     from runner.engine.request import Request
-
-log = Log(__name__)
 
 
 @dataclass(slots=True)
@@ -46,7 +43,7 @@ class Lifecycle:
     """A field of `RequestCounts`, once it has ended."""
 
     def metrics(self, total: int, cached: int) -> Metrics:
-        """Returns the counters so far, in tokens and ns, of a prompt of `total` tokens, `cached` of which came from the
+        """Returns the counters so far, in tokens and ns. `cached` of the `total` tokens of the prompt came from the
         cache."""
         now = self.ended_ns or perf_counter_ns()
         decoded = self.decoded_ns or now
@@ -76,38 +73,10 @@ class Lifecycle:
         return (self.generated - 1) / (max(1, self.ended_ns - self.first_token_ns) / 1e9)
 
     def prefill_tokens_per_s(self, tokens: int) -> float:
-        """Returns the prefill rate of a prompt of which `tokens` were computed; 0 unless the prefill has ended."""
+        """Returns the rate of a prefill that computed `tokens`; 0 unless it has ended."""
         return tokens / (max(1, self.decoded_ns - self.computed_ns) / 1e9) if self.decoded_ns else 0.0
 
 
 def restored(request: "Request", session: "Session") -> int:
-    """Returns how many of the cached tokens of a request were brought from disk for it."""
+    """Returns the number of the cached tokens of a request that were brought from disk for it."""
     return min(request.restored, session.cached)
-
-
-def report(request: "Request", session: "Session", life: Lifecycle) -> None:
-    """Writes the log line of a request that has ended."""
-    log.info(
-        "completion",
-        request=request.number,
-        outcome=life.outcome,
-        total=session.total,
-        matched=session.matched,
-        cached=session.cached,
-        restored=restored(request, session),
-        left=session.total - session.cached,
-        miss=session.miss,
-        evicted_bytes=session.evicted_bytes,
-        scored=len(request.sampling.candidates),
-        generated=life.generated,
-        forced=life.forced,
-        known=life.known,
-        drafted=life.drafted,
-        accepted=life.accepted,
-        model_drafted=life.model_drafted,
-        model_accepted=life.model_accepted,
-        waited_ms=round(life.waited_s * 1e3, 1),
-        ttft_ms=round(life.ttft_s * 1e3, 1),
-        prefill_tokens_per_s=round(life.prefill_tokens_per_s(session.total - session.cached), 1),
-        tokens_per_s=round(life.tokens_per_s, 1),
-    )

@@ -59,7 +59,7 @@ class WorkspaceEstimate:
         )
 
     def likely_bytes(self, tokens: int, context: int) -> int:
-        """Returns about what a slice over so many tokens will take in a context of `context`; 0 before the first."""
+        """Returns about what a slice of `tokens` will take in a context of `context`; 0 before the first slice."""
         return ceil(max(tokens, LEAST_SLICE_TOKENS) * self._token_bytes(context))
 
     def certain_bytes(self, tokens: int, context: int) -> int:
@@ -68,7 +68,7 @@ class WorkspaceEstimate:
         return ceil(max(tokens, LEAST_SLICE_TOKENS) * max(known, default=0.0))
 
     def tokens_in(self, nbytes: int, context: int) -> int:
-        """Returns the number of tokens in a slice that takes so many bytes, and at least LEAST_SLICE_TOKENS."""
+        """Returns the tokens of a slice that takes `nbytes`, at least LEAST_SLICE_TOKENS."""
         token_bytes = max(1.0, self._token_bytes(context)) if self._samples else _FIRST_TOKEN_BYTES
         return max(LEAST_SLICE_TOKENS, floor(nbytes / token_bytes))
 
@@ -89,7 +89,7 @@ class WorkspaceEstimate:
         return max(least, last.token_bytes + max(0.0, slope) * (context - last.context))
 
 
-_GROWTH_TOKENS = 256  # layers grow by so many tokens at a time
+_GROWTH_TOKENS = 256  # layers grow by this many tokens at a time
 _ROUND_ROWS = 8  # of a round of drafts on a CPU
 _FADE_STEPS = 1024
 _SHARE = 4  # of the room: what a slice may take for speed alone
@@ -129,27 +129,34 @@ class MemoryBudget:
         reuse_bytes: int = 0,
         grammar_bytes: Callable[[], int] = lambda: 0,
         drop_unused: Callable[[], None] = lambda: None,
+        draft_bytes: int = 0,
+        one_grammar_bytes: int = 0,
     ) -> None:
         """Made when the weights are loaded and nothing else is. `budget_bytes` None bounds nothing; `chunk_tokens` is
         the longest slice of a prompt, `reuse_bytes` what MLX may keep for reuse whatever else is needed,
         `grammar_bytes` what grammars take of the same memory, and `drop_unused` frees what no request needs now beside
-        the cache: grammars and the features of pictures."""
+        the cache: grammars and the features of pictures. A model that drafts may hold `draft_bytes` beside its weights;
+        the grammar of an answer is likely to take `one_grammar_bytes` once it is compiled."""
+        # For good.
         self.budget_bytes = budget_bytes
         self.weights_bytes = meter.active()
-        self.workspace = WorkspaceEstimate()
-        self.draft_bytes = 0
-        """What a model that drafts may hold beside its weights."""
-        self.grammar_bytes = 0
-        """What the grammar of an answer is likely to take, before it is compiled."""
+        self.one_grammar_bytes = one_grammar_bytes
         self._meter = meter
         self._chunk_tokens = chunk_tokens
         self._reuse_bytes = reuse_bytes
         self._grammar_bytes = grammar_bytes
         self._drop_unused = drop_unused
+        self._draft_bytes = draft_bytes
+        # Learned from slices.
+        self.workspace = WorkspaceEstimate()
         self._step_bytes = 0  # the most that decode steps took, beside what they left
-        self._peak_bytes = self._start_bytes = 0
+        self._peak_bytes = 0
         self._measured_for = -1  # the last request for which slices were measured again
-        self._running = self._longest = 0  # requests, and tokens of the longest context, as of the last `fit`
+        # As of the last `fit`.
+        self._running = 0
+        self._longest = 0  # tokens of the longest context
+        # Of the present slice.
+        self._start_bytes = 0
 
     @property
     def room_bytes(self) -> int:
@@ -159,7 +166,7 @@ class MemoryBudget:
     # --- before a request begins, and after each end
 
     def refusal(self, cache: PrefixCache, tokens: int) -> str:
-        """Returns why a context of so many tokens could not be computed even alone; empty if it could."""
+        """Returns why a context of `tokens` could not be computed even alone; empty if it could."""
         if self.budget_bytes is None:
             return ""
         kept = cache.session_bytes(tokens)
@@ -169,7 +176,7 @@ class MemoryBudget:
         return f"there is no room for so long a context: {self._numbers(f'{tokens} tokens', kept, beside)}. {_ADVICE}"
 
     def admits(self, cache: PrefixCache, tokens: int, *, grammar: bool = False) -> bool:
-        """Returns True if a request of so many tokens fits beside those that run, as of the last `fit`. It may have a
+        """Returns True if a request of `tokens` fits beside those that run, as of the last `fit`. It may have a
         grammar."""
         if not cache.admits(tokens):
             return False
@@ -178,10 +185,10 @@ class MemoryBudget:
         longer = self.workspace.certain_bytes(LEAST_SLICE_TOKENS, tokens)
         computing = longer - self.workspace.likely_bytes(LEAST_SLICE_TOKENS, self._longest)
         needed = cache.session_bytes(tokens + _GROWTH_TOKENS) + self._growth(cache, 1) + max(0, computing)
-        return cache.allows(needed + self.grammar_bytes * grammar)
+        return cache.allows(needed + self.one_grammar_bytes * grammar)
 
     def fit(self, cache: PrefixCache, running: "Sequence[Generation]") -> "tuple[Generation, str] | None":
-        """Bounds the cache to what running requests leave. Returns a request that must end all the same, and why.
+        """Bounds the cache to what running requests leave. Returns a request that must end even so, and why.
 
         That is one that would not fit even alone; otherwise, if they do not fit together though nothing else is kept,
         the youngest. Call again when it has ended.
@@ -191,7 +198,7 @@ class MemoryBudget:
         self._running = len(running)
         self._longest = max((each.session.position for each in running), default=0)
         others = self._others(cache)
-        compiling = self.grammar_bytes * sum(not each.grammar.compiled for each in running)
+        compiling = self.one_grammar_bytes * sum(not each.grammar.compiled for each in running)
         headroom = self._headroom(cache, self._running, self._longest)
         cache.bound(max(0, self.room_bytes - others - compiling - headroom))
         for generation in running:
@@ -221,7 +228,9 @@ class MemoryBudget:
         for each request: if the next slice takes as much, it ends."""
         if number == self._measured_for or held_bytes + self._reuse_bytes > self.room_bytes:
             return False
-        self.workspace, self._step_bytes, self._measured_for = WorkspaceEstimate(), 0, number
+        self.workspace = WorkspaceEstimate()
+        self._step_bytes = 0
+        self._measured_for = number
         return True
 
     def make_room(self, cache: PrefixCache, nbytes: int) -> None:
@@ -243,7 +252,7 @@ class MemoryBudget:
 
     def allows_drafts(self, cache: PrefixCache) -> bool:
         """Returns True if there is room, beside what runs, for steps over several tokens, and some to spare."""
-        needed = _ROUND_ROWS * self._step_bytes + self.draft_bytes
+        needed = _ROUND_ROWS * self._step_bytes + self._draft_bytes
         return cache.allows(needed + self.room_bytes // _SHARE)
 
     def free(self, cache: PrefixCache) -> None:
@@ -274,11 +283,11 @@ class MemoryBudget:
         return measured
 
     def prefilled(self, tokens: int, position: int) -> None:
-        """Learns from a measured slice of so many tokens, which ended at `position`."""
+        """Learns from a measured slice of `tokens`, which ended at `position`."""
         self.workspace.add(tokens, position, self._taken())
 
     def stepped(self, rows: int) -> None:
-        """Learns from a measured decode step of so many rows an answer; nothing from one of several, which no answer
+        """Learns from a measured decode step of `rows` an answer; nothing from one of several, which no answer
         needs. The maximum over all steps fades slowly."""
         if rows > 1:
             return
@@ -318,7 +327,7 @@ class MemoryBudget:
         return self._reuse_bytes + self._step_bytes
 
     def _growth(self, cache: PrefixCache, answers: int) -> int:
-        """Returns the bytes by which so many answers may grow at once."""
+        """Returns the bytes by which this number of answers may grow at once."""
         return answers * (cache.session_bytes(_GROWTH_TOKENS) - cache.session_bytes(0))
 
     def _headroom(self, cache: PrefixCache, answers: int, context: int) -> int:

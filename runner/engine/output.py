@@ -6,7 +6,7 @@ Invariants:
 2. Held back is only what may still become part of a stop string (its longest end that begins one) and an incomplete
    character, so at most `max(len(stop)) - 1` characters and three bytes.
 3. A token's entry is delivered once, with the last of the characters that the token completed. Those of tokens that
-   completed none come at the end of the text, with what was held. Only tokens behind a stop string have no entry.
+   completed none come at the end of the text, with what was held. Only tokens after a stop string have no entry.
 """
 
 from collections import deque
@@ -92,7 +92,7 @@ class Piece(NamedTuple, Generic[Entry]):
 
 
 def joined(pieces: "Sequence[Piece[Entry]]") -> "Piece[Entry]":
-    """Returns one piece for all of these, of which there is at least one."""
+    """Returns one piece for all of these, at least one."""
     if len(pieces) == 1:
         return pieces[0]
     return Piece("".join(piece.text for piece in pieces), [entry for piece in pieces for entry in piece.entries])
@@ -138,7 +138,7 @@ class Detokenizer(Generic[Entry]):
         if entry is not None:
             self._unsettled.append(entry)
         text = self._utf8.feed(self._vocabulary.token_bytes(token_id))
-        return self._deliver(self._advance(text)) if text else None
+        return self._deliver(self._append(text)) if text else None
 
     def before_stop(self, tokens: Sequence[int]) -> int:
         """Returns how many of these tokens can be pushed before one completes a stop string. Changes nothing."""
@@ -156,20 +156,20 @@ class Detokenizer(Generic[Entry]):
         """Ends the text at EOS or at a limit. Returns the text that was held: it was no stop string after all.
 
         What an incomplete character is worth is said by `Utf8Stream.finish`. Where it is dropped, its tokens were drawn
-        and count all the same: their entries are delivered, if need be without text. A match that had waited for an
+        and count: their entries are delivered, if need be without text. A match that had waited for an
         earlier one counts now: `stopped` may become true here.
         """
         if self.stopped:
             return None
         if tail := self._utf8.finish():
-            self._advance(tail)
+            self._append(tail)
         if self._match is not None:
             self.stopped = True
             return self._deliver(self._match)
         self._settle(self._decoded)
         return self._deliver(self._decoded)
 
-    def _advance(self, text: str) -> int:
+    def _append(self, text: str) -> int:
         """Adds decoded text. Returns the position up to which text may be delivered."""
         start = self._decoded
         self._decoded += len(text)

@@ -31,7 +31,7 @@ class Prefill(NamedTuple):
     """Compute a slice of a prompt."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which is of no use here
-    """The prompt's index in `View.prefilling`."""
+    """The prompt's index in `Workload.prefilling`."""
     tokens: int
     """The most tokens to compute."""
 
@@ -40,7 +40,7 @@ class Decode(NamedTuple):
     """Compute one step of a batch."""
 
     index: int  # type: ignore[assignment]  # as above
-    """The batch's index in `View.decoding`."""
+    """The batch's index in `Workload.decoding`."""
 
 
 class Encode(NamedTuple):
@@ -54,7 +54,7 @@ class Encode(NamedTuple):
 Slice = Begin | Prefill | Encode | Decode
 
 
-class View(NamedTuple):
+class Workload(NamedTuple):
     """The work at hand."""
 
     startable: int = 0
@@ -100,45 +100,45 @@ class SlicePolicy:
         self._most_tokens = _FIRST_TOKENS  # at most doubles with each slice: the first measurements are rough
         self._balance_s = 0.0  # the time that the oldest prompt got, less that of the shortest
 
-    def next(self, view: View) -> Slice | None:
+    def next(self, work: Workload) -> Slice | None:
         """Returns the next slice; None if there is nothing to do."""
-        if not view.decoding:
-            if view.startable:
+        if not work.decoding:
+            if work.startable:
                 return Begin()
-            if self._encodes(view):
+            if self._encodes(work):
                 return Encode()
-            return self._next_prefill(view, self.chunk_tokens) if view.prefilling else None
-        if len(view.decoding) == 1 and not (view.startable or view.prefilling or view.encoding):
+            return self._next_prefill(work, self.chunk_tokens) if work.prefilling else None
+        if len(work.decoding) == 1 and not (work.startable or work.prefilling or work.encoding):
             return Decode(0)
-        step = Decode(min(range(len(view.decoding)), key=lambda index: self._last_slice(view.decoding[index])))
-        if view.decoding[step.index] not in self._paces:
+        step = Decode(min(range(len(work.decoding)), key=lambda index: self._last_slice(work.decoding[index])))
+        if work.decoding[step.index] not in self._paces:
             return step  # the first token of an answer, or rows from other batches, which have waited there
-        room_s = self._room_s(view.decoding)
+        room_s = self._room_s(work.decoding)
         # Nothing has come between since the last step: there will never be more room.
-        fresh = self._last_slice(view.decoding[step.index]) > self._last_other
-        if view.startable:  # prompts wait for it, or they would take the room that it needs
+        fresh = self._last_slice(work.decoding[step.index]) > self._last_other
+        if work.startable:  # prompts wait for it, or they would take the room that it needs
             return Begin() if fresh or self._begin_s <= room_s else step
-        if self._encodes(view):
+        if self._encodes(work):
             return Encode() if fresh or self._encode_s <= room_s else step
-        if not view.prefilling:
+        if not work.prefilling:
             return step
         tokens = self._tokens_in(room_s)
-        prefill = self._next_prefill(view, max(tokens, LEAST_SLICE_TOKENS) if fresh else tokens)
+        prefill = self._next_prefill(work, max(tokens, LEAST_SLICE_TOKENS) if fresh else tokens)
         worth = tokens >= LEAST_SLICE_TOKENS and room_s >= self.max_gap_s * _WORTH
-        return prefill if fresh or worth or tokens >= view.prefilling[prefill.index] else step
+        return prefill if fresh or worth or tokens >= work.prefilling[prefill.index] else step
 
-    def took(self, slice: Slice, view: View, seconds: float) -> None:  # noqa: A002 - it is the field's word
-        """Learns how long a slice took that `next` returned for this view.
+    def took(self, slice: Slice, work: Workload, seconds: float) -> None:  # noqa: A002 - it is the field's word
+        """Learns how long a slice took that `next` returned for this work.
 
         `slice` is what was really done: `slice._replace(tokens=computed)` if a prefill computed fewer tokens than it
         was given, and the batch that stepped if it was another one. A slice that failed may be left out.
         """
         self._now_s += seconds
         self._slices += 1
-        if len(self._paces) > len(view.decoding):
-            self._paces = {batch: self._paces[batch] for batch in view.decoding if batch in self._paces}
+        if len(self._paces) > len(work.decoding):
+            self._paces = {batch: self._paces[batch] for batch in work.decoding if batch in self._paces}
         if isinstance(slice, Decode):
-            self._stepped(view.decoding[slice.index], seconds)
+            self._stepped(work.decoding[slice.index], seconds)
             return
         self._last_other = self._slices
         if isinstance(slice, Begin):
@@ -149,7 +149,7 @@ class SlicePolicy:
         elif slice.tokens > 0:
             self._encoded_last = False
             self._measure(slice.tokens, seconds)
-            if _shortest(view.prefilling) > 0:
+            if _shortest(work.prefilling) > 0:
                 self._balance_s += -seconds if slice.index else seconds
 
     def _stepped(self, batch: int, seconds: float) -> None:
@@ -167,9 +167,9 @@ class SlicePolicy:
         weight = min(1.0, tokens / _FIRST_TOKENS) * (1.0 if token_s > self._token_s else _WEIGHT)
         self._token_s += (token_s - self._token_s) * weight
 
-    def _encodes(self, view: View) -> bool:
+    def _encodes(self, work: Workload) -> bool:
         """Returns True if a picture comes next, and not a slice of a prompt."""
-        return view.encoding > 0 and not (view.prefilling and self._encoded_last)
+        return work.encoding > 0 and not (work.prefilling and self._encoded_last)
 
     def _last_slice(self, batch: int) -> int:
         return self._paces[batch].slice if batch in self._paces else 0
@@ -183,7 +183,7 @@ class SlicePolicy:
         return room_s
 
     def _tokens_in(self, room_s: float) -> int:
-        """Returns how many tokens of a prompt can be computed in so many seconds."""
+        """Returns how many tokens of a prompt can be computed in `room_s`."""
         if room_s <= 0:
             return 0
         token_s = self._token_s or 0.0
@@ -191,10 +191,10 @@ class SlicePolicy:
         tokens = min(tokens, self._most_tokens)
         return tokens - tokens % _STEP_TOKENS if tokens > LEAST_SLICE_TOKENS else tokens
 
-    def _next_prefill(self, view: View, tokens: int) -> Prefill:
+    def _next_prefill(self, work: Workload, tokens: int) -> Prefill:
         """Returns a slice of the oldest or of the shortest prompt, which share the time equally."""
-        index = _shortest(view.prefilling) if self._balance_s >= 0 else 0
-        return Prefill(index, min(tokens, view.prefilling[index], self.chunk_tokens))
+        index = _shortest(work.prefilling) if self._balance_s >= 0 else 0
+        return Prefill(index, min(tokens, work.prefilling[index], self.chunk_tokens))
 
 
 def _shortest(prefilling: Sequence[int]) -> int:

@@ -101,7 +101,7 @@ class Pictures(Protocol):
         """Returns the tokens of the next forward at `position`: at most `most`, unless it has to hold a whole picture.
 
         It ends before the next picture. 0 if the picture at `position` has to be encoded first: it becomes the one to
-        `advance`, and the features of any other are freed.
+        `encode_piece`, and the features of any other are freed.
         """
         ...
 
@@ -119,10 +119,10 @@ class Pictures(Protocol):
 
     @property
     def ready(self) -> bool:
-        """True if `advance` has something to compute, False while pixels are decoded."""
+        """True if `encode_piece` has something to compute, False while pixels are decoded."""
         ...
 
-    def advance(self, make_room: Callable[[int], None]) -> bool:
+    def encode_piece(self, make_room: Callable[[int], None]) -> bool:
         """Computes one piece of the picture to encode. Returns True when its features are there.
 
         Before encoding begins, `make_room` is called with the bytes that it takes at once. Raises what that raises, and
@@ -160,7 +160,7 @@ class Formats(Protocol):
 
 
 class Tier(Protocol):
-    """A tier of the cache behind memory. Whatever goes wrong there, answers go on. Owner: the engine thread."""
+    """A tier of the cache below memory. Whatever goes wrong there, answers go on. Owner: the engine thread."""
 
     @property
     def patience_s(self) -> float | None:

@@ -1,10 +1,14 @@
-"""Requests that have not begun: in the queue, or waiting for another request to compute a prefix that they share."""
+"""Requests that wait to begin, or for a prefix that another request computes; and those that wait for pictures."""
 
 from collections import deque
+from functools import partial
 
 from runner.cache import PrefixCache
+from runner.engine.generation import Generation, Results
 from runner.engine.memory import MemoryBudget
+from runner.engine.recovery import Recovery
 from runner.engine.request import Request
+from runner.engine.trace import TRACE
 
 
 class RequestQueue:
@@ -54,12 +58,14 @@ class RequestQueue:
     def next_request(self, cache: PrefixCache, memory: MemoryBudget, computed: int) -> Request | None:
         """Returns the request that can begin while `computed` others run, as of the last change; None if none can."""
         if self.changed:
-            self._next, self.changed = self._find(cache, memory, computed), False
+            self._next = self._find(cache, memory, computed)
+            self.changed = False
         return self._next
 
     def remove(self, request: Request) -> int | None:
         """Removes the request that `next_request` returned. Returns when it left the queue, if it did so earlier."""
-        self._next, self.changed = None, True
+        self._next = None
+        self.changed = True
         left_ns = self.awaiting_prefix.pop(request, None)
         if left_ns is None:
             self.arrived.remove(request)
@@ -78,3 +84,32 @@ class RequestQueue:
 
 def _admits(memory: MemoryBudget, cache: PrefixCache, request: Request) -> bool:
     return memory.admits(cache, len(request.prompt), grammar=request.grammar is not None)
+
+
+class PictureQueue:
+    """The requests whose prompts have come to a picture. Encodes one picture at a time, that of the oldest request
+    whose pixels are there. Owner: the engine thread."""
+
+    def __init__(self, memory: MemoryBudget, recovery: Recovery) -> None:
+        self.generations: list[Generation] = []
+        self._memory = memory
+        self._recovery = recovery
+
+    @property
+    def ready(self) -> list[Generation]:
+        """The requests whose pictures can be encoded now, the oldest first."""
+        return [each for each in self.generations if each.pictures.ready]
+
+    def encode_piece(self, cache: PrefixCache) -> Results:
+        """Computes one piece of a picture. Returns the request if it is encoded, or if the request has failed: it has
+        left the queue. So has a request for which memory ran out."""
+        generation = self.ready[0]
+        TRACE.name("encode", request=generation.request.number)
+        results: Results = [(generation, [])]
+        try:
+            if not generation.pictures.encode_piece(partial(self._memory.make_room, cache)):
+                return []
+        except Exception as error:  # this request restarts or ends, the engine goes on
+            results = self._recovery.retry_or_fail(generation, error)
+        self.generations.remove(generation)
+        return results

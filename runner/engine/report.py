@@ -1,6 +1,7 @@
 """The engine's numbers for people: requests, tokens, memory and the cache, for the page and the metrics."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter_ns
@@ -19,9 +20,8 @@ from protocol.stats import (
     RunningRequest,
     Stats,
 )
-from runner.engine.counters import EngineStats
+from runner.engine.journal import EngineStats
 from runner.engine.lifecycle import restored
-from runner.engine.memory import MemoryBudget
 from runner.tokenizer import Tokenizer
 from runner.tokenizer.tokenizer import decode_utf8
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from runner.engine.scheduler import Scheduler
 
 _PREVIEW = 60
-_MOST_SHOWN = 1 << 14  # tokens, of which those of a picture are shown as one
+_MOST_SHOWN = 1 << 14  # tokens; those of a picture are shown as one
 _PICTURE = b"[picture]"
 
 
@@ -63,7 +63,6 @@ class Report:
         self,
         identity: Identity,
         scheduler: "Scheduler",
-        memory: MemoryBudget,
         tokenizer: Tokenizer | None,
         wings: WingCounts,
     ) -> None:
@@ -71,24 +70,29 @@ class Report:
         self._wings = wings
         self._identity = identity
         self._scheduler = scheduler
-        self._memory = memory
         self._spell = (lambda tokens: preview(tokenizer, tokens)) if tokenizer is not None else None
         self._started_ns = perf_counter_ns()
 
     def collect(self) -> EngineStats:
         """Returns all numbers."""
-        identity, journal, cache = self._identity, self._scheduler.journal, self._scheduler.cache.describe()
-        counters, queued = journal.counters, journal.queue.requests
+        counters, memory = self._scheduler.journal.counters, self._scheduler.memory
+        cache, queued = self._scheduler.cache.describe(), self._scheduler.queue.requests
         now_ns = perf_counter_ns()
         stats = Stats(
-            **identity._asdict(),
+            **self._identity._asdict(),
             uptime_s=_seconds(self._started_ns, now_ns),
             requests=counters.requests(len(queued)),
             tokens=counters.tokens(),
-            scores=counters.scores(),
+            scores=copy(counters.scores),
             cache=counters.cache(cache.counts),
-            memory=_memory_counts(self._memory),
-            slices=counters.slices(),
+            memory=MemoryCounts(
+                used_bytes=mx.get_active_memory(),
+                reusable_bytes=mx.get_cache_memory(),
+                peak_bytes=memory.peak(),
+                budget_bytes=memory.budget_bytes,
+                weights_bytes=memory.weights_bytes,
+            ),
+            slices=copy(counters.slices),
             pictures=self._wings.pictures(),
             drafts=self._draft_counts(counters.known),
             disk=self._wings.disk(),
@@ -116,16 +120,6 @@ class Report:
     def memory_bytes(self) -> int:
         """Returns the bytes that MLX holds: in use, and kept for reuse."""
         return mx.get_active_memory() + mx.get_cache_memory()
-
-
-def _memory_counts(memory: MemoryBudget) -> MemoryCounts:
-    return MemoryCounts(
-        used_bytes=mx.get_active_memory(),
-        reusable_bytes=mx.get_cache_memory(),
-        peak_bytes=memory.peak(),
-        budget_bytes=memory.budget_bytes,
-        weights_bytes=memory.weights_bytes,
-    )
 
 
 def _queued(request: "Request", now_ns: int) -> RunningRequest:

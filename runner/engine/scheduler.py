@@ -1,20 +1,15 @@
 """Takes requests from their arrival to their end, one slice at a time."""
 
-from functools import partial
 from time import perf_counter, perf_counter_ns
-from typing import NamedTuple
 
-from runner.cache import PrefixCache
-from runner.cache.session import Session
-from runner.engine.batch import Batch, tell
-from runner.engine.batches import Batches, BatchMatcher
+from runner.engine.batch import Batch
+from runner.engine.batches import Batches
 from runner.engine.context import EngineContext
-from runner.engine.events import Event, Failed, Outbox, Refused, Started
+from runner.engine.events import Failed, Outbox, Refused, Started
 from runner.engine.generation import Generation, Results
 from runner.engine.journal import Journal
-from runner.engine.memory import MemoryBudget
-from runner.engine.policy import Begin, Decode, Encode, Prefill, Slice, SlicePolicy, View
-from runner.engine.queue import RequestQueue
+from runner.engine.policy import Begin, Decode, Encode, Prefill, SlicePolicy, Workload
+from runner.engine.queue import PictureQueue, RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
 from runner.engine.request import Request
 from runner.engine.trace import TRACE
@@ -22,115 +17,52 @@ from runner.logs import Log, error_line
 
 log = Log(__name__)
 
-# --- Known choices: the beginning of an answer that is taken without a forward, because the cache knows what it
-# would be. Only plain greedy answers begin so: each token is the most probable one, whatever was drawn before, and
-# nobody wants its probability. The end of an answer is always computed: the token that ends it, the one that
-# completes a stop string, the last one that it may have. So answers end, and leave the cache, as they would
-# without.
-
-_PIECE_TOKENS = 64
-"""Of one slice, and of one line to the client: they take less than a millisecond."""
-
-
-def open_session(cache: PrefixCache, request: Request, context: EngineContext) -> Session:
-    """Opens a session. If the answer is a plain greedy one, its tokens will be known choices; if, moreover, nobody
-    wants their probabilities, it begins with those that the cache knows."""
-    if request.sampling.greedy and request.grammar is None:
-        most = 0 if request.sampling.logprobs else request.max_tokens - 1
-        return cache.begin_greedy(request.keys, most, context.tokenizer.eos, context.salt)
-    return cache.begin(request.keys, context.salt)
-
-
-def take_known(generation: Generation) -> list[Event]:
-    """Gives a generation the next of its known tokens. Returns the events for the client."""
-    session, life = generation.session, generation.life
-    life.decoded_ns = life.decoded_ns or perf_counter_ns()
-    coming = session.known[:_PIECE_TOKENS]
-    count = generation.text.before_stop(coming)
-    events = generation.push(coming[:count])
-    life.known += count
-    del session.known[:count]
-    if count < len(coming) or not session.known:
-        session.end_known()
-    return events
-
-
-# --- The requests whose prompts have come to a picture, which is encoded piece by piece.
-
-
-class Encoded(NamedTuple):
-    """A request that has left the line: its picture is encoded, or it has failed or restarts later."""
-
-    generation: Generation
-    results: Results
-    goes_on: bool
-
-
-class Encodings:
-    """Encodes one picture at a time, that of the oldest request whose pixels are there. Owner: the engine thread."""
-
-    def __init__(self, memory: MemoryBudget, recovery: Recovery) -> None:
-        self.generations: list[Generation] = []
-        self._memory, self._recovery = memory, recovery
-
-    @property
-    def ready(self) -> list[Generation]:
-        """The requests whose pictures can be encoded now, the oldest first."""
-        return [each for each in self.generations if each.pictures.ready]
-
-    def advance(self, cache: PrefixCache) -> Encoded | None:
-        """Computes one piece of a picture. Returns the request that goes on elsewhere; None if there is more to do."""
-        generation = self.ready[0]
-        TRACE.name("encode", request=generation.request.number)
-        results: Results = []
-        goes_on = False
-        try:
-            if not generation.pictures.advance(partial(self._memory.make_room, cache)):
-                return None
-            goes_on = True
-        except Exception as error:  # this request restarts or ends, the engine goes on
-            results = self._recovery.retry_or_fail(generation, error)
-        self.generations.remove(generation)
-        return Encoded(generation, results, goes_on)
-
-
 _RESERVE_SLICES = 64  # between two times that the cache learns the bytes of batches, which grow
 
 
 class Scheduler:
-    """Advances requests slice by slice. Owner: the engine thread.
+    """Takes requests from station to station, slice by slice. Owner: the engine thread.
 
-    A request waits in the queue, then for a prefix that another one computes, is prefilled, waits for its grammar, and
-    decodes in a batch: in one of these places at a time. A fault of one request leaves the others as they are.
+    A request waits in the queue, then for a prefix that another one computes; its prompt is computed, with stops where
+    a picture has to be encoded; it waits for its grammar; and it decodes in a batch. It is at one of these stations at
+    a time, or with the recovery if memory ran out in its slice. A fault of one request leaves the others as they are.
     """
 
     def __init__(self, context: EngineContext, policy: SlicePolicy, parallel: int, outbox: Outbox) -> None:
         """At most `parallel` requests run at once, and only one if the cache is not concurrent."""
+        # For good.
+        self._context = context
+        self.memory = context.memory
+        self._policy = policy
+        self._outbox = outbox
+        self.journal = Journal()
+        self._recovery = Recovery(self.memory, context.salt, context.ranks)
+        # Until a session cannot be opened or closed.
         self.cache = context.make_cache()
-        self._context, self.memory, self._policy, self._outbox = context, context.memory, policy, outbox
         self.parallel = parallel if self.cache.concurrent else 1
         """The most requests that run at once."""
-        self._queue = RequestQueue(context.salt, self.parallel)
-        self.journal = Journal(self._queue)
-        self.prefilling: list[Generation] = []  # their prompts are being computed
+        # The stations of requests, in order.
+        self.queue = RequestQueue(context.salt, self.parallel)
+        self.prefilling: list[Generation] = []
+        self._pictures = PictureQueue(self.memory, self._recovery)
         self._compiling: list[Generation] = []  # prefilled, while their grammars are still being compiled
-        self.matcher = BatchMatcher(context.unbatchable)
-        self._recovery = Recovery(self.memory, context.salt, context.ranks)
-        self._encodings, self.batches = Encodings(self.memory, self._recovery), Batches(self.matcher, self._recovery)
-        self._cache_invalid = False  # replace it before the next request begins
-        self._slices = 0
+        self.batches = Batches(self._recovery, context.unbatchable)
+        # Until the end of a slice, which does what they ask for.
+        self._cache_invalid = False
+        self._memory_changed = False
+        self._slices = 0  # so far
         self._make_room()
 
     def add(self, request: Request) -> None:
         """Queues a request."""
-        self._queue.add(request)
+        self.queue.add(request)
 
     @property
     def idle(self) -> bool:
         """True if there is nothing to do until a message arrives, a grammar is compiled or a picture is decoded."""
         return not (
             self.prefilling
-            or (self._encodings.generations and self._encodings.ready)
+            or (self._pictures.generations and self._pictures.ready)
             or any(batch.ready for batch in self.batches.all)
             or any(each.grammar.compiled for each in self._compiling)
             or self._next_request
@@ -138,39 +70,50 @@ class Scheduler:
 
     @property
     def awaits_mask(self) -> bool:
-        """True, while idle, if an answer waits for the mask of its grammar, of which no message tells."""
+        """True, while idle, if an answer waits for the mask of its grammar, whose arrival sends no message."""
         return bool(self.batches.all)
 
     @property
     def _next_request(self) -> Request | None:
-        waiting = self._queue.arrived or self._queue.awaiting_prefix
-        return self._queue.next_request(self.cache, self.memory, len(self._generations)) if waiting else None
+        waiting = self.queue.arrived or self.queue.awaiting_prefix
+        return self.queue.next_request(self.cache, self.memory, len(self._generations)) if waiting else None
 
     @property
     def _generations(self) -> list[Generation]:
         """The requests that have a session."""
-        return [*self.prefilling, *self._encodings.generations, *self._compiling, *self.batches.generations]
+        return [*self.prefilling, *self._pictures.generations, *self._compiling, *self.batches.generations]
 
-    def advance(self) -> None:
-        """Computes one slice: begins a request, computes a part of a prompt, or decodes a step of a batch."""
+    def compute_slice(self) -> None:
+        """Computes one slice: begins a request, computes a part of a prompt or of a picture, or decodes a step of a
+        batch. Events for clients are in the outbox then."""
         started = perf_counter()
         self._remove_dropped()
         for generation in [each for each in self._compiling if each.grammar.compiled]:
             self._compiling.remove(generation)
             self._continue(generation)
-        startable, ready = self._next_request, [batch for batch in self.batches.all if batch.ready]
-        view = View(
+        startable = self._next_request
+        ready = [batch for batch in self.batches.all if batch.ready]
+        work = Workload(
             startable=int(startable is not None),
             prefilling=[generation.left for generation in self.prefilling],
-            encoding=len(self._encodings.ready) if self._encodings.generations else 0,
+            encoding=len(self._pictures.ready) if self._pictures.generations else 0,
             decoding=[batch.id for batch in ready],
         )
-        chosen = self._policy.next(view)
+        chosen = done = self._policy.next(work)
         if TRACE.on:
             TRACE.lap("schedule")
-        if chosen is not None:
-            done = self._run(chosen, view, startable, ready)
-            self._policy.took(done, view, perf_counter() - started)
+        match chosen:
+            case Begin() if startable is not None:
+                self._begin(startable)
+                TRACE.lap("resume")
+            case Prefill(index, tokens):
+                done = chosen._replace(tokens=self._prefill(self.prefilling[index], tokens))
+            case Encode():
+                self._resume(self._pictures.encode_piece(self.cache))
+            case Decode(index):
+                done = Decode(work.decoding.index(self._decode(ready[index])))
+        if done is not None:
+            self._policy.took(done, work, perf_counter() - started)
             self.journal.counters.sliced(done, perf_counter() - started)
         self._slices += 1
         if self._slices % _RESERVE_SLICES == 0:
@@ -184,41 +127,25 @@ class Scheduler:
         if self._memory_changed or not isinstance(chosen, Decode):
             self._make_room()
 
-    def _run(self, chosen: Slice, view: View, startable: Request | None, ready: list[Batch]) -> Slice:
-        """Computes a slice; returns what was really done."""
-        match chosen:
-            case Begin() if startable is not None:
-                TRACE.name("begin", request=startable.number, tokens=len(startable.prompt))
-                self._begin(startable)
-                TRACE.lap("resume")
-            case Prefill(index, tokens):
-                self._queue.changed = True
-                TRACE.name("prefill", request=self.prefilling[index].request.number, tokens=tokens)
-                return chosen._replace(tokens=self._prefill(self.prefilling[index], tokens))
-            case Decode(index):
-                return Decode(view.decoding.index(self._decode(ready[index])))
-            case Encode():
-                self._encode()
-        return chosen
-
     # --- begin and prefill
 
     def _begin(self, request: Request) -> None:
-        started_ns = self._queue.remove(request)
+        TRACE.name("begin", request=request.number, tokens=len(request.prompt))
+        started_ns = self.queue.remove(request)
         if started_ns is None:
             if text := self.memory.refusal(self.cache, len(request.prompt)):
                 self._outbox.put(request.stream, Refused(text))
-                return self.journal.never_began([request], "refused")
+                return self.journal.counters.never_began(request, "refused")
             started_ns = perf_counter_ns()
             self._outbox.put(request.stream, Started())
             if self.cache.follows(request.keys, self._context.salt):
-                return self._queue.await_prefix(request, started_ns)
+                return self.queue.await_prefix(request, started_ns)
         try:
-            generation = self._context.generation(request, open_session(self.cache, request, self._context), started_ns)
+            generation = self._context.generation(request, self.cache, started_ns)
         except Exception as error:  # this request ends, the engine goes on
             log.exception("a request failed", request=request.number)
             self._outbox.put(request.stream, Failed(error_line(error)))
-            self.journal.never_began([request], "failed")
+            self.journal.counters.never_began(request, "failed")
             self._cache_invalid = True
         else:
             self.journal.began(generation)
@@ -227,31 +154,32 @@ class Scheduler:
     def _continue(self, generation: Generation) -> None:
         """Moves a request to where its next slice is computed."""
         if generation.grammar.compiled and not generation.done:
-            self._deliver([(generation, generation.start_grammar())])
+            self._settle([(generation, generation.start_grammar())])
         if generation.done:
             return
         if generation.lacks_picture:
-            self._encodings.generations.append(generation)
+            self._pictures.generations.append(generation)
         elif generation.left:
             self.prefilling.append(generation)
         elif generation.grammar.compiled:
-            self._deliver(self.batches.start(generation, self._context, self.cache))
+            self._settle(self.batches.start(generation, self._context, self.cache))
         else:
             self._compiling.append(generation)
 
     def _prefill(self, generation: Generation, most: int) -> int:
         """Computes the next slice of a prompt, or takes known tokens; returns the number of tokens computed."""
+        TRACE.name("prefill", request=generation.request.number, tokens=most)
         computed = 0
         try:
             if generation.session.known:
-                self._deliver([(generation, take_known(generation))])
+                self._settle([(generation, generation.take_known())])
             else:
                 tokens = self.memory.slice_tokens(self.cache, most, generation.session.position)
                 computed = generation.prefill(tokens, self.memory.measured(self._context.forward))
                 self.memory.prefilled(computed, generation.session.position)
         except Exception as error:  # this request restarts or ends, the engine goes on
             self.prefilling.remove(generation)
-            self._deliver(self._recovery.retry_or_fail(generation, error))
+            self._settle(self._recovery.retry_or_fail(generation, error))
             return 0
         self.journal.prefilled(generation)
         if generation.done or not generation.left or generation.lacks_picture:
@@ -259,22 +187,15 @@ class Scheduler:
             self._continue(generation)
         return computed
 
-    def _encode(self) -> None:
-        """Computes one piece of a picture."""
-        if (encoded := self._encodings.advance(self.cache)) is not None:
-            self._deliver(encoded.results)
-            if encoded.goes_on:
-                self._continue(encoded.generation)
-
     # --- decode
 
     def _decode(self, batch: Batch) -> int:
         """Computes a step of this batch, or of the one that it joins. Returns the id of the batch that stepped."""
         if len(self.batches.all) > 1:
             batch = self._join(batch)
-        batch.may_draft = len(self.batches.all) == len(batch.generations) == 1 and bool(batch.generations[0].drafter)
+        may_draft = len(self.batches.all) == len(batch.generations) == 1 and batch.generations[0].drafter is not None
         try:
-            choices = batch.step()
+            choices = batch.step(may_draft=may_draft)
         except Exception as error:
             results = self.batches.end(batch, error)
             if len(batch.generations) > 1:  # an answer alone holds nothing beside its layers
@@ -283,14 +204,14 @@ class Scheduler:
         else:
             if choices:
                 self.memory.stepped(batch.forward_rows)
-                done = tell(self._outbox, batch.take(choices))
+                done = self._deliver(batch.take(choices))
                 self.journal.counters.stepped(batch.generations, perf_counter())
                 if done:
                     self._leave(batch, done)
         if batch.split_off:
             self.batches.add_split_off(batch)
             self._reserve()
-        self._queue.changed |= batch.steps <= 1  # the very first forward shows what a request takes
+        self.queue.changed |= batch.steps <= 1  # the very first forward shows what a request takes
         return batch.id
 
     def _join(self, batch: Batch) -> Batch:
@@ -311,7 +232,7 @@ class Scheduler:
 
     def _resume(self, results: Results) -> None:
         """Lets each of these requests go on by itself, except those that are done."""
-        self._deliver(results)
+        self._settle(results)
         for generation, _ in results:
             self._continue(generation)
 
@@ -319,18 +240,19 @@ class Scheduler:
         """Evicts unused cache entries as far as necessary; if that is not enough, ends running requests."""
         while misfit := self.memory.fit(self.cache, self._generations):
             generation, reason = misfit
-            tell(self._outbox, [(generation, generation.abort(reason))])
+            self._deliver([(generation, generation.abort(reason))])
             self._remove_dropped()
         self._memory_changed = False
-        self._queue.changed = True  # requests that ended have left room
+        self.queue.changed = True  # requests that ended have left room
 
     # --- ends
 
     def _remove_dropped(self) -> None:
         """Ends the requests whose clients have left, and those that were turned away."""
-        if self._queue.arrived or self._queue.awaiting_prefix:
-            self.journal.never_began(self._queue.remove_cancelled(), "cancelled")
-        for generations in filter(None, (self.prefilling, self._encodings.generations, self._compiling)):
+        if self.queue.arrived or self.queue.awaiting_prefix:
+            for request in self.queue.remove_cancelled():
+                self.journal.counters.never_began(request, "cancelled")
+        for generations in filter(None, (self.prefilling, self._pictures.generations, self._compiling)):
             for generation in [each for each in generations if each.dropped]:
                 generations.remove(generation)
                 self._end(generation)
@@ -338,15 +260,25 @@ class Scheduler:
             if dropped := [generation for generation in batch.generations if generation.dropped]:
                 self._leave(batch, dropped)
 
-    def _deliver(self, results: Results) -> None:
-        """Sends events to clients, and ends the requests that are done."""
-        done = tell(self._outbox, results)
+    def _deliver(self, results: Results) -> list[Generation]:
+        """Delivers the events of each generation to its client. Returns the generations that are done."""
+        done = []
+        for generation, events in results:
+            for event in events:
+                self._outbox.put(generation.request.stream, event)
+            if generation.done:
+                done.append(generation)
+        return done
+
+    def _settle(self, results: Results) -> None:
+        """Delivers these events, and ends the requests that are done."""
+        done = self._deliver(results)
         self._outbox.send()
         for generation in done:
             self._end(generation)
 
     def _end(self, generation: Generation) -> None:
-        self._queue.changed = self._memory_changed = True
+        self.queue.changed = self._memory_changed = True
         try:
             generation.close()
         except Exception:
@@ -357,7 +289,7 @@ class Scheduler:
 
     def _reserve(self) -> None:
         """Tells the cache how many bytes the batches hold."""
-        self._queue.changed = self._memory_changed = True
+        self.queue.changed = self._memory_changed = True
         self.cache.reserve(self.batches.nbytes)
 
     def _replace_cache(self) -> None:
@@ -365,5 +297,6 @@ class Scheduler:
         self._outbox.send()
         self.journal.counters.cache_replaced(self.cache.describe().counts)
         discard(self.cache)
-        self.cache, self._cache_invalid = self._context.make_cache(), False
+        self.cache = self._context.make_cache()
+        self._cache_invalid = False
         collect_garbage()

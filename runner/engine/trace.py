@@ -30,18 +30,22 @@ class Trace:
         self._path = Path()
         self._file_bytes = 0
         self._events: list[dict[str, object]] = []
-        self._mark = self._begun = self._before = 0
+        # Of the present slice.
+        self._begun = 0
+        self._mark = 0  # the end of its last part, and the beginning of the next
+        self._before = 0  # events before it
         self._slice = ""
         self._facts: dict[str, int] = {}
 
     def start(self, path: Path) -> None:
         """Starts to write into this file, overwriting it. UsageError if that fails."""
         try:
-            self._file, self._path = _open(path), path
+            self._file = _open(path)
+            self._path = path
         except OSError as error:
             raise UsageError(f"--trace {path}: {_reason(error)}; name a file that you may write") from error
         self.on = True
-        self._write("[\n")  # a missing end is allowed: the process ends when it is told to
+        self._write("[\n")  # a missing end is allowed: the process may be ended at any time
 
     def begin(self) -> None:
         """Starts a slice."""
@@ -53,7 +57,8 @@ class Trace:
     def name(self, slice_name: str, **facts: int) -> None:
         """Names the slice; a slice without a name is not written."""
         if self._file is not None:
-            self._slice, self._facts = slice_name, facts
+            self._slice = slice_name
+            self._facts = facts
 
     def lap(self, part: str) -> None:
         """Ends a part of the slice, which began at the end of the part before it."""

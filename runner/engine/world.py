@@ -7,12 +7,10 @@ Here it is the world itself. A tape (runner/tape) notes these values or gives no
 from collections.abc import Callable
 from typing import NamedTuple
 
-from runner.engine.events import Outbox
 from runner.engine.generation import Forward, Generation
 from runner.engine.memory import Meter
 from runner.engine.policy import SlicePolicy
 from runner.engine.ports import Ranks
-from runner.engine.request import Request
 
 Post = Callable[[Callable[[], None] | None], None]
 """Has the engine thread call a function between two slices; with None it only wakes an engine that waits."""
@@ -51,21 +49,3 @@ class World:
     def wrap(self, sources: Sources) -> Sources:
         """Returns the sources that the engine reads in place of these."""
         return sources
-
-
-class Turns:
-    """The turns between slices, in which the world outside is heard. Here they need nothing beside the mailbox."""
-
-    def __init__(self, outbox: Outbox) -> None:
-        self.outbox = outbox
-        """The outbox of the engine."""
-
-    def queue(self, add: Callable[[Request], None]) -> Callable[[Request], None]:
-        """Returns the function that takes a request from the mailbox, where `add` would queue it."""
-        return add
-
-    def begin_slice(self, add: Callable[[Request], None]) -> None:
-        """Hands on what has happened outside since the last slice. `add` queues a request."""
-
-    def end_slice(self, *, idle: bool) -> None:
-        """Ends a slice, or the start. An `idle` engine may be ended at any moment."""

@@ -129,7 +129,7 @@ class PictureProgress:
     def ready(self) -> bool:
         return self._decoding is None or self._decoding.done()
 
-    def advance(self, make_room: Callable[[int], None]) -> bool:
+    def encode_piece(self, make_room: Callable[[int], None]) -> bool:
         assert self._picture is not None
         if self._encoding is None:
             make_room(self._encoder.needed_bytes(self._picture))

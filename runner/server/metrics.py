@@ -16,7 +16,7 @@ from prometheus_client.utils import floatToGoString
 
 from protocol.stats import Counter, Info, Metric, Sample
 from runner.cache.layer_interface import Miss
-from runner.engine.counters import Distribution, EngineStats
+from runner.engine.journal import Distribution, EngineStats
 
 Read = Callable[[EngineStats], object]
 _PREFIX = "mlx_runner_"

@@ -11,8 +11,8 @@ import msgspec
 from aiohttp import web
 
 from protocol.stats import CacheNode, CachePicture, Stats
-from runner.engine.counters import EngineStats
 from runner.engine.engine import Engine
+from runner.engine.journal import EngineStats
 
 if TYPE_CHECKING:
     from runner.server.metrics import Exporter

@@ -14,11 +14,11 @@ from zlib import crc32
 
 import msgspec
 
+from runner.engine.engine import Turns
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Scored, Started, Text
 from runner.engine.guide import Grammar
 from runner.engine.output import StopStrings
 from runner.engine.request import Request
-from runner.engine.world import Turns
 from runner.errors import RequestError, RunnerError
 from runner.logs import Log, error_line
 from runner.model import OpenedModel

@@ -65,7 +65,7 @@ class Replay:
                 self._requests.take(msgspec.msgpack.decode(turn, type=Turn), scheduler.add)
             except msgspec.DecodeError as error:
                 raise RunnerError(f"unreadable: {error}") from None
-        scheduler.advance()
+        scheduler.compute_slice()
         _ = scheduler.idle  # the engine asks, and a mask may come meanwhile
         self.outbox.send()
 

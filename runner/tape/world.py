@@ -16,7 +16,7 @@ from runner.cache.session import Session
 from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation
 from runner.engine.guide import Follow, Grammar, Guide, State, StateSource
-from runner.engine.policy import Slice, SlicePolicy, View
+from runner.engine.policy import Slice, SlicePolicy, Workload
 from runner.engine.request import Request
 from runner.engine.world import Sources, World
 from runner.errors import RequestError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from runner.engine.memory import Meter
     from runner.engine.ports import Drafter, Pictures
-    from runner.sampling.sampler import Sampler
+    from runner.sampling.sampler import Broadcast, Sampler
 
 _FAULTS: tuple[type[Exception], ...] = (RuntimeError, ValueError, MemoryError, TypeError)
 
@@ -109,8 +109,8 @@ class TapedPolicy(SlicePolicy):
         super().__init__(chunk_tokens, max_gap_s)
         self._tape = tape
 
-    def took(self, slice: Slice, view: View, seconds: float) -> None:  # noqa: A002 - as in the base class
-        super().took(slice, view, self._tape.input(EntryKind.SECONDS, lambda: seconds))
+    def took(self, slice: Slice, work: Workload, seconds: float) -> None:  # noqa: A002 - as in the base class
+        super().took(slice, work, self._tape.input(EntryKind.SECONDS, lambda: seconds))
 
 
 class TapedDrafter:
@@ -146,9 +146,10 @@ class TapedGeneration(Generation):
         started_ns: int,
         pictures: "Pictures",
         drafter: "Drafter | None",
+        broadcast: "Broadcast | None",
     ) -> None:
         taped = None if drafter is None else TapedDrafter(drafter, tape)
-        super().__init__(request, session, tokenizer, context_length, started_ns, pictures, taped)
+        super().__init__(request, session, tokenizer, context_length, started_ns, pictures, taped, broadcast)
         self._tape = tape
         self._ended = False
 

@@ -27,7 +27,7 @@ from runner.engine.context import EngineContext
 from runner.engine.events import Failed, Refused
 from runner.engine.generation import Forward
 from runner.engine.memory import MemoryBudget
-from runner.engine.policy import Slice, SlicePolicy, View
+from runner.engine.policy import Slice, SlicePolicy, Workload
 from runner.engine.request import Limits, Request, prepare
 from runner.pictures.encoder import PictureEncoder
 from runner.pictures.families import Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
@@ -117,9 +117,9 @@ class NotingPolicy(SlicePolicy):
         super().__init__(chunk_tokens, max_gap_s)
         self.slices: list[Slice] = []
 
-    def took(self, slice: Slice, view: View, seconds: float) -> None:  # noqa: A002
+    def took(self, slice: Slice, work: Workload, seconds: float) -> None:  # noqa: A002
         self.slices.append(slice)
-        super().took(slice, view, seconds)
+        super().took(slice, work, seconds)
 
 
 class Asked(EngineClient):

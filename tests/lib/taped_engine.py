@@ -182,7 +182,7 @@ class Story:
                 meanwhile()
                 engine.forward.forward_s = numbers.choice((0.001, 0.01, 0.05))
                 recording.begin_slice(engine.scheduler.add)
-                engine.scheduler.advance()
+                engine.scheduler.compute_slice()
                 idle = engine.scheduler.idle  # asked once a slice, as the engine does: a mask may come with it
                 recording.end_slice(idle=idle)
                 self.idle_slices += idle

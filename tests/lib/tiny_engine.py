@@ -39,7 +39,7 @@ from runner.engine.generation import Forward, Generation
 from runner.engine.guide import Follow, Grammar, Guide, State, StateSource
 from runner.engine.memory import MemoryBudget
 from runner.engine.output import StopStrings
-from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, View
+from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, Workload
 from runner.engine.ports import Drafter, Ranks
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
@@ -492,7 +492,7 @@ class SlicedEngine:
         """Makes the drafter of each request."""
         self._outbox = outbox or plain_outbox()
         self.scheduler = Scheduler(context, schedule, parallel, self._outbox)
-        self.scheduler.matcher.lone_steps = 0  # so that short answers join, too
+        self.scheduler.batches.lone_steps = 0  # so that short answers join, too
         self._continue = self.scheduler._continue
         self.scheduler._continue = self._note_session  # type: ignore[method-assign]  # to see the session of each
 
@@ -511,7 +511,7 @@ class SlicedEngine:
         """Computes slices as the engine does."""
         for _ in range(slices):
             with patch.object(runner.engine.scheduler, "perf_counter", self.clock):
-                self.scheduler.advance()
+                self.scheduler.compute_slice()
             self._outbox.send()
             self.slices += 1
 
@@ -613,14 +613,14 @@ class TinyEngine(SlicedEngine):
 
     def running(self) -> int:
         """Returns the number of requests that have left the queue, as `--parallel` counts them."""
-        return len(self.generations()) + len(self.scheduler._queue.awaiting_prefix)
+        return len(self.generations()) + len(self.scheduler.queue.awaiting_prefix)
 
     def phase(self, asked: ClientRequest) -> str:
         """Returns where a request is: queued, awaiting prefix, prefilling, compiling, alone, batch or gone."""
         scheduler, request = self.scheduler, asked.request
-        if request in scheduler._queue.awaiting_prefix:
+        if request in scheduler.queue.awaiting_prefix:
             return "awaiting prefix"
-        if request in scheduler._queue.requests:
+        if request in scheduler.queue.requests:
             return "queued"
         if any(generation.request is request for generation in scheduler.prefilling):
             return "prefilling"
@@ -648,13 +648,13 @@ class RandomPolicy(SlicePolicy):
         self._most_tokens = most_tokens
         self._weights = [numbers.choice((1, 3, 9)) for _ in range(3)]  # of a beginning, a prompt, a step
 
-    def next(self, view: View) -> Slice | None:
+    def next(self, work: Workload) -> Slice | None:
         begin, prompt, step = self._weights
-        possible: list[tuple[int, Slice]] = [(begin, Begin())] if view.startable else []
-        for index, left in enumerate(view.prefilling):
+        possible: list[tuple[int, Slice]] = [(begin, Begin())] if work.startable else []
+        for index, left in enumerate(work.prefilling):
             assert left > 0
             possible.append((prompt, Prefill(index, self._numbers.randint(1, self._most_tokens))))
-        possible += [(step, Decode(index)) for index in range(len(view.decoding))]
+        possible += [(step, Decode(index)) for index in range(len(work.decoding))]
         if not possible:
             return None
         return self._numbers.choices([each for _, each in possible], [weight for weight, _ in possible])[0]

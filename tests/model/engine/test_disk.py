@@ -61,7 +61,7 @@ class Process:
             self.check,
             lambda: Sample(model.make_layers, plain_forward(model)),
             prefill_token_s=lambda: self.token_s,
-            ready=lambda: setattr(scheduler.journal.queue, "changed", True),
+            ready=lambda: setattr(scheduler.queue, "changed", True),
             clock=self.clock,
         )
         unsaved = UnsavedSegments(cache, self.store.index, NAMESPACE, ROOT, touch=self.disk.touch)

@@ -158,8 +158,8 @@ async def test_a_client_is_told_of_the_end_before_the_cache_waits_for_the_last_f
 
 async def test_memory_is_published_again_with_every_slice(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, since what other tests left may be freed meanwhile."""
-    numbers, slices, advance = count(1), list[None](), engine.parts.scheduler.advance
-    monkeypatch.setattr(engine.parts.scheduler, "advance", lambda: slices.append(advance()))
+    numbers, slices, advance = count(1), list[None](), engine.parts.scheduler.compute_slice
+    monkeypatch.setattr(engine.parts.scheduler, "compute_slice", lambda: slices.append(advance()))
     monkeypatch.setattr("runner.engine.engine._PUBLISH_S", 0.0)
     monkeypatch.setattr(engine, "_publish_at", 0.0)
     monkeypatch.setattr(engine.parts.report, "memory_bytes", lambda: next(numbers))

@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-import runner.engine.scheduler
 from runner.engine.events import Event
 from runner.engine.generation import Generation
-from runner.engine.scheduler import take_known
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, words
 from tests.lib.tiny_engine import (
@@ -129,11 +127,13 @@ def test_known_tokens_go_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.submit(spec("greedy", 300))
     engine.finish()
 
+    take_known = Generation.take_known
+
     def slow(generation: Generation) -> list[Event]:
         engine.clock.now += 0.06
         return take_known(generation)
 
-    monkeypatch.setattr(runner.engine.scheduler, "take_known", slow)
+    monkeypatch.setattr(Generation, "take_known", slow)
     other = engine.ask(words(30, 2), max_tokens=100, temperature=0.5, seed=1)
     engine.until(lambda: len(other.tokens) > 3)
     again = engine.submit(spec("greedy", 300))

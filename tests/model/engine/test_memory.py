@@ -220,7 +220,7 @@ def test_a_request_with_a_grammar_waits_until_there_is_room_for_both() -> None:
         engine = make_engine(2400 * TOKEN_BYTES, Dial())
         engine.ask(words(20), 1)
         engine.finish()
-        engine.scheduler.memory.grammar_bytes = grammar_tokens * TOKEN_BYTES
+        engine.scheduler.memory.one_grammar_bytes = grammar_tokens * TOKEN_BYTES
         running = engine.ask(words(300, 2), 40)
         engine.advance(10)
         asked = engine.submit(digits)

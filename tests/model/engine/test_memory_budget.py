@@ -111,7 +111,7 @@ def run(name: str, cache: str, seed: int, clients: int, room_bytes: int = ROOM_B
             memory,
         )
         running = Scheduler(context, SlicePolicy(chunk, 0.1), 8, outbox)
-        running.matcher.lone_steps = 2
+        running.batches.lone_steps = 2
         prompts = [[chance.randrange(VOCAB) for _ in range(LONGEST)] for _ in range(3)]
         asked: list[Request] = []
         held = 0
@@ -123,7 +123,7 @@ def run(name: str, cache: str, seed: int, clients: int, room_bytes: int = ROOM_B
                 chance.choice(asked).cancel()
             if running.idle and len(asked) == clients:
                 break
-            running.advance()
+            running.compute_slice()
             outbox.send()
             held = max(held, mx.get_active_memory() + mx.get_cache_memory())
         else:

@@ -11,7 +11,7 @@ RED, BLUE = picture("red"), picture("blue")
 def report_on(engine: SeeingEngine, cache: str = "trie", *, text: bool = False) -> Report:
     identity = Identity("1.2.3", "tiny:latest", "qwen3_5", "cpu", CONTEXT, cache)
     tokenizer = engine.model.tokenizer if text else None
-    return Report(identity, engine.scheduler, engine.memory, tokenizer, WingCounts(pictures=engine.encoder.counts))
+    return Report(identity, engine.scheduler, tokenizer, WingCounts(pictures=engine.encoder.counts))
 
 
 def test_pictures_are_counted_with_their_tokens_time_and_hits() -> None:

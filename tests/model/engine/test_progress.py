@@ -27,7 +27,7 @@ def passing(clock: Clock, prefills: ProgressReporter) -> Callable[[float, int], 
 
     def passed(at_s: float, done: int) -> PromptProgress | None:
         clock.now = at_s
-        return prefills.advance(1, done)
+        return prefills.report(1, done)
 
     return passed
 
@@ -53,11 +53,11 @@ def test_two_prompts_have_clocks_of_their_own(clock: Clock, prefills: ProgressRe
     clock.now = 0.6
     prefills.begin(2, 500, 0)
     clock.now = 1.1
-    assert prefills.advance(1, 300) is not None
-    assert prefills.advance(2, 100) is None
+    assert prefills.report(1, 300) is not None
+    assert prefills.report(2, 100) is None
     clock.now = 1.7
-    assert prefills.advance(1, 400) is None
-    second = prefills.advance(2, 110)
+    assert prefills.report(1, 400) is None
+    second = prefills.report(2, 110)
     assert second is not None
     assert second.request == 2
     assert second.tokens_per_s == pytest.approx(100.0)
@@ -72,7 +72,7 @@ def make_engine(shown: list[str], *, terminal: bool) -> TinyEngine:
         shown.append(text)
         return terminal
 
-    engine.scheduler.journal = Journal(engine.scheduler._queue, ProgressReporter(engine.clock), show)
+    engine.scheduler.journal = Journal(ProgressReporter(engine.clock), show)
     return engine
 
 

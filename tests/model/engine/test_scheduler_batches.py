@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from runner.engine.batches import BatchMatcher
+from runner.engine.batches import LONE_STEPS
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, words
 from tests.lib.tiny_engine import BATCHABLE, RequestSpec, TinyEngine
@@ -51,7 +51,7 @@ def test_as_many_decode_in_one_forward_as_are_there(name: str) -> None:
 def test_an_answer_joins_others_after_a_few_steps_alone() -> None:
     """Joining copies the layers of a row, which does not pay for very short answers."""
     engine = TinyEngine("llama")
-    engine.scheduler.matcher.lone_steps = BatchMatcher().lone_steps
+    engine.scheduler.batches.lone_steps = LONE_STEPS
     for tokens, rows in ((4, 1), (30, 3)):
         for number in range(3):
             engine.ask(words(20, number), tokens)

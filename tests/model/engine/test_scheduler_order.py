@@ -5,7 +5,7 @@ Times are made up: a forward takes 10 ms and 1 ms for each token, whatever the n
 
 import pytest
 
-from runner.engine.policy import Decode, Prefill, Slice, SlicePolicy, View
+from runner.engine.policy import Decode, Prefill, Slice, SlicePolicy, Workload
 from scripts.tools.models.tiny import KINDS, words
 from tests.lib.tiny_engine import BATCHABLE, UNBATCHABLE, ClientRequest, TinyEngine
 
@@ -132,11 +132,11 @@ class Noted(SlicePolicy):
         self.received: list[tuple[int, float]] = []
         self.stepped = -1
 
-    def took(self, slice: Slice, view: View, seconds: float) -> None:  # noqa: A002 - it is the field's word
+    def took(self, slice: Slice, work: Workload, seconds: float) -> None:  # noqa: A002 - it is the field's word
         if isinstance(slice, Decode):
-            self.stepped = view.decoding[slice.index]
+            self.stepped = work.decoding[slice.index]
         self.received.append((slice.tokens if isinstance(slice, Prefill) else 0, round(seconds, 6)))
-        super().took(slice, view, seconds)
+        super().took(slice, work, seconds)
 
 
 def test_the_policy_learns_what_was_really_computed_and_how_long_it_took() -> None:

@@ -5,9 +5,9 @@ from concurrent.futures import Future
 import pytest
 
 from protocol.stats import Stats
-from runner.engine.counters import Distribution
 from runner.engine.events import Refused
 from runner.engine.guide import Grammar
+from runner.engine.journal import Distribution
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import SlicePolicy
 from runner.engine.report import Identity, Report, WingCounts
@@ -22,8 +22,8 @@ OTHER = [(5 * i * i + i + 2) % VOCAB for i in range(80)]
 
 def report_on(engine: TinyEngine, *, inspect_text: bool = False) -> Report:
     identity = Identity("1.2.3", "tiny:latest", "llama", "cpu", CONTEXT, "trie")
-    memory = MemoryBudget(ZeroMeter(), 1 << 30, 2048)
-    return Report(identity, engine.scheduler, memory, tokenizer() if inspect_text else None, WingCounts())
+    engine.scheduler.memory = MemoryBudget(ZeroMeter(), 1 << 30, 2048)
+    return Report(identity, engine.scheduler, tokenizer() if inspect_text else None, WingCounts())
 
 
 def stats(engine: TinyEngine) -> Stats:

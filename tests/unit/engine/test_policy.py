@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runner.engine.policy import Begin, Decode, Encode, Prefill, Slice, SlicePolicy, View
+from runner.engine.policy import Begin, Decode, Encode, Prefill, Slice, SlicePolicy, Workload
 from runner.settings import LEAST_SLICE_TOKENS
 
 CHUNK, GAP_S = 512, 0.1
@@ -59,7 +59,7 @@ class Request:
 
 class Ran(NamedTuple):
     slice: Slice
-    view: View
+    work: Workload
     seconds: float
     requests: tuple[Request, ...]
     """The requests that it advanced."""
@@ -81,10 +81,10 @@ class Simulation:
         self.now_s = 0.0
         self.ran: list[Ran] = []
 
-    def view(self) -> View:
+    def work(self) -> Workload:
         free = self.places - len(self.prefilling) - sum(map(len, self.batches.values()))
         waiting = sum(request.at_s <= self.now_s for request in self.coming)
-        return View(min(free, waiting), [request.left for request in self.prefilling], list(self.batches))
+        return Workload(min(free, waiting), [request.left for request in self.prefilling], list(self.batches))
 
     def run(self, *until: Request) -> "Simulation":
         """Runs slices until these requests, or all, have ended."""
@@ -96,23 +96,23 @@ class Simulation:
     def one(self) -> None:
         if not (self.prefilling or self.batches):
             self.now_s = max(self.now_s, self.coming[0].at_s)
-        view = self.view()
-        slice_ = self.policy.next(view)
+        work = self.work()
+        slice_ = self.policy.next(work)
         assert slice_ is not None
-        assert self.policy.next(view) == slice_, "`next` changes nothing"
+        assert self.policy.next(work) == slice_, "`next` changes nothing"
         match slice_:
             case Begin():
-                assert view.startable
+                assert work.startable
                 requests: tuple[Request, ...] = (self.coming.pop(0),)
                 self.prefilling += requests
                 seconds = self.costs.begin_s * self.costs.noise()
             case Prefill(index, tokens):
                 requests, slice_, seconds = self.prefill(self.prefilling[index], slice_, tokens)
             case Decode(index):
-                requests, seconds = self.decode(view.decoding[index])
+                requests, seconds = self.decode(work.decoding[index])
         self.now_s += seconds if not isinstance(slice_, Decode) else 0.0
-        self.policy.took(slice_, view, seconds)
-        self.ran.append(Ran(slice_, view, seconds, requests))
+        self.policy.took(slice_, work, seconds)
+        self.ran.append(Ran(slice_, work, seconds, requests))
 
     def prefill(self, request: Request, asked: Prefill, tokens: int) -> tuple[tuple[Request, ...], Slice, float]:
         assert 0 < tokens <= request.left
@@ -157,23 +157,23 @@ def learned(costs: Costs, chunk_tokens: int = CHUNK, max_gap_s: float = GAP_S) -
     """Returns a policy that knows the costs of a begin and of a token."""
     policy = SlicePolicy(chunk_tokens, max_gap_s)
     for _ in range(40):
-        policy.took(Begin(), View(1), costs.begin_s)
-    policy.took(Prefill(0, chunk_tokens), View(0, [chunk_tokens]), costs.prefill(chunk_tokens))
+        policy.took(Begin(), Workload(1), costs.begin_s)
+    policy.took(Prefill(0, chunk_tokens), Workload(0, [chunk_tokens]), costs.prefill(chunk_tokens))
     return policy
 
 
-def step(policy: SlicePolicy, *batches: int, seconds: float = 0.01, view: View | None = None) -> None:
+def step(policy: SlicePolicy, *batches: int, seconds: float = 0.01, work: Workload | None = None) -> None:
     """Lets each of these batches step once."""
-    view = view or View(decoding=batches)
+    work = work or Workload(decoding=batches)
     for number in batches:
-        policy.took(Decode(list(view.decoding).index(number)), view, seconds)
+        policy.took(Decode(list(work.decoding).index(number)), work, seconds)
 
 
 # Rule 1
 
 
 def test_nothing_to_do_is_none() -> None:
-    assert SlicePolicy(CHUNK, GAP_S).next(View()) is None
+    assert SlicePolicy(CHUNK, GAP_S).next(Workload()) is None
 
 
 @given(
@@ -195,32 +195,32 @@ def test_a_lone_request_computes_the_same_forwards_whatever_the_clock_says(costs
 
 def test_a_request_that_can_begin_begins_at_once() -> None:
     policy = SlicePolicy(CHUNK, GAP_S)
-    assert policy.next(View(1)) == Begin()
-    assert policy.next(View(1, [4096])) == Begin()
+    assert policy.next(Workload(1)) == Begin()
+    assert policy.next(Workload(1, [4096])) == Begin()
     step(policy, 7)
-    assert policy.next(View(1, [4096], [7])) == Begin()
+    assert policy.next(Workload(1, [4096], [7])) == Begin()
 
 
 def test_a_request_does_not_begin_where_a_stream_would_wait_beyond_its_gap() -> None:
     policy = learned(Costs(begin_s=0.03))
     step(policy, 7)
-    view = View(1, [4096], [7])
-    policy.took(Prefill(0, 55), view, 0.055)  # 0.1 - 0.01 - 0.055 are left
-    assert policy.next(view) == Begin()
-    policy.took(Prefill(0, 6), view, 0.006)
-    assert policy.next(view) == Decode(0)
+    work = Workload(1, [4096], [7])
+    policy.took(Prefill(0, 55), work, 0.055)  # 0.1 - 0.01 - 0.055 are left
+    assert policy.next(work) == Begin()
+    policy.took(Prefill(0, 6), work, 0.006)
+    assert policy.next(work) == Decode(0)
 
 
 def test_what_never_fits_follows_a_round_of_steps() -> None:
     policy = learned(Costs(begin_s=0.5))
     step(policy, 1, 2, seconds=0.06)
-    view = View(3, [], [1, 2])
+    work = Workload(3, [], [1, 2])
     taken = []
     for _ in range(7):
-        slice_ = policy.next(view)
+        slice_ = policy.next(work)
         assert slice_ is not None
         taken.append(slice_)
-        policy.took(slice_, view, 0.5 if slice_ == Begin() else 0.06)
+        policy.took(slice_, work, 0.5 if slice_ == Begin() else 0.06)
     assert taken == [Begin(), Decode(0), Decode(1)] * 2 + [Begin()]
 
 
@@ -230,8 +230,8 @@ def test_what_never_fits_follows_a_round_of_steps() -> None:
 def test_the_batch_that_has_waited_longest_steps() -> None:
     policy = SlicePolicy(CHUNK, GAP_S)
     step(policy, 3, 1, 2)
-    assert policy.next(View(decoding=[1, 2, 3])) == Decode(2)
-    assert policy.next(View(decoding=[1, 2])) == Decode(0)
+    assert policy.next(Workload(decoding=[1, 2, 3])) == Decode(2)
+    assert policy.next(Workload(decoding=[1, 2])) == Decode(0)
 
 
 # Rule 4
@@ -239,34 +239,34 @@ def test_the_batch_that_has_waited_longest_steps() -> None:
 
 def test_a_prompt_gets_what_the_gap_leaves() -> None:
     policy = learned(Costs())
-    view = View(0, [4096], [1])
-    step(policy, 1, view=view)
-    assert policy.next(view) == Prefill(0, 88)  # 0.1 - 0.01, in eights
-    policy.took(Prefill(0, 32), view, 0.032)  # a checkpoint ended it
-    assert policy.next(view) == Prefill(0, 56)
-    policy.took(Prefill(0, 56), view, 0.056)
-    assert policy.next(view) == Decode(0)
+    work = Workload(0, [4096], [1])
+    step(policy, 1, work=work)
+    assert policy.next(work) == Prefill(0, 88)  # 0.1 - 0.01, in eights
+    policy.took(Prefill(0, 32), work, 0.032)  # a checkpoint ended it
+    assert policy.next(work) == Prefill(0, 56)
+    policy.took(Prefill(0, 56), work, 0.056)
+    assert policy.next(work) == Decode(0)
 
 
 def test_every_batch_must_step_within_the_gap_in_its_turn() -> None:
     policy = learned(Costs())
-    view = View(0, [4096], [1, 2, 3])
-    step(policy, 1, 2, 3, seconds=0.01, view=view)
+    work = Workload(0, [4096], [1, 2, 3])
+    step(policy, 1, 2, 3, seconds=0.01, work=work)
     # Batch 1 has waited for 0.02 and steps first, batch 3 has not and steps third: each has 0.07.
-    assert policy.next(view) == Prefill(0, 64)
-    step(policy, 1, seconds=0.03, view=view)  # the average is now 0.02
+    assert policy.next(work) == Prefill(0, 64)
+    step(policy, 1, seconds=0.03, work=work)  # the average is now 0.02
     # Batch 2 has waited for 0.04; all three steps take 0.04 after it.
-    assert policy.next(view) == Prefill(0, 48)
+    assert policy.next(work) == Prefill(0, 48)
 
 
 def test_the_last_part_of_a_prompt_is_given_whole() -> None:
     policy = learned(Costs())
-    view = View(0, [5], [1])
-    step(policy, 1, view=view)
-    policy.took(Prefill(0, 84), view, 0.084)
-    assert policy.next(view) == Prefill(0, 5)
-    assert policy.next(View(0, [6], [1])) == Prefill(0, 6)
-    assert policy.next(View(0, [7], [1])) == Decode(0)
+    work = Workload(0, [5], [1])
+    step(policy, 1, work=work)
+    policy.took(Prefill(0, 84), work, 0.084)
+    assert policy.next(work) == Prefill(0, 5)
+    assert policy.next(Workload(0, [6], [1])) == Prefill(0, 6)
+    assert policy.next(Workload(0, [7], [1])) == Decode(0)
 
 
 # Rule 6
@@ -277,13 +277,13 @@ def test_slices_begin_small_and_double_while_the_cost_of_a_token_is_unknown() ->
     stream, long = Request(1, 10_000), Request(4096, 1, at_s=0.01)
     policy = SlicePolicy(CHUNK, GAP_S)
     step(policy, 0, seconds=0.001)
-    view = View(0, [4096], [0])
+    work = Workload(0, [4096], [0])
     sizes = []
     for _ in range(6):
-        slice_ = policy.next(view)
+        slice_ = policy.next(work)
         assert isinstance(slice_, Prefill)
         sizes.append(slice_.tokens)
-        policy.took(slice_, view, slice_.tokens * 1e-9)
+        policy.took(slice_, work, slice_.tokens * 1e-9)
     assert sizes == [32, 64, 128, 256, 512, 512]
     running = Simulation(SlicePolicy(CHUNK, GAP_S), costs, [stream, long])
     running.run(long)
@@ -294,16 +294,16 @@ def test_slices_begin_small_and_double_while_the_cost_of_a_token_is_unknown() ->
 def test_a_first_measurement_of_minutes_is_forgotten(slow: str) -> None:
     """A slice that compiles or reads cold pages stops no other work, and its time soon counts no more."""
     policy = SlicePolicy(CHUNK, GAP_S)
-    view = View(0, [100_000], [1])
-    policy.took(Prefill(0, 32), view, 200.0 if slow == "prefill" else 0.032)
-    policy.took(Begin(), View(1, [], [1]), 200.0 if slow == "begin" else 0.0)
+    work = Workload(0, [100_000], [1])
+    policy.took(Prefill(0, 32), work, 200.0 if slow == "prefill" else 0.032)
+    policy.took(Begin(), Workload(1, [], [1]), 200.0 if slow == "begin" else 0.0)
     step(policy, 1, seconds=200.0 if slow == "step" else 0.01)
     sizes = []
     for _ in range(120):
-        slice_ = policy.next(view)
+        slice_ = policy.next(work)
         if isinstance(slice_, Prefill):
             sizes.append(slice_.tokens)
-            policy.took(slice_, view, slice_.tokens * 0.001)
+            policy.took(slice_, work, slice_.tokens * 0.001)
         else:
             assert slice_ == Decode(0)
             step(policy, 1)
@@ -311,7 +311,7 @@ def test_a_first_measurement_of_minutes_is_forgotten(slow: str) -> None:
     assert sizes[-20:] == [88 if slow == "begin" else sizes[-1]] * 20
     assert sizes[-1] >= 80
     assert sizes[0] <= 64
-    begun = View(1, [100_000], [1])
+    begun = Workload(1, [100_000], [1])
     for _ in range(60):
         slice_ = policy.next(begun)
         assert slice_ in (Begin(), Decode(0))
@@ -323,11 +323,11 @@ def test_a_first_measurement_of_minutes_is_forgotten(slow: str) -> None:
 
 def test_a_cost_that_rises_counts_at_once_and_one_that_falls_by_half() -> None:
     policy = learned(Costs())
-    view = View(0, [4096], [1])
+    work = Workload(0, [4096], [1])
     for cost_s, tokens in ((0.002, 40), (0.001, 56)):  # 0.09 of 0.002, and of 0.0015
-        policy.took(Prefill(0, 80), view, 80 * cost_s)
-        step(policy, 1, view=view)
-        assert policy.next(view) == Prefill(0, tokens)
+        policy.took(Prefill(0, 80), work, 80 * cost_s)
+        step(policy, 1, work=work)
+        assert policy.next(work) == Prefill(0, tokens)
 
 
 # Rule 7
@@ -360,42 +360,42 @@ def policy() -> SlicePolicy:
 
 
 def take(
-    policy: SlicePolicy, view: View, *, step_s: float = 0.01, encode_s: float = 0.03, prefill_s: float = 0.02
+    policy: SlicePolicy, work: Workload, *, step_s: float = 0.01, encode_s: float = 0.03, prefill_s: float = 0.02
 ) -> Slice:
     """Computes the next slice."""
-    chosen = policy.next(view)
+    chosen = policy.next(work)
     assert chosen is not None
-    assert chosen == policy.next(view), "`next` changes nothing"
-    policy.took(chosen, view, {Decode: step_s, Encode: encode_s, Prefill: prefill_s}.get(type(chosen), 0.0))
+    assert chosen == policy.next(work), "`next` changes nothing"
+    policy.took(chosen, work, {Decode: step_s, Encode: encode_s, Prefill: prefill_s}.get(type(chosen), 0.0))
     return chosen
 
 
-def kinds(policy: SlicePolicy, view: View, count: int, **costs: float) -> list[type[Slice]]:
-    return [type(take(policy, view, **costs)) for _ in range(count)]
+def kinds(policy: SlicePolicy, work: Workload, count: int, **costs: float) -> list[type[Slice]]:
+    return [type(take(policy, work, **costs)) for _ in range(count)]
 
 
 def test_a_new_request_begins_before_a_picture_is_encoded(policy: SlicePolicy) -> None:
-    assert policy.next(View(startable=1, encoding=1)) == Begin()
+    assert policy.next(Workload(startable=1, encoding=1)) == Begin()
 
 
 def test_pictures_and_prompts_take_turns(policy: SlicePolicy) -> None:
-    assert kinds(policy, View(encoding=1, prefilling=[900]), 6) == [Encode, Prefill] * 3
-    assert kinds(policy, View(encoding=3, prefilling=[900, 90]), 4) == [Encode, Prefill] * 2
+    assert kinds(policy, Workload(encoding=1, prefilling=[900]), 6) == [Encode, Prefill] * 3
+    assert kinds(policy, Workload(encoding=3, prefilling=[900, 90]), 4) == [Encode, Prefill] * 2
 
 
 def test_a_prompt_that_comes_to_a_picture_leaves_the_turn_to_others(policy: SlicePolicy) -> None:
-    assert kinds(policy, View(encoding=1), 2) == [Encode] * 2
-    assert kinds(policy, View(prefilling=[90], encoding=1), 2) == [Prefill, Encode]
-    assert kinds(policy, View(prefilling=[90]), 2) == [Prefill] * 2
+    assert kinds(policy, Workload(encoding=1), 2) == [Encode] * 2
+    assert kinds(policy, Workload(prefilling=[90], encoding=1), 2) == [Prefill, Encode]
+    assert kinds(policy, Workload(prefilling=[90]), 2) == [Prefill] * 2
 
 
 @pytest.mark.parametrize("encode_s", [0.03, 0.2, 5.0])
 def test_between_two_steps_of_an_answer_is_at_most_one_piece_beyond_the_gap(
     policy: SlicePolicy, encode_s: float
 ) -> None:
-    view, since_s, gaps = View(encoding=1, decoding=[4]), 0.0, []
+    work, since_s, gaps = Workload(encoding=1, decoding=[4]), 0.0, []
     for _ in range(200):
-        chosen = take(policy, view, encode_s=encode_s)
+        chosen = take(policy, work, encode_s=encode_s)
         since_s += encode_s if isinstance(chosen, Encode) else 0.01
         if isinstance(chosen, Decode):
             gaps.append(since_s)
@@ -405,7 +405,7 @@ def test_between_two_steps_of_an_answer_is_at_most_one_piece_beyond_the_gap(
 
 
 def test_beside_an_answer_prompts_and_pictures_take_turns_too(policy: SlicePolicy) -> None:
-    found = kinds(policy, View(encoding=1, prefilling=[9000], decoding=[4]), 90)
+    found = kinds(policy, Workload(encoding=1, prefilling=[9000], decoding=[4]), 90)
     others = [kind for kind in found if kind is not Decode]
     assert others == [[Encode, Prefill][at % 2] for at in range(len(others))]
     assert len(others) >= 20
@@ -437,7 +437,7 @@ arrivals = st.lists(
 def test_the_gap_of_a_stream_is_bounded(costs: Costs, requests: list[Request], places: int, chunk: int) -> None:
     """With constant costs, only the first step of another answer comes on top of the promised gap."""
     simulation = Simulation(learned(costs, chunk), costs, requests, places).run()
-    round_s = costs.step_s * max(len(ran.view.decoding) for ran in simulation.ran)
+    round_s = costs.step_s * max(len(ran.work.decoding) for ran in simulation.ran)
     promised_s = max(GAP_S, round_s + max(costs.begin_s, LEAST_SLICE_TOKENS * costs.token_s))
     assert max(request.gap_s for request in requests) <= promised_s + costs.step_s + 1e-6
     assert all(request.ended for request in requests)
@@ -470,7 +470,7 @@ def waits(ran: list[Ran]) -> Iterator[list[Ran]]:
     """Yields the runs of steps for which other work had to wait."""
     steps: list[Ran] = []
     for one in [*ran, None]:
-        if one and isinstance(one.slice, Decode) and (one.view.startable or one.view.prefilling):
+        if one and isinstance(one.slice, Decode) and (one.work.startable or one.work.prefilling):
             steps.append(one)
         else:
             yield steps
@@ -494,5 +494,5 @@ def test_all_work_advances_whatever_the_clock_says(
     simulation = Simulation(SlicePolicy(CHUNK, max_gap_s), costs, requests, 6, batch).run()
     assert all(request.ended for request in requests)
     for steps in waits(simulation.ran):
-        batches = [ran.view.decoding[ran.slice.index] for ran in steps if isinstance(ran.slice, Decode)]
+        batches = [ran.work.decoding[ran.slice.index] for ran in steps if isinstance(ran.slice, Decode)]
         assert len(batches) == len(set(batches))

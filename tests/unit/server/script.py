@@ -9,8 +9,8 @@ from aiohttp.web import Application
 from aiohttp.web import Request as HttpRequest
 
 from protocol.stats import CacheNode, Stats
-from runner.engine.counters import Counters, EngineStats
 from runner.engine.events import Event, Outbox
+from runner.engine.journal import Counters, EngineStats
 from runner.engine.request import Limits, NoVision, Request, Vision
 from runner.errors import RequestError
 from runner.grammar.compiler import Compiler

@@ -28,9 +28,9 @@ from protocol.stats import (
     TokenCounts,
 )
 from runner.cache.layer_interface import Miss
-from runner.engine.counters import Counters, EngineStats
 from runner.engine.engine import Engine
 from runner.engine.events import Refused
+from runner.engine.journal import Counters, EngineStats
 from runner.server.metrics import METRICS, Exporter, annotations
 from runner.server.stats import CACHE_S, HEARTBEAT_S, PATHS, STATS_S, EventFeed, Seen, StatsCache, StatsEndpoints
 from scripts.tools.docs.generate import DOCS
