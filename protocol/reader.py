@@ -147,7 +147,8 @@ class CompletionReader:
                 behind_colon = True
             elif token == b'"':
                 end = found.end()
-                self._string_at, self._long = len(self._rest) + found.start() - at, False
+                self._string_at = len(self._rest) + found.start() - at
+                self._long = False
                 break
             else:
                 behind_colon = False
@@ -156,7 +157,8 @@ class CompletionReader:
                 if depth <= 0:
                     end, self._over = found.end(), True
                     break
-        self._depth, self._behind_colon = depth, behind_colon
+        self._depth = depth
+        self._behind_colon = behind_colon
         self._rest += piece[at:end]
         return end
 
@@ -183,7 +185,8 @@ class CompletionReader:
         elif self._depth == _MEDIA_DEPTH and not self._behind_colon and not self._long:
             self._media_name = bytes(self._rest[self._string_at + 1 :])
         self._rest += b'"'
-        self._string_at, self._behind_colon = None, False
+        self._string_at = None
+        self._behind_colon = False
         return end + 1
 
     @property
@@ -203,7 +206,8 @@ class CompletionReader:
         start = self._string_at + 1
         text = self._rest[start:].decode(errors="surrogateescape")
         del self._rest[start:]
-        self._long, self._data = True, None
+        self._long = True
+        self._data = None
         if self._is_data:
             self._rest += self._stand_in_of(len(self._media)).encode()
             self._media.append(data := Base64Text())
@@ -212,7 +216,8 @@ class CompletionReader:
             self._data = data
         elif self._wanted:
             self._rest += self._stand_in.encode()
-            self._prompt, self._prompt_bytes = [], 0
+            self._prompt = []
+            self._prompt_bytes = 0
         self._take(text)
 
     @property

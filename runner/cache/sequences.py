@@ -67,7 +67,8 @@ class LiveSequences:
         """Takes back a session's layers, which stand at `end`: they are kept, and the idle sequence kept before is
         evicted."""
         former, idle = self.kept, self.idle
-        self.kept, self.end = sequence, end
+        self.kept = sequence
+        self.end = end
         for node in end.path():
             resume.make_live(sequence, node)  # so that no snapshots of two sequences are joined, which would copy them
         if idle and former is not sequence:
@@ -96,7 +97,8 @@ class LiveSequences:
         if self.idle:
             self.kept.discard()
         self.facts.ledger = Ledger()
-        self.kept, self.end = self.fresh(), None
+        self.kept = self.fresh()
+        self.end = None
 
     def replace_untrusted(self) -> bool:
         """Returns True if layers have proved untrusted since the last call. All sequences have replaced their adapters

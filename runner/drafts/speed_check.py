@@ -64,8 +64,10 @@ class SpeedCheck:
 
     def __init__(self) -> None:
         """Begins with drafts, and soon checks whether it is faster without."""
-        self._drafts, self._plain = _Way(), _Way()
-        self._used, self._now = self._drafts, self._drafts
+        self._drafts = _Way()
+        self._plain = _Way()
+        self._used = self._drafts
+        self._now = self._drafts
         self._better = 0  # windows of the check for which the checked way was better
         self._cost_s = 0.0  # of the check: what the checked way took longer
         self._rest = _FIRST_REST
@@ -134,7 +136,8 @@ class SpeedCheck:
             self._better += 1
             self._turn_to(used)
         else:
-            self._used, self._rest = checked, _FIRST_REST
+            self._used = checked
+            self._rest = _FIRST_REST
             self._end_check(checked.seconds * _LEAST_COST)
 
     def _end_check(self, cost_s: float) -> None:

@@ -145,7 +145,9 @@ class Detokenizer(Generic[Entry]):
         if self._stops is None:
             return len(tokens)
         ahead = copy(self)
-        ahead._utf8, ahead._settled, ahead._unsettled = copy(self._utf8), deque(), []
+        ahead._utf8 = copy(self._utf8)
+        ahead._settled = deque()
+        ahead._unsettled = []
         for count, token in enumerate(tokens):
             ahead.push(token)
             if ahead.stopped:

@@ -123,7 +123,8 @@ class PixelStore:
                 f" {shown(needed)}, and the model leaves {shown(self.room_bytes)} of the budget. Send a smaller one, or"
                 " give the runner more (--memory)"
             )
-        self._gives_way, self._decoding_bytes = False, needed
+        self._gives_way = False
+        self._decoding_bytes = needed
         try:
             found = self._decoder.decode(
                 picture.data, header, geometry, self._family.alpha, lambda: self._gives_way or left()

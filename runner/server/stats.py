@@ -81,7 +81,8 @@ class StatsCache:
     def _take(self, answered: "asyncio.Future[EngineStats]") -> None:
         self._asking = None
         if not answered.cancelled() and answered.exception() is None:
-            self._last, self._last_s = answered.result(), self._clock()
+            self._last = answered.result()
+            self._last_s = self._clock()
 
 
 # --- Server-sent events for pages: the numbers and the cache, whenever they have changed.

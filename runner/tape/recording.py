@@ -152,7 +152,8 @@ class TapedRequests:
             number=arrived.number,
         )
         if client is not None:
-            request.stream, request.arrived_ns = client.stream, client.arrived_ns
+            request.stream = client.stream
+            request.arrived_ns = client.arrived_ns
         elif not arrived.prompt or not all(
             0 <= token < self._vocab_size for token in (*arrived.prompt, *arrived.sampling.candidates)
         ):

@@ -76,7 +76,8 @@ class BatchedLayers:
             cache.filter(list(rows))
             if isinstance(cache, BatchKVCache) and cache.keys is not None and cache._idx != before:
                 # Needless padding was cut off, and would stay in memory until the next write.
-                cache.keys, cache.values = own(cache.keys), own(cache.values)
+                cache.keys = own(cache.keys)
+                cache.values = own(cache.values)
             mx.eval(_arrays(cache))
         self._count = len(rows)
 

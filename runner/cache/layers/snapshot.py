@@ -55,7 +55,9 @@ class Ledger:
     def flush(self) -> None:
         """Evaluates the pending copies. Call it before anything writes into layers. Raises what MLX raises."""
         copies, sources = self.copies, self._sources
-        self.copies, self._sources, self._copied_bytes = [], [], 0
+        self.copies = []
+        self._sources = []
+        self._copied_bytes = 0
         mx.eval(copies)
         sources.clear()
 

@@ -218,7 +218,8 @@ class ChunkState(TailState):
 
     def _put(self, buffers: Buffers, offset: int) -> None:
         self.layer.keys, self.layer.values = buffers
-        self.layer.offset, self.layer.start_position = offset, offset - buffers[0].shape[-2]
+        self.layer.offset = offset
+        self.layer.start_position = offset - buffers[0].shape[-2]
 
 
 def _chunk_needs(chunk_size: int, at: int) -> int:

@@ -45,7 +45,8 @@ class _Packed:
     """Packed keys and values, for an attention that believes it writes into their cache."""
 
     def __init__(self, cache: QuantizedKVCache) -> None:
-        self.bits, self.group_size = cache.bits, cache.group_size
+        self.bits = cache.bits
+        self.group_size = cache.group_size
         self._held = cache.keys_and_values()
 
     def update_and_fetch(self, keys: None, values: None) -> object:  # noqa: ARG002

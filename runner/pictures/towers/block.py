@@ -42,8 +42,11 @@ class Block(Layer):
         """`hidden` is the width inside the feed-forward network, `head` that of a head. As many heads for keys as for
         queries, unless `kv_heads` says otherwise."""
         super().__init__()
-        self.width, self.hidden = width, hidden
-        self.heads, self.kv_heads, self.head = heads, kv_heads or heads, head
+        self.width = width
+        self.hidden = hidden
+        self.heads = heads
+        self.kv_heads = kv_heads or heads
+        self.head = head
         self.scale = head**-0.5 if scale is None else scale
 
     def project(self, x: mx.array) -> Sequence[mx.array]:

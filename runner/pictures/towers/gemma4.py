@@ -184,7 +184,8 @@ class Gemma4Tower(Tower):
         ]
         self.encoder = Encoder(blocks)
         if flag(vision, "standardize"):
-            self.std_bias, self.std_scale = mx.zeros((hidden,)), mx.ones((hidden,))
+            self.std_bias = mx.zeros((hidden,))
+            self.std_scale = mx.ones((hidden,))
         self.embedding_projection = Linear(hidden, self.width, bias=False)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:

@@ -127,7 +127,8 @@ class PatchEmbedder(Layer):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.table, self.copies = sizes.table, sizes.copies
+        self.table = sizes.table
+        self.copies = sizes.copies
         self.patch_embedding = Linear(sizes.copies * 3 * sizes.patch**2, sizes.hidden, bias=False)
         self.position_embedding_table = Embedding(sizes.table.patches, sizes.hidden)
 
