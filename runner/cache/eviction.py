@@ -41,7 +41,8 @@ class EvictionOrder(ABC):
         nodes."""
 
     def rank(self, node: Node, now: int) -> tuple[float, int, int]:
-        """Returns the rank of a node; the least is evicted first. `now` is the time of the trie."""
+        """Returns the rank of a node; the least is evicted first. `now` is the time of the trie. Tests compare it with
+        what `Eviction` finds, which ranks whole lines by `_rank`."""
         return _rank(self.weight(node), node.used, -node.end, now)
 
 

@@ -1,7 +1,7 @@
 """The disk tier of the prefix cache: conversations that survive the process (`--disk-cache`, docs/disk.md). A wing.
 
-`tier.DiskWing` gives it to an engine: a `DiskTier`, which restores before a request
-begins, writes between slices, and checks when idle. Imported only with the flag.
+`tier.DiskWing` gives an engine its `DiskTier`, which restores before a request begins, writes between slices, and
+checks when idle. Imported only with the flag.
 
 | read in this order | |
 | --- | --- |
@@ -15,6 +15,8 @@ begins, writes between slices, and checks when idle. Imported only with the flag
 
 Owners: `files` to `thread` belong to the disk thread and know no MLX (any thread may read the index); the rest belongs
 to the engine thread. The two exchange functions: `thread.DiskThread` has the engine's, the engine's mailbox its own.
+
+The bounds of age and of bytes a day are in `tier`, those of one segment in `segment`; docs/disk.md repeats them.
 
 Always true: a file is complete or it is refused; no file is trusted before its sums, its tokens and its layers agree;
 nothing is evaluated from a file but JSON; nothing that a file can hold ends the disk thread.

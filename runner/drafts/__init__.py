@@ -1,7 +1,7 @@
 """Drafts of the tokens to come, which a round checks in one forward: from text that is known, or by a model. A wing.
 
-`drafting.Drafting` is what `runner/assemble.py` gives the engine, and `AnswerDrafter` the drafter of one answer. A
-draft is right only if the answering model drew it, so nothing here can change an answer, only its speed.
+`opening.DraftsWing` gives an engine a `drafting.Drafting`, and that gives each answer its `AnswerDrafter`. A draft is
+right only if the answering model drew it, so nothing here can change an answer, only its speed.
 
 | read in this order | |
 | --- | --- |
@@ -15,6 +15,8 @@ draft is right only if the answering model drew it, so nothing here can change a
 
 A drafted token passes four objects: the engine's batch, its `AnswerDrafter`, a `DraftModel` (`OwnDraftModel`,
 `HeadDrafter`, `AssistantDrafter` or `BlockDrafter`), and the network of that.
+
+The shortest matches, in the own text and in those of others, are in `lookup`, the costs of rows in `policy`.
 
 Owner: the engine thread. `lookup`, `text`, `policy` and `speed_check` know no model, no MLX and no clock: the same
 calls give the same drafts.

@@ -1,4 +1,7 @@
-"""Structured output: compiles the `Format` of a request and follows it token by token. A wing, with the port `Formats`.
+"""Structured output: compiles the `Format` of a request and follows it token by token. A wing.
+
+`worker_pool.GrammarWing` gives an engine its `WorkerPool`, the port `Formats`; the `Guide` that leads an answer is in
+runner/engine/guide.py. The limits of a worker are in `worker_pool` and `messages`; docs/operating.md repeats them.
 
 llguidance does the work, in processes of its own: a hostile format may hang, exhaust memory or overflow a stack, and a
 process can be limited and killed. One process, the fork server, holds the vocabulary and is forked for each worker. A

@@ -2,7 +2,8 @@
 
 Rank 0 is the leader: it has the HTTP server, the queue and the clock. The others are followers: they run the same
 slices from the leader's tape (runner/tape). Tensors go through `mx.distributed`, everything else through a link between
-the leader and each follower. The engine sees `Ranks` (runner/engine/ports.py), and a tape.
+the leader and each follower. `runner/build.py` calls `start.lead`, which gives an engine a world on a tape, and the
+port `Ranks` (runner/engine/ports.py).
 
 | read in this order | |
 | --- | --- |

@@ -28,7 +28,7 @@ log = Log(__name__)
 
 VERSION = 3
 """Of headers and entries."""
-COMPUTING = (
+DECIDING = (
     *("context_tokens", "dtype", "cache", "cache_memory", "memory", "kv_bits", "parallel", "max_gap_s"),
     *("draft", "draft_tokens", "draft_known", "prefill_chunk_tokens", "blas", "blas_threads", "no_media"),
 )
@@ -56,25 +56,25 @@ class Header(msgspec.Struct, frozen=True):
     """The name or the directory that `--model` named."""
     identity: Identity
     settings: dict[str, object] = {}
-    """The values of COMPUTING. Headers of earlier versions have none."""
+    """The values of DECIDING. Headers of earlier versions have none."""
 
 
 def header_of(settings: Settings, model: OpenedModel) -> Header:
     """Returns the header for an engine with these settings. Raises OSError if the weights cannot be read."""
-    chosen = {name: getattr(settings, name) for name in COMPUTING}
+    chosen = {name: getattr(settings, name) for name in DECIDING}
     return Header(settings.model, _identity(settings, model), {**chosen, "context_tokens": model.context_length})
 
 
 def settings_of(header: Header) -> Settings:
-    """Returns the settings of COMPUTING; of all others only `model` means anything. Raises ValueError if a value is not
+    """Returns the settings of DECIDING; of all others only `model` means anything. Raises ValueError if a value is not
     one that its flag makes: a file may come from anybody."""
     others = {"model": header.model, "models_dir": Path(), "port": 0, "log_level": 0, "watch_parent": False}
-    chosen = {name: value for name, value in header.settings.items() if name in COMPUTING}
+    chosen = {name: value for name, value in header.settings.items() if name in DECIDING}
     try:
         settings = msgspec.convert({**chosen, **others}, Settings, dec_hook=lambda _, value: value)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
-    for name in COMPUTING:
+    for name in DECIDING:
         if not _can_be_chosen(name, value := getattr(settings, name)):
             raise ValueError(f"{name} is {value!r}")
     return settings
@@ -252,7 +252,7 @@ class TapeReader:
             if self.header.identity.format != VERSION:
                 raise _differs("format", self.header.identity.format, VERSION)
             self.settings = settings_of(self.header)
-            """Those of COMPUTING count."""
+            """Those of DECIDING count."""
             check_blas(self.settings.blas)
         except OSError as error:
             raise RunnerError(f"{path}: {(error.strerror or str(error)).lower()}") from error

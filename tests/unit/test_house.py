@@ -170,7 +170,7 @@ ADAPTERS = (
     "runner/drafts/dflash/",
 )
 """The folders that know mlx-lm: its layer caches, its models, and models of ours that are built of its parts."""
-COMPUTING = {
+KNOW_MLX = {
     "drafts": ("heads/", "assistant/", "dflash/", "kinds", "opening", "own_model", "target"),
     "pictures": ("towers/", "encoder", "forward"),
     "disk": ("check", "namespace", "restores", "serialize"),
@@ -190,7 +190,7 @@ def test_only_the_model_and_the_adapters_know_mlx_lm(module: str) -> None:
 
 def test_the_server_the_protocol_and_the_rest_of_the_wings_never_touch_mlx() -> None:
     core = (*(f"runner/{part}/" for part in CORE), "runner/assemble.py", "runner/commands/check/trial.py")
-    wings = tuple(f"runner/{wing}/{part}" for wing, parts in COMPUTING.items() for part in parts)
+    wings = tuple(f"runner/{wing}/{part}" for wing, parts in KNOW_MLX.items() for part in parts)
     users = users_of("mlx")
     assert users
     assert [path for path in users if not path.startswith((*core, *wings))] == []

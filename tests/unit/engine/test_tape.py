@@ -12,7 +12,7 @@ from runner.model import OpenedModel, open_model
 from runner.settings import Settings, flags_of
 from runner.sizes import Bound
 from runner.tape.file import (
-    COMPUTING,
+    DECIDING,
     VERSION,
     Identity,
     TapeFile,
@@ -201,8 +201,8 @@ def test_a_recording_of_another_format_is_refused_with_both_numbers(other: int, 
 
 
 def test_every_flag_is_on_the_tape_or_known_to_decide_nothing_that_is_computed() -> None:
-    assert {*COMPUTING} <= {*flags_of(Settings)}
-    assert {*flags_of(Settings)} - {*COMPUTING} == {
+    assert {*DECIDING} <= {*flags_of(Settings)}
+    assert {*flags_of(Settings)} - {*DECIDING} == {
         *("model", "models_dir", "verify"),  # which model it is stands beside the choices
         *("port", "watch_parent", "hand_over", "log_level", "trace", "record", "verbose", "inspect_text"),
         *("disk_cache", "disk_memory"),  # not recorded
