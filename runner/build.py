@@ -11,13 +11,13 @@ from runner.model import OpenedModel
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.engine.world import World
+    from runner.engine.parts import World
 
 
 def open_world(settings: Settings, model: OpenedModel, outbox: Outbox) -> "tuple[World, Turns]":
     """Returns the world of an engine with these settings, and its turns. Raises RankError if the ranks cannot begin,
     and UsageError if there can be no recording."""
-    from runner.engine.world import World
+    from runner.engine.parts import World
 
     world, turns = World(), Turns(outbox)
     if settings.ranks > 1:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mlx.nn.layers.base import Module
 
-from runner.drafts.assistant.load import (
+from runner.drafts.assistant import (
     check_assistant,
     is_assistant,
     load_assistant,

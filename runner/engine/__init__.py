@@ -6,16 +6,17 @@ takes in messages, so no request waits for longer than a slice.
 Threads: the event loop calls `Engine.start` and `submit`, and reads events from a request's `EventStream`. Everything
 else belongs to the engine thread, except `request.py`, which validates off it. Events cross over in `events.py`
 (Outbox), requests in the mailbox of `engine.py`. Only the engine thread imports MLX. `runner/assemble.py` builds the
-parts and connects them.
+parts, connects them and warms them up.
 
 | read in this order | |
 | --- | --- |
 | `request`, `events` | what goes in and comes out, and how the event loop is woken |
-| `engine`, `world`, `warmup` | the loop: receive, compute, deliver; where its values come from; the first forwards |
+| `engine` | the loop: receive, compute, deliver |
 | `scheduler`, `queue`, `policy` | the stations of a request; lines that wait; which slice is next, from numbers alone |
 | `generation`, `output`, `lifecycle` | one request: prompt and answer; its text; its times and counts |
 | `guide`, `batch`, `batches`, `round` | its grammar; several answers in one forward; rounds that check drafts |
 | `memory`, `recovery` | which requests fit into `--memory`; the case that MLX finds none |
 | `journal`, `report`, `trace` | log lines and numbers for people; the time of each part of a slice |
-| `ports`, `parts`, `context` | what the engine asks of wings; how they join it; what all requests share |
+| `ports`, `parts` | what the engine asks of wings; where its values come from, and how wings join it |
+| `context` | what all requests share |
 """

@@ -21,9 +21,8 @@ from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from runner.engine.journal import EngineStats
-    from runner.engine.parts import Parts
+    from runner.engine.parts import Parts, Post, World
     from runner.engine.ports import Ranks
-    from runner.engine.world import Post, World
 
 Answer = TypeVar("Answer")
 Message = Request | Callable[[], None] | None

@@ -1,19 +1,21 @@
-"""The parts of an engine, and the steps in which wings add to them. Owner: the engine thread."""
+"""The parts of an engine, the world that its values come from, and the steps in which wings add to them. Owner: the
+engine thread."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
 from protocol import Format
-from runner.engine.generation import Forward, NoPictures
+from runner.engine.generation import Forward, Generation, NoPictures
+from runner.engine.memory import Meter
+from runner.engine.policy import SlicePolicy
 from runner.engine.report import Report, WingCounts
 from runner.engine.request import NoVision, ShownPrompt, Vision
 from runner.engine.scheduler import Scheduler
-from runner.engine.world import Post, Sources, World
 from runner.errors import RequestError
 from runner.model import OpenedModel
 from runner.model.weights.load import LoadedModel
@@ -22,7 +24,53 @@ from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from runner.engine.guide import Grammar
-    from runner.engine.ports import Drafts, Formats, Names, Pictures, Shifted, Tier
+    from runner.engine.ports import Drafts, Formats, Names, Pictures, Ranks, Shifted, Tier
+
+
+# --- The world of an engine: where the values come from that its decisions follow from. Here it is the world itself. A
+# tape (runner/tape) notes these values or gives noted ones in their place, and ranks (runner/ranks) follow those of
+# their leader: each derives from these classes.
+
+Post = Callable[[Callable[[], None] | None], None]
+"""Has the engine thread call a function between two slices; with None it only wakes an engine that waits."""
+
+
+class Sources(NamedTuple):
+    """The parts of an engine through which values come in while it computes."""
+
+    forward: Forward
+    meter: Meter
+    clock: Callable[[], float]
+    """Seconds, from any beginning."""
+    policy: SlicePolicy
+    reuse_bytes: int
+    """The bytes of freed arrays that MLX keeps for reuse."""
+    grammar_bytes: Callable[[], int]
+    """The bytes that other processes of this runner take from the budget."""
+    begin: Callable[..., Generation] = Generation
+    """Makes a generation."""
+
+
+class World:
+    """The world itself: every value is what it is, and this process has the whole model."""
+
+    ranks: "Ranks | None" = None
+    """The processes that compute the model together; None if this one has all of it."""
+
+    def machine(self, total_bytes: int, budget_bytes: int) -> tuple[int, int]:
+        """Returns the memory of the machine and what MLX may hold of it, before the weights are loaded."""
+        return total_bytes, budget_bytes
+
+    def loaded(self, total_bytes: int, budget_bytes: int, run: Forward) -> tuple[int, int, Forward]:
+        """Returns the same two, and the forward, once the weights are loaded. Raises RankError if a rank has ended."""
+        return total_bytes, budget_bytes, run
+
+    def wrap(self, sources: Sources) -> Sources:
+        """Returns the sources that the engine reads in place of these."""
+        return sources
+
+
+# --- The parts, and what wings do to them.
 
 
 class NoFormats:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runner.engine.parts import Sources
 from runner.engine.ports import Ranks
-from runner.engine.world import Sources
 from runner.ranks.link import Kind, Link
 from runner.tape.tape import Entry, EntryKind, Player, Recorder, Tape, decode_entries
 from runner.tape.world import TapedWorld

@@ -16,9 +16,9 @@ from runner.cache.session import Session
 from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation
 from runner.engine.guide import Follow, Grammar, Guide, State, StateSource
+from runner.engine.parts import Sources, World
 from runner.engine.policy import Slice, SlicePolicy, Workload
 from runner.engine.request import Request
-from runner.engine.world import Sources, World
 from runner.errors import RequestError
 from runner.tape.tape import EntryKind, Tape, Value
 from runner.tokenizer import Tokenizer

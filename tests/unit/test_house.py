@@ -166,12 +166,12 @@ ADAPTERS = (
     "runner/cache/layers/",
     "runner/model/",
     "runner/drafts/heads/",
-    "runner/drafts/assistant/",
+    "runner/drafts/assistant.py",
     "runner/drafts/dflash/",
 )
 """The folders that know mlx-lm: its layer caches, its models, and models of ours that are built of its parts."""
 KNOW_MLX = {
-    "drafts": ("heads/", "assistant/", "dflash/", "kinds", "opening", "own_model", "target"),
+    "drafts": ("heads/", "assistant.py", "dflash/", "kinds", "opening", "own_model", "target"),
     "pictures": ("towers/", "encoder", "forward"),
     "disk": ("check", "namespace", "restores", "serialize"),
     "tape": ("world",),

@@ -10,13 +10,12 @@ the format (afm7, gemma4). Widths that no group size divides (head_dim 80) canno
 
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
 
 from runner.cache.layers import flatten
-from runner.cache.layers.difference import difference
 from runner.logs import Log
 
 log = Log(__name__)
@@ -181,6 +180,18 @@ class _Trial:
         """Returns logits [8 + 1, V], not evaluated: after a prompt, and after one more token."""
         parts = [self._forward(mx.array([ids]), layers)[0] for ids in (self._prompt, self._prompt[:1])]
         return mx.concatenate(parts).astype(mx.float32)
+
+
+def difference(ours: mx.array, right: mx.array) -> float:
+    """Returns the largest error of any position, in relation to the spread of its logits.
+
+    Both are [L, V]. 0 means equal, about 1.4 unrelated logits of the same size, infinite that ours are not numbers.
+    """
+    known = mx.isfinite(right)  # a model may close some tokens with -inf
+    ours, right = (mx.where(known, x.astype(mx.float32), 0) for x in (ours, right))
+    spread = mx.linalg.norm(right - mx.mean(right, -1, keepdims=True), axis=-1)
+    error = mx.linalg.norm(ours - right, axis=-1) / mx.maximum(spread, 1e-6)
+    return cast("float", mx.max(mx.where(mx.isnan(error), mx.inf, error)).item())
 
 
 def first_line(error: Exception) -> str:

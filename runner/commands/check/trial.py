@@ -9,12 +9,11 @@ from typing import NamedTuple
 import mlx.core as mx
 import msgspec
 
+from runner.assemble import warm_up
 from runner.cache.layers.batch import BatchedLayers, unbatchable_layers
-from runner.cache.layers.difference import difference
-from runner.cache.layers.quantized_trial import Forward, MakeLayers, first_line
+from runner.cache.layers.quantized_trial import Forward, MakeLayers, difference, first_line
 from runner.cache.layers.states import gather
 from runner.cache.sequence import SequenceLayers
-from runner.engine.warmup import warm_up
 from runner.model import OpenedModel
 from runner.model.weights.dtype import device
 from runner.model.weights.load import load

@@ -5,7 +5,6 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
-from runner.commands.top.feed import Feed
 from runner.errors import RunnerError
 from runner.settings import TopSettings
 
@@ -13,7 +12,7 @@ from runner.settings import TopSettings
 def top(settings: TopSettings) -> NoReturn:
     """Shows the runner's numbers until Ctrl-C, or once if stdout is no terminal. RunnerError if no runner answers."""
     try:
-        from runner.commands.top.view import print_once, watch
+        from runner.commands.top.view import Feed, print_once, watch
     except ImportError as error:
         raise RunnerError(
             f"mlx-runner top needs a package that is not installed ({error}): pip install 'rich>=14,<16';"

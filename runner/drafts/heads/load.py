@@ -4,8 +4,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from runner.drafts.heads.families import NemotronHead, QwenHead
-from runner.drafts.heads.head import Head, HeadDrafter, HeadModule
+from runner.drafts.heads.head import Head, HeadDrafter, HeadModule, NemotronHead, QwenHead
 from runner.drafts.target import target_of
 from runner.errors import ModelError
 from runner.logs import Log

@@ -9,8 +9,7 @@ import mlx.core as mx
 import pytest
 
 from runner.cache.session import Session
-from runner.drafts.assistant.drafter import Assistant, AssistantDrafter
-from runner.drafts.assistant.load import check_assistant, load_assistant
+from runner.drafts.assistant import Assistant, AssistantDrafter, check_assistant, load_assistant
 from runner.drafts.dflash.drafter import BlockDrafter
 from runner.drafts.drafting import Drafting, DraftModel
 from runner.drafts.kinds import open_draft

@@ -10,8 +10,7 @@ import mlx.core as mx
 import msgspec
 import pytest
 
-from runner.engine.parts import Parts
-from runner.engine.world import World
+from runner.engine.parts import Parts, World
 from runner.model import open_model
 from runner.model.weights.load import load
 from runner.pictures.open import Sight, open_sight

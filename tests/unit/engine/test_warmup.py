@@ -5,7 +5,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
-from runner.engine.warmup import sketch, warm_up
+from runner.assemble import sketch, warm_up
 from runner.errors import ComputeError
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny
 from tests.lib.tiny_engine import CONTEXT, plain_forward

@@ -6,7 +6,7 @@ import socket
 import pytest
 from msgspec.structs import replace
 
-from runner.commands.top.feed import Feed, LostError
+from runner.commands.top.view import Feed, LostError
 from tests.process.page.stand_in import STATS, StandIn
 
 
@@ -68,7 +68,7 @@ async def test_a_server_that_is_no_runner_is_reported(bytes_told: bytes, said: s
 
 
 async def test_a_server_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.commands.top.feed._PATIENCE_S", 0.05)
+    monkeypatch.setattr("runner.commands.top.view._PATIENCE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         feed = Feed(f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(LostError, match=r"does not answer: look at its log, or end it"):

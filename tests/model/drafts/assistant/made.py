@@ -12,8 +12,7 @@ import runner.process.lean_mlx_lm  # noqa: F401
 
 from mlx_lm.models.gemma4_text import ModelArgs  # isort: skip
 
-from runner.drafts.assistant.drafter import Assistant, AssistantModule, Sizes, places_of
-from runner.drafts.assistant.load import check_assistant, load_assistant
+from runner.drafts.assistant import Assistant, AssistantModule, Sizes, check_assistant, load_assistant, places_of
 from runner.drafts.kinds import open_draft
 from runner.drafts.target import target_of
 from runner.model import OpenedModel

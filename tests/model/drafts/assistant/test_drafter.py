@@ -11,7 +11,7 @@ from runner.cache import make_cache
 from runner.cache.layers.quantized_trial import find_format
 from runner.cache.session import Session
 from runner.cache.single import NullCache
-from runner.drafts.assistant.drafter import AssistantDrafter, Place, Shared, read
+from runner.drafts.assistant import AssistantDrafter, Place, Shared, read
 from runner.drafts.target import Tap
 from scripts.tools.models.assistants import VOCABULARY_SIZE, WIDTH
 from scripts.tools.models.sources import Published

@@ -8,8 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner.drafts.assistant.drafter import Assistant, AssistantDrafter, read
-from runner.drafts.assistant.load import load_assistant
+from runner.drafts.assistant import Assistant, AssistantDrafter, load_assistant, read
 from runner.drafts.drafting import DraftModel
 from runner.drafts.kinds import open_draft, open_own_draft
 from runner.drafts.opening import DraftModelOpener

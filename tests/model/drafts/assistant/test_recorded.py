@@ -6,7 +6,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.drafts.assistant.drafter import Shared
+from runner.drafts.assistant import Shared
 from scripts.tools.models.assistants import KINDS, VOCABULARY_SIZE, config_of
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE as TOKENS
 from tests.model.drafts.assistant import cases
