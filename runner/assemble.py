@@ -30,7 +30,7 @@ from runner.model.weights.dtype import device, in_float32
 from runner.model.weights.load import LoadedModel, load
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler
-from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, Settings
+from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, CheckSettings, Settings
 from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
@@ -38,7 +38,7 @@ _WARM_BYTES = 256 << 20  # on a CPU, a larger model's own forwards take so long 
 MakeLayers = Callable[[], list[object]]
 
 
-def _wings(settings: Settings) -> Iterator[Wing]:
+def wings_of(settings: Settings | CheckSettings) -> Iterator[Wing]:
     """Yields the wings that an engine with these settings has, in the order in which they load.
 
     These lines are all that the core's side knows of them: a wing that goes takes its folder and its lines here.
@@ -74,7 +74,7 @@ def assemble(
     model or its tokenizer cannot be loaded.
     """
     parts = _begin(settings, model, post, world)
-    wings = [*_wings(settings)]
+    wings = [*wings_of(settings)]
 
     weights_bytes = parts.budget_bytes - sum(wing.reserve(parts) for wing in wings)
     group = world.ranks.group if world.ranks is not None else None

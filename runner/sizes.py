@@ -53,3 +53,8 @@ def _scaled(number: str, power: int) -> int:
     """Returns `number` times 2**power, rounded down, exact for any number of digits."""
     whole, _, fraction = number.partition(".")
     return (int(whole + fraction) << power) // int("1" + "0" * len(fraction))
+
+
+def counted(number: int, noun: str) -> str:
+    """Formats a count: `1 file`, `2 files`."""
+    return f"{number} {noun}{'s' if number != 1 else ''}"

@@ -7,7 +7,7 @@ from protocol.stats import DiskCounts
 from runner.cache.trie_cache import TrieCache
 from runner.disk.check import Sample, SelfCheck
 from runner.disk.files import Files
-from runner.disk.namespace import namespace_of
+from runner.disk.namespace import DiskFacts, disk_facts, namespace_of
 from runner.disk.reader import Reader
 from runner.disk.restores import Restores
 from runner.disk.serialize import moves_what_the_host_reads
@@ -15,10 +15,11 @@ from runner.disk.store import SegmentStore
 from runner.disk.sweep import Sweep
 from runner.disk.thread import DiskThread
 from runner.disk.writer import UnsavedSegments, Writer
-from runner.engine.parts import Parts, Wing
+from runner.engine.parts import Examined, Parts, Wing
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
 from runner.logs import Log
+from runner.settings import CheckSettings
 from runner.sizes import shown
 
 log = Log(__name__)
@@ -121,6 +122,12 @@ class DiskTier:
 
 class DiskWing(Wing):
     """The disk tier that `--disk-cache` asks for."""
+
+    name = "disk"
+
+    def facts(self, settings: CheckSettings, found: Examined | None) -> DiskFacts | None:
+        del found
+        return None if settings.disk_cache is None else disk_facts(settings.disk_cache)
 
     def join(self, parts: Parts) -> None:
         """Starts its thread, unless there can be none, which the log explains."""

@@ -7,12 +7,13 @@ import mlx.core as mx
 
 from runner.drafts.drafting import Drafting, DraftModel
 from runner.drafts.policy import DraftPolicy
-from runner.engine.parts import Parts, Wing
+from runner.engine.parts import Examined, Facts, Parts, Wing
 from runner.errors import DraftError, ModelError
 from runner.logs import Log, error_line
 from runner.model import OpenedModel
 from runner.model.weights.load import LoadedModel
-from runner.settings import DRAFT_AUTO, DRAFT_OFF, Settings
+from runner.settings import DRAFT_AUTO, DRAFT_OFF, CheckSettings, Settings
+from runner.sizes import shown
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -85,12 +86,78 @@ class DraftModelOpener:
         log.info("the draft model beside this one is not used", why=why)
 
 
+# --- The line of `mlx-runner check`: what would draft, from headers alone.
+
+
+class DraftFacts(Facts, frozen=True, kw_only=True):
+    """What drafts answers, in addition to known text. The fields of a model are None if no model can."""
+
+    on: bool
+    """False with `--draft off`."""
+    why_not: str | None = None
+    """The reason why answers of this model are never drafted."""
+    model: str | None = None
+    architecture: str | None = None
+    dtype: str | None = None
+    bytes: int | None = None
+    """The draft model's weights in memory."""
+    head_bytes: int | None = None
+    """What the model's own head for drafts takes as it is stored; None if it has none, or another model drafts."""
+    why_no_model: str | None = None
+    """The reason why the model that was to draft cannot."""
+
+    @property
+    def text(self) -> str:
+        if self.why_not:
+            return f"none: {self.why_not}"
+        found = "from known text"
+        if self.model:
+            found += f", and by {self.model} ({self.architecture}, {self.dtype}, {shown(self.bytes or 0)})"
+        if self.head_bytes is not None:
+            found += f", and by the model's own head ({shown(self.head_bytes)})"
+        if self.why_no_model:
+            found += f"; the draft in the store is not used: {self.why_no_model}"
+        return found if self.on else f"off; with --draft auto, {found}"
+
+
 class DraftsWing(Wing):
     """Drafts, and the model that makes them, if there is one. A model in several ranks is drafted by what it reads."""
+
+    name = "drafts"
 
     def __init__(self) -> None:
         self._opener: DraftModelOpener | None = None
         self._model: DraftModel | None = None
+
+    def facts(self, settings: CheckSettings, found: Examined | None) -> DraftFacts | None:
+        """Raises ModelError if `--draft` names a model that cannot draft."""
+        if found is None:
+            return None
+        from runner.drafts.heads.load import plan_head
+
+        on = settings.draft != DRAFT_OFF
+        wish = settings.draft if on else DRAFT_AUTO
+        why_not = found.loaded.undraftable or None
+        try:
+            named = find_draft(wish, settings.models_dir, found.model)
+            if named is None:
+                head = plan_head(found.model)
+                return DraftFacts(on=on, why_not=why_not, head_bytes=None if head is None else head.nbytes)
+            kind, draft = named
+            named.check(found.model, found.loaded, found.tokenizer)
+            rest = max(0, found.budget_bytes - found.types.nbytes(found.loaded.module))
+            module, plan = kind.plan(draft, settings.dtype, rest, slow_blas=found.slow_blas)
+        except ModelError as error:
+            if wish != DRAFT_AUTO:
+                raise ModelError(f"--draft {wish}: {error}") from error
+            return DraftFacts(on=on, why_not=why_not, why_no_model=str(error))
+        return DraftFacts(
+            on=on,
+            model=draft.name,
+            architecture=draft.architecture,
+            dtype=plan.computes,
+            bytes=plan.nbytes(module),
+        )
 
     def reserve(self, parts: Parts) -> int:
         """Raises DraftError for a model that is refused."""

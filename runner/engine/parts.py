@@ -1,13 +1,14 @@
 """The parts of an engine, the world that its values come from, and the steps in which wings add to them. Owner: the
 engine thread."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import mlx.core as mx
+import msgspec
 
 from protocol import Format
 from runner.engine.generation import Forward, Generation, NoPictures
@@ -18,8 +19,10 @@ from runner.engine.request import NoVision, ShownPrompt, Vision
 from runner.engine.scheduler import Scheduler
 from runner.errors import RequestError
 from runner.model import OpenedModel
+from runner.model.sources.checkpoint import Tensor
+from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.load import LoadedModel
-from runner.settings import Settings
+from runner.settings import CheckSettings, Settings
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -153,9 +156,43 @@ class Parts:
         return self.budget_bytes - mx.get_active_memory()
 
 
+class Examined(NamedTuple):
+    """A model that would load, as `mlx-runner check` knows it: by headers alone."""
+
+    model: OpenedModel
+    loaded: LoadedModel
+    """Made of placeholders."""
+    types: DtypePlan
+    tokenizer: Tokenizer
+    budget_bytes: int
+    slow_blas: bool
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What `mlx-runner check` reports of a wing: its fields, or the text of its line."""
+
+    @property
+    def text(self) -> str:
+        raise NotImplementedError
+
+
 class Wing:
     """A capability beside the core, as it joins an engine that is being built. No step needs to do anything; what one
     raises ends the start."""
+
+    name: ClassVar[str]
+    """That of its folder."""
+
+    def tensors(self, model: OpenedModel) -> Iterable[Tensor]:
+        """Returns the tensors that it reads of a model's files, in addition to those of the text model."""
+        del model
+        return ()
+
+    def facts(self, settings: CheckSettings, found: Examined | None) -> Facts | None:
+        """Returns what `mlx-runner check` reports; `found` is None if the model would not load. Raises ModelError for
+        what would end the start."""
+        del settings, found
+        return None
 
     def reserve(self, parts: Parts) -> int:
         """Returns the bytes of the budget that loading the weights should leave. Nothing is loaded yet."""

@@ -337,6 +337,8 @@ class WorkerPool:
 class GrammarWing(Wing):
     """Structured output. Processes start with the first format."""
 
+    name = "grammar"
+
     def plug(self, parts: Parts) -> None:
         """Makes the workers, for which the budget has what the model leaves."""
         model, size = parts.model, parts.tokenizer.vocab_size

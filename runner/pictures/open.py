@@ -3,22 +3,28 @@
 Whatever is wrong with a tower costs pictures only: the text model is served, and says why it sees none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from math import isqrt
 from typing import NamedTuple
 
-from runner.engine.parts import Parts
+from runner.engine.parts import Examined, Facts, Parts
 from runner.engine.request import NoVision, Vision
-from runner.errors import ModelError, RunnerError
+from runner.errors import MediaError, ModelError, RunnerError
 from runner.logs import Log
 from runner.model import OpenedModel
 from runner.model.config import text_config
+from runner.model.inspect import contents
 from runner.pictures.encoder import PictureEncoder
+from runner.pictures.families import Family
 from runner.pictures.forward import PictureForward
+from runner.pictures.header import MAX_PIXELS
 from runner.pictures.pixels import PixelStore
 from runner.pictures.prompt import PictureNames
 from runner.pictures.support import PictureSupport
-from runner.pictures.towers.load import PREPROCESSOR, TowerPlan, load_tower, plan_tower
+from runner.pictures.towers.load import PREPROCESSOR, TowerPlan, load_tower, plan_tower, plan_weights
+from runner.settings import CheckSettings
+from runner.sizes import counted, shown
 from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
@@ -104,3 +110,65 @@ def _sections(model: OpenedModel) -> Sequence[int]:
     if not (isinstance(sections, list) and len(sections) == 3 and all(type(each) is int for each in sections)):
         raise ModelError(f"config.json: mrope_section: want three numbers, found {sections!r}")
     return sections
+
+
+# --- The line of `mlx-runner check`, from headers alone.
+
+_WIDTH = isqrt(MAX_PIXELS)
+_HEIGHTS = range(250, _WIDTH + 1, 250)
+"""Heights that are tried for a picture of that width: the shape decides how many tokens fit into a budget."""
+
+
+class PictureFacts(Facts, frozen=True, kw_only=True):
+    """If the model sees none, `why` says why and the other fields are None."""
+
+    sees: bool
+    why: str | None = None
+    tower: str | None = None
+    blocks: int | None = None
+    dtype: str | None = None
+    bytes: int | None = None
+    """The tower's weights in memory."""
+    tokens: int | None = None
+    """The most soft tokens of one picture."""
+
+    @property
+    def text(self) -> str:
+        if self.bytes is None:
+            return f"no: {self.why or ''}"
+        blocks = f"{counted(self.blocks, 'block')}, " if self.blocks else ""
+        return (
+            f"yes ({self.tower} tower, {blocks}{self.dtype}, {shown(self.bytes)}; up to"
+            f" {counted(self.tokens or 0, 'token')} a picture)"
+        )
+
+
+def picture_facts(settings: CheckSettings, found: Examined) -> PictureFacts:
+    """Returns whether a model would see."""
+    model, plan = found.model, plan_tower(found.model)
+    if plan is None:
+        family = f"pictures are not known here for the family {model.family.module}"
+        return PictureFacts(sees=False, why=family if model.has_vision else "a text model")
+    try:
+        support, _ = prepare(model, plan, found.tokenizer)
+        tower, types = plan_weights(plan, settings.dtype, found.budget_bytes, slow_blas=found.slow_blas)
+    except ModelError as error:
+        return PictureFacts(sees=False, why=str(error))
+    amounts, _ = contents(tower, types)
+    return PictureFacts(
+        sees=True,
+        tower=plan.family,
+        blocks=plan.blocks,
+        dtype=types.computes,
+        bytes=sum(amount.bytes for amount in amounts),
+        tokens=max(_tokens(support.family)),
+    )
+
+
+def _tokens(family: Family) -> Iterator[int]:
+    """Yields the numbers of soft tokens of large pictures."""
+    for height in _HEIGHTS:
+        try:
+            yield family.geometry(_WIDTH, height).tokens
+        except MediaError:  # too narrow, or too wide
+            continue

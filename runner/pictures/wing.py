@@ -1,8 +1,12 @@
 """Gives an engine its pictures. Imported by every process; what pictures need is imported with a tower."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from runner.engine.parts import Parts, Wing
+from runner.engine.parts import Examined, Facts, Parts, Wing
+from runner.model import OpenedModel
+from runner.model.sources.checkpoint import Tensor
+from runner.settings import CheckSettings
 
 if TYPE_CHECKING:
     from runner.pictures.open import Sight
@@ -11,8 +15,21 @@ if TYPE_CHECKING:
 class PicturesWing(Wing):
     """Pictures, for a model that has a tower and stands in one process."""
 
+    name = "pictures"
+
     def __init__(self) -> None:
         self._sight: Sight | None = None
+
+    def tensors(self, model: OpenedModel) -> Iterable[Tensor]:
+        from runner.pictures.towers import plan_tower
+
+        plan = plan_tower(model)
+        return plan.opened.tensors.values() if plan is not None and plan.nbytes else ()
+
+    def facts(self, settings: CheckSettings, found: Examined | None) -> Facts | None:
+        from runner.pictures.open import picture_facts
+
+        return None if found is None else picture_facts(settings, found)
 
     def load(self, parts: Parts) -> None:
         """Loads the tower."""

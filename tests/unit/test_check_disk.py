@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from runner.commands.check.facts import DiskFacts, disk_facts
-from runner.commands.check.text import _kept
+from runner.disk.namespace import DiskFacts, disk_facts
 from tests.unit.disk.made import NAMESPACE, segment, store
 
 
@@ -23,15 +22,13 @@ def test_a_directory_is_listed_by_model(tmp_path: Path) -> None:
     os.mkfifo(piped)
     large.write_bytes(bytes(1 << 20))
     facts = disk_facts(tmp_path)
-    assert facts is not None
     (model,) = facts.models
     size = sum(path.stat().st_size for path in opened.folder.iterdir())
     assert (model.name, model.folder, model.files, model.bytes) == ("tiny", NAMESPACE, 3, size)
-    assert _kept(facts) == f"{tmp_path}: tiny, {size / 1e3:.1f} KB in 3 files ({NAMESPACE})"
+    assert facts.text == f"{tmp_path}: tiny, {size / 1e3:.1f} KB in 3 files ({NAMESPACE})"
 
 
-def test_an_empty_one_a_missing_one_and_none(tmp_path: Path) -> None:
+def test_an_empty_one_and_a_missing_one(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "nothing"):
-        assert disk_facts(directory) == DiskFacts(str(directory), [])
-    assert _kept(DiskFacts("/kept", [])) == "/kept: empty"
-    assert disk_facts(None) is None
+        assert disk_facts(directory) == DiskFacts(directory=str(directory), models=[])
+    assert DiskFacts(directory="/kept", models=[]).text == "/kept: empty"

@@ -1,37 +1,31 @@
 """The facts about a model for `mlx-runner check`, gathered from the parts that would serve it."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from runner import blas
+from runner.assemble import wings_of
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.kv import KVState
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.states import RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
-from runner.commands.check.drafts import DraftFacts, draft_facts
-from runner.commands.check.pictures import PictureFacts, picture_facts
 from runner.commands.check.trial import TrialFacts, try_model
-from runner.disk.files import Files
-from runner.disk.segment import format_of
+from runner.engine.parts import Examined, Facts
 from runner.errors import MissingError, ModelError
 from runner.model import OpenedModel
 from runner.model.device import usable_bytes
 from runner.model.inspect import Amount, Examination, collecting_faults, contents, examine, files, skipped
+from runner.model.sources.checkpoint import Tensor
 from runner.model.weights.dtype import device, plan_dtypes
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.split import part_of, possible_ranks, split
-from runner.pictures.towers import plan_tower
 from runner.settings import CheckSettings, context_limit
 from runner.tokenizer import Tokenizer, open_tokenizer
 from runner.tokenizer.files import read_object
-
-_MOST_ABOUT_BYTES = 1 << 20
 
 
 class LayerKind(msgspec.Struct, frozen=True):
@@ -105,22 +99,6 @@ class RankFacts(msgspec.Struct, frozen=True):
     why_not: str | None = None
 
 
-class KeptModel(msgspec.Struct, frozen=True):
-    """A model whose conversations are kept; one of other weights, versions or types counts as another."""
-
-    name: str
-    folder: str
-    files: int
-    bytes: int
-
-
-class DiskFacts(msgspec.Struct, frozen=True):
-    """The directory of the disk cache, the largest model first."""
-
-    directory: str
-    models: list[KeptModel]
-
-
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """The report. None stands for facts that a problem hides; sizes are in bytes."""
 
@@ -149,12 +127,12 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     blas: BlasFacts
     context: Context | None
     tokenizer: TokenizerFacts | None
-    pictures: PictureFacts | None
-    drafts: DraftFacts | None
+    pictures: Facts | None
+    drafts: Facts | None
     ranks: RankFacts | None
     trial: TrialFacts | None
     """What a trial on this device found; None without `--verify`."""
-    disk: DiskFacts | None
+    disk: Facts | None
     """The directory of the disk cache, if one is named."""
     warnings: list[str]
     problems: list[str]
@@ -176,20 +154,17 @@ def inspect(settings: CheckSettings) -> Inspection:
         found.problems.append(ModelError(too_large))
     amounts, parameters = contents(module, types) if module and types else (None, None)
     layers = LoadedModel(module).make_layers() if module else None
-    plan = plan_tower(opened) if opened else None
-    reads = [
-        *(opened.tensors.values() if opened else ()),
-        *(plan.opened.tensors.values() if plan and plan.nbytes else ()),
-    ]
-    pictures = None
-    if opened and tokenizer and not found.problems:
-        pictures = picture_facts(opened, plan, tokenizer, settings.dtype, budget_bytes, slow_blas=detected_blas.is_slow)
-    drafts = None
+    wings = [*wings_of(settings)]
+    reads: list[Tensor] = []
+    if opened:
+        reads = [*opened.tensors.values(), *(tensor for wing in wings for tensor in wing.tensors(opened))]
+    whole = None
     if opened and module and types and tokenizer and not found.problems:
+        whole = Examined(opened, LoadedModel(module), types, tokenizer, budget_bytes, detected_blas.is_slow)
+    facts = dict[str, Facts | None]()
+    for wing in wings:
         with collecting_faults(found.problems):
-            drafts = draft_facts(
-                settings, opened, LoadedModel(module), types, tokenizer, budget_bytes, slow_blas=detected_blas.is_slow
-            )
+            facts[wing.name] = wing.facts(settings, whole)
     trial = None
     if settings.verify and opened and tokenizer and not found.problems:
         with collecting_faults(found.problems):
@@ -217,11 +192,11 @@ def inspect(settings: CheckSettings) -> Inspection:
         blas=BlasFacts(plain(detected_blas.name), detected_blas.matters, detected_blas.advice or None),
         context=context,
         tokenizer=_tokenizer_facts(tokenizer, opened) if tokenizer else None,
-        pictures=pictures,
-        drafts=drafts,
+        pictures=facts.get("pictures"),
+        drafts=facts.get("drafts"),
         ranks=rank_facts(found, settings.dtype, budget_bytes),
         trial=trial,
-        disk=disk_facts(settings.disk_cache),
+        disk=facts.get("disk"),
         warnings=[
             *_tensor_warnings(found),
             *((types.lacking,) if types and types.lacking else ()),
@@ -318,25 +293,3 @@ def rank_facts(found: Examination, dtype: str, budget_bytes: int) -> RankFacts |
     # As in `share.load_share`, nothing is unpacked.
     plans = {ranks: plan_dtypes(dtype, part, budget_bytes, slow_blas=True) for ranks, part in parts.items()}
     return RankFacts([RankShare(ranks, plans[ranks].nbytes(part)) for ranks, part in parts.items()])
-
-
-def disk_facts(directory: Path | None) -> DiskFacts | None:
-    """Returns what is in a directory; None without one. What cannot be read is left out."""
-    if directory is None:
-        return None
-    models = []
-    try:
-        folders = [name for name in Files().names(directory) if format_of(name) is not None]
-    except OSError:
-        folders = []
-    for folder in folders:
-        try:
-            sizes = {entry.name: entry.nbytes for entry in Files().entries(directory / folder)}
-            if sizes.get("about.json", _MOST_ABOUT_BYTES) >= _MOST_ABOUT_BYTES:
-                continue  # perhaps of another kind: a pipe would never end
-            about = json.loads((directory / folder / "about.json").read_bytes())
-        except (OSError, ValueError, RecursionError):
-            continue
-        name = about.get("model") if isinstance(about, dict) else None
-        models.append(KeptModel(str(name), folder, len(sizes), sum(sizes.values())))
-    return DiskFacts(str(directory), sorted(models, key=lambda model: (-model.bytes, model.folder)))

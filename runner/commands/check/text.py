@@ -4,11 +4,9 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from runner.commands.check.drafts import DraftFacts
 from runner.commands.check.facts import (
     BlasFacts,
     Context,
-    DiskFacts,
     Inspection,
     LayerKind,
     RankFacts,
@@ -16,10 +14,9 @@ from runner.commands.check.facts import (
     TokenizerFacts,
     plain,
 )
-from runner.commands.check.pictures import PictureFacts
 from runner.commands.check.trial import TrialFacts, Verdict
 from runner.model.inspect import Amount
-from runner.sizes import shown
+from runner.sizes import counted, shown
 
 _WIDTH = 100
 _LABEL = 14
@@ -32,7 +29,7 @@ def as_text(found: Inspection) -> str:
     problems = found.problems[:_SHOWN]
     if len(found.problems) > len(problems):
         problems.append(f"and {len(found.problems) - len(problems)} more, which --json lists")
-    verdict = "would load" if found.loads else f"would not load: {_counted(len(found.problems), 'problem')}"
+    verdict = "would load" if found.loads else f"would not load: {counted(len(found.problems), 'problem')}"
     lines = [
         *(line for label, value in _facts(found) for line in _wrapped(label, value)),
         _line("verdict", verdict),
@@ -59,7 +56,7 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
     if found.weights is not None:
         yield "weights", _amounts(found.weights)
     if found.read_bytes is not None and found.files is not None:
-        yield "reads", f"{shown(found.read_bytes)} from {_counted(found.files, 'file')}"
+        yield "reads", f"{shown(found.read_bytes)} from {counted(found.files, 'file')}"
     if found.skipped:
         yield "skips", _amounts(found.skipped)
     if found.computes is not None:
@@ -71,15 +68,15 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
     if found.tokenizer:
         yield from _tokenizer(found.tokenizer)
     if found.pictures:
-        yield "pictures", _pictures(found.pictures)
+        yield "pictures", plain(found.pictures.text)
     if found.drafts:
-        yield "drafts", _drafts(found.drafts)
+        yield "drafts", plain(found.drafts.text)
     if found.ranks:
         yield "ranks", _ranks(found.ranks)
     if found.trial:
         yield "tried here", _trial(found.trial)
     if found.disk:
-        yield "disk cache", _kept(found.disk)
+        yield "disk cache", plain(found.disk.text)
 
 
 def _value(value: object) -> str:
@@ -92,38 +89,6 @@ def _tokenizer(facts: TokenizerFacts) -> Iterator[tuple[str, str]]:
     yield "tokenizer", f"{facts.kind} of {facts.file}: {facts.vocabulary} tokens{rows}, {added}"
     yield "BOS", _token(facts.bos) + (", added before each prompt" if facts.add_bos else "") if facts.bos else "none"
     yield "EOS", ", ".join(map(_token, facts.eos)) or "none"
-
-
-def _kept(facts: DiskFacts) -> str:
-    models = (
-        f"{plain(model.name)}, {shown(model.bytes)} in {_counted(model.files, 'file')} ({model.folder})"
-        for model in facts.models
-    )
-    return f"{plain(facts.directory)}: {'; '.join(models) or 'empty'}"
-
-
-def _pictures(facts: PictureFacts) -> str:
-    if facts.bytes is None:
-        return f"no: {plain(facts.why or '')}"
-    blocks = f"{_counted(facts.blocks, 'block')}, " if facts.blocks else ""
-    return (
-        f"yes ({facts.tower} tower, {blocks}{facts.dtype}, {shown(facts.bytes)}; up to"
-        f" {_counted(facts.tokens or 0, 'token')} a picture)"
-    )
-
-
-def _drafts(facts: DraftFacts) -> str:
-    if facts.why_not:
-        return f"none: {facts.why_not}"
-    by_model = f"by {facts.model} ({facts.architecture}, {facts.dtype}, {shown(facts.bytes or 0)})"
-    found = "from known text"
-    if facts.model:
-        found += f", and {by_model}"
-    if facts.head_bytes is not None:
-        found += f", and by the model's own head ({shown(facts.head_bytes)})"
-    if facts.why_no_model:
-        found += f"; the draft in the store is not used: {facts.why_no_model}"
-    return plain(found if facts.on else f"off; with --draft auto, {found}")
 
 
 def _ranks(facts: RankFacts) -> str:
@@ -187,9 +152,4 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 def _amounts(amounts: Iterable[Amount]) -> str:
     """Formats amounts: `f32 21 tensors 436.5 KB, int4 g64 1 tensor 2.1 KB`."""
-    return ", ".join(f"{item.name} {_counted(item.tensors, 'tensor')} {shown(item.bytes)}" for item in amounts)
-
-
-def _counted(number: int, noun: str) -> str:
-    """Formats a count: `1 file`, `2 files`."""
-    return f"{number} {noun}{'s' if number != 1 else ''}"
+    return ", ".join(f"{item.name} {counted(item.tensors, 'tensor')} {shown(item.bytes)}" for item in amounts)
