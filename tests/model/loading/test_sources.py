@@ -23,9 +23,9 @@ from scripts.tools.models.layouts import HEAD, LAYOUTS, Layout, plan
 from scripts.tools.models.oracle import load_directory, oracle
 from scripts.tools.models.sources import SOURCES, Published
 from scripts.tools.models.sources_form import Config, read_config
-from scripts.tools.models.sources_packed import Producer, factor_of, write_converted, write_nvidia
 from scripts.tools.models.store import source_tensors, write_store
 from scripts.tools.models.tensors import PACKINGS, Packing, Quantization, Writer, rounded
+from tests.lib.packed_sources import Producer, factor_of, write_converted, write_nvidia
 from tests.model.architectures.loading import check_nulls
 from tests.model.loading.conftest import run, run_path, same
 from tests.model.loading.stored import Stored, close, put

@@ -12,9 +12,9 @@ from scripts.tools.models.layouts import LAYOUTS
 from scripts.tools.models.oracle import oracle
 from scripts.tools.models.sources import Published
 from scripts.tools.models.sources_form import Config
-from scripts.tools.models.sources_packed import factor_of, write_converted, write_nvidia
 from scripts.tools.models.store import write_store
 from scripts.tools.models.tensors import PACKINGS, Packing, Quantization, parse_metadata
+from tests.lib.packed_sources import factor_of, write_converted, write_nvidia
 from tests.model.loading.conftest import run, run_path, same
 from tests.model.loading.test_sources import assert_loads_as_mlx_lm_loads_it, exported, louder
 
