@@ -22,7 +22,7 @@ MOST_MEDIA_BYTES = 128 << 20
 """The most bytes from the first data of media on, as they are written; base64 of 96 MiB. Hosts have no limit, but more
 would take too long."""
 MOST_REST_BYTES = 2 << 20
-"""The most bytes beside long strings, of which a schema may be a megabyte."""
+"""The most bytes beside long strings; a schema may take a megabyte of them."""
 _MOST_MARKS = 1 << 18
 """The most brackets and commas in these: each may stand for a value, of a hundred bytes of memory."""
 _LONG_BYTES = 1 << 12

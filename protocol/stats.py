@@ -365,7 +365,7 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
     live_layers: int
     paged_layers: int
     missing_layers: int
-    """The layers of which nothing is kept here."""
+    """The layers for which nothing is kept here."""
     idle_uses: int
     """The number of uses of the trie since this node was last used."""
     locks: int

@@ -260,7 +260,7 @@ def fatal(text: str, status: int = 1, *, apart: bool = False) -> NoReturn:
 def _silent_stderr() -> int:
     """Returns a descriptor for the last line. What other threads write, as those of MLX's ring do, goes nowhere."""
     with suppress(OSError):
-        os.lseek(_STDERR, 0, os.SEEK_END)  # a file: a crash of another process was written behind where we stand
+        os.lseek(_STDERR, 0, os.SEEK_END)  # a file: a crash of another process was written after where we stand
     try:
         own, null = os.dup(_STDERR), os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, _STDERR)

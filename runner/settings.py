@@ -172,7 +172,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Bound, _caching("prefix cache limit; the smaller counts", default=f"8GiB,{CACHE_PERCENT}%")
     ] = Bound()
     """The limit for the prefix cache, conversations in use included: an amount (`512MiB`, `8G`; K, M, G and T are
-    powers of 1024), a share of the device's memory, or both, of which the smaller counts; a new request waits until it
+    powers of 1024), a share of the device's memory, or both: the smaller counts; a new request waits until it
     fits beside the running ones, whose answers may grow past the limit; with 0, nothing is kept between requests, and
     they run one at a time."""
     disk_cache: Annotated[Path | None, _caching("also keep the prefix cache in this directory", metavar="DIR")] = None
@@ -182,7 +182,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         16 << 30, 25
     )
     """The limit for everything in the directory of --disk-cache, of all models: an amount, a share of what is free on
-    its volume at the start, or both, of which the smaller counts."""
+    its volume at the start, or both: the smaller counts."""
     kv_bits: Annotated[
         int | None,
         _caching("quantize keys and values [$OLLAMA_KV_CACHE_TYPE, off]", metavar="8|4|off", choices=("8", "4", "off")),

@@ -79,7 +79,7 @@ def verify_segment(
     """Computes `prefix`, all tokens up to the end of the segment, over fresh layers, and compares these with it. Yields
     after each slice of tokens, then after each layer.
 
-    Returns the largest `relative_error` of any array. Layers of which the adapters know nothing are left out: their
+    Returns the largest `relative_error` of any array. Layers that the adapters do not know are left out: their
     buffers may depend on the lengths of forwards. Raises what the model raises.
     """
     sequence, tokens, stop = SequenceLayers(make_layers(), LayerFacts()), prefix.tolist(), segment.name.stop
@@ -103,7 +103,7 @@ def verify_segment(
                 return float("inf")
             low, high = part.span or (0, 0)
             right = part.array if part.span is None else part.array[..., low:high, :]
-            if mx.issubdtype(right.dtype, mx.floating):  # of quantized layers the scales tell
+            if mx.issubdtype(right.dtype, mx.floating):  # of quantized layers, the scales are compared
                 off = max(off, relative_error(array_of(data, tensor.dtype, tensor.shape), right))
         snapshot.close()
         yield

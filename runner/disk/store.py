@@ -3,7 +3,7 @@ the counts.
 
 A file is written under a temporary name and renamed when it is complete, so whatever ends the process leaves a
 complete segment or none. There is no fsync: SIGKILL loses nothing of the page cache, and after a power cut the sums
-tell.
+show what is damaged.
 """
 
 import errno

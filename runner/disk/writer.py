@@ -193,7 +193,7 @@ class UnsavedSegments:
         return None
 
     def send(self, copy: SegmentCopy) -> None:
-        """Notes that a segment, all of which is copied, is on its way to the disk."""
+        """Notes that a segment is copied completely, and on its way to the disk."""
         self.sent.append(copy)
         name = copy.facts.name
         if name.kind != ENTRIES:

@@ -27,8 +27,8 @@ MOST_TOKENS = 4 * WINDOW_TOKENS
 _LEAD_TOKENS = 4  # of the text, before its end: many models look at their first tokens when there is nothing to see
 _FIRST_ROUND = 2  # tokens; a single one is written into the arrays that a mark holds
 MANY_TOKENS = 16
-"""What is left to read when drafting begins: the logits of more, of which only the last ones are drawn from, would take
-longer than another forward."""
+"""What is left to read when drafting begins: the logits of more, all but the last unused, would take longer than
+another forward."""
 
 
 class Reader:

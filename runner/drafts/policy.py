@@ -197,7 +197,7 @@ class _Context:
 
 
 def _moved(average: float, latest: float, count: int) -> float:
-    """Returns the average after one more measurement, of which there were `count` before."""
+    """Returns the average of `count` measurements after one more."""
     most = average * _MOST_CHANGE
     return average + max(-most, min(most, latest - average)) * max(_LEAST_WEIGHT, 1 / (count + 1))
 

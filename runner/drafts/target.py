@@ -241,8 +241,8 @@ class HiddenStateDrafter(ABC):
 
     @abstractmethod
     def draft(self, session: Session, most: int, draw: Draw) -> list[int]:
-        """Returns at most `most` tokens, at least one, that may follow the recorded ones, of which the target has seen
-        all but the last; none if too little is known of the text. Waits for them once."""
+        """Returns at most `most` tokens, at least one, that may follow the recorded ones (the target has seen all of
+        these but the last); none if too little is known of the text. Waits for them once."""
 
     def go_back(self, to: int) -> None:
         """Forgets the tokens of the text from `to` on: they are others now."""

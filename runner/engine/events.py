@@ -91,7 +91,7 @@ class EventStream:
 
 class Outbox:
     """Carries events from the engine thread to the event loop, with one wake-up for the events of a slice, or of
-    several slices if the event loop is behind.
+    several slices if the event loop is late.
 
     Owner: the engine thread, which alone calls `put` and `send`.
     """

@@ -274,8 +274,8 @@ class AnswerGrammar:
         return self.guide.forced(min(most, _JUMP_TOKENS)) if self.guide is not None and not self._draws_all else []
 
     def look_ahead(self, drafts: Sequence[int], patience_s: float) -> "tuple[list[Mask], set[int]]":
-        """Returns the masks behind the first of these drafts, one each, as far as they may come and others behind them,
-        and the places of those drafts behind which a token is forced. What is not known after `patience_s` is left
+        """Returns the masks after the first of these drafts, one each, as far as they may come and others after them,
+        and the places of those drafts after which a token is forced. What is not known after `patience_s` is left
         out."""
         if self.guide is None:
             return [], set()

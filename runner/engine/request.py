@@ -159,7 +159,7 @@ def most_prompt_bytes(tokenizer: Tokenizer, context_length: int) -> int:
 def refuse_size(size: int, tokenizer: Tokenizer, context_length: int) -> NoReturn:
     """Raises RequestError for a prompt of more than `most_prompt_bytes`, with the fewest tokens that it can have."""
     _refuse_beyond(context_length, size * context_length // most_prompt_bytes(tokenizer, context_length))
-    raise AssertionError("so many bytes fit")
+    raise AssertionError("a prompt of this size fits")
 
 
 def checked_format(wire: CompletionRequest, vision: Vision) -> Format | None:

@@ -47,7 +47,7 @@ _TURNS = {
 """Orientation -> what makes the stored pixels upright."""
 _SIXTEEN_BIT = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 MOST_SCANS = 100
-"""Of a progressive JPEG, each of which goes over all pixels. Encoders write about ten."""
+"""Of a progressive JPEG: each scan goes over all pixels. Encoders write about ten."""
 
 
 def decode(data: bytes, header: Header, width: int, height: int, alpha: Alpha = "drop") -> Image.Image:

@@ -84,9 +84,9 @@ _MOST_SLOTS = 4096
 class HeadDrafter(HiddenStateDrafter):
     """Drafts with the model's own head, one answer after the other.
 
-    Slot i of the head's layers stands for token i, of which the target has computed the hidden state, and the token
-    after it; the logits of the slot are those of the token after that. Only tokens that are certain stay in the
-    layers. The text need not be followed from its beginning: drafts get worse, answers never.
+    Slot i of the head's layers stands for token i, whose hidden state the target has computed, and the token after it;
+    the logits of the slot are those of the token after that. Only tokens that are certain stay in the layers. The text
+    need not be followed from its beginning: drafts get worse, answers never.
 
     Owner: the engine thread.
     """
