@@ -169,7 +169,7 @@ def test_followers_that_cannot_be_are_refused(words: list[str], why: str) -> Non
         parse(words, {})
 
 
-def test_who_follows_says_where_and_whom_to_trust() -> None:
+def test_follow_needs_an_address_to_listen_at_and_a_secret_file() -> None:
     settings = parse_follow(["--listen", "10.0.0.2:11600", "--secret-file", "~/s"], {"OLLAMA_MODELS": "/m"})
     assert (settings.address, settings.port, settings.models_dir) == ("10.0.0.2", 11600, Path("/m"))
     assert settings.secret_file == Path("~/s").expanduser()
@@ -294,7 +294,7 @@ def test_the_bits_of_keys_and_values_are_ollamas_unless_they_are_given(
     assert (settings.kv_bits, settings.warnings) == (bits, ())
 
 
-def test_a_kind_of_cache_that_only_ollama_may_know_is_passed_over_and_told() -> None:
+def test_a_kv_cache_type_that_is_unknown_here_is_ignored_with_a_warning() -> None:
     settings = parse(["--model", "m"], {"OLLAMA_KV_CACHE_TYPE": "q5_1"})
     assert settings.kv_bits is None
     assert settings.warnings == (
@@ -316,15 +316,13 @@ def test_a_kind_of_cache_that_only_ollama_may_know_is_passed_over_and_told() -> 
         (["--parallel", "2"], {"MLX_RUNNER_PARALLEL": "3", "OLLAMA_NUM_PARALLEL": "nonsense"}, 2),
     ],
 )
-def test_as_many_requests_run_as_ollama_is_told_unless_we_are(
-    flag: list[str], environ: dict[str, str], parallel: int
-) -> None:
+def test_parallel_is_ollamas_number_unless_it_is_given(flag: list[str], environ: dict[str, str], parallel: int) -> None:
     settings = parse(["--model", "m", *flag], environ)
     assert (settings.parallel, settings.warnings) == (parallel, ())
 
 
 @pytest.mark.parametrize("nonsense", ["many", "-1", "1_0", "\N{ARABIC-INDIC DIGIT FOUR}"])
-def test_a_number_of_requests_that_is_none_is_passed_over_and_told(nonsense: str) -> None:
+def test_an_invalid_number_of_requests_is_ignored_with_a_warning(nonsense: str) -> None:
     settings = parse(["--model", "m"], {"OLLAMA_NUM_PARALLEL": nonsense, "OLLAMA_KV_CACHE_TYPE": "q5_1"})
     assert settings.parallel == 4
     assert len(settings.warnings) == 2
@@ -332,7 +330,7 @@ def test_a_number_of_requests_that_is_none_is_passed_over_and_told(nonsense: str
 
 
 @pytest.mark.parametrize("many", ["65", "9" * 5000])
-def test_more_requests_than_can_run_are_as_many_as_can_and_that_is_told(many: str) -> None:
+def test_too_many_requests_are_limited_with_a_warning(many: str) -> None:
     settings = parse(["--model", "m"], {"OLLAMA_NUM_PARALLEL": many})
     assert settings.parallel == 64
     assert settings.warnings == (f"OLLAMA_NUM_PARALLEL={many}: at most 64 requests run at once",)

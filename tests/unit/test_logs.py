@@ -94,7 +94,7 @@ def test_nothing_comes_after_a_fatal_error() -> None:
     assert (done.stderr, done.returncode) == (b"Error: no model\n", 1)
 
 
-def test_a_fatal_error_is_written_behind_the_crash_of_another_process(tmp_path: Path) -> None:
+def test_a_fatal_error_is_written_after_the_crash_of_another_process(tmp_path: Path) -> None:
     """Its report goes to the end of a file, which moves no place but its own."""
     code = (
         "import os; from runner import logs\n"

@@ -32,7 +32,7 @@ def test_streams_that_are_closed_are_not_left_to_the_next_socket() -> None:
     assert is_null == b"1"
 
 
-def test_a_missing_mlx_is_told_with_what_to_install(tmp_path: Path) -> None:
+def test_a_missing_mlx_is_reported_with_what_to_install(tmp_path: Path) -> None:
     model = write_scripted(tmp_path / "model", BYTES, {}, [0])
     (tmp_path / "mlx").mkdir()  # stands before the real one, and has no core
     (tmp_path / "mlx" / "__init__.py").touch()
@@ -49,7 +49,7 @@ def test_a_missing_mlx_is_told_with_what_to_install(tmp_path: Path) -> None:
     assert done.stderr.count(b"\n") == 1
 
 
-def test_a_model_that_cannot_be_opened_is_told_last_and_what_to_do_before_that(tmp_path: Path) -> None:
+def test_the_fault_of_a_model_is_the_last_line_after_the_advice(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     done = subprocess.run(
         [sys.executable, "-m", "runner", "--model", str(tmp_path)],

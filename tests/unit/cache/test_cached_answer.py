@@ -63,7 +63,7 @@ def test_marks_stay_with_their_tokens(seed: int) -> None:
             assert known_choices(trie, root, tokens, most) == known_of(marked, tokens, most)
 
 
-def test_tokens_that_are_not_in_the_trie_have_nothing_behind_them() -> None:
+def test_tokens_that_are_not_in_the_trie_have_no_known_continuation() -> None:
     trie = PrefixTrie()
     mark(trie.advance(trie.root(), keys([1, 2, 3]))[-1], 0)
     assert known_choices(trie, trie.root(), [1], 9) == [2, 3]

@@ -105,7 +105,7 @@ def test_checkpoints_ascend_and_lie_before_the_last_token() -> None:  # scenario
         assert most or not branch or any(branch - GAP < each <= branch for each in [cached, *at])
 
 
-def test_at_most_so_many_the_most_valuable_first() -> None:
+def test_a_limit_keeps_the_most_valuable_checkpoints() -> None:
     """The end and the last message coincide and count once; then the branch, the last message starts, the first."""
     tokens, stops = chat(2000, *[100] * 6)
     branch = stops[2] + 50

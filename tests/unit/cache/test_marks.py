@@ -96,7 +96,7 @@ def test_rounds_follow_each_other(kind: str, begin: int) -> None:
 
 
 @pytest.mark.parametrize(("begin", "right"), [(7, 1), (7, 3), (8, 2), (30, 1), (30, 3)])
-def test_a_full_window_goes_back_to_behind_any_right_token(begin: int, right: int) -> None:
+def test_a_full_window_goes_back_to_after_any_right_token(begin: int, right: int) -> None:
     """The write of a round keeps what its first token could look at, and every later one."""
     state = layer("window")
     write(state, begin, at_once=False)

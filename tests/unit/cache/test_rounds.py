@@ -61,7 +61,7 @@ def test_an_answer_in_rounds_leaves_the_trie_of_steps(family: str, count: int, r
 
 @everyone
 @pytest.mark.parametrize("known", [0, 1, 2, 4])
-def test_who_leaves_in_a_round_leaves_nothing_of_it(family: str, known: int) -> None:
+def test_a_client_that_leaves_in_a_round_leaves_none_of_its_drafts(family: str, known: int) -> None:
     """`known` of its tokens are recorded, as if the client left between the draws and `accept`. Only the first is
     surely what the layers hold: another token may have been drawn in place of a draft."""
     plain, ours = Together(family), Together(family)

@@ -50,7 +50,7 @@ def _with_a_hole() -> Conversation:
     return users
 
 
-def test_tokens_behind_a_gap_are_not_merged_with_it() -> None:
+def test_tokens_after_a_gap_are_not_merged_with_it() -> None:
     """Joined, they would not be the edge: a later request would resume with the wrong tokens."""
     users = _with_a_hole()
     users.trie.trie.merge(users.nodes[0])

@@ -100,7 +100,7 @@ def test_every_sequence_knows_at_once(who: int) -> None:
     assert clocks.begin([*fourth.recorded[:30], 7]).cached == 30
 
 
-def test_what_was_kept_of_it_is_not_used() -> None:
+def test_snapshots_of_a_layer_whose_clock_was_wrong_are_not_used() -> None:
     """In a node that another session is on, too; its own layers go on from there."""
     clocks = Clocks()
     first = clocks.begin([*PROMPT, 1])

@@ -123,7 +123,7 @@ def test_what_another_process_of_the_same_number_left_is_not_in_the_way(tmp_path
         (tmp_path / NAMESPACE / min(names)).touch()
 
 
-def test_a_day_has_so_many_bytes(tmp_path: Path) -> None:
+def test_what_may_be_written_in_a_day_is_limited(tmp_path: Path) -> None:
     files = FakeFiles()
     opened = store(tmp_path, files, most_written=1)
     assert opened.may_write

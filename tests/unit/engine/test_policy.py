@@ -172,7 +172,7 @@ def step(policy: SlicePolicy, *batches: int, seconds: float = 0.01, work: Worklo
 # Rule 1
 
 
-def test_nothing_to_do_is_none() -> None:
+def test_without_requests_there_is_no_slice() -> None:
     assert SlicePolicy(CHUNK, GAP_S).next(Workload()) is None
 
 

@@ -81,7 +81,7 @@ def test_an_object_that_is_combined_or_says_so_stays_open(name: str) -> None:
     ],
     ids=["values", "other keywords", "a circle", "nonsense"],
 )
-def test_what_is_no_object_schema_stays_as_it_is(schema: Node) -> None:
+def test_only_object_schemas_are_closed(schema: Node) -> None:
     check_unchanged(schema)
 
 

@@ -59,7 +59,7 @@ def test_the_innermost_part_with_the_fault_is_named(schema: object, place: str) 
     ],
     ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else "",
 )
-def test_the_reason_is_told(schema: object, reason: str) -> None:
+def test_an_error_says_why_a_schema_is_refused(schema: object, reason: str) -> None:
     assert reason in told(schema)
 
 
@@ -69,7 +69,7 @@ def test_no_text_is_longer_than_a_person_reads() -> None:
     assert len(told({"type": "lark", "grammar": "x" * 100_000})) < 2000
 
 
-def test_one_that_is_too_large_to_compile_is_told_so() -> None:
+def test_a_schema_too_large_to_compile_is_called_too_large() -> None:
     assert "schema too large" in told(
         {"type": "object", "properties": {f"p{number}": GOOD for number in range(20_000)}}
     )

@@ -143,7 +143,7 @@ def test_looking_ahead_finds_what_the_answer_would_find_there(schema: Schema, se
             at += 1
 
 
-def test_nothing_is_seen_behind_a_token_that_may_not_come() -> None:
+def test_nothing_is_looked_ahead_after_a_token_that_is_not_allowed() -> None:
     tokenizer = words_tokenizer()
     forced = guide_of(SCHEMA, tokenizer).forced(99)
     assert guide_of(SCHEMA, tokenizer).look_ahead([300], 60.0) == []

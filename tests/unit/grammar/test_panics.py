@@ -28,7 +28,7 @@ def test_a_real_one_is_called_like_that() -> None:
         LLTokenizer(TokenizerWrapper(Vast()), n_vocab=2)
 
 
-def test_a_panic_while_compiling_is_told_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_while_compiling_fails_only_its_own_format(monkeypatch: pytest.MonkeyPatch) -> None:
     def panic(*_: object) -> None:
         raise PanicException("out of fuel")
 

@@ -74,7 +74,7 @@ def answered_or_refused(wanted: object, seed: int) -> None:
 
 @settings(max_examples=40)
 @given(st.text(st.sampled_from("ab()[]{}|*+?\\^$.,-0129:!<>=&~"), max_size=20) | st.text(max_size=10), SEEDS)
-def test_what_is_no_regex_is_refused_and_breaks_nothing(pattern: str, seed: int) -> None:
+def test_an_invalid_regex_is_refused_and_breaks_nothing(pattern: str, seed: int) -> None:
     answered_or_refused({"type": "regex", "pattern": pattern}, seed)
 
 
@@ -87,5 +87,5 @@ PARTS = (
 
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(PARTS), max_size=14).map("".join), st.booleans(), SEEDS)
-def test_what_is_no_grammar_is_refused_and_breaks_nothing(grammar: str, begun: bool, seed: int) -> None:
+def test_an_invalid_grammar_is_refused_and_breaks_nothing(grammar: str, begun: bool, seed: int) -> None:
     answered_or_refused({"type": "lark", "grammar": f"start: a\na: {grammar}" if begun else grammar}, seed)

@@ -250,7 +250,7 @@ async def test_when_the_process_that_forks_dies_there_is_another_one(bench: Benc
     assert bench.fork_server != before
 
 
-async def test_a_tokenizer_that_is_gone_is_told(tmp_path: Path) -> None:
+async def test_a_tokenizer_file_that_is_gone_is_reported(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(RequestError, match="tokenizer cannot be read again"):

@@ -39,7 +39,7 @@ def test_an_empty_config_stands_for_the_defaults(family: type[Family]) -> None:
         ({}, {"max_model_len": 4}, NemotronH(16, 2, 1024, 1024)),
     ],
 )
-def test_fields_are_read(config: Config, preprocessor: Config, expected: Family) -> None:
+def test_a_family_reads_its_fields_of_both_configs(config: Config, preprocessor: Config, expected: Family) -> None:
     assert type(expected).from_config(config, preprocessor) == expected
 
 
@@ -55,7 +55,7 @@ def test_fields_are_read(config: Config, preprocessor: Config, expected: Family)
         (NemotronH, {"vision_config": {"args": 3}}, "config.json: args: want an object, found int"),
     ],
 )
-def test_nonsense_is_refused(family: type[Family], config: Config, text: str) -> None:
+def test_a_wrong_field_of_a_config_is_refused_by_name(family: type[Family], config: Config, text: str) -> None:
     with pytest.raises(ModelError, match=re.escape(text)):
         family.from_config(config, {})
 

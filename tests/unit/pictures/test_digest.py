@@ -8,7 +8,7 @@ from runner.pictures.support import DIGEST_BYTES, digest
 GEOMETRY = grid(64, 32, 16, 2)
 
 
-def test_everything_counts() -> None:
+def test_a_digest_depends_on_kind_family_number_geometry_and_data() -> None:
     other = [GEOMETRY._replace(**{field: getattr(GEOMETRY, field) + 1}) for field in Geometry._fields]
     names = [
         digest("image", "qwen3_5", 1, GEOMETRY, b"data"),

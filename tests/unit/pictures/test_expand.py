@@ -107,13 +107,13 @@ WAVE = b"RIFF\x24\0\0\0WAVEfmt "
         (encoded(Image.new("L", (1, 400))), "image", "image aspect ratio 400 exceeds 200"),
     ],
 )
-def test_what_is_no_picture_is_refused(
+def test_anything_but_a_picture_is_refused(
     data: bytes, kind: str, text: str, pieces: Pieces, support: PictureSupport
 ) -> None:
     assert refused("[img-0]", [Media(data=data, id=0, kind=kind)], pieces, support).startswith(text)
 
 
-def test_an_item_that_no_marker_names_is_told_in_the_log_and_not_looked_at(
+def test_an_item_that_no_marker_names_is_logged_and_not_read(
     pieces: Pieces, support: PictureSupport, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

@@ -28,7 +28,7 @@ def test_every_form_is_read(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_bytes_behind_the_picture_are_ignored(form: str) -> None:
+def test_bytes_after_the_picture_are_ignored(form: str) -> None:
     data = in_form(form, smooth(20, 10))
     assert np.array_equal(seen(data + b"more" * 50), seen(data))
 

@@ -50,7 +50,7 @@ def test_known_formats_that_are_not_served_come_with_advice(name: str) -> None:
         (b"\0\0\0\x10ftypavif\0\0\0\0", "decode image: damaged AVIF: "),
     ],
 )
-def test_everything_else_is_told_what_would_be_read(data: bytes, text: str) -> None:
+def test_a_refusal_names_the_format_and_what_would_be_read(data: bytes, text: str) -> None:
     with pytest.raises(MediaError) as refusal:
         read_header(data)
     assert str(refusal.value).startswith(text)

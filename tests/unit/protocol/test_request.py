@@ -122,7 +122,7 @@ def test_media_that_will_be_too_large_are_refused_when_they_begin(items: int) ->
     assert reader.held_bytes < 8 * PIECE
 
 
-def test_media_of_which_nobody_said_how_large_they_are_are_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_media_of_unknown_size_are_refused_before_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol.reader, "MOST_MEDIA_BYTES", 10 * PIECE)
     assert fed_until_refused(CompletionReader(1 << 20), begun(2, 4 * PIECE)) == (len(begun(2, 4 * PIECE)), "")
     reader = CompletionReader(1 << 20)

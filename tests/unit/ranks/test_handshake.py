@@ -165,7 +165,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("said", STRANGERS.values(), ids=STRANGERS.keys())
-def test_strangers_are_told_whom_they_met(pair: Pair, said: bytes) -> None:
+def test_a_stranger_gets_a_line_that_says_what_this_service_is(pair: Pair, said: bytes) -> None:
     ours, theirs = pair
     with theirs:
         ours.sendall(said)
@@ -191,7 +191,7 @@ def test_other_versions_name_each_other(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"mlx", HELLO + bytes(31), HELLO + bytes(32 + 31)])
-def test_who_leaves_early_is_noticed(pair: Pair, said: bytes) -> None:
+def test_a_peer_that_closes_during_the_handshake_is_an_error(pair: Pair, said: bytes) -> None:
     ours, theirs = pair
     ours.sendall(said)
     ours.shutdown(socket.SHUT_WR)

@@ -34,17 +34,17 @@ def run(act: Callable[[socket.socket], object], seconds: float, works: float, *,
     return process.returncode, written
 
 
-def test_who_is_done_in_time_goes_on() -> None:
+def test_a_rank_that_joins_in_time_goes_on() -> None:
     assert run(lambda far: far.send(b"a frame"), 60, 0.3, reports=True) == (0, "")
 
 
 @pytest.mark.parametrize("reports", [False, True])
-def test_who_takes_too_long_is_killed(reports: bool) -> None:
+def test_a_rank_that_takes_too_long_to_join_is_killed(reports: bool) -> None:
     line = "Error: the ranks could not be joined in 1 s\n" if reports else ""
     assert run(lambda far: None, 1, 600, reports=reports) == (-signal.SIGKILL, line)
 
 
-def test_who_waits_for_one_that_is_gone_is_killed() -> None:
+def test_a_rank_that_waits_for_one_that_is_gone_is_killed() -> None:
     def leave(far: socket.socket) -> None:
         far.send(b"its last words")
         time.sleep(0.2)

@@ -40,7 +40,7 @@ def sampler(options: SamplingOptions, generated: Sequence[int] = ()) -> Sampler:
     return Sampler(options, [1, 2, 3, 2], VOCAB, 1000, generated)
 
 
-def test_bit_by_bit() -> None:
+def test_each_bit_of_a_mask_allows_one_token() -> None:
     scores = logits_of(1)
     for token in range(VOCAB):
         assert mx.isfinite(masked(scores, [bits([token])])).tolist() == [[each == token for each in range(VOCAB)]]

@@ -248,7 +248,7 @@ async def test_ids_become_their_text(body: bytes, text: str, client: Client, mon
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b'["a"]', b"[1.0]", b"[1", b"[true]", b"[1" + b"0" * 9999 + b"]", b"[" * 9999]
 )
-async def test_what_is_no_array_of_ids_is_a_bad_request(body: bytes, client: Client) -> None:
+async def test_anything_but_an_array_of_ids_is_a_bad_request(body: bytes, client: Client) -> None:
     response = await client.post("/v1/detokenize", data=body)
     assert (response.status, await response.text()) == (400, "Bad Request\n")
 

@@ -77,7 +77,7 @@ async def test_beyond_the_bound_the_longest_idle_connection_is_closed(served: Se
         writer.close()
 
 
-async def test_who_half_closes_has_left(served: Served, engine: Script) -> None:
+async def test_a_client_that_closes_its_sending_side_has_left(served: Served, engine: Script) -> None:
     """As for Go's server, which a closed sending side tells that its client has gone."""
     _, writer = await served.open(POST + BODY)
     request = await engine.next()
