@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from runner import blas, logs
+from runner import cpu, logs
 from runner.cli.parse import parse_command
 from runner.errors import ModelError, RunnerError, UsageError
 from runner.logs import Log
@@ -42,7 +42,7 @@ def start(argv: Sequence[str]) -> NoReturn:
         logs.start(settings.log_level)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it tokenizes one text at a time, where threads gain nothing
         if isinstance(settings, Settings | CheckSettings):
-            parent.check_threads(_THREADS + blas.Threads.of(settings.blas_threads).prompts)
+            parent.check_threads(_THREADS + cpu.Threads.of(settings.blas_threads).prompts)
         if not isinstance(settings, Settings):
             gc.enable()
             _run_command(settings)
@@ -88,7 +88,7 @@ def _run(settings: Settings, parent_pid: int) -> NoReturn:
     hand_over.offer(model)
     if not settings.hosted:
         STATUS_LINE.enable()
-    log.info("starting", model=model.name, blas=blas.preload(settings.blas, settings.blas_threads))
+    log.info("starting", model=model.name, **cpu.preload_for(settings)._asdict())
     asyncio.run(_serve(settings, model, listener, parent_pid, hand_over))
     raise AssertionError("a server ends only with its process")
 

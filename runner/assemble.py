@@ -11,7 +11,7 @@ from time import monotonic, perf_counter
 
 import mlx.core as mx
 
-from runner import __version__, blas
+from runner import __version__
 from runner.cache import PrefixCache, make_cache
 from runner.cache.layers.batch import unbatchable_layers
 from runner.engine.context import EngineContext
@@ -78,7 +78,7 @@ def assemble(
 
     weights_bytes = parts.budget_bytes - sum(wing.reserve(parts) for wing in wings)
     group = world.ranks.group if world.ranks is not None else None
-    parts.loaded = load(model, settings.dtype, weights_bytes, slow_blas=parts.slow_blas, group=group)
+    parts.loaded = load(model, settings.dtype, weights_bytes, group=group)
     parts.tokenizer = opening.result()
 
     for wing in wings:
@@ -131,8 +131,7 @@ def _begin(settings: Settings, model: OpenedModel, post: Post, world: World) -> 
     if not on_cpu and mx.metal.is_available():
         mx.set_wired_limit(min(total_bytes, budget_bytes))  # lest weights are paged out between two requests
     total_bytes, budget_bytes = world.machine(total_bytes, budget_bytes)
-    slow_blas = blas.detect(settings.blas).is_slow
-    return Parts(settings, model, world, post, on_cpu, total_bytes, budget_bytes, slow_blas)
+    return Parts(settings, model, world, post, on_cpu, total_bytes, budget_bytes)
 
 
 def _choose_kv_format(

@@ -258,14 +258,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The type of floating-point weights, and thereby of keys and values: `keep` leaves the weights as they are stored;
     `float32`, `bfloat16` and `float16` convert them while loading, and float32 takes twice the memory of 16 bits, in
     the prefix cache too; `auto` is `keep` on GPUs and, if memory allows, `float32` on CPUs, which are many times slower
-    with 16-bit numbers; the scales of quantized weights are converted like all others, and the weights stay quantized,
-    except with `auto` on CPUs with a fast BLAS: there as many layers as fit into `--memory` are unpacked into float32,
-    for 4 to 8 times their memory and many times the speed."""
+    with 16-bit numbers; the scales of quantized weights are converted like all others, and the weights stay
+    quantized."""
     blas: Annotated[str, _computing("a faster BLAS for MLX on Linux CPUs", metavar="auto|off|PATH")] = "auto"
     """The BLAS that replaces MLX's own on Linux CPUs: the fastest one installed, none, or the CBLAS library at PATH."""
-    blas_threads: Annotated[int | None, _computing("threads of that BLAS", metavar="auto|N", default="auto", most=1024)]
-    """Threads of that BLAS: `auto` takes all physical cores that this process may use for prompts, and one for answers,
-    whose speed depends on memory alone; N takes N for both."""
+    kernels: Annotated[
+        str, _computing("faster kernels for MLX on Linux CPUs", metavar="auto|off", choices=("auto", "off"))
+    ] = "auto"
+    """The kernels that replace MLX's own on Linux CPUs, for packed weights, attention and elementwise functions: those
+    for the vectors of this processor, or none."""
+    blas_threads: Annotated[
+        int | None, _computing("threads of the BLAS and the kernels", metavar="auto|N", default="auto", most=1024)
+    ]
+    """Threads of that BLAS and of the kernels: `auto` takes all physical cores that this process may use for prompts,
+    and one for answers, whose speed depends on memory alone; N takes N for both."""
     no_media: Annotated[bool, _computing("serve text only; requests with pictures are refused")] = False
     """Do not load the tower, the part of a model that reads pictures, which saves its memory; requests with pictures
     are refused."""
@@ -387,6 +393,7 @@ class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
     """As in `Settings`; with DRAFT_OFF, what DRAFT_AUTO would do is reported too."""
     dtype: Annotated[str, _AS_SERVER] = "auto"
     blas: Annotated[str, _AS_SERVER] = "auto"
+    kernels: Annotated[str, _AS_SERVER] = "auto"
     blas_threads: Annotated[int | None, _AS_SERVER] = None
     log_level: Annotated[int, _AS_SERVER]
     json: Annotated[bool, Flag("print JSON instead of a table", group="output")] = False

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from runner import blas
+from runner import cpu
 from tests.lib.leftovers import Holdings, leftovers
 from tests.limits import Limits
 from tests.tiers import is_full
 
-blas.preload()
+cpu.preload()
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # a GPU's short products differ by more than rounding
 
 import mlx.core as mx  # noqa: E402 - the fast BLAS must be loaded first

@@ -131,8 +131,8 @@ SERVER = Command(
     program="mlx-runner",
     usage="--model NAME|DIR [--port N] [flags]\n       mlx-runner COMMAND ...",
     description="Serves one MLX model on 127.0.0.1, to an Ollama host or to any HTTP client.",
-    epilog="Defaults are shown in brackets. Every flag can also be set by an environment variable: --kv-bits by"
-    " MLX_RUNNER_KV_BITS. More: docs/flags.md, docs/operating.md.",
+    epilog="Defaults are in brackets. Every flag has a variable: MLX_RUNNER_KV_BITS sets --kv-bits. More:"
+    " docs/flags.md, docs/operating.md.",
     settings=Settings,
     below=(OLLAMA, CHECK, TOP, REPLAY, FOLLOW, COMPLETION, VERSION),
 )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import msgspec
 
-from runner import __version__, blas
+from runner import __version__, cpu
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.snapshot import Ledger
 from runner.disk.files import Files
@@ -59,7 +59,8 @@ def namespace_of(
             **{name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm")},
         },
         "device": [device(), str(mx.device_info().get("device_name", "")), _machine()],
-        "blas": blas.detect(settings.blas, settings.blas_threads).name,
+        "blas": cpu.detect(settings.blas, settings.blas_threads).name,
+        "kernels": cpu.find_kernels(settings.kernels),
         "byte order": sys.byteorder,
     }
     text = json.dumps(identity, sort_keys=True).encode()

@@ -338,15 +338,13 @@ def load_assistant(
     loaded: LoadedModel,
     dtype: str = "keep",
     budget_bytes: int | None = None,
-    *,
-    slow_blas: bool = False,
 ) -> AssistantDrafter:
     """Loads an assistant that `check_assistant` let pass, for a target that is loaded.
 
     The arguments are those of `weights.load.load`, with what the target has left of the budget. Raises ModelError, and
     what MLX raises at the first forward.
     """
-    module = load_part(opened, partial(_assembled, opened), "the assistant", dtype, budget_bytes, slow_blas=slow_blas)
+    module = load_part(opened, partial(_assembled, opened), "the assistant", dtype, budget_bytes)
     _check_ordering(module)
     kinds = frozenset(_kinds_of(opened))
     assistant = Assistant(module, target_of(loaded), places_of(loaded.module), kinds, loaded.suppressed)
@@ -354,12 +352,10 @@ def load_assistant(
     return AssistantDrafter(opened.name, assistant)
 
 
-def plan_assistant(
-    opened: OpenedModel, dtype: str, budget_bytes: int | None, *, slow_blas: bool
-) -> tuple[AssistantModule, DtypePlan]:
+def plan_assistant(opened: OpenedModel, dtype: str, budget_bytes: int | None) -> tuple[AssistantModule, DtypePlan]:
     """Returns an assistant made of placeholders, and the types of its weights. Raises ModelError if anything does not
     fit, or exceeds the budget."""
-    return plan_part(opened, partial(_assembled, opened), dtype, budget_bytes, slow_blas=slow_blas)
+    return plan_part(opened, partial(_assembled, opened), dtype, budget_bytes)
 
 
 def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> AssistantModule:

@@ -75,10 +75,10 @@ class Kind(NamedTuple):
     check: Callable[[OpenedModel, OpenedModel, LoadedModel, Tokenizer], None]
     """Raises ModelError unless the model may draft for a target: opened, loaded or rehearsed, and its tokenizer."""
     plan: Callable[..., tuple[Module, DtypePlan]]
-    """`plan(draft, dtype, budget_bytes, slow_blas=...)` builds it of placeholders. Raises ModelError if it could not
+    """`plan(draft, dtype, budget_bytes)` builds it of placeholders. Raises ModelError if it could not
     draft."""
     load: Callable[..., DraftModel]
-    """`load(draft, target, dtype, budget_bytes, slow_blas=...)` loads what `check` let pass for a target that is
+    """`load(draft, target, dtype, budget_bytes)` loads what `check` let pass for a target that is
     loaded. Raises what loading and its first forward raise."""
 
 

@@ -52,9 +52,7 @@ class DraftModelOpener:
         needed = 0 if self._found is None else self._found.model.total_bytes
         return needed if needed + self._target.total_bytes <= budget_bytes else 0
 
-    def load(
-        self, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int, *, slow_blas: bool
-    ) -> DraftModel | None:
+    def load(self, loaded: LoadedModel, tokenizer: Tokenizer, budget_bytes: int) -> DraftModel | None:
         """Loads the draft model, or with `auto`, where there is none, the head of the target; None if it has none.
         `loaded` and `tokenizer` are the target's, `budget_bytes` the limit for both. Raises as the constructor."""
         dtype = self._settings.dtype
@@ -63,7 +61,7 @@ class DraftModelOpener:
             try:
                 self._found.check(self._target, loaded, tokenizer)
                 rest = max(0, budget_bytes - mx.get_active_memory())
-                model = kind.load(draft, loaded, dtype, rest, slow_blas=slow_blas)
+                model = kind.load(draft, loaded, dtype, rest)
             except Exception as error:  # of MLX, at its first forward, too
                 self._give_up(error)
             else:
@@ -77,7 +75,7 @@ class DraftModelOpener:
         from runner.drafts.heads.load import load_head  # most models have none
 
         rest = max(0, budget_bytes - mx.get_active_memory())
-        return load_head(self._target, loaded, dtype, rest, slow_blas=slow_blas)
+        return load_head(self._target, loaded, dtype, rest)
 
     def _give_up(self, error: Exception) -> None:
         why = str(error) if isinstance(error, ModelError) else error_line(error)
@@ -146,7 +144,7 @@ class DraftsWing(Wing):
             kind, draft = named
             named.check(found.model, found.loaded, found.tokenizer)
             rest = max(0, found.budget_bytes - found.types.nbytes(found.loaded.module))
-            module, plan = kind.plan(draft, settings.dtype, rest, slow_blas=found.slow_blas)
+            module, plan = kind.plan(draft, settings.dtype, rest)
         except ModelError as error:
             if wish != DRAFT_AUTO:
                 raise ModelError(f"--draft {wish}: {error}") from error
@@ -168,9 +166,7 @@ class DraftsWing(Wing):
     def load(self, parts: Parts) -> None:
         """Raises as `reserve`."""
         if self._opener is not None:
-            self._model = self._opener.load(
-                parts.loaded, parts.tokenizer, parts.budget_bytes, slow_blas=parts.slow_blas
-            )
+            self._model = self._opener.load(parts.loaded, parts.tokenizer, parts.budget_bytes)
 
     def plug(self, parts: Parts) -> None:
         if self._model is not None:

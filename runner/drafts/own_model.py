@@ -229,10 +229,10 @@ class OwnDraftModel:
         self._reader.reset()
 
 
-def plan_own_model(draft: OpenedModel, dtype: str, budget_bytes: int, *, slow_blas: bool) -> tuple[Module, DtypePlan]:
+def plan_own_model(draft: OpenedModel, dtype: str, budget_bytes: int) -> tuple[Module, DtypePlan]:
     """Returns the model made of placeholders, and the types of its weights. Raises ModelError if it could not draft."""
     module = rehearse(draft)[0]
-    types = plan_dtypes(dtype, module, budget_bytes, slow_blas=slow_blas)
+    types = plan_dtypes(dtype, module, budget_bytes)
     if fault := types.over_budget(budget_bytes, module) or unmarkable_layers(LoadedModel(module).make_layers()):
         raise ModelError(fault)
     return module, types
@@ -243,9 +243,7 @@ def load_own_model(
     target: LoadedModel,  # noqa: ARG001  it needs nothing of it
     dtype: str,
     budget_bytes: int,
-    *,
-    slow_blas: bool,
 ) -> OwnDraftModel:
     """Loads the model. Raises what loading and its first forward raise."""
-    weights = load(draft, dtype, budget_bytes, slow_blas=slow_blas)
+    weights = load(draft, dtype, budget_bytes)
     return OwnDraftModel(draft.name, weights.make_layers, weights.logits, draft.vocab_size)

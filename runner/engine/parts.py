@@ -103,7 +103,6 @@ class Parts:
     """The memory of the device."""
     budget_bytes: int
     """The most that MLX may hold (`--memory`)."""
-    slow_blas: bool
 
     # When the weights are loaded.
     loaded: LoadedModel = field(init=False)
@@ -165,7 +164,6 @@ class Examined(NamedTuple):
     types: DtypePlan
     tokenizer: Tokenizer
     budget_bytes: int
-    slow_blas: bool
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):

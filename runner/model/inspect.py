@@ -23,7 +23,7 @@ from runner.model.packing import WORD_BITS
 from runner.model.sources.checkpoint import Checkpoint, Tensor
 from runner.model.sources.digests import verify_digests
 from runner.model.weights.assemble import Defaults, build_module, rehearse
-from runner.model.weights.dtype import PACKED_PARTS, DtypePlan
+from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.parameters import parameters_of
 
 _PARTS = {
@@ -136,23 +136,24 @@ def files(tensors: Iterable[Tensor]) -> set[Path]:
     return {part.file for tensor in tensors for part in tensor.parts}
 
 
+_PACKED = ("weight", "scales", "biases", "global_scale")
+"""The parameters that packed weights are made of."""
+
+
 def contents(module: Module, types: DtypePlan) -> tuple[list[Amount], int]:
     """Returns the module's parameters by type or packing, after conversion to `types`, and their number.
 
     A packed tensor counts as the number of its values.
     """
     packed = {path: layer for path, layer in module.named_modules() if _is_packed(layer)}
-    unpacked = {each.path: each.unpacked_bytes for each in types.unpacked_layers(module)}
     found: list[tuple[str, int, int]] = []
     parameters = 0
     for name, array in parameters_of(module).items():
         path, _, last = name.rpartition(".")
-        layer = packed.get(path) if last in PACKED_PARTS else None
+        layer = packed.get(path) if last in _PACKED else None
         counts = layer is None or last == "weight"
         dtype = types.dtype_of(name, array.dtype)
         kind, nbytes = _dtype(dtype) if layer is None else _packing(layer), array.size * dtype.size
-        if layer is not None and path in unpacked:
-            kind, nbytes = f"f32, stored as {kind}", unpacked[path] if counts else 0
         found.append((kind, counts, nbytes))
         if counts:
             parameters += array.size if layer is None else array.size * WORD_BITS // layer.bits

@@ -71,7 +71,7 @@ def open_sight(parts: Parts) -> Sight:
         support, sections = prepare(parts.model, plan, parts.tokenizer)
         family = support.family
         forward = PictureForward(parts.loaded.module, sections=sections, sees_both_ways=family.bidirectional)
-        tower = load_tower(plan, parts.settings.dtype, parts.free_bytes, slow_blas=parts.slow_blas)
+        tower = load_tower(plan, parts.settings.dtype, parts.free_bytes)
     except RunnerError as error:
         log.warning("the model sees no pictures", why=str(error))
         return Sight(why=f"its vision is unavailable: {error}")
@@ -151,7 +151,7 @@ def picture_facts(settings: CheckSettings, found: Examined) -> PictureFacts:
         return PictureFacts(sees=False, why=family if model.has_vision else "a text model")
     try:
         support, _ = prepare(model, plan, found.tokenizer)
-        tower, types = plan_weights(plan, settings.dtype, found.budget_bytes, slow_blas=found.slow_blas)
+        tower, types = plan_weights(plan, settings.dtype, found.budget_bytes)
     except ModelError as error:
         return PictureFacts(sees=False, why=str(error))
     amounts, _ = contents(tower, types)

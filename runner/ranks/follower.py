@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from protocol.stats import RankCounts
-from runner import blas, logs
+from runner import cpu, logs
 from runner.errors import RankError, RunnerError
 from runner.logs import Log
 from runner.model import OpenedModel, open_model
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = Log(__name__)
 _JOIN_S = 60.0
 _MOST_TEXT = 4000
-_MAY_DIFFER = ("device", "blas")
+_MAY_DIFFER = ("device", "blas", "kernels")
 """Ranks round differently then; the leader's tokens count."""
 
 
@@ -97,7 +97,7 @@ def follow(link: Link, models_dir: Path, log_level: int) -> NoReturn:
     if not link.is_local and settings.blas not in ("auto", "off"):
         raise RankError(f"--blas {settings.blas} names a library of the leader's machine: use auto or off")
     logs.mark(rank=join.rank)
-    blas.preload(settings.blas, settings.blas_threads)  # before MLX is imported
+    cpu.preload_for(settings)  # before MLX is imported
     from runner.ranks import group
 
     model = open_model(settings.model, models_dir)

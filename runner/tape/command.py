@@ -3,7 +3,7 @@
 import sys
 from typing import NoReturn
 
-from runner import blas
+from runner import cpu
 from runner.errors import no_mlx
 from runner.logs import Log
 from runner.model import open_model
@@ -19,7 +19,7 @@ def replay(settings: ReplaySettings) -> NoReturn:
     cannot be read or replayed here, and ModelError if its model cannot be loaded."""
     reader = TapeReader(settings.file)
     recorded = reader.settings
-    log.debug("replaying", blas=blas.preload(recorded.blas, recorded.blas_threads))
+    log.debug("replaying", **cpu.preload_for(recorded)._asdict())
     try:
         from runner.tape.replay import replay as replay_tape
     except ImportError as error:

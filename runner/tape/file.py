@@ -16,7 +16,7 @@ from zlib import crc32
 
 import msgspec
 
-from runner import __version__, blas
+from runner import __version__, cpu
 from runner.errors import RunnerError, UsageError
 from runner.logs import Log
 from runner.model import OpenedModel
@@ -30,7 +30,7 @@ VERSION = 3
 """Of headers and entries."""
 DECIDING = (
     *("context_tokens", "dtype", "cache", "cache_memory", "memory", "kv_bits", "parallel", "max_gap_s"),
-    *("draft", "draft_tokens", "draft_known", "prefill_chunk_tokens", "blas", "blas_threads", "no_media"),
+    *("draft", "draft_tokens", "draft_known", "prefill_chunk_tokens", "blas", "kernels", "blas_threads", "no_media"),
 )
 """The settings that decide what is computed."""
 
@@ -47,6 +47,7 @@ class Identity(msgspec.Struct, frozen=True):
     """A digest of headers, texts and samples of the weights."""
     device: str
     blas: str
+    kernels: str
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -140,7 +141,8 @@ def _identity(settings: Settings, model: OpenedModel) -> Identity:
         llguidance=version("llguidance"),
         weights=_digest(model),
         device=device(),
-        blas=blas.detect(settings.blas, settings.blas_threads).name,
+        blas=cpu.detect(settings.blas, settings.blas_threads).name,
+        kernels=cpu.find_kernels(settings.kernels),
     )
 
 

@@ -74,7 +74,7 @@ def check_contents(wheel: Path) -> None:
     if missing := wanted - names:
         raise WheelError(f"missing from the wheel: {', '.join(sorted(missing))}")
     if sys.platform == "linux" and shutil.which("cc") and not any(name.endswith(".so") for name in names):
-        raise WheelError("the extension runner.blas._shim was not built: the sdist lacks one of its sources")
+        raise WheelError("the extension runner.cpu._shim was not built: the sdist lacks one of its sources")
     foreign = {name for name in names if name.split("/")[0] not in _PACKAGES and ".dist-info/" not in name}
     if foreign:
         raise WheelError(f"does not belong into the wheel: {', '.join(sorted(foreign))}")

@@ -54,7 +54,7 @@ EOS = frozenset({5, 23})
 GRAMMARS = ('start: "<<=" /[0-9]{1,6}/ ("=>" /[0-9]{2,4}/)* ">>"', 'start: ("-" | "+" /[0-9]/)+', "start: /[!-)]{12}/")
 HEADER = Header(
     "tiny",
-    Identity(VERSION, "1", "2", "3", "4", "5", "cpu", "none"),
+    Identity(VERSION, "1", "2", "3", "4", "5", "cpu", "none", "none"),
     {"context_tokens": 4096, "blas_threads": None},
 )
 MIXES = (0, 4, 5, 8, 20, 52)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from runner import blas
+from runner import cpu
 from scripts.tools.real.chat import render
 
 ANSWERS = Path(__file__).with_name("answers.json")
@@ -30,7 +30,7 @@ def chat(*turns: str) -> str:
 
 def main() -> None:
     """Generates with the packed weights, in float32, as `--dtype float32` computes."""
-    blas.preload()
+    cpu.preload()
     mx.disable_compile()
     from mlx_lm import load, stream_generate
 

@@ -93,6 +93,7 @@ def test_every_flag_has_its_variable() -> None:
         "no-media": "on",
         "inspect-text": "on",
         "blas": "off",
+        "kernels": "off",
         "blas-threads": "2",
     }
     assert set(examples) == {flag.name for flag in FLAGS}
@@ -185,7 +186,14 @@ def test_follow_needs_an_address_to_listen_at_and_a_secret_file() -> None:
 
 def test_every_flag_of_check_has_its_variable() -> None:
     examples = {"models-dir": "/m", "context": "4096", "verify": "on", "log-level": "debug", "json": "on"}
-    examples |= {"draft": "small", "dtype": "keep", "memory": "40%", "blas": "off", "blas-threads": "2"}
+    examples |= {
+        "draft": "small",
+        "dtype": "keep",
+        "memory": "40%",
+        "blas": "off",
+        "kernels": "off",
+        "blas-threads": "2",
+    }
     examples |= {"disk-cache": "/kept"}
     assert set(examples) == {flag.name for flag in CHECK_FLAGS}
     variables = {flag.variable: examples[flag.name] for flag in CHECK_FLAGS}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.blas import cores
-from runner.blas.cores import physical_cores
+from runner.cpu import cores
+from runner.cpu.cores import physical_cores
 
 LINUX = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux tells the affinity mask")
 

@@ -23,7 +23,7 @@ LAYERS = (
     ("disk", "drafts", "grammar", "pictures"),
     ("engine",),
     ("cache", "model", "tokenizer", "sampling"),
-    ("process", "settings", "blas"),
+    ("process", "settings", "cpu"),
     ("logs",),
     ("addresses", "errors", "sizes", "terminal", "__version__"),
 )
@@ -212,7 +212,7 @@ def test_only_the_command_line_reads_the_environment() -> None:
     assert readers == {
         "runner/__main__.py",
         "runner/app.py",
-        "runner/blas/__init__.py",
+        "runner/cpu/__init__.py",
         "runner/ollama/watcher.py",
         *ranks,
     }

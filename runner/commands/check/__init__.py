@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import msgspec
 
-from runner import blas
+from runner import cpu
 from runner.errors import RunnerError, no_mlx
 from runner.logs import Log
 from runner.settings import CheckSettings
@@ -18,7 +18,7 @@ _STDOUT = 1
 def check(settings: CheckSettings) -> NoReturn:
     """Prints the report and ends the process: status 0 if the model would load, else 1."""
     if settings.verify:
-        log.debug("trying the model", blas=blas.preload(settings.blas, settings.blas_threads))
+        log.debug("trying the model", **cpu.preload_for(settings)._asdict())
     try:
         from runner.commands.check.facts import inspect
     except ImportError as error:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from runner import blas
+from runner import cpu
 from runner.assemble import wings_of
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.kv import KVState
@@ -125,6 +125,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["cpu", "gpu"]
     computes: NumberFormat | None
     blas: BlasFacts
+    kernels: str
+    """The kernels that would stand in front of MLX's own."""
     context: Context | None
     tokenizer: TokenizerFacts | None
     pictures: Facts | None
@@ -148,8 +150,8 @@ def inspect(settings: CheckSettings) -> Inspection:
             tokenizer = open_tokenizer(found.file, merge_eos=not checkpoint.from_store)
     context = _context(opened, settings.context_tokens) if opened else None
     budget_bytes = settings.memory.bytes_of(usable_bytes())
-    detected_blas = blas.detect(settings.blas, settings.blas_threads)
-    types = plan_dtypes(settings.dtype, module, budget_bytes, slow_blas=detected_blas.is_slow) if module else None
+    detected_blas = cpu.detect(settings.blas, settings.blas_threads)
+    types = plan_dtypes(settings.dtype, module, budget_bytes) if module else None
     if types and module and (too_large := types.over_budget(budget_bytes, module)):
         found.problems.append(ModelError(too_large))
     amounts, parameters = contents(module, types) if module and types else (None, None)
@@ -160,7 +162,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         reads = [*opened.tensors.values(), *(tensor for wing in wings for tensor in wing.tensors(opened))]
     whole = None
     if opened and module and types and tokenizer and not found.problems:
-        whole = Examined(opened, LoadedModel(module), types, tokenizer, budget_bytes, detected_blas.is_slow)
+        whole = Examined(opened, LoadedModel(module), types, tokenizer, budget_bytes)
     facts = dict[str, Facts | None]()
     for wing in wings:
         with collecting_faults(found.problems):
@@ -168,7 +170,7 @@ def inspect(settings: CheckSettings) -> Inspection:
     trial = None
     if settings.verify and opened and tokenizer and not found.problems:
         with collecting_faults(found.problems):
-            trial = try_model(opened, settings.dtype, budget_bytes, slow_blas=detected_blas.is_slow)
+            trial = try_model(opened, settings.dtype, budget_bytes)
     texts = (each.explained if isinstance(each, MissingError) else str(each) for each in found.problems)
     problems = list(dict.fromkeys(map(plain, texts)))
     return Inspection(
@@ -190,6 +192,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         device=device(),
         computes=NumberFormat(types.computes, types.why) if types else None,
         blas=BlasFacts(plain(detected_blas.name), detected_blas.matters, detected_blas.advice or None),
+        kernels=plain(cpu.find_kernels(settings.kernels)),
         context=context,
         tokenizer=_tokenizer_facts(tokenizer, opened) if tokenizer else None,
         pictures=facts.get("pictures"),
@@ -290,6 +293,5 @@ def rank_facts(found: Examination, dtype: str, budget_bytes: int) -> RankFacts |
     parts = {ranks: part_of(whole, ranks, 0) for ranks in possible_ranks(model, whole)}
     if not parts:
         return RankFacts([], split(model, 2, whole).fault)
-    # As in `share.load_share`, nothing is unpacked.
-    plans = {ranks: plan_dtypes(dtype, part, budget_bytes, slow_blas=True) for ranks, part in parts.items()}
+    plans = {ranks: plan_dtypes(dtype, part, budget_bytes) for ranks, part in parts.items()}
     return RankFacts([RankShare(ranks, plans[ranks].nbytes(part)) for ranks, part in parts.items()])

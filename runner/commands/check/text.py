@@ -63,6 +63,7 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
         where = {"cpu": "the CPU", "gpu": "the GPU"}[found.device]
         yield "computes", f"in {found.computes.dtype} on {where} ({found.computes.why})"
         yield "BLAS", _blas(found.blas)
+        yield "kernels", found.kernels
     if found.context:
         yield "context", _context(found.context)
     if found.tokenizer:

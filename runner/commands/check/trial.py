@@ -48,12 +48,12 @@ class TrialFacts(msgspec.Struct, frozen=True):
                 )
 
 
-def try_model(model: OpenedModel, dtype: str, budget_bytes: int, *, slow_blas: bool) -> TrialFacts:
+def try_model(model: OpenedModel, dtype: str, budget_bytes: int) -> TrialFacts:
     """Loads a model and tries it; the arguments after it are settings. Raises ModelError if it cannot be loaded, or
     computes nothing."""
     if device() == "cpu":
         mx.disable_compile()  # as serving does
-    loaded = load(model, dtype, budget_bytes, slow_blas=slow_blas)
+    loaded = load(model, dtype, budget_bytes)
     warm_up(loaded.make_layers, loaded.logits, model.vocab_size, model.context_length)
     batches, drafts = (find(loaded.make_layers, loaded.logits, model.vocab_size) for find in (batch_fault, draft_fault))
     return TrialFacts(Verdict(loaded.unbatchable, batches), Verdict(loaded.undraftable, drafts))

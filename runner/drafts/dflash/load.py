@@ -49,12 +49,10 @@ def check_dflash(opened: OpenedModel, loaded: LoadedModel) -> None:
     block_target(read_dflash_config(opened.config, opened.architecture), loaded)
 
 
-def plan_dflash(
-    opened: OpenedModel, dtype: str, budget_bytes: int | None, *, slow_blas: bool
-) -> tuple[DFlashModule, DtypePlan]:
+def plan_dflash(opened: OpenedModel, dtype: str, budget_bytes: int | None) -> tuple[DFlashModule, DtypePlan]:
     """Returns the draft made of placeholders, and the types of its weights. Raises ModelError if anything does not fit,
     or exceeds the budget."""
-    return plan_part(opened, partial(_assembled, opened), dtype, budget_bytes, slow_blas=slow_blas)
+    return plan_part(opened, partial(_assembled, opened), dtype, budget_bytes)
 
 
 def load_dflash(
@@ -62,8 +60,6 @@ def load_dflash(
     loaded: LoadedModel,
     dtype: str = "keep",
     budget_bytes: int | None = None,
-    *,
-    slow_blas: bool = False,
 ) -> BlockDrafter:
     """Loads a draft for a model, which is loaded already. Raises ModelError if it cannot be used, and what MLX says at
     its first forward.
@@ -72,7 +68,7 @@ def load_dflash(
     """
     config = read_dflash_config(opened.config, opened.architecture)
     target = block_target(config, loaded)
-    module = load_part(opened, partial(_assembled, opened), "the draft", dtype, budget_bytes, slow_blas=slow_blas)
+    module = load_part(opened, partial(_assembled, opened), "the draft", dtype, budget_bytes)
     draft = BlockDraft(config, module, target)
     _try(draft, loaded)
     return BlockDrafter(opened.name, draft)

@@ -76,8 +76,6 @@ def load_head(
     loaded: LoadedModel,
     dtype: str = "keep",
     budget_bytes: int | None = None,
-    *,
-    slow_blas: bool = False,
 ) -> HeadDrafter | None:
     """Loads the head of a model, which is loaded already; None if it has none. Logs why a head cannot be used.
 
@@ -85,7 +83,7 @@ def load_head(
     """
     try:
         plan = plan_head(opened)
-        return None if plan is None else _loaded(plan, loaded, dtype, budget_bytes, slow_blas=slow_blas)
+        return None if plan is None else _loaded(plan, loaded, dtype, budget_bytes)
     except ModelError as error:
         why = str(error)
     except Exception as error:  # whatever MLX or mlx-lm say to it
@@ -94,15 +92,13 @@ def load_head(
     return None
 
 
-def _loaded(
-    plan: HeadPlan, loaded: LoadedModel, dtype: str, budget_bytes: int | None, *, slow_blas: bool
-) -> HeadDrafter:
+def _loaded(plan: HeadPlan, loaded: LoadedModel, dtype: str, budget_bytes: int | None) -> HeadDrafter:
     target = target_of(loaded)
 
     def assemble(arrays: Mapping[str, Arrays]) -> HeadModule:
         return _assembled(plan, target.args, arrays)
 
-    head = Head(load_part(plan.opened, assemble, "the head", dtype, budget_bytes, slow_blas=slow_blas), target)
+    head = Head(load_part(plan.opened, assemble, "the head", dtype, budget_bytes), target)
     drafter = HeadDrafter(head)
     log.info("head for drafts loaded", bytes=head.nbytes)
     return drafter

@@ -2,123 +2,26 @@
 
 MLX's CPU backend computes 16-bit numbers one by one, float32 numbers with a BLAS and vector instructions. A packed
 layer computes in the type of its scales; keys and values in a cache have the type of the layers that make them. So on a
-CPU everything is float32 where memory allows: plain weights, norms, and the scales and biases of packed weights. Then
-as many packed layers as fit are unpacked.
+CPU everything is float32 where memory allows: plain weights, norms, and the scales and biases of packed weights.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
-from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
-from mlx.utils import tree_flatten, tree_unflatten
-from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from runner.logs import Log
 from runner.model.device import available_bytes
-from runner.model.packing import WORD_BITS
-from runner.model.progress import Progress
 from runner.model.sources.checkpoint import Tensor
 from runner.model.weights.parameters import parameters_of
-from runner.model.weights.quantized_layers import GloballyScaledLinear, GloballyScaledSwitchLinear
 from runner.settings import CACHE_PERCENT
 from runner.sizes import shown
 
 log = Log(__name__)
 Forward = Callable[[mx.array, list[object]], mx.array]
-
-# --- Unpacks weights at load, on CPUs: MLX's CPU kernels for packed weights are many times slower than a BLAS. A layer
-# is replaced by the one that it was quantized from, with weights in float32, so that it computes the same up to
-# rounding. That takes 4 to 8 times the memory, so it is done for as many layers as fit.
-
-_PLAIN: dict[type[Module], type[Module]] = {
-    QuantizedLinear: Linear,
-    GloballyScaledLinear: Linear,
-    QuantizedMultiLinear: MultiLinear,
-    QuantizedEmbedding: Embedding,
-    QuantizedSwitchLinear: SwitchLinear,
-    GloballyScaledSwitchLinear: SwitchLinear,
-}
-"""The class of a packed layer -> the class that computes the same with plain weights."""
-PACKED_PARTS = ("weight", "scales", "biases", "global_scale")
-"""The parameters that packed weights are made of."""
-
-
-class PackedLayer(NamedTuple):
-    """A packed layer that can be unpacked, and the order in which that pays."""
-
-    rank: int
-    path: str
-    layer: Module
-
-    @property
-    def unpacked_bytes(self) -> int:
-        """The bytes of its weights in float32."""
-        return cast("int", self.layer.weight.size * WORD_BITS // self.layer.bits * mx.float32.size)
-
-
-def packed_layers(module: Module) -> list[PackedLayer]:
-    """Returns the layers that can be unpacked, those first that gain most for their bytes.
-
-    Layers that every token passes come first; then the head, which a prompt passes with its last token only; then
-    experts, of which a token passes a few. An embedding that is not also the head is looked up, which gains nothing.
-    The module may hold placeholders.
-    """
-    return sorted(_packed_layers(module), key=lambda each: each.rank)
-
-
-def _packed_layers(module: Module) -> Iterator[PackedLayer]:
-    leaves = cast("list[tuple[str, Module]]", tree_flatten(module.leaf_modules(), is_leaf=Module.is_module))
-    has_head = any(path.rpartition(".")[2] == "lm_head" for path, _ in leaves)
-    for path, layer in leaves:
-        if type(layer) is QuantizedEmbedding:
-            if not has_head:
-                yield PackedLayer(1, path, layer)
-        elif type(layer) in _PLAIN:
-            is_head = path.rpartition(".")[2] == "lm_head"
-            is_expert = _PLAIN[type(layer)] is SwitchLinear
-            yield PackedLayer(2 if is_expert else int(is_head), path, layer)
-
-
-def unpack_layers(module: Module, paths: Collection[str]) -> None:
-    """Unpacks these layers of `module` one by one, so that memory holds both forms of one layer only."""
-    waiting = [each for each in packed_layers(module) if each.path in paths]
-    progress = Progress(log, "unpacking", sum(each.unpacked_bytes for each in waiting))
-    while waiting:
-        packed = waiting.pop()  # no list may keep it once it is replaced
-        plain = _unpacked(packed.layer)
-        mx.eval(plain.parameters())
-        module.update_modules(tree_unflatten([(packed.path, plain)]))
-        progress.add(packed.unpacked_bytes)
-        mx.clear_cache()
-
-
-def _unpacked(layer: Module) -> Module:
-    weight = mx.dequantize(
-        layer["weight"],
-        layer["scales"],
-        layer.get("biases"),
-        group_size=layer.group_size,
-        bits=layer.bits,
-        mode=layer.mode,
-        dtype=mx.float32,
-    )
-    if layer.get("global_scale") is not None:
-        weight *= layer["global_scale"][..., None]
-    plain = Module.__new__(_PLAIN[type(layer)])
-    Module.__init__(plain)  # without the weights, which a class would make at random
-    plain.weight = weight
-    if "bias" in layer:
-        plain.bias = layer["bias"]
-    plain.eval()
-    return plain
-
-
-# --- Chooses the types.
 
 _TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _HALVES = (mx.bfloat16, mx.float16)
@@ -139,10 +42,6 @@ class DtypePlan(NamedTuple):
     lacking: str = ""
     may_shrink: Callable[[str], bool] = lambda _: True
     """Returns True if the parameter of that name may lose precision."""
-    unpacked: frozenset[str] = frozenset()
-    """The paths of the packed layers that are unpacked into float32."""
-    packed: int = 0
-    """The number of packed layers for which memory does not suffice."""
 
     def dtype_of(self, name: str, dtype: mx.Dtype) -> mx.Dtype:
         """Returns the type in memory of the parameter `name`, stored as `dtype`."""
@@ -163,33 +62,7 @@ class DtypePlan(NamedTuple):
     def nbytes(self, module: Module) -> int:
         """Returns the bytes of the module's parameters after conversion. They may be placeholders."""
         parameters = parameters_of(module).items()
-        added = sum(each.unpacked_bytes - self._packed_bytes(each) for each in self.unpacked_layers(module))
-        return added + sum(array.size * self.dtype_of(name, array.dtype).size for name, array in parameters)
-
-    def unpacked_layers(self, module: Module) -> list[PackedLayer]:
-        """Returns the layers of the module, still packed, that this plan unpacks."""
-        return [each for each in packed_layers(module) if each.path in self.unpacked] if self.unpacked else []
-
-    def _packed_bytes(self, packed: PackedLayer) -> int:
-        """Returns the bytes of the parts that unpacking replaces, after conversion."""
-        parts = ((part, packed.layer.get(part)) for part in PACKED_PARTS)
-        return sum(
-            array.size * self.dtype_of(f"{packed.path}.{part}", array.dtype).size
-            for part, array in parts
-            if array is not None
-        )
-
-    def unpacking(self, module: Module, most_bytes: int) -> "DtypePlan":
-        """Returns this plan with as many packed layers unpacked as keep the weights within `most_bytes`."""
-        room, chosen, packed = most_bytes - self.nbytes(module), [], 0
-        for each in packed_layers(module):
-            needed = each.unpacked_bytes - self._packed_bytes(each)
-            if needed <= room:
-                room -= needed
-                chosen.append(each.path)
-            else:
-                packed += 1
-        return self._replace(unpacked=frozenset(chosen), packed=packed)
+        return sum(array.size * self.dtype_of(name, array.dtype).size for name, array in parameters)
 
     def over_budget(self, budget_bytes: int | None, module: Module) -> str:
         """Returns the reason why the model does not fit into `budget_bytes`; empty if it does."""
@@ -205,11 +78,6 @@ class DtypePlan(NamedTuple):
         if self.lacking:
             log.warning(self.lacking)
         log.info("number format", dtype=self.computes, why=self.why)
-        if self.unpacked or self.packed:
-            why = "a CPU is many times slower with packed weights"
-            if self.packed:
-                why += ", but memory does not suffice for all of them"
-            log.info("layers unpacked into float32", unpacked=len(self.unpacked), packed=self.packed, why=why)
 
 
 def device() -> Literal["cpu", "gpu"]:
@@ -217,11 +85,10 @@ def device() -> Literal["cpu", "gpu"]:
     return "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
 
 
-def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None, *, slow_blas: bool = False) -> DtypePlan:
+def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None) -> DtypePlan:
     """Returns the meaning of `--dtype wanted` for `module`, from its shapes and types; it may hold placeholders.
 
-    `budget_bytes` is the limit for weights, caches and computing together; None stands for all available memory. With a
-    slow BLAS nothing is unpacked: that would gain a twentieth of the time for several times the memory.
+    `budget_bytes` is the limit for weights, caches and computing together; None stands for all available memory.
     """
     parameters = [*parameters_of(module).items()]
     own = _most(parameters)
@@ -235,16 +102,15 @@ def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None, *,
     halves = any(array.dtype in _HALVES for _, array in parameters)
     if device() == "gpu":
         return kept._replace(why="the model's own type, in which a GPU is fast") if halves else kept
-    found_bytes = available_bytes() if budget_bytes is None else budget_bytes
-    weights_bytes = found_bytes * (100 - CACHE_PERCENT) // 100
     if not halves:
-        return kept if slow_blas else kept.unpacking(module, weights_bytes)
+        return kept._replace(dtype=mx.float32)
+    found_bytes = available_bytes() if budget_bytes is None else budget_bytes
     converting = DtypePlan(
         mx.float32, "float32", _converted(own, "float32", "a CPU is many times slower with 16-bit numbers")
     )
     wanted_bytes = converting.nbytes(module) * 100 // (100 - CACHE_PERCENT)
     if wanted_bytes <= found_bytes:
-        return converting if slow_blas else converting.unpacking(module, weights_bytes)
+        return converting
     lacking = (
         f"weights stay {_name(own)}, in which a CPU is many times slower and cannot run experts: float32 needs"
         f" {shown(wanted_bytes)} of memory, including a share for the cache, but only {shown(found_bytes)} may be used;"

@@ -20,9 +20,10 @@ from runner.model.families import UNBATCHABLE, UNDRAFTABLE
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.weights.assemble import assemble, rehearse
-from runner.model.weights.dtype import DtypePlan, plan_dtypes, unpack_layers
+from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.packed import Arrays, Recipe
 from runner.model.weights.parameters import parameters_of
+from runner.model.weights.quantized_layers import widen_embeddings
 from runner.model.weights.reading import ExpertReader, find_expert_stacks, outside_stacks, read_arrays
 
 log = Log(__name__)
@@ -80,14 +81,13 @@ def load(
     dtype: str = "keep",
     budget_bytes: int | None = None,
     *,
-    slow_blas: bool = False,
     group: mx.distributed.Group | None = None,
 ) -> LoadedModel:
     """Reads the weights and builds the module.
 
     Shapes, names, types and sizes are checked before the first byte is read. `dtype` is one of `settings.DTYPES`; the
-    log says what it means for this model. `slow_blas` is as in `plan_dtypes`. With a `group`, whose ranks must all
-    call this, only the share of this rank is kept, and the smallest of their budgets is for each share.
+    log says what it means for this model. With a `group`, whose ranks must all call this, only the share of this rank
+    is kept, and the smallest of their budgets is for each share.
 
     Raises:
         ModelError: a file or tensor does not fit, the weights exceed the budget, or the group cannot share the model.
@@ -98,7 +98,7 @@ def load(
 
         return LoadedModel(load_share(opened, dtype, budget_bytes, group), tuple(opened.suppressed_tokens))
     rehearsed, recipe = rehearse(opened)
-    types = plan_dtypes(dtype, rehearsed, budget_bytes, slow_blas=slow_blas)
+    types = plan_dtypes(dtype, rehearsed, budget_bytes)
     types.log_choice()
     if too_large := types.over_budget(budget_bytes, rehearsed):
         raise ModelError(too_large)
@@ -129,9 +129,9 @@ def settle(module: Module, types: DtypePlan) -> None:
                 module.load_weights(group, strict=False)
             mx.eval([array for _, array in group])
             group, group_bytes = [], 0
+    if types.dtype is not None and types.dtype == mx.float32:
+        widen_embeddings(module)
     mx.eval(module.state)
-    if types.unpacked:
-        unpack_layers(module, types.unpacked)
 
 
 def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:

@@ -39,13 +39,11 @@ def plan_part(
     assemble: Callable[[Mapping[str, Arrays]], Part],
     dtype: str,
     budget_bytes: int | None,
-    *,
-    slow_blas: bool,
 ) -> tuple[Part, DtypePlan]:
     """Returns the module made of placeholders, and the types of its weights. Raises ModelError if anything does not
     fit, or exceeds what the model has left of the budget."""
     rehearsed = assemble(placeholders(opened))
-    types = plan_dtypes(dtype, rehearsed, budget_bytes, slow_blas=slow_blas)
+    types = plan_dtypes(dtype, rehearsed, budget_bytes)
     if too_large := types.over_budget(budget_bytes, rehearsed):
         raise ModelError(too_large)
     return rehearsed, types
@@ -57,8 +55,6 @@ def load_part(
     name: str,
     dtype: str,
     budget_bytes: int | None,
-    *,
-    slow_blas: bool,
 ) -> Part:
     """Loads the module, which the log calls `name`. The rest is as in `load.load`.
 
@@ -66,7 +62,7 @@ def load_part(
         ModelError: as `plan_part`.
         ReadError: reading failed after these checks.
     """
-    types = plan_part(opened, assemble, dtype, budget_bytes, slow_blas=slow_blas)[1]
+    types = plan_part(opened, assemble, dtype, budget_bytes)[1]
     return read_part(opened, assemble, name, types)
 
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.nn.layers.quantized import QQLinear, QuantizedLinear
+from mlx.nn.layers.quantized import QQLinear, QuantizedEmbedding, QuantizedLinear
 from mlx.nn.layers.quantized import quantize as mlx_quantize
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.bitlinear_layers import bitnet_quantize
@@ -75,6 +75,16 @@ class GloballyScaledSwitchLinear(QuantizedSwitchLinear):
         factors = mx.expand_dims(self.global_scale[indices], -2)
         product = (product.astype(mx.float32) * factors).astype(x.dtype)
         return product + mx.expand_dims(self.bias[indices], -2) if "bias" in self else product
+
+
+class WideEmbedding(QuantizedEmbedding):
+    """An embedding whose rows are float32, whatever MLX makes of its packing: bfloat16 of floating-point bits, in which
+    all later layers would compute."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Maps token ids [...] to rows [..., dims] in float32."""
+        parts = self["weight"][x], self["scales"][x], self["biases"][x] if "biases" in self else None
+        return mx.dequantize(*parts, self.group_size, self.bits, self.mode, dtype=mx.float32)
 
 
 _SCALED: dict[type[Module], Callable[[Any], Module]] = {
@@ -165,3 +175,10 @@ def _with_quantized_inputs(opened: OpenedModel, path: str, layer: QuantizedLinea
         )
     out_dims, words = layer.weight.shape
     return QQLinear(words * 32 // layer.bits, out_dims, layer.group_size, layer.bits, layer.mode)
+
+
+def widen_embeddings(module: Module) -> None:
+    """Lets packed embeddings answer in float32, where all else does."""
+    for layer in module.modules():
+        if type(layer) is QuantizedEmbedding:
+            layer.__class__ = WideEmbedding

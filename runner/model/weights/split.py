@@ -217,7 +217,7 @@ Parameters = list[tuple[str, mx.array]]
 
 def load_share(opened: OpenedModel, dtype: str, budget_bytes: int | None, group: mx.distributed.Group) -> Module:
     """Returns the module of this rank, evaluated. The smallest budget of all ranks is for each share, lest they compute
-    in different types. Nothing is unpacked.
+    in different types.
 
     Raises:
         ModelError: the model cannot be split over these ranks, or does not fit; nothing has been read then.
@@ -229,7 +229,7 @@ def load_share(opened: OpenedModel, dtype: str, budget_bytes: int | None, group:
     part = part_of(whole, group.size(), group.rank())
     own_bytes = mx.array(available_bytes() if budget_bytes is None else budget_bytes, mx.int64)
     smallest_bytes = cast("int", mx.distributed.all_min(own_bytes, group=group).item())
-    types = plan_dtypes(dtype, part, smallest_bytes, slow_blas=True)  # which unpacks nothing
+    types = plan_dtypes(dtype, part, smallest_bytes)
     types.log_choice()
     if budget_bytes is not None and (too_large := types.over_budget(smallest_bytes, part)):
         raise ModelError(f"on each of {group.size()} ranks, {too_large}")

@@ -120,23 +120,21 @@ def plan_tower(opened: OpenedModel) -> TowerPlan | None:
         return plan._replace(fault=str(error), unknown=isinstance(error, UnknownError))
 
 
-def plan_weights(plan: TowerPlan, dtype: str, budget_bytes: int | None, *, slow_blas: bool) -> tuple[Tower, DtypePlan]:
+def plan_weights(plan: TowerPlan, dtype: str, budget_bytes: int | None) -> tuple[Tower, DtypePlan]:
     """Returns the tower made of placeholders, and the types of its weights. The arguments after `plan` are those of
     `weights.load.load`. Raises ModelError if the plan has a fault, or the weights exceed the budget."""
     if plan.fault:
         raise ModelError(plan.fault)
     try:
-        return plan_part(plan.opened, partial(_assembled, plan), dtype, budget_bytes, slow_blas=slow_blas)
+        return plan_part(plan.opened, partial(_assembled, plan), dtype, budget_bytes)
     except ModelError as error:
         raise ModelError(f"{plan.opened.name}: {error}") from error
 
 
-def load_tower(
-    plan: TowerPlan, dtype: str = "keep", budget_bytes: int | None = None, *, slow_blas: bool = False
-) -> Tower:
+def load_tower(plan: TowerPlan, dtype: str = "keep", budget_bytes: int | None = None) -> Tower:
     """Reads the weights and builds the tower, on the engine thread. Raises as `plan_weights`, or ModelError if reading
     fails all the same."""
-    types = plan_weights(plan, dtype, budget_bytes, slow_blas=slow_blas)[1]
+    types = plan_weights(plan, dtype, budget_bytes)[1]
     return read_part(plan.opened, partial(_assembled, plan), "the tower", types)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import NamedTuple
 
-from runner import blas
+from runner import cpu
 from runner.cli.convert import blas_threads
 
 BLAS = ("MLX_RUNNER_BLAS", "MLX_RUNNER_BLAS_THREADS")
@@ -65,7 +65,7 @@ def check_quiet() -> None:
 def preload_blas() -> str:
     """Loads the BLAS that the environment names, before anything imports MLX. Returns its name. Raises UsageError."""
     choice, threads = (os.environ[name] for name in BLAS)
-    return blas.preload(choice, blas_threads({"blas-threads": threads}))
+    return cpu.preload(choice, blas_threads({"blas-threads": threads})).blas
 
 
 def describe_machine(fast_blas: str) -> dict[str, object]:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parents[3])  # not this folder: its modules are no top-level ones
 
-from runner import blas  # noqa: E402
+from runner import cpu  # noqa: E402
 
 
 def main() -> None:
     """Runs the runner. The fault's text is one that a host must never see as it is written in a log."""
-    blas.preload()
+    cpu.preload()
     import mlx.core as mx
 
     import runner.process.lean_mlx_lm  # noqa: F401  (registers mlx_lm without its __init__)

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
 
-from runner import blas
+from runner import cpu
 
 if __name__ == "__main__":  # before MLX; a second thread gains little, and loses much beside other programs
-    blas.preload("auto", 1)
+    cpu.preload("auto", 1)
 
 import mlx.core as mx
 import numpy as np

@@ -100,7 +100,7 @@ def found_by(store: Store, wish: str, budget_bytes: int = LARGE) -> DraftModel |
     model = open_model("tiny", store.models_dir)
     opener = DraftModelOpener(settings(store, wish), model)
     tokenizer = open_tokenizer(model.file)
-    return opener.load(load(model), tokenizer, mx.get_active_memory() + budget_bytes, slow_blas=True)
+    return opener.load(load(model), tokenizer, mx.get_active_memory() + budget_bytes)
 
 
 def checked(store: Store, wish: str, memory: int = LARGE) -> str:

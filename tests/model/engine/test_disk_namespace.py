@@ -61,7 +61,9 @@ CHANGES: dict[str, Callable[[Model], Model]] = {
     ),
     "device": lambda model: model.patched("device", lambda: "abacus"),
     "processor": lambda model: model.patched("_machine", lambda: "abacus"),
-    "BLAS": lambda model: model.patched("blas", SimpleNamespace(detect=lambda *_: SimpleNamespace(name="abacus"))),
+    "BLAS": lambda model: model.patched(
+        "cpu", SimpleNamespace(detect=lambda *_: SimpleNamespace(name="abacus"), find_kernels=lambda _: "")
+    ),
 }
 
 

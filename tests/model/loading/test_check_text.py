@@ -27,7 +27,7 @@ KEYS = (
         "caches",
         "weights",
     ),
-    *("read_bytes", "files", "skipped", "device", "computes", "blas", "context", "tokenizer", "pictures"),
+    *("read_bytes", "files", "skipped", "device", "computes", "blas", "kernels", "context", "tokenizer", "pictures"),
     *("drafts", "ranks", "trial", "disk", "warnings", "problems"),
 )
 
@@ -48,7 +48,19 @@ def value(text: str, label: str) -> str:
 def test_a_sound_model_is_a_table_with_its_verdict_last(store: Store) -> None:
     text = as_text(check(store))
     assert labels(text) == [
-        *("model", "store", "architecture", "layers", "parameters", "weights", "reads", "computes", "BLAS", "context"),
+        *(
+            "model",
+            "store",
+            "architecture",
+            "layers",
+            "parameters",
+            "weights",
+            "reads",
+            "computes",
+            "BLAS",
+            "kernels",
+            "context",
+        ),
         *("tokenizer", "BOS", "EOS", "pictures", "drafts", "ranks", "verdict"),
     ]
     assert value(text, "architecture") == "LlamaForCausalLM, run by mlx_lm.models.llama"

@@ -36,9 +36,7 @@ def sight_of(directory: Path, settings: Settings = SETTINGS, budget_bytes: int =
     assert bool(mx.isfinite(text).all())
     tokenizer = open_tokenizer(opened.file)
     most = budget_bytes + mx.get_active_memory()
-    parts = Parts(
-        settings, opened, World(), lambda _: None, on_cpu=True, total_bytes=most, budget_bytes=most, slow_blas=False
-    )
+    parts = Parts(settings, opened, World(), lambda _: None, on_cpu=True, total_bytes=most, budget_bytes=most)
     parts.loaded, parts.tokenizer = loaded, tokenizer
     return open_sight(parts)
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import cast
 
-from runner.blas import preload
+from runner.cpu import preload
 
 preload()
 

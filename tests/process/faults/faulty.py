@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parents[3])  # not this folder: its modules are no top-level ones
 
-from runner import blas  # noqa: E402
+from runner import cpu  # noqa: E402
 from tests.process.faults.fault_points import FAULTS, LOADING, POINTS, watching  # noqa: E402
 
 WAIT = "wait"
@@ -64,7 +64,7 @@ def on_demand() -> None:
 
 
 def main() -> None:
-    blas.preload()
+    cpu.preload()
     faults = {"slow-load": slow_load, "on-demand": on_demand}
     faults[os.environ["FAULT"]]()
     from runner.__main__ import main as run

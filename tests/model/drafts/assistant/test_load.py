@@ -38,7 +38,7 @@ def opened(store: Store, wish: str, budget_bytes: int = LARGE) -> DraftModel | N
     """Goes the way of a start."""
     model = open_model("tiny", store.models_dir)
     opener = DraftModelOpener(settings(store, wish), model)
-    return opener.load(load(model), open_tokenizer(model.file), mx.get_active_memory() + budget_bytes, slow_blas=True)
+    return opener.load(load(model), open_tokenizer(model.file), mx.get_active_memory() + budget_bytes)
 
 
 def assert_the_same(found: Assistant, wanted: Assistant, loaded: LoadedModel) -> None:

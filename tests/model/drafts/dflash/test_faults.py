@@ -89,7 +89,7 @@ def refused(directory: Path, target: LoadedModel) -> str:
 def _rehearse(directory: Path, target: LoadedModel) -> None:
     opened = open_draft(str(directory), directory).model
     check_dflash(opened, target)
-    plan_dflash(opened, "keep", None, slow_blas=False)
+    plan_dflash(opened, "keep", None)
 
 
 @pytest.mark.parametrize("fault", TENSORS)

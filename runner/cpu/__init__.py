@@ -1,14 +1,19 @@
-"""Loads a fast BLAS for MLX on Linux CPUs, before MLX itself.
+"""Makes MLX fast on Linux CPUs: a BLAS and kernels that are loaded before MLX itself.
 
-MLX's CPU wheel contains the reference BLAS, which is scalar and has one thread. A library that exports the same three
-`cblas_*gemm` functions and is loaded earlier with RTLD_GLOBAL replaces them, in this process only. It is only faster:
-without it, all answers are the same, many times slower.
+MLX's CPU wheel computes most things one number at a time, on one thread. A library that exports the same functions and
+is loaded earlier with RTLD_GLOBAL replaces them, in this process only. It is only faster: without it, answers are the
+same up to rounding, many times slower.
 
-`_shim`, compiled from `shim.c`, forwards the calls to the OpenBLAS inside numpy's wheel, and shares large products
-among threads (`pool.h`); `rows.h` has kernels for the products of a decode step; `cores` counts the cores that prompts
-are read on. OpenBLAS's own threads are not used: with them a product takes many times as long while other programs want
-the cores, and its last bits depend on their number. `preload` is called once, on the main thread, before `mlx` is
-imported; nothing else here has state. Read this module first, then `shim.c`, `pool.h` and `rows.h`.
+* `_shim`, from `blas.c`, replaces the reference BLAS: it forwards products to the OpenBLAS inside numpy's wheel and
+  shares them among threads (`pool.h`); `rows.h` has the products of a decode step. OpenBLAS's own threads are not used:
+  with them a product takes many times as long while other programs want the cores, and its last bits depend on their
+  number.
+* `_kernels`, from `mlx.cpp` and `simd.h`, replaces functions of MLX: products with packed weights, attention, rotary
+  positions, norms and elementwise functions. It is loaded only for exactly the MLX that it was built for.
+
+`preload` is called once, on the main thread, before `mlx` is imported; nothing else here has state. Read this module
+first, then `blas.c`, `pool.h` and `rows.h`; `kernels.h`, `mlx.cpp` and `simd.h`. `cores` counts the cores that prompts
+are read on.
 """
 
 import ctypes
@@ -16,15 +21,18 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from runner.blas.cores import physical_cores
+from runner.cpu.cores import physical_cores
 from runner.errors import UsageError
 
 _NEEDED = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
 _OPENBLAS = "scipy_cblas_{}64_"  # numpy's wheels prefix and suffix the functions of their OpenBLAS
 _DEBIAN = "libopenblas.so.0"
 _OWN = "MLX's own"
+_SETS = {4: "NEON", 8: "AVX2", 16: "AVX-512"}
+"""The number of float32 numbers in a vector -> the instruction set."""
+_WIDEST = max(_SETS)
 
 
 class Blas(NamedTuple):
@@ -38,10 +46,12 @@ class Blas(NamedTuple):
     advice: str = ""
     matters: bool = True
 
-    @property
-    def is_slow(self) -> bool:
-        """True for the reference BLAS, which computes one number at a time."""
-        return self.matters and self.name == _OWN
+
+class Preloaded(NamedTuple):
+    """Short descriptions of the BLAS and of the kernels that a process uses."""
+
+    blas: str
+    kernels: str
 
 
 class Threads(NamedTuple):
@@ -83,14 +93,42 @@ def detect(choice: str = "auto", wanted: int | None = None) -> Blas:
     return Blas(_OWN, f"omit --blas off: {fast.name} is available") if choice == "off" else fast
 
 
-def preload(choice: str = "auto", wanted: int | None = None) -> str:
-    """Replaces MLX's own BLAS by a fast one, and returns a short description of the one in use.
+def preload(choice: str = "auto", wanted: int | None = None, kernels: str = "auto") -> Preloaded:
+    """Puts a fast BLAS and the kernels in front of MLX's own, and returns descriptions of those in use.
 
-    `choice` is `auto`, `off` or the path of a CBLAS library with 32-bit sizes; `wanted` is its number of threads, None
-    for those of `Threads.of`. Must run before `mlx` is imported. Raises UsageError if a library given by path cannot be
-    used.
+    `choice` is `auto`, `off` or the path of a CBLAS library with 32-bit sizes; `wanted` is the number of threads, None
+    for those of `Threads.of`; `kernels` is `auto` or `off`. Must run before `mlx` is imported. Raises UsageError if a
+    library given by path cannot be used.
     """
     threads = Threads.of(wanted)
+    return Preloaded(_preload_blas(choice, threads), _preload_kernels(kernels, threads))
+
+
+class Wanted(Protocol):
+    """The settings that say what is preloaded."""
+
+    @property
+    def blas(self) -> str: ...
+    @property
+    def blas_threads(self) -> int | None: ...
+    @property
+    def kernels(self) -> str: ...
+
+
+def preload_for(settings: Wanted) -> Preloaded:
+    """Preloads what these settings ask for."""
+    return preload(settings.blas, settings.blas_threads, settings.kernels)
+
+
+def find_kernels(choice: str = "auto") -> str:
+    """Returns the description of the kernels that `preload` would put in front of MLX, without doing so."""
+    try:
+        return _described(_opened_kernels(choice).kernels_use(0, None, 0, 0))
+    except OSError as error:
+        return f"{_OWN} ({error})"
+
+
+def _preload_blas(choice: str, threads: Threads) -> str:
     if choice == "off" or (choice == "auto" and not _mlx_runs_on_linux_cpu()):
         return _OWN
     if "mlx.core" in sys.modules:
@@ -103,6 +141,43 @@ def preload(choice: str = "auto", wanted: int | None = None) -> str:
         return _opened(_DEBIAN, threads, ctypes.RTLD_GLOBAL)
     except UsageError:
         return f"{_OWN} (slow: {_advice()})"
+
+
+def _preload_kernels(choice: str, threads: Threads) -> str:
+    try:
+        library = _opened_kernels(choice, before=True)
+        shim = ctypes.CDLL(str(_shim()))  # for its threads; if it is the BLAS, it is the one that was loaded
+        shim.shim_start.restype = ctypes.c_void_p
+        share = ctypes.c_void_p(shim.shim_start(*threads))
+        ctypes.CDLL(library._name, mode=ctypes.RTLD_GLOBAL)  # from now on it stands before libmlx
+        return _described(library.kernels_use(_WIDEST, share, *threads))
+    except OSError as error:
+        return f"{_OWN} ({error})"
+
+
+def _opened_kernels(choice: str, *, before: bool = False) -> ctypes.CDLL:
+    """Returns the library, which nothing uses yet. Raises OSError with the reason if it cannot serve here; `before` says
+    that it must come before MLX."""
+    if choice == "off":
+        raise OSError("--kernels off")
+    if before and "mlx.core" in sys.modules:
+        raise OSError("mlx was imported first")
+    if not _mlx_runs_on_linux_cpu():
+        raise OSError("only MLX for Linux CPUs has slower ones")
+    mlx, built = importlib.util.find_spec("mlx"), next(Path(__file__).parent.glob("_kernels.*.so"), None)
+    if built is None or _shim() is None:
+        raise OSError("slow: install a C++ compiler and this package again")
+    for location in (mlx.submodule_search_locations if mlx else None) or ():
+        ctypes.CDLL(str(Path(location) / "lib" / "libmlx.so"))  # by name, the kernels find it in memory
+    library = ctypes.CDLL(str(built))
+    library.kernels_use.restype = ctypes.POINTER(ctypes.c_int)  # the first member of a table is its width
+    if not library.kernels_fit():
+        raise OSError("slow: built for another version of MLX; install this package again")
+    return library
+
+
+def _described(kernels: "ctypes._Pointer[ctypes.c_int]") -> str:
+    return f"for {_SETS[kernels[0]]}" if kernels else f"{_OWN} (slow: this processor lacks AVX2)"
 
 
 def _advice() -> str:
@@ -150,6 +225,7 @@ def _numpys_openblas() -> Path | None:
 
 
 def _load_shim(threads: Threads) -> bool:
+    """Makes the shim this process's BLAS, and starts its threads. Returns False if something is missing."""
     shim, openblas = _shim(), _numpys_openblas()
     if shim is None or openblas is None:
         return False
@@ -160,7 +236,9 @@ def _load_shim(threads: Threads) -> bool:
             ctypes.cast(getattr(target, _OPENBLAS.format(name)), ctypes.c_void_p)
             for name in ("sgemm", "dgemm", "cgemm", "sgemv")
         ]
-        ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL).shim_use(*functions, *threads)
+        library = ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL)
+        library.shim_use(*functions)
+        library.shim_start(*threads)
     except (OSError, AttributeError):
         return False
     return True

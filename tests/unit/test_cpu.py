@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import pytest
 
-from runner import blas
+from runner import cpu
 
 PRODUCTS = """
-from runner import blas
-print(blas.preload({choice!r}))
+from runner import cpu
+print(cpu.preload({choice!r}).blas)
 import mlx.core as mx
 key = mx.random.key(0)
 w = mx.random.normal((96, 64), key=key)
@@ -37,10 +37,10 @@ def run(choice: str) -> tuple[str, float]:
 CALLS = """
 import ctypes
 from pathlib import Path
-from runner import blas
-blas.preload()
+from runner import cpu
+cpu.preload()
 import mlx.core as mx
-shim = ctypes.CDLL(str(next(Path(blas.__file__).parent.glob("_shim.*.so"))))
+shim = ctypes.CDLL(str(next(Path(cpu.__file__).parent.glob("_shim.*.so"))))
 x = mx.ones((8, 8))
 for product in (x @ x, x[:1] @ x.T):
     before = shim.shim_calls()
@@ -58,14 +58,14 @@ def test_mlx_calls_the_shim_for_its_products() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
 def test_the_set_up_built_the_shim_and_auto_uses_it() -> None:
     name, worst = run("auto")
-    assert name == f"numpy's OpenBLAS ({blas.Threads.of(None)})"
+    assert name == f"numpy's OpenBLAS ({cpu.Threads.of(None)})"
     assert worst < 1e-4
 
 
 @pytest.mark.parametrize("library", ["/nonexistent/libblas.so", "libm.so.6"])
 def test_a_library_that_is_no_blas_is_refused_by_name(library: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", f"from runner import blas; blas.preload({library!r})"],
+        [sys.executable, "-c", f"from runner import cpu; cpu.preload({library!r})"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -80,10 +80,10 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 import numpy as np
 from pathlib import Path
-from runner import blas
+from runner import cpu
 _, path, *threads = sys.argv
-blas._shim = lambda: Path(path)
-assert blas._load_shim(blas.Threads(*map(int, threads)))
+cpu._shim = lambda: Path(path)
+assert cpu._load_shim(cpu.Threads(*map(int, threads)))
 product = ctypes.CDLL(path).cblas_sgemm
 whole, number, address = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
 product.argtypes = [*[whole] * 6, number, address, whole, address, whole, number, address, whole]
@@ -161,15 +161,15 @@ def compiled(directory: Path, **replaced: str) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler")
-    source = Path(blas.__file__).with_name("shim.c")
+    source = Path(cpu.__file__).with_name("blas.c")
     text = source.read_text()
     for word, other in replaced.items():
         assert word in text
         text = text.replace(word, other)
-    (directory / "shim.c").write_text(text)
+    (directory / "blas.c").write_text(text)
     library = directory / "shim.so"
     words = [compiler, "-O2", "-shared", "-fPIC", "-pthread", "-Wall", "-Werror", f"-I{source.parent}"]
-    subprocess.run([*words, str(directory / "shim.c"), "-o", str(library)], check=True, timeout=120)
+    subprocess.run([*words, str(directory / "blas.c"), "-o", str(library)], check=True, timeout=120)
     return library
 
 
@@ -207,7 +207,7 @@ def test_every_product_is_right_and_depends_neither_on_other_rows_nor_on_the_num
 
     Products of few rows are shared only where they may be.
     """
-    library = blas._shim()
+    library = cpu._shim()
     assert library is not None
     has_vectors = {"avx2", "fma"} <= set(Path("/proc/cpuinfo").read_text().split())
     alone, *others = (kernel(library, *threads) for threads in ((1, 1), (7, 1), (3, 3)))
@@ -219,18 +219,18 @@ def test_every_product_is_right_and_depends_neither_on_other_rows_nor_on_the_num
 LOOKS = """
 import sys
 from pathlib import Path
-from runner import blas
+from runner import cpu
 _, choice, *missing = sys.argv
 for name in missing:
     if name == "numpy":
-        blas._numpys_openblas = lambda: None
+        cpu._numpys_openblas = lambda: None
     elif name == "shim":
-        blas._shim = lambda: None
+        cpu._shim = lambda: None
     else:
-        blas._DEBIAN = "libnothing.so.0"
-looked = blas.detect(choice, 3)
+        cpu._DEBIAN = "libnothing.so.0"
+looked = cpu.detect(choice, 3)
 loaded = [line for line in Path("/proc/self/maps").read_text().splitlines() if "openblas" in line]
-print(looked.name, looked.advice, "opened" if loaded else "looked", blas.preload(choice, 3), sep="|")
+print(looked.name, looked.advice, "opened" if loaded else "looked", cpu.preload(choice, 3).blas, sep="|")
 """
 
 
@@ -262,7 +262,7 @@ def test_without_a_fast_one_it_says_what_to_install(missing: str, advice: str) -
 
 
 def test_where_mlx_has_no_slow_one_none_matters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blas, "_mlx_runs_on_linux_cpu", lambda: False)
+    monkeypatch.setattr(cpu, "_mlx_runs_on_linux_cpu", lambda: False)
     for choice in ("auto", "off"):
-        assert blas.detect(choice) == blas.Blas("MLX's own", "", matters=False)
-        assert blas.preload(choice) == "MLX's own"
+        assert cpu.detect(choice) == cpu.Blas("MLX's own", "", matters=False)
+        assert cpu.preload(choice).blas == "MLX's own"

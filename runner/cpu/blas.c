@@ -56,17 +56,22 @@ static sgemv_fn sgemv;
 static rows_fn few_rows;
 static int share_many, share_few;
 
-/* The other library computes on one thread; `many` and `few` are the numbers of threads that share products of many and
- * of few rows here. */
-void shim_use(sgemm_fn s, dgemm_fn d, cgemm_fn c, sgemv_fn v, int many, int few) {
+/* Starts the threads that share products: `many` and `few` are their numbers for products of many and of few rows.
+ * Returns the function that shares work among them, for the kernels in front of MLX. */
+void *shim_start(int many, int few) {
+  share_many = many > 1;
+  share_few = few > 1;
+  start_threads((many > few ? many : few) - 1);
+  return (void *)share;
+}
+
+/* Forwards calls to another library, which computes on one thread. */
+void shim_use(sgemm_fn s, dgemm_fn d, cgemm_fn c, sgemv_fn v) {
   sgemm = s;
   dgemm = d;
   cgemm = c;
   sgemv = v;
   few_rows = find_rows();
-  share_many = many > 1;
-  share_few = few > 1;
-  start_threads((many > few ? many : few) - 1);
 }
 
 static int64_t calls, shared;

@@ -1,0 +1,6 @@
+#ifdef __x86_64__
+#pragma GCC target("avx2,fma")
+#define WIDTH 8
+#define TABLE kernels_avx2
+#include "simd.h"
+#endif

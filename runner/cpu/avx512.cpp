@@ -1,0 +1,6 @@
+#ifdef __x86_64__
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma")
+#define WIDTH 16
+#define TABLE kernels_avx512
+#include "simd.h"
+#endif

@@ -1,0 +1,50 @@
+/* What the kernels compute, for any instruction set: plain structures and a table of functions.
+ *
+ * `simd.h` is compiled once per instruction set and fills a table; `mlx.cpp` chooses one table and calls it. All numbers
+ * of elements are counted in elements, not bytes, unless a name says so. */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+enum Type { F32, F16, BF16, BOOL };
+enum Mode { AFFINE, MXFP4, MXFP8, NVFP4 };
+enum Unary { SIGMOID, SILU, TANH, EXP };
+enum { KEYS = 64 /* of a tile of attention */, FEW = 4 /* rows whose weights are unpacked in registers */ };
+
+/* out[order[r]][n] = sum over k of x[r][k] * weight[n][k], for m rows and n outputs. */
+struct Product {
+  const float *x;       /* m rows of k numbers */
+  size_t ldx;           /* from a row to the next */
+  size_t m, n, k;
+  int bits, group, mode;
+  const uint8_t *w;     /* n rows of k * bits / 8 bytes */
+  const void *scales, *biases;
+  int scale_type;       /* of affine scales and biases; the others are bytes */
+  void *out;            /* rows of n numbers */
+  int out_type;
+  const uint32_t *order; /* NULL: rows of the result stand in the order of x */
+};
+
+/* softmax(scale * q @ k.T + mask) @ v, for `heads` heads of queries to each head of keys. Strides: batch, head, row. */
+struct Attention {
+  const void *q, *k, *v, *mask, *sinks;
+  void *out;
+  int heads, kv_heads, queries, keys, d, dv, type, mask_type, causal;
+  float scale;
+  int64_t qs[3], ks[3], vs[3], ms[4]; /* of the mask: the stride from a key to the next, too */
+};
+
+struct Kernels {
+  int width; /* of a vector, in float32 numbers */
+  void (*product)(const Product &, size_t from, size_t to, float *scratch);
+  void (*unpack)(const Product &, size_t row, float *out);
+  void (*attend)(const Attention &, int batch, int kv_head, int from, int to, float *scratch);
+  void (*rms_norm)(const void *x, int type, size_t n, const void *weight, int weight_type, float eps, void *out, int out_type);
+  void (*rope)(const void *x, int type, int d, int dims, int traditional, const float *cosines, const float *sines, void *out);
+  void (*unary)(int what, const float *x, const float *factor, float *out, size_t n);
+  void (*softmax)(const float *x, float *out, size_t n);
+  void (*to_float)(const void *x, int type, size_t n, float *out);
+  void (*from_float)(const float *x, size_t n, void *out, int type);
+};
+
+extern const Kernels kernels_avx2, kernels_avx512, kernels_neon; /* each where the processor is of that family */

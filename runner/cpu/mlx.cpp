@@ -1,0 +1,683 @@
+/* Puts the kernels in front of MLX, on CPU streams.
+ *
+ * Loaded after libmlx.so with RTLD_GLOBAL, this library stands before it in the global scope, so mlx's Python module binds
+ * to the functions exported here. Each looks whether the kernels can do the case. If so it returns an array with a
+ * primitive of its own, else it calls libmlx's function. libmlx's own primitives cannot be used as bases: their vtables
+ * are not exported. The layout of arrays and primitives is that of one exact version, so `kernels_use` compares
+ * versions before anything else; until it succeeds, every function calls libmlx's.
+ *
+ * Primitives allocate their output and put a task on the stream's queue; MLX keeps inputs and output until it has run. */
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "mlx/allocator.h"
+#include "mlx/array.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/fast.h"
+#include "mlx/ops.h"
+#include "mlx/primitives.h"
+#include "mlx/transforms.h"
+#include "mlx/version.h"
+
+#include "kernels.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define TEXT_OF(NUMBER) #NUMBER
+#define VERSION_TEXT(A, B, C) TEXT_OF(A) "." TEXT_OF(B) "." TEXT_OF(C)
+#define MLX_WANTED VERSION_TEXT(MLX_VERSION_MAJOR, MLX_VERSION_MINOR, MLX_VERSION_PATCH)
+
+namespace mx = mlx::core;
+using mx::array;
+using Arrays = std::vector<array>;
+using Maybe = std::optional<array>;
+
+namespace {
+
+typedef void (*share_fn)(void (*)(const void *, int), const void *, int);
+
+const Kernels *K = nullptr; /* nullptr: everything goes to libmlx */
+share_fn share = nullptr;   /* of the threads in pool.h */
+bool share_many = false, share_few = false;
+int64_t calls = 0;
+
+enum : size_t {
+  UNPACKED = 96 * 1024,   /* weights unpacked at a time: with a thread's rows of x, they fit into a second-level cache */
+  WORTH_SHARING = 150000, /* multiplications */
+};
+
+int type_of(mx::Dtype type) {
+  return type == mx::float32 ? F32 : type == mx::float16 ? F16 : type == mx::bfloat16 ? BF16 : type == mx::bool_ ? BOOL : -1;
+}
+bool is_float(const array &a) { return type_of(a.dtype()) >= F32 && type_of(a.dtype()) <= BF16; }
+bool serves(mx::StreamOrDevice s, const array &x) { return K && x.size() > 0 && mx::to_stream(s).device == mx::Device::cpu; }
+
+/* Memory of one thread for the kernels, which grows with what they ask for. */
+float *scratch(size_t floats) {
+  static thread_local std::vector<float> room;
+  if (room.size() < floats) room.resize(floats);
+  return room.data();
+}
+
+/* Calls f(0) to f(count - 1), on several threads if `shares`. */
+template <typename F> void each(int count, bool shares, const F &f) {
+  if (shares && count > 1)
+    share([](const void *f, int i) { (*(const F *)f)(i); }, &f, count);
+  else
+    for (int i = 0; i < count; i++) f(i);
+}
+
+void allocate(array &a) { a.set_data(mx::allocator::malloc(a.nbytes())); }
+
+array temporary(mx::Shape shape, mx::Dtype type, mx::cpu::CommandEncoder &encoder) {
+  array a(std::move(shape), type, nullptr, {});
+  allocate(a);
+  encoder.add_temporary(a);
+  return a;
+}
+
+enum { MOST_AXES = 8 };
+
+/* The rows of an array whose last axis is contiguous: where each begins, counted over all other axes. */
+struct Rows {
+  const char *p;
+  size_t count = 1, item;
+  int axes = 0;
+  int64_t strides[MOST_AXES];
+  int shape[MOST_AXES];
+
+  explicit Rows(const array &a) : p(a.data<char>()), item(a.itemsize()) {
+    for (int i = 0; i + 1 < (int)a.ndim(); i++) add(a.shape(i), a.strides()[i]);
+  }
+  /* The rows of x [..., rows, k], repeated as its leading axes are broadcast to `batch`. */
+  Rows(const array &x, const mx::Shape &batch) : p(x.data<char>()), item(x.itemsize()) {
+    const int missing = (int)batch.size() + 2 - (int)x.ndim();
+    for (int i = 0; i < (int)batch.size(); i++)
+      add(batch[i], i < missing || x.shape(i - missing) == 1 ? 0 : x.strides()[i - missing]);
+    add(x.shape(-2), x.strides()[x.ndim() - 2]);
+  }
+  void add(int length, int64_t stride) {
+    count *= length;
+    if (length == 1) return;
+    if (axes && strides[axes - 1] == stride * length) {
+      strides[axes - 1] = stride;
+      shape[axes - 1] *= length;
+    } else {
+      strides[axes] = stride;
+      shape[axes++] = length;
+    }
+  }
+  const void *operator[](size_t row) const {
+    int64_t at = 0;
+    for (int i = axes - 1; i >= 0; i--) {
+      at += (int64_t)(row % shape[i]) * strides[i];
+      row /= shape[i];
+    }
+    return p + at * (int64_t)item;
+  }
+};
+
+bool has_rows(const array &a) { return a.strides().back() == 1 || a.shape(-1) == 1; }
+
+/* The array, or a copy in one piece if `fits` says no: made on the stream, before the task that needs it. */
+array fitting(const array &a, bool fits, mx::cpu::CommandEncoder &encoder) {
+  if (fits) return a;
+  array copy = temporary(a.shape(), a.dtype(), encoder);
+  encoder.dispatch([from = a.data<char>(), to = copy.data<char>(), shape = a.shape(), strides = a.strides(), item = a.itemsize(), n = a.size()] {
+    std::vector<int> place(shape.size(), 0);
+    for (size_t i = 0; i < n; i++) {
+      int64_t at = 0;
+      for (size_t d = 0; d < shape.size(); d++) at += place[d] * strides[d];
+      memcpy(to + i * item, from + at * (int64_t)item, item);
+      for (int d = (int)shape.size() - 1; d >= 0 && ++place[d] == shape[d]; d--) place[d] = 0;
+    }
+  });
+  return copy;
+}
+array whole(const array &a, mx::cpu::CommandEncoder &encoder) { return fitting(a, a.flags().row_contiguous, encoder); }
+array with_rows(const array &a, mx::cpu::CommandEncoder &encoder) { return fitting(a, has_rows(a), encoder); }
+
+/* A primitive for one operation: a value with `name`, `run`, `shape`, equality, and libmlx's `original` for gradients. */
+template <typename Operation> class Fast : public mx::Primitive {
+ public:
+  const Operation operation;
+
+  Fast(mx::Stream stream, Operation operation) : Primitive(stream), operation(std::move(operation)) {}
+  const char *name() const override { return Operation::name; }
+  void eval_cpu(const Arrays &in, Arrays &out) override {
+    calls++;
+    allocate(out[0]);
+    operation.run(in, out[0], mx::cpu::get_command_encoder(stream()));
+  }
+  void eval_gpu(const Arrays &, Arrays &) override { throw std::runtime_error("This operation was made for a CPU stream."); }
+  bool is_equivalent(const mx::Primitive &other) const override {
+    auto *same = dynamic_cast<const Fast *>(&other);
+    return same && same->operation == operation;
+  }
+  std::vector<mx::Shape> output_shapes(const Arrays &in) override { return {operation.shape(in)}; }
+  Arrays vjp(const Arrays &primals, const Arrays &cotangents, const std::vector<int> &argnums, const Arrays &) override {
+    Arrays chosen;
+    for (int i : argnums) chosen.push_back(primals[i]);
+    auto f = [&](const Arrays &x) {
+      Arrays in = primals;
+      for (size_t i = 0; i < argnums.size(); i++) in[argnums[i]] = x[i];
+      return Arrays{operation.original(in, stream())};
+    };
+    return mx::vjp(f, chosen, cotangents).second;
+  }
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays &in, const std::vector<int> &axes) override {
+    auto out = mx::vmap([&](const Arrays &x) { return Arrays{operation.original(x, stream())}; }, axes)(in);
+    return {out, {0}};
+  }
+};
+
+template <typename Operation> array make(mx::StreamOrDevice s, Operation operation, mx::Dtype type, Arrays inputs) {
+  auto shape = operation.shape(inputs);
+  auto primitive = std::make_shared<Fast<Operation>>(mx::to_stream(s), std::move(operation));
+  return array(std::move(shape), type, std::move(primitive), std::move(inputs));
+}
+
+Maybe maybe(const Arrays &in, size_t i, bool there = true) { return there && i < in.size() ? Maybe(in[i]) : std::nullopt; }
+
+bool all_found = true;
+
+/* libmlx's function of the same name as one that is exported here. */
+template <typename F> F *libmlx(F *exported) {
+  static void *library = dlopen("libmlx.so", RTLD_NOLOAD | RTLD_NOW);
+  Dl_info info;
+  void *found = library && dladdr((void *)exported, &info) ? dlsym(library, info.dli_sname) : nullptr;
+  all_found = all_found && found;
+  return (F *)found;
+}
+
+using RopeFromArray = array(const array &, int, bool, std::optional<float>, float, const array &, const Maybe &, mx::StreamOrDevice);
+using RopeFromInt = array(const array &, int, bool, std::optional<float>, float, int, const Maybe &, mx::StreamOrDevice);
+using SoftmaxOfAxes = array(const array &, const std::vector<int> &, bool, mx::StreamOrDevice);
+
+const auto own_quantized_matmul = libmlx(&mx::quantized_matmul);
+const auto own_gather_qmm = libmlx(&mx::gather_qmm);
+const auto own_dequantize = libmlx(&mx::dequantize);
+const auto own_sigmoid = libmlx(&mx::sigmoid);
+const auto own_tanh = libmlx(&mx::tanh);
+const auto own_exp = libmlx(&mx::exp);
+const auto own_multiply = libmlx(&mx::multiply);
+const auto own_softmax = libmlx((SoftmaxOfAxes *)&mx::softmax);
+const auto own_rms_norm = libmlx(&mx::fast::rms_norm);
+const auto own_rope = libmlx((RopeFromArray *)&mx::fast::rope);
+const auto own_attention = libmlx(&mx::fast::scaled_dot_product_attention);
+
+/* --- Products with packed weights */
+
+struct Packing {
+  int bits, group, mode;
+  bool operator==(const Packing &) const = default;
+
+  static std::optional<Packing> of(std::optional<int> group, std::optional<int> bits, const std::string &mode) {
+    if (mode == "affine") {
+      Packing p{bits.value_or(4), group.value_or(64), AFFINE};
+      bool known = p.bits >= 2 && p.bits <= 8 && p.bits != 7 && (p.group == 32 || p.group == 64 || p.group == 128);
+      return known ? std::optional(p) : std::nullopt;
+    }
+    Packing p = mode == "mxfp4" ? Packing{4, 32, MXFP4} : mode == "mxfp8" ? Packing{8, 32, MXFP8} : Packing{4, 16, NVFP4};
+    bool known = (p.mode != NVFP4 || mode == "nvfp4") && group.value_or(p.group) == p.group && bits.value_or(p.bits) == p.bits;
+    return known ? std::optional(p) : std::nullopt;
+  }
+  const char *mode_name() const { return mode == AFFINE ? "affine" : mode == MXFP4 ? "mxfp4" : mode == MXFP8 ? "mxfp8" : "nvfp4"; }
+
+  bool fits(const array &w, const array &scales, const Maybe &biases, size_t k) const {
+    if (w.dtype() != mx::uint32 || w.ndim() != scales.ndim() || w.ndim() < 2) return false;
+    for (int i = 0; i + 1 < (int)w.ndim(); i++)
+      if (w.shape(i) != scales.shape(i)) return false;
+    if ((size_t)w.shape(-1) * 32 != k * bits || (size_t)scales.shape(-1) * group != k) return false;
+    if (mode != AFFINE) return !biases && scales.dtype() == mx::uint8;
+    return biases && biases->shape() == scales.shape() && is_float(scales) && biases->dtype() == scales.dtype();
+  }
+
+  /* A product with these weights, of no rows yet. */
+  Product product(const array &w, const array &scales, const void *biases, size_t k, array &out) const {
+    Product p{};
+    p.k = p.ldx = k;
+    p.n = w.shape(-2);
+    p.bits = bits, p.group = group, p.mode = mode;
+    p.w = w.data<uint8_t>(), p.scales = scales.data<void>(), p.biases = biases, p.scale_type = type_of(scales.dtype());
+    p.out = out.data<void>(), p.out_type = type_of(out.dtype());
+    return p;
+  }
+};
+
+/* The outputs that one call of a kernel computes: so many that starting it costs little, so few that threads can share. */
+size_t outputs_at_once(const Product &p) {
+  size_t fitting = p.m <= FEW ? ((size_t)1 << 16) / p.k : std::min<size_t>(UNPACKED / p.k, 96);
+  return std::max<size_t>(4, fitting / 4 * 4);
+}
+int parts_of(const Product &p) { return (int)((p.n + outputs_at_once(p) - 1) / outputs_at_once(p)); }
+void compute_part(const Product &p, int part) {
+  size_t from = part * outputs_at_once(p), to = std::min(from + outputs_at_once(p), p.n);
+  K->product(p, from, to, scratch((to - from) * p.k));
+}
+bool shares(size_t rows, size_t work) { return (rows <= FEW ? share_few : share_many) && work > WORTH_SHARING; }
+
+struct PackedProduct {
+  static constexpr const char *name = "FastQuantizedMatmul";
+  Packing packing;
+  bool operator==(const PackedProduct &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    return own_quantized_matmul(in[0], in[1], in[2], maybe(in, 3), true, packing.group, packing.bits, packing.mode_name(), s);
+  }
+  mx::Shape shape(const Arrays &in) const {
+    auto shape = in[0].shape();
+    shape.back() = in[1].shape(0);
+    return shape;
+  }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = with_rows(in[0], encoder), w = whole(in[1], encoder), scales = whole(in[2], encoder);
+    const void *biases = in.size() > 3 ? whole(in[3], encoder).data<void>() : nullptr;
+    Product p = packing.product(w, scales, biases, x.shape(-1), out);
+    Rows rows(x);
+    p.m = rows.count;
+    const bool in_place = x.dtype() == mx::float32 && rows.axes <= 1;
+    float *floats = in_place ? nullptr : temporary({(int)p.m, (int)p.k}, mx::float32, encoder).data<float>();
+    p.x = in_place ? (const float *)rows.p : floats;
+    if (in_place && rows.axes) p.ldx = rows.strides[0];
+    encoder.dispatch([p, rows, floats, type = type_of(x.dtype())] {
+      if (floats) each((int)p.m, shares(p.m, p.m * p.k), [&](int row) { K->to_float(rows[row], type, p.k, floats + row * p.k); });
+      each(parts_of(p), shares(p.m, p.m * p.n * p.k), [&](int part) { compute_part(p, part); });
+    });
+  }
+};
+
+/* Experts: each row of x with the weights of the experts chosen for it. */
+struct ExpertProduct {
+  static constexpr const char *name = "FastGatherQmm";
+  Packing packing;
+  bool operator==(const ExpertProduct &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    return own_gather_qmm(in[0], in[1], in[2], maybe(in, 4), std::nullopt, in[3], true, packing.group, packing.bits, packing.mode_name(), std::nullopt, false, s);
+  }
+  mx::Shape shape(const Arrays &in) const {
+    auto batch = in[0].shape();
+    batch.resize(batch.size() - 2);
+    auto shape = mx::broadcast_shapes(batch, in[3].shape());
+    shape.push_back(in[0].shape(-2));
+    shape.push_back(in[1].shape(1));
+    return shape;
+  }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = with_rows(in[0], encoder), w = whole(in[1], encoder), scales = whole(in[2], encoder), chosen = whole(in[3], encoder);
+    const void *biases = in.size() > 4 ? whole(in[4], encoder).data<void>() : nullptr;
+    Product p = packing.product(w, scales, biases, x.shape(-1), out);
+    Rows rows(x, chosen.shape());
+    float *floats = temporary({(int)rows.count, (int)p.k}, mx::float32, encoder).data<float>();
+    encoder.dispatch([p, rows, floats, type = type_of(x.dtype()), experts = (uint32_t)w.shape(0), chosen = chosen.data<uint32_t>(), each_rows = x.shape(-2),
+                      expert_bytes = w.nbytes() / w.shape(0), scale_bytes = scales.nbytes() / w.shape(0)] {
+      std::vector<uint32_t> order(rows.count);
+      auto expert = [&](uint32_t row) { return std::min(chosen[row / each_rows], experts - 1); };
+      std::iota(order.begin(), order.end(), 0);
+      std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return expert(a) < expert(b); });
+      struct Job {
+        Product product;
+        int part;
+      };
+      std::vector<Job> jobs;
+      for (size_t first = 0, end; first < rows.count; first = end) {
+        const uint32_t of = expert(order[first]);
+        for (end = first + 1; end < rows.count && expert(order[end]) == of;) end++;
+        Product mine = p;
+        mine.m = end - first;
+        mine.x = floats + first * p.k;
+        mine.order = order.data() + first;
+        mine.w += of * expert_bytes;
+        mine.scales = (const char *)p.scales + of * scale_bytes;
+        if (p.biases) mine.biases = (const char *)p.biases + of * scale_bytes;
+        for (int part = 0; part < parts_of(mine); part++) jobs.push_back({mine, part});
+      }
+      each((int)rows.count, shares(rows.count, rows.count * p.k), [&](int i) { K->to_float(rows[order[i]], type, p.k, floats + i * p.k); });
+      each((int)jobs.size(), shares(rows.count, rows.count * p.n * p.k), [&](int i) { compute_part(jobs[i].product, jobs[i].part); });
+    });
+  }
+};
+
+/* The rows of an embedding. */
+struct UnpackedRows {
+  static constexpr const char *name = "FastDequantize";
+  Packing packing;
+  mx::Dtype type;
+  bool operator==(const UnpackedRows &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    return own_dequantize(in[0], in[1], maybe(in, 2), packing.group, packing.bits, packing.mode_name(), std::nullopt, type, s);
+  }
+  mx::Shape shape(const Arrays &in) const {
+    auto shape = in[0].shape();
+    shape.back() = in[1].shape(-1) * packing.group;
+    return shape;
+  }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array w = whole(in[0], encoder), scales = whole(in[1], encoder);
+    const void *biases = in.size() > 2 ? whole(in[2], encoder).data<void>() : nullptr;
+    Product p = packing.product(w, scales, biases, out.shape(-1), out);
+    const size_t rows = out.size() / p.k;
+    encoder.dispatch([p, rows] {
+      each((int)rows, shares(rows, rows * p.k), [&](int row) {
+        if (p.out_type == F32) return K->unpack(p, row, (float *)p.out + row * p.k);
+        float *room = scratch(p.k);
+        K->unpack(p, row, room);
+        K->from_float(room, p.k, (char *)p.out + 2 * row * p.k, p.out_type);
+      });
+    });
+  }
+};
+
+/* --- Attention */
+
+struct FusedAttention {
+  static constexpr const char *name = "FastAttention";
+  float scale;
+  bool causal, mask, sinks;
+  bool operator==(const FusedAttention &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    return own_attention(in[0], in[1], in[2], scale, causal ? "causal" : "", maybe(in, 3, mask), maybe(in, in.size() - 1, sinks), false, s);
+  }
+  mx::Shape shape(const Arrays &in) const {
+    auto shape = in[0].shape();
+    shape.back() = in[2].shape(-1);
+    return shape;
+  }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array q = with_rows(in[0], encoder), k = with_rows(in[1], encoder), v = with_rows(in[2], encoder);
+    Attention a{};
+    a.q = q.data<void>(), a.k = k.data<void>(), a.v = v.data<void>(), a.out = out.data<void>();
+    a.kv_heads = k.shape(1), a.heads = q.shape(1) / k.shape(1), a.queries = q.shape(2), a.keys = k.shape(2);
+    a.d = q.shape(3), a.dv = v.shape(3), a.type = type_of(q.dtype()), a.causal = causal, a.scale = scale;
+    for (int i = 0; i < 3; i++) a.qs[i] = q.strides()[i], a.ks[i] = k.strides()[i], a.vs[i] = v.strides()[i];
+    if (mask) {
+      a.mask = in[3].data<void>(), a.mask_type = type_of(in[3].dtype());
+      for (int i = 0; i < 4; i++) a.ms[i] = in[3].strides()[i];
+    }
+    if (sinks) a.sinks = whole(in.back(), encoder).data<void>();
+    encoder.dispatch([a, batch = q.shape(0), width = (size_t)K->width] {
+      const int queries = std::max(8, 96 / a.heads), parts = (a.queries + queries - 1) / queries;
+      const size_t rows = a.heads * std::min(queries, a.queries), d = (a.d + width - 1) / width * width, dv = (a.dv + width - 1) / width * width;
+      const size_t room = rows * (d + dv + KEYS + 3) + KEYS * (d + dv), work = (size_t)batch * a.kv_heads * a.heads * a.queries * a.keys * (a.d + a.dv);
+      each(batch * a.kv_heads * parts, shares(a.queries, work), [&](int i) {
+        const int part = parts - 1 - i % parts; /* the longest first */
+        K->attend(a, i / parts / a.kv_heads, i / parts % a.kv_heads, part * queries, std::min((part + 1) * queries, a.queries), scratch(room));
+      });
+    });
+  }
+};
+
+/* --- Rows */
+
+struct NormedRows {
+  static constexpr const char *name = "FastRMSNorm";
+  float eps;
+  bool operator==(const NormedRows &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const { return own_rms_norm(in[0], maybe(in, 1), eps, s); }
+  mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = with_rows(in[0], encoder);
+    const bool weighted = in.size() > 1;
+    array weight = weighted ? whole(in[1], encoder) : x;
+    encoder.dispatch([eps = eps, rows = Rows(x), n = (size_t)x.shape(-1), type = type_of(x.dtype()), weight = weighted ? weight.data<void>() : nullptr,
+                      weight_type = type_of(weight.dtype()), out = out.data<char>(), out_type = type_of(out.dtype()), bytes = out.itemsize() * x.shape(-1)] {
+      const int part = 32, parts = (int)((rows.count + part - 1) / part);
+      each(parts, shares(rows.count, rows.count * n), [&](int i) {
+        for (size_t row = i * part; row < std::min<size_t>(rows.count, (i + 1) * part); row++)
+          K->rms_norm(rows[row], type, n, weight, weight_type, eps, out + row * bytes, out_type);
+      });
+    });
+  }
+};
+
+/* The cosines and sines of one forward: made once for all its layers that turn alike. */
+struct Angles {
+  int half = 0, length = 0;
+  float base = 0, scale = 0;
+  std::vector<int> offsets;
+  std::vector<float> periods, cosines, sines;
+
+  static const Angles &of(int half, int length, float base, float scale, std::vector<int> offsets, std::vector<float> periods) {
+    static thread_local Angles kept[2];
+    static thread_local int oldest = 0;
+    for (auto &a : kept)
+      if (a.half == half && a.length == length && a.base == base && a.scale == scale && a.offsets == offsets && a.periods == periods) return a;
+    auto &a = kept[oldest];
+    oldest ^= 1;
+    a = {half, length, base, scale, std::move(offsets), std::move(periods), {}, {}};
+    std::vector<float> speeds(half);
+    for (int i = 0; i < half; i++) speeds[i] = a.periods.empty() ? (float)std::exp((float)-i * (std::log(base) / half)) : 1.0f / a.periods[i];
+    for (int offset : a.offsets)
+      for (int i = 0; i < length; i++)
+        for (float speed : speeds) {
+          const float angle = ((float)i + (float)offset) * scale * speed;
+          a.cosines.push_back(std::cos(angle));
+          a.sines.push_back(std::sin(angle));
+        }
+    return a;
+  }
+};
+
+struct TurnedRows {
+  static constexpr const char *name = "FastRoPE";
+  int dims;
+  bool traditional, has_base;
+  float base, scale;
+  bool operator==(const TurnedRows &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    return own_rope(in[0], dims, traditional, has_base ? std::optional(base) : std::nullopt, scale, in[1], maybe(in, 2), s);
+  }
+  mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = with_rows(in[0], encoder), offsets = whole(in[1], encoder);
+    const float *periods = in.size() > 2 ? whole(in[2], encoder).data<float>() : nullptr;
+    encoder.dispatch([self = *this, rows = Rows(x), d = x.shape(-1), length = x.shape(-2), batch = x.shape(0), type = type_of(x.dtype()), out = out.data<char>(),
+                      bytes = out.itemsize() * x.shape(-1), offsets = offsets.data<int>(), count = offsets.size(), periods] {
+      const int half = self.dims / 2;
+      auto &a = Angles::of(half, length, self.base, self.scale, {offsets, offsets + count}, periods ? std::vector<float>(periods, periods + half) : std::vector<float>());
+      const size_t rows_each = rows.count / batch;
+      for (size_t row = 0; row < rows.count; row++) {
+        const size_t at = ((count > 1 ? row / rows_each : 0) * length + row % length) * half;
+        K->rope(rows[row], type, d, self.dims, self.traditional, &a.cosines[at], &a.sines[at], out + row * bytes);
+      }
+    });
+  }
+};
+
+struct Elementwise {
+  static constexpr const char *name = "FastFunction";
+  int what;
+  bool operator==(const Elementwise &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    array y = what == TANH ? own_tanh(in[0], s) : what == EXP ? own_exp(in[0], s) : own_sigmoid(in[0], s);
+    if (what == SILU) y = own_multiply(in[0], y, s);
+    return in.size() > 1 ? own_multiply(y, in[1], s) : y;
+  }
+  mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = whole(in[0], encoder);
+    const float *factor = in.size() > 1 ? whole(in[1], encoder).data<float>() : nullptr;
+    encoder.dispatch([what = what, x = x.data<float>(), factor, out = out.data<float>(), n = x.size()] {
+      const size_t part = 1 << 14; /* a multiple of every width */
+      each((int)((n + part - 1) / part), share_many, [&](int i) {
+        const size_t from = i * part;
+        K->unary(what, x + from, factor ? factor + from : nullptr, out + from, std::min(part, n - from));
+      });
+    });
+  }
+};
+
+struct RowSoftmax {
+  static constexpr const char *name = "FastSoftmax";
+  bool operator==(const RowSoftmax &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const { return own_softmax(in[0], {-1}, true, s); }
+  mx::Shape shape(const Arrays &in) const { return in[0].shape(); }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = with_rows(in[0], encoder);
+    encoder.dispatch([rows = Rows(x), n = (size_t)x.shape(-1), out = out.data<float>()] {
+      each((int)rows.count, shares(rows.count, rows.count * n * 4), [&](int row) { K->softmax((const float *)rows[row], out + row * n, n); });
+    });
+  }
+};
+
+array function(int what, const array &x, mx::StreamOrDevice s) { return make(s, Elementwise{what}, mx::float32, {x}); }
+
+const Fast<Elementwise> *function_of(const array &a, int what) {
+  auto *fast = a.has_primitive() ? dynamic_cast<const Fast<Elementwise> *>(&a.primitive()) : nullptr;
+  return fast && fast->operation.what == what && a.inputs().size() == 1 ? fast : nullptr;
+}
+
+/* x * sigmoid(x) and silu(x) * y as one operation; nothing for any other product. */
+Maybe fused_product(const array &a, const array &b, mx::StreamOrDevice s) {
+  if (!K || a.dtype() != mx::float32 || b.dtype() != mx::float32 || a.shape() != b.shape()) return std::nullopt;
+  if (function_of(b, SIGMOID) && b.inputs()[0].id() == a.id() && serves(s, a)) return function(SILU, a, s);
+  if (function_of(a, SILU) && serves(s, a)) return make(s, Elementwise{SILU}, mx::float32, {a.inputs()[0], b});
+  return std::nullopt;
+}
+
+}  // namespace
+
+/* --- What stands in front of libmlx */
+
+namespace mlx::core {
+
+EXPORT array quantized_matmul(const array &x, const array &w, const array &scales, const Maybe &biases, bool transpose, std::optional<int> group_size,
+                              std::optional<int> bits, const std::string &mode, StreamOrDevice s) {
+  auto packing = K ? Packing::of(group_size, bits, mode) : std::nullopt;
+  if (!packing || !transpose || x.ndim() < 1 || x.ndim() > MOST_AXES || w.ndim() != 2 || !is_float(x) || !packing->fits(w, scales, biases, x.shape(-1)) ||
+      (size_t)x.shape(-1) > UNPACKED / 4 || !serves(s, x))
+    return own_quantized_matmul(x, w, scales, biases, transpose, group_size, bits, mode, s);
+  Arrays inputs = {x, w, scales};
+  if (biases) inputs.push_back(*biases);
+  return make(s, PackedProduct{*packing}, packing->mode == AFFINE ? promote_types(x.dtype(), scales.dtype()) : x.dtype(), std::move(inputs));
+}
+
+EXPORT array gather_qmm(const array &x, const array &w, const array &scales, const Maybe &biases, Maybe lhs_indices, Maybe rhs_indices, bool transpose,
+                        std::optional<int> group_size, std::optional<int> bits, const std::string &mode, const Maybe &global_scale, bool sorted_indices,
+                        StreamOrDevice s) {
+  auto packing = K ? Packing::of(group_size, bits, mode) : std::nullopt;
+  if (!packing || !transpose || lhs_indices || !rhs_indices || rhs_indices->dtype() != uint32 || global_scale || x.ndim() < 2 || rhs_indices->ndim() + 2 > MOST_AXES ||
+      x.ndim() > MOST_AXES || w.ndim() != 3 || !is_float(x) || !packing->fits(w, scales, biases, x.shape(-1)) || (size_t)x.shape(-1) > UNPACKED / 4 ||
+      rhs_indices->size() == 0 || !serves(s, x))
+    return own_gather_qmm(x, w, scales, biases, lhs_indices, rhs_indices, transpose, group_size, bits, mode, global_scale, sorted_indices, s);
+  auto batch = x.shape();
+  batch.resize(batch.size() - 2);
+  batch = broadcast_shapes(batch, rhs_indices->shape());
+  Arrays inputs = {x, w, scales, batch == rhs_indices->shape() ? *rhs_indices : broadcast_to(*rhs_indices, batch, s)};
+  if (biases) inputs.push_back(*biases);
+  return make(s, ExpertProduct{*packing}, packing->mode == AFFINE ? promote_types(x.dtype(), scales.dtype()) : x.dtype(), std::move(inputs));
+}
+
+EXPORT array dequantize(const array &w, const array &scales, const Maybe &biases, std::optional<int> group_size, std::optional<int> bits,
+                        const std::string &mode, const Maybe &global_scale, std::optional<Dtype> dtype, StreamOrDevice s) {
+  auto packing = K ? Packing::of(group_size, bits, mode) : std::nullopt;
+  auto type = dtype.value_or(packing && packing->mode == AFFINE ? scales.dtype() : bfloat16);
+  if (!packing || global_scale || type_of(type) < F32 || type_of(type) > BF16 || w.ndim() < 2 || scales.ndim() < 1 ||
+      !packing->fits(w, scales, biases, (size_t)scales.shape(-1) * packing->group) || !serves(s, w))
+    return own_dequantize(w, scales, biases, group_size, bits, mode, global_scale, dtype, s);
+  Arrays inputs = {w, scales};
+  if (biases) inputs.push_back(*biases);
+  return make(s, UnpackedRows{*packing, type}, type, std::move(inputs));
+}
+
+EXPORT array sigmoid(const array &x, StreamOrDevice s) {
+  return K && x.dtype() == float32 && serves(s, x) ? function(SIGMOID, x, s) : own_sigmoid(x, s);
+}
+EXPORT array tanh(const array &x, StreamOrDevice s) {
+  return K && x.dtype() == float32 && serves(s, x) ? function(TANH, x, s) : own_tanh(x, s);
+}
+EXPORT array exp(const array &x, StreamOrDevice s) {
+  return K && x.dtype() == float32 && serves(s, x) ? function(EXP, x, s) : own_exp(x, s);
+}
+EXPORT array multiply(const array &a, const array &b, StreamOrDevice s) {
+  auto fused = fused_product(a, b, s);
+  return fused ? *fused : own_multiply(a, b, s);
+}
+EXPORT array softmax(const array &x, const std::vector<int> &axes, bool precise, StreamOrDevice s) {
+  bool fits = K && x.dtype() == float32 && x.ndim() >= 1 && x.ndim() <= MOST_AXES && axes.size() == 1 && (axes[0] == -1 || axes[0] + 1 == (int)x.ndim()) && serves(s, x);
+  return fits ? make(s, RowSoftmax{}, float32, {x}) : own_softmax(x, axes, precise, s);
+}
+
+namespace fast {
+
+EXPORT array rms_norm(const array &x, const Maybe &weight, float eps, StreamOrDevice s) {
+  if (!K || x.ndim() < 1 || x.ndim() > MOST_AXES || !is_float(x) || (weight && (weight->ndim() != 1 || !is_float(*weight) || weight->shape(0) != x.shape(-1))) || !serves(s, x))
+    return own_rms_norm(x, weight, eps, s);
+  Arrays inputs = {x};
+  if (weight) inputs.push_back(*weight);
+  return make(s, NormedRows{eps}, weight ? result_type(x, *weight) : x.dtype(), std::move(inputs));
+}
+
+EXPORT array rope(const array &x, int dims, bool traditional, std::optional<float> base, float scale, const array &offset, const Maybe &freqs, StreamOrDevice s) {
+  if (!K || x.ndim() < 3 || x.ndim() > 4 || !is_float(x) || dims <= 0 || dims % 2 || dims > x.shape(-1) || offset.dtype() != int32 || offset.ndim() > 1 ||
+      (offset.size() != 1 && offset.shape(0) != x.shape(0)) || freqs.has_value() == base.has_value() ||
+      (freqs && (freqs->dtype() != float32 || freqs->ndim() != 1 || freqs->shape(0) != dims / 2)) || !serves(s, x))
+    return own_rope(x, dims, traditional, base, scale, offset, freqs, s);
+  Arrays inputs = {x, offset};
+  if (freqs) inputs.push_back(*freqs);
+  return make(s, TurnedRows{dims, traditional, base.has_value(), base.value_or(0), scale}, x.dtype(), std::move(inputs));
+}
+EXPORT array rope(const array &x, int dims, bool traditional, std::optional<float> base, float scale, int offset, const Maybe &freqs, StreamOrDevice s) {
+  return rope(x, dims, traditional, base, scale, array(offset, int32), freqs, s);
+}
+
+EXPORT array scaled_dot_product_attention(const array &q, const array &k, const array &v, const float scale, const std::string &mode, Maybe mask,
+                                          const Maybe &sinks, bool force_fused, StreamOrDevice s) {
+  bool fits = K && q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4 && is_float(q) && k.dtype() == q.dtype() && v.dtype() == q.dtype() && k.size() > 0 && v.size() > 0 &&
+              q.shape(0) == k.shape(0) && q.shape(0) == v.shape(0) && k.shape(1) == v.shape(1) && k.shape(2) == v.shape(2) && q.shape(3) == k.shape(3) &&
+              q.shape(1) % k.shape(1) == 0 && (mode == "" || mode == "array" || (mode == "causal" && !mask && k.shape(2) >= q.shape(2))) &&
+              (!mask || (mask->ndim() <= 4 && (mask->dtype() == q.dtype() || mask->dtype() == bool_))) &&
+              (!sinks || (sinks->dtype() == q.dtype() && sinks->ndim() == 1 && sinks->shape(0) == q.shape(1))) && serves(s, q);
+  if (!fits) return own_attention(q, k, v, scale, mode, mask, sinks, force_fused, s);
+  Arrays inputs = {q, k, v};
+  if (mask) {
+    auto shape = q.shape();
+    shape.back() = k.shape(2);
+    inputs.push_back(mask->shape() == shape ? *mask : broadcast_to(*mask, shape, s));
+  }
+  if (sinks) inputs.push_back(*sinks);
+  return make(s, FusedAttention{scale, mode == "causal" && q.shape(2) > 1, mask.has_value(), sinks.has_value()}, q.dtype(), std::move(inputs));
+}
+
+}  // namespace fast
+}  // namespace mlx::core
+
+/* True if this library was built for the MLX in this process. Nothing else here may be used before. */
+extern "C" EXPORT int kernels_fit() { return all_found && std::string(mx::version()).rfind(MLX_WANTED, 0) == 0; }
+
+/* The kernels with the widest vectors of at most `width` float32 numbers that this processor has; nullptr if none. */
+static const Kernels *widest(int width) {
+#ifdef __x86_64__
+  __builtin_cpu_init();
+  bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (width >= 16 && has_avx512) return &kernels_avx512;
+  if (width >= 8 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &kernels_avx2;
+  return nullptr;
+#else
+  return width >= 4 ? &kernels_neon : nullptr;
+#endif
+}
+
+/* Puts the kernels with vectors of at most `width` float32 numbers in front of MLX, those of MLX itself if it is 0; `many`
+ * and `few` are the numbers of threads for products of many and of few rows. Returns the widest that this
+ * processor has, NULL if none. */
+extern "C" EXPORT const Kernels *kernels_use(int width, share_fn sharing, int many, int few) {
+  K = widest(width);
+  share = sharing;
+  share_many = many > 1;
+  share_few = few > 1;
+  return widest(16);
+}
+
+/* The number of operations that kernels computed so far. */
+extern "C" EXPORT int64_t kernels_calls() { return calls; }

@@ -1,0 +1,617 @@
+/* The kernels, for one instruction set: WIDTH is the number of float32 numbers in its vectors, TABLE the table's name.
+ *
+ * Included after `#pragma GCC target`, so no header of the C++ library may stand here: the linker would merge inline
+ * functions compiled for AVX-512 with those of other files. Vectors are those of the compiler, so that one source serves
+ * every width. Sums are made in one order for any number of rows: a row's result does not depend on the rows beside it,
+ * on the number of threads, or on where a prompt is cut. */
+#include <string.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+#include "kernels.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLLED _Pragma("GCC unroll 32")
+
+namespace {
+
+typedef float V __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t I __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t U __attribute__((vector_size(4 * WIDTH)));
+typedef float Quarter __attribute__((vector_size(16), may_alias));
+typedef V Loose __attribute__((aligned(4), may_alias));
+typedef Quarter LooseQuarter __attribute__((aligned(4), may_alias));
+typedef uint32_t Word __attribute__((aligned(1), may_alias));
+
+INLINE V load(const float *p) { return *(const Loose *)p; }
+INLINE void store(float *p, V v) { *(Loose *)p = v; }
+INLINE V all(float x) { return x - V{}; }
+INLINE I all(int32_t x) { return x - I{}; }
+INLINE V larger(V a, V b) { return a > b ? a : b; }
+INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
+INLINE size_t up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+/* Adds the elements of four vectors, each by halves. */
+INLINE Quarter quarter(V v) {
+  const Quarter *p = (const Quarter *)&v;
+#if WIDTH == 16
+  return (p[0] + p[2]) + (p[1] + p[3]);
+#elif WIDTH == 8
+  return p[0] + p[1];
+#else
+  return p[0];
+#endif
+}
+INLINE Quarter totals(V a, V b, V c, V d) {
+  typedef int32_t Places __attribute__((vector_size(16)));
+  Quarter w = quarter(a), x = quarter(b), y = quarter(c), z = quarter(d);
+  Quarter wx = __builtin_shuffle(w, x, Places{0, 1, 4, 5}) + __builtin_shuffle(w, x, Places{2, 3, 6, 7});
+  Quarter yz = __builtin_shuffle(y, z, Places{0, 1, 4, 5}) + __builtin_shuffle(y, z, Places{2, 3, 6, 7});
+  return __builtin_shuffle(wx, yz, Places{0, 2, 4, 6}) + __builtin_shuffle(wx, yz, Places{1, 3, 5, 7});
+}
+INLINE float total(V v) { return totals(v, v, v, v)[0]; }
+INLINE float largest(V v) {
+  float most = v[0];
+  UNROLLED for (int i = 1; i < WIDTH; i++) most = v[i] > most ? v[i] : most;
+  return most;
+}
+
+/* exp(x): 2^n times a polynomial of the rest (Cephes), 1 for 0 exactly; 0 below the smallest normal number, as for masked
+ * scores. Two ulp. */
+INLINE V exponential(V x) {
+  const float lowest = -87.33654f, highest = 88.72283f, magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds */
+  V y = x < lowest ? all(lowest) : x > highest ? all(highest) : x; /* NaN stays */
+  V n = y * 1.44269504088896341f + magic - magic;
+  n = n > 127.0f ? all(127.0f) : n; /* the rest grows to 1.04 at most */
+  y = y - n * 0.693359375f;
+  y = y + n * 2.12194440e-4f;
+  V p = all(1.9875691500e-4f);
+  p = p * y + 1.3981999507e-3f;
+  p = p * y + 8.3334519073e-3f;
+  p = p * y + 4.1665795894e-2f;
+  p = p * y + 1.6666665459e-1f;
+  p = p * y + 5.0000001201e-1f;
+  p = p * (y * y) + (y + 1.0f);
+  V result = p * (V)((__builtin_convertvector(n, I) + 127) << 23);
+  result = x > highest ? all(__builtin_inff()) : result;
+  return x < lowest ? V{} : result;
+}
+
+/* --- Types */
+
+INLINE I widened(const uint8_t *p) {
+#if WIDTH == 8 && defined(__AVX2__)
+  return (I)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#elif WIDTH == 16 && defined(__AVX512F__)
+  return (I)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+#else
+  I v;
+  UNROLLED for (int i = 0; i < WIDTH; i++) v[i] = p[i];
+  return v;
+#endif
+}
+INLINE I widened(const uint16_t *p) {
+#if WIDTH == 8 && defined(__AVX2__)
+  return (I)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif WIDTH == 16 && defined(__AVX512F__)
+  return (I)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+#else
+  I v;
+  UNROLLED for (int i = 0; i < WIDTH; i++) v[i] = p[i];
+  return v;
+#endif
+}
+
+/* WIDTH numbers of a 16-bit type. */
+INLINE V load_half(const uint16_t *p, int type) {
+  I bits = widened(p);
+  if (type == BF16) return (V)(bits << 16);
+  I sign = (bits & 0x8000) << 16, rest = (bits & 0x7fff) << 13;
+  V value = (V)rest * 0x1p112f;
+  I special = (I)(rest >= (0x7c00 << 13)); /* infinite, or no number */
+  return (V)(sign | (special & (rest | 0x7f800000)) | (~special & (I)value));
+}
+
+INLINE size_t size_of(int type) { return type == F32 ? 4 : type == BOOL ? 1 : 2; }
+
+INLINE float get(const void *p, int type, size_t i) {
+  if (type == F32) return ((const float *)p)[i];
+  uint16_t padded[WIDTH] = {((const uint16_t *)p)[i]};
+  return load_half(padded, type)[0];
+}
+
+INLINE uint16_t half_of(float x, int type) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  uint32_t sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+  if (type == BF16) {
+    if (rest > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  }
+  if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00);
+  if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* rounds to more than 65504 */
+  if (rest < 0x38800000) {                                  /* below 2^-14: in steps of 2^-24 */
+    float magnitude, steps = 0.5f;
+    memcpy(&magnitude, &rest, 4);
+    steps += magnitude; /* rounds to steps of 2^-24 */
+    uint32_t low;
+    memcpy(&low, &steps, 4);
+    return (uint16_t)(sign | (low - 0x3f000000));
+  }
+  return (uint16_t)(sign | ((rest + 0xfff + (rest >> 13 & 1) - (112u << 23)) >> 13));
+}
+
+INLINE void put(void *p, int type, size_t i, float x) {
+  if (type == F32)
+    ((float *)p)[i] = x;
+  else
+    ((uint16_t *)p)[i] = half_of(x, type);
+}
+
+void to_float(const void *x, int type, size_t n, float *out) {
+  if (type == F32) {
+    memcpy(out, x, 4 * n);
+    return;
+  }
+  size_t i = 0;
+  for (; i + WIDTH <= n; i += WIDTH) store(out + i, load_half((const uint16_t *)x + i, type));
+  for (; i < n; i++) out[i] = get(x, type, i);
+}
+
+void from_float(const float *x, size_t n, void *out, int type) {
+  if (type == F32)
+    memcpy(out, x, 4 * n);
+  else
+    for (size_t i = 0; i < n; i++) put(out, type, i, x[i]);
+}
+
+/* --- Packed weights */
+
+INLINE float of_e8m0(uint8_t code) {
+  uint32_t bits = code ? (uint32_t)code << 23 : 0x400000u;
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+INLINE V of_e4m3(I code) { return (V)(((code & 0x80) << 24) | ((code & 0x7f) << 20)) * 0x1p120f; }
+
+const float FP4[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+
+INLINE V of_fp4(I code) {
+#if WIDTH == 16
+  return __builtin_shuffle(load(FP4), code);
+#elif WIDTH == 8
+  return (V)((I)__builtin_shuffle(load(FP4), code & 7) | (code & 8) << 28);
+#else
+  V v;
+  UNROLLED for (int i = 0; i < WIDTH; i++) v[i] = FP4[code[i]];
+  return v;
+#endif
+}
+
+/* The weights of one group of one output: exactly those of mx.dequantize in float32. Reads nothing beyond the group. */
+template <int BITS, int GROUP, int MODE> struct Group {
+  static constexpr int BYTES = BITS * GROUP / 8, STEPS = GROUP / WIDTH;
+  const uint8_t *p;
+  V scale, bias;
+
+  INLINE void start(Group &g, const uint8_t *at, float scale, const float *bias) {
+    g.p = at;
+    g.scale = all(scale);
+    if constexpr (MODE == AFFINE) g.bias = all(*bias);
+  }
+
+  /* The codes of WIDTH weights: a word holds 8 of at most 4 bits, or 4. */
+  INLINE I codes(const uint8_t *p, int step) {
+    if constexpr (BITS == 8) {
+      return widened(p + step * WIDTH);
+    } else {
+      constexpr int HELD = BITS <= 4 && WIDTH >= 8 ? 8 : 4;
+      I words, lane, shifts;
+      UNROLLED for (int i = 0; i < WIDTH; i++) lane[i] = i;
+      UNROLLED for (int i = 0; i < WIDTH; i += HELD) {
+        const int bit = (step * WIDTH + i) * BITS, byte = bit / 8 < BYTES - 4 ? bit / 8 : BYTES - 4;
+        const I word = all((int32_t) * (const Word *)(p + byte)), places = (lane - i) * BITS + (bit - 8 * byte);
+        words = i ? (lane < i ? words : word) : word;
+        shifts = i ? (lane < i ? shifts : places) : places;
+      }
+      return (I)((U)words >> (U)shifts) & ((1 << BITS) - 1);
+    }
+  }
+
+  INLINE V weights(const Group &g, int step) {
+    I code = codes(g.p, step);
+    if constexpr (MODE == AFFINE) return __builtin_convertvector(code, V) * g.scale + g.bias;
+    else return (MODE == MXFP8 ? of_e4m3(code) : of_fp4(code)) * g.scale;
+  }
+};
+
+enum { CHUNK = 64 /* groups whose scales are converted at a time */, AHEAD = 8 /* outputs fetched ahead */ };
+
+/* `count` scales, or biases, from place `at` on: in place, or converted into `room`. */
+template <int MODE> INLINE const float *scales_of(const void *p, int type, size_t at, int count, float *room) {
+  if constexpr (MODE == AFFINE) {
+    if (type == F32) return (const float *)p + at;
+    to_float((const uint16_t *)p + at, type, (size_t)count, room);
+  } else {
+    const uint8_t *codes = (const uint8_t *)p + at;
+    for (int i = 0; i < count; i++) room[i] = MODE == NVFP4 ? of_e4m3(all(codes[i]))[0] : of_e8m0(codes[i]);
+  }
+  return room;
+}
+
+/* Stores the sums of R rows from `row` on and O outputs from `n` on. */
+template <int R, int O> INLINE void finish(const Product &a, V (&sums)[O][R], size_t row, size_t n) {
+  UNROLLED for (int r = 0; r < R; r++) {
+    size_t at = (a.order ? a.order[row + r] : row + r) * a.n + n;
+    if constexpr (O == 4) {
+      Quarter four = totals(sums[0][r], sums[1][r], sums[2][r], sums[3][r]);
+      if (a.out_type == F32) *(LooseQuarter *)((float *)a.out + at) = four;
+      else UNROLLED for (int o = 0; o < O; o++) put(a.out, a.out_type, at + o, four[o]);
+    } else {
+      UNROLLED for (int o = 0; o < O; o++) put(a.out, a.out_type, at + o, total(sums[o][r]));
+    }
+  }
+}
+
+/* R rows and O outputs, unpacked in registers. */
+template <int BITS, int GROUP, int MODE, int R, int O> INLINE void few(const Product &a, size_t n) {
+  typedef Group<BITS, GROUP, MODE> G;
+  V sums[O][R];
+  UNROLLED for (int o = 0; o < O; o++) UNROLLED for (int r = 0; r < R; r++) sums[o][r] = V{};
+  float room[2][O][CHUNK];
+  const size_t groups = a.k / GROUP, stride = groups * G::BYTES;
+  const uint8_t *w = a.w + n * stride;
+  for (size_t first = 0; first < groups; first += CHUNK) {
+    int count = (int)least(groups - first, CHUNK);
+    const float *scales[O], *biases[O];
+    UNROLLED for (int o = 0; o < O; o++) {
+      scales[o] = scales_of<MODE>(a.scales, a.scale_type, (n + o) * groups + first, count, room[0][o]);
+      biases[o] = MODE == AFFINE ? scales_of<MODE>(a.biases, a.scale_type, (n + o) * groups + first, count, room[1][o]) : NULL;
+    }
+    for (int i = 0; i < count; i++) {
+      size_t g = first + i;
+      G group[O];
+      UNROLLED for (int o = 0; o < O; o++) {
+        const uint8_t *at = w + o * stride + g * G::BYTES;
+        if (G::BYTES >= 64 || g % (64 / G::BYTES) == 0) __builtin_prefetch(at + AHEAD * stride);
+        G::start(group[o], at, scales[o][i], MODE == AFFINE ? biases[o] + i : NULL);
+      }
+      const float *x = a.x + g * GROUP;
+      UNROLLED for (int step = 0; step < G::STEPS; step++) {
+        V weights[O];
+        UNROLLED for (int o = 0; o < O; o++) weights[o] = G::weights(group[o], step);
+        UNROLLED for (int r = 0; r < R; r++) {
+          V y = load(x + r * a.ldx + step * WIDTH);
+          UNROLLED for (int o = 0; o < O; o++) sums[o][r] += weights[o] * y;
+        }
+      }
+    }
+  }
+  finish<R, O>(a, sums, 0, n);
+}
+
+template <int BITS, int GROUP, int MODE, int R> void few_rows(const Product &a, size_t from, size_t to) {
+  constexpr int REGISTERS = WIDTH == 8 ? 16 : 32;
+  constexpr int O = R * 4 + 8 <= REGISTERS ? 4 : R * 2 + 8 <= REGISTERS ? 2 : 1;
+  size_t n = from;
+  for (; n + O <= to; n += O) few<BITS, GROUP, MODE, R, O>(a, n);
+  if constexpr (O > 1) for (; n < to; n++) few<BITS, GROUP, MODE, R, 1>(a, n);
+}
+
+template <int BITS, int GROUP, int MODE> void unpack_row(const Product &a, size_t row, float *out) {
+  typedef Group<BITS, GROUP, MODE> G;
+  float room[2][CHUNK];
+  const size_t groups = a.k / GROUP;
+  for (size_t first = 0; first < groups; first += CHUNK) {
+    int count = (int)least(groups - first, CHUNK);
+    const float *scales = scales_of<MODE>(a.scales, a.scale_type, row * groups + first, count, room[0]), *biases = NULL;
+    if (MODE == AFFINE) biases = scales_of<MODE>(a.biases, a.scale_type, row * groups + first, count, room[1]);
+    for (int i = 0; i < count; i++) {
+      G group;
+      size_t g = first + i;
+      G::start(group, a.w + (row * groups + g) * G::BYTES, scales[i], MODE == AFFINE ? biases + i : NULL);
+      UNROLLED for (int step = 0; step < G::STEPS; step++) store(out + g * GROUP + step * WIDTH, G::weights(group, step));
+    }
+  }
+}
+
+/* The sums of products of R rows of x with O rows of w, over k numbers, a multiple of WIDTH. */
+template <int R, int O> INLINE void dots(const float *x, size_t ldx, const float *w, size_t ldw, size_t k, V (&sums)[O][R]) {
+  UNROLLED for (int o = 0; o < O; o++) UNROLLED for (int r = 0; r < R; r++) sums[o][r] = V{};
+  for (size_t at = 0; at < k; at += WIDTH) {
+    V y[R];
+    UNROLLED for (int r = 0; r < R; r++) y[r] = load(x + r * ldx + at);
+    UNROLLED for (int o = 0; o < O; o++) {
+      V weight = load(w + o * ldw + at);
+      UNROLLED for (int r = 0; r < R; r++) sums[o][r] += weight * y[r];
+    }
+  }
+}
+
+enum { AT_ONCE = WIDTH == 8 ? 3 : 6 /* rows of the kernels for many rows, each with four outputs or keys */ };
+
+template <int R> INLINE void dots_of(const Product &a, const float *w, size_t row, size_t n, size_t count) {
+  size_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    V sums[4][R];
+    dots<R, 4>(a.x + row * a.ldx, a.ldx, w + i * a.k, a.k, a.k, sums);
+    finish<R, 4>(a, sums, row, n + i);
+  }
+  for (; i < count; i++) {
+    V sums[1][R];
+    dots<R, 1>(a.x + row * a.ldx, a.ldx, w + i * a.k, a.k, a.k, sums);
+    finish<R, 1>(a, sums, row, n + i);
+  }
+}
+
+/* Outputs `from` to `to`. `scratch` holds that many unpacked rows of weights. */
+template <int BITS, int GROUP, int MODE> void product_of(const Product &a, size_t from, size_t to, float *scratch) {
+  if constexpr (BITS == 4 || BITS == 8) {
+    if (a.m == 2) return few_rows<BITS, GROUP, MODE, 2>(a, from, to);
+    if (a.m == 3) return few_rows<BITS, GROUP, MODE, 3>(a, from, to);
+    if (a.m == 4) return few_rows<BITS, GROUP, MODE, 4>(a, from, to);
+  }
+  if (a.m == 1) return few_rows<BITS, GROUP, MODE, 1>(a, from, to);
+  for (size_t n = from; n < to; n++) unpack_row<BITS, GROUP, MODE>(a, n, scratch + (n - from) * a.k);
+  size_t row = 0;
+  for (; row + AT_ONCE <= a.m; row += AT_ONCE) dots_of<AT_ONCE>(a, scratch, row, from, to - from);
+  for (; row < a.m; row++) dots_of<1>(a, scratch, row, from, to - from);
+}
+
+#define FORMATS(OF) \
+  if (a.mode == MXFP4) OF(4, 32, MXFP4) \
+  if (a.mode == MXFP8) OF(8, 32, MXFP8) \
+  if (a.mode == NVFP4) OF(4, 16, NVFP4) \
+  switch (a.bits * 1000 + a.group) { \
+    GROUPS(OF, 2) GROUPS(OF, 3) GROUPS(OF, 4) GROUPS(OF, 5) GROUPS(OF, 6) GROUPS(OF, 8) \
+  }
+#define GROUPS(OF, BITS) \
+  case BITS * 1000 + 32: OF(BITS, 32, AFFINE) \
+  case BITS * 1000 + 64: OF(BITS, 64, AFFINE) \
+  case BITS * 1000 + 128: OF(BITS, 128, AFFINE)
+
+void product(const Product &a, size_t from, size_t to, float *scratch) {
+#define OF(...) return product_of<__VA_ARGS__>(a, from, to, scratch);
+  FORMATS(OF)
+#undef OF
+}
+
+void unpack(const Product &a, size_t row, float *out) {
+#define OF(...) return unpack_row<__VA_ARGS__>(a, row, out);
+  FORMATS(OF)
+#undef OF
+}
+
+/* --- Attention */
+
+/* The scores of R queries with `keys` keys. */
+template <int R> INLINE void scores(const float *q, const float *k, size_t ldk, int keys, size_t d, float *out) {
+  int i = 0;
+  for (; i + 4 <= keys; i += 4) {
+    V sums[4][R];
+    dots<R, 4>(q, d, k + i * ldk, ldk, d, sums);
+    UNROLLED for (int r = 0; r < R; r++)
+      *(LooseQuarter *)(out + r * KEYS + i) = totals(sums[0][r], sums[1][r], sums[2][r], sums[3][r]);
+  }
+  for (; i < keys; i++) {
+    V sums[1][R];
+    dots<R, 1>(q, d, k + i * ldk, ldk, d, sums);
+    UNROLLED for (int r = 0; r < R; r++) out[r * KEYS + i] = total(sums[0][r]);
+  }
+}
+
+/* out[r] = out[r] * factor[r] + sum over keys of weight[r][key] * v[key], in N vectors from `out` and `v` on. */
+template <int R, int N> INLINE void weigh(const float *weights, const float *v, size_t ldv, int keys, float *out, size_t ldo, const float *factor) {
+  V sums[R][N];
+  UNROLLED for (int r = 0; r < R; r++) UNROLLED for (int i = 0; i < N; i++) sums[r][i] = load(out + r * ldo + i * WIDTH) * factor[r];
+  for (int key = 0; key < keys; key++) {
+    V y[N];
+    UNROLLED for (int i = 0; i < N; i++) y[i] = load(v + key * ldv + i * WIDTH);
+    UNROLLED for (int r = 0; r < R; r++) UNROLLED for (int i = 0; i < N; i++) sums[r][i] += y[i] * weights[r * KEYS + key];
+  }
+  UNROLLED for (int r = 0; r < R; r++) UNROLLED for (int i = 0; i < N; i++) store(out + r * ldo + i * WIDTH, sums[r][i]);
+}
+template <int R> INLINE void weigh_all(const float *weights, const float *v, size_t ldv, int keys, float *out, size_t dv, const float *factor) {
+  size_t at = 0;
+  for (; at + 2 * WIDTH <= dv; at += 2 * WIDTH) weigh<R, 2>(weights, v + at, ldv, keys, out + at, dv, factor);
+  for (; at < dv; at += WIDTH) weigh<R, 1>(weights, v + at, ldv, keys, out + at, dv, factor);
+}
+
+/* Adds the mask to the scores of one query, or hides keys. */
+INLINE void mask_scores(const Attention &a, size_t at, int keys, float hidden, float *scores) {
+  const int64_t step = a.ms[3];
+  for (int i = 0; i < keys; i++) {
+    if (a.mask_type != BOOL) scores[i] += get(a.mask, a.mask_type, at + i * step);
+    else if (!((const uint8_t *)a.mask)[at + i * step]) scores[i] = hidden;
+  }
+}
+
+/* The rows of a tile as float32, `width` numbers apart, a multiple of WIDTH: in place if they are so already. */
+INLINE const float *tile(const void *p, int type, int64_t stride, int rows, int d, size_t width, float *room, size_t *ld) {
+  *ld = type == F32 && (size_t)d == width ? (size_t)stride : width;
+  if (type == F32 && (size_t)d == width) return (const float *)p;
+  for (int i = 0; i < rows; i++) {
+    to_float((const char *)p + size_of(type) * i * stride, type, (size_t)d, room + i * width);
+    memset(room + i * width + d, 0, 4 * (width - d));
+  }
+  return room;
+}
+
+/* The queries `from` to `to` of all heads of one head of keys, tile by tile of KEYS keys, counted from the first key. */
+void attend(const Attention &a, int batch, int kv_head, int from, int to, float *scratch) {
+  const int count = to - from, rows = a.heads * count;
+  const size_t d = up(a.d, WIDTH), dv = up(a.dv, WIDTH), size = size_of(a.type);
+  float *q = scratch, *sums = q + rows * d, *scored = sums + rows * dv, *k_room = scored + rows * KEYS;
+  float *v_room = k_room + KEYS * d, *top = v_room + KEYS * dv, *weight = top + rows, *factor = weight + rows;
+  for (int r = 0; r < rows; r++) { /* row r: head r / count, query r % count */
+    const int head = kv_head * a.heads + r / count;
+    const char *p = (const char *)a.q + size * (batch * a.qs[0] + head * a.qs[1] + (from + r % count) * a.qs[2]);
+    float *row = q + r * d;
+    to_float(p, a.type, a.d, row);
+    memset(row + a.d, 0, 4 * (d - a.d));
+    for (size_t i = 0; i < d; i += WIDTH) store(row + i, load(row + i) * a.scale);
+    top[r] = a.sinks ? get(a.sinks, a.type, head) : -__builtin_inff();
+    weight[r] = a.sinks ? 1 : 0;
+  }
+  memset(sums, 0, sizeof(float) * rows * dv);
+  const float hidden = a.type == F16 ? -65504.0f : a.type == BF16 ? -3.38953139e38f : -3.402823466e38f; /* as MLX */
+  const int reach = a.causal ? a.keys - a.queries + to : a.keys; /* keys that the last query sees */
+  for (int first = 0; first < reach; first += KEYS) {
+    const int keys = reach - first < KEYS ? reach - first : KEYS;
+    size_t ldk, ldv;
+    const float *k = tile((const char *)a.k + size * (batch * a.ks[0] + kv_head * a.ks[1] + first * a.ks[2]), a.type, a.ks[2], keys, a.d, d, k_room, &ldk);
+    const float *v = tile((const char *)a.v + size * (batch * a.vs[0] + kv_head * a.vs[1] + first * a.vs[2]), a.type, a.vs[2], keys, a.dv, dv, v_room, &ldv);
+    int r = 0;
+    for (; r + AT_ONCE <= rows; r += AT_ONCE) scores<AT_ONCE>(q + r * d, k, ldk, keys, d, scored + r * KEYS);
+    for (; r < rows; r++) scores<1>(q + r * d, k, ldk, keys, d, scored + r * KEYS);
+    for (r = 0; r < rows; r++) {
+      float *row = scored + r * KEYS;
+      const int query = from + r % count;
+      if (a.causal) {
+        for (int i = a.keys - a.queries + query + 1 - first; i < keys; i++)
+          if (i >= 0) row[i] = hidden;
+      } else if (a.mask) {
+        const int head = kv_head * a.heads + r / count;
+        mask_scores(a, batch * a.ms[0] + head * a.ms[1] + query * a.ms[2] + first * a.ms[3], keys, hidden, row);
+      }
+      for (int i = keys; i < KEYS; i++) row[i] = -__builtin_inff();
+      V most = load(row);
+      for (int i = WIDTH; i < KEYS; i += WIDTH) most = larger(most, load(row + i));
+      const float in_tile = largest(most), now = in_tile > top[r] ? in_tile : top[r];
+      if (now == -__builtin_inff()) { /* an additive mask hides all keys so far */
+        factor[r] = 1;
+        memset(row, 0, sizeof(float) * KEYS);
+        continue;
+      }
+      factor[r] = exponential(all(top[r] - now))[0];
+      top[r] = now;
+      V sum = V{};
+      for (int i = 0; i < KEYS; i += WIDTH) {
+        V e = exponential(load(row + i) - now);
+        store(row + i, e);
+        sum += e;
+      }
+      weight[r] = weight[r] * factor[r] + total(sum);
+    }
+    r = 0;
+    for (; r + AT_ONCE <= rows; r += AT_ONCE) weigh_all<AT_ONCE>(scored + r * KEYS, v, ldv, keys, sums + r * dv, dv, factor + r);
+    for (; r < rows; r++) weigh_all<1>(scored + r * KEYS, v, ldv, keys, sums + r * dv, dv, factor + r);
+  }
+  for (int r = 0; r < rows; r++) {
+    const size_t head = (size_t)batch * a.kv_heads * a.heads + kv_head * a.heads + r / count;
+    char *out = (char *)a.out + size * ((head * a.queries + from + r % count) * a.dv);
+    for (size_t i = 0; i < dv; i += WIDTH) store(sums + r * dv + i, load(sums + r * dv + i) / weight[r]);
+    from_float(sums + r * dv, a.dv, out, a.type);
+  }
+}
+
+/* --- Rows of numbers */
+
+/* As MLX: the mean in float32, and the product rounded to the type of the result before it is multiplied by the weight. */
+void rms_norm(const void *x, int type, size_t n, const void *weight, int weight_type, float eps, void *out, int out_type) {
+  V sums[4] = {};
+  size_t i = 0;
+  float room[4 * WIDTH];
+  for (; i + 4 * WIDTH <= n; i += 4 * WIDTH) {
+    const float *p = (const float *)x + i;
+    if (type != F32) to_float((const uint16_t *)x + i, type, 4 * WIDTH, room), p = room;
+    UNROLLED for (int j = 0; j < 4; j++) sums[j] += load(p + j * WIDTH) * load(p + j * WIDTH);
+  }
+  float sum = total((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; i < n; i++) sum += get(x, type, i) * get(x, type, i);
+  const float factor = 1.0f / __builtin_sqrtf(sum / n + eps);
+  i = 0;
+  if (type == F32 && out_type == F32 && (weight_type == F32 || !weight))
+    for (; i + WIDTH <= n; i += WIDTH) {
+      V y = load((const float *)x + i) * factor;
+      store((float *)out + i, weight ? y * load((const float *)weight + i) : y);
+    }
+  for (; i < n; i++) {
+    float y = get(x, type, i) * factor;
+    if (out_type != F32) {
+      uint16_t rounded = half_of(y, out_type);
+      y = get(&rounded, out_type, 0);
+    }
+    put(out, out_type, i, weight ? y * get(weight, weight_type, i) : y);
+  }
+}
+
+/* Turns the first `dims` of d numbers by angles, in pairs: neighbours if `traditional`, else halves. */
+void rope(const void *x, int type, int d, int dims, int traditional, const float *cosines, const float *sines, void *out) {
+  const int half = dims / 2;
+  int i = 0;
+  if (type == F32 && !traditional)
+    for (; i + WIDTH <= half; i += WIDTH) {
+      V a = load((const float *)x + i), b = load((const float *)x + half + i), c = load(cosines + i), s = load(sines + i);
+      store((float *)out + i, a * c - b * s);
+      store((float *)out + half + i, a * s + b * c);
+    }
+  for (; i < half; i++) {
+    const int first = traditional ? 2 * i : i, second = traditional ? 2 * i + 1 : half + i;
+    const float a = get(x, type, first), b = get(x, type, second);
+    put(out, type, first, a * cosines[i] - b * sines[i]);
+    put(out, type, second, a * sines[i] + b * cosines[i]);
+  }
+  const size_t size = size_of(type);
+  memcpy((char *)out + size * dims, (const char *)x + size * dims, size * (d - dims));
+}
+
+INLINE V sigmoid(V x) {
+  V e = exponential(x < 0 ? x : -x); /* of -|x| */
+  return (x < 0 ? e : all(1.0f)) / (1.0f + e);
+}
+
+INLINE V applied(int what, V x) {
+  if (what == SIGMOID) return sigmoid(x);
+  if (what == SILU) return x * sigmoid(x);
+  if (what == EXP) return exponential(x);
+  V doubled = sigmoid(2.0f * x); /* tanh(x) = 2 sigmoid(2 x) - 1, which loses digits near 0: x - x^3/3 + 2 x^5/15 there */
+  V square = x * x, near = x * (1.0f + square * (-1.0f / 3 + square * (2.0f / 15 - square * (17.0f / 315))));
+  return square < 0.01f ? near : 2.0f * doubled - 1.0f;
+}
+
+/* out = f(x), times `factor` unless it is NULL. */
+void unary(int what, const float *x, const float *factor, float *out, size_t n) {
+  for (size_t i = 0; i < n; i += WIDTH) {
+    if (n - i >= WIDTH) {
+      V y = applied(what, load(x + i));
+      store(out + i, factor ? y * load(factor + i) : y);
+      continue;
+    }
+    float rest[WIDTH] = {}; /* the same numbers for the last ones as in a whole vector */
+    memcpy(rest, x + i, 4 * (n - i));
+    V y = applied(what, load(rest));
+    for (size_t j = i; j < n; j++) out[j] = factor ? y[j - i] * factor[j] : y[j - i];
+  }
+}
+
+void softmax(const float *x, float *out, size_t n) {
+  float top = -__builtin_inff(), sum = 0, rest[WIDTH];
+  size_t i = 0;
+  V most = all(top), sums = V{};
+  for (; i + WIDTH <= n; i += WIDTH) most = larger(load(x + i), most);
+  for (; i < n; i++) top = x[i] > top ? x[i] : top;
+  const float in_vectors = largest(most);
+  top = in_vectors > top ? in_vectors : top;
+  for (i = 0; i + WIDTH <= n; i += WIDTH) {
+    V e = exponential(load(x + i) - top);
+    store(out + i, e);
+    sums += e;
+  }
+  if (i < n) {
+    memset(rest, 0, sizeof rest);
+    memcpy(rest, x + i, 4 * (n - i));
+    V e = exponential(load(rest) - top);
+    for (size_t j = i; j < n; j++) out[j] = e[j - i], sum += e[j - i];
+  }
+  const float factor = 1.0f / (sum + total(sums));
+  for (i = 0; i + WIDTH <= n; i += WIDTH) store(out + i, load(out + i) * factor);
+  for (; i < n; i++) out[i] *= factor;
+}
+
+}  // namespace
+
+extern const Kernels TABLE;
+const Kernels TABLE = {WIDTH, product, unpack, attend, rms_norm, rope, unary, softmax, to_float, from_float};

@@ -1,0 +1,43 @@
+"""MLX's own kernels in place of ours, in this process, for as long as a comparison takes."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from runner import cpu
+
+
+def _library(name: str) -> ctypes.CDLL:
+    path = next(Path(cpu.__file__).parent.glob(f"{name}.*.so"), None)
+    if path is None:
+        pytest.skip("there was no compiler")
+    return ctypes.CDLL(str(path))
+
+
+def calls() -> int:
+    """Returns the number of operations that our kernels have computed so far."""
+    counted = _library("_kernels").kernels_calls
+    counted.restype = ctypes.c_int64
+    return int(counted())
+
+
+def use(width: int, *threads: int) -> None:
+    """Puts kernels with vectors of at most `width` float32 numbers in front of MLX; 0 leaves MLX's own."""
+    threads = threads or tuple(cpu.Threads.of(1))
+    start = _library("_shim").shim_start
+    start.restype = ctypes.c_void_p
+    if not _library("_kernels").kernels_use(width, ctypes.c_void_p(start(*threads)), *threads):
+        pytest.skip("this processor has no wide vectors")
+
+
+@contextmanager
+def mlx_own() -> Iterator[None]:
+    """MLX's own kernels, within this block."""
+    use(0)
+    try:
+        yield
+    finally:
+        use(16)
