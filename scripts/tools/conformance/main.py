@@ -22,6 +22,8 @@ from scripts.tools.host.lib import GENERATIONS, Generation, LoadError
 
 MOST_LATE = 5
 """After so many runs in a row that took too long no other one is tried."""
+OTHERWISE = ("32-sound-refused", "32-damaged-picture", "33-image-tags", "33-told-apart", "33-cached", "51-failure")
+"""Several ranks answer these otherwise: a model that sees reads text alone, and a failure ends all of them."""
 SLOW = Outcome("not run", "takes minutes: --slow")
 SILENT = Outcome("not run", "the runner does not answer")
 
@@ -52,6 +54,13 @@ def arguments_of(words: Sequence[str] | None = None) -> argparse.Namespace:
         help=f"only this generation of hosts: {' '.join(letters)} (repeatable)",
     )
     parser.add_argument("--slow", action="store_true", help="include the case that takes minutes")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="let this runner split its models over N processes, and leave out what several of them answer otherwise",
+    )
     parser.add_argument(
         "--faulty",
         type=shlex.split,
@@ -125,12 +134,14 @@ def tell(text: str) -> None:
 def main(words: Sequence[str] | None = None) -> int:
     arguments = arguments_of(words)
     wanted = set(arguments.case or (case.number for case in CASES))
-    cases = [case for case in CASES if {case.number, case.id} & wanted]
+    left_out = OTHERWISE if arguments.ranks > 1 else ()
+    cases = [case for case in CASES if {case.number, case.id} & wanted and case.id not in left_out]
     letters = arguments.generation or [generation.letter for generation in GENERATIONS]
     generations = [generation for generation in GENERATIONS if generation.letter in letters]
     command = arguments.command or RUNNER
     faulty = arguments.faulty or (None if arguments.command else FAULTY)
-    with Runners(command, faulty=faulty, cwd=arguments.cwd if arguments.command else ROOT) as runners:
+    cwd = arguments.cwd if arguments.command else ROOT
+    with Runners(command, faulty=faulty, cwd=cwd, ranks=arguments.ranks) as runners:
         tell(f"starting {shlex.join(command)} ...")
         reason = does_not_start(runners, generations)
         if reason:
@@ -148,6 +159,7 @@ def markdown(report: Report, arguments: argparse.Namespace) -> str:
     called = ["--slow"] * arguments.slow
     for option, values in (("--case", arguments.case), ("--generation", arguments.generation)):
         called += [word for value in values or () for word in (option, value)]
+    called += ["--ranks", str(arguments.ranks)] if arguments.ranks > 1 else []
     called += ["--faulty", shlex.join(arguments.faulty)] if arguments.faulty else []
     called += ["--markdown", str(arguments.markdown), *arguments.command]
     name = f"`{shlex.join(arguments.command)}`" if arguments.command else "this runner"

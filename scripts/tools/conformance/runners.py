@@ -50,11 +50,10 @@ class Runners:
         *,
         faulty: Sequence[str] | None = None,
         cwd: Path | None = None,
-        environment: Mapping[str, str] | None = None,
-        key_heads: int = 1,
+        ranks: int = 1,
     ) -> None:
-        """`environment` is for every process; `key_heads` is as for `write_models`."""
-        self._environment, self._key_heads = environment or {}, key_heads
+        """`ranks` is for this repository's runner: over how many processes each one splits its model."""
+        self._ranks = ranks
         self.command = command
         self.faulty = faulty
         self._cwd = cwd
@@ -70,7 +69,7 @@ class Runners:
         self._ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         if self._ignored:
             signal.signal(signal.SIGINT, lambda number, frame: None)
-        write_models(Path(self._directory.name), self._key_heads)
+        write_models(Path(self._directory.name), self._ranks)
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -89,8 +88,12 @@ class Runners:
     ) -> Process:
         """Spawns `command` with `words` as arguments. OLLAMA_DEBUG is unset unless `environment` has it."""
         inherited = {key: value for key, value in os.environ.items() if key != "OLLAMA_DEBUG"}
-        ours = {"OLLAMA_MODELS": str(self.models_dir), "MLX_RUNNER_PREFILL_CHUNK": str(CHUNK_TOKENS)}
-        variables = {**inherited, **ours, **self._environment, **(environment or {})}
+        ours = {
+            "OLLAMA_MODELS": str(self.models_dir),
+            "MLX_RUNNER_PREFILL_CHUNK": str(CHUNK_TOKENS),
+            "MLX_RUNNER_RANKS": str(self._ranks),
+        }
+        variables = {**inherited, **ours, **(environment or {})}
         return Process([*(command or self.command), *words], port, generation, variables, self._cwd)
 
     def shared(self, generation: Generation, model: str) -> Process:

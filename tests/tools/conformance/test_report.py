@@ -81,3 +81,8 @@ def test_a_failure_is_exit_status_1(capsys: pytest.CaptureFixture[str], tmp_path
     assert "FAIL 40-eos G: hosts take this output for an error: note: mlx: " in told
     assert told.endswith("cases: 2; runs: 2; failed: 1; could not be tried: 1\n")
     assert "| ✗[^1] |" in (tmp_path / "t.md").read_text(encoding="utf-8")
+
+
+def test_a_runner_of_two_ranks_is_asked_what_it_answers_as_one_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--ranks", "2", "--case", "51", "--case", "12.39-40", "--generation", "H"]) == 0
+    assert capsys.readouterr().out.endswith("cases: 1; runs: 1; passed: 1\n")
