@@ -48,6 +48,57 @@ def digest_of(store: Store, document: Mapping[str, object]) -> str:
     return str(store.add_blob(data, MANIFEST)["digest"])
 
 
+def anchor(store: Store, tag: Path) -> None:
+    """Leaves `old` to releases before 0.40: the child for MLX, whose layers name the list and its own manifest too."""
+    document = tag.resolve().read_bytes()
+    extra = [store.add_blob(document, LIST), store.add_blob(json.dumps(store.manifest).encode(), MANIFEST)]
+    store.manifest = {**store.manifest, "runner": "mlx", "layers": [*store.layers, *extra]}
+
+
+def pull(store: Store) -> None:
+    tag = write_list(store.models_dir, "old", [("llamacpp", GGUF), ("mlx", copied(store, "new"))])
+    store.blob(digest_of(store, GGUF)).unlink()
+    anchor(store, tag)
+
+
+def create(store: Store) -> None:
+    write_tag(store.models_dir, "old", copied(store, "new"))
+    shutil.rmtree(store.models_dir / "manifests")
+
+
+def copy(store: Store) -> None:
+    """Of a list: it is narrowed to what is there."""
+    write_list(store.models_dir, "old", [("mlx", copied(store, "new"))])
+    shutil.rmtree(store.models_dir / "manifests")
+
+
+def remove_child(store: Store) -> None:
+    pull(store)
+    write_list(store.models_dir, "old", [("mlx", copied(store, "new"))])
+
+
+def downgrade(store: Store) -> None:
+    """A pull by an older release, whose pruning takes what it does not know."""
+    write_tag(store.models_dir, "old", store.manifest).resolve().unlink()
+    store.manifest = copied(store, "new")
+
+
+def convert(store: Store) -> None:
+    """By llama.cpp's runner, whose models lie in the old tree too, by their digests."""
+    anchor(store, write_list(store.models_dir, "old", [("mlx", copied(store, "new")), ("llamacpp", GGUF)]))
+    shadow = store.models_dir / "manifests/registry.ollama.ai/library/llamacpp" / digest_of(store, GGUF)[7:]
+    shadow.parent.mkdir()
+    shadow.write_text(json.dumps(GGUF))
+
+
+@pytest.mark.parametrize("command", [pull, create, copy, remove_child, downgrade, convert])
+def test_what_each_command_leaves_is_opened(command: Callable[[Store], None], store: Store) -> None:
+    command(store)
+    assert mark(store, "old") == "new"
+    assert check(store, "old").loads
+    assert [name.short for name, _ in stored_tags(store.models_dir) if name.model == "old"] == ["old:latest"]
+
+
 @pytest.mark.parametrize("form", ["link", "copy", "hard link"])
 def test_a_tag_of_the_new_tree_comes_first(form: str, store: Store) -> None:
     for name in ("new", "old"):

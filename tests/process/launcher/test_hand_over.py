@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -16,7 +17,7 @@ from runner.commands.check.facts import inspect
 from runner.ollama.plan import find_media
 from scripts.tools.host.lib import free_port
 from scripts.tools.models.sources import Published
-from scripts.tools.models.store import Store, write_store
+from scripts.tools.models.store import MANIFEST, Store, write_list, write_store
 from tests.process.launcher.standin import (
     COMMAND,
     WAIT_S,
@@ -113,6 +114,13 @@ def with_a_block_more(store: Store) -> None:
     change_vision(store, depth=1)
 
 
+def in_a_list(store: Store) -> None:
+    """The tag is as hosts from 0.40 leave it."""
+    other = {"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}
+    write_list(store.models_dir, NAME, [("llamacpp", other), ("mlx", store.manifest)])
+    shutil.rmtree(store.models_dir / "manifests")
+
+
 def change_vision(store: Store, **changes: object) -> None:
     config = config_of(store)
     vision = config["vision_config"]
@@ -171,6 +179,7 @@ def test_models_that_ours_refuses_are_taken_over(
 ) -> None:
     text_only(store)
     fault(store)
+    in_a_list(store)
     for mode in ("auto", "refused"):
         with host(installation, tmp_path, store, MLX_RUNNER_HAND_OVER=mode) as running:
             line = told(check_taken_over(running, installation), "handing over")
@@ -235,6 +244,7 @@ def test_a_model_whose_tower_no_runner_could_load_is_kept_as_text(
     installation: Installation, tmp_path: Path, seeing: Store, library: Path, fault: type
 ) -> None:
     fault(seeing)
+    in_a_list(seeing)
     with host(installation, tmp_path, seeing) as running:
         lines = served_here(running)
     assert not any("hand" in line for line in lines)
