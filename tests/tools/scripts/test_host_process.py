@@ -148,6 +148,27 @@ async def test_a_chat_of_several_turns_streamed_and_whole(host: Served) -> None:
             assert count > cached > count // 4
 
 
+async def test_questions_are_decided_by_probabilities_and_nothing_is_embedded(host: Served) -> None:
+    questions = {
+        "letter": {"type": "choice", "instructions": "Which?", "criteria": {"a": "one", "b": "two", "c": "three"}},
+        "level": {"type": "score", "instructions": "How much?", "criteria": ["none", "some"]},
+    }
+    body = {"model": "demo", "state": "Hello", "questions": questions}
+    told, again = [(await ask(host, "/v1/systemone", body)).last for _ in range(2)]
+    answers, usage = told["answers"], told["usage"]
+    assert isinstance(answers, dict)
+    assert isinstance(usage, dict)
+    assert [sum(answers[name]["probabilities"].values()) for name in questions] == [pytest.approx(1)] * 2
+    assert again["answers"] == answers
+    assert again["prompt_eval_cached_count"] == usage["input_tokens"] - 2
+    long = await ask(host, "/v1/systemone", {**body, "state": "x" * 20000})
+    assert long.status == 400
+    assert "input is never truncated" in str(long.last["error"])
+    for path, status in (("/api/embed", 501), ("/api/embeddings", 500)):
+        answer = await ask(host, path, {"model": "demo", "input": ["a", "b"], "prompt": "a"})
+        assert answer == (status, "application/json", [{"error": "this model does not support embeddings"}])
+
+
 def test_ctrl_c_ends_it_and_its_runner(tmp_path: Path) -> None:
     """Also: a directory as the model, another generation, and words for the runner."""
     with served(["scripts/demo_model", "--generation", "F", "--", "--cache", "none"], tmp_path) as host:
