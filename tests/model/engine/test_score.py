@@ -20,7 +20,7 @@ from runner.engine.request import Request
 from runner.model.weights.dtype import in_float32
 from runner.model.weights.load import LoadedModel
 from runner.sampling import SamplingOptions
-from scripts.tools.models.tiny import VOCAB, tiny, words
+from scripts.tools.models.tiny import KINDS, VOCAB, tiny, words
 from tests.lib.seeing import fresh
 from tests.lib.seeing_engine import NotingPolicy
 from tests.lib.tiny_engine import (
@@ -38,7 +38,6 @@ from tests.lib.tiny_engine import (
 from tests.model.engine.test_stats import stats
 
 CANDIDATES = (5, 0, VOCAB - 1)
-KINDS = ("llama", "gemma3", "mamba2", "qwen3_next", "quantized", "llama4", "deepseek_v3")
 
 
 def expected(name: str, prompt: list[int]) -> list[float]:
