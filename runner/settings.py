@@ -387,6 +387,10 @@ class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
     verify: Annotated[bool, _serving("verify every blob, and try the model on this device")] = False
     """Verify the SHA-256 of every blob of the model; then load it, which takes time and memory as serving does, and try
     on this device whether its answers may be computed together and drafted."""
+    format: Annotated[Path | None, _serving("compile the JSON schema in FILE, as for a request [none]")] = None
+    """A file with a JSON schema, or with any other `Format`, as JSON; `-` is standard input. It
+    is compiled for the model as for a request, and reported as enforced, as enforced in part with the first part that
+    is left out, or as refused, with the message that a client would get; then the exit status is 1."""
     memory: Annotated[Bound, _AS_SERVER] = Bound(percent=MEMORY_PERCENT)
     disk_cache: Annotated[Path | None, _AS_SERVER] = None
     draft: Annotated[str, _AS_SERVER] = DRAFT_AUTO

@@ -82,8 +82,8 @@ CHECK = Command(
     "mlx-runner check",
     "NAME|DIR [flags]",
     "Reads the headers of a model, not its weights, and reports what it is and every problem that would keep it from"
-    " loading. With --verify, also reads and tries all of it. Exit status 0: it would load; 1: it would not; 2: the"
-    " command line is wrong.",
+    " loading. With --verify, also reads and tries all of it. Exit status 0: it would load; 1: it would not, or the"
+    " format is refused; 2: the command line is wrong.",
     "The flags mean the same as for `mlx-runner`, and have the same environment variables.",
     Argument("what to check", "model", "NAME|DIR", "a model in the Ollama store, or a Hugging Face style directory"),
     CheckSettings,

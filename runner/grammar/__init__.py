@@ -12,5 +12,5 @@ is compiled, then to the engine thread, together with its `Guide`, until the ans
 `compiler` run in the forked processes.
 
 Read in this order: `messages`, `worker_pool`, `fork_server`; then the forked side: `worker_process`, `compiler`,
-`rewriter`, `format_to_lark`, `explain_error`.
+`rewriter`, `format_to_lark`, `explain_error`. `dry_run` is for `mlx-runner check --format`.
 """

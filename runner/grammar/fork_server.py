@@ -51,9 +51,12 @@ class ForkServer(NamedTuple):
         self._order(SLOW, number)
 
     def close(self) -> None:
-        """Closes this end; the process ends if it has not."""
+        """Closes this end, and ends the process if it has not."""
         if self.control is not None:
             self.control.close()
+        if self.process is not None:
+            self.process.kill()  # it may not end by itself, and the event loop waits for it
+            self.process.wait()
 
     def _order(self, order: bytes, number: int) -> None:
         if self.control is not None:
@@ -91,9 +94,7 @@ async def start_fork_server(setup: CompilerSetup) -> ForkServer:
     except msgspec.DecodeError:
         fault = "Format: the compiler process sent an unreadable message"
     if fault:
-        control.close()
-        process.kill()  # it may not end by itself, and the event loop waits for it
-        process.wait()
+        ForkServer(process, control).close()
         return ForkServer(fault=fault)
     return ForkServer(process, control)
 

@@ -14,12 +14,15 @@ import msgspec
 
 from protocol.format import Format
 from runner.engine.guide import Follow, Grammar, Guide, State
-from runner.engine.parts import Parts, Wing
+from runner.engine.parts import Examined, Facts, Parts, Wing
 from runner.errors import RequestError
 from runner.grammar.fork_server import ForkServer, start_fork_server
 from runner.grammar.messages import COMPILE_S, Compile, CompilerSetup, Inbox, encode_message
 from runner.logs import Log
+from runner.model import OpenedModel
+from runner.settings import CheckSettings
 from runner.sizes import shown
+from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
 _GRAMMAR_BYTES = 4 << 20
@@ -207,7 +210,7 @@ class WorkerPool:
 
     async def _compile(self, key: bytes, grammar: Future[Grammar]) -> None:
         try:
-            worker, beginning = await self._worker(key)
+            worker, beginning = await self.compiled(key)
         except RequestError as error:
             if grammar.set_running_or_notify_cancel():
                 grammar.set_exception(error)
@@ -216,14 +219,17 @@ class WorkerPool:
                 grammar.set_exception(error)
             raise
         else:
+            if beginning.left_out:
+                log.warning("a schema is not enforced in all parts", left_out=beginning.left_out)
             ready = WorkerGrammar(worker, beginning, self._size)
             if grammar.set_running_or_notify_cancel():
                 grammar.set_result(ready)
             else:
                 ready.release()
 
-    async def _worker(self, key: bytes) -> tuple[Worker, State]:
-        """Returns a worker that has compiled the format, with the state at the beginning of an answer."""
+    async def compiled(self, key: bytes) -> tuple[Worker, State]:
+        """Returns a worker that has compiled the format, which is `key` as JSON, with the state at the beginning of an
+        answer. Raises RequestError for an invalid format."""
         if (worker := self._take_kept(key)) is not None:
             with suppress(RequestError):  # the process may have ended
                 return worker, await self._beginning(worker)
@@ -264,8 +270,6 @@ class WorkerPool:
             raise RequestError(f"Format: {why}") from None
         if state.error:
             raise RequestError(state.error)
-        if state.left_out:
-            log.warning("a schema is not enforced in all parts", left_out=state.left_out)
         return state
 
     def _make_way(self, worker: Worker) -> None:
@@ -333,20 +337,42 @@ class WorkerPool:
         if self._fork_server is not None and self._fork_server.done():
             self._fork_server.result().kill(worker.number)
 
+    async def close(self) -> None:
+        """Ends all processes; nothing may be compiling. A runner does without: they end when it does."""
+        for worker in [*self._busy, *self._kept]:
+            self._end(worker)
+        if self._fork_server is not None:
+            (await self._fork_server).close()
+
+
+def pool_for(model: OpenedModel, tokenizer: Tokenizer, running: int, free_bytes: int) -> WorkerPool:
+    """Returns the workers for a model, at most `running` of whose answers are computed at once, which leaves
+    `free_bytes` of the memory."""
+    files = {name: os.fsencode(file.path) for name, file in model.checkpoint.files.items()}
+    setup = CompilerSetup(files, merge_eos=not model.checkpoint.from_store, vocab_size=model.vocab_size)
+    size = tokenizer.vocab_size
+    workers = WorkerPool(setup, min(model.vocab_size or size, size), running)
+    workers.worker_bytes = max(_LEAST_WORKER_BYTES, min(workers.worker_bytes, free_bytes // _WORKER_SHARE))
+    workers.most_kept_bytes = min(workers.most_kept_bytes, free_bytes // _KEPT_SHARE)
+    return workers
+
 
 class GrammarWing(Wing):
     """Structured output. Processes start with the first format."""
 
     name = "grammar"
 
+    def facts(self, settings: CheckSettings, found: Examined | None) -> Facts | None:
+        """Compiles the format that `--format` names."""
+        if settings.format is None or found is None:
+            return None
+        from runner.grammar.dry_run import format_facts  # only `check` needs it
+
+        return format_facts(settings.format, found)
+
     def plug(self, parts: Parts) -> None:
         """Makes the workers, for which the budget has what the model leaves."""
-        model, size = parts.model, parts.tokenizer.vocab_size
-        files = {name: os.fsencode(file.path) for name, file in model.checkpoint.files.items()}
-        setup = CompilerSetup(files, merge_eos=not model.checkpoint.from_store, vocab_size=model.vocab_size)
-        workers = WorkerPool(setup, min(model.vocab_size or size, size), parts.settings.parallel)
-        workers.worker_bytes = max(_LEAST_WORKER_BYTES, min(workers.worker_bytes, parts.free_bytes // _WORKER_SHARE))
-        workers.most_kept_bytes = min(workers.most_kept_bytes, parts.free_bytes // _KEPT_SHARE)
+        workers = pool_for(parts.model, parts.tokenizer, parts.settings.parallel, parts.free_bytes)
         parts.formats = workers
         if parts.shares_memory:
             parts.grammar_bytes = _GRAMMAR_BYTES

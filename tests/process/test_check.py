@@ -1,17 +1,21 @@
 """`mlx-runner check` as a process: what it prints where, its exit status, and what it leaves alone."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import ROOT
 from tests.process.conftest import MAIN, RUNNER, SENTENCEPIECE
 
 
-def check(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def check(*words: str, given: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*RUNNER, "check", *words],
+        input=given,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -56,3 +60,30 @@ def test_a_result_that_cannot_be_written_is_an_error(models_dir: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("Error: write to standard output: ")
     assert done.stderr.count("\n") == 1
+
+
+FORMATS = {
+    '{"type": "object"}': ("whole", None),
+    '"json"': ("whole", None),
+    '{"type": "string", "format": "path"}': ("in part", "Unknown format: path - at `$` of the JSON schema"),
+    '{"type": "text"}': ("not at all", "Format: Invalid type: text - at `$` of the JSON schema"),
+    '{"type": ': ("not at all", "Format: Input data was truncated"),
+    "null\n": ("not at all", "the file asks for no format"),
+}
+"""A format -> what a request with it gets, and why."""
+
+
+@pytest.mark.parametrize("text", FORMATS)
+def test_a_format_is_compiled_as_for_a_request(text: str, models_dir: Path) -> None:
+    enforced, why = FORMATS[text]
+    done = check(MAIN, "--format", "-", "--json", given=text, OLLAMA_MODELS=str(models_dir))
+    assert json.loads(done.stdout)["format"] == {"enforced": enforced, "why": why}
+    assert (done.returncode, done.stderr) == (int(enforced == "not at all"), "")
+
+
+def test_the_report_has_a_line_for_a_format(models_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "string", "format": "path"}')
+    done = check(MAIN, "--format", str(tmp_path / "schema.json"), OLLAMA_MODELS=str(models_dir))
+    assert "\nformat        enforced in part, without this: Unknown format: path - at `$` of the JSON" in done.stdout
+    done = check(MAIN, "--format", str(tmp_path), OLLAMA_MODELS=str(models_dir))
+    assert (done.returncode, done.stderr) == (1, f"Error: --format {tmp_path}: is a directory\n")

@@ -194,7 +194,7 @@ def test_every_flag_of_check_has_its_variable() -> None:
         "kernels": "off",
         "blas-threads": "2",
     }
-    examples |= {"disk-cache": "/kept"}
+    examples |= {"disk-cache": "/kept", "format": "schema.json"}
     assert set(examples) == {flag.name for flag in CHECK_FLAGS}
     variables = {flag.variable: examples[flag.name] for flag in CHECK_FLAGS}
     by_variable = parse_check([], {**variables, "MLX_RUNNER_MODEL": "m"})

@@ -16,7 +16,7 @@ _STDOUT = 1
 
 
 def check(settings: CheckSettings) -> NoReturn:
-    """Prints the report and ends the process: status 0 if the model would load, else 1."""
+    """Prints the report and ends the process: status 1 if the model would not load, or its format is refused."""
     if settings.verify:
         log.debug("trying the model", **cpu.preload_for(settings)._asdict())
     try:
@@ -35,4 +35,5 @@ def check(settings: CheckSettings) -> NoReturn:
         pass  # the reader has closed the pipe, as `head` does
     except OSError as error:
         raise RunnerError(f"write to standard output: {(error.strerror or str(error)).lower()}") from error
-    sys.exit(0 if found.loads else 1)
+    refused = found.format is not None and found.format.enforced == "not at all"
+    sys.exit(0 if found.loads and not refused else 1)

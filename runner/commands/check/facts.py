@@ -131,6 +131,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: TokenizerFacts | None
     pictures: Facts | None
     drafts: Facts | None
+    format: Facts | None
+    """What a request with the format would get; None without `--format`."""
     ranks: RankFacts | None
     trial: TrialFacts | None
     """What a trial on this device found; None without `--verify`."""
@@ -197,6 +199,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         tokenizer=_tokenizer_facts(tokenizer, opened) if tokenizer else None,
         pictures=facts.get("pictures"),
         drafts=facts.get("drafts"),
+        format=facts.get("grammar"),
         ranks=rank_facts(found, settings.dtype, budget_bytes),
         trial=trial,
         disk=facts.get("disk"),

@@ -72,6 +72,8 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "pictures", plain(found.pictures.text)
     if found.drafts:
         yield "drafts", plain(found.drafts.text)
+    if found.format:
+        yield "format", plain(found.format.text)
     if found.ranks:
         yield "ranks", _ranks(found.ranks)
     if found.trial:

@@ -1,0 +1,53 @@
+"""Tells what a request with a format would get: the line of `mlx-runner check --format`."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from protocol import Format, FormatError, decode_format
+from runner.engine.parts import Examined, Facts
+from runner.errors import RequestError, RunnerError
+from runner.grammar.worker_pool import WorkerPool, pool_for
+
+
+class FormatFacts(Facts, frozen=True, kw_only=True):
+    """What a request with the format gets."""
+
+    enforced: Literal["whole", "in part", "not at all"]
+    why: str | None = None
+    """The first part that is left out, as the log names it, or the message with which the request is refused."""
+
+    @property
+    def text(self) -> str:
+        """The line of the report."""
+        what = {"whole": "enforced", "in part": "enforced in part, without this", "not at all": "refused"}
+        return what[self.enforced] + (f": {self.why}" if self.why else "")
+
+
+def format_facts(path: Path, found: Examined) -> FormatFacts:
+    """Compiles the format in this file, or from standard input if its name is `-`, in a process like that of serving,
+    with its limits. Raises RunnerError if it cannot be read."""
+    try:
+        text = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    except OSError as error:
+        raise RunnerError(f"--format {path}: {(error.strerror or str(error)).lower()}") from error
+    free_bytes = found.budget_bytes - found.types.nbytes(found.loaded.module)
+    try:
+        wanted = decode_format(text.strip())
+        if wanted is None:
+            return FormatFacts(enforced="not at all", why="the file asks for no format")
+        left_out = asyncio.run(_left_out(wanted, pool_for(found.model, found.tokenizer, 1, free_bytes)))
+    except (FormatError, RequestError) as error:
+        return FormatFacts(enforced="not at all", why=str(error))
+    return FormatFacts(enforced="in part", why=left_out) if left_out else FormatFacts(enforced="whole")
+
+
+async def _left_out(wanted: Format, workers: WorkerPool) -> str:
+    try:
+        _, beginning = await workers.compiled(msgspec.json.encode(wanted))
+        return beginning.left_out
+    finally:
+        await workers.close()
