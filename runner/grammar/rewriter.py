@@ -193,6 +193,7 @@ class _Rewriter:
         for schema in [*subschemas(self._root)]:
             self._forget_what_asks_nothing(schema)
             self._tame_numbers(schema)
+            self._spell_out_nothing(schema)
             self._spell_out_sets(schema)
             self._place_contained(schema)
             self._list_names(schema)
@@ -215,6 +216,12 @@ class _Rewriter:
             bound = schema.get(key)
             if isinstance(bound, int | float) and bound * sign > largest:
                 schema[key] = largest * sign
+
+    def _spell_out_nothing(self, schema: Schema) -> None:
+        """Says in llguidance's words that no value satisfies the schema."""
+        if schema.get("not") in ({}, True):
+            del schema["not"]
+            schema["allOf"] = [False]
 
     def _spell_out_sets(self, schema: Schema) -> None:
         """Lists the arrays of different items, where the items have few values."""

@@ -15,6 +15,13 @@ INTEGER: Schema = {"type": "integer"}
 COLOR: Schema = {"$defs": {"Color": {"enum": ["red", "blue"], "title": "Color", "type": "string"}}}
 MODEL: Schema = {"properties": {"x": {"title": "X", **INTEGER}}, "required": ["x"], "title": "A", "type": "object"}
 UUID4 = "^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12})$"
+EMAIL = r"^(?:[A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]@(?:[A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+CAT, DOG = ({"type": "object", "properties": {"is": {"const": each}}, "required": ["is"]} for each in ("cat", "dog"))
+DATE_TIME = (
+    r"^(?:(?:\d\d[2468][048]|\d\d[13579][26]|\d\d0[48]|[02468][048]00|[13579][26]00)-02-29|\d{4}-(?:("
+    r"?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|(?:02)-(?:0[1-9]|1"
+    r"\d|2[0-8])))T(?:(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d+)?(?:Z))$"
+)
 ENFORCED = ""
 PYDANTIC: dict[str, tuple[Schema, str]] = {
     "BaseModel": (MODEL, ENFORCED),
@@ -105,8 +112,80 @@ ZOD: dict[str, tuple[Schema, str]] = {
     "tuple with a rest": ({"type": "array", "prefixItems": [STRING], "items": INTEGER, "minItems": 1}, ENFORCED),
     "nullable": ({"type": ["string", "null"]}, ENFORCED),
     "lazy": ({"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}, ENFORCED),
+    "looseObject": ({**MODEL, "additionalProperties": {}}, ENFORCED),
+    "catchall": ({**MODEL, "additionalProperties": STRING}, ENFORCED),
+    "looseRecord": ({"type": "object", "patternProperties": {"^a": INTEGER}}, ENFORCED),
+    "literal": ({"enum": ["a", 1, None]}, ENFORCED),
+    "templateLiteral": ({**STRING, "pattern": r"^a-?\d+(?:\.\d+)?$"}, ENFORCED),
+    "discriminatedUnion": ({"oneOf": [CAT, DOG]}, ENFORCED),
+    "json": (
+        {
+            "anyOf": [
+                *({"type": each} for each in ("string", "number", "boolean", "null")),
+                {"type": "array", "items": {"$ref": "#"}},
+                {"type": "object", "propertyNames": STRING, "additionalProperties": {"$ref": "#"}},
+            ]
+        },
+        ENFORCED,
+    ),
+    "email": ({**STRING, "format": "email", "pattern": EMAIL}, ENFORCED),
+    "url": ({**STRING, "format": "uri"}, ENFORCED),
+    "iso.datetime": ({**STRING, "format": "date-time", "pattern": DATE_TIME}, ENFORCED),
+    "iso.time": ({**STRING, "pattern": r"^(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?$"}, ENFORCED),
+    "hostname": (
+        {**STRING, "format": "hostname", "pattern": r"^(?=.{1,253}\.?$)[a-z0-9]+(?:\.[a-z]+)*$"},
+        "look-around",
+    ),
+    "iso.duration": ({**STRING, "format": "duration", "pattern": r"^P(?:(\d+W)|(?!.*W)(\d+Y)?)$"}, "look-around"),
+    **{
+        name: ({**STRING, "format": form, "pattern": pattern}, f"Unknown format: {form}")
+        for name, form, pattern in (
+            ("cuid2", "cuid2", "^[0-9a-z]+$"),
+            ("nanoid", "nanoid", "^[a-zA-Z0-9_-]{21}$"),
+            ("e164", "e164", r"^\+[1-9]\d{6,14}$"),
+            ("hash", "sha256_hex", "^[0-9a-fA-F]{64}$"),
+            ("lowercase", "lowercase", "^[^A-Z]*$"),
+            ("includes", "includes", "a"),
+        )
+    },
+    "jwt": ({**STRING, "format": "jwt"}, "Unknown format: jwt"),
+    "file": ({**STRING, "format": "binary", "contentEncoding": "binary"}, "Unknown format: binary"),
+    "record of emails": (
+        {"type": "object", "propertyNames": {"format": "email", "pattern": EMAIL}, "additionalProperties": INTEGER},
+        "propertyNames",
+    ),
+    "never": ({"not": {}}, "not"),
 }
-CAT, DOG = ({"type": "object", "properties": {"is": {"const": each}}, "required": ["is"]} for each in ("cat", "dog"))
+ZOD_3: dict[str, tuple[Schema, str]] = {
+    "set": ({"type": "array", "uniqueItems": True, "items": STRING}, "uniqueItems"),
+    "set of an enum": ({"type": "array", "uniqueItems": True, "items": {"enum": ["a", "b"]}}, ENFORCED),
+    "map": (
+        {
+            "type": "array",
+            "maxItems": 125,
+            "items": {"type": "array", "items": [STRING, INTEGER], "minItems": 2, "maxItems": 2},
+        },
+        ENFORCED,
+    ),
+    "record of an enum": (
+        {"type": "object", "additionalProperties": INTEGER, "propertyNames": {"enum": ["a", "b"]}},
+        ENFORCED,
+    ),
+    "bigint": ({**INTEGER, "format": "int64"}, ENFORCED),
+    "optional": ({"anyOf": [{"not": {}}, STRING]}, ENFORCED),
+    "two patterns": ({**STRING, "allOf": [{"pattern": "^a"}, {"pattern": "b$"}]}, ENFORCED),
+    "ip": ({**STRING, "anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}, ENFORCED),
+    "base64": ({**STRING, "contentEncoding": "base64"}, ENFORCED),
+    "the same object twice": (
+        {"type": "object", "properties": {"a": MODEL, "b": {"$ref": "#/properties/a"}}, "required": ["a", "b"]},
+        ENFORCED,
+    ),
+    "intersection": (
+        {"allOf": [MODEL, {"type": "object", "properties": {"b": INTEGER}}], "unevaluatedProperties": False},
+        "unevaluatedProperties",
+    ),
+}
+"""What zod-to-json-schema writes for the types of zod 3, where it differs."""
 OPENAPI: dict[str, tuple[Schema, str]] = {
     **{each: ({**INTEGER, "format": each}, ENFORCED) for each in ("int32", "int64")},
     **{each: ({"type": "number", "format": each}, ENFORCED) for each in ("float", "double")},
@@ -117,7 +196,7 @@ OPENAPI: dict[str, tuple[Schema, str]] = {
 }
 TYPES = {
     f"{name} of {library}": row
-    for library, rows in (("pydantic", PYDANTIC), ("zod", ZOD), ("OpenAPI", OPENAPI))
+    for library, rows in (("pydantic", PYDANTIC), ("zod", ZOD), ("zod 3", ZOD_3), ("OpenAPI", OPENAPI))
     for name, row in rows.items()
 }
 
@@ -129,11 +208,16 @@ def test_each_type_is_enforced_or_the_log_says_what_is_not(name: str) -> None:
     assert left_out in grammar.left_out
     assert bool(left_out) == bool(grammar.left_out)
     found = walk(grammar.guide(), tokenizer, random, Impatient(tokenizer, random))
-    if not left_out:
+    if not left_out and name != "map of zod 3":  # its list of items is of a draft that the judge does not know
         answers = [spelled(found.tokens[:count], tokenizer) for count in found.complete]
         assert [fault(schema, answer) for answer in answers] == [""] * len(answers)
 
 
-def test_what_zod_writes_for_null_in_openapi_contradicts_itself() -> None:
-    with pytest.raises(RequestError, match="incompatible types"):
-        compiler_of(words_tokenizer()).compile(format_of({"type": "string", "nullable": True, "enum": [None]}))
+def test_what_zod_writes_and_contradicts_itself_is_refused() -> None:
+    contradictions: list[Schema] = [
+        {"type": "string", "nullable": True, "enum": [None]},  # null in OpenAPI
+        {"type": "string", "allOf": [{"pattern": r"^\d\.\d/\d$"}, {"pattern": r"^[a-f]*:/\d$"}]},  # cidr of zod 3
+    ]
+    for schema in contradictions:
+        with pytest.raises(RequestError, match=r"incompatible types|Regex is empty"):
+            compiler_of(words_tokenizer()).compile(format_of(schema))
