@@ -212,6 +212,13 @@ def test_a_module_of_mlx_lm_that_is_no_model_is_no_architecture(model_type: str,
         load(opened_with(tmp_path, "llama", architectures=["Foo"], model_type=model_type))
 
 
+@pytest.mark.parametrize("name", ["EmbeddingGemma2Model", "BertModel"])
+def test_a_model_of_embeddings_alone_is_left_to_ollamas_runner(name: str, tmp_path: Path) -> None:
+    """In the words that let the launcher hand it over. What it completes, the host refuses by its capabilities."""
+    with pytest.raises(ModelError, match=f"^unsupported architecture: {name}$"):
+        opened_with(tmp_path, "llama", architectures=[name], model_type="embedding")
+
+
 def test_the_same_tensor_under_two_names_is_refused(store: Store) -> None:
     tensors = store.tensors("model.norm.weight")
     store.put_tensors("again", {"language_model.model.norm.weight": tensors["model.norm.weight"]})
