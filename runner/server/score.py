@@ -6,6 +6,7 @@ the cache, and leaves when its client does. Everything is checked before anythin
 
 import json
 from collections.abc import Generator, Iterator, Sequence
+from hashlib import sha256
 from http import HTTPStatus
 
 from aiohttp import web
@@ -34,6 +35,9 @@ from runner.tokenizer import Tokenizer
 _END = object()
 _LONG = 1 << 12
 """Characters. A longer end of a prompt, which is tokenized for each candidate, lets others have a turn in between."""
+_MOST_KNOWN = 4096
+"""Rows whose candidates are known, by the digest of their texts: a repeat does not tokenize them again."""
+_Known = dict[bytes, list[int]]
 _AT_ONCE = 2
 """The rows of one client that are computed at once: from the second one the cache learns where their prefixes part."""
 
@@ -45,6 +49,7 @@ class ScoreEndpoint:
         self._engine = engine
         self._threads = threads
         self._bodies = bodies
+        self._known = _Known()
 
     async def post(self, http: web.Request) -> web.Response:
         """Scores all rows. The server cancels this when the client disconnects."""
@@ -52,7 +57,7 @@ class ScoreEndpoint:
         with self._bodies.body() as held:
             body = Body()
             await held.read(http, MOST_TEXT_BYTES + (MOST_MEDIA_BYTES if vision.sees else 0), body.take)
-            steps = _checked(body.chunks, self._engine)
+            steps = _checked(body.chunks, self._engine, self._known)
             requests = []
             while (step := await self._threads.run(body.size, next, steps, _END)) is not _END:
                 requests += [step] if isinstance(step, Request) else []
@@ -78,9 +83,9 @@ class ScoreEndpoint:
                         raise RequestError(text, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def _checked(chunks: Sequence[bytes], engine: Engine) -> Iterator[Request | None]:
+def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Iterator[Request | None]:
     """Yields a request for each row, and None where others may have a turn. Raises RequestError, in the words that
-    hosts know."""
+    hosts know. Several threads may share `known`."""
     tokenizer, (context_length, vocab_size) = engine.tokenizer, engine.limits
     try:
         wanted = decode_score(b"".join(chunks))
@@ -101,7 +106,12 @@ def _checked(chunks: Sequence[bytes], engine: Engine) -> Iterator[Request | None
         _refuse_count(number, len(prompt), wanted.max_tokens)
         if max(prompt if shown is None else shown.keys) >= vocab_size > 0:
             raise RequestError(f"prompt {number} has tokens that the model does not have")
-        candidates = yield from _candidates(number, row, text, last, tokenizer)
+        key = sha256(json.dumps([text, row.candidates]).encode()).digest()
+        if (candidates := known.get(key)) is None:
+            candidates = yield from _candidates(number, row, text, last, tokenizer)
+            if len(known) >= _MOST_KNOWN:
+                known.clear()
+            known[key] = candidates
         if len(set(candidates)) < len(candidates) or max(candidates) >= (vocab_size or tokenizer.vocab_size):
             raise RequestError(f"prompt {number} has invalid or duplicate candidate tokens")
         yield Request(

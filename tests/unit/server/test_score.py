@@ -95,13 +95,9 @@ async def test_a_client_that_leaves_ends_its_rows(client: Client, engine: Script
             await asyncio.sleep(0.001)
 
 
-async def test_only_the_last_message_is_tokenized_for_each_candidate(
-    client: Client, engine: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = {"tokenizer.json": json.dumps(byte_level(ALL_BYTES, ["<|turn|>"])).encode(), "config.json": b"{}"}
-    engine.tokenizer = open_tokenizer(files.get)
-    engine.limits = engine.limits._replace(context_length=10_000, vocab_size=0)
-    sizes = []
+def sizes_encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list that grows by the size of each text that is tokenized."""
+    sizes: list[int] = []
     encode = Tokenizer.encode_without_bos
 
     def counted(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -109,6 +105,29 @@ async def test_only_the_last_message_is_tokenized_for_each_candidate(
         return encode(tokenizer, text)
 
     monkeypatch.setattr(Tokenizer, "encode_without_bos", counted)
+    return sizes
+
+
+async def test_a_repeat_is_tokenized_once(client: Client, engine: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = sizes_encoded(monkeypatch)
+    found = []
+    for wanted in ("ABC", "ABC", "CBA"):
+        body = {"max_tokens": CONTEXT, "rows": rows("one", candidates=wanted)}
+        posted = asyncio.create_task(client.post("/v1/score", json=body))
+        request = await engine.next()
+        found.append((request.sampling.candidates, len(sizes)))
+        scored(engine, request, -1, -2, -3, cached=0)
+        assert (await posted).status == 200
+    assert found == [((65, 66, 67), 4), ((65, 66, 67), 5), ((67, 66, 65), 9)]
+
+
+async def test_only_the_last_message_is_tokenized_for_each_candidate(
+    client: Client, engine: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"tokenizer.json": json.dumps(byte_level(ALL_BYTES, ["<|turn|>"])).encode(), "config.json": b"{}"}
+    engine.tokenizer = open_tokenizer(files.get)
+    engine.limits = engine.limits._replace(context_length=10_000, vocab_size=0)
+    encode, sizes = Tokenizer.encode_without_bos, sizes_encoded(monkeypatch)
     prompt = "x" * 5000 + "<|turn|>x<|turn|>answer: "
     body = {"max_tokens": 10_000, "rows": rows(prompt, candidates="ABCDEFG")}
     posted = asyncio.create_task(client.post("/v1/score", json=body))
