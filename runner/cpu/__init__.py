@@ -156,8 +156,8 @@ def _preload_kernels(choice: str, threads: Threads) -> str:
 
 
 def _opened_kernels(choice: str, *, before: bool = False) -> ctypes.CDLL:
-    """Returns the library, which nothing uses yet. Raises OSError with the reason if it cannot serve here; `before` says
-    that it must come before MLX."""
+    """Returns the library, which nothing uses yet. Raises OSError with the reason if it cannot serve here, or if it must
+    come `before` MLX and does not."""
     if choice == "off":
         raise OSError("--kernels off")
     if before and "mlx.core" in sys.modules:

@@ -173,6 +173,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         raise NotImplementedError
 
+    @property
+    def is_fault(self) -> bool:
+        """True if `check` has failed for it, although the model would load."""
+        return False
+
 
 class Wing:
     """A capability beside the core, as it joins an engine that is being built. No step needs to do anything; what one

@@ -21,6 +21,10 @@ class FormatFacts(Facts, frozen=True, kw_only=True):
     """The first part that is left out, as the log names it, or the message with which the request is refused."""
 
     @property
+    def is_fault(self) -> bool:
+        return self.enforced == "not at all"
+
+    @property
     def text(self) -> str:
         """The line of the report."""
         what = {"whole": "enforced", "in part": "enforced in part, without this", "not at all": "refused"}
