@@ -49,7 +49,7 @@ def wings_of(settings: Settings | CheckSettings) -> Iterator[Wing]:
     from runner.pictures.wing import PicturesWing
 
     yield PicturesWing()
-    from runner.grammar.worker_pool import GrammarWing
+    from runner.grammar.wing import GrammarWing
 
     yield GrammarWing()
     if settings.disk_cache is not None:

@@ -33,6 +33,7 @@ _OWN = "MLX's own"
 _SETS = {4: "NEON", 8: "AVX2", 16: "AVX-512"}
 """The number of float32 numbers in a vector -> the instruction set."""
 _WIDEST = max(_SETS)
+_KERNELS = "_kernels.*.so"
 
 
 class Blas(NamedTuple):
@@ -123,7 +124,7 @@ def preload_for(settings: Wanted) -> Preloaded:
 def find_kernels(choice: str = "auto") -> str:
     """Returns the description of the kernels that `preload` would put in front of MLX, without doing so."""
     try:
-        return _described(_opened_kernels(choice).kernels_use(0, None, 0, 0))
+        return _described(_opened_kernels(choice))
     except OSError as error:
         return f"{_OWN} ({error})"
 
@@ -150,34 +151,35 @@ def _preload_kernels(choice: str, threads: Threads) -> str:
         shim.shim_start.restype = ctypes.c_void_p
         share = ctypes.c_void_p(shim.shim_start(*threads))
         ctypes.CDLL(library._name, mode=ctypes.RTLD_GLOBAL)  # from now on it stands before libmlx
-        return _described(library.kernels_use(_WIDEST, share, *threads))
+        library.kernels_use(_WIDEST, share, *threads)
+        return _described(library)
     except OSError as error:
         return f"{_OWN} ({error})"
 
 
 def _opened_kernels(choice: str, *, before: bool = False) -> ctypes.CDLL:
-    """Returns the library, which nothing uses yet. Raises OSError with the reason if it cannot serve here, or if it must
-    come `before` MLX and does not."""
+    """Returns the library, which nothing uses yet. `before` says that it must come before MLX. Raises OSError with the
+    reason if it cannot serve here."""
     if choice == "off":
         raise OSError("--kernels off")
     if before and "mlx.core" in sys.modules:
         raise OSError("mlx was imported first")
     if not _mlx_runs_on_linux_cpu():
         raise OSError("only MLX for Linux CPUs has slower ones")
-    mlx, built = importlib.util.find_spec("mlx"), next(Path(__file__).parent.glob("_kernels.*.so"), None)
+    mlx, built = importlib.util.find_spec("mlx"), next(Path(__file__).parent.glob(_KERNELS), None)
     if built is None or _shim() is None:
         raise OSError("slow: install a C++ compiler and this package again")
     for location in (mlx.submodule_search_locations if mlx else None) or ():
         ctypes.CDLL(str(Path(location) / "lib" / "libmlx.so"))  # by name, the kernels find it in memory
     library = ctypes.CDLL(str(built))
-    library.kernels_use.restype = ctypes.POINTER(ctypes.c_int)  # the first member of a table is its width
     if not library.kernels_fit():
         raise OSError("slow: built for another version of MLX; install this package again")
     return library
 
 
-def _described(kernels: "ctypes._Pointer[ctypes.c_int]") -> str:
-    return f"for {_SETS[kernels[0]]}" if kernels else f"{_OWN} (slow: this processor lacks AVX2)"
+def _described(library: ctypes.CDLL) -> str:
+    width: int = library.kernels_width(_WIDEST)
+    return f"for {_SETS[width]}" if width else f"{_OWN} (slow: this processor lacks AVX2)"
 
 
 def _advice() -> str:

@@ -11,7 +11,7 @@ enum Mode { AFFINE, MXFP4, MXFP8, NVFP4 };
 enum Unary { SIGMOID, SILU, TANH, EXP };
 enum { KEYS = 64 /* of a tile of attention */, FEW = 4 /* rows whose weights are unpacked in registers */ };
 
-/* out[order[r]][n] = sum over k of x[r][k] * weight[n][k], for m rows and n outputs. */
+/* out[order[r]][n] = sum over k of x[r][k] * weight[n][k] + added[order[r]][n], for m rows and n outputs. */
 struct Product {
   const float *x;       /* m rows of k numbers */
   size_t ldx;           /* from a row to the next */
@@ -23,6 +23,7 @@ struct Product {
   void *out;            /* rows of n numbers */
   int out_type;
   const uint32_t *order; /* NULL: rows of the result stand in the order of x */
+  const float *added;    /* as the result, if that is float32; NULL: nothing */
 };
 
 /* softmax(scale * q @ k.T + mask) @ v, for `heads` heads of queries to each head of keys. Strides: batch, head, row. */

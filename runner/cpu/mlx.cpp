@@ -204,6 +204,7 @@ const auto own_sigmoid = libmlx(&mx::sigmoid);
 const auto own_tanh = libmlx(&mx::tanh);
 const auto own_exp = libmlx(&mx::exp);
 const auto own_multiply = libmlx(&mx::multiply);
+const auto own_add = libmlx(&mx::add);
 const auto own_softmax = libmlx((SoftmaxOfAxes *)&mx::softmax);
 const auto own_rms_norm = libmlx(&mx::fast::rms_norm);
 const auto own_rope = libmlx((RopeFromArray *)&mx::fast::rope);
@@ -260,13 +261,23 @@ void compute_part(const Product &p, int part) {
 }
 bool shares(size_t rows, size_t work) { return (rows <= FEW ? share_few : share_many) && work > WORTH_SHARING; }
 
+/* A product with packed weights, and what follows it in a forward: a residual that is added, or a gate.
+ *
+ * Inputs: x; then the weights, scales and biases of one product, or of two that are gated; then the residual. */
 struct PackedProduct {
   static constexpr const char *name = "FastQuantizedMatmul";
   Packing packing;
+  enum { ALONE, ADDED, GATED } form = ALONE;
   bool operator==(const PackedProduct &) const = default;
 
+  int parts() const { return packing.mode == AFFINE ? 3 : 2; }
   array original(const Arrays &in, mx::StreamOrDevice s) const {
-    return own_quantized_matmul(in[0], in[1], in[2], maybe(in, 3), true, packing.group, packing.bits, packing.mode_name(), s);
+    auto multiply = [&](int at) {
+      return own_quantized_matmul(in[0], in[at], in[at + 1], maybe(in, at + 2, parts() == 3), true, packing.group, packing.bits, packing.mode_name(), s);
+    };
+    array y = multiply(1);
+    if (form == ADDED) return own_add(y, in.back(), s);
+    return form == GATED ? own_multiply(own_multiply(y, own_sigmoid(y, s), s), multiply(1 + parts()), s) : y;
   }
   mx::Shape shape(const Arrays &in) const {
     auto shape = in[0].shape();
@@ -274,18 +285,33 @@ struct PackedProduct {
     return shape;
   }
   void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
-    array x = with_rows(in[0], encoder), w = whole(in[1], encoder), scales = whole(in[2], encoder);
-    const void *biases = in.size() > 3 ? whole(in[3], encoder).data<void>() : nullptr;
-    Product p = packing.product(w, scales, biases, x.shape(-1), out);
+    array x = with_rows(in[0], encoder);
+    auto product = [&](int at, array &out) {
+      array w = whole(in[at], encoder), scales = whole(in[at + 1], encoder);
+      return packing.product(w, scales, parts() == 3 ? whole(in[at + 2], encoder).data<void>() : nullptr, x.shape(-1), out);
+    };
+    Product p = product(1, out), gated{};
     Rows rows(x);
     p.m = rows.count;
     const bool in_place = x.dtype() == mx::float32 && rows.axes <= 1;
     float *floats = in_place ? nullptr : temporary({(int)p.m, (int)p.k}, mx::float32, encoder).data<float>();
     p.x = in_place ? (const float *)rows.p : floats;
     if (in_place && rows.axes) p.ldx = rows.strides[0];
-    encoder.dispatch([p, rows, floats, type = type_of(x.dtype())] {
+    if (form == ADDED) p.added = whole(in.back(), encoder).data<float>();
+    if (form == GATED) {
+      array second = temporary(out.shape(), mx::float32, encoder);
+      gated = product(1 + parts(), second);
+      gated.m = p.m, gated.x = p.x, gated.ldx = p.ldx;
+    }
+    encoder.dispatch([p, gated, rows, floats, type = type_of(x.dtype())] {
       if (floats) each((int)p.m, shares(p.m, p.m * p.k), [&](int row) { K->to_float(rows[row], type, p.k, floats + row * p.k); });
-      each(parts_of(p), shares(p.m, p.m * p.n * p.k), [&](int part) { compute_part(p, part); });
+      each(parts_of(p), shares(p.m, p.m * p.n * p.k), [&](int part) {
+        compute_part(p, part);
+        if (!gated.m) return;
+        compute_part(gated, part);
+        const size_t from = part * outputs_at_once(p), count = std::min(outputs_at_once(p), p.n - from);
+        for (size_t at = from; at < p.m * p.n; at += p.n) K->unary(SILU, (float *)p.out + at, (float *)gated.out + at, (float *)p.out + at, count);
+      });
     });
   }
 };
@@ -532,17 +558,43 @@ struct RowSoftmax {
 
 array function(int what, const array &x, mx::StreamOrDevice s) { return make(s, Elementwise{what}, mx::float32, {x}); }
 
-const Fast<Elementwise> *function_of(const array &a, int what) {
-  auto *fast = a.has_primitive() ? dynamic_cast<const Fast<Elementwise> *>(&a.primitive()) : nullptr;
-  return fast && fast->operation.what == what && a.inputs().size() == 1 ? fast : nullptr;
+template <typename Operation> const Operation *operation_of(const array &a) {
+  auto *fast = a.has_primitive() ? dynamic_cast<const Fast<Operation> *>(&a.primitive()) : nullptr;
+  return fast ? &fast->operation : nullptr;
+}
+bool is_function(const array &a, int what) {
+  auto *function = operation_of<Elementwise>(a);
+  return function && function->what == what && a.inputs().size() == 1;
+}
+const PackedProduct *product_of(const array &a) {
+  auto *product = operation_of<PackedProduct>(a);
+  return product && product->form == PackedProduct::ALONE ? product : nullptr;
+}
+bool alike(const array &a, const array &b) { return a.dtype() == mx::float32 && b.dtype() == mx::float32 && a.shape() == b.shape(); }
+
+/* x * sigmoid(x), silu(x) * y, and that of two products of the same rows, as one operation; nothing for anything else.
+ * The operations that it replaces are computed only if something else asks for them. */
+Maybe fused_product(const array &a, const array &b, mx::StreamOrDevice s) {
+  if (!K || !alike(a, b)) return std::nullopt;
+  if (is_function(b, SIGMOID) && b.inputs()[0].id() == a.id() && serves(s, a)) return function(SILU, a, s);
+  if (!is_function(a, SILU) || !serves(s, a)) return std::nullopt;
+  const array &gate = a.inputs()[0];
+  auto *first = product_of(gate), *second = product_of(b);
+  if (!first || !second || !(first->packing == second->packing) || gate.inputs()[0].id() != b.inputs()[0].id())
+    return make(s, Elementwise{SILU}, mx::float32, {gate, b});
+  Arrays inputs = gate.inputs();
+  inputs.insert(inputs.end(), b.inputs().begin() + 1, b.inputs().end());
+  return make(s, PackedProduct{first->packing, PackedProduct::GATED}, mx::float32, std::move(inputs));
 }
 
-/* x * sigmoid(x) and silu(x) * y as one operation; nothing for any other product. */
-Maybe fused_product(const array &a, const array &b, mx::StreamOrDevice s) {
-  if (!K || a.dtype() != mx::float32 || b.dtype() != mx::float32 || a.shape() != b.shape()) return std::nullopt;
-  if (function_of(b, SIGMOID) && b.inputs()[0].id() == a.id() && serves(s, a)) return function(SILU, a, s);
-  if (function_of(a, SILU) && serves(s, a)) return make(s, Elementwise{SILU}, mx::float32, {a.inputs()[0], b});
-  return std::nullopt;
+/* The sum of a product and a residual as one operation. */
+Maybe fused_sum(const array &a, const array &b, mx::StreamOrDevice s) {
+  if (!K || !alike(a, b) || !serves(s, a)) return std::nullopt;
+  const array &product = product_of(b) ? b : a;
+  if (!product_of(product)) return std::nullopt;
+  Arrays inputs = product.inputs();
+  inputs.push_back(&product == &a ? b : a);
+  return make(s, PackedProduct{product_of(product)->packing, PackedProduct::ADDED}, mx::float32, std::move(inputs));
 }
 
 }  // namespace
@@ -602,6 +654,10 @@ EXPORT array exp(const array &x, StreamOrDevice s) {
 EXPORT array multiply(const array &a, const array &b, StreamOrDevice s) {
   auto fused = fused_product(a, b, s);
   return fused ? *fused : own_multiply(a, b, s);
+}
+EXPORT array add(const array &a, const array &b, StreamOrDevice s) {
+  auto fused = fused_sum(a, b, s);
+  return fused ? *fused : own_add(a, b, s);
 }
 EXPORT array softmax(const array &x, const std::vector<int> &axes, bool precise, StreamOrDevice s) {
   bool fits = K && x.dtype() == float32 && x.ndim() >= 1 && x.ndim() <= MOST_AXES && axes.size() == 1 && (axes[0] == -1 || axes[0] + 1 == (int)x.ndim()) && serves(s, x);
@@ -668,15 +724,17 @@ static const Kernels *widest(int width) {
 #endif
 }
 
-/* Puts the kernels with vectors of at most `width` float32 numbers in front of MLX, those of MLX itself if it is 0; `many`
- * and `few` are the numbers of threads for products of many and of few rows. Returns the widest that this
- * processor has, NULL if none. */
+/* The width of the widest vectors, of at most `width` float32 numbers, that this processor has; 0 if none. */
+extern "C" EXPORT int kernels_width(int width) { return widest(width) ? widest(width)->width : 0; }
+
+/* Puts the kernels with the widest vectors of at most `width` float32 numbers in front of MLX, MLX's own if there are none;
+ * `many` and `few` are the numbers of threads for products of many and of few rows. Returns the kernels. */
 extern "C" EXPORT const Kernels *kernels_use(int width, share_fn sharing, int many, int few) {
   K = widest(width);
   share = sharing;
   share_many = many > 1;
   share_few = few > 1;
-  return widest(16);
+  return K;
 }
 
 /* The number of operations that kernels computed so far. */

@@ -247,10 +247,11 @@ template <int R, int O> INLINE void finish(const Product &a, V (&sums)[O][R], si
     size_t at = (a.order ? a.order[row + r] : row + r) * a.n + n;
     if constexpr (O == 4) {
       Quarter four = totals(sums[0][r], sums[1][r], sums[2][r], sums[3][r]);
+      if (a.added) four += *(const LooseQuarter *)(a.added + at);
       if (a.out_type == F32) *(LooseQuarter *)((float *)a.out + at) = four;
       else UNROLLED for (int o = 0; o < O; o++) put(a.out, a.out_type, at + o, four[o]);
     } else {
-      UNROLLED for (int o = 0; o < O; o++) put(a.out, a.out_type, at + o, total(sums[o][r]));
+      UNROLLED for (int o = 0; o < O; o++) put(a.out, a.out_type, at + o, total(sums[o][r]) + (a.added ? a.added[at + o] : 0));
     }
   }
 }

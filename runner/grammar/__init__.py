@@ -1,6 +1,6 @@
 """Structured output: compiles the `Format` of a request and follows it token by token. A wing.
 
-`worker_pool.GrammarWing` gives an engine its `WorkerPool`, the port `Formats`; the `Guide` that leads an answer is in
+`wing.GrammarWing` gives an engine its `WorkerPool`, the port `Formats`; the `Guide` that leads an answer is in
 runner/engine/guide.py. The limits of a worker are in `worker_pool` and `messages`; docs/operating.md repeats them.
 
 llguidance does the work, in processes of its own: a hostile format may hang, exhaust memory or overflow a stack, and a
@@ -11,6 +11,6 @@ Owners: `WorkerPool` and `fork_server` belong to the event loop; a `Worker` belo
 is compiled, then to the engine thread, together with its `Guide`, until the answer ends. `worker_process` and
 `compiler` run in the forked processes.
 
-Read in this order: `messages`, `worker_pool`, `fork_server`; then the forked side: `worker_process`, `compiler`,
-`rewriter`, `format_to_lark`, `explain_error`. `dry_run` is for `mlx-runner check --format`.
+Read in this order: `wing`, `messages`, `worker_pool`, `fork_server`; then the forked side: `worker_process`,
+`compiler`, `rewriter`, `format_to_lark`, `explain_error`.
 """

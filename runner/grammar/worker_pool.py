@@ -14,19 +14,15 @@ import msgspec
 
 from protocol.format import Format
 from runner.engine.guide import Follow, Grammar, Guide, State
-from runner.engine.parts import Examined, Facts, Parts, Wing
 from runner.errors import RequestError
 from runner.grammar.fork_server import ForkServer, start_fork_server
 from runner.grammar.messages import COMPILE_S, Compile, CompilerSetup, Inbox, encode_message
 from runner.logs import Log
 from runner.model import OpenedModel
-from runner.settings import CheckSettings
 from runner.sizes import shown
 from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
-_GRAMMAR_BYTES = 4 << 20
-"""Memory for the grammar of one answer; only those of large schemas take more."""
 
 # --- The runner's end of a worker process, which compiles and follows one grammar.
 
@@ -355,26 +351,3 @@ def pool_for(model: OpenedModel, tokenizer: Tokenizer, running: int, free_bytes:
     workers.worker_bytes = max(_LEAST_WORKER_BYTES, min(workers.worker_bytes, free_bytes // _WORKER_SHARE))
     workers.most_kept_bytes = min(workers.most_kept_bytes, free_bytes // _KEPT_SHARE)
     return workers
-
-
-class GrammarWing(Wing):
-    """Structured output. Processes start with the first format."""
-
-    name = "grammar"
-
-    def facts(self, settings: CheckSettings, found: Examined | None) -> Facts | None:
-        """Compiles the format that `--format` names."""
-        if settings.format is None or found is None:
-            return None
-        from runner.grammar.dry_run import format_facts  # only `check` needs it
-
-        return format_facts(settings.format, found)
-
-    def plug(self, parts: Parts) -> None:
-        """Makes the workers, for which the budget has what the model leaves."""
-        workers = pool_for(parts.model, parts.tokenizer, parts.settings.parallel, parts.free_bytes)
-        parts.formats = workers
-        if parts.shares_memory:
-            parts.grammar_bytes = _GRAMMAR_BYTES
-            parts.helper_bytes.append(lambda: workers.nbytes)
-            parts.drop_unused.append(workers.end_kept)

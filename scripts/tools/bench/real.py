@@ -7,6 +7,7 @@ All rest while another one is measured; every round has prompts of its own.
 
 start   from the spawn until the first text of an answer to a short prompt
 cold    until the first text of the answer to a prompt of 256 tokens that nobody has seen
+long    the same for a prompt of 2,000 tokens
 again   the same prompt once more
 append  its answer and another question behind it
 switch  two conversations over one prefix of 200 tokens take turns: the median of four
@@ -47,11 +48,11 @@ from scripts.tools.bench.servers import (
 from scripts.tools.host.lib import Process, rss_bytes
 from scripts.tools.real.main import FetchError, fetch_gguf, make_model
 
-PROMPT_TOKENS, PREFIX_TOKENS, STREAM_TOKENS, ANSWER_TOKENS = 256, 200, 48, 12
-"""Of a cold prompt, of what two conversations share, of a timed answer, and of an answer between two turns."""
+PROMPT_TOKENS, LONG_TOKENS, PREFIX_TOKENS, STREAM_TOKENS, ANSWER_TOKENS = 256, 2000, 200, 48, 12
+"""Of two cold prompts, of what two conversations share, of a timed answer, and of an answer between two turns."""
 SPEEDS = {users: f"{users} tokens/s" for users in (1, 4, 8)}
 """By how many users."""
-CASES = ("cold", "again", "append", "switch")
+CASES = ("cold", "long", "again", "append", "switch")
 _SWITCHES = 4
 _SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 _ASK, _ANSWER = "<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
@@ -107,6 +108,7 @@ class Conversations:
         prompt = self.begin(self.text(PROMPT_TOKENS))
         cold = await self.hear(endpoint, prompt, ANSWER_TOKENS)
         again = await self.hear(endpoint, prompt, ANSWER_TOKENS)
+        long = await self.hear(endpoint, self.begin(self.text(LONG_TOKENS)), ANSWER_TOKENS)
         append = await self.hear(endpoint, self.go_on(prompt, again.text), ANSWER_TOKENS)
         prefix = self.text(PREFIX_TOKENS)
         prompts = [self.begin(f"{prefix} {self.text(PROMPT_TOKENS - PREFIX_TOKENS)}") for _ in range(2)]
@@ -118,7 +120,7 @@ class Conversations:
             heard = await self.hear(endpoint, prompts[which], ANSWER_TOKENS)
             answers[which] = heard.text
             switches.append(heard.first_s)
-        times = (cold.first_s, again.first_s, append.first_s, median(switches))
+        times = (cold.first_s, long.first_s, again.first_s, append.first_s, median(switches))
         return {case: 1e3 * seconds for case, seconds in zip(CASES, times, strict=True)}
 
     async def _speed(self, endpoint: Endpoint, users: int) -> float:
@@ -145,6 +147,8 @@ class Conversations:
 
 
 LLAMA = "llama.cpp"
+BOUNDS = {"cold": 0.5, "long": 0.5, "again": 1.2, "append": 0.8, "switch": 0.8, **dict.fromkeys(SPEEDS.values(), 0.9)}
+"""Ours over llama.cpp's: at most for times, at least for speeds."""
 
 
 class Contender(NamedTuple):
@@ -167,6 +171,13 @@ def report(
         for case in (*CASES, *speeds):
             ratio = rounds.ratio(OURS, MLX_LM, case)
             targets.append(Target(f"{case}, ours over {MLX_LM}", ratio, 1.0, most=case in CASES))
+    if LLAMA in found:
+        for case, bound in BOUNDS.items():
+            ratio = rounds.ratio(OURS, LLAMA, case)
+            targets.append(Target(f"{case}, ours over {LLAMA}", ratio, bound, most=case in CASES))
+        targets.append(Target(f"memory, ours over {LLAMA}", resident[OURS] / resident[LLAMA], 1.1, most=True))
+        ratio = median(starts[OURS]) / median(starts[LLAMA])
+        targets.append(Target(f"start, ours over {LLAMA}", ratio, 1.2, most=True))
     waits, rates = rounds.rows(CASES, ",.0f"), rounds.rows(speeds)
     rows = [
         (name, f"{1e3 * median(starts[name]):,.0f}", *waits[name], *rates[name], f"{resident[name] / 1e6:,.0f}")
@@ -184,7 +195,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--llama-server",
         metavar="COMMAND",
-        help="llama.cpp's server, with options: `llama-server --parallel 8 --ctx-size 16384`",
+        help="llama.cpp's server, with options: `llama-server --parallel 8 --ctx-size 20480`",
     )
 
 

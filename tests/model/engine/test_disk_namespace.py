@@ -28,7 +28,7 @@ class Model:
     make_layers: Callable[[], list[object]] = lambda: [KVCache(), RotatingKVCache(32)]
 
     def namespace(self) -> Namespace:
-        settings = cast("Settings", SimpleNamespace(blas="auto", blas_threads=None))
+        settings = cast("Settings", SimpleNamespace(blas="auto", blas_threads=None, kernels="auto"))
         opened = open_model(str(self.directory), Path("unused"))
         return namespace_of(settings, opened, self.make_layers, self.dtypes, self.salt)
 

@@ -1,4 +1,4 @@
-"""Tells what a request with a format would get: the line of `mlx-runner check --format`."""
+"""How structured output joins an engine, and what `mlx-runner check --format` reports of it."""
 
 import asyncio
 import sys
@@ -8,9 +8,13 @@ from typing import Literal
 import msgspec
 
 from protocol import Format, FormatError, decode_format
-from runner.engine.parts import Examined, Facts
+from runner.engine.parts import Examined, Facts, Parts, Wing
 from runner.errors import RequestError, RunnerError
 from runner.grammar.worker_pool import WorkerPool, pool_for
+from runner.settings import CheckSettings
+
+_GRAMMAR_BYTES = 4 << 20
+"""Memory for the grammar of one answer; only those of large schemas take more."""
 
 
 class FormatFacts(Facts, frozen=True, kw_only=True):
@@ -55,3 +59,24 @@ async def _left_out(wanted: Format, workers: WorkerPool) -> str:
         return beginning.left_out
     finally:
         await workers.close()
+
+
+class GrammarWing(Wing):
+    """Structured output. Processes start with the first format."""
+
+    name = "grammar"
+
+    def facts(self, settings: CheckSettings, found: Examined | None) -> Facts | None:
+        """Compiles the format that `--format` names."""
+        if settings.format is None or found is None:
+            return None
+        return format_facts(settings.format, found)
+
+    def plug(self, parts: Parts) -> None:
+        """Makes the workers, for which the budget has what the model leaves."""
+        workers = pool_for(parts.model, parts.tokenizer, parts.settings.parallel, parts.free_bytes)
+        parts.formats = workers
+        if parts.shares_memory:
+            parts.grammar_bytes = _GRAMMAR_BYTES
+            parts.helper_bytes.append(lambda: workers.nbytes)
+            parts.drop_unused.append(workers.end_kept)
