@@ -293,7 +293,7 @@ struct PackedProduct {
     Product p = product(1, out), gated{};
     Rows rows(x);
     p.m = rows.count;
-    const bool in_place = x.dtype() == mx::float32 && rows.axes <= 1;
+    const bool in_place = x.dtype() == mx::float32 && rows.axes <= 1 && K->takes_in_place(p);
     float *floats = in_place ? nullptr : temporary({(int)p.m, (int)p.k}, mx::float32, encoder).data<float>();
     p.x = in_place ? (const float *)rows.p : floats;
     if (in_place && rows.axes) p.ldx = rows.strides[0];
@@ -304,7 +304,7 @@ struct PackedProduct {
       gated.m = p.m, gated.x = p.x, gated.ldx = p.ldx;
     }
     encoder.dispatch([p, gated, rows, floats, type = type_of(x.dtype())] {
-      if (floats) each((int)p.m, shares(p.m, p.m * p.k), [&](int row) { K->to_float(rows[row], type, p.k, floats + row * p.k); });
+      if (floats) each((int)p.m, shares(p.m, p.m * p.k), [&](int row) { K->take(p, rows[row], type, floats + row * p.k); });
       each(parts_of(p), shares(p.m, p.m * p.n * p.k), [&](int part) {
         compute_part(p, part);
         if (!gated.m) return;
@@ -362,7 +362,7 @@ struct ExpertProduct {
         if (p.biases) mine.biases = (const char *)p.biases + of * scale_bytes;
         for (int part = 0; part < parts_of(mine); part++) jobs.push_back({mine, part});
       }
-      each((int)rows.count, shares(rows.count, rows.count * p.k), [&](int i) { K->to_float(rows[order[i]], type, p.k, floats + i * p.k); });
+      each((int)rows.count, shares(rows.count, rows.count * p.k), [&](int i) { K->take(p, rows[order[i]], type, floats + i * p.k); });
       each((int)jobs.size(), shares(rows.count, rows.count * p.n * p.k), [&](int i) { compute_part(jobs[i].product, jobs[i].part); });
     });
   }

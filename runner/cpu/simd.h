@@ -190,9 +190,12 @@ INLINE V of_fp4(I code) {
 #endif
 }
 
-/* The weights of one group of one output: exactly those of mx.dequantize in float32. Reads nothing beyond the group. */
+/* The weights of one group of one output: exactly those of mx.dequantize in float32. Reads nothing beyond the group.
+ *
+ * Where 4 bits are PAIRED, two steps take the low and the high halves of the same bytes: the even and the odd weights. */
 template <int BITS, int GROUP, int MODE> struct Group {
   static constexpr int BYTES = BITS * GROUP / 8, STEPS = GROUP / WIDTH;
+  static constexpr bool PAIRED = BITS == 4 && GROUP % (2 * WIDTH) == 0;
   const uint8_t *p;
   V scale, bias;
 
@@ -206,6 +209,9 @@ template <int BITS, int GROUP, int MODE> struct Group {
   INLINE I codes(const uint8_t *p, int step) {
     if constexpr (BITS == 8) {
       return widened(p + step * WIDTH);
+    } else if constexpr (PAIRED) {
+      const I bytes = widened(p + step / 2 * WIDTH);
+      return step % 2 ? bytes >> 4 : bytes & 15;
     } else {
       constexpr int HELD = BITS <= 4 && WIDTH >= 8 ? 8 : 4;
       I words, lane, shifts;
@@ -245,11 +251,13 @@ template <int MODE> INLINE const float *scales_of(const void *p, int type, size_
 template <int R, int O> INLINE void finish(const Product &a, V (&sums)[O][R], size_t row, size_t n) {
   UNROLLED for (int r = 0; r < R; r++) {
     size_t at = (a.order ? a.order[row + r] : row + r) * a.n + n;
-    if constexpr (O == 4) {
-      Quarter four = totals(sums[0][r], sums[1][r], sums[2][r], sums[3][r]);
-      if (a.added) four += *(const LooseQuarter *)(a.added + at);
-      if (a.out_type == F32) *(LooseQuarter *)((float *)a.out + at) = four;
-      else UNROLLED for (int o = 0; o < O; o++) put(a.out, a.out_type, at + o, four[o]);
+    if constexpr (O % 4 == 0) {
+      UNROLLED for (int o = 0; o < O; o += 4) {
+        Quarter four = totals(sums[o][r], sums[o + 1][r], sums[o + 2][r], sums[o + 3][r]);
+        if (a.added) four += *(const LooseQuarter *)(a.added + at + o);
+        if (a.out_type == F32) *(LooseQuarter *)((float *)a.out + at + o) = four;
+        else UNROLLED for (int i = 0; i < 4; i++) put(a.out, a.out_type, at + o + i, four[i]);
+      }
     } else {
       UNROLLED for (int o = 0; o < O; o++) put(a.out, a.out_type, at + o, total(sums[o][r]) + (a.added ? a.added[at + o] : 0));
     }
@@ -273,19 +281,15 @@ template <int BITS, int GROUP, int MODE, int R, int O> INLINE void few(const Pro
     }
     for (int i = 0; i < count; i++) {
       size_t g = first + i;
-      G group[O];
-      UNROLLED for (int o = 0; o < O; o++) {
+      const float *x = a.x + g * GROUP;
+      UNROLLED for (int o = 0; o < O; o++) { /* one after the other: the sums of all stay in registers */
         const uint8_t *at = w + o * stride + g * G::BYTES;
         if (G::BYTES >= 64 || g % (64 / G::BYTES) == 0) __builtin_prefetch(at + AHEAD * stride);
-        G::start(group[o], at, scales[o][i], MODE == AFFINE ? biases[o] + i : NULL);
-      }
-      const float *x = a.x + g * GROUP;
-      UNROLLED for (int step = 0; step < G::STEPS; step++) {
-        V weights[O];
-        UNROLLED for (int o = 0; o < O; o++) weights[o] = G::weights(group[o], step);
-        UNROLLED for (int r = 0; r < R; r++) {
-          V y = load(x + r * a.ldx + step * WIDTH);
-          UNROLLED for (int o = 0; o < O; o++) sums[o][r] += weights[o] * y;
+        G group;
+        G::start(group, at, scales[o][i], MODE == AFFINE ? biases[o] + i : NULL);
+        UNROLLED for (int step = 0; step < G::STEPS; step++) {
+          V weights = G::weights(group, step);
+          UNROLLED for (int r = 0; r < R; r++) sums[o][r] += weights * load(x + r * a.ldx + step * WIDTH);
         }
       }
     }
@@ -295,7 +299,7 @@ template <int BITS, int GROUP, int MODE, int R, int O> INLINE void few(const Pro
 
 template <int BITS, int GROUP, int MODE, int R> void few_rows(const Product &a, size_t from, size_t to) {
   constexpr int REGISTERS = WIDTH == 8 ? 16 : 32;
-  constexpr int O = R * 4 + 8 <= REGISTERS ? 4 : R * 2 + 8 <= REGISTERS ? 2 : 1;
+  constexpr int O = R * 8 + 8 <= REGISTERS ? 8 : R * 4 + 8 <= REGISTERS ? 4 : R * 2 + 8 <= REGISTERS ? 2 : 1;
   size_t n = from;
   for (; n + O <= to; n += O) few<BITS, GROUP, MODE, R, O>(a, n);
   if constexpr (O > 1) for (; n < to; n++) few<BITS, GROUP, MODE, R, 1>(a, n);
@@ -379,10 +383,44 @@ void product(const Product &a, size_t from, size_t to, float *scratch) {
 #undef OF
 }
 
-void unpack(const Product &a, size_t row, float *out) {
-#define OF(...) return unpack_row<__VA_ARGS__>(a, row, out);
+template <int BITS, int GROUP, int MODE> constexpr bool paired() { return Group<BITS, GROUP, MODE>::PAIRED; }
+bool is_paired(const Product &a) {
+#define OF(...) return paired<__VA_ARGS__>();
   FORMATS(OF)
 #undef OF
+  return false;
+}
+
+int takes_in_place(const Product &a) { return !is_paired(a); }
+
+/* A row as float32, the even and the odd numbers of each pair of vectors apart where weights are. */
+void take(const Product &a, const void *row, int type, float *out) {
+  if (!is_paired(a)) return to_float(row, type, a.k, out);
+  float room[2 * WIDTH];
+  for (size_t at = 0; at < a.k; at += 2 * WIDTH) {
+    const float *x = (const float *)row + at;
+    if (type != F32) to_float((const uint16_t *)row + at, type, 2 * WIDTH, room), x = room;
+    UNROLLED for (int i = 0; i < WIDTH; i++) out[at + i] = x[2 * i], out[at + WIDTH + i] = x[2 * i + 1];
+  }
+}
+
+void unpack(const Product &a, size_t row, float *out) {
+#define OF(...) \
+  { \
+    unpack_row<__VA_ARGS__>(a, row, out); \
+    if (!paired<__VA_ARGS__>()) return; \
+    break; \
+  }
+  do {
+    FORMATS(OF)
+  } while (0);
+#undef OF
+  float even[WIDTH], odd[WIDTH];
+  for (size_t at = 0; at < a.k; at += 2 * WIDTH) {
+    memcpy(even, out + at, sizeof even);
+    memcpy(odd, out + at + WIDTH, sizeof odd);
+    UNROLLED for (int i = 0; i < WIDTH; i++) out[at + 2 * i] = even[i], out[at + 2 * i + 1] = odd[i];
+  }
 }
 
 /* --- Attention */
@@ -615,4 +653,4 @@ void softmax(const float *x, float *out, size_t n) {
 }  // namespace
 
 extern const Kernels TABLE;
-const Kernels TABLE = {WIDTH, product, unpack, attend, rms_norm, rope, unary, softmax, to_float, from_float};
+const Kernels TABLE = {WIDTH, takes_in_place, take, product, unpack, attend, rms_norm, rope, unary, softmax, to_float, from_float};

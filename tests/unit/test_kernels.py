@@ -402,6 +402,7 @@ class _Product(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("out_type", ctypes.c_int),
         ("order", ctypes.c_void_p),
+        ("added", ctypes.c_void_p),
     )
 
 
@@ -417,7 +418,7 @@ class _Attention(ctypes.Structure):
     )
 
 
-_FUNCTIONS = ("product", "unpack", "attend", "rms_norm", "rope", "unary", "softmax", "to_float", "from_float")
+_FUNCTIONS = ("takes_in_place", "take", "product", "unpack", "attend", "rms_norm", "rope", "unary", "softmax", "to_float", "from_float")
 
 
 class _Kernels(ctypes.Structure):
@@ -460,10 +461,11 @@ def check_bounds(table: _Kernels) -> None:
         words = at(numbers.integers(0, 256, (outputs, k * packing.bits // 8)).astype(np.uint8))
         scales = floats(outputs, groups) if affine else at(np.full((outputs, groups), 60, np.uint8))
         packed = (packing.bits, packing.group, codes[packing.mode], words, scales)
-        results = floats(outputs, groups) if affine else None, 0, floats(rows, outputs), 0, None
+        results = floats(outputs, groups) if affine else None, 0, floats(rows, outputs), 0, None, floats(rows, outputs)
         whole = ctypes.byref(_Product(floats(rows, k), k, rows, outputs, k, *packed, *results))
         call("product", whole, size(0), size(outputs), pointer(floats(outputs, k)))
         call("unpack", whole, size(outputs - 1), pointer(floats(k)))
+        call("take", whole, pointer(floats(k)), 0, pointer(floats(k)))
     for kind, item in ((0, np.float32), (1, np.uint16), (2, np.uint16)):
 
         def row(*shape: int, item: type = item) -> ctypes.c_void_p:
