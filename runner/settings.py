@@ -271,7 +271,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int | None, _computing("threads of the BLAS and the kernels", metavar="auto|N", default="auto", most=1024)
     ]
     """Threads of that BLAS and of the kernels: `auto` takes all physical cores that this process may use for prompts,
-    and one for answers, whose speed depends on memory alone; N takes N for both."""
+    and up to four of them for answers while no other program wants them; N takes N for both."""
     no_media: Annotated[bool, _computing("serve text only; requests with pictures are refused")] = False
     """Do not load the tower, the part of a model that reads pictures, which saves its memory; requests with pictures
     are refused."""

@@ -29,6 +29,7 @@ from runner.errors import UsageError
 _NEEDED = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
 _OPENBLAS = "scipy_cblas_{}64_"  # numpy's wheels prefix and suffix the functions of their OpenBLAS
 _DEBIAN = "libopenblas.so.0"
+_MOST_FOR_ANSWERS = 4
 _OWN = "MLX's own"
 _SETS = {4: "NEON", 8: "AVX2", 16: "AVX-512"}
 """The number of float32 numbers in a vector -> the instruction set."""
@@ -63,11 +64,13 @@ class Threads(NamedTuple):
 
     @classmethod
     def of(cls, wanted: int | None) -> "Threads":
-        """Returns `wanted` threads for both; without a wish, a thread per core for prompts, and one for answers.
+        """Returns `wanted` threads for both; without a wish, a thread per core for prompts, and up to four for answers.
 
-        Answers are bound by memory, so that more threads would only take processor time from others.
+        Answers are bound by memory, which a few cores exhaust. While other programs want the cores, products of few
+        rows are not shared (`pool.h`).
         """
-        return cls(physical_cores(), 1) if wanted is None else cls(wanted, wanted)
+        cores = physical_cores()
+        return cls(cores, min(cores, _MOST_FOR_ANSWERS)) if wanted is None else cls(wanted, wanted)
 
     def __str__(self) -> str:
         counted = f"{self.prompts} {'thread' if self.prompts == 1 else 'threads'}"

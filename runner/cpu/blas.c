@@ -144,7 +144,7 @@ void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float
   int count = parts(m, BLOCK_ROWS) * parts(n, BLOCK_COLUMNS);
   if (count > 1 && (m <= MOST_ROWS ? share_few : share_many)) {
     shared++;
-    share(multiply_block, &product, count);
+    share(multiply_block, &product, count, m <= MOST_ROWS);
   } else {
     for (int block = 0; block < count; block++) multiply_block(&product, block);
   }

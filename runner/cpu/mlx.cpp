@@ -37,7 +37,7 @@ using Maybe = std::optional<array>;
 
 namespace {
 
-typedef void (*share_fn)(void (*)(const void *, int), const void *, int);
+typedef void (*share_fn)(void (*)(const void *, int), const void *, int, int);
 
 const Kernels *K = nullptr; /* nullptr: everything goes to libmlx */
 share_fn share = nullptr;   /* of the threads in pool.h */
@@ -47,6 +47,7 @@ int64_t calls = 0;
 enum : size_t {
   UNPACKED = 96 * 1024,   /* weights unpacked at a time: with a thread's rows of x, they fit into a second-level cache */
   WORTH_SHARING = 150000, /* multiplications */
+  BRIEF_ROWS = 8,         /* those of answers */
 };
 
 int type_of(mx::Dtype type) {
@@ -62,10 +63,18 @@ float *scratch(size_t floats) {
   return room.data();
 }
 
-/* Calls f(0) to f(count - 1), on several threads if `shares`. */
-template <typename F> void each(int count, bool shares, const F &f) {
-  if (shares && count > 1)
-    share([](const void *f, int i) { (*(const F *)f)(i); }, &f, count);
+enum Sharing { ALONE, BRIEFLY, WHOLLY };
+
+/* How work on rows, of so many multiplications, is shared among threads. */
+Sharing shares(size_t rows, size_t work) {
+  if (work <= WORTH_SHARING) return ALONE;
+  return rows <= BRIEF_ROWS ? (share_few ? BRIEFLY : ALONE) : share_many ? WHOLLY : ALONE;
+}
+
+/* Calls f(0) to f(count - 1), on the threads that `sharing` says. */
+template <typename F> void each(int count, Sharing sharing, const F &f) {
+  if (sharing != ALONE && count > 1)
+    share([](const void *f, int i) { (*(const F *)f)(i); }, &f, count, sharing == BRIEFLY);
   else
     for (int i = 0; i < count; i++) f(i);
 }
@@ -259,7 +268,6 @@ void compute_part(const Product &p, int part) {
   size_t from = part * outputs_at_once(p), to = std::min(from + outputs_at_once(p), p.n);
   K->product(p, from, to, scratch((to - from) * p.k));
 }
-bool shares(size_t rows, size_t work) { return (rows <= FEW ? share_few : share_many) && work > WORTH_SHARING; }
 
 /* A product with packed weights, and what follows it in a forward: a residual that is added, or a gate.
  *
@@ -267,7 +275,7 @@ bool shares(size_t rows, size_t work) { return (rows <= FEW ? share_few : share_
 struct PackedProduct {
   static constexpr const char *name = "FastQuantizedMatmul";
   Packing packing;
-  enum { ALONE, ADDED, GATED } form = ALONE;
+  enum { PLAIN, ADDED, GATED } form = PLAIN;
   bool operator==(const PackedProduct &) const = default;
 
   int parts() const { return packing.mode == AFFINE ? 3 : 2; }
@@ -534,7 +542,7 @@ struct Elementwise {
     const float *factor = in.size() > 1 ? whole(in[1], encoder).data<float>() : nullptr;
     encoder.dispatch([what = what, x = x.data<float>(), factor, out = out.data<float>(), n = x.size()] {
       const size_t part = 1 << 14; /* a multiple of every width */
-      each((int)((n + part - 1) / part), share_many, [&](int i) {
+      each((int)((n + part - 1) / part), n > part && share_many ? WHOLLY : ALONE, [&](int i) {
         const size_t from = i * part;
         K->unary(what, x + from, factor ? factor + from : nullptr, out + from, std::min(part, n - from));
       });
@@ -568,7 +576,7 @@ bool is_function(const array &a, int what) {
 }
 const PackedProduct *product_of(const array &a) {
   auto *product = operation_of<PackedProduct>(a);
-  return product && product->form == PackedProduct::ALONE ? product : nullptr;
+  return product && product->form == PackedProduct::PLAIN ? product : nullptr;
 }
 bool alike(const array &a, const array &b) { return a.dtype() == mx::float32 && b.dtype() == mx::float32 && a.shape() == b.shape(); }
 

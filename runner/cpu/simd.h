@@ -233,7 +233,12 @@ template <int BITS, int GROUP, int MODE> struct Group {
   }
 };
 
-enum { CHUNK = 64 /* groups whose scales are converted at a time */, AHEAD = 8 /* outputs fetched ahead */ };
+enum {
+  CHUNK = 64,   /* groups whose scales are converted at a time */
+  AHEAD = 8,    /* outputs fetched ahead */
+  MANY = 16,    /* up to so many rows, unpacked weights stay in the first-level cache, beyond it in the second */
+  IN_L1 = 4096, /* unpacked weights */
+};
 
 /* `count` scales, or biases, from place `at` on: in place, or converted into `room`. */
 template <int MODE> INLINE const float *scales_of(const void *p, int type, size_t at, int count, float *room) {
@@ -297,7 +302,7 @@ template <int BITS, int GROUP, int MODE, int R, int O> INLINE void few(const Pro
   finish<R, O>(a, sums, 0, n);
 }
 
-template <int BITS, int GROUP, int MODE, int R> void few_rows(const Product &a, size_t from, size_t to) {
+template <int BITS, int GROUP, int MODE, int R> __attribute__((noinline)) void few_rows(const Product &a, size_t from, size_t to) {
   constexpr int REGISTERS = WIDTH == 8 ? 16 : 32;
   constexpr int O = R * 8 + 8 <= REGISTERS ? 8 : R * 4 + 8 <= REGISTERS ? 4 : R * 2 + 8 <= REGISTERS ? 2 : 1;
   size_t n = from;
@@ -305,7 +310,7 @@ template <int BITS, int GROUP, int MODE, int R> void few_rows(const Product &a, 
   if constexpr (O > 1) for (; n < to; n++) few<BITS, GROUP, MODE, R, 1>(a, n);
 }
 
-template <int BITS, int GROUP, int MODE> void unpack_row(const Product &a, size_t row, float *out) {
+template <int BITS, int GROUP, int MODE> __attribute__((noinline)) void unpack_row(const Product &a, size_t row, float *out) {
   typedef Group<BITS, GROUP, MODE> G;
   float room[2][CHUNK];
   const size_t groups = a.k / GROUP;
@@ -337,7 +342,7 @@ template <int R, int O> INLINE void dots(const float *x, size_t ldx, const float
 
 enum { AT_ONCE = WIDTH == 8 ? 3 : 6 /* rows of the kernels for many rows, each with four outputs or keys */ };
 
-template <int R> INLINE void dots_of(const Product &a, const float *w, size_t row, size_t n, size_t count) {
+template <int R> __attribute__((noinline)) void dots_of(const Product &a, const float *w, size_t row, size_t n, size_t count) {
   size_t i = 0;
   for (; i + 4 <= count; i += 4) {
     V sums[4][R];
@@ -359,10 +364,15 @@ template <int BITS, int GROUP, int MODE> void product_of(const Product &a, size_
     if (a.m == 4) return few_rows<BITS, GROUP, MODE, 4>(a, from, to);
   }
   if (a.m == 1) return few_rows<BITS, GROUP, MODE, 1>(a, from, to);
-  for (size_t n = from; n < to; n++) unpack_row<BITS, GROUP, MODE>(a, n, scratch + (n - from) * a.k);
-  size_t row = 0;
-  for (; row + AT_ONCE <= a.m; row += AT_ONCE) dots_of<AT_ONCE>(a, scratch, row, from, to - from);
-  for (; row < a.m; row++) dots_of<1>(a, scratch, row, from, to - from);
+  const size_t most = a.m > MANY ? to - from : IN_L1 / a.k < 4 ? 4 : IN_L1 / a.k / 4 * 4;
+  for (size_t n = from; n < to; n += most) {
+    const size_t count = least(most, to - n);
+    for (size_t i = 0; i < count; i++) unpack_row<BITS, GROUP, MODE>(a, n + i, scratch + i * a.k);
+    size_t row = 0;
+    for (; row + AT_ONCE <= a.m; row += AT_ONCE) dots_of<AT_ONCE>(a, scratch, row, n, count);
+    for (; row + 2 <= a.m; row += 2) dots_of<2>(a, scratch, row, n, count);
+    for (; row < a.m; row++) dots_of<1>(a, scratch, row, n, count);
+  }
 }
 
 #define FORMATS(OF) \

@@ -418,7 +418,19 @@ class _Attention(ctypes.Structure):
     )
 
 
-_FUNCTIONS = ("takes_in_place", "take", "product", "unpack", "attend", "rms_norm", "rope", "unary", "softmax", "to_float", "from_float")
+_FUNCTIONS = (
+    "takes_in_place",
+    "take",
+    "product",
+    "unpack",
+    "attend",
+    "rms_norm",
+    "rope",
+    "unary",
+    "softmax",
+    "to_float",
+    "from_float",
+)
 
 
 class _Kernels(ctypes.Structure):
