@@ -16,7 +16,6 @@ from runner.settings import LEAST_SLICE_TOKENS
 _FIRST_TOKENS = 32  # beside decoding batches, until the cost of a token is known
 _STEP_TOKENS = 8  # larger slices are multiples of it
 _WORTH = 0.5  # of the gap: a second forward between two steps is worth its cost only if the first one was cut short
-_SHORT = 0.1  # of the gap: a beginning that took less, such as one from the cache, leaves room for a slice of a prompt
 _WEIGHT = 0.5  # of the latest measurement in an average
 
 
@@ -141,8 +140,7 @@ class SlicePolicy:
         if isinstance(slice, Decode):
             self._stepped(work.decoding[slice.index], seconds)
             return
-        if not isinstance(slice, Begin) or seconds > self.max_gap_s * _SHORT:
-            self._last_other = self._slices
+        self._last_other = self._slices
         if isinstance(slice, Begin):
             self._begin_s += (seconds - self._begin_s) * _WEIGHT
         elif isinstance(slice, Encode):
