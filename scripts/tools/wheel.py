@@ -25,8 +25,8 @@ from scripts.tools.host.lib import LoadError, Process, free_port
 
 MODEL = ROOT / "scripts" / "demo_model"
 _PACKAGES = ("protocol", "runner")
-_NOT_INSTALLED = re.compile(r".*\.([ch])|.*/__pycache__/.*|.*\.so")
-"""The sources of the extension and what is built from them."""
+_NOT_INSTALLED = re.compile(r".*\.(c|cpp|h|map)|.*/__pycache__/.*|.*\.so")
+"""The sources of the extensions and what is built from them."""
 _TIMEOUT_S = 120.0
 
 
@@ -73,8 +73,9 @@ def check_contents(wheel: Path) -> None:
     }
     if missing := wanted - names:
         raise WheelError(f"missing from the wheel: {', '.join(sorted(missing))}")
-    if sys.platform == "linux" and shutil.which("cc") and not any(name.endswith(".so") for name in names):
-        raise WheelError("the extension runner.cpu._shim was not built: the sdist lacks one of its sources")
+    for extension in ("_shim", "_kernels") if sys.platform == "linux" and shutil.which("c++") else ():
+        if not any(name.startswith(f"runner/cpu/{extension}.") for name in names):
+            raise WheelError(f"the extension runner.cpu.{extension} was not built: the sdist lacks one of its sources")
     foreign = {name for name in names if name.split("/")[0] not in _PACKAGES and ".dist-info/" not in name}
     if foreign:
         raise WheelError(f"does not belong into the wheel: {', '.join(sorted(foreign))}")
