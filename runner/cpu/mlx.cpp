@@ -48,6 +48,7 @@ enum : size_t {
   UNPACKED = 96 * 1024,   /* weights unpacked at a time: with a thread's rows of x, they fit into a second-level cache */
   WORTH_SHARING = 150000, /* multiplications */
   BRIEF_ROWS = 8,         /* those of answers */
+  ROWS_AT_ONCE = 96,      /* for which packed values are unpacked once */
 };
 
 int type_of(mx::Dtype type) {
@@ -136,17 +137,35 @@ array fitting(const array &a, bool fits, mx::cpu::CommandEncoder &encoder) {
   if (fits) return a;
   array copy = temporary(a.shape(), a.dtype(), encoder);
   encoder.dispatch([from = a.data<char>(), to = copy.data<char>(), shape = a.shape(), strides = a.strides(), item = a.itemsize(), n = a.size()] {
+    const size_t row = shape.size() && strides.back() == 1 ? shape.back() : 1; /* copied at once */
     std::vector<int> place(shape.size(), 0);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i += row) {
       int64_t at = 0;
       for (size_t d = 0; d < shape.size(); d++) at += place[d] * strides[d];
-      memcpy(to + i * item, from + at * (int64_t)item, item);
+      memcpy(to + i * item, from + at * (int64_t)item, item * row);
+      if (row > 1) place.back() = shape.back() - 1;
       for (int d = (int)shape.size() - 1; d >= 0 && ++place[d] == shape[d]; d--) place[d] = 0;
     }
   });
   return copy;
 }
 array whole(const array &a, mx::cpu::CommandEncoder &encoder) { return fitting(a, a.flags().row_contiguous, encoder); }
+/* The distance between the matrices of an array [..., rows, columns], in elements; nothing if they are not each in one
+ * piece and equally far from one another. */
+std::optional<int64_t> matrix_stride(const array &a) {
+  const int last = (int)a.ndim() - 1;
+  if (a.strides()[last] != 1 || (a.shape(last - 1) > 1 && a.strides()[last - 1] != a.shape(last))) return std::nullopt;
+  int64_t stride = 0, count = 1;
+  for (int i = last - 2; i >= 0; i--) {
+    if (a.shape(i) == 1) continue;
+    if (!stride) stride = a.strides()[i];
+    if (a.strides()[i] != stride * count) return std::nullopt;
+    count *= a.shape(i);
+  }
+  return stride;
+}
+uint32_t matrices_of(const array &a) { return a.size() / ((size_t)a.shape(-1) * a.shape(-2)); }
+array with_matrices(const array &a, mx::cpu::CommandEncoder &encoder) { return fitting(a, matrix_stride(a).has_value(), encoder); }
 array with_rows(const array &a, mx::cpu::CommandEncoder &encoder) { return fitting(a, has_rows(a), encoder); }
 
 /* A primitive for one operation: a value with `name`, `run`, `shape`, equality, and libmlx's `original` for gradients. */
@@ -324,31 +343,34 @@ struct PackedProduct {
   }
 };
 
-/* Experts: each row of x with the weights of the experts chosen for it. */
+/* The product of each matrix of x with one of several packed matrices: with those of the experts that were chosen for
+ * it, or, where keys are packed, with that of its head. Inputs: x, weights, scales, the number of the matrix, biases. */
 struct ExpertProduct {
   static constexpr const char *name = "FastGatherQmm";
   Packing packing;
+  bool experts;
   bool operator==(const ExpertProduct &) const = default;
 
   array original(const Arrays &in, mx::StreamOrDevice s) const {
-    return own_gather_qmm(in[0], in[1], in[2], maybe(in, 4), std::nullopt, in[3], true, packing.group, packing.bits, packing.mode_name(), std::nullopt, false, s);
+    const Maybe biases = maybe(in, 4);
+    if (!experts) return own_quantized_matmul(in[0], in[1], in[2], biases, true, packing.group, packing.bits, packing.mode_name(), s);
+    return own_gather_qmm(in[0], in[1], in[2], biases, std::nullopt, in[3], true, packing.group, packing.bits, packing.mode_name(), std::nullopt, false, s);
   }
   mx::Shape shape(const Arrays &in) const {
-    auto batch = in[0].shape();
-    batch.resize(batch.size() - 2);
-    auto shape = mx::broadcast_shapes(batch, in[3].shape());
+    auto shape = in[3].shape();
     shape.push_back(in[0].shape(-2));
-    shape.push_back(in[1].shape(1));
+    shape.push_back(in[1].shape(-2));
     return shape;
   }
   void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
-    array x = with_rows(in[0], encoder), w = whole(in[1], encoder), scales = whole(in[2], encoder), chosen = whole(in[3], encoder);
-    const void *biases = in.size() > 4 ? whole(in[4], encoder).data<void>() : nullptr;
-    Product p = packing.product(w, scales, biases, x.shape(-1), out);
+    array x = with_rows(in[0], encoder), w = with_matrices(in[1], encoder), scales = with_matrices(in[2], encoder), chosen = whole(in[3], encoder);
+    Maybe biases = in.size() > 4 ? Maybe(with_matrices(in[4], encoder)) : std::nullopt;
+    Product p = packing.product(w, scales, biases ? biases->data<void>() : nullptr, x.shape(-1), out);
     Rows rows(x, chosen.shape());
     float *floats = temporary({(int)rows.count, (int)p.k}, mx::float32, encoder).data<float>();
-    encoder.dispatch([p, rows, floats, type = type_of(x.dtype()), experts = (uint32_t)w.shape(0), chosen = chosen.data<uint32_t>(), each_rows = x.shape(-2),
-                      expert_bytes = w.nbytes() / w.shape(0), scale_bytes = scales.nbytes() / w.shape(0)] {
+    encoder.dispatch([p, rows, floats, type = type_of(x.dtype()), experts = matrices_of(w), chosen = chosen.data<uint32_t>(), each_rows = x.shape(-2),
+                      expert_bytes = *matrix_stride(w) * 4, scale_bytes = *matrix_stride(scales) * scales.itemsize(),
+                      bias_bytes = biases ? *matrix_stride(*biases) * biases->itemsize() : 0] {
       std::vector<uint32_t> order(rows.count);
       auto expert = [&](uint32_t row) { return std::min(chosen[row / each_rows], experts - 1); };
       std::iota(order.begin(), order.end(), 0);
@@ -367,11 +389,52 @@ struct ExpertProduct {
         mine.order = order.data() + first;
         mine.w += of * expert_bytes;
         mine.scales = (const char *)p.scales + of * scale_bytes;
-        if (p.biases) mine.biases = (const char *)p.biases + of * scale_bytes;
+        if (p.biases) mine.biases = (const char *)p.biases + of * bias_bytes;
         for (int part = 0; part < parts_of(mine); part++) jobs.push_back({mine, part});
       }
       each((int)rows.count, shares(rows.count, rows.count * p.k), [&](int i) { K->take(p, rows[order[i]], type, floats + i * p.k); });
       each((int)jobs.size(), shares(rows.count, rows.count * p.n * p.k), [&](int i) { compute_part(jobs[i].product, jobs[i].part); });
+    });
+  }
+};
+
+/* Sums of packed rows, each times its weight: attention over values that a cache keeps packed. */
+struct PackedSum {
+  static constexpr const char *name = "FastPackedSum";
+  Packing packing;
+  bool operator==(const PackedSum &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const {
+    return own_quantized_matmul(in[0], in[1], in[2], maybe(in, 4), false, packing.group, packing.bits, packing.mode_name(), s);
+  }
+  mx::Shape shape(const Arrays &in) const {
+    auto shape = in[3].shape();
+    shape.push_back(in[0].shape(-2));
+    shape.push_back(in[1].shape(-1) * 32 / packing.bits);
+    return shape;
+  }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    array x = whole(in[0], encoder), w = with_matrices(in[1], encoder), scales = with_matrices(in[2], encoder), chosen = whole(in[3], encoder);
+    Maybe biases = in.size() > 4 ? Maybe(with_matrices(in[4], encoder)) : std::nullopt;
+    Product p = packing.product(w, scales, biases ? biases->data<void>() : nullptr, out.shape(-1), out);
+    p.x = x.data<float>(), p.ldx = p.n;
+    encoder.dispatch([p, matrices = (int)chosen.size(), chosen = chosen.data<uint32_t>(), rows = (size_t)x.shape(-2), w_bytes = *matrix_stride(w) * 4,
+                      scale_bytes = *matrix_stride(scales) * scales.itemsize(), bias_bytes = biases ? *matrix_stride(*biases) * biases->itemsize() : 0] {
+      std::vector<Product> jobs;
+      for (int first = 0, end; first < matrices; first = end) { /* those of x that take the same rows come together */
+        for (end = first + 1; end < matrices && chosen[end] == chosen[first];) end++;
+        for (size_t row = first * rows; row < end * rows; row += ROWS_AT_ONCE) {
+          Product part = p;
+          part.m = std::min<size_t>(ROWS_AT_ONCE, end * rows - row);
+          part.x += row * p.n;
+          part.out = (float *)p.out + row * p.k;
+          part.w += chosen[first] * w_bytes;
+          part.scales = (const char *)p.scales + chosen[first] * scale_bytes;
+          if (p.biases) part.biases = (const char *)p.biases + chosen[first] * bias_bytes;
+          jobs.push_back(part);
+        }
+      }
+      each((int)jobs.size(), shares(rows, matrices * rows * p.n * p.k), [&](int i) { K->weigh(jobs[i], scratch(KEYS * (p.k + ROWS_AT_ONCE))); });
     });
   }
 };
@@ -611,9 +674,35 @@ Maybe fused_sum(const array &a, const array &b, mx::StreamOrDevice s) {
 
 namespace mlx::core {
 
+namespace {
+
+/* The product of matrices of x with packed ones, each axis before the last two broadcast to the other's. */
+Maybe batched_product(const array &x, const array &w, const array &scales, const Maybe &biases, bool transpose, Packing packing, StreamOrDevice s) {
+  if (w.ndim() < 3 || x.ndim() != w.ndim() || x.ndim() > MOST_AXES || x.dtype() != float32 || (packing.mode == AFFINE && scales.dtype() != float32) || w.size() == 0) return std::nullopt;
+  if (!packing.fits(w, scales, biases, (size_t)scales.shape(-1) * packing.group) || !serves(s, x)) return std::nullopt;
+  if (x.shape(-1) != (transpose ? scales.shape(-1) * packing.group : w.shape(-2)) || scales.shape(-1) * packing.group > (int)UNPACKED / 4) return std::nullopt;
+  auto without_matrix = [](Shape shape) { return shape.resize(shape.size() - 2), shape; };
+  const Shape of_w = without_matrix(w.shape()), batch = broadcast_shapes(without_matrix(x.shape()), of_w);
+  if (!transpose && batch != without_matrix(x.shape())) return std::nullopt;
+  std::vector<uint32_t> chosen = {0};
+  for (size_t axis = 0; axis < batch.size(); axis++) {
+    std::vector<uint32_t> longer;
+    for (uint32_t number : chosen)
+      for (int i = 0; i < batch[axis]; i++) longer.push_back(number * of_w[axis] + (of_w[axis] > 1 ? i : 0));
+    chosen = std::move(longer);
+  }
+  Arrays inputs = {x, w, scales, array(chosen.data(), batch, uint32)};
+  if (biases) inputs.push_back(*biases);
+  return transpose ? make(s, ExpertProduct{packing, false}, float32, std::move(inputs)) : make(s, PackedSum{packing}, float32, std::move(inputs));
+}
+
+}  // namespace
+
 EXPORT array quantized_matmul(const array &x, const array &w, const array &scales, const Maybe &biases, bool transpose, std::optional<int> group_size,
                               std::optional<int> bits, const std::string &mode, StreamOrDevice s) {
   auto packing = K ? Packing::of(group_size, bits, mode) : std::nullopt;
+  auto batched = packing ? batched_product(x, w, scales, biases, transpose, *packing, s) : std::nullopt;
+  if (batched) return *batched;
   if (!packing || !transpose || x.ndim() < 1 || x.ndim() > MOST_AXES || w.ndim() != 2 || !is_float(x) || !packing->fits(w, scales, biases, x.shape(-1)) ||
       (size_t)x.shape(-1) > UNPACKED / 4 || !serves(s, x))
     return own_quantized_matmul(x, w, scales, biases, transpose, group_size, bits, mode, s);
@@ -635,7 +724,7 @@ EXPORT array gather_qmm(const array &x, const array &w, const array &scales, con
   batch = broadcast_shapes(batch, rhs_indices->shape());
   Arrays inputs = {x, w, scales, batch == rhs_indices->shape() ? *rhs_indices : broadcast_to(*rhs_indices, batch, s)};
   if (biases) inputs.push_back(*biases);
-  return make(s, ExpertProduct{*packing}, packing->mode == AFFINE ? promote_types(x.dtype(), scales.dtype()) : x.dtype(), std::move(inputs));
+  return make(s, ExpertProduct{*packing, true}, packing->mode == AFFINE ? promote_types(x.dtype(), scales.dtype()) : x.dtype(), std::move(inputs));
 }
 
 EXPORT array dequantize(const array &w, const array &scales, const Maybe &biases, std::optional<int> group_size, std::optional<int> bits,

@@ -32,9 +32,17 @@ INLINE V larger(V a, V b) { return a > b ? a : b; }
 INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
 INLINE size_t up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-/* Adds the elements of four vectors, each by halves. */
-INLINE Quarter quarter(V v) {
-  const Quarter *p = (const Quarter *)&v;
+/* Adds the elements of four vectors: neighbours, then pairs, then quarters. */
+INLINE Quarter totals(V a, V b, V c, V d) {
+  I even, odd; /* of two vectors, in each quarter: the first two places from one, the others from the other */
+  UNROLLED for (int i = 0; i < WIDTH; i++) {
+    even[i] = i / 4 * 4 + i % 2 * 2 + i % 4 / 2 * WIDTH;
+    odd[i] = even[i] + 1;
+  }
+  V ab = __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+  V cd = __builtin_shuffle(c, d, even) + __builtin_shuffle(c, d, odd);
+  V all_four = __builtin_shuffle(ab, cd, even) + __builtin_shuffle(ab, cd, odd);
+  const Quarter *p = (const Quarter *)&all_four;
 #if WIDTH == 16
   return (p[0] + p[2]) + (p[1] + p[3]);
 #elif WIDTH == 8
@@ -42,13 +50,6 @@ INLINE Quarter quarter(V v) {
 #else
   return p[0];
 #endif
-}
-INLINE Quarter totals(V a, V b, V c, V d) {
-  typedef int32_t Places __attribute__((vector_size(16)));
-  Quarter w = quarter(a), x = quarter(b), y = quarter(c), z = quarter(d);
-  Quarter wx = __builtin_shuffle(w, x, Places{0, 1, 4, 5}) + __builtin_shuffle(w, x, Places{2, 3, 6, 7});
-  Quarter yz = __builtin_shuffle(y, z, Places{0, 1, 4, 5}) + __builtin_shuffle(y, z, Places{2, 3, 6, 7});
-  return __builtin_shuffle(wx, yz, Places{0, 2, 4, 6}) + __builtin_shuffle(wx, yz, Places{1, 3, 5, 7});
 }
 INLINE float total(V v) { return totals(v, v, v, v)[0]; }
 INLINE float largest(V v) {
@@ -488,6 +489,23 @@ INLINE const float *tile(const void *p, int type, int64_t stride, int rows, int 
   return room;
 }
 
+/* Sums of packed rows, each times its weight: of values that a cache keeps packed. `scratch` holds a tile of them, of k
+ * numbers each, and one of weights. */
+void weigh_packed(const Product &a, float *scratch) {
+  float *values = scratch, *weights = values + KEYS * a.k, *out = (float *)a.out;
+  float factor[AT_ONCE];
+  for (int r = 0; r < AT_ONCE; r++) factor[r] = 1;
+  memset(out, 0, sizeof(float) * a.m * a.k);
+  for (size_t first = 0; first < a.n; first += KEYS) {
+    const int keys = (int)least(a.n - first, KEYS);
+    for (int i = 0; i < keys; i++) unpack(a, first + i, values + i * a.k);
+    for (size_t r = 0; r < a.m; r++) memcpy(weights + r * KEYS, a.x + r * a.ldx + first, sizeof(float) * keys);
+    size_t r = 0;
+    for (; r + AT_ONCE <= a.m; r += AT_ONCE) weigh_all<AT_ONCE>(weights + r * KEYS, values, a.k, keys, out + r * a.k, a.k, factor);
+    for (; r < a.m; r++) weigh_all<1>(weights + r * KEYS, values, a.k, keys, out + r * a.k, a.k, factor);
+  }
+}
+
 /* The queries `from` to `to` of all heads of one head of keys, tile by tile of KEYS keys, counted from the first key. */
 void attend(const Attention &a, int batch, int kv_head, int from, int to, float *scratch) {
   const int count = to - from, rows = a.heads * count;
@@ -663,4 +681,4 @@ void softmax(const float *x, float *out, size_t n) {
 }  // namespace
 
 extern const Kernels TABLE;
-const Kernels TABLE = {WIDTH, takes_in_place, take, product, unpack, attend, rms_norm, rope, unary, softmax, to_float, from_float};
+const Kernels TABLE = {WIDTH, takes_in_place, take, product, unpack, weigh_packed, attend, rms_norm, rope, unary, softmax, to_float, from_float};

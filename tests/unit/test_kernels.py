@@ -166,6 +166,32 @@ def test_experts_compute_the_rows_that_their_weights_would(
         assert mx.array_equal(found[place], packing.times(row, [part[experts[place]] for part in parts]))
 
 
+PACKED_HEADS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "a head for each": ((2, 3, 5), (2, 3)),
+    "heads that share": ((2, 3, 4, 5), (2, 3, 1)),
+    "one sequence": ((1, 1, 1), (1, 1)),
+}
+"""The leading axes of rows, their number last; those of packed keys and values."""
+
+
+@pytest.mark.parametrize("packing", [PACKINGS[6], PACKINGS[7], PACKINGS[12], PACKINGS[16], PACKINGS[18]], ids=str)
+@pytest.mark.parametrize("form", PACKED_HEADS)
+@pytest.mark.parametrize("keys", [1, 64, 200])
+def test_packed_keys_and_values_are_those_that_they_stand_for(packing: Packing, form: str, keys: int) -> None:
+    """Within larger buffers, as caches have them."""
+    leading, heads = PACKED_HEADS[form]
+    room = [part[..., :keys, :] for part in packing.of(made(*heads, keys + 30, 128))]
+    rows = made(*leading, 128, seed=1)
+    scores = by_kernels(lambda: packing.times(rows, room))
+    assert_close(scores, wide(rows) @ wide(packing.weights(room)).swapaxes(-1, -2), 2e-6)
+    weights = mx.softmax(scores, axis=-1)
+    sums = by_kernels(lambda: packing.times(weights, room, transpose=False))
+    assert_close(sums, wide(weights) @ wide(packing.weights(room)), 2e-6)
+    first = (*[slice(None)] * (len(leading) - 1), slice(1))
+    assert mx.array_equal(packing.times(rows[first], room), scores[first])
+    assert mx.array_equal(packing.times(weights[first], room, transpose=False), sums[first])
+
+
 # --- Attention
 
 
@@ -375,7 +401,6 @@ def test_gradients_are_those_of_mlx() -> None:
 X, PARTS = made(4, 128), PACKINGS[7].of(made(128, 128))
 OTHERS: dict[str, Callable[[], mx.array]] = {
     "the weights are not transposed": lambda: PACKINGS[7].times(X, PARTS, transpose=False),
-    "a matrix for each sequence": lambda: PACKINGS[7].times(X[None], [part[None] for part in PARTS]),
     "sigmoid of halves": lambda: mx.sigmoid(X.astype(mx.float16)),
     "softmax of columns": lambda: mx.softmax(X, axis=0),
     "nothing": lambda: mx.fast.rms_norm(X[:0], None, 1e-5),
@@ -423,6 +448,7 @@ _FUNCTIONS = (
     "take",
     "product",
     "unpack",
+    "weigh",
     "attend",
     "rms_norm",
     "rope",
@@ -477,6 +503,8 @@ def check_bounds(table: _Kernels) -> None:
         whole = ctypes.byref(_Product(floats(rows, k), k, rows, outputs, k, *packed, *results))
         call("product", whole, size(0), size(outputs), pointer(floats(outputs, k)))
         call("unpack", whole, size(outputs - 1), pointer(floats(k)))
+        turned = _Product(floats(rows, outputs), outputs, rows, outputs, k, *packed, *results[:2], floats(rows, k), 0)
+        call("weigh", ctypes.byref(turned), pointer(floats(64 * (k + rows))))
         call("take", whole, pointer(floats(k)), 0, pointer(floats(k)))
     for kind, item in ((0, np.float32), (1, np.uint16), (2, np.uint16)):
 
