@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner import cpu
 from tests.lib.kernels import calls, library, mlx_own, use
 
 FLOATS = {"float32": 2e-6, "bfloat16": 8e-3, "float16": 2e-3}
@@ -541,6 +543,59 @@ def table_of(width: int) -> _Kernels:
 def test_no_kernel_touches_what_lies_behind_its_arrays() -> None:
     code = "from tests.unit.test_kernels import check_bounds, table_of; check_bounds(table_of(16))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+OTHER_WIDTHS = """
+import ctypes, sys
+import numpy as np
+from tests.unit.test_kernels import PACKINGS, _Kernels, check_bounds, check_products
+library = ctypes.CDLL(sys.argv[1])
+for width in (4, 16):
+    table = _Kernels.in_dll(library, f"kernels_{width}")
+    assert table.width == width
+    check_bounds(table)
+    check_products(table)
+"""
+
+
+def check_products(table: _Kernels) -> None:
+    """Compares products and unpacked rows with MLX's own weights."""
+    kernel = ctypes.CFUNCTYPE(None)
+    codes = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
+    for packing, rows in product(PACKINGS, (1, 4, 9)):
+        parts, x = packing.of(made(9, 256)), np.array(made(rows, 256, seed=1))
+        wanted = np.array(packing.weights(parts))
+        words, scales, *biases = (np.array(part) for part in parts)
+        taken, found, scratch = np.empty_like(x), np.empty((rows, 9), np.float32), np.empty((9, 256), np.float32)
+        places = [each.ctypes.data for each in (words, scales, *biases, *[scales][len(biases) :])]
+        packed = (256, rows, 9, 256, packing.bits, packing.group, codes[packing.mode], *places, 0)
+        whole = ctypes.byref(_Product(taken.ctypes.data, *packed, found.ctypes.data, 0, None, None))
+        for i in range(rows):
+            line = ctypes.c_void_p(x[i].ctypes.data)
+            kernel(table.take)(whole, line, 0, ctypes.c_void_p(taken[i].ctypes.data))
+        kernel(table.product)(whole, ctypes.c_size_t(0), ctypes.c_size_t(9), ctypes.c_void_p(scratch.ctypes.data))
+        assert np.allclose(found, x.astype(np.float64) @ wanted.T, rtol=0, atol=1e-4), (table.width, packing, rows)
+        kernel(table.unpack)(whole, ctypes.c_size_t(8), ctypes.c_void_p(scratch.ctypes.data))
+        assert np.allclose(scratch[0], wanted[8], rtol=1e-6), (table.width, packing)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the vectors of AVX2 stand in for the others")
+def test_kernels_of_other_widths_compute_the_same(tmp_path: Path) -> None:
+    """Those for NEON and AVX-512, in the same source, from the instructions that this processor has."""
+    folder, target = Path(cpu.__file__).parent, '#pragma GCC target("avx2,fma")\n'
+    words = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-w", f"-I{folder}", "-Wno-psabi"]
+    for width in (4, 16):
+        names = f"#define WIDTH {width}\n#define TABLE kernels_{width}\n"
+        export = f'struct Kernels; extern "C" const Kernels kernels_{width};\n#include "simd.h"\n'
+        (tmp_path / f"{width}.cpp").write_text(target + names + '#include "kernels.h"\n' + export)
+    library = tmp_path / "widths.so"
+    sources = [str(tmp_path / f"{width}.cpp") for width in (4, 16)]
+    subprocess.run([*words, *sources, "-o", str(library)], check=True, timeout=250)
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_WIDTHS, str(library)], capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
