@@ -15,7 +15,7 @@ from tests.lib.leftovers import Holdings, leftovers
 from tests.limits import Limits
 from tests.tiers import is_full
 
-cpu.preload()
+cpu.preload(kernels=os.environ.get("MLX_RUNNER_KERNELS", "auto"))
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # a GPU's short products differ by more than rounding
 
 import mlx.core as mx  # noqa: E402 - the fast BLAS must be loaded first

@@ -23,7 +23,7 @@ from scripts.tools.models.sources import SOURCES, Published
 from scripts.tools.models.sources_form import Config, read_config
 from scripts.tools.models.store import source_tensors, write_store
 from scripts.tools.models.tensors import PACKINGS, Packing, Quantization, Writer, rounded
-from tests.lib.kernels import calls, mlx_own
+from tests.lib.kernels import calls, in_front, mlx_own
 from tests.lib.packed_sources import Producer, factor_of, write_converted, write_nvidia
 from tests.model.architectures.loading import check_nulls
 from tests.model.loading.conftest import run, run_path, same
@@ -119,9 +119,9 @@ def a_packed_store(form: Form) -> None:
     """And our kernels compute from it what MLX's own do."""
     kind = TYPES[form.turn % len(TYPES)]
     opened = (form.store(None) if form.name in PACKED_ALREADY else check_packed(form, kind)).open()
-    model, before = load(opened, "float32", PLENTY), calls()
+    model, before = load(opened, "float32", PLENTY), calls() if in_front() else -1
     found = run(model)
-    assert calls() > before
+    assert before < 0 or calls() > before
     with mlx_own():
         wanted = run(model)
     assert found.dtype == wanted.dtype == mx.float32
