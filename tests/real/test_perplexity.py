@@ -15,7 +15,7 @@ from scripts.tools import ROOT
 from scripts.tools.real.main import make_model
 
 pytestmark = pytest.mark.real
-TOKENS = 512
+TOKENS = 2048
 CHUNK_TOKENS = 128  # several forwards, so that later tokens read keys and values from the cache
 
 
@@ -50,7 +50,7 @@ def test_quantized_keys_and_values_cost_little(unpacked: LoadedModel, tokens: li
         found[bits] = perplexity(unpacked, make_layers, tokens)
     assert 5 < plain < 40
     assert found[8] == pytest.approx(plain, rel=0.005)
-    assert found[4] == pytest.approx(plain, rel=0.1)
+    assert found[4] == pytest.approx(plain, rel=0.2)  # docs/cache.md: 1.10 to 1.15 times
 
 
 def test_unpacked_weights_cost_nothing(unpacked: LoadedModel, tokens: list[int]) -> None:
