@@ -680,7 +680,7 @@ namespace {
 Maybe batched_product(const array &x, const array &w, const array &scales, const Maybe &biases, bool transpose, Packing packing, StreamOrDevice s) {
   if (w.ndim() < 3 || x.ndim() != w.ndim() || x.ndim() > MOST_AXES || x.dtype() != float32 || (packing.mode == AFFINE && scales.dtype() != float32) || w.size() == 0) return std::nullopt;
   if (!packing.fits(w, scales, biases, (size_t)scales.shape(-1) * packing.group) || !serves(s, x)) return std::nullopt;
-  if (x.shape(-1) != (transpose ? scales.shape(-1) * packing.group : w.shape(-2)) || scales.shape(-1) * packing.group > (int)UNPACKED / 4) return std::nullopt;
+  if (x.shape(-1) != (transpose ? scales.shape(-1) * packing.group : w.shape(-2))) return std::nullopt;
   auto without_matrix = [](Shape shape) { return shape.resize(shape.size() - 2), shape; };
   const Shape of_w = without_matrix(w.shape()), batch = broadcast_shapes(without_matrix(x.shape()), of_w);
   if (!transpose && batch != without_matrix(x.shape())) return std::nullopt;
@@ -704,7 +704,7 @@ EXPORT array quantized_matmul(const array &x, const array &w, const array &scale
   auto batched = packing ? batched_product(x, w, scales, biases, transpose, *packing, s) : std::nullopt;
   if (batched) return *batched;
   if (!packing || !transpose || x.ndim() < 1 || x.ndim() > MOST_AXES || w.ndim() != 2 || !is_float(x) || !packing->fits(w, scales, biases, x.shape(-1)) ||
-      (size_t)x.shape(-1) > UNPACKED / 4 || !serves(s, x))
+      !serves(s, x))
     return own_quantized_matmul(x, w, scales, biases, transpose, group_size, bits, mode, s);
   Arrays inputs = {x, w, scales};
   if (biases) inputs.push_back(*biases);
@@ -716,7 +716,7 @@ EXPORT array gather_qmm(const array &x, const array &w, const array &scales, con
                         StreamOrDevice s) {
   auto packing = K ? Packing::of(group_size, bits, mode) : std::nullopt;
   if (!packing || !transpose || lhs_indices || !rhs_indices || rhs_indices->dtype() != uint32 || global_scale || x.ndim() < 2 || rhs_indices->ndim() + 2 > MOST_AXES ||
-      x.ndim() > MOST_AXES || w.ndim() != 3 || !is_float(x) || !packing->fits(w, scales, biases, x.shape(-1)) || (size_t)x.shape(-1) > UNPACKED / 4 ||
+      x.ndim() > MOST_AXES || w.ndim() != 3 || !is_float(x) || !packing->fits(w, scales, biases, x.shape(-1)) ||
       rhs_indices->size() == 0 || !serves(s, x))
     return own_gather_qmm(x, w, scales, biases, lhs_indices, rhs_indices, transpose, group_size, bits, mode, global_scale, sorted_indices, s);
   auto batch = x.shape();
@@ -806,7 +806,7 @@ EXPORT array scaled_dot_product_attention(const array &q, const array &k, const 
 }  // namespace mlx::core
 
 /* True if this library was built for the MLX in this process. Nothing else here may be used before. */
-extern "C" EXPORT int kernels_fit() { return all_found && std::string(mx::version()).rfind(MLX_WANTED, 0) == 0; }
+extern "C" EXPORT int kernels_fit() { return all_found && std::string(mx::version()) == MLX_WANTED; }
 
 /* The kernels with the widest vectors of at most `width` float32 numbers that this processor has; nullptr if none. */
 static const Kernels *widest(int width) {

@@ -128,6 +128,13 @@ def test_a_product_with_packed_weights_is_that_with_the_weights(
     assert_close(found, wide(x) @ wide(packing.weights(parts)).T, FLOATS[dtype])
 
 
+def test_rows_may_be_longer_than_what_is_unpacked_at_a_time() -> None:
+    parts, x = PACKINGS[7].of(made(9, 1 << 15)), made(20, 1 << 15, seed=1)
+    found = by_kernels(lambda: PACKINGS[7].times(x, parts))
+    assert_close(found, wide(x) @ wide(PACKINGS[7].weights(parts)).T, 2e-6)
+    assert mx.array_equal(PACKINGS[7].times(x[:1], parts), found[:1])
+
+
 @pytest.mark.parametrize("packing", PACKINGS, ids=str)
 def test_a_row_is_the_same_in_any_company_and_on_any_number_of_threads(packing: Packing) -> None:
     parts, x = packing.of(made(193, 384)), made(70, 384, seed=1)
