@@ -171,7 +171,7 @@ def _opened_kernels(choice: str, *, before: bool = False) -> ctypes.CDLL:
         raise OSError("only MLX for Linux CPUs has slower ones")
     mlx, built = importlib.util.find_spec("mlx"), next(Path(__file__).parent.glob(_KERNELS), None)
     if built is None or _shim() is None:
-        raise OSError("slow: install a C++ compiler and this package again")
+        raise OSError("slow: install g++ and this package again")
     for location in (mlx.submodule_search_locations if mlx else None) or ():
         ctypes.CDLL(str(Path(location) / "lib" / "libmlx.so"))  # by name, the kernels find it in memory
     library = ctypes.CDLL(str(built))

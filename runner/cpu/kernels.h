@@ -1,7 +1,7 @@
 /* What the kernels compute, for any instruction set: plain structures and a table of functions.
  *
- * `simd.h` is compiled once per instruction set and fills a table; `mlx.cpp` chooses one table and calls it. All numbers
- * of elements are counted in elements, not bytes, unless a name says so. */
+ * `simd.h` is compiled once per instruction set and fills a table; `mlx.cpp` chooses one table and calls it. Sizes and
+ * strides are counted in elements, unless a name says bytes. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -619,7 +619,7 @@ print(mx.fast.rms_norm(mx.array([3.0, 4.0]), None, 0.0).tolist())
 """
 CHOICES = {
     "off": ("", "off", "(--kernels off)"),
-    "no compiler": ("cpu._KERNELS = 'missing.*.so'", "auto", "(slow: install a C++ compiler and this package again)"),
+    "no compiler": ("cpu._KERNELS = 'missing.*.so'", "auto", "(slow: install g++ and this package again)"),
     "no wide vectors": ("cpu._WIDEST = 1", "auto", "(slow: this processor lacks AVX2)"),
     "another MLX": (
         "import ctypes; ctypes.CDLL({stub!r}, mode=ctypes.RTLD_GLOBAL)",
