@@ -39,7 +39,7 @@ namespace {
 
 typedef void (*share_fn)(void (*)(const void *, int), const void *, int, int);
 
-const Kernels *K = nullptr; /* nullptr: everything goes to libmlx */
+const Kernels *kernels = nullptr; /* nullptr: everything goes to libmlx */
 share_fn share = nullptr;   /* of the threads in pool.h */
 bool share_many = false, share_few = false;
 int64_t calls = 0;
@@ -55,7 +55,7 @@ int type_of(mx::Dtype type) {
   return type == mx::float32 ? F32 : type == mx::float16 ? F16 : type == mx::bfloat16 ? BF16 : type == mx::bool_ ? BOOL : -1;
 }
 bool is_float(const array &a) { return type_of(a.dtype()) >= F32 && type_of(a.dtype()) <= BF16; }
-bool serves(mx::StreamOrDevice s, const array &x) { return K && x.size() > 0 && mx::to_stream(s).device == mx::Device::cpu; }
+bool serves(mx::StreamOrDevice s, const array &x) { return kernels && x.size() > 0 && mx::to_stream(s).device == mx::Device::cpu; }
 
 /* Memory of one thread for the kernels, which grows with what they ask for. */
 float *scratch(size_t floats) {
@@ -150,6 +150,7 @@ array fitting(const array &a, bool fits, mx::cpu::CommandEncoder &encoder) {
   return copy;
 }
 array whole(const array &a, mx::cpu::CommandEncoder &encoder) { return fitting(a, a.flags().row_contiguous, encoder); }
+
 /* The distance between the matrices of an array [..., rows, columns], in elements; nothing if they are not each in one
  * piece and equally far from one another. */
 std::optional<int64_t> matrix_stride(const array &a) {
@@ -222,7 +223,6 @@ template <typename F> F *libmlx(F *exported) {
 }
 
 using RopeFromArray = array(const array &, int, bool, std::optional<float>, float, const array &, const Maybe &, mx::StreamOrDevice);
-using RopeFromInt = array(const array &, int, bool, std::optional<float>, float, int, const Maybe &, mx::StreamOrDevice);
 using SoftmaxOfAxes = array(const array &, const std::vector<int> &, bool, mx::StreamOrDevice);
 
 const auto own_quantized_matmul = libmlx(&mx::quantized_matmul);
@@ -285,7 +285,7 @@ size_t outputs_at_once(const Product &p) {
 int parts_of(const Product &p) { return (int)((p.n + outputs_at_once(p) - 1) / outputs_at_once(p)); }
 void compute_part(const Product &p, int part) {
   size_t from = part * outputs_at_once(p), to = std::min(from + outputs_at_once(p), p.n);
-  K->product(p, from, to, scratch((to - from) * p.k));
+  kernels->product(p, from, to, scratch((to - from) * p.k));
 }
 
 /* A product with packed weights, and what follows it in a forward: a residual that is added, or a gate.
@@ -320,7 +320,7 @@ struct PackedProduct {
     Product p = product(1, out), gated{};
     Rows rows(x);
     p.m = rows.count;
-    const bool in_place = x.dtype() == mx::float32 && rows.axes <= 1 && K->takes_in_place(p);
+    const bool in_place = x.dtype() == mx::float32 && rows.axes <= 1 && kernels->takes_in_place(p);
     float *floats = in_place ? nullptr : temporary({(int)p.m, (int)p.k}, mx::float32, encoder).data<float>();
     p.x = in_place ? (const float *)rows.p : floats;
     if (in_place && rows.axes) p.ldx = rows.strides[0];
@@ -331,13 +331,13 @@ struct PackedProduct {
       gated.m = p.m, gated.x = p.x, gated.ldx = p.ldx;
     }
     encoder.dispatch([p, gated, rows, floats, type = type_of(x.dtype())] {
-      if (floats) each((int)p.m, shares(p.m, p.m * p.k), [&](int row) { K->take(p, rows[row], type, floats + row * p.k); });
+      if (floats) each((int)p.m, shares(p.m, p.m * p.k), [&](int row) { kernels->take(p, rows[row], type, floats + row * p.k); });
       each(parts_of(p), shares(p.m, p.m * p.n * p.k), [&](int part) {
         compute_part(p, part);
         if (!gated.m) return;
         compute_part(gated, part);
         const size_t from = part * outputs_at_once(p), count = std::min(outputs_at_once(p), p.n - from);
-        for (size_t at = from; at < p.m * p.n; at += p.n) K->unary(SILU, (float *)p.out + at, (float *)gated.out + at, (float *)p.out + at, count);
+        for (size_t at = from; at < p.m * p.n; at += p.n) kernels->unary(SILU, (float *)p.out + at, (float *)gated.out + at, (float *)p.out + at, count);
       });
     });
   }
@@ -392,7 +392,7 @@ struct ExpertProduct {
         if (p.biases) mine.biases = (const char *)p.biases + of * bias_bytes;
         for (int part = 0; part < parts_of(mine); part++) jobs.push_back({mine, part});
       }
-      each((int)rows.count, shares(rows.count, rows.count * p.k), [&](int i) { K->take(p, rows[order[i]], type, floats + i * p.k); });
+      each((int)rows.count, shares(rows.count, rows.count * p.k), [&](int i) { kernels->take(p, rows[order[i]], type, floats + i * p.k); });
       each((int)jobs.size(), shares(rows.count, rows.count * p.n * p.k), [&](int i) { compute_part(jobs[i].product, jobs[i].part); });
     });
   }
@@ -434,7 +434,7 @@ struct PackedSum {
           jobs.push_back(part);
         }
       }
-      each((int)jobs.size(), shares(rows, matrices * rows * p.n * p.k), [&](int i) { K->weigh(jobs[i], scratch(KEYS * (p.k + ROWS_AT_ONCE))); });
+      each((int)jobs.size(), shares(rows, matrices * rows * p.n * p.k), [&](int i) { kernels->weigh(jobs[i], scratch(KEYS * (p.k + ROWS_AT_ONCE))); });
     });
   }
 };
@@ -461,10 +461,10 @@ struct UnpackedRows {
     const size_t rows = out.size() / p.k;
     encoder.dispatch([p, rows] {
       each((int)rows, shares(rows, rows * p.k), [&](int row) {
-        if (p.out_type == F32) return K->unpack(p, row, (float *)p.out + row * p.k);
+        if (p.out_type == F32) return kernels->unpack(p, row, (float *)p.out + row * p.k);
         float *room = scratch(p.k);
-        K->unpack(p, row, room);
-        K->from_float(room, p.k, (char *)p.out + 2 * row * p.k, p.out_type);
+        kernels->unpack(p, row, room);
+        kernels->from_float(room, p.k, (char *)p.out + 2 * row * p.k, p.out_type);
       });
     });
   }
@@ -498,13 +498,13 @@ struct FusedAttention {
       for (int i = 0; i < 4; i++) a.ms[i] = in[3].strides()[i];
     }
     if (sinks) a.sinks = whole(in.back(), encoder).data<void>();
-    encoder.dispatch([a, batch = q.shape(0), width = (size_t)K->width] {
+    encoder.dispatch([a, batch = q.shape(0), width = (size_t)kernels->width] {
       const int queries = std::max(8, 96 / a.heads), parts = (a.queries + queries - 1) / queries;
       const size_t rows = a.heads * std::min(queries, a.queries), d = (a.d + width - 1) / width * width, dv = (a.dv + width - 1) / width * width;
       const size_t room = rows * (d + dv + KEYS + 3) + KEYS * (d + dv), work = (size_t)batch * a.kv_heads * a.heads * a.queries * a.keys * (a.d + a.dv);
       each(batch * a.kv_heads * parts, shares(a.queries, work), [&](int i) {
         const int part = parts - 1 - i % parts; /* the longest first */
-        K->attend(a, i / parts / a.kv_heads, i / parts % a.kv_heads, part * queries, std::min((part + 1) * queries, a.queries), scratch(room));
+        kernels->attend(a, i / parts / a.kv_heads, i / parts % a.kv_heads, part * queries, std::min((part + 1) * queries, a.queries), scratch(room));
       });
     });
   }
@@ -528,7 +528,7 @@ struct NormedRows {
       const int part = 32, parts = (int)((rows.count + part - 1) / part);
       each(parts, shares(rows.count, rows.count * n), [&](int i) {
         for (size_t row = i * part; row < std::min<size_t>(rows.count, (i + 1) * part); row++)
-          K->rms_norm(rows[row], type, n, weight, weight_type, eps, out + row * bytes, out_type);
+          kernels->rms_norm(rows[row], type, n, weight, weight_type, eps, out + row * bytes, out_type);
       });
     });
   }
@@ -583,7 +583,7 @@ struct TurnedRows {
       const size_t rows_each = rows.count / batch;
       for (size_t row = 0; row < rows.count; row++) {
         const size_t at = ((count > 1 ? row / rows_each : 0) * length + row % length) * half;
-        K->rope(rows[row], type, d, self.dims, self.traditional, &a.cosines[at], &a.sines[at], out + row * bytes);
+        kernels->rope(rows[row], type, d, self.dims, self.traditional, &a.cosines[at], &a.sines[at], out + row * bytes);
       }
     });
   }
@@ -607,7 +607,7 @@ struct Elementwise {
       const size_t part = 1 << 14; /* a multiple of every width */
       each((int)((n + part - 1) / part), n > part && share_many ? WHOLLY : ALONE, [&](int i) {
         const size_t from = i * part;
-        K->unary(what, x + from, factor ? factor + from : nullptr, out + from, std::min(part, n - from));
+        kernels->unary(what, x + from, factor ? factor + from : nullptr, out + from, std::min(part, n - from));
       });
     });
   }
@@ -622,7 +622,7 @@ struct RowSoftmax {
   void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
     array x = with_rows(in[0], encoder);
     encoder.dispatch([rows = Rows(x), n = (size_t)x.shape(-1), out = out.data<float>()] {
-      each((int)rows.count, shares(rows.count, rows.count * n * 4), [&](int row) { K->softmax((const float *)rows[row], out + row * n, n); });
+      each((int)rows.count, shares(rows.count, rows.count * n * 4), [&](int row) { kernels->softmax((const float *)rows[row], out + row * n, n); });
     });
   }
 };
@@ -646,7 +646,7 @@ bool alike(const array &a, const array &b) { return a.dtype() == mx::float32 && 
 /* x * sigmoid(x), silu(x) * y, and that of two products of the same rows, as one operation; nothing for anything else.
  * The operations that it replaces are computed only if something else asks for them. */
 Maybe fused_product(const array &a, const array &b, mx::StreamOrDevice s) {
-  if (!K || !alike(a, b)) return std::nullopt;
+  if (!kernels || !alike(a, b)) return std::nullopt;
   if (is_function(b, SIGMOID) && b.inputs()[0].id() == a.id() && serves(s, a)) return function(SILU, a, s);
   if (!is_function(a, SILU) || !serves(s, a)) return std::nullopt;
   const array &gate = a.inputs()[0];
@@ -660,7 +660,7 @@ Maybe fused_product(const array &a, const array &b, mx::StreamOrDevice s) {
 
 /* The sum of a product and a residual as one operation. */
 Maybe fused_sum(const array &a, const array &b, mx::StreamOrDevice s) {
-  if (!K || !alike(a, b) || !serves(s, a)) return std::nullopt;
+  if (!kernels || !alike(a, b) || !serves(s, a)) return std::nullopt;
   const array &product = product_of(b) ? b : a;
   if (!product_of(product)) return std::nullopt;
   Arrays inputs = product.inputs();
@@ -700,7 +700,7 @@ Maybe batched_product(const array &x, const array &w, const array &scales, const
 
 EXPORT array quantized_matmul(const array &x, const array &w, const array &scales, const Maybe &biases, bool transpose, std::optional<int> group_size,
                               std::optional<int> bits, const std::string &mode, StreamOrDevice s) {
-  auto packing = K ? Packing::of(group_size, bits, mode) : std::nullopt;
+  auto packing = kernels ? Packing::of(group_size, bits, mode) : std::nullopt;
   auto batched = packing ? batched_product(x, w, scales, biases, transpose, *packing, s) : std::nullopt;
   if (batched) return *batched;
   if (!packing || !transpose || x.ndim() < 1 || x.ndim() > MOST_AXES || w.ndim() != 2 || !is_float(x) || !packing->fits(w, scales, biases, x.shape(-1)) ||
@@ -714,7 +714,7 @@ EXPORT array quantized_matmul(const array &x, const array &w, const array &scale
 EXPORT array gather_qmm(const array &x, const array &w, const array &scales, const Maybe &biases, Maybe lhs_indices, Maybe rhs_indices, bool transpose,
                         std::optional<int> group_size, std::optional<int> bits, const std::string &mode, const Maybe &global_scale, bool sorted_indices,
                         StreamOrDevice s) {
-  auto packing = K ? Packing::of(group_size, bits, mode) : std::nullopt;
+  auto packing = kernels ? Packing::of(group_size, bits, mode) : std::nullopt;
   if (!packing || !transpose || lhs_indices || !rhs_indices || rhs_indices->dtype() != uint32 || global_scale || x.ndim() < 2 || rhs_indices->ndim() + 2 > MOST_AXES ||
       x.ndim() > MOST_AXES || w.ndim() != 3 || !is_float(x) || !packing->fits(w, scales, biases, x.shape(-1)) ||
       rhs_indices->size() == 0 || !serves(s, x))
@@ -729,7 +729,7 @@ EXPORT array gather_qmm(const array &x, const array &w, const array &scales, con
 
 EXPORT array dequantize(const array &w, const array &scales, const Maybe &biases, std::optional<int> group_size, std::optional<int> bits,
                         const std::string &mode, const Maybe &global_scale, std::optional<Dtype> dtype, StreamOrDevice s) {
-  auto packing = K ? Packing::of(group_size, bits, mode) : std::nullopt;
+  auto packing = kernels ? Packing::of(group_size, bits, mode) : std::nullopt;
   auto type = dtype.value_or(packing && packing->mode == AFFINE ? scales.dtype() : bfloat16);
   if (!packing || global_scale || type_of(type) < F32 || type_of(type) > BF16 || w.ndim() < 2 || scales.ndim() < 1 ||
       !packing->fits(w, scales, biases, (size_t)scales.shape(-1) * packing->group) || !serves(s, w))
@@ -740,13 +740,13 @@ EXPORT array dequantize(const array &w, const array &scales, const Maybe &biases
 }
 
 EXPORT array sigmoid(const array &x, StreamOrDevice s) {
-  return K && x.dtype() == float32 && serves(s, x) ? function(SIGMOID, x, s) : own_sigmoid(x, s);
+  return kernels && x.dtype() == float32 && serves(s, x) ? function(SIGMOID, x, s) : own_sigmoid(x, s);
 }
 EXPORT array tanh(const array &x, StreamOrDevice s) {
-  return K && x.dtype() == float32 && serves(s, x) ? function(TANH, x, s) : own_tanh(x, s);
+  return kernels && x.dtype() == float32 && serves(s, x) ? function(TANH, x, s) : own_tanh(x, s);
 }
 EXPORT array exp(const array &x, StreamOrDevice s) {
-  return K && x.dtype() == float32 && serves(s, x) ? function(EXP, x, s) : own_exp(x, s);
+  return kernels && x.dtype() == float32 && serves(s, x) ? function(EXP, x, s) : own_exp(x, s);
 }
 EXPORT array multiply(const array &a, const array &b, StreamOrDevice s) {
   auto fused = fused_product(a, b, s);
@@ -757,14 +757,14 @@ EXPORT array add(const array &a, const array &b, StreamOrDevice s) {
   return fused ? *fused : own_add(a, b, s);
 }
 EXPORT array softmax(const array &x, const std::vector<int> &axes, bool precise, StreamOrDevice s) {
-  bool fits = K && x.dtype() == float32 && x.ndim() >= 1 && x.ndim() <= MOST_AXES && axes.size() == 1 && (axes[0] == -1 || axes[0] + 1 == (int)x.ndim()) && serves(s, x);
+  bool fits = kernels && x.dtype() == float32 && x.ndim() >= 1 && x.ndim() <= MOST_AXES && axes.size() == 1 && (axes[0] == -1 || axes[0] + 1 == (int)x.ndim()) && serves(s, x);
   return fits ? make(s, RowSoftmax{}, float32, {x}) : own_softmax(x, axes, precise, s);
 }
 
 namespace fast {
 
 EXPORT array rms_norm(const array &x, const Maybe &weight, float eps, StreamOrDevice s) {
-  if (!K || x.ndim() < 1 || x.ndim() > MOST_AXES || !is_float(x) || (weight && (weight->ndim() != 1 || !is_float(*weight) || weight->shape(0) != x.shape(-1))) || !serves(s, x))
+  if (!kernels || x.ndim() < 1 || x.ndim() > MOST_AXES || !is_float(x) || (weight && (weight->ndim() != 1 || !is_float(*weight) || weight->shape(0) != x.shape(-1))) || !serves(s, x))
     return own_rms_norm(x, weight, eps, s);
   Arrays inputs = {x};
   if (weight) inputs.push_back(*weight);
@@ -772,7 +772,7 @@ EXPORT array rms_norm(const array &x, const Maybe &weight, float eps, StreamOrDe
 }
 
 EXPORT array rope(const array &x, int dims, bool traditional, std::optional<float> base, float scale, const array &offset, const Maybe &freqs, StreamOrDevice s) {
-  if (!K || x.ndim() < 3 || x.ndim() > 4 || !is_float(x) || dims <= 0 || dims % 2 || dims > x.shape(-1) || offset.dtype() != int32 || offset.ndim() > 1 ||
+  if (!kernels || x.ndim() < 3 || x.ndim() > 4 || !is_float(x) || dims <= 0 || dims % 2 || dims > x.shape(-1) || offset.dtype() != int32 || offset.ndim() > 1 ||
       (offset.size() != 1 && offset.shape(0) != x.shape(0)) || freqs.has_value() == base.has_value() ||
       (freqs && (freqs->dtype() != float32 || freqs->ndim() != 1 || freqs->shape(0) != dims / 2)) || !serves(s, x))
     return own_rope(x, dims, traditional, base, scale, offset, freqs, s);
@@ -786,7 +786,7 @@ EXPORT array rope(const array &x, int dims, bool traditional, std::optional<floa
 
 EXPORT array scaled_dot_product_attention(const array &q, const array &k, const array &v, const float scale, const std::string &mode, Maybe mask,
                                           const Maybe &sinks, bool force_fused, StreamOrDevice s) {
-  bool fits = K && q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4 && is_float(q) && k.dtype() == q.dtype() && v.dtype() == q.dtype() && k.size() > 0 && v.size() > 0 &&
+  bool fits = kernels && q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4 && is_float(q) && k.dtype() == q.dtype() && v.dtype() == q.dtype() && k.size() > 0 && v.size() > 0 &&
               q.shape(0) == k.shape(0) && q.shape(0) == v.shape(0) && k.shape(1) == v.shape(1) && k.shape(2) == v.shape(2) && q.shape(3) == k.shape(3) &&
               q.shape(1) % k.shape(1) == 0 && (mode == "" || mode == "array" || (mode == "causal" && !mask && k.shape(2) >= q.shape(2))) &&
               (!mask || (mask->ndim() <= 4 && (mask->dtype() == q.dtype() || mask->dtype() == bool_))) &&
@@ -827,11 +827,11 @@ extern "C" EXPORT int kernels_width(int width) { return widest(width) ? widest(w
 /* Puts the kernels with the widest vectors of at most `width` float32 numbers in front of MLX, MLX's own if there are none;
  * `many` and `few` are the numbers of threads for products of many and of few rows. Returns the kernels. */
 extern "C" EXPORT const Kernels *kernels_use(int width, share_fn sharing, int many, int few) {
-  K = widest(width);
+  kernels = widest(width);
   share = sharing;
   share_many = many > 1;
   share_few = few > 1;
-  return K;
+  return kernels;
 }
 
 /* The number of operations that kernels computed so far. */

@@ -1,4 +1,4 @@
-"""How structured output joins an engine, and what `mlx-runner check --format` reports of it."""
+"""Structured output as part of an engine, and the report of `mlx-runner check --format`."""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ _GRAMMAR_BYTES = 4 << 20
 
 
 class FormatFacts(Facts, frozen=True, kw_only=True):
-    """What a request with the format gets."""
+    """The treatment of a request with the format."""
 
     enforced: Literal["whole", "in part", "not at all"]
     why: str | None = None
