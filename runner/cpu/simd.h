@@ -278,24 +278,30 @@ template <int BITS, int GROUP, int MODE, int R, int O> INLINE void few(const Pro
   float room[2][O][CHUNK];
   const size_t groups = a.k / GROUP, stride = groups * G::BYTES;
   const uint8_t *w = a.w + n * stride;
+  const float *x = a.x;
   for (size_t first = 0; first < groups; first += CHUNK) {
-    int count = (int)least(groups - first, CHUNK);
-    const float *scales[O], *biases[O];
-    UNROLLED for (int o = 0; o < O; o++) {
-      scales[o] = scales_of<MODE>(a.scales, a.scale_type, (n + o) * groups + first, count, room[0][o]);
-      biases[o] = MODE == AFFINE ? scales_of<MODE>(a.biases, a.scale_type, (n + o) * groups + first, count, room[1][o]) : NULL;
+    const int count = (int)least(groups - first, CHUNK);
+    const float *scales = (const float *)a.scales + n * groups + first, *biases = (const float *)a.biases + n * groups + first;
+    size_t apart = groups; /* from the scales of an output to those of the next */
+    if (MODE != AFFINE || a.scale_type != F32) {
+      UNROLLED for (int o = 0; o < O; o++) {
+        scales_of<MODE>(a.scales, a.scale_type, (n + o) * groups + first, count, room[0][o]);
+        if (MODE == AFFINE) scales_of<MODE>(a.biases, a.scale_type, (n + o) * groups + first, count, room[1][o]);
+      }
+      scales = room[0][0], biases = room[1][0], apart = CHUNK;
     }
-    for (int i = 0; i < count; i++) {
-      size_t g = first + i;
-      const float *x = a.x + g * GROUP;
+    for (int i = 0; i < count; i++, w += G::BYTES, x += GROUP) {
+      const bool fetches = G::BYTES >= 64 || (first + i) % (64 / G::BYTES) == 0;
       UNROLLED for (int o = 0; o < O; o++) { /* one after the other: the sums of all stay in registers */
-        const uint8_t *at = w + o * stride + g * G::BYTES;
-        if (G::BYTES >= 64 || g % (64 / G::BYTES) == 0) __builtin_prefetch(at + AHEAD * stride);
+        const uint8_t *at = w + o * stride;
+        const float *y = x;
+        if (R > 2) asm("" : "+r"(y)); /* or the compiler keeps numbers of x for the next output, and sums in memory */
+        if (fetches) __builtin_prefetch(at + AHEAD * stride);
         G group;
-        G::start(group, at, scales[o][i], MODE == AFFINE ? biases[o] + i : NULL);
+        G::start(group, at, scales[o * apart + i], MODE == AFFINE ? biases + o * apart + i : NULL);
         UNROLLED for (int step = 0; step < G::STEPS; step++) {
           V weights = G::weights(group, step);
-          UNROLLED for (int r = 0; r < R; r++) sums[o][r] += weights * load(x + r * a.ldx + step * WIDTH);
+          UNROLLED for (int r = 0; r < R; r++) sums[o][r] += weights * load(y + r * a.ldx + step * WIDTH);
         }
       }
     }
@@ -305,7 +311,7 @@ template <int BITS, int GROUP, int MODE, int R, int O> INLINE void few(const Pro
 
 template <int BITS, int GROUP, int MODE, int R> __attribute__((noinline)) void few_rows(const Product &a, size_t from, size_t to) {
   constexpr int REGISTERS = WIDTH == 8 ? 16 : 32;
-  constexpr int O = R * 8 + 8 <= REGISTERS ? 8 : R * 4 + 8 <= REGISTERS ? 4 : R * 2 + 8 <= REGISTERS ? 2 : 1;
+  constexpr int O = R * 4 + 8 <= REGISTERS ? 4 : R * 2 + 8 <= REGISTERS ? 2 : 1;
   size_t n = from;
   for (; n + O <= to; n += O) few<BITS, GROUP, MODE, R, O>(a, n);
   if constexpr (O > 1) for (; n < to; n++) few<BITS, GROUP, MODE, R, 1>(a, n);
@@ -457,14 +463,18 @@ template <int R, int N> INLINE void weigh(const float *weights, const float *v, 
   V sums[R][N];
   UNROLLED for (int r = 0; r < R; r++) UNROLLED for (int i = 0; i < N; i++) sums[r][i] = load(out + r * ldo + i * WIDTH) * factor[r];
   for (int key = 0; key < keys; key++) {
-    V y[N];
-    UNROLLED for (int i = 0; i < N; i++) y[i] = load(v + key * ldv + i * WIDTH);
-    UNROLLED for (int r = 0; r < R; r++) UNROLLED for (int i = 0; i < N; i++) sums[r][i] += y[i] * weights[r * KEYS + key];
+    V weight[R];
+    UNROLLED for (int r = 0; r < R; r++) weight[r] = all(weights[r * KEYS + key]);
+    UNROLLED for (int i = 0; i < N; i++) {
+      const V y = load(v + key * ldv + i * WIDTH);
+      UNROLLED for (int r = 0; r < R; r++) sums[r][i] += y * weight[r];
+    }
   }
   UNROLLED for (int r = 0; r < R; r++) UNROLLED for (int i = 0; i < N; i++) store(out + r * ldo + i * WIDTH, sums[r][i]);
 }
 template <int R> INLINE void weigh_all(const float *weights, const float *v, size_t ldv, int keys, float *out, size_t dv, const float *factor) {
   size_t at = 0;
+  for (; at + 4 * WIDTH <= dv; at += 4 * WIDTH) weigh<R, 4>(weights, v + at, ldv, keys, out + at, dv, factor);
   for (; at + 2 * WIDTH <= dv; at += 2 * WIDTH) weigh<R, 2>(weights, v + at, ldv, keys, out + at, dv, factor);
   for (; at < dv; at += WIDTH) weigh<R, 1>(weights, v + at, ldv, keys, out + at, dv, factor);
 }

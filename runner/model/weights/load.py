@@ -96,7 +96,9 @@ def load(
     if group is not None:
         from runner.model.weights.split import load_share  # most models are not shared
 
-        return LoadedModel(load_share(opened, dtype, budget_bytes, group), tuple(opened.suppressed_tokens))
+        module = load_share(opened, dtype, budget_bytes, group)
+        shorten_lookups(module)
+        return LoadedModel(module, tuple(opened.suppressed_tokens))
     rehearsed, recipe = rehearse(opened)
     types = plan_dtypes(dtype, rehearsed, budget_bytes)
     types.log_choice()
@@ -108,6 +110,7 @@ def load(
     except ModelError as error:
         raise ReadError(str(error)) from error
     settle(module, types)
+    shorten_lookups(module)
     return LoadedModel(module, tuple(opened.suppressed_tokens))
 
 
@@ -132,6 +135,19 @@ def settle(module: Module, types: DtypePlan) -> None:
     if types.dtype is not None and types.dtype == mx.float32:
         widen_embeddings(module)
     mx.eval(module.state)
+
+
+def shorten_lookups(module: Module) -> None:
+    """Makes the submodules of a finished module ordinary attributes too.
+
+    Modules are dictionaries: MLX finds what they contain in a `__getattr__` in Python, which takes a fifth of the time
+    in which a forward of one token is built. A submodule that is replaced later would not be noticed; parameters may
+    change, since they stay in the dictionary alone.
+    """
+    for each in module.modules():
+        for name, value in each.items():
+            if isinstance(value, Module | list | dict):
+                object.__setattr__(each, name, value)
 
 
 def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:

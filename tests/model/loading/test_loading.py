@@ -149,6 +149,18 @@ def python(code: str, *arguments: str) -> str:
     return subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True).stdout
 
 
+def test_a_forward_finds_submodules_without_mlx_lookup(opened: OpenedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, found = load(opened), list[object]()
+
+    def lookup(module: Module, name: str) -> object:
+        found.append(module[name])
+        return found[-1]
+
+    monkeypatch.setattr(Module, "__getattr__", lookup)
+    loaded.logits(mx.array([[1]]), loaded.make_layers())
+    assert [type(value) for value in found if not isinstance(value, mx.array)] == []
+
+
 def test_opening_needs_no_mlx_and_loading_no_transformers(store: Store) -> None:
     code = (
         "import sys; from pathlib import Path; from runner.model import open_model\n"
