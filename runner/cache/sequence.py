@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from runner.cache.layer_interface import LayerState, Mark, Miss, Snapshot
+from runner.cache.layer_interface import Copy, LayerState, Mark, Miss, Snapshot
 from runner.cache.layers import adapt, distrust, flatten
 from runner.cache.layers.kv import spare_room
 from runner.cache.layers.scans import watched
-from runner.cache.layers.snapshot import Ledger, complete
+from runner.cache.layers.snapshot import TOGETHER_BYTES, Ledger, complete
 from runner.logs import Log
 
 log = Log(__name__)
@@ -117,13 +117,22 @@ class SequenceLayers:
         else:
             return
         self.page_out_unsliceable()
-        for state in self.states:  # one by one: all copies at once would need as much memory again
-            copies = state.page_out()
-            if copies:
-                complete(copies)
-                # The buffers may be those of a much longer conversation, which has just been paged out.
-                state.trim(spare_room(self.offset))
-                mx.eval(state.arrays())
+        group: list[tuple[LayerState, list[Copy]]] = []
+        for state in self.states:  # in groups: all copies at once would need as much memory again
+            if copies := state.page_out():
+                group.append((state, copies))
+                if sum(array.nbytes for _, each in group for copy in each for array in copy.arrays) > TOGETHER_BYTES:
+                    self._complete(group)
+                    group = []
+        self._complete(group)
+
+    def _complete(self, group: list[tuple[LayerState, list[Copy]]]) -> None:
+        """Evaluates copies for snapshots of these layers, whose buffers may be those of a much longer conversation that
+        has just been paged out."""
+        complete([copy for _, copies in group for copy in copies])
+        for state, _ in group:
+            state.trim(spare_room(self.offset))
+        mx.eval([state.arrays() for state, _ in group])
 
     def advance(self, count: int) -> bool:
         """Counts a forward over `count` tokens that was built without an error. Returns True if a layer has proved to

@@ -10,7 +10,8 @@ from runner.cache.layer_interface import Copy, Snapshot
 Content = TypeVar("Content")
 Buffers = list[mx.array]
 """Keys, then values: [B, H, L, D] each, L counting tokens; three arrays of each if they are quantized."""
-_TOGETHER_BYTES = 1 << 20  # beyond that the copies take longer than the overhead of an evaluation
+TOGETHER_BYTES = 1 << 20
+"""Of copies that are evaluated at once: beyond that they take longer than the overhead of an evaluation."""
 
 
 def own(x: mx.array) -> mx.array:
@@ -48,7 +49,7 @@ class Ledger:
         self.copies += copies
         self._sources += sources
         self._copied_bytes += sum(copy.nbytes for copy in copies)
-        if self._copied_bytes > _TOGETHER_BYTES:
+        if self._copied_bytes > TOGETHER_BYTES:
             self.flush()
         return Owned(copies, copies)
 

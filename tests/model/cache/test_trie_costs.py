@@ -161,7 +161,7 @@ def test_large_copies_are_computed_at_once() -> None:
     two_conversations(cache)
     node = next(node for node in cache.trie.nodes() if node.nbytes)
     half = 30 * 4 * 4 * 2
-    with patch.object(snapshot, "_TOGETHER_BYTES", 2 * half - 1), evaluations() as counts:
+    with patch.object(snapshot, "TOGETHER_BYTES", 2 * half - 1), evaluations() as counts:
         cache.trie.split(node, 30)
         assert counts == [4] * LAYERS
 
