@@ -185,11 +185,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     its volume at the start, or both: the smaller counts."""
     kv_bits: Annotated[
         int | None,
-        _caching("quantize keys and values [$OLLAMA_KV_CACHE_TYPE, off]", metavar="8|4|off", choices=("8", "4", "off")),
+        _caching(
+            "quantize keys and values [$OLLAMA_KV_CACHE_TYPE, off]",
+            metavar="BITS",
+            choices=("8", "6", "5", "4", "3", "off"),
+        ),
     ] = None
-    """Quantize keys and values to 8 or 4 bits from the first token on, which takes about half or a quarter of their
-    memory; layers that cannot be quantized stay as they are, and the log says why; default: as $OLLAMA_KV_CACHE_TYPE
-    says (`q8_0`, `q4_0`), else off."""
+    """Quantize keys and values from the first token on, to so many bits a number on average, in place of 16 (32 on
+    most CPUs); docs/cache.md says what that saves and costs; layers that cannot be quantized stay as they are, and the
+    log says why; default: as $OLLAMA_KV_CACHE_TYPE says (`q8_0`, `q4_0`), else off."""
     parallel: Annotated[
         int, _computing(f"requests that run at once [$OLLAMA_NUM_PARALLEL, {DEFAULT_PARALLEL}]", most=MOST_PARALLEL)
     ] = DEFAULT_PARALLEL

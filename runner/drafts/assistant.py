@@ -14,9 +14,10 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models import gemma4, gemma4_text
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache
+from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
 
+from runner.cache.layers.hadamard import HadamardKVCache
 from runner.cache.session import Session
 from runner.drafts.target import Draw, HiddenStateDrafter, Target, target_of, without
 from runner.errors import ModelError
@@ -60,7 +61,7 @@ class Shared(NamedTuple):
 class _Packed:
     """Packed keys and values, for an attention that believes it writes into their cache."""
 
-    def __init__(self, cache: QuantizedKVCache) -> None:
+    def __init__(self, cache: HadamardKVCache) -> None:
         self.bits = cache.bits
         self.group_size = cache.group_size
         self._held = cache.keys_and_values()
@@ -95,7 +96,7 @@ def read(
 
 
 def _shared(cache: object) -> Shared:
-    if type(cache) is QuantizedKVCache:
+    if type(cache) is HadamardKVCache:
         return Shared(None, None, _Packed(cache))
     if type(cache) not in (KVCache, RotatingKVCache):
         raise TypeError(f"an assistant cannot read a {type(cache).__name__}")

@@ -9,6 +9,7 @@ import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layer_interface import LayerState, Snapshot
 from runner.cache.layers import adapt
 from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layers.hadamard import HadamardKVCache, rotated
 from runner.cache.layers.snapshot import LayerSnapshot, Ledger, complete
 
 from mlx_lm.models.cache import (  # isort: skip
@@ -16,7 +17,6 @@ from mlx_lm.models.cache import (  # isort: skip
     ChunkedKVCache,
     ConcatenateKVCache,
     KVCache,
-    QuantizedKVCache,
     RotatingKVCache,
 )
 
@@ -55,7 +55,7 @@ class Unknown(KVCache):
 
 SLICEABLE: dict[str, Callable[[], object]] = {
     "plain": KVCache,
-    "quantized": lambda: QuantizedKVCache(group_size=WIDTH, bits=8),
+    "quantized": lambda: HadamardKVCache(group_size=WIDTH, bits=8),
     "exact": ConcatenateKVCache,
 }
 TAILS: dict[str, Callable[[], object]] = {
@@ -87,7 +87,8 @@ def ledger(state: LayerState) -> tuple[int, int]:
 
 
 def positions(first: int, count: int) -> mx.array:
-    """Returns entries [1, HEADS, count, WIDTH] that carry their position. Equal entries are quantized exactly."""
+    """Returns entries [1, HEADS, count, WIDTH] that carry their position. Equal entries, rotated, are one number
+    and zeros, which are quantized almost exactly."""
     column = mx.arange(first, first + count, dtype=mx.float32)[:, None]
     return mx.contiguous(mx.broadcast_to(column, (1, HEADS, count, WIDTH)))
 
@@ -197,4 +198,4 @@ def _plain(buffer: Buffer) -> mx.array:
     if len(buffer) == 1:
         return buffer[0]
     weights, scales, biases = buffer
-    return mx.dequantize(weights, scales, biases, group_size=WIDTH, bits=8)
+    return mx.round(rotated(mx.dequantize(weights, scales, biases, group_size=WIDTH, bits=8)))

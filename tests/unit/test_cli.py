@@ -286,6 +286,7 @@ def test_the_log_level_is_ollamas_unless_it_is_given() -> None:
         ([], {}, None),
         (["--kv-bits", "8"], {}, 8),
         ([], {"MLX_RUNNER_KV_BITS": "4"}, 4),
+        (["--kv-bits", "5"], {"OLLAMA_KV_CACHE_TYPE": "q8_0"}, 5),
         ([], {"OLLAMA_KV_CACHE_TYPE": "q8_0"}, 8),
         ([], {"OLLAMA_KV_CACHE_TYPE": ' "Q8_0" '}, 8),
         ([], {"OLLAMA_KV_CACHE_TYPE": "f16"}, None),
@@ -426,7 +427,7 @@ def test_all_together_takes_three_quarters_of_what_there_is_and_the_cache_a_quar
         (["--model", "m", "--memory", "all"], {}, "--memory all: give bytes (123456, 512MiB, 8G), a share (25%)"),
         (["--model", "m", "--draft-known", "--cache", "single"], {}, "--draft-known takes answers from the trie"),
         (["completion", "ksh"], {}, "mlx-runner completion bash|zsh|fish"),
-        (["--model", "m"], {"MLX_RUNNER_KV_BITS": "q8_0"}, "MLX_RUNNER_KV_BITS=q8_0: choose one of 8, 4, off"),
+        (["--model", "m"], {"MLX_RUNNER_KV_BITS": "q8_0"}, "MLX_RUNNER_KV_BITS=q8_0: choose one of 8, 6, 5, 4, 3, off"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(argv: list[str], environ: dict[str, str], said: str) -> None:

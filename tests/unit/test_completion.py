@@ -63,7 +63,7 @@ def test_a_script_names_every_flag_and_every_command(shell: str) -> None:
         ("mlx-runner c", ["check", "completion"]),
         ("mlx-runner --cache", ["--cache", "--cache-memory"]),
         ("mlx-runner --cache ", ["trie", "single", "none"]),
-        ("mlx-runner --port 1 --kv-bits ", ["8", "4", "off"]),
+        ("mlx-runner --port 1 --kv-bits ", ["8", "6", "5", "4", "3", "off"]),
         ("mlx-runner --port ", []),
         ("mlx-runner --models-dir ", ["models"]),
         ("mlx-runner --trace tr", ["trace.json"]),

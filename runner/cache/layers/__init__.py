@@ -3,8 +3,8 @@
 Owner: the engine thread. Read in this order: `adapter.py` (the base), `snapshot.py` (live and owned snapshots, the
 ledger that counts them), then a file for each sort of layer: `kv.py` (sliceable), `window.py` (with a tail: windows and
 Llama 4's chunks), `states.py` (with a state: recurrent layers, with `scans.py` for their rounds, and all other
-classes). `batch.py` joins the layers of several sequences. `quantized_trial.py` tries which of them may quantize keys
-and values, and measures what that changes.
+classes). `batch.py` joins the layers of several sequences. `hadamard.py` keeps keys and values in few bits;
+`quantized_trial.py` tries which layers may, and measures what that changes.
 
 Always true: an adapter never copies bytes that it can leave in place; a layer writes over a live snapshot only after
 paging it out; an array that outlives a forward shares its buffer with no other.
@@ -22,12 +22,12 @@ from mlx_lm.models.cache import (  # isort: skip
     ChunkedKVCache,
     ConcatenateKVCache,
     KVCache,
-    QuantizedKVCache,
     RotatingKVCache,
 )
 
 from runner.cache.layer_interface import LayerState
 from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layers.hadamard import HadamardKVCache
 from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.states import GenericState, RecurrentState
@@ -42,7 +42,7 @@ def _window(layer: RotatingKVCache, ledger: Ledger) -> LayerState:
 
 _ADAPTERS: dict[type, Callable[..., LayerState]] = {
     KVCache: PlainKVState,
-    QuantizedKVCache: KVState,
+    HadamardKVCache: KVState,
     ConcatenateKVCache: ExactKVState,
     RotatingKVCache: _window,
     ChunkedKVCache: ChunkState,

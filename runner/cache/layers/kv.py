@@ -1,4 +1,4 @@
-"""KVCache, QuantizedKVCache and ConcatenateKVCache: keys and values per token, in buffers that are only appended to.
+"""KVCache, HadamardKVCache and ConcatenateKVCache: keys and values per token, in buffers that are only appended to.
 
 Multi-head latent attention uses the same classes with other widths.
 """
@@ -12,12 +12,12 @@ from runner.cache.layer_interface import Miss, Snapshot
 from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.snapshot import Buffers, Owned, SliceSnapshot, complete, own
 
-_STEP = 256  # tokens by which mlx-lm's own classes grow
+STEP = 256  # tokens by which mlx-lm's own classes grow
 
 
 def spare_room(tokens: int) -> int:
     """Returns the room, in tokens, that a buffer of `tokens` tokens may have. With more it counts as a longer one."""
-    return max(_STEP, tokens // 10)
+    return max(STEP, tokens // 10)
 
 
 class Appended(Protocol):
@@ -36,7 +36,7 @@ class KVState(LayerAdapter[Buffers]):
     markable = True
     refusal = Miss.LOST
     layer: Appended
-    _step = _STEP
+    _step = STEP
 
     @property
     def offset(self) -> int:

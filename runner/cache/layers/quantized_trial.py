@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import mlx.core as mx
-from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
+from mlx_lm.models.cache import CacheList, KVCache
 
 from runner.cache.layers import flatten
+from runner.cache.layers.hadamard import HadamardKVCache, Packed
 from runner.logs import Log
 
 log = Log(__name__)
@@ -46,11 +47,11 @@ class Format(NamedTuple):
 def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits: int) -> Format:
     """Quantizes every layer of a model that accepts it, and logs how many do and why others do not.
 
-    `forward` takes token ids [1, L] and a cache list to logits [1, L, V]; `bits` is 8 or 4. Raises what the model
-    raises over plain layers. Owner: the engine thread, once after loading.
+    `forward` takes token ids [1, L] and a cache list to logits [1, L, V]; `bits` is a key of BITS. Raises what the
+    model raises over plain layers. Owner: the engine thread, once after loading.
 
-    Costs two forwards, of 8 tokens and of one, over plain layers, over layers of 8 bits and, if `bits` is 4, over
-    layers of 4 bits. Each layer that raises starts one more, which is not computed.
+    Costs two forwards, of 8 tokens and of one, over plain layers, over layers of 8 bits and, if `bits` are fewer, over
+    layers of these. Each layer that raises starts one more, which is not computed.
     """
     trial = _Trial(make_layers, forward, vocab_size)
     off = trial.search(bits)
@@ -76,7 +77,7 @@ def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits
 def quantized(layers: list[object], groups: Groups, bits: int) -> list[object]:
     """Returns a fresh cache list with its KVCaches quantized, those in CacheLists included, if `groups` has a size for
     them."""
-    return _replaced(layers, lambda place: QuantizedKVCache(groups[place], bits) if place in groups else None)
+    return _replaced(layers, lambda place: HadamardKVCache(groups[place], bits) if place in groups else None)
 
 
 def _replaced(layers: list[object], make: Callable[[int], object | None]) -> list[object]:
@@ -99,7 +100,7 @@ def _caches(layers: list[object]) -> list[KVCache]:
     return [cache for cache in flatten(layers) if type(cache) is KVCache]
 
 
-class _Watched(QuantizedKVCache):
+class _Watched(HadamardKVCache):
     """Notes which layer was used last before something raised."""
 
     def __init__(self, group_size: int, place: int, used: list[int]) -> None:
@@ -107,9 +108,9 @@ class _Watched(QuantizedKVCache):
         self._place = place
         self._used = used
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> object:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Packed, Packed]:
         self._used.append(self._place)
-        return super().update_and_fetch(keys, values)  # type: ignore[no-untyped-call]
+        return super().update_and_fetch(keys, values)
 
 
 class _Trial:

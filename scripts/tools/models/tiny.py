@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 from mlx.utils import tree_map_with_path
 
-import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache.layers.hadamard import HadamardKVCache
 from scripts.tools.models import data
 
 from mlx_lm.models import (  # isort: skip
@@ -27,7 +27,7 @@ from mlx_lm.models import (  # isort: skip
     mamba2,
     qwen3_next,
 )
-from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache  # isort: skip
+from mlx_lm.models.cache import make_prompt_cache  # isort: skip
 
 VOCAB = 64
 WINDOW = 32  # gemma3: RotatingKVCache of this size in two of three layers; gemma4: in one of two
@@ -68,7 +68,7 @@ _KINDS: dict[str, tuple[ModuleType, float]] = {
     "falcon_h1": (falcon_h1, _NOISE),  # CacheList(ArraysCache, KVCache)
     "deepseek_v3": (deepseek_v3, _NOISE),  # KVCache of one head, keys and values of different widths
     "deepseek_v32": (deepseek_v32, _NOISE),  # CacheList(KVCache, KVCache), one of them of an indexer
-    "quantized": (llama, 5e-2),  # QuantizedKVCache: noise tips roundings to 8 bits, 0.02 without a cache
+    "quantized": (llama, 5e-2),  # HadamardKVCache: noise tips roundings to 8 bits, 0.02 without a cache
     "llama4": (llama4, _NOISE),  # ChunkedKVCache and KVCache
     "deepseek_v41": (deepseek_v41, 3.5e-2),  # a class of its own; noise tips roundings to 8 and 4 bits
 }
@@ -91,7 +91,7 @@ def tiny(kind: str) -> Tiny:
     mx.random.seed(7)
     model = module.Model(module.ModelArgs(**_TABLES[kind]))
     if kind == "quantized":
-        model.make_cache = lambda: [QuantizedKVCache(GROUP, bits=8) for _ in model.layers]
+        model.make_cache = lambda: [HadamardKVCache(GROUP, bits=8) for _ in model.layers]
     model.update(tree_map_with_path(spread, model.parameters()))
     model.eval()
     mx.eval(model.parameters())

@@ -28,8 +28,10 @@ NOT_SHOWN = "minimax_m3_vl"
 """Its requests take turns, though no short trial shows why they have to."""
 
 QUANTIZED = {
-    **dict.fromkeys(("llama", "gemma3_text", "cohere2", "jamba", "falcon_h1", "llama4", "step3p5"), 8),
+    **dict.fromkeys(("llama", "gemma3_text", "cohere2", "jamba", "falcon_h1"), 8),
     **dict.fromkeys(("gpt2", "gemma3n", "qwen3_next", "lfm2_moe", "baichuan_m1", "afm7"), 4),
+    "llama4": 3,
+    "step3p5": 5,
 }
 """Of each mixture of layers whose keys and values can be quantized, a few; and the bits for each."""
 _WIDTHS = ("hidden_size", "hidden_dim", "d_model", "n_embd")

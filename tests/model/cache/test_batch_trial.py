@@ -36,7 +36,7 @@ def test_models_that_can_be_batched(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [("quantized", "QuantizedKVCache"), ("llama4", "ChunkedKVCache"), ("deepseek_v41", "LayerCache")],
+    [("quantized", "HadamardKVCache"), ("llama4", "ChunkedKVCache"), ("deepseek_v41", "LayerCache")],
 )
 def test_layers_that_have_no_batch_are_named(kind: str, said: str) -> None:
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:

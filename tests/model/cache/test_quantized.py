@@ -13,6 +13,7 @@ from mlx.nn.layers.base import Module
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers import flatten
+from runner.cache.layers.hadamard import BITS, HadamardKVCache
 from runner.cache.layers.quantized_trial import Format, find_format, quantized
 from scripts.tools.models.tiny import KINDS, LATENT, VOCAB, tiny
 from tests.lib.memory import held_bytes
@@ -22,7 +23,6 @@ from mlx_lm.models.cache import (  # isort: skip
     ArraysCache,
     CacheList,
     KVCache,
-    QuantizedKVCache,
     RotatingKVCache,
     make_prompt_cache,
 )
@@ -118,15 +118,15 @@ def test_only_plain_key_value_caches_are_quantized() -> None:
     list_in_list = CacheList(others[1], CacheList(deeper, inner))
     layers = quantized([KVCache(), None, others[0], list_in_list, others[2], KVCache()], {0: 64, 1: 32, 3: 64}, 4)
     assert [type(layer_cache).__name__ for layer_cache in flatten(layers)] == [
-        "QuantizedKVCache", "RotatingKVCache", "ArraysCache", "QuantizedKVCache", "KVCache", "Special",
-        "QuantizedKVCache",
+        "HadamardKVCache", "RotatingKVCache", "ArraysCache", "HadamardKVCache", "KVCache", "Special",
+        "HadamardKVCache",
     ]  # fmt: skip
     assert layers[1] is None
     assert layers[2] is others[0]
     assert layers[4] is others[2]
     assert layers[3] is list_in_list
-    assert [(x.group_size, x.bits) for x in flatten(layers) if isinstance(x, QuantizedKVCache)] == [
-        (64, 4), (32, 4), (64, 4),
+    assert [(x.group_size, x.bits) for x in flatten(layers) if isinstance(x, HadamardKVCache)] == [
+        (64, BITS[4]), (32, BITS[4]), (64, BITS[4]),
     ]  # fmt: skip
 
 
@@ -152,14 +152,14 @@ def test_the_group_is_64_or_32_as_the_widths_allow(
         assert "no multiples of 32" in str(lines(caplog)[0][2]["layers"])
 
 
-@pytest.mark.parametrize(("bits", "bytes_of_128"), [(8, 64 + 4), (4, 32 + 4)])
-def test_a_token_takes_about_half_or_a_quarter_of_its_bytes(bits: int, bytes_of_128: int) -> None:
+@pytest.mark.parametrize("bits", BITS)
+def test_a_number_takes_so_many_bits_and_half_a_bit_of_scales(bits: int) -> None:
     model = a_llama(64)
     plain, small = model.make_layers(), model.format(bits).make_layers()
     model.last(plain)
     model.last(small)
     before, after = (sum(layer.nbytes for layer in flatten(layers)) for layers in (plain, small))  # type: ignore[attr-defined]
-    assert after * 128 == before * bytes_of_128
+    assert after * 16 == before * (bits + 0.5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,7 +197,7 @@ def test_only_the_layer_that_raises_stays_unquantized(caplog: pytest.LogCaptureF
 
     chosen = find_format(model.make_layers, forward, VOCAB, 8)
     kinds = [type(layer).__name__ for layer in chosen.make_layers()]
-    assert kinds == ["QuantizedKVCache", "QuantizedKVCache", "KVCache", "QuantizedKVCache"]
+    assert kinds == ["HadamardKVCache", "HadamardKVCache", "KVCache", "HadamardKVCache"]
     ((_, _, attributes),) = lines(caplog)
     assert (attributes["layers"], attributes["of"]) == (3, 4)
     assert attributes["unquantized"] == "1 KVCache: TypeError: an array is wanted"
@@ -234,7 +234,7 @@ def test_four_bits_are_not_refused_for_being_few(caplog: pytest.LogCaptureFixtur
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
         logits = model.forward(tokens, layers)
-        return -logits if getattr(layers[0], "bits", 8) == 4 else logits
+        return -logits if getattr(layers[0], "bits", BITS[8]) == BITS[4] else logits
 
     assert find_format(model.make_layers, forward, VOCAB, 4).name == "kv4"
     ((level, _, attributes),) = lines(caplog)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import TypedDict, cast
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
+from runner.cache.layers.states import gather
 from runner.model.weights.load import LoadedModel
 
 PROMPT = [(7 * index + index * index) % 64 for index in range(44)]
@@ -49,6 +49,4 @@ def answer(model: LoadedModel, make_layers: Callable[[], list[object]]) -> tuple
 
 def state_shapes(layers: list[object]) -> list[list[int]]:
     """Returns the shapes of everything that the layers hold."""
-    states = [layer.state for layer in layers]  # type: ignore[attr-defined]
-    arrays = cast("list[tuple[str, object]]", tree_flatten(states))
-    return [list(array.shape) for _, array in arrays if isinstance(array, mx.array)]
+    return [list(array.shape) for array in gather(layers, set())]

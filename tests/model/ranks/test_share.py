@@ -45,7 +45,7 @@ def test_keys_and_values_can_be_quantized(tmp_path: Path, two: Pair) -> None:
     directory = write_checkpoint(tmp_path, "llama", overrides={**WIDE, "head_dim": 64})
     outcomes, (first, second) = two.load(directory, kv_bits=bits)
     for outcome in outcomes:
-        assert outcome["layers"] == ["QuantizedKVCache"] * 2
+        assert outcome["layers"] == ["HadamardKVCache"] * 2
         assert {(shape[1], shape[3]) for shape in outcome["state_shapes"]} == {(2, 64 * bits // 32), (2, 1)}
     assert mx.array_equal(first, second)
     wanted = alone(directory)

@@ -1,4 +1,4 @@
-"""Keys and values per token: KVCache, QuantizedKVCache and ConcatenateKVCache, which share an adapter.
+"""Keys and values per token: KVCache, HadamardKVCache and ConcatenateKVCache, which share an adapter.
 
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """

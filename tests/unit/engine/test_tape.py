@@ -126,7 +126,7 @@ def test_a_file_that_is_cut_is_read_to_its_last_whole_frame(tmp_path: Path) -> N
         *(("cache", value) for value in ("", "both", "trie\n")),
         *(("dtype", value) for value in ("float8", "auto|keep")),
         *(("parallel", value) for value in (0, -1, 65)),
-        *(("kv_bits", value) for value in (0, 5, 16)),
+        *(("kv_bits", value) for value in (0, 2, 7, 16)),
         *(("max_gap_s", value) for value in (0.0, -1.0, math.nan, math.inf)),
         *(("memory", {"percent": value}) for value in (-1.0, 101.0, math.nan)),
         *(("cache_memory", {"bytes": value}) for value in (-1, 1 << 63)),

@@ -8,6 +8,7 @@ import pytest
 from mlx.utils import tree_map_with_path
 
 from runner.cache import make_cache
+from runner.cache.layers.hadamard import HadamardKVCache, rotated
 from runner.cache.layers.quantized_trial import find_format
 from runner.cache.session import Session
 from runner.cache.single import NullCache
@@ -20,7 +21,7 @@ from tests.model.drafts.assistant.conftest import Pairs
 from tests.model.drafts.assistant.made import Pair, pair_of, write
 from tests.model.loading.stored import put
 
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache  # isort: skip
+from mlx_lm.models.cache import KVCache, RotatingKVCache  # isort: skip
 
 WINDOW = 32
 COUNT = 24  # the answer goes beyond the window
@@ -111,9 +112,9 @@ def test_drafts_are_those_of_the_whole_text(name: str, cache: str, pairs: Pairs)
         assert drafts == from_scratch(pair, text, len(drafts))
 
 
-def unpacked(cache: QuantizedKVCache, parts: object) -> mx.array:
+def unpacked(cache: HadamardKVCache, parts: object) -> mx.array:
     words, scales, biases = (part[..., : cache.offset, :] for part in cast("list[mx.array]", parts))
-    return mx.dequantize(words, scales, biases, cache.group_size, cache.bits)
+    return rotated(mx.dequantize(words, scales, biases, cache.group_size, cache.mean_bits))
 
 
 def test_packed_keys_and_values_are_read_as_they_are(pairs: Pairs) -> None:
@@ -128,7 +129,7 @@ def test_packed_keys_and_values_are_read_as_they_are(pairs: Pairs) -> None:
     plain, packed = dict(shared), 0
     for kind, place in pair.assistant.places.items():
         cache = layers[place.layer]
-        if isinstance(cache, QuantizedKVCache):
+        if isinstance(cache, HadamardKVCache):
             packed += 1
             plain[kind] = Shared(*(unpacked(cache, parts) for parts in (cache.keys, cache.values)))
     assert packed == 1  # windows stay as they are
