@@ -301,8 +301,11 @@ class DecodeRows:
 
     def __init__(self, session: Session) -> None:
         self.sessions = [session]
+        self.may_draft = True
+        """False once a round has shown that the layers of a batch cannot go back row by row."""
         self._batch: BatchedLayers | None = None
-        self._seen = [0]  # forwards of the batch that each session has taken part in
+        self._seen = [0]  # tokens that the batch has seen of each session
+        self._in_round = False  # the batch has a round to accept
 
     @property
     def batchable(self) -> bool:
@@ -315,29 +318,56 @@ class DecodeRows:
         return [session.position + seen for session, seen in zip(self.sessions, self._seen, strict=True)]
 
     @property
+    def unseen(self) -> list[list[int]]:
+        """The recorded tokens that each session has not seen."""
+        return [session.recorded[length:] for session, length in zip(self.sessions, self.lengths, strict=True)]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the batch, in addition to the sessions' own layers."""
         return 0 if self._batch is None else self._batch.nbytes
 
-    def compute(
-        self, forward: Callable[[mx.array, list[object]], mx.array], tokens: mx.array, *, drafted: bool = False
-    ) -> mx.array:
+    def compute(self, forward: Callable[[mx.array, list[object]], mx.array], tokens: mx.array) -> mx.array:
         """Calls `forward(tokens, layers)` of the model over one more token of each, [B, 1], or several of one, [1, L].
-        Returns its logits [B, L, V] (lazy).
-
-        If all but the first of several are `drafted`, the session has to `accept` those that are right.
-        """
+        Returns its logits [B, L, V] (lazy)."""
         if self._batch is None:
             session, length = self.sessions[0], tokens.shape[1]
             in_round = length > 1 and session.sequence.markable
             with session.draft_round(length) if in_round else session.forward(length):
                 logits = forward(tokens, session.layers)
-            if in_round and not drafted:
+            if in_round:
                 session.accept(length)
             return logits
         logits = forward(tokens, self._batch.layers)
         self._seen = [seen + 1 for seen in self._seen]
         return logits
+
+    def draft(self, forward: Callable[[mx.array, list[object]], mx.array], tokens: mx.array) -> mx.array | None:
+        """Calls `forward(tokens, layers)` over tokens [B, L], L > 1: the next ones of each session, drafts, and
+        padding. Returns the logits [B, L, V] (lazy); `accept` has to follow. None, with all sessions where they were,
+        if those of a batch cannot go back one by one."""
+        if self._batch is None:
+            session = self.sessions[0]
+            with session.draft_round(tokens.shape[1]):
+                return forward(tokens, session.layers)
+        with self._batch.draft_round(tokens.shape[1]):
+            logits = forward(tokens, self._batch.layers)
+        if not self._batch.may_accept:
+            self.may_draft = False
+            self._batch.accept([0] * len(self.sessions))
+            return None
+        self._in_round = True
+        return logits
+
+    def accept(self, counts: Sequence[int]) -> bool:
+        """Ends a round: the first `counts` tokens of each session are right. Returns as `Session.accept`; True for
+        several."""
+        if self._batch is None:
+            return self.sessions[0].accept(counts[0])
+        self._in_round = False
+        self._batch.accept(counts)
+        self._seen = [seen + count for seen, count in zip(self._seen, counts, strict=True)]
+        return True
 
     def arrays(self) -> list[mx.array]:
         """Returns the arrays to evaluate together with the logits of a batch: nothing else may
@@ -348,7 +378,7 @@ class DecodeRows:
         """Appends the one session of `other`. Waits for all that both have under way. Raises RuntimeError if one of
         them has a round to accept."""
         (session,) = other.sessions
-        if any(each.in_round for each in (*self.sessions, session)):
+        if self._in_round or any(each.in_round for each in (*self.sessions, session)):
             raise RuntimeError("layers with drafts in them cannot be joined")
         if self._batch is None:
             self._batch = BatchedLayers([self.sessions[0].layers, session.layers])

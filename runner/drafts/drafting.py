@@ -15,6 +15,7 @@ from runner.drafts.lookup import Lookup, Ring
 from runner.drafts.policy import MODEL_MATCH, SOURCES, Draft, DraftPolicy
 from runner.drafts.speed_check import SpeedCheck
 from runner.engine.lifecycle import Lifecycle
+from runner.engine.ports import DraftedAnswer, Drafter, Drafts, StepTime
 from runner.logs import Log
 from runner.sampling.sampler import Sampler
 
@@ -88,8 +89,10 @@ class Drafting:
         self.clock = clock
         # What is learned from all answers.
         self.ring = Ring(_EARLIER_TOKENS)
-        self.speed = SpeedCheck()
-        """Compares steps with drafts of known text with plain ones."""
+        self._speeds: dict[int, SpeedCheck] = {}
+        self.latest: AnswerDrafter | None = None
+        """Of the first answer of the latest step. A model follows one text: it drafts for none of those that take
+        turns."""
         self.model_speed = SpeedCheck()
         """Compares steps with drafts of the model with plain ones, where no known text was drafted."""
         self._rounds = 0
@@ -99,6 +102,56 @@ class Drafting:
     def drafter(self, prompt: Sequence[int]) -> "AnswerDrafter":
         """Returns a drafter for the answer to this prompt."""
         return AnswerDrafter(self, prompt)
+
+    def speed(self, together: int) -> SpeedCheck:
+        """Returns what compares steps with drafts of known text with plain ones, of about as many answers."""
+        return self._speeds.setdefault((together - 1).bit_length(), SpeedCheck())
+
+    def expects(self, answers: Sequence[DraftedAnswer], together: int) -> bool:
+        """Returns True if a round should follow the tokens that are on their way, which are not recorded yet."""
+        waits = self._choose(answers, together, ahead=1)
+        return waits or (together == 1 and _own(answers[0]).model_length(answers[0].session, answers[0].most) > 0)
+
+    def propose(self, answers: Sequence[DraftedAnswer], together: int) -> Sequence[Sequence[int]]:
+        """Returns for each answer tokens that may follow the recorded ones."""
+        expected = [_own(each).check_expected(each.session) for each in answers]
+        if not any(expected):
+            self._choose(answers, together, ahead=0)
+        longest = max(len(draft.tokens) if (draft := _own(each).chosen) is not None else 0 for each in answers)
+        for each in answers:
+            if _own(each).chosen is None and longest and together > 1:  # it would be padded
+                _own(each).chosen = _own(each).find(each.session, min(each.most, longest))
+        return [_own(each).propose(each, alone=together == 1) for each in answers]
+
+    def _choose(self, answers: Sequence[DraftedAnswer], together: int, *, ahead: int) -> bool:
+        """Chooses what to draft of known text for each answer, `ahead` tokens of which are on their way. Returns True
+        if that is anything."""
+        if self.undraftable or (longest := self.policy.longest(together)) < 1:
+            return False
+        self.ring.index(_INDEX_TOKENS)
+        found = [_own(each).find(each.session, min(each.most + ahead, longest)) for each in answers]
+        drafts = [draft for draft in found if draft is not None]
+        context_tokens = max(len(each.session.recorded) for each in answers)
+        length = self.policy.length(drafts, context_tokens, together) if drafts else 0
+        for each, draft in zip(answers, found, strict=True):
+            _own(each).offer(draft, length, ahead, allowed=self.speed(together).allows())
+        return any(_own(each).waits for each in answers)
+
+    def record_time(self, drafters: Sequence[Drafter], step: StepTime) -> None:
+        """Records how long a step took, given the drafters of its answers."""
+        own = [each for each in drafters if isinstance(each, AnswerDrafter)]
+        if step.length > 1 or (step.length == 1 and not any(each.model_worked for each in own)):
+            seconds = step.seconds - sum(each.model_s for each in own)
+            self.policy.record_time(step.length, seconds, max(each.known for each in own), step.together)
+        drafted = any(each.drafted for each in own)
+        offered = drafted or any(each.offered for each in own)
+        self.speed(step.together).record(step.tokens, step.seconds, drafted=drafted, offered=offered)
+        if self.model is not None and step.together == 1:
+            worked, model_offered = own[0].model_worked, own[0].model_offered
+            self.model_speed.record(step.tokens, step.seconds, drafted=worked, offered=model_offered)
+        self.latest = own[0]
+        for each in own:
+            each.end_step()
 
     def record_outcome(self, draft: Draft, taken: int, right: int) -> None:
         """Records that of the first `taken` tokens of a draft the first `right` were right."""
@@ -116,7 +169,7 @@ class Drafting:
 
     def counts(self) -> DraftCounts:
         """Returns the counts so far."""
-        state, why = self.speed.state
+        state, why = self.speed(1).state
         if self.undraftable:
             state, why = "off", self.undraftable
         model = None
@@ -139,117 +192,123 @@ class AnswerDrafter:
 
     def __init__(self, shared: Drafting, prompt: Sequence[int]) -> None:
         """`prompt` are the keys of a prompt: those of pictures are negative."""
+        self.shared: Drafts = shared
         self._shared = shared
         # Of the answer.
         self._lookup = Lookup(prompt, shared.ring, shared.salt)
-        self._known = len(prompt)  # tokens that the lookup has
+        self.known = len(prompt)
+        """The tokens that the lookup has."""
         self._wanted = 0  # tokens that the model should draft next
         self._expected: Draft | None = None  # what the next round tries, the token on its way being the first
         # Of the present step.
+        self.chosen: Draft | None = None
+        """What it should try of known text."""
         self._draft: Draft | None = None  # what its round tries
-        self._offered = False  # it could have tried a draft of known text
-        self._waited = False  # it dispatched nothing
-        self._model_offered = False  # it could have tried a draft of the model
-        self._model_worked = False  # the model has worked for it, or it waits for the model
-        self._model_s = 0.0  # the time that the model took
+        self.offered = False
+        """True if it could have tried a draft of known text."""
+        self.waits = False
+        """True if it dispatched nothing for such a draft."""
+        self.model_offered = False
+        """True if it could have tried a draft of the model."""
+        self.model_worked = False
+        """True if the model has worked for it, or it waits for the model."""
+        self.model_s = 0.0
+        """The time that the model took."""
 
     def index(self, tokens: int) -> None:
         """Indexes the next `tokens` prompt tokens (about 1 µs each)."""
         self._lookup.index(tokens)
 
-    def expects(self, session: Session, most: int) -> bool:
-        """Returns True if a round should follow the token that is on its way, which is not recorded yet."""
-        draft = self._choose(session, most + 1)
-        self._waited = draft is not None and len(draft.tokens) > 1
-        self._expected = draft if self._waited else None
-        return self._waited or self._model_length(session, most) > 0
+    def find(self, session: Session, most: int) -> Draft | None:
+        """Returns a draft of known text of at most `most` tokens, or None. A path of the cache comes first: it has all
+        of the text."""
+        recorded = session.recorded
+        self._lookup.extend(recorded[self.known :])
+        self.known = len(recorded)
+        path = session.continuation(most)
+        return Draft(path, "path", len(recorded)) if path else self._lookup.propose(most)
 
-    def propose(self, session: Session, most: int, sampler: Sampler) -> Sequence[int]:
-        """Returns at most `most` tokens that may follow the recorded ones."""
+    def offer(self, draft: Draft | None, length: int, ahead: int, *, allowed: bool) -> None:
+        """Takes the first `length` tokens of a draft that was found, `ahead` of which are on their way, if drafts are
+        `allowed` now."""
+        self.offered = draft is not None and length > 0
+        taken = draft._replace(tokens=draft.tokens[:length]) if draft is not None and length and allowed else None
+        if not ahead:
+            self.chosen = taken
+            return
+        self.waits = taken is not None and len(taken.tokens) > ahead
+        self._expected = taken if self.waits else None
+
+    def check_expected(self, session: Session) -> bool:
+        """Chooses the rest of what was expected, if the token that was on its way begins it. Returns True if something
+        was expected."""
         draft, self._expected = self._expected, None
         if draft is None:
-            draft = self._choose(session, most)
-        elif session.recorded[-1] != draft.tokens[0]:
-            self._shared.policy.record_outcome(draft, 1, 0)
-            draft = None
+            return False
+        if session.recorded[-1] == draft.tokens[0]:
+            self.chosen = draft._replace(tokens=draft.tokens[1:])
         else:
-            draft = draft._replace(tokens=draft.tokens[1:])
-        self._offered |= draft is not None
-        if draft is None and (tokens := self._model_drafts(session, most, sampler)):
+            self._shared.policy.record_outcome(draft, 1, 0)
+        return True
+
+    def propose(self, answer: DraftedAnswer, *, alone: bool) -> Sequence[int]:
+        """Returns what was chosen; if that is nothing, and it is computed `alone`, what the model drafts."""
+        draft, self.chosen = self.chosen, None
+        self.offered |= draft is not None
+        if draft is None and alone and (tokens := self._model_drafts(answer.session, answer.most, answer.sampler)):
             draft = Draft(tokens, "model", MODEL_MATCH)
         self._draft = draft
-        return draft.tokens[:most] if draft is not None else ()
+        return draft.tokens[: answer.most] if draft is not None else ()
 
     def record_outcome(self, drafts: int, right: int, life: Lifecycle) -> None:
         """Records how many drafts of a round were right; those of a model in `life`, the counts of the answer, too."""
-        if self._draft is not None and drafts:
+        if self._draft is not None:
             self._shared.record_outcome(self._draft, drafts, right)
             if self._draft.source == "model":
                 life.model_drafted += drafts
                 life.model_accepted += right
 
-    def record_time(self, tokens: int, rows: int, seconds: float) -> None:
-        """Records how long a step of `tokens` tokens took. `rows` is the length of its forward; 0 if it had none, -1
-        if it had several."""
-        shared, draft = self._shared, self._draft
-        if rows > 1 or (rows == 1 and not self._model_worked):
-            shared.policy.record_time(rows, seconds - self._model_s, self._known)
-        drafted = (draft is not None and draft.source != "model") or self._waited
-        shared.speed.record(tokens, seconds, drafted=drafted, offered=drafted or self._offered)
-        if shared.model is not None:
-            shared.model_speed.record(tokens, seconds, drafted=self._model_worked, offered=self._model_offered)
+    @property
+    def drafted(self) -> bool:
+        """True if the step has tried, or waits for, a draft of known text."""
+        return (self._draft is not None and self._draft.source != "model") or self.waits
+
+    def end_step(self) -> None:
+        """Ends the step."""
         self._draft = None
-        self._offered = False
-        self._waited = False
-        self._model_offered = False
-        self._model_worked = False
-        self._model_s = 0.0
+        self.offered = self.waits = self.model_offered = self.model_worked = False
+        self.model_s = 0.0
 
     def close(self) -> None:
         """Keeps the answer for later requests."""
+        if self._shared.latest is self:
+            self._shared.latest = None
         self._shared.ring.add(self._lookup.kept(), self._shared.salt)
 
-    def _choose(self, session: Session, most: int) -> Draft | None:
-        """Returns a draft of known text that is worth its rows, or None. A path of the cache comes first: it has all of
-        the text."""
-        shared, recorded = self._shared, session.recorded
-        if shared.undraftable:
-            return None
-        shared.ring.index(_INDEX_TOKENS)
-        self._lookup.extend(recorded[self._known :])
-        self._known = len(recorded)
-        most = min(most, shared.policy.most)
-        path = session.continuation(most)
-        draft = Draft(path, "path", len(recorded)) if path else self._lookup.propose(most)
-        length = shared.policy.length(draft, len(recorded)) if draft is not None else 0
-        self._offered = length > 0
-        allowed = length > 0 and shared.speed.allows()
-        return draft._replace(tokens=draft.tokens[:length]) if draft is not None and allowed else None
-
-    def _model_length(self, session: Session, most: int) -> int:
+    def model_length(self, session: Session, most: int) -> int:
         """Returns how many tokens the model should draft now. If it lacks some of the text, it reads a part of it
         meanwhile, and the result is 0."""
         shared, model = self._shared, self._shared.model
-        if model is None:
+        if model is None or shared.latest not in (None, self):
             return 0
         self._wanted = self._wanted or shared.policy.model_length(most, len(session.recorded))
-        self._model_offered |= self._wanted > 0
+        self.model_offered |= self._wanted > 0
         if not self._wanted or not shared.model_speed.allows():
             return 0
-        self._model_worked = True
+        self.model_worked = True
         started = shared.clock()
         try:
             reads = model.read(session, briefly=self._wanted == 1)
         except Exception as error:  # costs drafts, never the answer
             shared.drop_model(model, error)
             reads = True
-        self._model_s += shared.clock() - started
+        self.model_s += shared.clock() - started
         return 0 if reads else min(self._wanted, most)
 
     def _model_drafts(self, session: Session, most: int, sampler: Sampler) -> list[int]:
         """Returns at most `most` drafts of the model; none if they do not pay, or it lacks some of the text."""
         shared, model = self._shared, self._shared.model
-        length = self._model_length(session, most)
+        length = self.model_length(session, most)
         if model is None or not length:
             return []
         started, drafts = shared.clock(), list[int]()
@@ -258,7 +317,12 @@ class AnswerDrafter:
         except Exception as error:  # as above
             shared.drop_model(model, error)
         self._wanted = 0
-        self._model_s += shared.clock() - started
+        self.model_s += shared.clock() - started
         if drafts:
             shared.policy.record_drafting(len(drafts), shared.clock() - started)
         return drafts
+
+
+def _own(answer: DraftedAnswer) -> AnswerDrafter:
+    assert isinstance(answer.drafter, AnswerDrafter)
+    return answer.drafter

@@ -235,12 +235,14 @@ class Draft(NamedTuple):
 
 
 _WORTH = 1.01  # times the tokens a second of a shorter draft: less would be noise
+_MOST_TOGETHER = 64  # tokens of a forward over several answers
 
 
 class DraftPolicy:
     """Chooses the length that promises the most tokens a second, 0 included, and learns from the outcomes.
 
-    One for all requests of the process. Owner: the engine thread.
+    One for all requests of the process. Answers that are computed together are drafted to one length, as the shorter
+    ones are padded. Owner: the engine thread.
     """
 
     def __init__(self, most: int, first_costs: Sequence[float], *, at_once: bool = False) -> None:
@@ -250,8 +252,10 @@ class DraftPolicy:
         assert len(first_costs) == most + 1
         self.most = most
         self._at_once = at_once
-        self._costs = RoundCosts(first_costs)
+        self._first_costs = first_costs
+        self._costs: dict[int, RoundCosts] = {}  # by the number of answers
         self._draft_cost = DraftCost(most)
+        self._steps_together = 0
         pauses = dict.fromkeys(SOURCES, LOOKUP_PAUSE) | {"model": BLOCK_PAUSE if at_once else MODEL_PAUSE}
         self._acceptances = {
             (source, size): Acceptance(size, most, pause) for source, pause in pauses.items() for size in range(5)
@@ -267,13 +271,19 @@ class DraftPolicy:
         """Returns a policy that begins with the costs of GPUs."""
         return cls(most, gpu_costs(most + 1), at_once=at_once)
 
-    def length(self, draft: Draft, context_tokens: int) -> int:
-        """Returns how many of the draft's tokens to take after `context_tokens` tokens. Ask once for each draft:
-        now and then the result is a probe.
+    def longest(self, together: int) -> int:
+        """Returns the most tokens that each of several answers may draft in one round."""
+        return self.most if together == 1 else min(self.most, _MOST_TOGETHER // together - 1)
+
+    def length(self, drafts: Sequence[Draft], context_tokens: int, together: int = 1) -> int:
+        """Returns how many tokens of each of these drafts to take after `context_tokens` tokens, in a forward over as
+        many answers or some more: `together`. Ask once for each: now and then the result is a probe.
 
         At first no more are taken than matched.
         """
-        return self._length(draft, len(draft.tokens), self._costs.curve(context_tokens))
+        return self._length(
+            [(draft, len(draft.tokens)) for draft in drafts], self._curve(context_tokens, together), together
+        )
 
     def model_length(self, most: int, context_tokens: int) -> int:
         """Returns how many tokens a model should draft after `context_tokens` tokens: as `length`, plus the time of
@@ -281,37 +291,61 @@ class DraftPolicy:
         draft = Draft([], "model", MODEL_MATCH)
         if self._acceptance(draft).rests():
             return 0
-        rounds = self._costs.curve(context_tokens)
-        drafts = (self._draft_cost if self._costs.known else DraftCost(self.most)).curve(rounds[0])
+        rounds = self._curve(context_tokens, 1)
+        drafts = (self._draft_cost if self._costs_of(1).known else DraftCost(self.most)).curve(rounds[0])
         costs = [seconds + drafts[self._units(length)] for length, seconds in enumerate(rounds)]
-        return self._length(draft, most, costs)
+        return self._length([(draft, most)], costs, 1)
 
-    def _length(self, draft: Draft, most: int, costs: Sequence[float]) -> int:
-        """Returns how many of at most `most` tokens to take; `costs` are those of none, one, and so on."""
-        acceptance = self._acceptance(draft)
-        most = min(most, self.most if acceptance.trusted else min(draft.match, self.most))
-        best, best_rate = 0, _WORTH / costs[0]
-        tokens = all_right = best_tokens = best_right = 1.0
-        for length, right in zip(range(1, most + 1), acceptance.rates(), strict=False):
-            all_right *= right
-            tokens += all_right
-            rate = tokens / costs[length]
-            if rate > best_rate:
-                best, best_rate, best_tokens, best_right = length, rate, tokens, all_right
-        if best == most:
+    def _length(self, drafts: Sequence[tuple[Draft, int]], costs: Sequence[float], together: int) -> int:
+        """Returns how many of at most so many tokens of each draft to take; `costs` are those of none, one, and so
+        on."""
+        mosts, rates = list[int](), list[Iterator[float]]()
+        for draft, most in drafts:
+            acceptance = self._acceptance(draft)
+            mosts.append(
+                min(most, self.longest(together) if acceptance.trusted else min(draft.match, self.longest(together)))
+            )
+            rates.append(acceptance.rates())
+        best, best_rate = 0, _WORTH * together / costs[0]
+        tokens = best_tokens = float(together)
+        all_right, best_right = [1.0] * len(drafts), float(len(drafts))
+        for length in range(1, max(mosts) + 1):
+            for place, most in enumerate(mosts):
+                all_right[place] *= next(rates[place]) if length <= most else 0.0
+            tokens += sum(all_right)
+            if tokens / costs[length] > best_rate:
+                best, best_rate, best_tokens, best_right = length, tokens / costs[length], tokens, sum(all_right)
+        if best == max(mosts):
             return best
+        self._steps_together += 1
+        if self._steps_together % together:
+            return best  # a probe costs a row of each answer: it is as rare as if each were alone
         # Known text costs nothing to look up, and a round may become cheaper; a model is asked in vain.
-        hopeful = draft.source != "model" or (best_tokens + best_right) / costs[best + 1] > best_rate
-        return best + acceptance.probes(best, hopeful=hopeful)
+        probed = drafts[max(range(len(drafts)), key=mosts.__getitem__)][0]
+        hopeful = probed.source != "model" or (best_tokens + best_right) / costs[best + 1] > best_rate
+        return best + self._acceptance(probed).probes(best, hopeful=hopeful)
+
+    def _curve(self, context_tokens: int, together: int) -> Sequence[float]:
+        return self._costs_of(together).curve(context_tokens)
+
+    def _costs_of(self, together: int) -> RoundCosts:
+        """Returns what is known of forwards over as many answers."""
+        if together not in self._costs:
+            slope = self._first_costs[-1] - self._first_costs[-2]
+            rows = [together * (1 + length) - 1 for length in range(max(0, self.longest(together)) + 1)]
+            last = len(self._first_costs) - 1
+            costs = [self._first_costs[min(row, last)] + slope * max(0, row - last) for row in rows]
+            self._costs[together] = RoundCosts(costs)
+        return self._costs[together]
 
     def record_outcome(self, draft: Draft, taken: int, accepted: int) -> None:
         """Records that a round tried the first `taken` tokens of a draft, and the first `accepted` were right."""
         if taken:
             self._acceptance(draft).record(taken, accepted)
 
-    def record_time(self, rows: int, seconds: float, context_tokens: int) -> None:
-        """Records how long a round took, of one row if it was a plain step."""
-        self._costs.record(rows, seconds, context_tokens)
+    def record_time(self, rows: int, seconds: float, context_tokens: int, together: int = 1) -> None:
+        """Records how long a round over so many answers took, of one row each if it was a plain step."""
+        self._costs_of(together).record(rows, seconds, context_tokens)
 
     def record_drafting(self, tokens: int, seconds: float) -> None:
         """Records how long a model took to draft `tokens` tokens, at least one."""

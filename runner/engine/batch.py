@@ -3,7 +3,7 @@
 What is in flight between two steps is one of four, and a step goes on from there:
 
     None               runs the forward over the recorded tokens, draws, and goes on as `Drawn`; or, with drafts, runs
-                       one over the next token and drafts, and reads all that are right
+                       one over the next token of each and drafts, and reads all that are right
                        -> RoundToAccept; with a grammar -> StepAwaitingMasks
     Drawn              runs the forward over these tokens, draws the next ones, and reads these
                        -> Drawn; with a grammar, which has to follow them before it draws -> StepAwaitingMasks
@@ -14,30 +14,32 @@ What is in flight between two steps is one of four, and a step goes on from ther
 Two batches join when both are `Drawn`. Generations may leave at any time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import mlx.core as mx
 
 from runner.cache.session import DecodeRows
 from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation, Results
-from runner.engine.round import Round, RoundDrafts, find_drafts, unseen_at_end
+from runner.engine.ports import StepTime
+from runner.engine.round import Round, RoundDrafts, find_drafts, padded, unseen_at_end
 from runner.engine.trace import TRACE
 from runner.sampling.sample import Choice, Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
 
 if TYPE_CHECKING:
-    from runner.engine.ports import Shifted
+    from runner.engine.ports import Drafter, Shifted
 
 _CLEAR_STEPS = 256  # mlx-lm's caches grow by as many tokens at a time, into new buffers
 _PADDING_TOKENS = 256  # a row may always be padded by as many
 _GRAMMAR_WAIT_S = 0.05  # a batch waits for a mask; then the answer decodes alone
 _GRAMMAR_WAIT_ALONE_S = 0.005  # an answer alone waits; then other slices run
 _ids = count()
+_Logits = TypeVar("_Logits", mx.array, mx.array | None)
 
 
 class Drawn(NamedTuple):
@@ -56,8 +58,8 @@ class StepAwaitingMasks(NamedTuple):
     """[B, 1, V], from the forward over these tokens; None if there was none."""
     own: Mapping[Generation, Sample] = {}
     """As in `Drawn`."""
-    round: Round | None = None
-    """The round that the tokens are from."""
+    rounds: Sequence[Round] = ()
+    """The round that the tokens are from, if they are from one."""
 
     def of(self, rows: Sequence[int]) -> "StepAwaitingMasks":
         """Returns these rows of it."""
@@ -68,7 +70,7 @@ class StepAwaitingMasks(NamedTuple):
 class RoundToAccept(NamedTuple):
     """The tokens of a round are read; the layers have seen wrong drafts, too."""
 
-    round: Round
+    rounds: Sequence[Round]
 
 
 InFlight: TypeAlias = Drawn | StepAwaitingMasks | RoundToAccept | None
@@ -100,7 +102,10 @@ class Batch:
         self._rows = DecodeRows(generation.session)
         self._shifts = bool(generation.shift)
         self._guided = generation.grammar.guide is not None
-        self._sampler: Sampler | SamplerBatch | None = None  # made when it is first needed
+        self._drafters = _drafters(self.generations)
+        self._sampler: Sampler | SamplerBatch | None = None  # of steps without drafts; made when it is first needed
+        self._vocab_size = 0  # known after the first forward
+        self._has_changed = bool(steps)  # generations have joined or left
         # Until the next step.
         self._in_flight = in_flight
         self.steps = steps
@@ -125,51 +130,59 @@ class Batch:
     # --- steps
 
     def step(self, *, may_draft: bool) -> list[Choice]:
-        """Returns the next token of each generation, for `take`; none if a mask is late: step again when `ready`. With
-        `may_draft` a generation alone may get several."""
+        """Returns the next tokens of each generation, for `take`; none if a mask is late: step again when `ready`. Only
+        with `may_draft` they may be several."""
         if TRACE.on:
             TRACE.name("decode", rows=len(self.generations))
         started_s = monotonic()
         self.forward_rows = 0
         if isinstance(self._in_flight, StepAwaitingMasks):
             choices = self._step_with_masks()
-        elif (drafts := self._find_drafts(may_draft)).tokens and self._in_flight is None:
+        elif (drafts := self._find_drafts(may_draft)) and self._in_flight is None:
             choices = self._step_round(drafts)
         else:
-            choices = self._step_drawn(dispatch=not drafts.tokens)
+            choices = self._step_drawn(dispatch=not drafts)
         if not choices:
             return []
         self.steps += 1
         if self.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
-        if len(choices) == 1 and (drafter := self.generations[0].drafter) is not None:
-            drafter.record_time(len(choices[0].tokens), self.forward_rows, monotonic() - started_s)
+        if self._drafters:
+            tokens = sum(len(choice.tokens) for choice in choices)
+            time = StepTime(monotonic() - started_s, tokens, len(choices), self.forward_rows)
+            self._drafters[0].shared.record_time(self._drafters, time)
         return choices
 
-    def _find_drafts(self, may_draft: bool) -> RoundDrafts:
-        """Accepts the last round. Returns what to try in this step or, if its token is already drawn, in the next."""
-        if not self._accept() or not may_draft or not isinstance(self._sampler, Sampler):
-            return RoundDrafts()
-        return find_drafts(self.generations[0], self._sampler.vocab_size, on_its_way=self._in_flight is not None)
+    def _find_drafts(self, may_draft: bool) -> list[RoundDrafts]:
+        """Accepts the last round. Returns what to try in this step or, if its tokens are already drawn, in the next."""
+        if not self._accept() or not (may_draft and self._drafters and self._vocab_size and self._rows.may_draft):
+            return []
+        return find_drafts(self.generations, self._vocab_size, on_its_way=self._in_flight is not None)
 
-    def _accept(self) -> bool:
-        """Ends a round, if there is one: its right tokens are recorded by now. Returns False if they have to be
-        computed again."""
-        match self._in_flight:
-            case RoundToAccept(tried) | StepAwaitingMasks(round=tried) if tried is not None:
-                self._in_flight = None
-                return tried.accept()
-        return True
+    def _accept(self, leaving: Sequence[Generation] = ()) -> bool:
+        """Ends a round, if there is one. Its right tokens are recorded by now; those of masks that are awaited will be,
+        except of generations that are `leaving`. Returns False if they have to be computed again."""
+        step = self._in_flight
+        if not isinstance(step, RoundToAccept | StepAwaitingMasks) or not step.rounds:
+            return True
+        awaiting = isinstance(step, StepAwaitingMasks)
+        self._in_flight = step._replace(rounds=()) if isinstance(step, StepAwaitingMasks) else None
+        rounds = zip(self.generations, step.rounds, strict=True)
+        return self._rows.accept(
+            [each.right if awaiting and generation not in leaving else each.kept for generation, each in rounds]
+        )
 
     def _step_drawn(self, *, dispatch: bool) -> list[Choice]:
         """Reads the tokens that are drawn, if need be now. Before that it may `dispatch` the forward after them."""
         drawn = self._in_flight
         if not isinstance(drawn, Drawn):
-            drawn = Drawn(self._draw(self._run(mx.array([each.start_decode() for each in self.generations]))))
+            for each in self.generations:
+                each.start_decode()
+            drawn = Drawn(self._draw(self._run(self._rows.compute, mx.array(self._rows.unseen))))
         logits = following = None
         # Not before the first token is read: a CPU computes as it dispatches, and would delay the token by a forward.
         if dispatch and self.steps and any(generation.room > 1 for generation in self.generations):
-            logits = self._run(drawn.sample.token[:, None])
+            logits = self._run(self._rows.compute, drawn.sample.token[:, None])
             if self._guided:
                 mx.async_eval([logits, *self._rows.arrays()])
             else:
@@ -185,16 +198,23 @@ class Batch:
         self._in_flight = StepAwaitingMasks(choices, logits, drawn.own)
         return self._step_with_masks()
 
-    def _step_round(self, drafts: RoundDrafts) -> list[Choice]:
-        """Draws the next token, and those after it that were drafted right, by one forward."""
-        (generation,) = self.generations
-        tried = Round(generation, drafts)
-        choice = tried.draw(self._run(tried.tokens, drafted=True))
+    def _step_round(self, drafts: Sequence[RoundDrafts]) -> list[Choice]:
+        """Draws the next token of each generation, and those after it that were drafted right, by one forward."""
+        self._release()
+        answers = zip(self.generations, drafts, self._rows.unseen, strict=True)
+        rounds = [Round(generation, each, unseen) for generation, each, unseen in answers]
+        logits = self._run(self._rows.draft, padded(rounds))
+        if logits is None:
+            return self._step_drawn(dispatch=True)
+        samples = [each.draw(row[: len(each.tokens)]) for each, row in zip(rounds, logits, strict=True)]
+        mx.async_eval([array for sample in samples for array in sample.arrays()])
+        choices = [each.read() for each in rounds]
         if not self._guided:
-            self._in_flight = RoundToAccept(tried)
-            return [choice]
-        generation.grammar.follow(choice)
-        self._in_flight = StepAwaitingMasks([choice], None, round=tried)
+            self._in_flight = RoundToAccept(rounds)
+            return choices
+        for generation, choice in zip(self.generations, choices, strict=True):
+            generation.grammar.follow(choice)
+        self._in_flight = StepAwaitingMasks(choices, None, rounds=rounds)
         return self._step_with_masks()
 
     def _step_with_masks(self) -> list[Choice]:
@@ -211,16 +231,19 @@ class Batch:
         assert isinstance(step, StepAwaitingMasks)
         pairs = [*zip(self.generations, step.choices, strict=True)]
         choices = [generation.with_forced(choice, alone=len(pairs) == 1) for generation, choice in pairs]
-        if step.round is not None:
-            self._in_flight = RoundToAccept(step.round)
+        if step.rounds:
+            self._in_flight = RoundToAccept(step.rounds)
         elif step.logits is None or all(map(Generation.ends_after, self.generations, choices)):
             self._in_flight = None
         else:
             forced = choices[0].forced
-            self._in_flight = Drawn(self._draw(self._run(mx.array([forced])) if forced else step.logits))
+            self._in_flight = Drawn(
+                self._draw(self._run(self._rows.compute, mx.array([forced])) if forced else step.logits)
+            )
         return choices
 
     def _split_off(self, late: Sequence[Generation]) -> None:
+        self._accept()
         everyone, step = self.generations, self._in_flight
         assert isinstance(step, StepAwaitingMasks)
         try:
@@ -250,11 +273,14 @@ class Batch:
         """True if the layers are of kinds that can be joined, and none of them is untrusted."""
         return self._rows.batchable
 
+    @property
+    def has_drawn(self) -> bool:
+        """True if its next tokens are drawn: only then it may join another batch, or be joined."""
+        return isinstance(self._in_flight, Drawn)
+
     def accepts(self, other: "Batch") -> bool:
         """Returns True if the generation of `other`, which has one, may join. Rows are padded to the longest: a much
         shorter row would cost more in padding than in forwards of its own."""
-        if not (isinstance(self._in_flight, Drawn) and isinstance(other._in_flight, Drawn)):
-            return False
         if len(other.generations) > 1 or not all(each.may_batch for each in (*self.generations, *other.generations)):
             return False
         lengths = [*self._rows.lengths, *other._rows.lengths]
@@ -280,19 +306,21 @@ class Batch:
         own = {self.generations[0]: ours.sample} if alone else ours.own
         self._in_flight = Drawn(sample, {**own, other.generations[0]: theirs.sample})
         self.generations += other.generations
+        self._has_changed = True
         self._shifts |= other._shifts
         self._guided |= other._guided
+        self._drafters = _drafters(self.generations)
 
     def leave(self, leaving: Sequence[Generation]) -> Results:
         """Removes these generations; their own layers take over what the batch has computed. Returns the generations
         for which that failed. If this raises, the remaining ones can only decode one by one, after `break_up`."""
         rows = self.generations
-        self._accept()
-        if len(rows) == 1 and rows[0].drafter is not None and self.steps > 1 and (unseen := unseen_at_end(rows[0])):
-            self._run(mx.array([unseen]))
+        self._accept(leaving)
         staying = [row for row, generation in enumerate(rows) if generation not in leaving]
         self.generations = [rows[row] for row in staying]
         self._guided = any(each.grammar.guide is not None for each in self.generations)
+        self._drafters = _drafters(self.generations)
+        self._has_changed = True
         self._release()
         if staying and isinstance(self._in_flight, Drawn):
             self._in_flight = self._in_flight._replace(sample=self._in_flight.sample.take(staying))
@@ -303,10 +331,18 @@ class Batch:
             if row not in staying:
                 try:
                     self._rows.settle(row)
+                    if generation.drafter is not None and self.steps > 1:
+                        self._see_end(generation)
                 except Exception as error:
                     failed.append((generation, generation.fail(error)))
         self._rows.keep(staying)  # last: layers that have settled have seen the token that they would go back to
         return failed
+
+    def _see_end(self, generation: Generation) -> None:
+        """Lets the own layers of an answer see what they would have seen by its end without rounds."""
+        if unseen := unseen_at_end(generation):
+            with self._shifted([generation.shift]):
+                DecodeRows(generation.session).compute(self._forward, mx.array([unseen]))
 
     def break_up(self, error: Exception) -> Results:
         """Breaks up the batch after this error: each generation goes back to what its own layers have seen, and takes
@@ -316,21 +352,23 @@ class Batch:
 
     # --- on the device
 
-    def _run(self, tokens: mx.array, *, drafted: bool = False) -> mx.array:
-        """Runs the forward over tokens [B, L]; L is 1 for several generations. Returns the logits [B, L, V] (lazy)."""
+    def _run(self, compute: Callable[[Forward, mx.array], _Logits], tokens: mx.array) -> _Logits:
+        """Runs the forward over tokens [B, L] by a method of the rows. Returns what that does."""
         self.forward_rows = -1 if self.forward_rows else tokens.shape[1]
         with self._shifted([each.shift for each in self.generations]) if self._shifts else nullcontext():
-            logits = self._rows.compute(self._forward, tokens, drafted=drafted)
+            logits = compute(self._forward, tokens)
         if TRACE.on:
             TRACE.lap("forward")
         return logits
 
     def _draw(self, logits: mx.array) -> Sample:
         """Samples the next token of each generation and dispatches it, with the forward before it."""
+        if self._has_changed:
+            self._has_changed = False
+            mx.clear_cache()  # buffers of other sizes have come or left with generations
+        self._vocab_size = logits.shape[-1]
         if self._sampler is None:
-            if self.steps:
-                mx.clear_cache()  # generations have joined or left, and buffers of other sizes with them
-            samplers = [generation.sampler(logits.shape[-1]) for generation in self.generations]
+            samplers = [generation.sampler(self._vocab_size) for generation in self.generations]
             self._sampler = samplers[0] if len(samplers) == 1 else SamplerBatch(samplers)
         masks = [generation.grammar.mask for generation in self.generations] if self._guided else []
         sample = self._sampler(logits[:, -1, :], masks if any(masks) else ())
@@ -349,6 +387,10 @@ class Batch:
         if isinstance(self._sampler, SamplerBatch):
             self._sampler.release()
         self._sampler = None
+
+
+def _drafters(generations: Sequence[Generation]) -> list["Drafter"]:
+    return [each.drafter for each in generations if each.drafter is not None]
 
 
 def _fall_back(generation: Generation, own: Sample | None, error: Exception) -> list[Event]:

@@ -56,11 +56,15 @@ class Batches:
         self.all.append(batch)
         return []
 
+    def may_draft(self, cache: PrefixCache) -> bool:
+        """Returns True unless a batch waits to join another one: both have to make a step without drafts before."""
+        return all(self._target_of(each, cache) is None for each in self.all if len(each.generations) == 1)
+
     def join(self, batch: Batch, cache: PrefixCache) -> tuple[Batch, Results]:
         """Joins a batch of one request with the one that suits it best, if any. Returns the batch that the request is
         in now, and the requests of a batch that was broken up."""
-        target = self._find_for(batch, cache)
-        if target is None:
+        target = self._target_of(batch, cache)
+        if target is None or not (batch.has_drawn and target.has_drawn):
             return batch, []
         try:
             target.join(batch)
@@ -73,8 +77,8 @@ class Batches:
         self.all.remove(batch)
         return target, []
 
-    def _find_for(self, batch: Batch, cache: PrefixCache) -> Batch | None:
-        """Returns the largest batch that the one generation of `batch` can join and that has room for it."""
+    def _target_of(self, batch: Batch, cache: PrefixCache) -> Batch | None:
+        """Returns the batch that this one, of one request, should join, if memory has room for it."""
         if len(self.all) < 2 or batch.steps < self.lone_steps:
             return None
         targets = [other for other in self.all if other is not batch and other.accepts(batch)]

@@ -190,10 +190,9 @@ class Generation:
 
     # --- decode
 
-    def start_decode(self) -> list[int]:
-        """Ends the prefill. Returns the tokens of the first decode step."""
+    def start_decode(self) -> None:
+        """Ends the prefill, if this is the first decode step."""
         self.life.decoded_ns = self.life.decoded_ns or perf_counter_ns()
-        return self.session.recorded[self.session.position :]
 
     def sampler(self, vocab_size: int) -> Sampler:
         """Returns the sampler of the answer, which continues after the tokens drawn so far."""

@@ -4,7 +4,7 @@ What a request needs of pictures before it reaches that thread is in `request.py
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 from protocol.stats import RankCounts
 
@@ -55,31 +55,31 @@ class Drafter(Protocol):
     """Proposes tokens of one answer. No call changes the session or the sampler, and none raises. Owner: the engine
     thread."""
 
+    shared: "Drafts"
+    """What it shares with others, by which answers of one forward are drafted together."""
+
     def index(self, tokens: int) -> None:
         """Indexes the next `tokens` prompt tokens (about 1 µs each)."""
         ...
 
-    def expects(self, session: "Session", most: int) -> bool:
-        """Returns True if a round should follow the token that is on its way, which is not recorded yet. Nothing is
-        dispatched before it then."""
-        ...
-
-    def propose(self, session: "Session", most: int, sampler: "Sampler") -> Sequence[int]:
-        """Returns at most `most` tokens that may follow the prompt and the answer so far."""
-        ...
-
     def record_outcome(self, drafts: int, right: int, life: "Lifecycle") -> None:
-        """Records how many drafts of a round were right. Counts those that a model made in `life`, the answer's."""
-        ...
-
-    def record_time(self, tokens: int, rows: int, seconds: float) -> None:
-        """Records how long a step of `tokens` tokens took. `rows` is the length of its forward; 0 if it had none, -1
-        if it had several."""
+        """Records how many drafts of a round were right, of at least one. Counts those that a model made in `life`, the
+        answer's."""
         ...
 
     def close(self) -> None:
         """Ends the answer."""
         ...
+
+
+class DraftedAnswer(NamedTuple):
+    """An answer of a forward for which tokens may be drafted."""
+
+    drafter: Drafter
+    session: "Session"
+    most: int
+    """The most drafts that it may have, at least one."""
+    sampler: "Sampler"
 
 
 class Drafts(Protocol):
@@ -88,6 +88,31 @@ class Drafts(Protocol):
     def drafter(self, prompt: Sequence[int]) -> Drafter:
         """Returns a drafter for the answer to this prompt, whose pictures stand in it by their names."""
         ...
+
+    def expects(self, answers: Sequence[DraftedAnswer], together: int) -> bool:
+        """Returns True if a round should follow the tokens that are on their way, which are not recorded yet. Nothing
+        is dispatched before it then. The forward is over `together` answers, these among them."""
+        ...
+
+    def propose(self, answers: Sequence[DraftedAnswer], together: int) -> Sequence[Sequence[int]]:
+        """Returns for each answer tokens that may follow its prompt and what there is of it."""
+        ...
+
+    def record_time(self, drafters: Sequence[Drafter], step: "StepTime") -> None:
+        """Records how long a step took, given the drafters of its answers."""
+        ...
+
+
+class StepTime(NamedTuple):
+    """How long a step took."""
+
+    seconds: float
+    tokens: int
+    """Those that it brought, of all answers."""
+    together: int
+    """The number of answers in it."""
+    length: int
+    """The positions of each answer in its forward; 0 if it had none, -1 if it had several."""
 
 
 Shifted = Callable[[Sequence[int]], AbstractContextManager[None]]

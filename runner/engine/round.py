@@ -1,6 +1,7 @@
-"""A round: one forward over the next token of a lone answer and drafts of those after it.
+"""A round: one forward over the next token of each answer of a batch and drafts of those after it.
 
-Every row draws with its own position's random number, and a draft is right only if it is what was drawn. So an answer
+Answers have different numbers of drafts, of which different ones are right; the shorter ones are padded. Every row
+draws with its own position's random number, and a draft is right only if it is what was drawn. So an answer
 is the same with drafts as without them, whatever they are.
 """
 
@@ -10,47 +11,61 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from runner.engine.generation import Generation
+from runner.engine.ports import DraftedAnswer
 from runner.sampling.filters import Mask
-from runner.sampling.sample import Choice
+from runner.sampling.sample import Choice, Sample
+from runner.sampling.sampler import Sampler
 
 _PATIENCE_S = 0.005  # for a grammar to look ahead; what it does not know by then is not tried
 
 
 class RoundDrafts(NamedTuple):
-    """What a round tries."""
+    """What a round tries for one answer."""
 
     tokens: Sequence[int] = ()
     """They may follow the recorded ones."""
     masks: Sequence[Mask | None] = ()
-    """What the grammar allows next, and after each of these tokens; empty without a grammar."""
+    """What the grammar allows next, and after each of these tokens; empty without a grammar, and without drafts."""
     forcing: Collection[int] = ()
     """Places of tokens after which it forces another one."""
 
 
 class Round:
-    """A round of one answer, from its forward until the layers stand after what was right. Owner: the engine
-    thread."""
+    """The part of one answer in a round, from its forward until the layers stand after what was right. Owner: the
+    engine thread."""
 
-    def __init__(self, generation: Generation, drafts: RoundDrafts) -> None:
-        """The layers have not seen the last one of the recorded tokens, and those before it that were forced."""
-        session = generation.session
+    def __init__(self, generation: Generation, drafts: RoundDrafts, unseen: Sequence[int]) -> None:
+        """`unseen` are the recorded tokens that the layers have not seen: the last one, and those before it that were
+        forced."""
         self._generation = generation
         self._drafts = drafts
-        self._unseen = session.recorded[session.position :]
+        self._unseen = unseen
+        self._start = len(generation.session.recorded) - len(unseen)
         self._right = 0  # drafts
+        self._sampler: Sampler | None = None
+        self._sample: Sample | None = None
 
-    def draw(self, logits: mx.array) -> Choice:
-        """Draws from the logits [1, L, V] of the forward, and waits for the tokens. Returns the next one, and those
-        after it that are right, too."""
+    @property
+    def tokens(self) -> list[int]:
+        """Those of the forward: what the layers have not seen, and the drafts."""
+        return [*self._unseen, *self._drafts.tokens]
+
+    def draw(self, logits: mx.array) -> Sample:
+        """Draws from the logits [L, V] of its tokens, for `read`. Evaluates nothing."""
         drafts, masks, _ = self._drafts
-        sampler = self._generation.sampler(logits.shape[-1])
-        sample = sampler.draw_ahead(logits[0, -1 - len(drafts) :], drafts, masks)
-        mx.async_eval(sample.arrays())
-        drawn = sample.read()
+        self._sampler = self._generation.sampler(logits.shape[-1])
+        self._sample = self._sampler.draw_ahead(logits[-1 - len(drafts) :], drafts, masks)
+        return self._sample
+
+    def read(self) -> Choice:
+        """Waits for the tokens that were drawn. Returns the next one, and those after it that are right, too."""
+        assert self._sampler is not None
+        assert self._sample is not None
+        drafts, drawn = self._drafts.tokens, self._sample.read()
         while self._right < len(drafts) and drawn[self._right].token == drafts[self._right]:
             self._right += 1
         self._record()
-        sampler.skip([choice.token for choice in drawn[: self._right + 1]])
+        self._sampler.skip([choice.token for choice in drawn[: self._right + 1]])
         return self._as_choice(drawn[: self._right + 1])
 
     def _as_choice(self, drawn: Sequence[Choice]) -> Choice:
@@ -68,46 +83,67 @@ class Round:
         life, drafter, tried = self._generation.life, self._generation.drafter, len(self._drafts.tokens)
         life.drafted += tried
         life.accepted += self._right
-        if drafter is not None:
+        if drafter is not None and tried:
             drafter.record_outcome(tried, self._right, life)
 
     @property
-    def tokens(self) -> mx.array:
-        """The tokens [1, L] of the forward: those that the layers have not seen, and the drafts."""
-        return mx.array([[*self._unseen, *self._drafts.tokens]])
+    def right(self) -> int:
+        """The number of its tokens that are right."""
+        return len(self._unseen) + self._right
 
-    def accept(self) -> bool:
-        """Takes the layers to where they would stand if the recorded tokens had come one by one, and returns True. If
-        they cannot, they stand where they did, and the recorded tokens have to be computed again."""
-        session = self._generation.session
-        end = len(session.recorded) - (self._generation.unseen if _has_ended(self._generation) else 0)
-        return session.accept(max(0, min(len(self._unseen) + self._right, end - session.position)))
+    @property
+    def kept(self) -> int:
+        """The number of its tokens after which the layers would stand if the recorded tokens had come one by one."""
+        end = len(self._generation.session.recorded) - _unseen_at_end(self._generation)
+        return max(0, min(self.right, end - self._start))
 
 
-def find_drafts(generation: Generation, vocab_size: int, *, on_its_way: bool) -> RoundDrafts:
-    """Returns tokens that may follow the recorded ones; the last of them may end the answer.
+def padded(rounds: Sequence[Round]) -> mx.array:
+    """Returns the tokens [B, L] of the forward."""
+    rows = [each.tokens for each in rounds]
+    length = max(map(len, rows))
+    return mx.array([[*row, *row[-1:] * (length - len(row))] for row in rows])
 
-    If a token is `on_its_way` and not recorded yet, returns a token that stands for those that a round should try
-    after it.
+
+def find_drafts(generations: Sequence[Generation], vocab_size: int, *, on_its_way: bool) -> list[RoundDrafts]:
+    """Returns tokens that may follow the recorded ones of each answer; the last of them may end it. Empty if a round
+    does not pay.
+
+    If tokens are `on_its_way` and not recorded yet, returns a token that stands for those that a round should try after
+    them.
     """
-    drafter, session, grammar = generation.drafter, generation.session, generation.grammar
-    if drafter is None or grammar.over:
-        return RoundDrafts()
-    most = min(generation.room - 1, generation.most_drafts)
+    answers, places = [], []
+    for place, each in enumerate(generations):
+        most = min(each.room - 1, each.most_drafts)
+        if each.drafter is not None and most > int(on_its_way) and not each.grammar.over:
+            answers.append(DraftedAnswer(each.drafter, each.session, most, each.sampler(vocab_size)))
+            places.append(place)
+    if not answers:
+        return []
+    drafts = answers[0].drafter.shared
     if on_its_way:
-        return RoundDrafts((0,) if most > 1 and drafter.expects(session, most) else ())
-    drafts = []
-    for token in drafter.propose(session, most, generation.sampler(vocab_size)) if most > 0 else ():
-        if not 0 <= token < vocab_size or (grammar.guide is not None and token in generation.tokenizer.eos):
+        return [RoundDrafts((0,))] if drafts.expects(answers, len(generations)) else []
+    found = [RoundDrafts()] * len(generations)
+    for place, answer, tokens in zip(places, answers, drafts.propose(answers, len(generations)), strict=True):
+        if tokens:
+            found[place] = _allowed(generations[place], answer, tokens, vocab_size)
+    return found if any(each.tokens for each in found) else []
+
+
+def _allowed(generation: Generation, answer: DraftedAnswer, proposed: Sequence[int], vocab_size: int) -> RoundDrafts:
+    """Returns the first tokens of a draft, as far as they may come."""
+    grammar, eos, drafts = generation.grammar, generation.tokenizer.eos, list[int]()
+    for token in proposed[: answer.most]:
+        if not 0 <= token < vocab_size or (grammar.guide is not None and token in eos):
             break
         drafts.append(token)
-        if token in generation.tokenizer.eos:
+        if token in eos:
             break
     if grammar.guide is None or not drafts:
         return RoundDrafts(drafts)
     masks, forcing = grammar.look_ahead(drafts, _PATIENCE_S)
     if not masks:
-        drafter.record_outcome(1, 0, generation.life)
+        answer.drafter.record_outcome(1, 0, generation.life)
     return RoundDrafts(drafts[: len(masks)], [grammar.mask, *masks], forcing)
 
 
@@ -115,8 +151,13 @@ def unseen_at_end(generation: Generation) -> list[int]:
     """Returns the recorded tokens that the layers would have seen by the end of the answer if they had come one by one,
     and have not."""
     session = generation.session
-    unseen = generation.unseen if _has_ended(generation) else 1  # else the next forward begins with the last one
+    unseen = _unseen_at_end(generation) if _has_ended(generation) else 1  # the next forward begins with the last one
     return session.recorded[session.position : len(session.recorded) - unseen]
+
+
+def _unseen_at_end(generation: Generation) -> int:
+    """Returns the recorded tokens, from the last one back, that the layers do not see, as the answer ends with them."""
+    return generation.unseen if _has_ended(generation) else 0
 
 
 def _has_ended(generation: Generation) -> bool:

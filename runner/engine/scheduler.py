@@ -191,9 +191,10 @@ class Scheduler:
 
     def _decode(self, batch: Batch) -> int:
         """Computes a step of this batch, or of the one that it joins. Returns the id of the batch that stepped."""
+        may_draft = True
         if len(self.batches.all) > 1:
             batch = self._join(batch)
-        may_draft = len(self.batches.all) == len(batch.generations) == 1 and batch.generations[0].drafter is not None
+            may_draft = self.batches.may_draft(self.cache)
         try:
             choices = batch.step(may_draft=may_draft)
         except Exception as error:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from runner.engine.memory import Meter
-    from runner.engine.ports import Drafter, Pictures
-    from runner.sampling.sampler import Broadcast, Sampler
+    from runner.engine.ports import Drafter, Drafts, Pictures, StepTime
+    from runner.sampling.sampler import Broadcast
 
 _FAULTS: tuple[type[Exception], ...] = (RuntimeError, ValueError, MemoryError, TypeError)
 
@@ -113,24 +113,19 @@ class TapedPolicy(SlicePolicy):
         super().took(slice, work, self._tape.input(EntryKind.SECONDS, lambda: seconds))
 
 
-class TapedDrafter:
-    """A drafter that learns the times on the tape."""
+class TapedDrafts:
+    """Drafts that learn the times on the tape."""
 
-    def __init__(self, drafter: "Drafter", tape: Tape) -> None:
-        self._drafter = drafter
+    def __init__(self, drafts: "Drafts", tape: Tape) -> None:
+        self._drafts = drafts
         self._tape = tape
-        self.index = drafter.index
-        self.record_outcome = drafter.record_outcome
-        self.close = drafter.close
+        self.drafter = drafts.drafter
+        self.expects = drafts.expects
+        self.propose = drafts.propose
 
-    def expects(self, session: "Session", most: int) -> bool:
-        return self._drafter.expects(session, most)
-
-    def propose(self, session: "Session", most: int, sampler: "Sampler") -> Sequence[int]:
-        return self._drafter.propose(session, most, sampler)
-
-    def record_time(self, tokens: int, rows: int, seconds: float) -> None:
-        self._drafter.record_time(tokens, rows, self._tape.input(EntryKind.SECONDS, lambda: seconds))
+    def record_time(self, drafters: "Sequence[Drafter]", step: "StepTime") -> None:
+        seconds = self._tape.input(EntryKind.SECONDS, lambda: step.seconds)
+        self._drafts.record_time(drafters, step._replace(seconds=seconds))
 
 
 class TapedGeneration(Generation):
@@ -148,8 +143,9 @@ class TapedGeneration(Generation):
         drafter: "Drafter | None",
         broadcast: "Broadcast | None",
     ) -> None:
-        taped = None if drafter is None else TapedDrafter(drafter, tape)
-        super().__init__(request, session, tokenizer, context_length, started_ns, pictures, taped, broadcast)
+        if drafter is not None:
+            drafter.shared = TapedDrafts(drafter.shared, tape)
+        super().__init__(request, session, tokenizer, context_length, started_ns, pictures, drafter, broadcast)
         self._tape = tape
         self._ended = False
 

@@ -11,8 +11,8 @@ from runner.cache.session import Session
 from runner.engine.events import Event, Finished, Text
 from runner.engine.generation import Generation
 from runner.engine.lifecycle import Lifecycle
+from runner.engine.ports import DraftedAnswer, Drafter, Drafts, StepTime
 from runner.sampling import SamplingOptions
-from runner.sampling.sampler import Sampler
 from scripts.tools.models.tiny import KINDS, VOCAB, words
 from tests.lib.tiny_engine import ClientRequest, RequestSpec, TinyEngine, oracle_answer
 
@@ -57,7 +57,8 @@ STRATEGIES = {
 class Told:
     """Knows the answer."""
 
-    def __init__(self, client: ClientRequest, strategy: Strategy, seed: int) -> None:
+    def __init__(self, shared: "ToldTogether", client: ClientRequest, strategy: Strategy, seed: int) -> None:
+        self.shared: Drafts = shared
         self._start = len(client.spec.prompt)
         self._answer = oracle_answer(client.kind.name, client.spec).tokens
         self._strategy = strategy
@@ -66,20 +67,9 @@ class Told:
 
     def index(self, tokens: int) -> None: ...
 
-    def record_time(self, tokens: int, rows: int, seconds: float) -> None:
-        assert tokens > 0
-        assert rows >= -1
-        assert seconds >= 0
-
     def close(self) -> None: ...
 
-    def expects(self, session: Session, most: int) -> bool:
-        return len(self._coming(session, most)) > 1
-
-    def propose(self, session: Session, most: int, sampler: Sampler) -> Sequence[int]:
-        return self._coming(session, most)
-
-    def _coming(self, session: Session, most: int) -> Sequence[int]:
+    def coming(self, session: Session, most: int) -> Sequence[int]:
         at = len(session.recorded) - self._start
         coming = [*self._answer[at : at + self._strategy.most], *[5] * MOST][: self._strategy.most]
         return self._strategy.make(coming, self._numbers)[:most]
@@ -88,13 +78,40 @@ class Told:
         self.rounds.append((drafts, right))
 
 
+class ToldTogether:
+    """Lets each answer of a forward try what it knows."""
+
+    def __init__(self) -> None:
+        self.together = list[int]()
+        """The answers of each step."""
+
+    def drafter(self, prompt: Sequence[int]) -> Drafter:
+        raise NotImplementedError
+
+    def expects(self, answers: Sequence[DraftedAnswer], together: int) -> bool:
+        return any(len(drafts) > 1 for drafts in self._coming(answers, together))
+
+    def propose(self, answers: Sequence[DraftedAnswer], together: int) -> Sequence[Sequence[int]]:
+        return self._coming(answers, together)
+
+    def record_time(self, drafters: Sequence[Drafter], step: StepTime) -> None:
+        assert step.tokens >= step.together >= len(drafters) > 0
+        assert step.length >= -1
+        assert step.seconds >= 0
+        self.together.append(step.together)
+
+    def _coming(self, answers: Sequence[DraftedAnswer], together: int) -> Sequence[Sequence[int]]:
+        assert 0 < len(answers) <= together
+        return [cast("Told", each.drafter).coming(each.session, each.most) for each in answers]
+
+
 def told(engine: TinyEngine, strategy: str) -> list[Told]:
     """Lets the engine draft."""
-    drafters: list[Told] = []
+    drafters, shared = list[Told](), ToldTogether()
 
     def make(generation: Generation) -> Told:
         client = cast("ClientRequest", generation.request.stream)
-        drafters.append(Told(client, STRATEGIES[strategy], len(drafters)))
+        drafters.append(Told(shared, client, STRATEGIES[strategy], len(drafters)))
         return drafters[-1]
 
     engine.drafter = make

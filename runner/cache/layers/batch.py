@@ -1,24 +1,202 @@
-"""Several rows in one forward: mlx-lm's batch caches (BatchKVCache, BatchRotatingKVCache, ArraysCache of several rows).
+"""Several rows in one forward: their keys and values in `KVRows`, their recurrent states in an ArraysCache of several
+rows.
 
-Their buffers hold the rows one below the other, aligned at their ends. A row shorter than the longest begins with
-padding, which the masks of these classes hide.
+After a round each row goes back to its own mark, so rows need not end together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Protocol, cast
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, BatchKVCache, CacheList
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from runner.cache.layer_interface import LayerState
 from runner.cache.layers import adapt, flatten
-from runner.cache.layers.snapshot import Ledger, own
+from runner.cache.layers.scans import RoundReads, watched
+from runner.cache.layers.snapshot import Buffers, Ledger, own
+
+_STEP = 256  # columns by which buffers grow, as those of mlx-lm do
+
+
+class KVRows:
+    """Keys and values of several rows, as mlx-lm's models use a layer cache.
+
+    The entry of token p of a row is in column (p + shift) of the buffers. Rows are laid so that all end in one column,
+    and a forward over one token of each then writes one column. Once rows have gone back by different counts, each
+    writes at its own end, until they are laid anew: when the buffers grow, and when rows come or leave.
+
+    A window keeps room for itself and the tokens of a forward, and its columns are taken in turn: (p + shift) modulo
+    their number. Whatever a column holds, the mask shows a token only the columns of those that it may look at.
+
+    Owner: the engine thread.
+    """
+
+    def __init__(self, window: int | None, parts: Sequence[Buffers], lengths: Sequence[int]) -> None:
+        """`parts` are the keys and values of each row, oldest first, which end after `lengths` tokens; empty for all
+        rows if the model does not use the layer. A `window` is in tokens, and its parts have no more than that."""
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self._window = window
+        self._lay(parts, lengths, 0)
+
+    @classmethod
+    def of(cls, caches: Sequence[KVCache | RotatingKVCache]) -> "KVRows":
+        """Returns the rows of these caches, which are of one class."""
+        return cls(
+            getattr(caches[0], "max_size", None), [_entries(each) for each in caches], [c.offset for c in caches]
+        )
+
+    # --- as models use it
+
+    def make_mask(
+        self,
+        N: int,  # noqa: N803  the name is mlx-lm's
+        return_array: bool = False,  # noqa: ARG002
+        window_size: int | None = None,
+    ) -> mx.array:
+        """Returns which columns each of the next `N` tokens may look at, bool [B, 1, N, columns]."""
+        self._make_room(N)
+        window = window_size or self._window
+        lengths, shifts = (mx.array(each)[:, None] for each in (self._lengths, self._shifts))
+        columns = mx.arange(self._shown(N))
+        if self._end() + N <= self._columns:
+            positions = columns - shifts
+        else:
+            last = lengths + (N - 1)
+            positions = last - (last + shifts - columns) % self._columns
+        tokens = (lengths + mx.arange(N))[:, None, :, None]
+        positions = positions[:, None, None, :]
+        mask = (positions <= tokens) & (positions >= 0)
+        return mask if window is None else mask & (positions > tokens - window)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Appends entries [B, H, N, D] to the rows. Returns the columns that the mask is about."""
+        count = keys.shape[2]
+        self._make_room(count)
+        if self.keys is None or self.values is None:
+            self.keys, self.values = (
+                mx.zeros((*x.shape[:2], self._columns, x.shape[3]), x.dtype) for x in (keys, values)
+            )
+        first = [(length + shift) % self._columns for length, shift in zip(self._lengths, self._shifts, strict=True)]
+        start, shown = first[0], self._shown(count)
+        if first == [start] * len(first) and start + count <= self._columns:
+            self.keys[..., start : start + count, :] = keys
+            self.values[..., start : start + count, :] = values
+        else:
+            places = (mx.array(first)[:, None] + mx.arange(count)) % self._columns
+            places = places[:, None, :, None]
+            self.keys = mx.put_along_axis(self.keys, places, keys.astype(self.keys.dtype), axis=2)
+            self.values = mx.put_along_axis(self.values, places, values.astype(self.values.dtype), axis=2)
+        self.stand([length + count for length in self._lengths])
+        return self.keys[..., :shown, :], self.values[..., :shown, :]
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """Returns the columns that the last forward has seen."""
+        assert self.keys is not None
+        assert self.values is not None
+        shown = self._shown(0)
+        return self.keys[..., :shown, :], self.values[..., :shown, :]
+
+    # --- rows
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """The tokens that each row has seen."""
+        return self._lengths
+
+    def stand(self, lengths: Sequence[int]) -> None:
+        """Lets rows stand after `lengths` tokens: no more than they have seen, and no fewer than before the last
+        forward."""
+        self._lengths = [*lengths]
+        self.offset = mx.array(self._lengths)
+
+    def latest(self, row: int, count: int) -> Buffers:
+        """Returns copies of the keys and values of the last `count` tokens of a row; empty if the model does not use
+        the layer."""
+        return [own(x) for x in self._row(row, count)]
+
+    def extend(self, other: "KVRows") -> None:
+        """Appends the rows of another one."""
+        self._lay(
+            [part for rows in (self, other) for part in rows._parts(range(len(rows._lengths)))],
+            [*self._lengths, *other._lengths],
+            0,
+        )
+
+    def filter(self, batch_indices: Sequence[int]) -> None:
+        """Keeps only these rows."""
+        room = max(0, self._columns - self._end())
+        self._lay(self._parts(batch_indices), [self._lengths[row] for row in batch_indices], room)
+
+    def _parts(self, rows: Sequence[int]) -> list[Buffers]:
+        return [self._row(row, min(self._lengths[row], self._window or self._lengths[row])) for row in rows]
+
+    def _row(self, row: int, count: int) -> Buffers:
+        """Returns the entries of the last `count` tokens of a row, oldest first."""
+        if self.keys is None or self.values is None:
+            return []
+        stop = (self._lengths[row] + self._shifts[row]) % self._columns or self._columns
+        found = [x[row : row + 1, :, max(0, stop - count) : stop] for x in (self.keys, self.values)]
+        if count <= stop:
+            return found
+        older = [x[row : row + 1, :, stop - count :] for x in (self.keys, self.values)]
+        return [mx.concatenate([*pair], axis=2) for pair in zip(older, found, strict=True)]
+
+    # --- columns
+
+    def _end(self) -> int:
+        """Returns the column after the last one of any row, if columns have not been taken in turn."""
+        return max(length + shift for length, shift in zip(self._lengths, self._shifts, strict=True))
+
+    def _shown(self, count: int) -> int:
+        """Returns the number of columns that attention reads in a forward over `count` tokens."""
+        return min(self._columns, self._end() + count)
+
+    def _make_room(self, count: int) -> None:
+        """Makes room for `count` more tokens of each row."""
+        end = self._end()
+        if end + count <= self._columns:
+            return
+        # A single token takes the place of the one that leaves the window; rows of several may go back.
+        most = None if self._window is None else self._window + (count if count > 1 else 0)
+        if most is not None and self._columns >= most:
+            return
+        parts = self._parts(range(len(self._lengths)))
+        room = -(-count // _STEP) * _STEP
+        held = max((part[0].shape[2] for part in parts if part), default=0)
+        self._lay(parts, self._lengths, room if most is None else min(room, most - held))
+
+    def _lay(self, parts: Sequence[Buffers], lengths: Sequence[int], room: int) -> None:
+        """Lays rows anew, with `room` columns after them."""
+        held = [part[0].shape[2] if part else 0 for part in parts]
+        end = max(held)
+        self._columns = end + room
+        self._shifts = [end - length for length in lengths]
+        self.stand(lengths)
+        like = next((part for part in parts if part), None)
+        if like is None:
+            self.keys = self.values = None
+            return
+        buffers = [mx.zeros((len(parts), x.shape[1], self._columns, x.shape[3]), x.dtype) for x in like]
+        for row, (part, count) in enumerate(zip(parts, held, strict=True)):
+            for buffer, entries in zip(buffers, part, strict=False):
+                buffer[row : row + 1, :, end - count : end] = entries
+        self.keys, self.values = buffers
+
+
+def _entries(cache: KVCache | RotatingKVCache) -> Buffers:
+    """Returns what a row's own cache holds, oldest first."""
+    if cache.keys is None or cache.values is None:
+        return []
+    if isinstance(cache, KVCache):
+        return [x[..., : cache.offset, :] for x in (cache.keys, cache.values)]
+    return [cache._temporal_order(x)[..., -cache.size() :, :] for x in (cache.keys, cache.values)]
 
 
 class BatchCache(Protocol):
-    """The methods that mlx-lm's batch caches share, and `merge`, which makes one."""
-
-    def merge(self, caches: "Sequence[BatchCache]") -> "BatchCache": ...
+    """The methods that caches of several rows share."""
 
     def extend(self, other: "BatchCache") -> None: ...
 
@@ -44,7 +222,7 @@ class BatchedLayers:
     """
 
     layers: list[object]
-    """The `cache=` argument of the model's forward, with tokens [B, 1]."""
+    """The `cache=` argument of the model's forward, with tokens [B, L]."""
 
     def __init__(self, rows: Sequence[list[object]]) -> None:
         """`rows` are batchable cache lists of one model, which have seen at least one token each.
@@ -54,6 +232,8 @@ class BatchedLayers:
         """
         self.layers = _merged(rows)
         self._count = len(rows)
+        self._marks: list[tuple[KVRows, Sequence[int]]] = []
+        self._reads: list[tuple[ArraysCache, RoundReads]] = []
 
     def __len__(self) -> int:
         return self._count
@@ -72,22 +252,48 @@ class BatchedLayers:
         if not rows or list(rows) != sorted(set(rows) & set(range(self._count))):
             raise ValueError(f"cannot keep the rows {list(rows)} of {self._count}")
         for cache in self.batch_caches():
-            before = vars(cache).get("_idx")
             cache.filter(list(rows))
-            if isinstance(cache, BatchKVCache) and cache.keys is not None and cache._idx != before:
-                # Needless padding was cut off, and would stay in memory until the next write.
-                cache.keys = own(cache.keys)
-                cache.values = own(cache.values)
             mx.eval(_arrays(cache))
         self._count = len(rows)
+
+    # --- rounds
+
+    @contextmanager
+    def draft_round(self, count: int) -> Iterator[None]:
+        """Surrounds the call of the model over `count` tokens of each row, at least 2; `accept` has to follow."""
+        caches: list[object] = [*self.batch_caches()]
+        self._marks = [(cache, cache.lengths) for cache in caches if isinstance(cache, KVRows)]
+        self._reads = [
+            (cache, RoundReads(partial(getattr, cache, "cache"), count))
+            for cache in caches
+            if isinstance(cache, ArraysCache)
+        ]
+        with watched([reads for _, reads in self._reads]):
+            yield
+
+    @property
+    def may_accept(self) -> bool:
+        """True if, after the call of the model in a round, each row can stand after any of its tokens; else after none
+        of them."""
+        return all(reads.known for _, reads in self._reads)
+
+    def accept(self, counts: Sequence[int]) -> None:
+        """Ends a round: each row stands after its first `counts` tokens. Raises ValueError if it cannot."""
+        for cache, before in self._marks:
+            if cache.keys is not None:
+                cache.stand([length + count for length, count in zip(before, counts, strict=True)])
+        for arrays, reads in self._reads:
+            arrays.state = reads.states_after(counts), None, None
+        self._marks, self._reads = [], []
+
+    # --- what they hold
 
     def batch_caches(self) -> list[BatchCache]:
         """Returns one batch cache for each layer that `flatten` finds in a row, in the same order."""
         return cast("list[BatchCache]", list(flatten(self.layers)))
 
     def arrays(self) -> list[mx.array]:
-        """Returns all arrays to evaluate after a forward. Positions and padding count on lazily, and would become an
-        ever longer graph if no layer of the model used them."""
+        """Returns all arrays to evaluate after a forward."""
         return [array for cache in self.batch_caches() for array in _arrays(cache)]
 
     @property
@@ -111,8 +317,10 @@ def _joined(same: Sequence[object]) -> object:
     if type(first) is CacheList:
         children = zip(*(cast("CacheList", each).caches for each in same), strict=True)
         return CacheList(*(_joined(child) for child in children))
-    caches = cast("Sequence[BatchCache]", same)
-    batch = _stacked(caches) if type(first) is ArraysCache else caches[0].merge(caches)
+    if type(first) is ArraysCache:
+        batch = _stacked(cast("Sequence[BatchCache]", same))
+    else:
+        batch = cast("BatchCache", KVRows.of(cast("Sequence[KVCache]", same)))
     mx.eval(_arrays(batch))
     return batch
 

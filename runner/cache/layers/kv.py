@@ -130,12 +130,13 @@ class Growing(Appended, Protocol):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> object: ...
 
 
-class Padded(Protocol):
-    """The attributes of BatchKVCache that are read: the latest entries of each row, which end at `_idx`."""
+class Latest(Protocol):
+    """What rows take from the layer of a batch (`batch.py`)."""
 
-    keys: mx.array | None
-    values: mx.array | None
-    _idx: int
+    def latest(self, row: int, count: int) -> Buffers:
+        """Returns copies of the keys and values of the last `count` tokens of a row; empty if the model does not use
+        the layer."""
+        ...
 
 
 class PlainKVState(KVState):
@@ -145,12 +146,8 @@ class PlainKVState(KVState):
     layer: Growing
 
     def absorb(self, batch_cache: object, row: int, count: int) -> None:
-        batch = cast("Padded", batch_cache)
-        if batch.keys is None or batch.values is None:
-            return  # the model does not use this layer
-        latest = slice(batch._idx - count, batch._idx)
-        keys, values = (own(x[row : row + 1, :, latest]) for x in (batch.keys, batch.values))
-        self.layer.update_and_fetch(keys, values)
+        if latest := cast("Latest", batch_cache).latest(row, count):
+            self.layer.update_and_fetch(*latest)
 
 
 class ExactKVState(KVState):

@@ -48,13 +48,20 @@ class _Scan(NamedTuple):
         """Returns the arguments by name."""
         return inspect.signature(self.function).bind(*self.args, **self.kwargs).arguments
 
-    def state_after(self, count: int) -> mx.array:
-        """Returns the state after the first `count` rows (lazy)."""
-        cut = {
-            name: value[:, :count] if name in self.rows and isinstance(value, mx.array) else value
-            for name, value in self.arguments().items()
-        }
-        return self.function(**cut)[1]
+    def state_after(self, count: int, of: mx.array | None) -> mx.array:
+        """Returns the state after the first `count` rows (lazy), of all texts or of some."""
+
+        def cut(name: str, value: object) -> object:
+            if not isinstance(value, mx.array) or (name not in self.rows and name != "state"):
+                return value
+            value = value if of is None else value[of]
+            return value[:, :count] if name in self.rows else value
+
+        return self.function(**{name: cut(name, value) for name, value in self.arguments().items()})[1]
+
+
+StateAfter = Callable[[int, mx.array | None], mx.array]
+"""Maps a number of tokens to the state after them (lazy), of all texts of a forward or of those with these indices."""
 
 
 class StateRecorder:
@@ -87,11 +94,9 @@ class StateRecorder:
 
         return recorded
 
-    def state_after(
-        self, before: mx.array | None, after: mx.array | None, count: int
-    ) -> Callable[[int], mx.array] | None:
-        """Returns a function from a number of tokens to the state after them, given the states around a round over
-        `count` tokens; None if it is not known how the one came from the other."""
+    def state_after(self, before: mx.array | None, after: mx.array | None, count: int) -> "StateAfter | None":
+        """Returns how to compute the states within a round over `count` tokens, given those around it; None if it is
+        not known how the one came from the other."""
         if before is None or after is None:
             return None
         if id(after) in self._scans:
@@ -104,7 +109,11 @@ class StateRecorder:
         rows, kept = joined[0], before.shape[1]
         if rows.shape != (before.shape[0], kept + count, before.shape[2]):
             return None
-        return lambda tokens: mx.contiguous(rows[:, tokens : tokens + kept])
+
+        def last_rows(tokens: int, of: mx.array | None) -> mx.array:
+            return mx.contiguous((rows if of is None else rows[of])[:, tokens : tokens + kept])
+
+        return last_rows
 
 
 class RoundReads:
@@ -128,15 +137,30 @@ class RoundReads:
         """True if the states after every token of the round can be computed."""
         return bool(self._functions)
 
-    def states_after(self, count: int) -> States:
-        """Returns the states after the first `count` tokens, at least 1 (lazy). Raises ValueError unless `known`."""
+    def states_after(self, counts: Sequence[int]) -> States:
+        """Returns the states of each text of the forward after its first `counts` tokens (lazy). Raises ValueError
+        unless they are `known`, or all counts are 0."""
+        if not any(counts):
+            return self.before
         if not self._functions:
             raise ValueError("the states within a round are not known")
-        return [state_after(count) for state_after in self._functions]
+        texts: dict[int, list[int]] = {}
+        for text, count in enumerate(counts):
+            texts.setdefault(count, []).append(text)
+        if len(texts) == 1:
+            return [state_after(counts[0], None) for state_after in self._functions]
+        places = [text for same in texts.values() for text in same]
+        order = mx.array([places.index(text) for text in range(len(places))])
+        groups = [(count, mx.array(same)) for count, same in texts.items()]
+        return [
+            mx.concatenate([state_after(count, of) if count else before[of] for count, of in groups])[order]
+            for before, state_after in zip(self.before, self._functions, strict=True)
+            if before is not None
+        ]
 
     @cached_property
-    def _functions(self) -> list[Callable[[int], mx.array]]:
-        """Maps a number of tokens to each of the states after them; empty if one of these is not known."""
+    def _functions(self) -> list[StateAfter]:
+        """How to compute each of the states; empty if that is not known of one."""
         if self._recorder is None:
             return []
         pairs = zip(self.before, self._after, strict=True)

@@ -109,7 +109,7 @@ class RecurrentState(CountedState[States]):
         if mark.reads is None or not self._within(mark, to):
             super().revert(mark, to)
             return
-        states = mark.reads.states_after(to - mark.offset)
+        states = mark.reads.states_after([to - mark.offset])
         super().revert(mark, mark.offset)
         self.layer.cache = states
         self.offset = to

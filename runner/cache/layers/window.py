@@ -19,6 +19,7 @@ import mlx.core as mx
 
 from runner.cache.layer_interface import Mark, Miss, Snapshot
 from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layers.kv import Latest
 from runner.cache.layers.snapshot import Buffers, Ledger, Owned, TailSnapshot, own
 
 
@@ -77,15 +78,6 @@ class Rotating(Protocol):
     _idx: int
 
 
-class Ring(Protocol):
-    """The attributes of BatchRotatingKVCache that are read: the latest entries of each row, which end at `_idx`. Once
-    the ring is full, the entries at the end of the buffers come before them."""
-
-    keys: mx.array | None
-    values: mx.array | None
-    _idx: int
-
-
 class WindowState(TailState):
     """A window that keeps none of its first tokens for good (`keep` is 0)."""
 
@@ -117,13 +109,10 @@ class WindowState(TailState):
         self._put([x[..., begin:end, :] for x in self.arrays()], to)
 
     def absorb(self, batch_cache: object, row: int, count: int) -> None:
-        batch = cast("Ring", batch_cache)
-        if batch.keys is None or batch.values is None:
-            return  # the model does not use this layer
-        self._check_none_live()
         offset = self.offset + count
-        latest = min(offset, self.layer.max_size)
-        self._put([own(_latest(x[row : row + 1], batch._idx, latest)) for x in (batch.keys, batch.values)], offset)
+        if latest := cast("Latest", batch_cache).latest(row, min(offset, self.layer.max_size)):
+            self._check_none_live()
+            self._put(latest, offset)
 
     def copy(self, start: int, stop: int) -> Owned[Buffers]:
         entries = [own(self._between(x, start, stop)) for x in self.arrays()]
@@ -163,14 +152,6 @@ class WindowState(TailState):
 
 def _window_needs(max_size: int, at: int) -> int:
     return max(0, at - max_size)
-
-
-def _latest(x: mx.array, idx: int, count: int) -> mx.array:
-    """Returns the latest entries of a ring, oldest first."""
-    newer = x[..., max(0, idx - count) : idx, :]
-    if count <= idx:
-        return newer
-    return mx.concatenate([x[..., idx - count :, :], newer], axis=-2)
 
 
 # --- ChunkedKVCache (Llama 4): attention looks back to the start of the token's chunk, and no further. Its front is

@@ -37,6 +37,7 @@ QUESTIONS: tuple[Callable[[Subject], None], ...] = (
     caching.a_prompt_comes_back_from_the_cache,
     caching.another_process_goes_on_from_the_disk,
     caching.answers_in_rounds_as_in_steps,
+    caching.answers_in_rounds_together_as_alone,
     caching.forgets_a_round_that_was_given_up,
     caching.may_draft_as_the_table_says,
     caching.can_be_batched_as_the_table_says,

@@ -40,8 +40,12 @@ def token(place: int, step: int) -> int:
 class Sessions:
     """Sessions of a model that have read their prompts, over one cache; alone, or joined in rows."""
 
-    def __init__(self, model: Tiny, prompts: Sequence[list[int]] = PROMPTS, *, together: bool = True) -> None:
+    def __init__(
+        self, model: Tiny, prompts: Sequence[list[int]] = PROMPTS, *, together: bool = True, drafted: bool = False
+    ) -> None:
+        """What rows say is `drafted` in rounds, of which each row has other tokens right."""
         self.model = model
+        self.drafted = drafted
         self.cache = TrieCache(model.make_layers, policy=TurnCheckpoints(gap=3, first_distance=16))
         self.together = together
         self.sessions: list[TrieSession] = []
@@ -82,9 +86,13 @@ class Sessions:
 
     def say(self, *places: int, steps: int = 1) -> None:
         """A token of each of these, who are all that are in their rows."""
-        for _ in range(steps):
-            for rows in dict.fromkeys(self.rows[place] for place in places):
-                self._forward(rows)
+        until = {place: self.said[place] + steps for place in places}
+        while left := [place for place in places if self.said[place] < until[place]]:
+            for rows in dict.fromkeys(self.rows[place] for place in left):
+                if self.drafted and len(rows.sessions) > 1:
+                    self._round(rows, until)
+                else:
+                    self._forward(rows)
 
     def close(self, *places: int) -> None:
         for place in places:
@@ -107,16 +115,43 @@ class Sessions:
         return self.model.model(tokens, cache=layers)
 
     def _forward(self, rows: DecodeRows) -> None:
-        among = [self.sessions.index(session) for session in rows.sessions if isinstance(session, TrieSession)]
-        tokens = [token(place, self.said[place]) for place in among]
+        among = self._among(rows)
         before = rows.lengths
-        logits = rows.compute(self._model_forward, mx.array(tokens)[:, None])
+        logits = rows.compute(
+            self._model_forward, mx.array([token(place, self.said[place]) for place in among])[:, None]
+        )
         mx.eval(logits, rows.arrays())
         assert rows.lengths == [length + 1 for length in before]
         for row, place in enumerate(among):
-            self.sessions[place].record(tokens[row])
+            self._record(place, logits[row])
+
+    def _round(self, rows: DecodeRows, until: dict[int, int]) -> None:
+        """A forward over five tokens of each row, of which some say less."""
+        among, before = self._among(rows), rows.lengths
+        coming = [[token(place, self.said[place] + at) for at in range(5)] for place in among]
+        right = [min(1 + (self.said[place] + 2 * place) % 5, until[place] - self.said[place]) for place in among]
+        drafts = [
+            [*said[:count], *((wrong + 1) % VOCAB for wrong in said[count:])]
+            for said, count in zip(coming, right, strict=True)
+        ]
+        logits = rows.draft(self._model_forward, mx.array(drafts))
+        assert logits is not None
+        with pytest.raises(RuntimeError, match="drafts in them"):
+            rows.join(DecodeRows(rows.sessions[0]))
+        assert rows.accept(right)
+        mx.eval(logits, rows.arrays())
+        assert rows.lengths == [length + count for length, count in zip(before, right, strict=True)]
+        for row, (place, count) in enumerate(zip(among, right, strict=True)):
+            self._record(place, logits[row, :count])
+
+    def _among(self, rows: DecodeRows) -> list[int]:
+        return [self.sessions.index(session) for session in rows.sessions if isinstance(session, TrieSession)]
+
+    def _record(self, place: int, logits: mx.array) -> None:
+        for each in logits:
+            self.sessions[place].record(token(place, self.said[place]))
             self.said[place] += 1
-            self.logits[place].append(logits[row, -1])
+            self.logits[place].append(each)
 
 
 def read(model: Tiny, session: TrieSession) -> None:
@@ -219,10 +254,11 @@ def come_and_go(users: Sessions) -> None:
     users.say(1, steps=3)
 
 
+@pytest.mark.parametrize("drafted", [False, True], ids=["stepwise", "drafted"])
 @every_kind
-def test_a_stay_in_a_batch_is_like_decoding_alone(kind: str) -> None:
+def test_a_stay_in_a_batch_is_like_decoding_alone(kind: str, drafted: bool) -> None:
     """Afterwards each session goes on alone, or closes and is resumed by others."""
-    joined, alone = Sessions(tiny(kind)), Sessions(tiny(kind), together=False)
+    joined, alone = Sessions(tiny(kind), drafted=drafted), Sessions(tiny(kind), together=False)
     for users in (joined, alone):
         come_and_go(users)
         for place in range(4):

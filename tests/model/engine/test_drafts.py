@@ -55,7 +55,7 @@ class Eager(DraftPolicy):
         super().__init__(7, [1.0] * 8)
         self._drafts = length
 
-    def length(self, draft: Draft, context_tokens: int) -> int:
+    def length(self, drafts: Sequence[Draft], context_tokens: int, together: int = 1) -> int:
         return 0
 
     def model_length(self, most: int, context_tokens: int) -> int:
@@ -315,20 +315,6 @@ def test_one_model_drafts_for_answers_that_come_and_go(name: str, model: str, se
     assert (state := drafting.counts().model) is not None
     assert state.state == "on"
     assert drafts.nbytes <= drafts.most_bytes
-
-
-def test_nothing_is_drafted_beside_another_answer() -> None:
-    engine = TinyEngine("llama4")  # whose answers do not share batches
-    drafters = told(engine, "right")
-    for asked in (spec("greedy", 60), spec("drawn", 12, prompt=words(20, 5))):
-        engine.submit(asked)
-    engine.until(lambda: len(engine.scheduler.batches.all) == 2)
-    before = [len(drafter.rounds) for drafter in drafters]
-    engine.until(lambda: len(engine.scheduler.batches.all) == 1)
-    assert [len(drafter.rounds) for drafter in drafters] == before
-    engine.finish()
-    assert any(len(drafter.rounds) > rounds for drafter, rounds in zip(drafters, before, strict=True))
-    engine.check()
 
 
 def test_a_request_may_limit_its_drafts() -> None:

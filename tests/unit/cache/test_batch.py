@@ -1,6 +1,7 @@
 """Rows of a batch, in caches whose entries name themselves: what each can attend to, and what it takes home."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from random import Random
 from typing import Protocol, cast
 
@@ -26,6 +27,7 @@ from tests.lib.memory import held_bytes
 
 SLACK = 16384  # what an array may be larger than its bytes
 WINDOW = 8
+WRONG = 10_000  # is added to the position of a token that was not right
 WIDE = 300  # a window that grows by steps of 256, so that there is room behind its end
 
 
@@ -94,30 +96,42 @@ def seen(state: LayerState, count: int) -> list[int]:
     return list(range(max(0, count - window), count))
 
 
-def step(batch: BatchedLayers, rows: Sequence[Row]) -> None:
-    """A forward over one token of each row, each of which sees what it should."""
-    for batch_cache, states in zip(batch.batch_caches(), zip(*(row.states for row in rows), strict=True), strict=True):
-        entries = mx.concatenate([positions(row.position, 1) for row in rows])
-        stops = [row.position + 1 for row in rows]
-        for index, read in enumerate(_append(batch_cache, entries, [stop - 1 for stop in stops])):
-            assert sorted(read) == seen(states[index], stops[index])
+def step(batch: BatchedLayers, rows: Sequence[Row], count: int = 1, right: Sequence[int] = ()) -> None:
+    """A forward over `count` tokens of each row, each of which sees what it should; of several, the first ones are
+    `right`, and no other one is seen by what follows."""
+    right = right or [1] * len(rows)
+    with batch.draft_round(count) if count > 1 else nullcontext():
+        for batch_cache, states in zip(
+            batch.batch_caches(), zip(*(row.states for row in rows), strict=True), strict=True
+        ):
+            wrong = (mx.arange(count) >= mx.array([*right])[:, None])[:, None, :, None] * WRONG
+            entries = mx.concatenate([positions(row.position, count) for row in rows]) + wrong
+            found = _append(batch_cache, entries, [row.position for row in rows])
+            for row, state, read, passed in zip(rows, states, found, right, strict=True):
+                assert read[:passed] == [seen(state, row.position + 1 + place) for place in range(passed)]
+    if count > 1:
+        assert batch.may_accept
+        batch.accept(right)
     mx.eval(batch.arrays())
-    for row in rows:
-        row.waiting += 1
+    for row, passed in zip(rows, right, strict=True):
+        row.waiting += passed
 
 
-def _append(batch_cache: object, entries: mx.array, offsets: list[int]) -> list[list[int]]:
-    """The write of a forward to all rows; returns the positions that each of them could attend to."""
-    cache = cast("Attending", batch_cache)
+def _append(batch_cache: object, entries: mx.array, offsets: list[int]) -> list[list[list[int]]]:
+    """The write of a forward to all rows; returns the positions that each token of each of them could attend to."""
+    cache, count = cast("Attending", batch_cache), entries.shape[2]
     assert cache.offset.tolist() == offsets
-    mask = cache.make_mask(1)
+    mask = cache.make_mask(count)
     keys, values = cache.update_and_fetch(entries, -entries)
-    assert mask.shape == (len(offsets), 1, 1, keys.shape[2])
+    assert mask.shape == (len(offsets), 1, count, keys.shape[2])
     assert mx.array_equal(keys, -values)
     assert mx.array_equal(keys, mx.broadcast_to(keys[:, :1, :, :1], keys.shape))
     written = cast("list[list[int]]", keys[:, 0, :, 0].astype(mx.int32).tolist())
-    shown = cast("list[list[bool]]", mask[:, 0, 0].tolist())
-    return [[at for at, seen in zip(*row, strict=True) if seen] for row in zip(written, shown, strict=True)]
+    shown = cast("list[list[list[bool]]]", mask[:, 0].tolist())
+    return [
+        [sorted(at for at, seen in zip(held, token, strict=True) if seen) for token in tokens]
+        for held, tokens in zip(written, shown, strict=True)
+    ]
 
 
 # --- rows
@@ -147,7 +161,8 @@ def test_rows_come_and_go(seed: int) -> None:
         assert batch is not None
         assert len(batch) == len(inside)
         for _ in range(random.choice((0, 1, 2, 5, 11))):
-            step(batch, inside)
+            count = random.choice((1, 1, 2, 5, 16))
+            step(batch, inside, count, [random.randint(0, count) for _ in inside] if count > 1 else ())
         if random.random() < 0.4:
             staying = [index for index in range(len(inside)) if random.random() < 0.6]
             for index in set(range(len(inside))) - set(staying):

@@ -69,7 +69,7 @@ def rounds(
     rng, done = random.Random(seed), list[Round]()
     for number in range(count):
         draft = Draft([1] * world.most, "own", rng.choice(matches))
-        length = policy.length(draft, 1000)
+        length = policy.length([draft], 1000)
         accepted = 0
         while accepted < length and rng.random() < right(number):
             accepted += 1
@@ -111,13 +111,13 @@ def test_matches_are_told_apart_by_their_length_and_their_source() -> None:
     assert [match_class(match) for match in (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     policy = DraftPolicy.for_cpu()
     short, long, other = Draft([1] * 7, "own", 4), Draft([1] * 7, "own", 20), Draft([1] * 7, "earlier", 4)
-    before = policy.length(other, 10)
+    before = policy.length([other], 10)
     for _ in range(20):
         policy.record_outcome(short, 2, 0)
         policy.record_outcome(long, 7, 7)
-    assert policy.length(short, 10) == 0
-    assert policy.length(long, 10) == 7
-    assert policy.length(other, 10) == before > 0
+    assert policy.length([short], 10) == 0
+    assert policy.length([long], 10) == 7
+    assert policy.length([other], 10) == before > 0
 
 
 @given(st.integers(1, 40), st.integers(1, 32), st.lists(st.integers(0, 15), max_size=60), st.integers(1, 15))
@@ -128,7 +128,7 @@ def test_a_length_is_never_more_than_was_drafted_or_allowed(
     policy = DraftPolicy(most, gpu_costs(most + 1))
     draft = Draft([1] * size, "path", match)
     for each in accepted:
-        length = policy.length(draft, 100)
+        length = policy.length([draft], 100)
         assert 0 <= length <= min(size, most)
         policy.record_outcome(draft, length, min(each, length))
         policy.record_time(length + 1, 0.01 * (1 + each), 100)

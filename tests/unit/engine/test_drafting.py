@@ -8,6 +8,7 @@ from runner.drafts.drafting import AnswerDrafter, Drafting
 from runner.drafts.policy import DraftPolicy
 from runner.engine.generation import Forward
 from runner.engine.lifecycle import Lifecycle
+from runner.engine.ports import DraftedAnswer, StepTime
 from runner.sampling.sampler import Sampler
 
 QUOTED = [*range(100, 140)]
@@ -33,48 +34,61 @@ def begun(drafting: Drafting, prompt: Sequence[int], path: Sequence[int] = ()) -
     return drafter, cast("Session", SeenSession(prompt, path))
 
 
+def expects(drafter: AnswerDrafter, session: Session) -> bool:
+    return drafter.shared.expects([DraftedAnswer(drafter, session, MOST, SAMPLER)], 1)
+
+
+def proposed(drafter: AnswerDrafter, session: Session, most: int = MOST) -> list[int]:
+    (tokens,) = drafter.shared.propose([DraftedAnswer(drafter, session, most, SAMPLER)], 1)
+    return [*tokens]
+
+
+def took(drafter: AnswerDrafter, tokens: int, rows: int, seconds: float) -> None:
+    drafter.shared.record_time([drafter], StepTime(seconds, tokens, 1, rows))
+
+
 def ready() -> Drafting:
     return Drafting(DraftPolicy.for_cpu())
 
 
 def test_a_quotation_is_drafted_from_the_requests_own_text() -> None:
     drafter, session = begun(ready(), [*QUOTED, 7, *QUOTED[:20]])
-    assert drafter.propose(session, MOST, SAMPLER) == QUOTED[20:27]
-    assert len(drafter.propose(session, 3, SAMPLER)) <= 3
+    assert proposed(drafter, session) == QUOTED[20:27]
+    assert len(proposed(drafter, session, 3)) <= 3
 
 
 def test_a_path_of_the_cache_comes_first() -> None:
     drafter, session = begun(ready(), [*QUOTED, 7, *QUOTED[:20]], path=[1, 2, 3])
-    assert drafter.propose(session, MOST, SAMPLER) == [1, 2, 3]
+    assert proposed(drafter, session) == [1, 2, 3]
 
 
 def test_an_earlier_answer_is_drafted_again_but_not_under_another_salt() -> None:
     drafting = ready()
     drafter, session = begun(drafting, [*range(40)])
     session.recorded.extend(QUOTED)
-    drafter.propose(session, MOST, SAMPLER)
+    proposed(drafter, session)
     drafter.close()
     again, session = begun(drafting, [*range(40)])
-    assert list(again.propose(session, MOST, SAMPLER))[:3] == QUOTED[:3]
+    assert proposed(again, session)[:3] == QUOTED[:3]
     drafting.salt = "another"
     other, session = begun(drafting, [*range(40)])
-    assert not other.propose(session, MOST, SAMPLER)
+    assert not proposed(other, session)
 
 
 def test_nothing_is_drafted_for_a_model_that_must_not_be_and_the_counts_say_why() -> None:
     drafting = Drafting(DraftPolicy.for_cpu(), "its masks look ahead")
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
-    assert not drafter.expects(session, MOST)
-    assert not drafter.propose(session, MOST, SAMPLER)
+    assert not expects(drafter, session)
+    assert not proposed(drafter, session)
     assert (drafting.counts().state, drafting.counts().why) == ("off", "its masks look ahead")
 
 
 def test_rounds_are_counted_by_source() -> None:
     drafting = ready()
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
-    drafts = drafter.propose(session, MOST, SAMPLER)
+    drafts = proposed(drafter, session)
     drafter.record_outcome(len(drafts), 2, Lifecycle(0, 0, 0))
-    drafter.record_time(3, 1 + len(drafts), 0.01)
+    took(drafter, 3, 1 + len(drafts), 0.01)
     counts = drafting.counts()
     assert counts.rounds == 1
     assert (counts.drafted["own"], counts.accepted["own"]) == (len(drafts), 2)
@@ -110,28 +124,28 @@ def test_a_model_drafts_where_nothing_is_known() -> None:
     model = Model()
     drafting = Drafting(DraftPolicy.for_cpu(), model=model)
     drafter, session = begun(drafting, [*range(40)])
-    drafts = drafter.propose(session, MOST, SAMPLER)
+    drafts = proposed(drafter, session)
     assert drafts == [8, 9, 10, 11, 12, 13, 14][: len(drafts)]
     assert drafts
     life = Lifecycle(0, 0, 0)
     drafter.record_outcome(len(drafts), 1, life)
-    drafter.record_time(2, 1 + len(drafts), 0.01)
+    took(drafter, 2, 1 + len(drafts), 0.01)
     counts = drafting.counts()
     assert (counts.drafted["model"], counts.accepted["model"]) == (len(drafts), 1)
     assert (life.model_drafted, life.model_accepted) == (len(drafts), 1)
     assert counts.model is not None
     assert (counts.model.name, counts.model.bytes, counts.model.state) == ("mine", 7, "on")
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
-    assert drafter.propose(session, MOST, SAMPLER) == QUOTED[20:27]
+    assert proposed(drafter, session) == QUOTED[20:27]
     assert len(model.asked) == 1
 
 
 def test_a_model_waits_for_the_token_on_its_way_unless_it_has_to_read() -> None:
     drafter, session = begun(Drafting(DraftPolicy.for_cpu(), model=Model(2)), [*range(40)])
     for waits in (False, False, True):
-        assert drafter.expects(session, MOST) is waits
-        drafter.record_time(1, 0, 0.01)
-    assert drafter.propose(session, MOST, SAMPLER)
+        assert expects(drafter, session) is waits
+        took(drafter, 1, 0, 0.01)
+    assert proposed(drafter, session)
 
 
 def test_a_model_rests_by_the_clock_and_what_is_known_is_drafted_all_the_same() -> None:
@@ -140,10 +154,10 @@ def test_a_model_rests_by_the_clock_and_what_is_known_is_drafted_all_the_same() 
     drafting.policy.model_length = lambda most, context_tokens: 2  # type: ignore[method-assign]  # thinks that it pays
     drafter, session = begun(drafting, [*range(40)])
     for _ in range(400):
-        drafts = drafter.propose(session, MOST, SAMPLER)
+        drafts = proposed(drafter, session)
         drafter.record_outcome(len(drafts), 1, Lifecycle(0, 0, 0))
-        drafter._model_s = 0.04 if drafts else 0.0
-        drafter.record_time(2 if drafts else 1, 1 + len(drafts), 0.05 if drafts else 0.01)
-    assert (drafting.model_speed.state.name, drafting.speed.state.name) == ("resting", "on")
+        drafter.model_s = 0.04 if drafts else 0.0
+        took(drafter, 2 if drafts else 1, 1 + len(drafts), 0.05 if drafts else 0.01)
+    assert (drafting.model_speed.state.name, drafting.speed(1).state.name) == ("resting", "on")
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
-    assert drafter.propose(session, MOST, SAMPLER) == QUOTED[20:27]
+    assert proposed(drafter, session) == QUOTED[20:27]

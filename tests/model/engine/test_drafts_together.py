@@ -1,0 +1,215 @@
+"""Answers that decode together are drafted together, and each of them is the same as alone and without drafts."""
+
+import random
+from collections.abc import Sequence
+from unittest.mock import patch
+
+import pytest
+
+from runner.drafts.drafting import Drafting
+from runner.drafts.policy import Draft, DraftPolicy, cpu_costs
+from scripts.tools.models.tiny import words
+from tests.lib.pairs import pairs
+from tests.lib.tiny_engine import (
+    BATCHABLE,
+    ClientRequest,
+    RandomPolicy,
+    RequestSpec,
+    TinyEngine,
+    at_call,
+    oracle_answer,
+    text_of,
+)
+from tests.lib.told_drafts import EOS, OPTIONS, STRATEGIES, Told, spec, told
+
+COUNTS = ("2", "3", "4", "8")
+DIGITS = "start: /[0-9]{4,30}/"
+FORCING = 'start: (/[0-9]/ "<=====>")* "!"'
+
+
+def all_at_once(
+    name: str, asked: Sequence[RequestSpec], strategy: str, **arguments: int
+) -> tuple[TinyEngine, list[Told]]:
+    """Answers these together, and checks each against a plain loop."""
+    engine = TinyEngine(name, eos=asked[0].eos, **arguments)  # type: ignore[arg-type]  # only numbers
+    drafters = told(engine, strategy)
+    for each in asked:
+        engine.submit(each)
+    engine.finish()
+    engine.check()
+    return engine, drafters
+
+
+def rounds_together(engine: TinyEngine) -> int:
+    """The rounds of several answers."""
+    return sum(rows > 1 and length > 1 for rows, length in engine.forward.calls)
+
+
+def several(count: int, options: str, max_tokens: int = 24) -> list[RequestSpec]:
+    """Requests of other lengths, half of them with other options."""
+    others = [*OPTIONS]
+    return [
+        spec(options if place % 2 else others[place % len(others)], max_tokens, prompt=words(12 + 7 * place, place))
+        for place in range(1, count + 1)
+    ]
+
+
+@pytest.mark.parametrize(("name", "options", "strategy", "count"), pairs(BATCHABLE, OPTIONS, STRATEGIES, COUNTS))
+def test_each_answer_is_the_one_that_it_is_alone(name: str, options: str, strategy: str, count: str) -> None:
+    asked = several(int(count), options)
+    engine, drafters = all_at_once(name, asked, strategy)
+    assert rounds_together(engine) or strategy == "one at a time"  # the token on its way is that one
+    outcomes = [each for drafter in drafters for each in drafter.rounds]
+    assert strategy != "right" or all(drafts == right for drafts, right in outcomes)
+    assert strategy != "wrong" or not any(right for _, right in outcomes)
+
+
+@pytest.mark.parametrize("name", BATCHABLE)
+def test_right_drafts_save_forwards_and_the_cache_keeps_as_much(name: str) -> None:
+    asked = several(4, "drawn", 40)
+    together, drafters = all_at_once(name, asked, "right")
+    assert len(together.forward.calls) < 32  # of 160 tokens
+    assert sum(len(drafter.rounds) for drafter in drafters) > 8
+    for each in asked:
+        alone = TinyEngine(name)
+        alone.submit(each)
+        alone.finish()
+        again = each._replace(prompt=(*each.prompt, *oracle_answer(name, each).tokens, *words(7, 3)))
+        cached = []
+        for engine in (together, alone):
+            cached.append(engine.submit(again))
+            engine.finish()
+            engine.check()
+        assert cached[0].cached == cached[1].cached
+
+
+@pytest.mark.parametrize(("name", "place", "strategy"), pairs(BATCHABLE, map(str, range(1, 8)), ("right", "random")))
+def test_one_of_them_may_end_anywhere_in_a_round(name: str, place: str, strategy: str) -> None:
+    """By an end-of-sequence token, a stop string, or its length; the others go on."""
+    tokens = int(place)
+    for change in ("eos", "stop", "max_tokens"):
+        asked = several(3, "drawn", 16)
+        token = oracle_answer(name, asked[1]).tokens[tokens - 1]
+        if change == "eos":
+            asked = [each._replace(eos=frozenset({token})) for each in asked]
+        elif change == "stop":
+            asked[1] = asked[1]._replace(stop=text_of([token]))
+        else:
+            asked[1] = asked[1]._replace(max_tokens=tokens)
+        all_at_once(name, asked, strategy)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "options", "strategy", "late"),
+    pairs((DIGITS, FORCING), ("greedy", "penalties", "log-probabilities"), STRATEGIES, ("0", "0 0 1", "0 3 0 9")),
+)
+def test_formats_look_ahead_for_each_of_them(grammar: str, options: str, strategy: str, late: str) -> None:
+    """Those whose masks are late do not hold up the others."""
+    asked = [each._replace(eos=frozenset({EOS})) for each in several(4, options)]
+    asked[::2] = [each._replace(grammar=grammar) for each in asked[::2]]
+    engine = TinyEngine("qwen3_next", eos=asked[0].eos)
+    told(engine, strategy)
+    numbers, delays = random.Random(3), [int(each) for each in late.split()]
+    engine.late = lambda: numbers.choice(delays)
+    for each in asked:
+        engine.submit(each)
+    engine.finish()
+    engine.check()
+    assert rounds_together(engine) or late != "0" or strategy == "one at a time"
+
+
+@pytest.mark.parametrize("name", BATCHABLE)
+def test_answers_come_and_go_and_some_find_no_memory(name: str) -> None:
+    drafted = 0
+    for seed in range(3):
+        numbers = random.Random(f"{name} {seed}")
+        engine = TinyEngine(name, RandomPolicy(numbers), budget=2_000_000, parallel=6)
+        told(engine, "random")
+        engine.forward.error = MemoryError
+        for number in range(12):
+            prompt = (*words(numbers.choice((5, 20, 70)), number % 3), *words(number % 5, 9))
+            engine.submit(spec(numbers.choice([*OPTIONS]), numbers.randint(3, 40), prompt=prompt))
+            engine.advance(numbers.randint(0, 30))
+            if numbers.random() < 0.3:
+                numbers.choice(engine.requests).request.cancel()
+            if numbers.random() < 0.2:
+                engine.forward.breaks = at_call(numbers.randint(1, 4))
+        engine.finish()
+        engine.check()
+        drafted += rounds_together(engine)
+    assert drafted
+
+
+def test_a_third_answer_joins_two_that_are_drafted() -> None:
+    engine = TinyEngine("llama")
+    told(engine, "right")
+    first = [engine.submit(each) for each in several(2, "greedy", 200)]
+    engine.until(lambda: rounds_together(engine) > 3)
+    late = engine.submit(spec("drawn", 60, prompt=words(20, 9)))
+    engine.until(lambda: all(engine.phase(each) == "batch" for each in (*first, late)))
+    before = rounds_together(engine)
+    engine.until(lambda: rounds_together(engine) > before + 2)
+    assert engine.forward.calls[-1][0] == 3
+    engine.finish()
+    engine.check()
+
+
+@pytest.mark.parametrize("name", ["llama4", "quantized"])
+def test_answers_that_take_turns_are_drafted_in_turn(name: str) -> None:
+    engine = TinyEngine(name)
+    drafters = told(engine, "right")
+    asked = [engine.submit(each) for each in several(2, "greedy", 60)]
+    engine.until(lambda: len(engine.scheduler.batches.all) == 2)
+    engine.until(lambda: all(len(each.tokens) > 20 for each in asked))
+    assert sum(bool(drafter.rounds) for drafter in drafters) == 2
+    engine.finish()
+    engine.check()
+
+
+def test_layers_that_cannot_go_back_row_by_row_go_on_without_drafts() -> None:
+    """One forward finds out."""
+    engine = TinyEngine("mamba2")
+    told(engine, "right")
+    for each in several(2, "drawn", 30):
+        engine.submit(each)
+    engine.until(lambda: any(len(batch.generations) > 1 for batch in engine.scheduler.batches.all))
+    with patch("runner.cache.layers.scans.RoundReads.known", False):
+        engine.until(lambda: rounds_together(engine) > 0)
+        engine.finish()
+    engine.check()
+    assert rounds_together(engine) == 1
+
+
+# --- what is drafted
+
+
+class Willing(DraftPolicy):
+    """Takes as many tokens as it was told."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(7, cpu_costs(8))
+        self.told = length
+        self.asked = list[tuple[list[int], int]]()
+
+    def length(self, drafts: Sequence[Draft], context_tokens: int, together: int = 1) -> int:
+        self.asked.append(([len(draft.tokens) for draft in drafts], together))
+        return self.told
+
+
+def test_known_text_is_looked_up_for_each_row_and_one_that_has_none_is_padded() -> None:
+    """Two prompts repeat themselves, and so do their answers; the third draws at random."""
+    policy = Willing(3)
+    drafting = Drafting(policy)
+    drafting.speed(3).record = lambda *_, **__: None  # type: ignore[method-assign]  # it would compare real times
+    engine = TinyEngine("llama", drafting=drafting)
+    asked: list[ClientRequest] = []
+    for place in range(2):
+        first = spec("greedy", 40, prompt=words(20, place))
+        text = (*first.prompt, *oracle_answer("llama", first).tokens)
+        asked.append(engine.submit(first._replace(prompt=(*text, *first.prompt))))
+    asked.append(engine.submit(spec("drawn", 40, prompt=words(9, 7))))
+    engine.finish()
+    engine.check()
+    assert any(together == 3 for _, together in policy.asked)
+    assert rounds_together(engine)
+    assert max(length for rows, length in engine.forward.calls if rows > 1) <= 4
