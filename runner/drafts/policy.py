@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import inf
 from typing import Literal, NamedTuple, get_args
 
 from runner.settings import CPU_DRAFT_TOKENS, GPU_DRAFT_TOKENS
@@ -245,31 +246,34 @@ class DraftPolicy:
     ones are padded. Owner: the engine thread.
     """
 
-    def __init__(self, most: int, first_costs: Sequence[float], *, at_once: bool = False) -> None:
+    def __init__(
+        self, most: int, first_costs: Sequence[float], *, at_once: bool = False, max_gap_s: float = inf
+    ) -> None:
         """`most` is the most drafted tokens a round; `first_costs` has the relative costs of rounds of 1 to `most` + 1
         rows, as long as nothing is known. `at_once` is True if the model that drafts takes as long for many tokens as
-        for one."""
+        for one. Rounds of several answers take no longer than `max_gap_s`, as some of these wait for others' drafts."""
         assert len(first_costs) == most + 1
         self.most = most
+        self._max_gap_s = max_gap_s
         self._at_once = at_once
         self._first_costs = first_costs
         self._costs: dict[int, RoundCosts] = {}  # by the number of answers
         self._draft_cost = DraftCost(most)
-        self._steps_together = 0
+        self._undecided = 0  # drafts that were cut
         pauses = dict.fromkeys(SOURCES, LOOKUP_PAUSE) | {"model": BLOCK_PAUSE if at_once else MODEL_PAUSE}
         self._acceptances = {
             (source, size): Acceptance(size, most, pause) for source, pause in pauses.items() for size in range(5)
         }
 
     @classmethod
-    def for_cpu(cls, most: int = CPU_DRAFT_TOKENS, *, at_once: bool = False) -> "DraftPolicy":
+    def for_cpu(cls, most: int = CPU_DRAFT_TOKENS, *, at_once: bool = False, max_gap_s: float = inf) -> "DraftPolicy":
         """Returns a policy that begins with the costs of CPUs."""
-        return cls(most, cpu_costs(most + 1), at_once=at_once)
+        return cls(most, cpu_costs(most + 1), at_once=at_once, max_gap_s=max_gap_s)
 
     @classmethod
-    def for_gpu(cls, most: int = GPU_DRAFT_TOKENS, *, at_once: bool = False) -> "DraftPolicy":
+    def for_gpu(cls, most: int = GPU_DRAFT_TOKENS, *, at_once: bool = False, max_gap_s: float = inf) -> "DraftPolicy":
         """Returns a policy that begins with the costs of GPUs."""
-        return cls(most, gpu_costs(most + 1), at_once=at_once)
+        return cls(most, gpu_costs(most + 1), at_once=at_once, max_gap_s=max_gap_s)
 
     def longest(self, together: int) -> int:
         """Returns the most tokens that each of several answers may draft in one round."""
@@ -281,9 +285,11 @@ class DraftPolicy:
 
         At first no more are taken than matched.
         """
-        return self._length(
-            [(draft, len(draft.tokens)) for draft in drafts], self._curve(context_tokens, together), together
-        )
+        known = self._costs_of(together)
+        costs = known.curve(context_tokens)
+        if together > 1 and known.known:
+            costs = costs[: 1 + sum(seconds <= self._max_gap_s for seconds in costs[1:])]
+        return self._length([(draft, len(draft.tokens)) for draft in drafts], costs, together)
 
     def model_length(self, most: int, context_tokens: int) -> int:
         """Returns how many tokens a model should draft after `context_tokens` tokens: as `length`, plus the time of
@@ -291,42 +297,40 @@ class DraftPolicy:
         draft = Draft([], "model", MODEL_MATCH)
         if self._acceptance(draft).rests():
             return 0
-        rounds = self._curve(context_tokens, 1)
+        rounds = self._costs_of(1).curve(context_tokens)
         drafts = (self._draft_cost if self._costs_of(1).known else DraftCost(self.most)).curve(rounds[0])
         costs = [seconds + drafts[self._units(length)] for length, seconds in enumerate(rounds)]
         return self._length([(draft, most)], costs, 1)
 
     def _length(self, drafts: Sequence[tuple[Draft, int]], costs: Sequence[float], together: int) -> int:
-        """Returns how many of at most so many tokens of each draft to take; `costs` are those of none, one, and so
-        on."""
-        mosts, rates = list[int](), list[Iterator[float]]()
-        for draft, most in drafts:
-            acceptance = self._acceptance(draft)
-            mosts.append(
-                min(most, self.longest(together) if acceptance.trusted else min(draft.match, self.longest(together)))
-            )
-            rates.append(acceptance.rates())
+        """Returns how many of at most so many tokens of each draft to take; `costs` are those of none, one, and so on,
+        as far as they may be taken."""
+        most = min(len(costs) - 1, self.longest(together))
+        acceptances = [self._acceptance(draft) for draft, _ in drafts]
+        mosts = [
+            min(count, most if acceptance.trusted else min(draft.match, most))
+            for (draft, count), acceptance in zip(drafts, acceptances, strict=True)
+        ]
+        rates = [each.rates() for each in acceptances]
+        right = [1.0] * len(drafts)  # how likely it is that all tokens so far are
         best, best_rate = 0, _WORTH * together / costs[0]
         tokens = best_tokens = float(together)
-        all_right, best_right = [1.0] * len(drafts), float(len(drafts))
+        best_right = float(len(drafts))
         for length in range(1, max(mosts) + 1):
-            for place, most in enumerate(mosts):
-                all_right[place] *= next(rates[place]) if length <= most else 0.0
-            tokens += sum(all_right)
+            for place, each in enumerate(mosts):
+                right[place] *= next(rates[place]) if length <= each else 0.0
+            tokens += sum(right)
             if tokens / costs[length] > best_rate:
-                best, best_rate, best_tokens, best_right = length, tokens / costs[length], tokens, sum(all_right)
+                best, best_rate, best_tokens, best_right = length, tokens / costs[length], tokens, sum(right)
         if best == max(mosts):
             return best
-        self._steps_together += 1
-        if self._steps_together % together:
+        self._undecided += 1
+        if self._undecided % together:
             return best  # a probe costs a row of each answer: it is as rare as if each were alone
         # Known text costs nothing to look up, and a round may become cheaper; a model is asked in vain.
-        probed = drafts[max(range(len(drafts)), key=mosts.__getitem__)][0]
-        hopeful = probed.source != "model" or (best_tokens + best_right) / costs[best + 1] > best_rate
-        return best + self._acceptance(probed).probes(best, hopeful=hopeful)
-
-    def _curve(self, context_tokens: int, together: int) -> Sequence[float]:
-        return self._costs_of(together).curve(context_tokens)
+        probed = max(range(len(drafts)), key=mosts.__getitem__)
+        hopeful = drafts[probed][0].source != "model" or (best_tokens + best_right) / costs[best + 1] > best_rate
+        return best + acceptances[probed].probes(best, hopeful=hopeful)
 
     def _costs_of(self, together: int) -> RoundCosts:
         """Returns what is known of forwards over as many answers."""

@@ -25,7 +25,7 @@ class RoundDrafts(NamedTuple):
     tokens: Sequence[int] = ()
     """They may follow the recorded ones."""
     masks: Sequence[Mask | None] = ()
-    """What the grammar allows next, and after each of these tokens; empty without a grammar, and without drafts."""
+    """What the grammar allows next, and after each of these tokens; empty without a grammar."""
     forcing: Collection[int] = ()
     """Places of tokens after which it forces another one."""
 
@@ -123,27 +123,27 @@ def find_drafts(generations: Sequence[Generation], vocab_size: int, *, on_its_wa
     drafts = answers[0].drafter.shared
     if on_its_way:
         return [RoundDrafts((0,))] if drafts.expects(answers, len(generations)) else []
-    found = [RoundDrafts()] * len(generations)
+    proposed: list[Sequence[int]] = [()] * len(generations)
     for place, answer, tokens in zip(places, answers, drafts.propose(answers, len(generations)), strict=True):
-        if tokens:
-            found[place] = _allowed(generations[place], answer, tokens, vocab_size)
+        proposed[place] = tokens[: answer.most]
+    found = [_allowed(each, tokens, vocab_size) for each, tokens in zip(generations, proposed, strict=True)]
     return found if any(each.tokens for each in found) else []
 
 
-def _allowed(generation: Generation, answer: DraftedAnswer, proposed: Sequence[int], vocab_size: int) -> RoundDrafts:
+def _allowed(generation: Generation, proposed: Sequence[int], vocab_size: int) -> RoundDrafts:
     """Returns the first tokens of a draft, as far as they may come."""
     grammar, eos, drafts = generation.grammar, generation.tokenizer.eos, list[int]()
-    for token in proposed[: answer.most]:
+    for token in proposed:
         if not 0 <= token < vocab_size or (grammar.guide is not None and token in eos):
             break
         drafts.append(token)
         if token in eos:
             break
-    if grammar.guide is None or not drafts:
+    if grammar.guide is None:
         return RoundDrafts(drafts)
-    masks, forcing = grammar.look_ahead(drafts, _PATIENCE_S)
-    if not masks:
-        answer.drafter.record_outcome(1, 0, generation.life)
+    masks, forcing = grammar.look_ahead(drafts, _PATIENCE_S) if drafts else ([], set[int]())
+    if drafts and not masks and generation.drafter is not None:
+        generation.drafter.record_outcome(1, 0, generation.life)
     return RoundDrafts(drafts[: len(masks)], [grammar.mask, *masks], forcing)
 
 

@@ -82,8 +82,8 @@ class ToldTogether:
     """Lets each answer of a forward try what it knows."""
 
     def __init__(self) -> None:
-        self.together = list[int]()
-        """The answers of each step."""
+        self.rounds_together = 0
+        """The rounds of several answers."""
 
     def drafter(self, prompt: Sequence[int]) -> Drafter:
         raise NotImplementedError
@@ -98,7 +98,7 @@ class ToldTogether:
         assert step.tokens >= step.together >= len(drafters) > 0
         assert step.length >= -1
         assert step.seconds >= 0
-        self.together.append(step.together)
+        self.rounds_together += step.together > 1 and step.length > 1
 
     def _coming(self, answers: Sequence[DraftedAnswer], together: int) -> Sequence[Sequence[int]]:
         assert 0 < len(answers) <= together

@@ -93,7 +93,7 @@ def _verdict(off: float, layers: list[object]) -> str:
     return "" if off <= (_LIMIT_BFLOAT16 if coarse else _LIMIT) else f"the logits of a trial are off by {off:.2f}"
 
 
-# --- Tries whether a model gives the rows of a batch the logits that each row gets alone. mlx-lm's batch caches
+# --- Tries whether a model gives the rows of a batch the logits that each row gets alone. The caches of a batch
 # count the positions in an array, one for each row, and hide the padding of shorter rows behind a mask. Attention
 # that is written out by hand may not know such a mask (gemma2, phi3small), a model may want one position for all
 # rows (gpt_bigcode), or compute positions by itself (afm7, silently wrong).

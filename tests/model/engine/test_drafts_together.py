@@ -6,10 +6,13 @@ from unittest.mock import patch
 
 import pytest
 
+from runner.cache.session import Session
 from runner.drafts.drafting import Drafting
 from runner.drafts.policy import Draft, DraftPolicy, cpu_costs
+from runner.engine.generation import Generation
 from scripts.tools.models.tiny import words
 from tests.lib.pairs import pairs
+from tests.lib.seeing_engine import SeeingEngine, picture
 from tests.lib.tiny_engine import (
     BATCHABLE,
     ClientRequest,
@@ -20,7 +23,7 @@ from tests.lib.tiny_engine import (
     oracle_answer,
     text_of,
 )
-from tests.lib.told_drafts import EOS, OPTIONS, STRATEGIES, Told, spec, told
+from tests.lib.told_drafts import EOS, OPTIONS, STRATEGIES, Told, ToldTogether, spec, told
 
 COUNTS = ("2", "3", "4", "8")
 DIGITS = "start: /[0-9]{4,30}/"
@@ -30,14 +33,21 @@ FORCING = 'start: (/[0-9]/ "<=====>")* "!"'
 def all_at_once(
     name: str, asked: Sequence[RequestSpec], strategy: str, **arguments: int
 ) -> tuple[TinyEngine, list[Told]]:
-    """Answers these together, and checks each against a plain loop."""
+    """Answers these together."""
     engine = TinyEngine(name, eos=asked[0].eos, **arguments)  # type: ignore[arg-type]  # only numbers
     drafters = told(engine, strategy)
     for each in asked:
         engine.submit(each)
-    engine.finish()
-    engine.check()
+    finish(engine)
     return engine, drafters
+
+
+def finish(engine: TinyEngine) -> None:
+    """Lets all answers come to their ends, and checks each against a plain loop."""
+    engine.finish()
+    for asked in engine.requests:
+        asked.check_answer()
+    engine.check_cache()
 
 
 def rounds_together(engine: TinyEngine) -> int:
@@ -113,8 +123,7 @@ def test_formats_look_ahead_for_each_of_them(grammar: str, options: str, strateg
     engine.late = lambda: numbers.choice(delays)
     for each in asked:
         engine.submit(each)
-    engine.finish()
-    engine.check()
+    finish(engine)
     assert rounds_together(engine) or late != "0" or strategy == "one at a time"
 
 
@@ -150,8 +159,7 @@ def test_a_third_answer_joins_two_that_are_drafted() -> None:
     before = rounds_together(engine)
     engine.until(lambda: rounds_together(engine) > before + 2)
     assert engine.forward.calls[-1][0] == 3
-    engine.finish()
-    engine.check()
+    finish(engine)
 
 
 @pytest.mark.parametrize("name", ["llama4", "quantized"])
@@ -162,8 +170,7 @@ def test_answers_that_take_turns_are_drafted_in_turn(name: str) -> None:
     engine.until(lambda: len(engine.scheduler.batches.all) == 2)
     engine.until(lambda: all(len(each.tokens) > 20 for each in asked))
     assert sum(bool(drafter.rounds) for drafter in drafters) == 2
-    engine.finish()
-    engine.check()
+    finish(engine)
 
 
 def test_layers_that_cannot_go_back_row_by_row_go_on_without_drafts() -> None:
@@ -175,9 +182,38 @@ def test_layers_that_cannot_go_back_row_by_row_go_on_without_drafts() -> None:
     engine.until(lambda: any(len(batch.generations) > 1 for batch in engine.scheduler.batches.all))
     with patch("runner.cache.layers.scans.RoundReads.known", False):
         engine.until(lambda: rounds_together(engine) > 0)
-        engine.finish()
-    engine.check()
+        finish(engine)
     assert rounds_together(engine) == 1
+
+
+class Random(Told):
+    """Drafts without knowing anything."""
+
+    def __init__(self, shared: ToldTogether, seed: int) -> None:
+        self.shared, self.rounds = shared, []
+        self._numbers = random.Random(seed)
+
+    def coming(self, session: Session, most: int) -> Sequence[int]:
+        return [self._numbers.randrange(200) for _ in range(min(most, self._numbers.choice((0, 2, 5))))]
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-seeing", "gemma4-seeing"])
+def test_answers_about_pictures_are_drafted_behind_their_own_positions(name: str) -> None:
+    engine, shared = SeeingEngine(name), ToldTogether()
+    drafters = list[Random]()
+
+    def make(generation: Generation) -> Random:
+        drafters.append(Random(shared, len(drafters)))
+        return drafters[-1]
+
+    engine.drafter = make
+    engine.ask("what is [img-0] here?", picture("red"), max_tokens=24, temperature=0.7, seed=3)
+    engine.ask("and there is none", max_tokens=24)
+    engine.ask("Look, with care, at that: [img-0] and say more", picture("red"), max_tokens=20, temperature=0.7, seed=5)
+    engine.finish()
+    engine.check()
+    assert shared.rounds_together > 3
+    assert sum(bool(drafter.rounds) for drafter in drafters) == 3
 
 
 # --- what is drafted
@@ -208,8 +244,7 @@ def test_known_text_is_looked_up_for_each_row_and_one_that_has_none_is_padded() 
         text = (*first.prompt, *oracle_answer("llama", first).tokens)
         asked.append(engine.submit(first._replace(prompt=(*text, *first.prompt))))
     asked.append(engine.submit(spec("drawn", 40, prompt=words(9, 7))))
-    engine.finish()
-    engine.check()
+    finish(engine)
     assert any(together == 3 for _, together in policy.asked)
     assert rounds_together(engine)
     assert max(length for rows, length in engine.forward.calls if rows > 1) <= 4

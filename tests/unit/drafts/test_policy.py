@@ -241,3 +241,85 @@ def test_the_first_time_that_a_model_drafts_counts_for_nothing() -> None:
     for _ in range(40):
         cost.record(3, 0.03)
     assert cost.curve(0.1) == pytest.approx([0.0, 0.01, 0.02, 0.03], rel=0.2)
+
+
+# --- several answers
+
+
+def play_together(
+    policy: DraftPolicy, together: int, right: Callable[[int], float], cost: Callable[[int], float], count: int
+) -> float:
+    """Plays steps in which each answer has a draft, whose tokens are right with the probability `right(answer)`, and a
+    forward over so many tokens costs `cost(tokens)`. Returns the tokens per cost, over those without drafts."""
+    rng, tokens, spent = random.Random(1), 0, 0.0
+    for number in range(count):
+        drafts = [Draft([1] * 7, "own", 4 * (1 + answer % 2)) for answer in range(together)]
+        length = policy.length(drafts, 1000, together)
+        for answer, draft in enumerate(drafts):
+            accepted = 0
+            while accepted < length and rng.random() < right(answer):
+                accepted += 1
+            policy.record_outcome(draft, length, accepted)
+            tokens += 1 + accepted
+        spent += cost(together * (1 + length))
+        for rows in (1, length + 1)[number % 8 > 0 :]:
+            policy.record_time(rows, 0.01 * cost(together * rows) * rng.lognormvariate(0, 0.1), 1000, together)
+    return tokens / spent / (together / cost(together))
+
+
+def packed(tokens: int) -> float:
+    """What a forward of a small model costs on a CPU, as measured."""
+    return 0.92 + 0.08 * tokens
+
+
+def trusting(policy: DraftPolicy) -> Draft:
+    """Returns a draft that was always right."""
+    draft = Draft([1] * 7, "own", 20)
+    for _ in range(100):
+        policy.record_outcome(draft, 7, 7)
+    return draft
+
+
+@pytest.mark.parametrize("together", [2, 4, 8, 20])
+def test_drafts_of_several_answers_that_are_never_right_cost_next_to_nothing(together: int) -> None:
+    assert play_together(DraftPolicy.for_cpu(), together, lambda _: 0.0, packed, 3000) >= 0.98
+
+
+@pytest.mark.parametrize("together", [2, 4, 8])
+def test_several_answers_are_drafted_as_far_as_that_pays_for_all(together: int) -> None:
+    policy = DraftPolicy.for_cpu()
+    played = play_together(policy, together, lambda _: 0.97, packed, 1000)
+    fixed = max(
+        sum(0.97**place for place in range(length + 1)) * packed(together) / packed(together * (1 + length))
+        for length in range(policy.longest(together) + 1)
+    )
+    assert played >= 0.93 * fixed > 1.2
+
+
+def test_one_answer_whose_drafts_are_right_is_not_drafted_at_the_cost_of_seven_others() -> None:
+    """All rows would be padded to it."""
+    policy = DraftPolicy.for_cpu()
+    good, bad = trusting(policy), Draft([1] * 7, "own", 4)
+    for _ in range(30):
+        for rows in (1, 2, 4, 8):
+            policy.record_time(rows, 0.01 * packed(8 * rows), 1000, 8)
+        policy.record_outcome(bad, 7, 0)
+    assert policy.length([good], 1000, 8) == 0
+    assert policy.length([good, bad], 1000, 8) == 0
+    assert policy.length([good] * 8, 1000, 8) == 7
+
+
+def test_a_round_of_several_answers_takes_no_longer_than_the_gap() -> None:
+    policy = DraftPolicy.for_cpu(max_gap_s=0.0185)
+    draft = trusting(policy)
+    assert policy.length([draft] * 2, 1000, 2) == 7
+    for rows in [*range(1, 9)] * 20:
+        policy.record_time(rows, 0.01 * (0.8 + 0.2 * rows), 1000, 2)
+        policy.record_time(rows, 0.01 * (0.8 + 0.2 * rows), 1000, 1)
+    assert policy.length([draft] * 2, 1000, 2) == 4
+    assert policy.length([draft], 1000, 1) == 7
+
+
+def test_a_forward_has_no_more_tokens_than_are_allowed() -> None:
+    policy = DraftPolicy.for_gpu()
+    assert [policy.longest(together) for together in (1, 2, 4, 8, 16, 32, 64)] == [15, 15, 15, 7, 3, 1, 0]
