@@ -26,8 +26,8 @@ log = Log(__name__)
 _INDEX_TOKENS = 512
 """Tokens of an earlier answer that are indexed beside a step: half a millisecond."""
 _FIRST_VAIN, _MOST_VAIN = 5, 3
-"""After 2 ** 5 steps without a draft that was worth its rows one is looked for in every second step only, after twice
-as many in every fourth, then in every eighth: it takes some 50 microseconds an answer."""
+"""After 2 ** 5 steps of an answer without a draft that was worth its rows one is looked for in every second step only,
+after twice as many in every fourth, then in every eighth: it takes some 50 microseconds."""
 _EARLIER_TOKENS = 1 << 18
 """Of all earlier answers together, at 20 bytes each."""
 
@@ -98,7 +98,6 @@ class Drafting:
         turns."""
         self.model_speed = SpeedCheck()
         """Compares steps with drafts of the model with plain ones, where no known text was drafted."""
-        self._vain = 0  # steps in a row for which no draft was worth its rows
         self._rounds = 0
         self._drafted: dict[str, int] = dict.fromkeys(SOURCES, 0)
         self._accepted: dict[str, int] = dict.fromkeys(SOURCES, 0)
@@ -133,18 +132,13 @@ class Drafting:
     def _choose(self, answers: Sequence[DraftedAnswer], together: int, *, ahead: int) -> bool:
         """Chooses what to draft of known text for each answer, `ahead` tokens of which are on their way. Returns True
         if that is anything."""
-        self._vain += 1
-        pace = 1 << min(_MOST_VAIN, max(0, self._vain.bit_length() - _FIRST_VAIN))
-        paused = self._vain % pace > 0
-        if paused or self.undraftable or (longest := self.policy.longest(together)) < 1:
+        if self.undraftable or (longest := self.policy.longest(together)) < 1:
             return False
         self.ring.index(_INDEX_TOKENS)
         found = [_own(each).find(each.session, min(each.most + ahead, longest)) for each in answers]
         drafts = [draft for draft in found if draft is not None]
         context_tokens = max(len(each.session.recorded) for each in answers)
         length = self.policy.length(drafts, context_tokens, together) if drafts else 0
-        if length:
-            self._vain = 0
         allowed = self.speed(together).allows()
         for each, draft in zip(answers, found, strict=True):
             _own(each).offer(draft, length, ahead, allowed=allowed)
@@ -211,6 +205,7 @@ class AnswerDrafter:
         self._lookup = Lookup(prompt, shared.ring, shared.salt)
         self.known = len(prompt)
         """The tokens that the lookup has."""
+        self._vain = 0  # looks in a row for a draft that was worth its rows
         self._wanted = 0  # tokens that the model should draft next
         self._expected: Draft | None = None  # what the next round tries, the token on its way being the first
         # Of the present step.
@@ -233,8 +228,11 @@ class AnswerDrafter:
         self._lookup.index(tokens)
 
     def find(self, session: Session, most: int) -> Draft | None:
-        """Returns a draft of known text of at most `most` tokens, or None. A path of the cache comes first: it has all
-        of the text."""
+        """Returns a draft of known text of at most `most` tokens; None if there is none, or it is not looked for. A
+        path of the cache comes first: it has all of the text."""
+        self._vain += 1
+        if self._vain % (1 << min(_MOST_VAIN, max(0, self._vain.bit_length() - _FIRST_VAIN))):
+            return None
         recorded = session.recorded
         self._lookup.extend(recorded[self.known :])
         self.known = len(recorded)
@@ -245,6 +243,8 @@ class AnswerDrafter:
         """Takes the first `length` tokens of a draft that was found, `ahead` of which are on their way, if drafts are
         `allowed` now."""
         self.offered = draft is not None and length > 0
+        if self.offered:
+            self._vain = 0
         taken = draft._replace(tokens=draft.tokens[:length]) if draft is not None and length and allowed else None
         if not ahead:
             self.chosen = taken

@@ -1,6 +1,7 @@
 """What answers are drafted with: which source comes first, what is held back, and what is learned."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import cast
 
 from runner.cache.session import Session
@@ -93,6 +94,24 @@ def test_rounds_are_counted_by_source() -> None:
     assert counts.rounds == 1
     assert (counts.drafted["own"], counts.accepted["own"]) == (len(drafts), 2)
     assert counts.state == "on"
+
+
+def test_drafts_are_looked_for_ever_more_rarely_until_one_is_worth_it() -> None:
+    drafter, session = begun(ready(), [*range(40)])
+    looks = list[int]()
+    for step in range(400):
+        seen = drafter.known
+        session.recorded.append(1000 + step)
+        assert not expects(drafter, session)
+        took(drafter, 1, 1, 0.01)
+        looks += [step] if drafter.known > seen else []
+    gaps = [later - earlier for earlier, later in pairwise(looks)]
+    assert [gaps.count(gap) for gap in (1, 2, 4, 8)] == [31, 16, 16, 34]
+    assert gaps == sorted(gaps)
+    session.recorded.extend([*range(8)])
+    looked = [proposed(drafter, session) for _ in range(8)]
+    assert sum(map(bool, looked)) == 1
+    assert proposed(drafter, session), "at once again"
 
 
 class Model:
