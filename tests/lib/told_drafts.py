@@ -36,6 +36,7 @@ def _wrong(token: int) -> int:
 
 STRATEGIES = {
     "right": Strategy(lambda coming, _: [*coming]),
+    "right, of any length": Strategy(lambda coming, numbers: [*coming[: numbers.randint(2, MOST)]]),
     "wrong": Strategy(lambda coming, _: [_wrong(token) for token in coming]),
     "random": Strategy(
         lambda coming, numbers: [

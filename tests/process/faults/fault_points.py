@@ -135,12 +135,15 @@ _CONCURRENT: dict[str, tuple[str, ...]] = {
 _DRAFTED: dict[str, tuple[str, ...]] = {
     "propose drafts": ("runner.drafts.drafting:AnswerDrafter.propose",),
     "record drafts": ("runner.drafts.drafting:AnswerDrafter.record_outcome",),
-    "time a step": ("runner.drafts.drafting:AnswerDrafter.record_time",),
+    "time a step": ("runner.drafts.drafting:Drafting.record_time",),
     "keep an answer": ("runner.drafts.drafting:AnswerDrafter.close",),
     "draw ahead": ("runner.sampling.sampler:Sampler.draw_ahead",),
     "open round": ("runner.cache.session:Session.draft_round",),
     "mark layers": ("runner.cache.sequence:SequenceLayers.mark",),
     "accept drafts": ("runner.cache.session:Session.accept",),
+    "draft rows": ("runner.cache.session:DecodeRows.draft",),
+    "accept rows": ("runner.cache.session:DecodeRows.accept",),
+    "accept layers of rows": (f"{_LAYERS}.batch:BatchedLayers.accept",),
     "revert layers": ("runner.cache.sequence:SequenceLayers.revert",),
 }
 """Points that only drafted answers reach."""

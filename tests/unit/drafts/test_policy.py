@@ -323,3 +323,15 @@ def test_a_round_of_several_answers_takes_no_longer_than_the_gap() -> None:
 def test_a_forward_has_no_more_tokens_than_are_allowed() -> None:
     policy = DraftPolicy.for_gpu()
     assert [policy.longest(together) for together in (1, 2, 4, 8, 16, 32, 64)] == [15, 15, 15, 7, 3, 1, 0]
+
+
+def test_what_a_probe_costs_several_answers_makes_it_as_much_rarer() -> None:
+    def probes(together: int) -> int:
+        policy, draft, found = DraftPolicy.for_cpu(), Draft([1] * 7, "own", 8), 0
+        for _ in range(6000):
+            length = policy.length([draft] * together, 1000, together)
+            policy.record_outcome(draft, length, 0)
+            found += length > 0
+        return found
+
+    assert probes(8) < probes(1) / 3
