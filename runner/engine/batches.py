@@ -12,8 +12,10 @@ from runner.logs import Log
 log = Log(__name__)
 
 LONE_STEPS = 4
-"""The steps of an answer before it joins others: joining copies all that a row holds, which does not pay for answers
-that end soon."""
+"""The most steps of an answer before it joins others. Joining copies all that a row holds, which does not pay for long
+prompts with short answers."""
+_COPIED_TOKENS = 512
+"""The tokens of a row whose copy costs about as much as a step alone costs more than one together."""
 
 
 class Batches:
@@ -27,7 +29,7 @@ class Batches:
         """No batch joins another one if there is a reason why they must not."""
         self.all: list[Batch] = []
         self.lone_steps = LONE_STEPS
-        """The number of steps that a batch takes alone before it may join another one."""
+        """The most steps that a batch takes alone before it may join another one."""
         self._recovery = recovery
         self._unbatchable = unbatchable
         self._said_why_not = False
@@ -79,7 +81,7 @@ class Batches:
 
     def _target_of(self, batch: Batch, cache: PrefixCache) -> Batch | None:
         """Returns the batch that this one, of one request, should join, if memory has room for it."""
-        if len(self.all) < 2 or batch.steps < self.lone_steps:
+        if len(self.all) < 2 or batch.steps < min(self.lone_steps, 1 + batch.padded(batch) // _COPIED_TOKENS):
             return None
         targets = [other for other in self.all if other is not batch and other.accepts(batch)]
         if not targets:

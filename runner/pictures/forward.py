@@ -11,6 +11,7 @@ from mlx.nn.layers.positional_encoding import RoPE
 from mlx.nn.layers.quantized import QuantizedEmbedding
 
 from runner.errors import ModelError
+from runner.model.weights.parameters import replace_submodule
 
 # --- An embedding table in which some rows of a forward are replaced by features of pictures.
 
@@ -196,22 +197,22 @@ class PictureForward:
     @contextmanager
     def _embedding(self, rows: Sequence[Rows]) -> Iterator[None]:
         table = self._owner[self._table_name]
-        self._owner[self._table_name] = PictureEmbedding(table, rows, self._scale)
+        replace_submodule(self._owner, self._table_name, PictureEmbedding(table, rows, self._scale))
         try:
             yield
         finally:
-            self._owner[self._table_name] = table
+            replace_submodule(self._owner, self._table_name, table)
 
     @contextmanager
     def _ropes(self, replacement: Callable[[Module], Module]) -> Iterator[None]:
         ropes = [attention.rope for attention in self._attentions]
         try:
             for attention, rope in zip(self._attentions, ropes, strict=True):
-                attention["rope"] = replacement(rope)
+                replace_submodule(attention, "rope", replacement(rope))
             yield
         finally:
             for attention, rope in zip(self._attentions, ropes, strict=True):
-                attention["rope"] = rope
+                replace_submodule(attention, "rope", rope)
 
 
 def _is_plain(rope: object) -> bool:

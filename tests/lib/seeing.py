@@ -19,6 +19,7 @@ from mlx.nn.layers.base import Module
 
 from runner.model import OpenedModel, open_model
 from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.parameters import replace_submodule
 from runner.pictures.families import Family
 from runner.pictures.forward import PictureForward
 from runner.pictures.towers import Tower, load_tower, plan_tower
@@ -75,7 +76,10 @@ def fresh(name: str) -> Module:
         loaded = load(open_model(str(write_source(Path(folder) / name, name)), Path("unused")))
         if name in MROPE:
             widen(loaded.module)
-        return loaded.module
+    for each in loaded.module.modules():
+        for child in each:
+            vars(each).pop(child, None)  # whoever takes it apart does so in the dictionaries
+    return loaded.module
 
 
 def widen(module: Module) -> None:
@@ -84,7 +88,7 @@ def widen(module: Module) -> None:
 
     for _, each in cast("Sequence[tuple[str, Module]]", module.named_modules()):
         if "rope" in each:
-            each.rope = RoPE(16, base=100.0)
+            replace_submodule(each, "rope", RoPE(16, base=100.0))
 
 
 # --- prompts

@@ -22,7 +22,7 @@ from runner.model.progress import Progress
 from runner.model.weights.assemble import assemble, rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.packed import Arrays, Recipe
-from runner.model.weights.parameters import parameters_of
+from runner.model.weights.parameters import parameters_of, shorten_lookups
 from runner.model.weights.quantized_layers import widen_embeddings
 from runner.model.weights.reading import ExpertReader, find_expert_stacks, outside_stacks, read_arrays
 
@@ -135,19 +135,6 @@ def settle(module: Module, types: DtypePlan) -> None:
     if types.dtype is not None and types.dtype == mx.float32:
         widen_embeddings(module)
     mx.eval(module.state)
-
-
-def shorten_lookups(module: Module) -> None:
-    """Makes the submodules of a finished module ordinary attributes too.
-
-    Modules are dictionaries: MLX finds what they contain in a `__getattr__` in Python, which takes a fifth of the time
-    in which a forward of one token is built. A submodule that is replaced later would not be noticed; parameters may
-    change, since they stay in the dictionary alone.
-    """
-    for each in module.modules():
-        for name, value in each.items():
-            if isinstance(value, Module | list | dict):
-                object.__setattr__(each, name, value)
 
 
 def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:

@@ -1,4 +1,4 @@
-"""Checks every parameter: compares the needs of a module with the tensors of a model."""
+"""The parameters and submodules of a module: checks that a model has all that are needed, and finds them fast."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -19,6 +19,26 @@ _BLOCK = re.compile(r"(?:.+\.)?layers\.\d+\.")
 def parameters_of(module: Module) -> dict[str, mx.array]:
     """Returns the parameters of a module by name."""
     return dict(cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())))
+
+
+def shorten_lookups(module: Module) -> None:
+    """Makes the submodules of a finished module ordinary attributes too.
+
+    Modules are dictionaries: MLX finds what they contain in a `__getattr__` in Python, which takes a fifth of the time
+    in which a forward of one token is built. Whoever replaces a submodule calls `replace_submodule`; parameters stay in
+    the dictionary alone.
+    """
+    for each in module.modules():
+        for name, value in each.items():
+            if isinstance(value, Module | list | dict):
+                object.__setattr__(each, name, value)
+
+
+def replace_submodule(owner: Module, name: str, value: Module) -> None:
+    """Replaces one of the submodules of a module, whether its lookups were shortened or not."""
+    owner[name] = value
+    if name in vars(owner):
+        object.__setattr__(owner, name, value)
 
 
 def check_parameters(opened: OpenedModel, wanted: Mapping[str, mx.array], found: Mapping[str, mx.array]) -> None:

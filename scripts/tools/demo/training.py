@@ -31,6 +31,7 @@ from mlx.nn.utils import value_and_grad
 from PIL import Image
 from tokenizers import Tokenizer
 
+from runner.model.weights.parameters import replace_submodule
 from runner.pictures.families import Qwen35
 from runner.pictures.forward import AngledRope, Angles, angles
 from runner.pictures.towers import Grid
@@ -362,12 +363,12 @@ def seeing_logits(model: plain.SeeingModel, batch: Batch) -> mx.array:
     rows = [angles(each, rope.dims, rope.base, model.sections) for each in positions]
     turned = AngledRope(Angles(*(mx.stack([*part])[:, None] for part in zip(*rows, strict=True))))
     for attention in attentions:
-        attention["rope"] = turned
+        replace_submodule(attention, "rope", turned)
     try:
         return cast("mx.array", model.text(batch.tokens, input_embeddings=embedded))
     finally:
         for attention in attentions:
-            attention["rope"] = rope
+            replace_submodule(attention, "rope", rope)
 
 
 def save(source: Path, out: Path, weights: dict[str, mx.array]) -> None:

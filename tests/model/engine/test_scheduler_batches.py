@@ -1,6 +1,7 @@
 """Answers that decode in one batch or alone: rows join and leave, and no answer changes."""
 
 import logging
+from unittest.mock import patch
 
 import pytest
 
@@ -48,15 +49,16 @@ def test_as_many_decode_in_one_forward_as_are_there(name: str) -> None:
     assert len(rows) <= 40  # a step is one forward, whoever takes part in it
 
 
-def test_an_answer_joins_others_after_a_few_steps_alone() -> None:
-    """Joining copies the layers of a row, which does not pay for very short answers."""
+@pytest.mark.parametrize(("copied_tokens", "tokens", "rows"), [(4, 4, 1), (4, 30, 3), (64, 4, 3)])
+def test_the_longer_a_row_the_later_it_joins_others(copied_tokens: int, tokens: int, rows: int) -> None:
+    """Joining copies the layers of a row, which does not pay for long prompts with very short answers."""
     engine = TinyEngine("llama")
     engine.scheduler.batches.lone_steps = LONE_STEPS
-    for tokens, rows in ((4, 1), (30, 3)):
+    with patch("runner.engine.batches._COPIED_TOKENS", copied_tokens):
         for number in range(3):
             engine.ask(words(20, number), tokens)
         engine.finish()
-        assert engine.forward.most_rows == rows
+    assert engine.forward.most_rows == rows
     engine.check()
 
 
