@@ -17,7 +17,8 @@ from runner.cache.layers import adapt, flatten
 from runner.cache.layers.scans import RoundReads, watched
 from runner.cache.layers.snapshot import Buffers, Ledger, own
 
-_STEP = 256  # columns by which buffers grow, as those of mlx-lm do
+_SHORT, _STEP, _LONG_STEP = 1024, 64, 256
+"""Buffers grow by so many columns; from `_SHORT` on, when copying them takes longer than zeros do, by more."""
 
 
 class KVRows:
@@ -164,7 +165,8 @@ class KVRows:
         if most is not None and self._columns >= most:
             return
         parts = self._parts(range(len(self._lengths)))
-        room = -(-count // _STEP) * _STEP
+        step = _STEP if end < _SHORT else _LONG_STEP
+        room = -(-count // step) * step
         held = max((part[0].shape[2] for part in parts if part), default=0)
         self._lay(parts, self._lengths, room if most is None else min(room, most - held))
 
