@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 
 NONE: tuple[str, ...] = ()
 ALL = ("*",)
-MODELS = ("llama", "gpt_oss", "deepseek_v3", "qwen3_next", "mamba2")
-"""Of the architectures of mlx-lm: one of each way to keep a context, to mix experts and to name tensors."""
+MODELS = ("llama", "cohere2_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "mamba2")
+"""Of the architectures of mlx-lm: one of each way to keep a context, to mix experts and to name tensors; and ours."""
 SOURCES = ("llama", "gemma4", "gemma4-moe", "qwen3.5-moe", "qwen3-next", "nemotron-h", "gpt-oss", "llama4", "falcon-h1")
 """Of the published models, likewise."""
 MIXTURES = frozenset(("mamba2", "falcon_h1", "deepseek_v3", "deepseek_v32"))

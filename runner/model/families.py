@@ -184,6 +184,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen3NextMoeForConditionalGeneration": _QWEN3_NEXT_WRAPPED,
     "Glm4MoeLiteForCausalLM": _GLM4_MOE_LITE,
     "GLM4MoeLite": _GLM4_MOE_LITE,
+    "Cohere2MoeForCausalLM": Family("cohere2_moe", required=_HEADS, renames=_UNWRAPPED, context_default=8192),
     "LagunaForCausalLM": Family("laguna", required=_HEADS, defaults={"head_dim": 128}, renames=_UNWRAPPED),
     "NemotronHForCausalLM": _NEMOTRON_H,
     "NemotronH_Nano_VL_V2": _NEMOTRON_H_WRAPPED,

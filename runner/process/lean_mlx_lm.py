@@ -2,12 +2,16 @@
 
 `mlx_lm/__init__.py` imports the conversion and generation tools, and with them transformers: a second of start-up that
 a runner never needs. Importing this module first registers the package under its name without running its `__init__`;
-then `from mlx_lm.models import llama` imports only that file and what it uses. If mlx-lm is already imported, nothing
-changes.
+then `from mlx_lm.models import llama` imports only that file and what it uses. If mlx-lm is already imported, that does
+not change.
+
+Behind mlx-lm's own models stand those of `runner/model/modules`, found under the same package.
 """
 
+import importlib
 import importlib.util
 import sys
+from pathlib import Path
 
 from runner.errors import RunnerError
 
@@ -23,4 +27,12 @@ def _register() -> None:
     sys.modules["mlx_lm"] = importlib.util.module_from_spec(spec)
 
 
+def _add_ours() -> None:
+    """Lets `mlx_lm.models.NAME` also be found among our modules, if mlx-lm has none of that name."""
+    importlib.import_module("mlx_lm.models").__path__.append(str(_OURS))
+
+
+_OURS = Path(__file__).parent.parent / "model" / "modules"
+
 _register()
+_add_ours()

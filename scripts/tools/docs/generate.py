@@ -20,6 +20,7 @@ from scripts.tools.models.architectures import architectures
 
 DOCS = ROOT / "docs"
 _MODELS = "mlx_lm.models"
+_OURS = ROOT / "runner/model/modules"
 _WIDTH = 120
 _NOT_RUNNING = frozenset({"olmo"})
 """Ends the process where the package ai2-olmo is missing, and fails at its first forward where it is not."""
@@ -54,8 +55,10 @@ def architecture_table() -> str:
     by_module: dict[str, list[str]] = {}
     for name, family in FAMILIES.items():
         by_module.setdefault(family.module, []).append(f"`{name}`")
+    ours = {path.stem for path in _OURS.glob("*.py")}
     rows = ["| architecture | mlx-lm module |", "| --- | --- |"]
-    rows += [f"| {', '.join(names)} | `{module}` |" for module, names in by_module.items()]
+    for module, names in by_module.items():
+        rows.append(f"| {', '.join(names)} | `{module}`{', of this runner' if module in ours else ''} |")
     others = sorted({*architectures(), *RENAMED_MODULES} - by_module.keys() - _NOT_RUNNING, key=str.casefold)
     return "\n".join([*rows, "", *_listed("And by their `model_type`, from a directory or a store:", others)]) + "\n"
 

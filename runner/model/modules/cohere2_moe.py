@@ -1,0 +1,278 @@
+"""Cohere's decoder with experts (`Cohere2MoeForCausalLM`), of mlx-lm's parts.
+
+Attention and feed-forward of a block read the same norm, and their results are added together. Most layers see a
+window, with rotary positions; the others see everything, without positions. The first layers may be dense.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.distributed import shard_inplace, shard_linear
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import LayerNorm, RMSNorm
+from mlx.nn.layers.positional_encoding import RoPE
+from mlx_lm.models.base import BaseModelArgs, create_attention_mask, scaled_dot_product_attention
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cohere2 import MLP
+from mlx_lm.models.switch_layers import SwitchGLU
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_DENSE, _SPARSE = "dense", "sparse"
+Mask = Any
+"""An array, "causal" or None: which keys a row sees."""
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass
+class ModelArgs(BaseModelArgs):
+    """The fields of `config.json`, with the defaults of transformers."""
+
+    model_type: str
+    hidden_size: int
+    num_hidden_layers: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    vocab_size: int = 256000
+    rope_theta: float = 10000.0
+    layer_norm_eps: float = 1e-5
+    rms_norm_eps: float | None = None
+    """Given where norms are RMS norms."""
+    logit_scale: float = 0.0625
+    attention_bias: bool = False
+    tie_word_embeddings: bool = True
+    sliding_window: int = 4096
+    sliding_window_pattern: int = 4
+    """After this many layers, one sees everything; counted from the first that is not of the dense prefix."""
+    layer_types: list[str] | None = None
+    num_experts: int = 8
+    num_experts_per_tok: int = 2
+    expert_selection_fn: str = "softmax"
+    norm_topk_prob: bool = True
+    num_shared_experts: int = 0
+    shared_expert_combination_strategy: str = "average"
+    first_k_dense_replace: int = 0
+    """The number of dense layers, which come first."""
+    mlp_layer_types: list[str] | None = None
+    prefix_dense_intermediate_size: int | None = None
+    prefix_dense_sliding_window_pattern: int = 1
+    """As the other pattern, among the dense layers; if it is 1, those have rotary positions all the same."""
+
+    def __post_init__(self) -> None:
+        """Fills in what follows from other fields. Raises ValueError for what no model can mean."""
+        dense, layers = self.first_k_dense_replace, self.num_hidden_layers
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.head_dim is None:
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.prefix_dense_intermediate_size is None:
+            self.prefix_dense_intermediate_size = self.intermediate_size
+        if self.mlp_layer_types is None:
+            self.mlp_layer_types = [_DENSE if layer < dense else _SPARSE for layer in range(layers)]
+        if self.layer_types is None:
+            patterns = [
+                (layer + 1, self.prefix_dense_sliding_window_pattern)
+                if layer < dense
+                else (layer - dense + 1, self.sliding_window_pattern)
+                for layer in range(layers)
+            ]
+            self.layer_types = [_SLIDING if place % pattern else _FULL for place, pattern in patterns]
+        for name, known in (("layer_types", (_SLIDING, _FULL)), ("mlp_layer_types", (_DENSE, _SPARSE))):
+            kinds = getattr(self, name)
+            if len(kinds) != layers:
+                raise ValueError(f"{name} has {len(kinds)} entries, want {layers}")
+            if odd := [kind for kind in kinds if kind not in known]:
+                raise ValueError(f"unsupported {name}: {odd[0]!r}")
+        if (chosen := self.num_experts_per_tok) > self.num_experts:
+            raise ValueError(f"num_experts_per_tok ({chosen}) exceeds num_experts ({self.num_experts})")
+        for name, known in (
+            ("expert_selection_fn", ("softmax", "sigmoid")),
+            ("shared_expert_combination_strategy", ("average", "sum")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f'unsupported {name}: "{getattr(self, name)}"')
+
+    @property
+    def windows(self) -> list[bool]:
+        """For each layer whether it sees a window only."""
+        return [kind == _SLIDING for kind in self.layer_types or ()]
+
+    def make_norm(self) -> Module:
+        """Returns a norm of the hidden states."""
+        if self.rms_norm_eps is not None:
+            return RMSNorm(self.hidden_size, self.rms_norm_eps)
+        return LayerNorm(self.hidden_size, self.layer_norm_eps, bias=False)
+
+
+class Attention(Module):
+    """Attention without norms of queries and keys."""
+
+    def __init__(self, args: ModelArgs, layer: int) -> None:
+        Module.__init__(self)  # MLX's is not typed
+        width = cast("int", args.head_dim)
+        self.n_heads, self.n_kv_heads = args.num_attention_heads, cast("int", args.num_key_value_heads)
+        self.scale = width**-0.5
+        self.q_proj = Linear(args.hidden_size, self.n_heads * width, bias=args.attention_bias)
+        self.k_proj = Linear(args.hidden_size, self.n_kv_heads * width, bias=args.attention_bias)
+        self.v_proj = Linear(args.hidden_size, self.n_kv_heads * width, bias=args.attention_bias)
+        self.o_proj = Linear(self.n_heads * width, args.hidden_size, bias=args.attention_bias)
+        dense = args.mlp_layer_types is not None and args.mlp_layer_types[layer] == _DENSE
+        self.turns = args.windows[layer] or (dense and args.prefix_dense_sliding_window_pattern == 1)
+        self.rope = RoPE(width, traditional=True, base=args.rope_theta)
+
+    def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
+        """Returns [B, L, D] for `x` [B, L, D], and adds its keys and values to the cache, if there is one."""
+        queries = self._split(self.q_proj(x), self.n_heads)
+        keys, values = (self._split(part(x), self.n_kv_heads) for part in (self.k_proj, self.v_proj))
+        if self.turns:
+            offset = 0 if cache is None else cache.offset
+            queries, keys = self.rope(queries, offset=offset), self.rope(keys, offset=offset)
+        if cache is not None:
+            keys, values = cache.update_and_fetch(keys, values)
+        # Without norms of queries and keys their products may leave the range of float16.
+        wide = mx.float32 if queries.dtype == mx.float16 else queries.dtype
+        queries = queries.astype(wide)
+        seen = scaled_dot_product_attention(queries, keys, values, cache=cache, scale=self.scale, mask=mask)
+        return self.o_proj(seen.astype(x.dtype).swapaxes(1, 2).flatten(2))
+
+    @staticmethod
+    def _split(projected: mx.array, heads: int) -> mx.array:
+        """Returns [B, H, L, W] for [B, L, H W]."""
+        # Unlike `unflatten`, this raises for no heads at all, which trials of too many ranks come to.
+        return projected.reshape(*projected.shape[:2], heads, -1).swapaxes(1, 2)
+
+
+class Experts(Module):
+    """A few experts for each token, and others that are shared by all."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        Module.__init__(self)
+        self.gate = Linear(args.hidden_size, args.num_experts, bias=False)
+        self.switch_mlp = SwitchGLU(args.hidden_size, args.intermediate_size, args.num_experts)
+        if args.num_shared_experts:
+            self.shared_experts = MLP(args.hidden_size, args.intermediate_size * args.num_shared_experts)
+        self.most = args.num_experts_per_tok
+        self.softmax = args.expert_selection_fn == "softmax"
+        self.normalizes = args.norm_topk_prob and args.num_experts_per_tok > 1
+        self.averages = args.shared_expert_combination_strategy == "average"
+        self.sharding_group: mx.distributed.Group | None = None
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Returns [B, L, D] for `x` [B, L, D]."""
+        logits = self.gate(x).astype(mx.float32)
+        chosen = mx.argpartition(-logits, kth=self.most - 1, axis=-1)[..., : self.most]
+        logits = mx.take_along_axis(logits, chosen, axis=-1)
+        if self.softmax:
+            weights = mx.softmax(logits, axis=-1)
+        else:
+            weights = mx.sigmoid(logits)
+            if self.normalizes:
+                weights = weights / weights.sum(axis=-1, keepdims=True)
+        rows = self.switch_mlp(x, chosen)
+        mixed: mx.array = (rows * weights[..., None]).sum(axis=-2).astype(rows.dtype)
+        if "shared_experts" in self:
+            mixed = mixed + self.shared_experts(x)
+            mixed = mixed / 2 if self.averages else mixed
+        return mixed if self.sharding_group is None else mx.distributed.all_sum(mixed, group=self.sharding_group)
+
+
+class Block(Module):
+    """One layer."""
+
+    def __init__(self, args: ModelArgs, layer: int) -> None:
+        Module.__init__(self)
+        self.self_attn = Attention(args, layer)
+        dense = args.mlp_layer_types is not None and args.mlp_layer_types[layer] == _DENSE
+        self.mlp = MLP(args.hidden_size, args.prefix_dense_intermediate_size) if dense else Experts(args)
+        self.input_layernorm = args.make_norm()
+
+    def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
+        """Returns [B, L, D] for `x` [B, L, D]."""
+        normed = cast("mx.array", self.input_layernorm(x))
+        return x + self.self_attn(normed, mask, cache) + cast("mx.array", self.mlp(normed))
+
+
+class Decoder(Module):
+    """From tokens to the hidden states after the last norm."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        Module.__init__(self)
+        self.embed_tokens = Embedding(args.vocab_size, args.hidden_size)
+        self.layers = [Block(args, layer) for layer in range(args.num_hidden_layers)]
+        self.norm = args.make_norm()
+        self.windows = args.windows
+        self.window = args.sliding_window
+
+    def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
+        """Returns [B, L, D] for the tokens [B, L]."""
+        hidden = self.embed_tokens(inputs)
+        caches: list[Any] = cache or [None] * len(self.layers)
+        masks: dict[bool, Mask] = {}
+        for sliding, each in zip(self.windows, caches, strict=True):
+            if sliding not in masks:  # layers of a kind stand at one offset
+                masks[sliding] = create_attention_mask(hidden, each, window_size=self.window if sliding else None)
+        for layer, sliding, each in zip(self.layers, self.windows, caches, strict=True):
+            hidden = layer(hidden, masks[sliding], each)
+        return cast("mx.array", self.norm(hidden))
+
+
+class Model(Module):
+    """The model as mlx-lm calls it."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        Module.__init__(self)
+        self.args = args
+        self.model_type = args.model_type
+        self.model = Decoder(args)
+        if not args.tie_word_embeddings:
+            self.lm_head = Linear(args.hidden_size, args.vocab_size, bias=False)
+
+    def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
+        """Returns the logits [B, L, V] of the tokens [B, L], on top of what the layers in `cache` hold."""
+        hidden = self.model(inputs, cache)
+        head = self.model.embed_tokens.as_linear if self.args.tie_word_embeddings else self.lm_head
+        return cast("mx.array", head(hidden)) * self.args.logit_scale
+
+    @property
+    def layers(self) -> list[Block]:
+        """The blocks, in order."""
+        return self.model.layers
+
+    def make_cache(self) -> list[KVCache | RotatingKVCache]:
+        """Returns fresh layer caches for one sequence."""
+        window = self.args.sliding_window
+        return [RotatingKVCache(max_size=window, keep=0) if slides else KVCache() for slides in self.args.windows]
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Returns the weights under the names of this module, experts stacked that are stored apart."""
+        named = {name.replace(".mlp.shared_expert.", ".mlp.shared_experts."): each for name, each in weights.items()}
+        if self.args.tie_word_embeddings:
+            named.pop("lm_head.weight", None)
+        for name in [name for name in named if ".mlp.experts.0." in name]:
+            parts = [name.replace(".experts.0.", f".experts.{expert}.") for expert in range(self.args.num_experts)]
+            named[name.replace(".experts.0.", ".switch_mlp.")] = mx.stack([named.pop(part) for part in parts])
+        return named
+
+    def shard(self, group: mx.distributed.Group | None = None) -> None:
+        """Leaves the part of this rank: some heads, and a part of the width of every feed-forward."""
+        group = group or mx.distributed.init()
+        for layer in self.layers:
+            attention, feed = layer.self_attn, layer.mlp
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                way = "sharded-to-all" if name == "o_proj" else "all-to-sharded"
+                attention[name] = shard_linear(attention[name], way, group=group)
+            attention.n_heads //= group.size()
+            attention.n_kv_heads //= group.size()
+            ways = [(name, "sharded-to-all" if name == "down_proj" else "all-to-sharded") for name in _PROJECTIONS]
+            if isinstance(feed, Experts):
+                feed.sharding_group = group
+                for part in ("switch_mlp", "shared_experts"):
+                    for name, way in ways if part in feed else ():
+                        shard_inplace(feed[part][name], way, group=group)
+            else:
+                for name, way in ways:
+                    feed[name] = shard_linear(feed[name], way, group=group)
