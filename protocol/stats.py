@@ -258,6 +258,17 @@ class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Each time, all files of this model were removed."""
 
 
+class EmbeddingCounts(msgspec.Struct, kw_only=True):
+    """The texts that were embedded; all zero for a model that makes no embeddings."""
+
+    texts: Annotated[int, Counter("embedded_texts", "Texts that were embedded.")] = 0
+    tokens: Annotated[int, Counter("embedded_tokens", "Their tokens.")] = 0
+    padding: Annotated[int, Counter("embedding_padding_tokens", "Tokens computed beside these, to fill rows.")] = 0
+    forwards: Annotated[int, Counter("embedding_forwards", "Forwards over these, each over some of them.")] = 0
+    seconds: Annotated[float, Counter("embedding_seconds", "Time spent in these.")] = 0.0
+    waiting: Annotated[int, Gauge("embedding_texts_waiting", "Texts that have arrived and are not embedded yet.")] = 0
+
+
 class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request between its arrival and its end."""
 
@@ -339,6 +350,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     drafts: DraftCounts = DraftCounts()
     disk: DiskCounts = DiskCounts()
     ranks: RankCounts = RankCounts()
+    embeddings: EmbeddingCounts = msgspec.field(default_factory=EmbeddingCounts)
     running: list[RunningRequest] = []
     """The running requests, then the waiting ones, in the order of arrival."""
     ttft_s: float | None = None

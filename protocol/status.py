@@ -1,5 +1,7 @@
 """The answers that a host polls."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 
@@ -16,6 +18,7 @@ _READY, _COMPLETE = 0, 100
 LOADED = b'{"Success":true}'
 
 
-def status_body(context_length: int, memory_bytes: int) -> bytes:
-    """Returns the body of `GET /v1/status` of a ready runner: tokens of context, bytes of device memory."""
-    return msgspec.json.encode(_Status(_READY, _COMPLETE, context_length, memory_bytes))
+def status_body(context_length: int, memory_bytes: int, dimensions: Sequence[int] = ()) -> bytes:
+    """Returns the body of `GET /v1/status` of a ready runner: tokens of context, bytes of device memory, and the sizes
+    of embeddings, if the model makes any and names them."""
+    return msgspec.json.encode(_Status(_READY, _COMPLETE, context_length, memory_bytes, [*dimensions] or None))

@@ -52,6 +52,9 @@ def wings_of(settings: Settings | CheckSettings) -> Iterator[Wing]:
     from runner.grammar.wing import GrammarWing
 
     yield GrammarWing()
+    from runner.embeddings.wing import EmbeddingsWing
+
+    yield EmbeddingsWing()
     if settings.disk_cache is not None:
         from runner.disk.tier import DiskWing
 
@@ -85,7 +88,8 @@ def assemble(
         wing.load(parts)
     loaded = world.loaded(parts.total_bytes, parts.budget_bytes, parts.loaded.logits)
     parts.total_bytes, parts.budget_bytes, forward = loaded
-    parts.make_layers, parts.salt = _choose_kv_format(parts.loaded, forward, model.vocab_size, settings.kv_bits)
+    kv_bits = None if model.family.is_encoder else settings.kv_bits
+    parts.make_layers, parts.salt = _choose_kv_format(parts.loaded, forward, model.vocab_size, kv_bits)
     reuse_bytes = set_limits(parts.budget_bytes, on_cpu=parts.on_cpu)
     chunk_tokens = settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if parts.on_cpu else GPU_CHUNK_TOKENS)
     policy = SlicePolicy(chunk_tokens, settings.max_gap_s)
@@ -96,6 +100,7 @@ def assemble(
     for wing in wings:
         wing.plug(parts)
     parts.scheduler = Scheduler(_context(parts, chunk_tokens), parts.sources.policy, settings.parallel, outbox)
+    parts.warm_up = _warm_up_of(parts)
 
     for wing in wings:
         wing.join(parts)
@@ -104,7 +109,6 @@ def assemble(
     identity = Identity(__version__, model.name, model.architecture, device(), model.context_length, settings.cache)
     shown = parts.tokenizer if settings.inspect_text else None
     parts.report = Report(identity, parts.scheduler, shown, parts.counts)
-    parts.warm_up = _warm_up_of(parts)
     log.info(
         "model loaded",
         model=model.name,

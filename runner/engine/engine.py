@@ -22,7 +22,7 @@ from runner.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from runner.engine.journal import EngineStats
     from runner.engine.parts import Parts, Post, World
-    from runner.engine.ports import Ranks
+    from runner.engine.ports import Embedder, Ranks, TextToEmbed
 
 Answer = TypeVar("Answer")
 Message = Request | Callable[[], None] | None
@@ -81,6 +81,9 @@ class Engine:
     """Set once requests can be computed."""
     memory_bytes: int = 0
     """The bytes that MLX held when the engine last looked: in use, and kept for reuse."""
+    embedder: "Embedder | None" = None
+    """Set once requests can be computed, if the model makes embeddings. It is for the engine thread, but for what any
+    thread may read of it."""
     parts: "Parts"
     """For the engine thread alone, but for `tokenizer`, `vision` and `formats`."""
 
@@ -127,6 +130,12 @@ class Engine:
         """Starts to compile the format of a request that has left the queue: one that waits takes no memory."""
         if request.format is not None and request.grammar is not None:
             self.parts.formats.compile(request.format, request.grammar)
+
+    def embed(self, text: "TextToEmbed") -> None:
+        """Queues a text, whose future receives its embedding. Only for a model that makes embeddings."""
+        assert self.embedder is not None
+        add = self.embedder.add
+        self._mailbox.put(lambda: add(text))
 
     def keep(self) -> threading.Event:
         """Ends all requests, whose conversations go to the disk cache. The event is set when they are there. What comes
@@ -201,6 +210,7 @@ class Engine:
         self._add = self._turns.queue((self.parts.disk or self.parts.scheduler).add)
         self.tokenizer = self.parts.tokenizer
         self.vision = self.parts.vision
+        self.embedder = self.parts.embedder
         self._publish()
 
     def _step(self) -> None:
@@ -241,6 +251,15 @@ class Engine:
             disk.advance(idle=self._idle, interrupted=lambda: not self._mailbox.empty())
             TRACE.lap("disk")
             self._idle = scheduler.idle and not disk.pending(idle=True)
+        if self.embedder is not None:
+            self._embed(self.embedder)
+
+    def _embed(self, embedder: "Embedder") -> None:
+        """Computes a piece of the embeddings that are waited for."""
+        if embedder.pending:
+            embedder.advance()
+            TRACE.lap("embed")
+        self._idle = self._idle and not embedder.pending
 
     def _deliver(self) -> None:
         """Publishes the numbers if it is time to, and sends the events to the event loop."""

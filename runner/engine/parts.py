@@ -27,7 +27,7 @@ from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from runner.engine.guide import Grammar
-    from runner.engine.ports import Drafts, Formats, Names, Pictures, Ranks, Shifted, Tier
+    from runner.engine.ports import Drafts, Embedder, Formats, Names, Pictures, Ranks, Shifted, Tier
 
 
 # --- The world of an engine: where the values come from that its decisions follow from. Here it is the world itself. A
@@ -134,6 +134,8 @@ class Parts:
     formats: "Formats" = field(default_factory=NoFormats)
     drafting: "Drafts | None" = None
     disk: "Tier | None" = None
+    embedder: "Embedder | None" = None
+    """Set for a model that makes embeddings and no text."""
     counts: WingCounts = field(default_factory=WingCounts)
     draft_bytes: int = 0
     """What a model that drafts may hold beside its weights."""

@@ -1,16 +1,16 @@
-"""The ports to wings: ranks, drafts, pictures, formats, and a tier. Owner: the engine thread.
+"""The ports to wings: ranks, drafts, pictures, formats, embeddings, and a tier. Owner: the engine thread.
 
 What a request needs of pictures before it reaches that thread is in `request.py`: `Vision`, `ShownPrompt`."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 from protocol.stats import RankCounts
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     import mlx.core as mx
 
     from protocol import Format
@@ -181,6 +181,57 @@ class Formats(Protocol):
 
     def compile(self, wanted: "Format", grammar: "Future[Grammar]") -> None:
         """Starts to compile; cancel the future to stop. The future raises RequestError for an invalid format."""
+        ...
+
+
+class EmbeddingSizes(NamedTuple):
+    """The sizes of what a model makes of texts. Any thread may read it."""
+
+    full: int
+    """The numbers of an embedding."""
+    listed: tuple[int, ...]
+    """The sizes to which it may be cut; empty if the model names none."""
+    towers: frozenset[str]
+    """The kinds of media, `image` and `audio`, for which the model has a tower."""
+    token_bytes: int
+    """What computing takes for each token of a text."""
+    least_bytes: int
+    """What it takes beside that."""
+
+    def work_bytes(self, tokens: int) -> int:
+        """Returns about the bytes that computing the embedding of a text of so many tokens takes."""
+        return self.least_bytes + tokens * self.token_bytes
+
+
+@dataclass(eq=False)
+class TextToEmbed:
+    """A text, as tokens with those that begin and end it. Made off the engine thread; whoever waits may cancel it."""
+
+    tokens: list[int]
+    found: "Future[list[float]]" = field(default_factory=Future)
+    """Its embedding. Raises RequestError if it cannot be computed."""
+
+
+class Embedder(Protocol):
+    """Makes embeddings of texts. Owner: the engine thread, but for `sizes` and `refusal`."""
+
+    sizes: EmbeddingSizes
+
+    def refusal(self, tokens: int) -> str:
+        """Returns why a text of so many tokens cannot be computed; empty if it can. Any thread may call this."""
+        ...
+
+    def add(self, text: TextToEmbed) -> None:
+        """Queues a text."""
+        ...
+
+    @property
+    def pending(self) -> bool:
+        """True if there is something to compute."""
+        ...
+
+    def advance(self) -> None:
+        """Computes about as much as a slice of a prompt is. Raises nothing for a fault of a text."""
         ...
 
 

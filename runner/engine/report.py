@@ -14,6 +14,7 @@ from protocol.stats import (
     CacheNode,
     DiskCounts,
     DraftCounts,
+    EmbeddingCounts,
     MemoryCounts,
     PictureCounts,
     RankCounts,
@@ -54,6 +55,7 @@ class WingCounts:
     drafts: Callable[[], DraftCounts] = DraftCounts
     disk: Callable[[], DiskCounts] = DiskCounts
     ranks: Callable[[], RankCounts] = RankCounts
+    embeddings: Callable[[], EmbeddingCounts] = EmbeddingCounts
 
 
 class Report:
@@ -97,6 +99,7 @@ class Report:
             drafts=self._draft_counts(counters.known),
             disk=self._wings.disk(),
             ranks=self._wings.ranks(),
+            embeddings=copy(self._wings.embeddings()),
             running=[
                 *(_running(generation, now_ns) for generation in counters.running),
                 *(_queued(request, now_ns) for request in queued),

@@ -138,7 +138,8 @@ def context_length(config: Config, family: Family) -> int:
     """Returns the model's context length in tokens, from the first config field that gives one; 0 if none does."""
     parts = (text_config(config, family), config)
     lengths = (part.get(field) for part in parts for field in _CONTEXT_FIELDS)
-    return next((length for length in lengths if type(length) is int and length > 0), family.context_default)
+    found = next((length for length in lengths if type(length) is int and length > 0), family.context_default)
+    return min(found, family.most_context or found)
 
 
 def is_tied(config: Config, family: Family) -> bool:

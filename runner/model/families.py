@@ -47,6 +47,8 @@ class Family(NamedTuple):
     renames: tuple[Rename, ...] = ()
     head: str = "lm_head.weight"
     context_default: int = 0
+    most_context: int = 0
+    """The most tokens of context, whatever the config says; 0: what it says."""
     adapt: Callable[[Config], None] | None = None
 
     def renamed(self, name: str) -> str:
@@ -59,6 +61,11 @@ class Family(NamedTuple):
     def is_listed(self) -> bool:
         """True if FAMILIES has a row for this architecture; False for the general rules."""
         return bool(self.required)
+
+    @property
+    def is_encoder(self) -> bool:
+        """True if the model makes embeddings of texts, and no text."""
+        return self.module in ENCODERS
 
 
 def _adapt_gemma3(text: Config) -> None:
@@ -146,6 +153,26 @@ _NEMOTRON_H = Family(
     renames=((r"^(model\.)?language_model\.", ""),),
 )
 _NEMOTRON_H_WRAPPED = _NEMOTRON_H._replace(text="llm_config", flat=_NEMOTRON_H, unwrapped=True)
+_EMBEDDING_GEMMA2_SIZES: Mapping[str, object] = {
+    "vocab_size": 262144, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 24,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 256, "embedding_dim": 768,
+}  # fmt: skip
+_EMBEDDING_GEMMA2_TEXT = Family(
+    "embedding_gemma2",
+    required=(*_EMBEDDING_GEMMA2_SIZES,),
+    defaults=_EMBEDDING_GEMMA2_SIZES,
+    renames=(
+        (r"^(model\.)?language_model\.", ""),
+        (r"^model\.", ""),
+        (r"^per_layer_projection_norm\.", "ple.per_layer_projection_norm."),
+        (
+            r"^(layers\.\d+)\.(per_layer_input_gate|per_layer_projection|post_per_layer_input_norm)\.",
+            r"\1.ple_block.\2.",
+        ),
+    ),
+    context_default=8192,
+    most_context=8192,
+)
 _GLIMMER = Family("muse_glimmer", required=_HEADS, defaults={"head_dim": 128}, renames=_UNWRAPPED)
 
 FAMILIES: dict[str, Family] = {
@@ -185,12 +212,24 @@ FAMILIES: dict[str, Family] = {
     "Glm4MoeLiteForCausalLM": _GLM4_MOE_LITE,
     "GLM4MoeLite": _GLM4_MOE_LITE,
     "Cohere2MoeForCausalLM": Family("cohere2_moe", required=_HEADS, renames=_UNWRAPPED, context_default=8192),
+    "EmbeddingGemma2Model": _EMBEDDING_GEMMA2_TEXT._replace(
+        text="text_config", flat=_EMBEDDING_GEMMA2_TEXT, unwrapped=True
+    ),
     "LagunaForCausalLM": Family("laguna", required=_HEADS, defaults={"head_dim": 128}, renames=_UNWRAPPED),
     "NemotronHForCausalLM": _NEMOTRON_H,
     "NemotronH_Nano_VL_V2": _NEMOTRON_H_WRAPPED,
     "NemotronH_Nano_Omni_Reasoning_V3": _NEMOTRON_H_WRAPPED,
     "MuseGlimmerForConditionalGeneration": _GLIMMER._replace(text="text_config", flat=_GLIMMER, unwrapped=True),
 }
+
+OLLAMA_ONLY = {
+    "ClefForDecision": "decides with a head of its own over a Qwen 3.5",
+    "LayaForDecision": "is an encoder that decides",
+    "Qwen4ExpForConditionalGeneration": "has four streams, sparse attention and a table of n-grams",
+    "StrandsDeciderForDecision": "decides with a head of its own over a Qwen 3.5",
+}
+"""Architecture -> what it is: those of Ollama's own runner that neither mlx-lm nor this one has. Some are stored as a
+`model_type` that mlx-lm has, which would compute something else."""
 
 RENAMED_MODULES = {
     "mistral": "llama", "xverse": "llama", "iquestcoder": "llama", "llava": "mistral3", "phi-msft": "phixtral",
@@ -227,6 +266,10 @@ UNDRAFTABLE = {
 }
 """mlx-lm module -> the reason why drafts would change an answer."""
 
+ENCODERS = frozenset({"embedding_gemma2"})
+"""Modules of ours that make embeddings of texts. They have no cache and no logits, so nothing that is said here of
+answers concerns them."""
+
 METAL_ONLY = frozenset({"bitnet", "muse_spark"})
 """Modules whose kernels exist only for Metal. On a CPU the trials of abilities had plain MLX in place of these."""
 
@@ -250,6 +293,9 @@ def family_of(architecture: str, config: Config, *, from_store: bool = True) -> 
 
     In a directory, a `model_type` with a module other than the row's wins, as in mlx-lm.
     """
+    if architecture in OLLAMA_ONLY:
+        what = OLLAMA_ONLY[architecture]
+        raise ModelError(f"unsupported architecture: {architecture}, which {what}: only Ollama's own runner serves it")
     model_type = config.get("model_type")
     module = RENAMED_MODULES.get(model_type, model_type) if isinstance(model_type, str) else ""
     family = FAMILIES.get(architecture)

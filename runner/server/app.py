@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from http import HTTPStatus
 from pathlib import Path
 from time import perf_counter
 from urllib.parse import urlsplit
@@ -16,6 +15,7 @@ from runner.errors import RequestError
 from runner.logs import Log
 from runner.server.completion import NUMBER, CompletionEndpoint
 from runner.server.connections import Connection, Connections
+from runner.server.embeddings import EmbeddingsEndpoint
 from runner.server.request_body import RequestBodies
 from runner.server.score import ScoreEndpoint
 from runner.server.stats import PATHS as _WATCHED_PATHS
@@ -102,13 +102,11 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     """Returns the runner's endpoints over an engine. `helper` runs slow work other than tokenizing."""
 
     async def status(_: web.Request) -> web.Response:
-        return _json(status_body(engine.limits.context_length, engine.memory_bytes))
+        dimensions = engine.embedder.sizes.listed if engine.embedder is not None else ()
+        return _json(status_body(engine.limits.context_length, engine.memory_bytes, dimensions))
 
     async def loaded(http: web.Request) -> web.Response:
         return _json(LOADED if http.method in ("GET", "POST") else b"")
-
-    async def embeddings(_: web.Request) -> web.Response:
-        raise RequestError("this model does not support embeddings", HTTPStatus.NOT_IMPLEMENTED)
 
     threads = TokenizeThreads()
     bodies = RequestBodies()
@@ -125,7 +123,7 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     app.router.add_post("/v1/tokenize", tokenize.post)
     app.router.add_post("/v1/detokenize", tokenize.post_ids)
     app.router.add_post(_SCORE_PATH, ScoreEndpoint(engine, threads, bodies).post)
-    app.router.add_post("/v1/embeddings", embeddings)
+    app.router.add_post("/v1/embeddings", EmbeddingsEndpoint(engine, threads, bodies).post)
     stats = StatsEndpoints(engine, helper)
     app[_STATS_CACHE] = stats.stats_cache
     app[CONNECTIONS] = Connections()

@@ -101,6 +101,12 @@ def _lines(event: Event) -> list[bytes]:
 # --- The endpoint, and what requests of `POST /v1/score` share with it.
 
 
+def refuse_encoder(engine: Engine) -> None:
+    """Raises RequestError for a model that makes embeddings and no text."""
+    if engine.embedder is not None:
+        raise RequestError("this model makes embeddings of texts, and no text", HTTPStatus.NOT_IMPLEMENTED)
+
+
 @asynccontextmanager
 async def in_hand(requests: Sequence[Request], vision: Vision) -> AsyncIterator[None]:
     """Has the pictures of the requests decoded that were never seen. RequestError if one is damaged. When the block
@@ -140,6 +146,7 @@ class CompletionEndpoint:
 
     async def post(self, http: web.Request) -> web.StreamResponse:
         """Answers one completion. The server cancels this, in every phase, when the client disconnects."""
+        refuse_encoder(self._engine)
         with self._bodies.body() as body:
             request = await self._prepare(*await self._read(http, body))
             body.hold(request.pictures.nbytes if request.pictures is not None else 0)  # files, until they are answered

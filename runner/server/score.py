@@ -27,7 +27,7 @@ from runner.engine.events import Failed, Finished, Refused, Scored
 from runner.engine.request import Request, ShownPrompt
 from runner.errors import RequestError
 from runner.sampling import SamplingOptions
-from runner.server.completion import NUMBER, in_hand
+from runner.server.completion import NUMBER, in_hand, refuse_encoder
 from runner.server.request_body import Body, RequestBodies
 from runner.server.tokenize import TokenizeThreads
 from runner.tokenizer import Tokenizer
@@ -53,6 +53,7 @@ class ScoreEndpoint:
 
     async def post(self, http: web.Request) -> web.Response:
         """Scores all rows. The server cancels this when the client disconnects."""
+        refuse_encoder(self._engine)
         vision = self._engine.vision
         with self._bodies.body() as held:
             body = Body()

@@ -99,6 +99,8 @@ def check_recordable(settings: Settings, model: OpenedModel) -> None:
     """Raises UsageError for what cannot be recorded."""
     if settings.disk_cache is not None:
         raise UsageError("--record does not record what comes from a disk: leave out --disk-cache")
+    if model.family.is_encoder:
+        raise UsageError("--record does not record embeddings, and this model makes nothing else")
     if model.has_vision and not settings.no_media:
         raise UsageError("--record does not record pictures: add --no-media for a model that sees")
     check_blas(settings.blas)

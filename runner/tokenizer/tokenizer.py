@@ -62,6 +62,8 @@ class SpecialIds(NamedTuple):
     bos: int | None
     eos: frozenset[int]
     add_bos: bool
+    end: int | None = None
+    """The first of `eos`, as the files list them."""
 
 
 def resolve_special_ids(
@@ -87,6 +89,7 @@ def resolve_special_ids(
         bos=bos[0] if bos else None,
         eos=frozenset([*eos, *ends] if merge_eos else eos or ends),
         add_bos=bool(bos) and config.get("add_bos_token") is True,
+        end=next(iter((*eos, *ends)), None),
     )
 
 
@@ -138,6 +141,8 @@ class Tokenizer:
         """`BPE`, `Unigram`, `WordPiece`, `WordLevel`, `sentencepiece BPE`, `sentencepiece unigram`."""
         self.bos = special.bos
         self.eos = special.eos
+        self.end = special.end
+        """The one of them that ends a text which is embedded."""
         self.add_bos = special.add_bos
         self.added = frozenset(token.id for token in backend.added)
         """Ids of the texts that become one id wherever they occur in a prompt."""

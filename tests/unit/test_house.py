@@ -20,7 +20,7 @@ LAYERS = (
     ("ranks",),
     ("tape",),
     ("assemble",),
-    ("disk", "drafts", "grammar", "pictures"),
+    ("disk", "drafts", "embeddings", "grammar", "pictures"),
     ("engine",),
     ("cache", "model", "tokenizer", "sampling"),
     ("process", "settings", "cpu"),
@@ -29,7 +29,7 @@ LAYERS = (
 )
 """From top to bottom: a part imports only from the rows below its own, and within itself."""
 CORE = ("engine", "cache", "sampling", "tokenizer", "model")
-WINGS = ("disk", "drafts", "grammar", "pictures", "ranks", "tape")
+WINGS = ("disk", "drafts", "embeddings", "grammar", "pictures", "ranks", "tape")
 
 
 @cache
@@ -172,6 +172,7 @@ ADAPTERS = (
 """The folders that know mlx-lm: its layer caches, its models, and models of ours that are built of its parts."""
 KNOW_MLX = {
     "drafts": ("heads/", "assistant.py", "dflash/", "kinds", "opening", "own_model", "target"),
+    "embeddings": ("embedder",),
     "pictures": ("towers/", "encoder", "forward"),
     "disk": ("check", "namespace", "restores", "serialize"),
     "tape": ("world",),

@@ -136,6 +136,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     ranks: RankFacts | None
     trial: TrialFacts | None
     """What a trial on this device found; None without `--verify`."""
+    embeddings: Facts | None
+    """None for a model that makes none."""
     disk: Facts | None
     """The directory of the disk cache, if one is named."""
     warnings: list[str]
@@ -170,7 +172,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         with collecting_faults(found.problems):
             facts[wing.name] = wing.facts(settings, whole)
     trial = None
-    if settings.verify and opened and tokenizer and not found.problems:
+    if settings.verify and opened and tokenizer and not (found.problems or opened.family.is_encoder):
         with collecting_faults(found.problems):
             trial = try_model(opened, settings.dtype, budget_bytes)
     texts = (each.explained if isinstance(each, MissingError) else str(each) for each in found.problems)
@@ -202,6 +204,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         format=facts.get("grammar"),
         ranks=rank_facts(found, settings.dtype, budget_bytes),
         trial=trial,
+        embeddings=facts.get("embeddings"),
         disk=facts.get("disk"),
         warnings=[
             *_tensor_warnings(found),

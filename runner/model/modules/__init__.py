@@ -4,5 +4,6 @@
 other, and nothing else knows the difference. If mlx-lm gets a module of the same name, that one is taken; then ours can
 go. A file here is imported under that name alone: a second one would have other classes.
 
-    cohere2_moe.py    Cohere's decoders with experts: North, Command A
+    cohere2_moe.py         Cohere's decoders with experts: North, Command A
+    embedding_gemma2.py    EmbeddingGemma 2, an encoder of texts; `encode` in place of a cache
 """

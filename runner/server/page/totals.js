@@ -52,6 +52,7 @@ export function totals(stats, reading) {
     ["Generated", `${count(tokens.generated)} tokens`],
     ...(tokens.forced ? [["Forced by a grammar", `${count(tokens.forced)} tokens (${percent(tokens.forced / Math.max(1, tokens.generated))})`]] : []),
     ...(stats.scores.rows ? [["Scores", `${counted(stats.scores.rows, "row")} of ${count(stats.scores.tokens)} tokens, ${count(stats.scores.cached)} cached`]] : []),
+    ...(stats.embeddings.texts ? [["Embeddings", `${counted(stats.embeddings.texts, "text")} of ${count(stats.embeddings.tokens)} tokens in ${counted(stats.embeddings.forwards, "forward")}`]] : []),
     ...drafts(stats.drafts),
     ...(stats.pictures.encoded ? [["Pictures", `${count(stats.pictures.encoded)} of ${count(stats.pictures.soft_tokens)} tokens, ${duration(stats.pictures.encode_s)}`]] : []),
     ...(stats.disk.state === "none" ? [] : [

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from runner.model.families import FAMILIES, METAL_ONLY, RENAMED_MODULES
+from runner.model.families import ENCODERS, FAMILIES, METAL_ONLY, OLLAMA_ONLY, RENAMED_MODULES
 from runner.settings import Settings, flags_of
 from scripts.tools import ROOT
 from scripts.tools.docs.imports import imports_svg
@@ -58,9 +58,15 @@ def architecture_table() -> str:
     ours = {path.stem for path in _OURS.glob("*.py")}
     rows = ["| architecture | mlx-lm module |", "| --- | --- |"]
     for module, names in by_module.items():
-        rows.append(f"| {', '.join(names)} | `{module}`{', of this runner' if module in ours else ''} |")
+        notes = (", of this runner" if module in ours else "") + (", for embeddings" if module in ENCODERS else "")
+        rows.append(f"| {', '.join(names)} | `{module}`{notes} |")
     others = sorted({*architectures(), *RENAMED_MODULES} - by_module.keys() - _NOT_RUNNING, key=str.casefold)
     return "\n".join([*rows, "", *_listed("And by their `model_type`, from a directory or a store:", others)]) + "\n"
+
+
+def remaining_list() -> str:
+    """Returns the architectures that are left to Ollama's own runner as a Markdown list."""
+    return "".join(f"* `{name}`: {what}\n" for name, what in OLLAMA_ONLY.items())
 
 
 def split_list() -> str:
@@ -81,7 +87,7 @@ Parts = Mapping[str, Callable[[], str]]
 
 DOCUMENTS: Mapping[Path, Parts] = {
     DOCS / "flags.md": {"flags": flag_table},
-    DOCS / "models.md": {"architectures": architecture_table, "split": split_list},
+    DOCS / "models.md": {"architectures": architecture_table, "split": split_list, "remaining": remaining_list},
 }
 """The documents that have generated parts."""
 PICTURE = DOCS / "imports.svg"

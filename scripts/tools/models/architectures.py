@@ -25,6 +25,7 @@ import runner.process.lean_mlx_lm  # noqa: F401
 import mlx_lm.models  # isort: skip
 from mlx_lm.models.cache import make_prompt_cache  # isort: skip
 
+from runner.model.families import ENCODERS
 from scripts.tools.models import data
 from scripts.tools.models.tiny import Forward, Tiny
 
@@ -72,9 +73,9 @@ def values(name: str) -> Values:
 
 @cache
 def architectures() -> tuple[str, ...]:
-    """The modules of mlx-lm that define a model and its configuration, in alphabetical order. Imports none of them."""
+    """The modules, mlx-lm's and ours, of models that answer, in alphabetical order. Imports none of them."""
     found = pkgutil.iter_modules(mlx_lm.models.__path__)
-    return tuple(sorted(module.name for module in found if {"Model", "ModelArgs"} <= _names(module.name)))
+    return tuple(sorted({each.name for each in found if {"Model", "ModelArgs"} <= _names(each.name)} - ENCODERS))
 
 
 def unserved() -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from scripts.tools.models.checkpoints import BOS, EOS, TOKENIZER, Dtype, make_weights, write_directory
-from scripts.tools.models.sources_form import SOURCES, Config, Shape, Source
+from scripts.tools.models.sources_form import ENCODERS, SOURCES, Config, Shape, Source
 from scripts.tools.models.sources_steps import Weights
 from scripts.tools.models.sources_towers import SEEING, SEEING_GEMMAS
 from scripts.tools.models.tokenizers import with_tokens, write_tokenizer
@@ -72,9 +72,9 @@ class Published:
 def write_source(directory: Path, name: str, dtype: Dtype = "float32") -> Path:
     """Writes the source called `name`, with a tokenizer, into `directory` (made if absent) and returns it.
 
-    It may be one of those with a whole tower.
+    It may be one of those with a whole tower, or an encoder.
     """
-    source = (SOURCES | SEEING | SEEING_GEMMAS)[name]
+    source = (SOURCES | ENCODERS | SEEING | SEEING_GEMMAS)[name]
     config = {**source.config, "torch_dtype": dtype, "bos_token_id": BOS, "eos_token_id": EOS}
     write_directory(directory, config, published(source, dtype))
     write_tokenizer(directory, with_tokens(TOKENIZER, source.tokens))

@@ -45,7 +45,7 @@ class Source(NamedTuple):
 
 
 _PUBLISHED = data.read("sources", VOCABULARY_SIZE=VOCABULARY_SIZE)
-_NAMED = "source "
+_NAMED, _ENCODER = "source ", "encoder "
 
 
 def _source(table: data.Table) -> Source:
@@ -105,6 +105,10 @@ SOURCES: dict[str, Source] = {
     name.removeprefix(_NAMED): _source(table) for name, table in _PUBLISHED.items() if name.startswith(_NAMED)
 }
 """Every source by a short name of ours."""
+ENCODERS: dict[str, Source] = {
+    name.removeprefix(_ENCODER): _source(table) for name, table in _PUBLISHED.items() if name.startswith(_ENCODER)
+}
+"""Likewise those that make embeddings, which mlx-lm does not have."""
 
 
 def read_config(directory: Path) -> Config:

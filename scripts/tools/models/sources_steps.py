@@ -29,6 +29,14 @@ def _rename(name: str, rules: tuple[tuple[str, str], ...]) -> str:
     return name
 
 
+def joined_layer_inputs(weights: Weights) -> Weights:
+    """What each layer of an EmbeddingGemma 2 takes of the embeddings becomes one matrix for all."""
+    part = re.compile(r"layers\.(\d+)\.ple_block\.per_layer_model_projection\.weight")
+    found = {int(match[1]): array for name, array in weights.items() if (match := part.fullmatch(name))}
+    rest = {name: array for name, array in weights.items() if not part.fullmatch(name)}
+    return rest | {"ple.per_layer_model_projection.weight": mx.concatenate([found[key] for key in sorted(found)])}
+
+
 def without(pattern: str) -> Step:
     def step(weights: Weights) -> Weights:
         return {name: array for name, array in weights.items() if not re.match(pattern, name)}

@@ -18,7 +18,7 @@ import mlx_lm.models  # isort: skip
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.abilities import BATCHED, DRAFTED
-from runner.model.families import UNBATCHABLE, UNDRAFTABLE
+from runner.model.families import ENCODERS, UNBATCHABLE, UNDRAFTABLE
 from runner.model.weights.load import load
 from scripts.tools.models.architectures import BOUNDARY_DEPENDENT, architectures, build, unserved
 from scripts.tools.models.checkpoints import TOKENIZER, write_weights
@@ -69,7 +69,7 @@ def test_no_architecture_is_left_out() -> None:
     sources = [path for folder in mlx_lm.models.__path__ for path in Path(folder).glob("*.py")]
     models = {path.stem for path in sources if re.search(r"^class Model\(", path.read_text(), re.MULTILINE)}
     assert models
-    assert models <= set(architectures())
+    assert models <= {*architectures(), *ENCODERS}
     assert {*BATCHED, *UNBATCHABLE} == {*DRAFTED, *UNDRAFTABLE} == {*architectures()} - {"olmo"}, "it ends the process"
 
 

@@ -28,7 +28,7 @@ KEYS = (
         "weights",
     ),
     *("read_bytes", "files", "skipped", "device", "computes", "blas", "kernels", "context", "tokenizer", "pictures"),
-    *("drafts", "format", "ranks", "trial", "disk", "warnings", "problems"),
+    *("drafts", "format", "ranks", "trial", "embeddings", "disk", "warnings", "problems"),
 )
 
 
@@ -109,7 +109,7 @@ def test_the_keys_of_the_object_are_always_the_same(store: Store) -> None:
     assert tuple(broken) == KEYS
     assert [key for key in KEYS if broken[key] is None] == [
         *("architecture", "module", "layers", "parameters", "caches", "weights", "read_bytes", "files", "skipped"),
-        *("computes", "context", "pictures", "drafts", "format", "ranks", "trial", "disk"),
+        *("computes", "context", "pictures", "drafts", "format", "ranks", "trial", "embeddings", "disk"),
     ]
 
 

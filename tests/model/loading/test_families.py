@@ -6,7 +6,7 @@ import pytest
 
 from runner.errors import ModelError
 from runner.model.config import context_length, module_config
-from runner.model.families import FAMILIES, Config, Family, family_of, select_tensors
+from runner.model.families import ENCODERS, FAMILIES, OLLAMA_ONLY, Config, Family, family_of, select_tensors
 from runner.model.sources.checkpoint import Tensor
 from runner.model.sources.header import HeaderEntry
 from scripts.tools.models.architectures import architectures
@@ -23,10 +23,20 @@ def chosen(family: Family, name: str) -> str | None:
     return next(iter(select_tensors(family, tensors(name))), None)
 
 
+@pytest.mark.parametrize("architecture", OLLAMA_ONLY)
+@pytest.mark.parametrize("from_store", [True, False])
+def test_what_remains_with_ollama_is_refused_by_its_name(architecture: str, from_store: bool) -> None:
+    """Whatever module its `model_type` names: a Qwen 3.5 with another head would answer something."""
+    assert architecture not in FAMILIES
+    for model_type in ("qwen3_5", "unknown"):
+        with pytest.raises(ModelError, match=f"^unsupported architecture: {architecture}, which .*only Ollama's own"):
+            family_of(architecture, {"model_type": model_type}, from_store=from_store)
+
+
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_every_row_has_a_module_of_mlx_lm(architecture: str) -> None:
     wrapped: Config = {"text_config": {}, "llm_config": {}}
-    assert {family_of(architecture, config).module for config in ({}, wrapped)} <= set(architectures())
+    assert {family_of(architecture, config).module for config in ({}, wrapped)} <= {*architectures(), *ENCODERS}
     assert FAMILIES[architecture].is_listed
 
 

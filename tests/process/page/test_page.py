@@ -8,6 +8,7 @@ from protocol.stats import (
     DiskCounts,
     DraftCounts,
     DraftModelState,
+    EmbeddingCounts,
     MemoryCounts,
     RequestCounts,
     RunningRequest,
@@ -83,6 +84,7 @@ async def test_the_page_shows_the_numbers_of_the_runner(stand_in: StandIn, look:
         requests=RequestCounts(running=1, queued=1, done=5, cancelled=2),
         tokens=TokenCounts(prompt=4000, cached=3000, recomputed=1000, generated=1234),
         scores=ScoreCounts(rows=12, tokens=2400, cached=1100),
+        embeddings=EmbeddingCounts(texts=64, tokens=640, forwards=2),
         cache=CacheCounts(
             nodes=3, held_bytes=MEGABYTE, budget_bytes=4 * MEGABYTE, misses={"window_passed": 9, "new_one": 1}
         ),
@@ -115,6 +117,7 @@ async def test_the_page_shows_the_numbers_of_the_runner(stand_in: StandIn, look:
         "Cancelled\n2",
         "Generated\n1,234 tokens",
         "Scores\n12 rows of 2,400 tokens, 1,100 cached",
+        "Embeddings\n64 texts of 640 tokens in 2 forwards",
         "Drafts\n35 of 40 tokens right, on",
         "Draft model\n11 of 20 tokens right, resting",
         "Known answers\n7 tokens",

@@ -18,18 +18,18 @@ def resolve(generation: object = None, config: object = None, tokenizer: object 
 
 def test_generation_config_wins_and_nothing_is_merged() -> None:
     ids = resolve({"eos_token_id": [5, 6], "bos_token_id": 4}, {"eos_token_id": 8, "bos_token_id": 9})
-    assert ids == SpecialIds(bos=4, eos=frozenset({5, 6}), add_bos=False)
+    assert ids == SpecialIds(bos=4, eos=frozenset({5, 6}), add_bos=False, end=5)
 
 
 def test_bos_and_eos_come_from_different_files() -> None:
     ids = resolve({"eos_token_id": 5}, {"bos_token_id": 9}, {"bos_token": "<s>", "eos_token": "</s>"})
-    assert ids == SpecialIds(bos=9, eos=frozenset({5}), add_bos=False)
+    assert ids == SpecialIds(bos=9, eos=frozenset({5}), add_bos=False, end=5)
 
 
 @pytest.mark.parametrize("nothing", [None, [], "2", [-1], True, {"id": 2}, float("nan")])
 def test_what_is_no_id_is_passed_over(nothing: object) -> None:
     ids = resolve({"eos_token_id": nothing, "bos_token_id": nothing}, {"eos_token_id": 8, "bos_token_id": [9, 3]})
-    assert ids == SpecialIds(bos=9, eos=frozenset({8}), add_bos=False)
+    assert ids == SpecialIds(bos=9, eos=frozenset({8}), add_bos=False, end=8)
 
 
 def test_the_nested_text_config_is_not_asked() -> None:
@@ -38,7 +38,7 @@ def test_the_nested_text_config_is_not_asked() -> None:
 
 def test_token_texts_are_strings_or_objects_and_must_be_added_tokens() -> None:
     assert resolve(tokenizer={"bos_token": "<s>", "eos_token": {"content": "<|end|>"}}) == SpecialIds(
-        bos=1, eos=frozenset({7}), add_bos=False
+        bos=1, eos=frozenset({7}), add_bos=False, end=7
     )
     assert resolve(tokenizer={"bos_token": "hello", "eos_token": None}) == SpecialIds(None, frozenset(), False)
 
@@ -70,7 +70,7 @@ def merged(**files: object) -> SpecialIds:
 
 def test_a_directory_reads_the_special_tokens_map_where_the_tokenizer_config_has_none() -> None:
     token_map = {"eos_token": {"content": "<|end|>"}, "bos_token": "<|end|>"}
-    assert merged(special_tokens_map=token_map) == SpecialIds(7, frozenset({7}), False)
+    assert merged(special_tokens_map=token_map) == SpecialIds(7, frozenset({7}), False, 7)
     assert merged(special_tokens_map=token_map, tokenizer_config={"eos_token": "</s>"}).eos == {2}
     assert merged(special_tokens_map=token_map, config={"eos_token_id": 5}).eos == {5, 7}
 

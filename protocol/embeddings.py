@@ -1,0 +1,57 @@
+"""`POST /v1/embeddings`: one text in, one vector out."""
+
+import re
+from binascii import a2b_base64
+from collections.abc import Sequence
+
+import msgspec
+
+from protocol.golang import BadRequestError, Int64, decode
+
+_LETTERS = re.compile(r"[A-Za-z0-9+/]*")
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
+
+
+class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a request."""
+
+    content: str = ""
+    dimensions: Int64 = 0
+    """How many numbers are wanted; 0 or less: all."""
+    media: list[str] = []
+    """In base64."""
+
+
+class _Embedding(msgspec.Struct, frozen=True):
+    embedding: Sequence[float]
+    prompt_eval_count: int
+
+
+def decode_embeddings(body: bytes) -> EmbeddingsRequest:
+    """Returns the request in a body, read as Go reads it. Raises BadRequestError."""
+    return decode(body, EmbeddingsRequest)
+
+
+def decode_media(index: int, coded: str) -> bytes:
+    """Returns the bytes of a medium. Raises BadRequestError in Go's words."""
+    text = coded.replace("\r", "").replace("\n", "")
+    if _BASE64.fullmatch(text) is None:
+        letters = _LETTERS.match(text)
+        at = letters.end() if letters is not None else 0
+        raise BadRequestError(f"media[{index}]: illegal base64 data at input byte {at}")
+    return a2b_base64(text)
+
+
+def kind_of(data: bytes) -> str:
+    """Returns `image` or `audio`, by the first bytes as Ollama's runner looks at them; "" for anything else."""
+    container = data[8:12] if data[:4] == b"RIFF" else b""
+    if data[:4] == b"\x89PNG" or (data[:2] == b"\xff\xd8" and len(data) >= 4) or data[:4] == b"GIF8":
+        return "image"
+    if container == b"WEBP":
+        return "image"
+    return "audio" if container == b"WAVE" or data[:4] == b"OggS" else ""
+
+
+def embedding_body(embedding: Sequence[float], tokens: int) -> bytes:
+    """Returns the answer: the embedding, and the tokens of the text with those that begin and end it."""
+    return msgspec.json.encode(_Embedding(embedding, tokens)) + b"\n"

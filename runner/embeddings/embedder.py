@@ -1,0 +1,195 @@
+"""Texts that wait for their embeddings, and the forwards over them. Owner: the engine thread."""
+
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
+from time import perf_counter
+from typing import Protocol, cast
+
+import mlx.core as mx
+
+from protocol.stats import EmbeddingCounts
+from runner.engine.ports import EmbeddingSizes, TextToEmbed
+from runner.errors import ComputeError, RequestError
+from runner.logs import Log, error_line
+
+log = Log(__name__)
+
+_MOST_TOGETHER = 4096
+_CHUNKS_TOGETHER = 8
+"""Chunks of a prompt that a forward over several texts may have in all, with their padding: larger products are hardly
+quicker, and the next texts wait for all of it."""
+_LEAST_FILLED = 0.5
+"""Of a forward over several texts: the part that is not padding."""
+
+
+class Piece(Protocol):
+    """A part of a forward, as the encoder builds it."""
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All that the rest is computed from; of the last piece, the embeddings [B, D] alone."""
+
+    @property
+    def token_layers(self) -> float:
+        """The work: tokens times layers."""
+
+
+class Encoder(Protocol):
+    """The model."""
+
+    @property
+    def layers(self) -> Sequence[object]: ...
+
+    def encode(self, inputs: mx.array, lengths: Sequence[int]) -> Iterator[Piece]:
+        """Builds a forward over tokens [B, L], each row padded behind its own length. Yields it in pieces."""
+
+
+def choose(lengths: Sequence[int], most_tokens: int) -> list[int]:
+    """Returns the indices of the texts, among those that wait in this order, which are computed together.
+
+    The first one is among them, and others whose lengths are near its own: padded to the longest of them, they have at
+    most `most_tokens`, of which at least half are no padding.
+    """
+    chosen, longest, filled = [0], lengths[0], lengths[0]
+    others = sorted(range(1, len(lengths)), key=lambda index: (abs(lengths[index] - lengths[0]), index))
+    for index in others:
+        length = max(longest, lengths[index])
+        padded = length * (len(chosen) + 1)
+        if padded > most_tokens or filled + lengths[index] < _LEAST_FILLED * padded:
+            continue
+        chosen.append(index)
+        longest, filled = length, filled + lengths[index]
+    return sorted(chosen)
+
+
+class _Forward:
+    """One forward over some texts, in pieces."""
+
+    def __init__(self, encoder: Encoder, texts: Sequence[TextToEmbed]) -> None:
+        self.texts = texts
+        lengths = [len(text.tokens) for text in texts]
+        longest = max(lengths)
+        self.padded = longest * len(texts)
+        rows = mx.array([text.tokens + [0] * (longest - len(text.tokens)) for text in texts])
+        self._pieces = encoder.encode(rows, lengths)
+
+    @property
+    def left(self) -> bool:
+        """True if no client waits for it any more."""
+        return all(text.found.cancelled() for text in self.texts)
+
+    def advance(self, token_layers: float) -> list[list[float]] | None:
+        """Computes pieces that are this much work together, or one that is more. Returns the embeddings after the last
+        one, else None."""
+        built: list[mx.array] = []
+        last: Piece | None = None
+        while token_layers > 0 and (piece := next(self._pieces, None)) is not None:
+            built += piece.arrays
+            token_layers -= piece.token_layers
+            last = piece
+            if not piece.token_layers:
+                mx.eval(built)
+                return cast("list[list[float]]", last.arrays[0].tolist())
+        mx.eval(built)
+        return None
+
+
+class TextEmbedder:
+    """Computes the embeddings of texts, those together that wait together.
+
+    A text that is longer than a forward over several may be is computed alone. While it is, others take turns with it,
+    piece by piece: a piece is as much work as a slice of a prompt.
+    """
+
+    def __init__(self, encoder: Encoder, sizes: EmbeddingSizes, chunk_tokens: int, room_bytes: int) -> None:
+        """`room_bytes` is what the weights leave of the budget."""
+        self.sizes = sizes
+        self._encoder = encoder
+        self._room_bytes = room_bytes
+        self._piece = chunk_tokens * len(encoder.layers)
+        self._together = min(_MOST_TOGETHER, _CHUNKS_TOGETHER * chunk_tokens)
+        self._waiting: list[TextToEmbed] = []
+        self._running: list[_Forward] = []
+        """At most one over several texts, and one over a long one. The first one has the next piece."""
+        self._counts = EmbeddingCounts()
+
+    def refusal(self, tokens: int) -> str:
+        """Returns why a text of so many tokens cannot be computed; empty if it can. Any thread may call this."""
+        needed = self.sizes.work_bytes(tokens)
+        if needed <= self._room_bytes:
+            return ""
+        return (
+            f"embedding request would allocate {needed} bytes (budget {max(0, self._room_bytes)}); reduce input length"
+            " or parallel load"
+        )
+
+    def add(self, text: TextToEmbed) -> None:
+        """Queues a text."""
+        self._waiting.append(text)
+
+    @property
+    def pending(self) -> bool:
+        """True if there is something to compute."""
+        return bool(self._waiting or self._running)
+
+    def advance(self) -> None:
+        """Computes one piece of one forward. An error ends the texts of that forward alone."""
+        self._waiting = [text for text in self._waiting if not text.found.cancelled()]
+        self._running = [forward for forward in self._running if not forward.left]
+        self._begin()
+        if not self._running:
+            return
+        forward = self._running.pop(0)
+        started = perf_counter()
+        try:
+            embeddings = forward.advance(self._piece)
+        except Exception as error:
+            self._fail(forward, error)
+        else:
+            if embeddings is None:
+                self._running.append(forward)
+            else:
+                self._answer(forward, embeddings)
+        self._counts.seconds += perf_counter() - started
+
+    def counts(self) -> EmbeddingCounts:
+        """Returns the numbers so far."""
+        self._counts.waiting = len(self._waiting) + sum(len(forward.texts) for forward in self._running)
+        return self._counts
+
+    def warm_up(self) -> None:
+        """Computes a short text. Raises ComputeError if the model cannot compute."""
+        try:
+            mx.eval([piece.arrays for piece in self._encoder.encode(mx.array([[0, 0]]), [2])])
+        except Exception as error:
+            raise ComputeError(f"the model cannot compute: {error_line(error)}") from error
+        mx.clear_cache()
+
+    def _begin(self) -> None:
+        """Begins a forward of each kind that has texts waiting and none running."""
+        for alone in (False, True):
+            if any((forward.padded > self._together) == alone for forward in self._running):
+                continue
+            queue = [text for text in self._waiting if (len(text.tokens) > self._together) == alone]
+            if queue:
+                count = [len(text.tokens) for text in queue]
+                texts = queue[:1] if alone else [queue[index] for index in choose(count, self._together)]
+                self._waiting = [text for text in self._waiting if text not in texts]
+                self._running.append(_Forward(self._encoder, texts))
+
+    def _answer(self, forward: _Forward, embeddings: Sequence[list[float]]) -> None:
+        counts = self._counts
+        counts.forwards += 1
+        counts.texts += len(forward.texts)
+        counts.tokens += sum(len(text.tokens) for text in forward.texts)
+        counts.padding += forward.padded - sum(len(text.tokens) for text in forward.texts)
+        for text, embedding in zip(forward.texts, embeddings, strict=True):
+            if text.found.set_running_or_notify_cancel():
+                text.found.set_result(embedding)
+
+    def _fail(self, forward: _Forward, error: Exception) -> None:
+        log.exception("texts could not be embedded", texts=len(forward.texts))
+        for text in forward.texts:
+            if text.found.set_running_or_notify_cancel():
+                text.found.set_exception(RequestError(error_line(error), HTTPStatus.INTERNAL_SERVER_ERROR))
+        mx.clear_cache()

@@ -1,0 +1,86 @@
+"""Embeddings as part of an engine, for a model that is an encoder."""
+
+from collections.abc import Mapping
+from typing import cast
+
+from runner.embeddings.embedder import Encoder, TextEmbedder
+from runner.engine.parts import Examined, Facts, Parts, Wing
+from runner.engine.ports import EmbeddingSizes
+from runner.errors import ModelError
+from runner.model import OpenedModel
+from runner.model.families import UNNEEDED
+from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, CheckSettings
+
+_USUAL = {768: (128, 256, 512, 768)}
+"""The size of an embedding -> those to which it may be cut, where config.json does not say."""
+_NUMBER_BYTES = 4
+_SCORE_BYTES = 256 << 20
+"""Of the scores of a block of queries, with what comes of them."""
+
+
+class EmbeddingFacts(Facts, frozen=True, kw_only=True):
+    """What the model makes of a text."""
+
+    size: int
+    dimensions: list[int]
+    """The sizes to which an embedding may be cut."""
+
+    @property
+    def text(self) -> str:
+        """The line of the report."""
+        cut = ", ".join(map(str, self.dimensions))
+        return f"{self.size} numbers a text{f', or the first of them ({cut})' if cut else ''}; no completions"
+
+
+def sizes_of(model: OpenedModel) -> EmbeddingSizes:
+    """Returns the sizes of this model's embeddings, and of what computing them takes. Raises ModelError."""
+    text = model.module_config
+    fields = ("embedding_dim", "hidden_size", "intermediate_size", "num_key_value_heads", "head_dim")
+    full, hidden, inner, key_heads, width = (cast("int", text[field]) for field in fields)
+    listed = model.config.get("embedding_dimensions")
+    if listed is None:
+        listed = [*_USUAL.get(full, ())]
+    if not isinstance(listed, list) or not all(type(each) is int and 0 < each <= full for each in listed):
+        raise ModelError(f"config.json: embedding_dimensions: want sizes up to {full}, found {listed!r}")
+    own = text.get("per_layer_config")
+    layers = [each for each in own.values() if isinstance(each, Mapping)] if isinstance(own, Mapping) else []
+    keys = max(
+        (each.get("num_key_value_heads", key_heads) * each.get("head_dim", width) for each in layers),
+        default=key_heads * width,
+    )
+    towers = {kind for kind, part in (("image", "vision"), ("audio", "audio")) if _has(model, part)}
+    return EmbeddingSizes(
+        full=full,
+        listed=tuple(listed),
+        towers=frozenset(towers),
+        token_bytes=_NUMBER_BYTES * (4 * hidden + 2 * max(keys, key_heads * width) + 3 * inner),
+        least_bytes=_SCORE_BYTES,
+    )
+
+
+def _has(model: OpenedModel, part: str) -> bool:
+    return any(map(UNNEEDED[part].match, model.checkpoint.tensors))
+
+
+class EmbeddingsWing(Wing):
+    """Embeddings, for a model that makes them."""
+
+    name = "embeddings"
+
+    def facts(self, settings: CheckSettings, found: Examined | None) -> Facts | None:
+        del settings
+        if found is None or not found.model.family.is_encoder:
+            return None
+        sizes = sizes_of(found.model)
+        return EmbeddingFacts(size=sizes.full, dimensions=[*sizes.listed])
+
+    def join(self, parts: Parts) -> None:
+        """Sets what computes embeddings, and how that is warmed up."""
+        if not parts.model.family.is_encoder:
+            return
+        chunk_tokens = parts.settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if parts.on_cpu else GPU_CHUNK_TOKENS)
+        encoder = cast("Encoder", parts.loaded.module)
+        embedder = TextEmbedder(encoder, sizes_of(parts.model), chunk_tokens, parts.free_bytes)
+        parts.embedder = embedder
+        parts.counts.embeddings = embedder.counts
+        parts.warm_up = embedder.warm_up

@@ -1,0 +1,303 @@
+"""EmbeddingGemma 2's encoder of texts (`EmbeddingGemma2Model`): tokens to one vector for each text.
+
+Every token sees those on both sides, in most layers only near ones. So there is no cache, and no part of a text can be
+computed before the rest of it. What bounds the work between two looks at other clients are the layers, and in a layer
+blocks of queries: `encode` yields after each.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import mlx.core as mx
+from mlx.nn.layers.activations import gelu_approx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import RMSNorm
+from mlx_lm.models.base import BaseModelArgs
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_SCORES = 1 << 22
+"""The most scores of one head in a block: 64 MB for four heads in float32."""
+_LEAST_NORM = 1e-12
+
+
+@dataclass
+class ModelArgs(BaseModelArgs):
+    """The fields of the `text_config`, with the defaults of transformers."""
+
+    model_type: str
+    vocab_size: int = 262144
+    hidden_size: int = 512
+    intermediate_size: int = 2048
+    num_hidden_layers: int = 24
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 256
+    hidden_size_per_layer_input: int = 512
+    embedding_dim: int = 768
+    rms_norm_eps: float = 1e-6
+    sliding_window: int = 512
+    """How far a token of a sliding layer sees, to either side."""
+    attention_bias: bool = False
+    rope_theta: float = 1_000_000.0
+    rope_local_base_freq: float = 10_000.0
+    rope_parameters: dict[str, Any] | None = None
+    layer_types: list[str] | None = None
+    per_layer_config: dict[str, Any] | None = None
+    """Number of a layer -> fields that are others there."""
+    vocab_size_per_layer_input: int = 0
+
+    def __post_init__(self) -> None:
+        """Fills in what follows from other fields. Raises ValueError for what is not implemented or makes no sense."""
+        layers = self.num_hidden_layers
+        if self.vocab_size_per_layer_input > 0:
+            raise ValueError(
+                "vocab_size_per_layer_input > 0 (token-identity PLE) is not implemented; got"
+                f" {self.vocab_size_per_layer_input}"
+            )
+        for kind, rope in (self.rope_parameters or {}).items():
+            if isinstance(rope, Mapping) and rope.get("rope_type", "default") != "default":
+                raise ValueError(f'unsupported rope_type "{rope["rope_type"]}" for {kind}')
+        if self.layer_types is None:
+            self.layer_types = [_SLIDING if (layer + 1) % 6 else _FULL for layer in range(layers)]
+        if len(self.layer_types) != layers or not {_SLIDING, _FULL}.issuperset(self.layer_types):
+            raise ValueError(f"layer_types must be {layers} of {_SLIDING} or {_FULL}, found {self.layer_types}")
+        self.layer_types = [*self.layer_types[:-1], _FULL]
+        if self.per_layer_config is None:
+            full = [layer for layer, kind in enumerate(self.layer_types) if kind == _FULL]
+            self.per_layer_config = {str(layer): {"head_dim": 512, "num_key_value_heads": 1} for layer in full}
+
+    def of_layer(self, layer: int) -> "LayerArgs":
+        """Returns what one layer is made of."""
+        own = {int(number): fields for number, fields in (self.per_layer_config or {}).items()}.get(layer, {})
+        slides = self.layer_types is not None and self.layer_types[layer] == _SLIDING
+        return LayerArgs(
+            heads=own.get("num_attention_heads", self.num_attention_heads),
+            key_heads=own.get("num_key_value_heads", self.num_key_value_heads),
+            width=own.get("head_dim", self.head_dim),
+            reach=self.sliding_window if slides else None,
+            theta=self.rope_local_base_freq if slides else self.rope_theta,
+        )
+
+
+class LayerArgs(NamedTuple):
+    """The attention of one layer."""
+
+    heads: int
+    key_heads: int
+    width: int
+    """Of a head."""
+    reach: int | None
+    """How far a token sees to either side; None: everything."""
+    theta: float
+
+
+class Piece(NamedTuple):
+    """What `encode` has built since it last yielded."""
+
+    arrays: list[mx.array]
+    """All that the rest is computed from."""
+    token_layers: float
+    """The work, in tokens times layers; attention to many keys counts as more."""
+
+
+class Attention(Module):
+    """Attention to both sides, without a scale; values are normalized too."""
+
+    def __init__(self, args: ModelArgs, layer: LayerArgs) -> None:
+        Module.__init__(self)  # MLX's is not typed
+        self.q_proj = Linear(args.hidden_size, layer.heads * layer.width, bias=args.attention_bias)
+        self.k_proj = Linear(args.hidden_size, layer.key_heads * layer.width, bias=args.attention_bias)
+        self.v_proj = Linear(args.hidden_size, layer.key_heads * layer.width, bias=args.attention_bias)
+        self.o_proj = Linear(layer.heads * layer.width, args.hidden_size, bias=args.attention_bias)
+        self.q_norm = RMSNorm(layer.width, args.rms_norm_eps)
+        self.k_norm = RMSNorm(layer.width, args.rms_norm_eps)
+        self._eps = args.rms_norm_eps
+        self._layer = layer
+
+    def keys_values(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """Returns those of all rows `x` [B, L, D], each [B, H, L, W]."""
+        values = mx.fast.rms_norm(self._split(self.v_proj(x)), None, self._eps)
+        return self._turned(self.k_norm(self._split(self.k_proj(x))), 0), values.swapaxes(1, 2)
+
+    def __call__(self, x: mx.array, keys: mx.array, values: mx.array, start: int, mask: mx.array | None) -> mx.array:
+        """Returns what the rows `x` [B, T, D] from `start` on see of these keys and values."""
+        queries = self._turned(self.q_norm(self._split(self.q_proj(x))), start)
+        seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
+        return self.o_proj(seen.swapaxes(1, 2).flatten(2))
+
+    def _split(self, projected: mx.array) -> mx.array:
+        """Returns [B, L, H, W] for [B, L, H W]."""
+        return mx.unflatten(projected, -1, (-1, self._layer.width))
+
+    def _turned(self, heads: mx.array, start: int) -> mx.array:
+        """Returns [B, H, L, W] for [B, L, H, W], turned by its positions from `start` on."""
+        width, theta = self._layer.width, self._layer.theta
+        return mx.fast.rope(heads.swapaxes(1, 2), width, traditional=False, base=theta, scale=1.0, offset=start)
+
+
+class FeedForward(Module):
+    """A gated one."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        Module.__init__(self)
+        self.gate_proj = Linear(args.hidden_size, args.intermediate_size, bias=False)
+        self.up_proj = Linear(args.hidden_size, args.intermediate_size, bias=False)
+        self.down_proj = Linear(args.intermediate_size, args.hidden_size, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.down_proj(gelu_approx(self.gate_proj(x)) * self.up_proj(x))
+
+
+class LayerInput(Module):
+    """What a layer takes of the embeddings of the text, beside what the layer before it gives."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        Module.__init__(self)
+        width = args.hidden_size_per_layer_input
+        self.per_layer_model_projection = Linear(args.hidden_size, width, bias=False)
+        self.per_layer_input_gate = Linear(args.hidden_size, width, bias=False)
+        self.per_layer_projection = Linear(width, args.hidden_size, bias=False)
+        self.post_per_layer_input_norm = RMSNorm(args.hidden_size, args.rms_norm_eps)
+        self._scale = args.hidden_size**-0.5
+
+    def __call__(self, x: mx.array, embedded: mx.array, norm: Module) -> mx.array:
+        """Returns what is added to `x` [B, T, D]; `embedded` are the embeddings of the same tokens."""
+        own = cast("mx.array", norm(self.per_layer_model_projection(embedded) * self._scale))
+        gated = gelu_approx(self.per_layer_input_gate(x)) * own
+        return cast("mx.array", self.post_per_layer_input_norm(self.per_layer_projection(gated)))
+
+
+class Layer(Module):
+    """One layer."""
+
+    def __init__(self, args: ModelArgs, number: int) -> None:
+        Module.__init__(self)
+        layer = args.of_layer(number)
+        self.self_attn = Attention(args, layer)
+        self.mlp = FeedForward(args)
+        for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            self[f"{name}_layernorm"] = RMSNorm(args.hidden_size, args.rms_norm_eps)
+        if args.hidden_size_per_layer_input:
+            self.ple_block = LayerInput(args)
+        self.layer_scalar = mx.ones((1,))
+        self.reach = layer.reach
+        matrices = args.hidden_size * (
+            2 * (layer.heads + layer.key_heads) * layer.width
+            + 3 * (args.intermediate_size + args.hidden_size_per_layer_input)
+        )
+        self._key_work = 2 * layer.heads * layer.width / matrices
+
+    def blocks(self, x: mx.array, embedded: mx.array, valid: mx.array | None, norm: Module | None) -> Iterator[Piece]:
+        """Yields the layer's output, in blocks of rows whose ends meet, as the last array of each piece.
+
+        `x` and `embedded` are [B, L, D], `valid` is bool [B, L]; None if there is no padding.
+        """
+        batch, length, _ = x.shape
+        normed = cast("mx.array", self["input_layernorm"](x))
+        keys, values = self.self_attn.keys_values(normed)
+        size = max(1, min(length, _SCORES // (batch * length)))
+        for start in range(0, length, size):
+            stop = min(start + size, length)
+            first, last = 0, length
+            if self.reach is not None:
+                first, last = max(0, start - self.reach), min(length, stop + self.reach)
+            mask = self._mask(start, stop, first, last, valid)
+            seen = self.self_attn(normed[:, start:stop], keys[:, :, first:last], values[:, :, first:last], start, mask)
+            rows = x[:, start:stop] + self["post_attention_layernorm"](seen)
+            rows = rows + self["post_feedforward_layernorm"](self.mlp(self["pre_feedforward_layernorm"](rows)))
+            if norm is not None:
+                rows = rows + self.ple_block(rows, embedded[:, start:stop], norm)
+            work = batch * (stop - start) * (1 + self._key_work * (last - first))
+            yield Piece([keys, values, rows * self.layer_scalar], work)
+
+    def _mask(self, start: int, stop: int, first: int, last: int, valid: mx.array | None) -> mx.array | None:
+        """Returns which of the keys from `first` to `last` the rows from `start` to `stop` see, bool; None: all."""
+        if self.reach is None or max(stop - 1 - first, last - 1 - start) <= self.reach:
+            return None if valid is None else valid[:, None, None, first:last]
+        rows, keys = mx.arange(start, stop)[:, None], mx.arange(first, last)
+        near = mx.abs(rows - keys) <= self.reach
+        if valid is None:
+            return near
+        # Padding sees itself, since a row that sees nothing is no number.
+        return mx.logical_or(mx.logical_and(near, valid[:, None, None, first:last]), rows == keys)
+
+
+class Inputs(Module):
+    """The norm that the inputs of all layers share."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        Module.__init__(self)
+        self.per_layer_projection_norm = RMSNorm(args.hidden_size_per_layer_input, args.rms_norm_eps)
+
+
+class Model(Module):
+    """The encoder in the form of mlx-lm's models, without a cache and without logits."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        Module.__init__(self)
+        self.args = args
+        self.model_type = args.model_type
+        self.embed_tokens = Embedding(args.vocab_size, args.hidden_size)
+        self.layers = [Layer(args, number) for number in range(args.num_hidden_layers)]
+        self.norm = RMSNorm(args.hidden_size, args.rms_norm_eps)
+        self.embedding_projection = Linear(args.hidden_size, args.embedding_dim, bias=False)
+        if args.hidden_size_per_layer_input:
+            self.ple = Inputs(args)
+
+    def __call__(self, inputs: mx.array, cache: object = None) -> mx.array:
+        """Returns the embeddings [B, D] of texts of equal lengths, tokens [B, L]."""
+        del cache
+        return self.finished(self.encode(inputs, [inputs.shape[1]] * inputs.shape[0]))
+
+    @staticmethod
+    def finished(pieces: Iterator[Piece]) -> mx.array:
+        """Returns what the last piece of `encode` holds."""
+        *_, last = pieces
+        return last.arrays[0]
+
+    def encode(self, inputs: mx.array, lengths: Sequence[int]) -> Iterator[Piece]:
+        """Builds one forward over texts, tokens [B, L], each padded behind its own length. Nothing is evaluated.
+
+        Yields pieces of it; the last one is the embeddings, float32 [B, D], of length 1.
+        """
+        length = inputs.shape[1]
+        valid = None
+        if min(lengths) < length:
+            valid = mx.arange(length) < mx.array([*lengths])[:, None]
+        embedded = self.embed_tokens(inputs)
+        embedded = x = embedded * mx.array(self.args.hidden_size**0.5, embedded.dtype)
+        norm = self.ple.per_layer_projection_norm if "ple" in self else None
+        for layer in self.layers:
+            blocks = []
+            for piece in layer.blocks(x, embedded, valid, norm):
+                blocks.append(piece.arrays[-1])
+                yield piece
+            x = mx.concatenate(blocks, axis=1) if len(blocks) > 1 else blocks[0]
+        yield Piece([self._pooled(x, lengths, valid)], 0.0)
+
+    def _pooled(self, x: mx.array, lengths: Sequence[int], valid: mx.array | None) -> mx.array:
+        """Returns the means over the tokens of each text, of length 1."""
+        rows = self.embedding_projection(cast("mx.array", self.norm(x))).astype(mx.float32)
+        if valid is not None:
+            rows = mx.where(valid[..., None], rows, 0.0)
+        means = rows.sum(axis=1) / mx.array([*lengths], mx.float32)[:, None]
+        return means / mx.maximum(mx.linalg.norm(means, axis=-1, keepdims=True), _LEAST_NORM)
+
+    def make_cache(self) -> list[object]:
+        """Returns no layers: nothing of a text can be kept for another."""
+        return []
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Returns the weights under the names of this module: what all layers take of the embeddings, cut into what
+        each of them takes, so that it is computed when it is needed and not kept for all of them."""
+        named = {}
+        for name, array in weights.items():
+            if name.removeprefix("ple.") == "per_layer_model_projection.weight":
+                for number, part in enumerate(mx.split(array, self.args.num_hidden_layers)):
+                    named[f"layers.{number}.ple_block.per_layer_model_projection.weight"] = part
+            else:
+                named[name] = array
+        return named

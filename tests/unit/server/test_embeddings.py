@@ -1,0 +1,203 @@
+"""`POST /v1/embeddings` over an engine without a model: what is checked, what is computed, what is answered."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from protocol.embeddings import decode_media, kind_of
+from protocol.golang import BadRequestError
+from runner.engine.ports import EmbeddingSizes, TextToEmbed
+from runner.errors import RequestError
+from scripts.tools.models.png import png
+from tests.unit.server.script import CONTEXT, Client, Script
+
+WAV = b"RIFF\x00\x00\x00\x00WAVEfmt "
+
+
+class Embedder:
+    """Stands in for the engine's: keeps the texts, whose futures the test sets."""
+
+    def __init__(self, towers: frozenset[str] = frozenset(), listed: tuple[int, ...] = (2, 3)) -> None:
+        self.sizes = EmbeddingSizes(4, listed, towers, token_bytes=1, least_bytes=0)
+        self.texts: list[TextToEmbed] = []
+        self.pending = False
+        self.most_tokens = 2 * CONTEXT
+
+    def refusal(self, tokens: int) -> str:
+        return "too large for the memory" if tokens > self.most_tokens else ""
+
+    def add(self, text: TextToEmbed) -> None:
+        self.texts.append(text)
+
+    def advance(self) -> None:
+        raise AssertionError
+
+    async def next(self) -> TextToEmbed:
+        async with asyncio.timeout(5):
+            while not self.texts:
+                await asyncio.sleep(0.001)
+        return self.texts.pop(0)
+
+
+@pytest.fixture
+def embedder(engine: Script) -> Embedder:
+    engine.embedder = Embedder()
+    return engine.embedder
+
+
+async def asked(client: Client, body: object) -> tuple[int, str]:
+    sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+    response = await client.post("/v1/embeddings", data=sent)
+    return response.status, await response.text()
+
+
+@pytest.mark.parametrize("body", [b"", b"{", {"content": "a"}])
+async def test_a_model_that_answers_makes_no_embeddings(body: object, client: Client) -> None:
+    assert await asked(client, body) == (501, "this model does not support embeddings\n")
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/score"])
+async def test_a_model_that_makes_embeddings_does_not_answer(
+    path: str, client: Client, engine: Script, embedder: Embedder
+) -> None:
+    response = await client.post(path, json={"Prompt": "a", "rows": []})
+    assert (response.status, await response.text()) == (501, "this model makes embeddings of texts, and no text\n")
+    assert not engine.submitted
+    assert not embedder.texts
+
+
+async def test_the_status_has_its_sizes(client: Client, engine: Script, embedder: Embedder) -> None:
+    assert (await (await client.get("/v1/status")).json())["EmbeddingDimensions"] == [2, 3]
+    engine.embedder = Embedder(listed=())
+    assert (await (await client.get("/v1/status")).json())["EmbeddingDimensions"] is None
+    del embedder
+
+
+def coded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+PNG = coded(png(4, 4, (1, 2, 3)))
+REFUSALS: Mapping[str, tuple[object, int, str]] = {
+    "no JSON": (b"{", 400, "Bad Request"),
+    "nothing": (b"", 400, "Bad Request"),
+    "a number for a text": ({"content": 1}, 400, "Bad Request"),
+    "a text for a number": ({"content": "a", "dimensions": "2"}, 400, "Bad Request"),
+    "no content": ({}, 400, "empty content"),
+    "an empty text": ({"content": "", "media": []}, 400, "empty content"),
+    "another size": ({"content": "a", "dimensions": 1}, 400, "dimensions 1 not supported; valid values are [2 3]"),
+    "no base64": ({"content": "a", "media": [PNG, "AB*D"]}, 400, "media[1]: illegal base64 data at input byte 2"),
+    "neither": ({"media": [coded(b"text")]}, 400, "media[0]: not a PNG/JPEG/GIF/WebP or wav/ogg blob"),
+    "a picture": ({"content": "a", "media": [PNG]}, 400, "model has no vision tower but media contains an image"),
+    "a sound": ({"media": [coded(WAV)]}, 400, "model has no audio tower but media contains audio"),
+    "too long": (
+        {"content": "x" * (CONTEXT - 1)},
+        413,
+        f"the input length ({CONTEXT + 1} tokens) exceeds the context length ({CONTEXT})",
+    ),
+    "far too long": ({"content": "x" * 700_000}, 413, "the input length (262144 tokens) exceeds the context length"),
+    "a token that the model lacks": ({"content": "\u4e00"}, 400, "the model has no token"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+async def test_everything_is_checked_before_anything_is_computed(
+    what: str, client: Client, engine: Script, embedder: Embedder
+) -> None:
+    with_ends(engine)
+    body, status, text = REFUSALS[what]
+    found, said = await asked(client, body)
+    assert found == status
+    assert said.startswith(text)
+    assert not embedder.texts
+
+
+def with_ends(engine: Script) -> None:
+    engine.tokenizer.bos, engine.tokenizer.end = 1, 2
+    engine.tokenizer.add_bos = False
+
+
+async def test_media_for_which_there_is_a_tower_are_refused_for_now(client: Client, engine: Script) -> None:
+    engine.embedder = Embedder(frozenset({"image"}))
+    status, text = await asked(client, {"content": "a", "media": [PNG]})
+    assert (status, text.split(":")[0]) == (501, "media embedding not supported on this model")
+
+
+async def test_the_full_size_is_none_to_cut_to(client: Client, engine: Script) -> None:
+    engine.embedder = Embedder(listed=())
+    assert await asked(client, {"content": "a", "dimensions": 4}) == (
+        400,
+        "dimensions 4 exceeds the model's embedding dimension 4\n",
+    )
+
+
+async def test_memory_that_a_text_would_exceed_refuses_it(client: Client, embedder: Embedder) -> None:
+    embedder.most_tokens = 3
+    assert await asked(client, {"content": "abcd"}) == (413, "too large for the memory\n")
+
+
+@pytest.mark.parametrize("add_bos", [False, True])
+async def test_a_text_has_its_ends_and_its_embedding(
+    add_bos: bool, client: Client, engine: Script, embedder: Embedder
+) -> None:
+    with_ends(engine)
+    engine.tokenizer.add_bos = add_bos
+    for dimensions, wanted in ((None, [0.5, -0.5, 0.5, 0.5]), (0, [0.5, -0.5, 0.5, 0.5]), (-1, [0.5, -0.5, 0.5, 0.5])):
+        posted = asyncio.create_task(asked(client, {"content": "ab", "dimensions": dimensions}))
+        text = await embedder.next()
+        assert text.tokens == [1, 97, 98, 2]
+        text.found.set_result([0.5, -0.5, 0.5, 0.5])
+        status, said = await posted
+        assert (status, json.loads(said)) == (200, {"embedding": wanted, "prompt_eval_count": 4})
+        assert said.endswith("}\n")
+
+
+async def test_fewer_numbers_are_of_length_1_again(client: Client, embedder: Embedder) -> None:
+    posted = asyncio.create_task(asked(client, {"content": "ab", "dimensions": 2}))
+    (await embedder.next()).found.set_result([0.3, -0.4, 0.5, 0.5])
+    assert json.loads((await posted)[1])["embedding"] == pytest.approx([0.6, -0.8])
+
+
+async def test_a_text_that_fails_is_told_why(client: Client, embedder: Embedder) -> None:
+    posted = asyncio.create_task(asked(client, {"content": "ab"}))
+    (await embedder.next()).found.set_exception(RequestError("no memory", 500))
+    assert await posted == (500, "no memory\n")
+
+
+async def test_a_client_that_leaves_takes_its_text_along(client: Client, embedder: Embedder) -> None:
+    posted = asyncio.create_task(asked(client, {"content": "ab"}))
+    text = await embedder.next()
+    posted.cancel()
+    async with asyncio.timeout(5):
+        while not text.found.cancelled():
+            await asyncio.sleep(0.001)
+
+
+def test_media_are_known_by_their_first_bytes() -> None:
+    kinds = {
+        b"\x89PNG\r\n": "image",
+        b"\xff\xd8\xff\xe0": "image",
+        b"\xff\xd8\xff": "",
+        b"GIF89a": "image",
+        b"RIFF0000WEBPVP8": "image",
+        WAV: "audio",
+        b"OggS": "audio",
+        b"RIFF0000AVI ": "",
+        b"RIF": "",
+        b"": "",
+    }
+    assert {data: kind_of(data) for data in kinds} == kinds
+
+
+@pytest.mark.parametrize(("coded", "at"), [("A", 1), ("AA=A", 2), ("AAA", 3), ("=", 0), ("AAAA-", 4)])
+def test_what_is_no_base64_is_refused_with_its_place(coded: str, at: int) -> None:
+    with pytest.raises(BadRequestError, match=rf"^media\[3\]: illegal base64 data at input byte {at}$"):
+        decode_media(3, coded)
+
+
+@pytest.mark.parametrize(("coded", "data"), [("", b""), ("AA==", b"\0"), ("AA\r\nAA", b"\0\0\0")])
+def test_base64_may_have_line_ends(coded: str, data: bytes) -> None:
+    assert decode_media(0, coded) == data
