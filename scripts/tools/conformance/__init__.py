@@ -15,6 +15,7 @@ cases, for example `status.py`, then `report.py` and `main.py`. `faulty.py` brea
 
 from scripts.tools.conformance.cases import Case, Outcome, run
 from scripts.tools.conformance.concurrency import CONCURRENCY
+from scripts.tools.conformance.embeddings import EMBEDDINGS
 from scripts.tools.conformance.later_hosts import LATER_HOSTS
 from scripts.tools.conformance.new_store import NEW_STORE
 from scripts.tools.conformance.output import OUTPUT
@@ -28,7 +29,7 @@ from scripts.tools.conformance.status import STATUS
 
 SECTIONS = (
     *(SPAWN, STATUS, REQUESTS, PICTURES, OUTPUT, SAMPLING, LOGPROBS, TOKENIZE, CONCURRENCY, LATER_HOSTS),
-    *(NEW_STORE, OTHER_ENDPOINTS),
+    *(NEW_STORE, OTHER_ENDPOINTS, EMBEDDINGS),
 )
 CASES = tuple(case for section in SECTIONS for case in section.cases)
 """In the order of the protocol."""

@@ -22,8 +22,13 @@ from scripts.tools.host.lib import GENERATIONS, Generation, LoadError
 
 MOST_LATE = 5
 """After so many runs in a row that took too long no other one is tried."""
-OTHERWISE = ("32-sound-refused", "32-damaged-picture", "33-image-tags", "33-told-apart", "33-cached", "51-failure")
-"""Several ranks answer these otherwise: a model that sees reads text alone, and a failure ends all of them."""
+_EMBEDDING = ("12.62-sizes", "12.63-together", "12.64-empty", "12.65-dimensions", "12.66-too-long", "12.67-media")
+OTHERWISE = (
+    *("32-sound-refused", "32-damaged-picture", "33-image-tags", "33-told-apart", "33-cached", "51-failure"),
+    *(*_EMBEDDING, "12.69-crowd", "12.70-ends"),
+)
+"""Several ranks answer these otherwise: a model that sees reads text alone, one that embeds texts cannot be split, and
+a failure ends all of them."""
 SLOW = Outcome("not run", "takes minutes: --slow")
 SILENT = Outcome("not run", "the runner does not answer")
 

@@ -14,6 +14,10 @@ SMALL = "team/small:bos"
 SENTENCEPIECE = "spm:latest"
 SEEING = "seeing:latest"
 """A Qwen 3.5 with a tower for pictures, its numbers random."""
+EMBEDDING = "embedding:latest"
+"""An EmbeddingGemma 2 for texts alone, its numbers random."""
+COHERE = "cohere:latest"
+"""A Cohere2-MoE, its numbers random."""
 UNSUPPORTED = "hal:latest"
 """Its architecture is one that nobody has."""
 ARCHITECTURE = "HAL9000ForCausalLM"
@@ -29,6 +33,8 @@ def write_models(directory: Path, key_heads: int = 1) -> Path:
     spelled = scripted_model.write_sentencepiece(sources / "sentencepiece", key_heads)
     write_store(store, SENTENCEPIECE, spelled)
     write_store(store, SEEING, write_source(sources / "seeing", "qwen3.5-seeing"))
+    write_store(store, EMBEDDING, write_source(sources / "embedding", "embedding-gemma2-texts"))
+    write_store(store, COHERE, write_source(sources / "cohere", "cohere2-moe"))
     _rename_architecture(write_store(store, UNSUPPORTED, main))
     return store
 

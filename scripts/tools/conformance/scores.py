@@ -1,4 +1,4 @@
-"""Cases 12.33-61: what hosts since 0.35 and 0.40 ask beside completions: scores, texts of ids, embeddings."""
+"""Cases 12.33-56: what hosts since 0.35 and 0.40 ask beside completions: scores, and texts of ids."""
 
 import asyncio
 import json
@@ -216,12 +216,3 @@ async def recurrent_models_score_too(target: Target) -> None:
     prefix = target.runners.unheard() + "text " * (2 * CHUNK_TOKENS)
     rows = [row(prefix + letter) for letter in "abcd"]
     await many_rows_are(target, rows, await score(target, *rows, model=SEEING), SEEING, RECURRENT_TOKENS)
-
-
-@OTHER_ENDPOINTS.case("12.61", "embeddings", argv, HAS)
-async def a_chat_model_embeds_nothing(target: Target) -> None:
-    """`/v1/embeddings` of a model without embeddings is 501, whatever the body."""
-    for body in (b'{"content":"Hi"}', b"", b"{"):
-        reply = await target.post(body, "/v1/embeddings")
-        text = "this model does not support embeddings"
-        expect("status and text", (reply.status, reply.text.strip()), (501, text))

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from runner.server.app import HEADERS, is_local
 from scripts.tools.host.decisions import Decisions
+from scripts.tools.host.embeddings import Embeddings
 from scripts.tools.host.go_json import (
     Job,
     RefusedError,
@@ -68,6 +69,7 @@ class Api:
                 web.post("/api/generate", self._generate),
                 web.post("/api/chat", self._chat),
                 *Decisions(self._shelf).routes(),
+                *Embeddings(self._shelf).routes(),
             ]
         )
         return app
@@ -100,7 +102,8 @@ class Api:
             raise RefusedError(400, "model is required")
         model = self._shelf.find(name)
         template = self._shelf.template(model)
-        capabilities = ["completion"]
+        embeds = "EmbeddingGemma2Model" in str(model.json("config.json").get("architectures"))
+        capabilities = ["embedding" if embeds else "completion"]
         capabilities += ["tools"] if template.knows_tools else []
         capabilities += ["vision"] if model.sees else []
         capabilities += ["thinking"] if template.closing else []

@@ -1,11 +1,10 @@
-"""Decisions and embeddings, for which hosts since 0.35 and 0.40 ask a runner for something other than a completion.
+"""Decisions, for which hosts since 0.35 ask a runner for something other than a completion.
 
 `POST /v1/systemone` answers questions about a state by the probabilities of their options. A question becomes a row of
 the runner's `/v1/score`: the model's chat template around the state, all questions, and the name of the one that is
 asked; its options are the letters from A on (docs/internals/wire.md, 11).
 """
 
-import asyncio
 import json
 import math
 import string
@@ -137,11 +136,7 @@ class Decisions:
         self._shelf = shelf
 
     def routes(self) -> list[web.RouteDef]:
-        return [
-            web.post("/v1/systemone", self._decide),
-            web.post("/api/embed", self._embed),
-            web.post("/api/embeddings", self._embed),
-        ]
+        return [web.post("/v1/systemone", self._decide)]
 
     async def _decide(self, request: web.Request) -> web.Response:
         body = read_body(await request.read())
@@ -162,25 +157,6 @@ class Decisions:
         usage = {"input_tokens": scored["input_tokens"], "output_tokens": scored.get("output_tokens", 0)}
         cached = {"prompt_eval_cached_count": scored["cached_tokens"]} if "cached_tokens" in scored else {}
         return json_response({"model": text_of(body, "model"), "answers": answers, "usage": usage, **cached})
-
-    async def _embed(self, request: web.Request) -> web.Response:
-        """One request to the runner for each input, all at once."""
-        body = read_body(await request.read())
-        old = request.path == "/api/embeddings"
-        given = body.get("prompt" if old else "input")
-        texts = given if isinstance(given, list) else [given]
-        if not all(isinstance(text, str) for text in texts):
-            raise RefusedError(400, "invalid input type")
-        model = self._shelf.find(text_of(body, "model"))
-        async with self._shelf.runner(model, body, keep_alive_of(body)) as loaded:
-            asked = [_ask(loaded.client, "/v1/embeddings", {"content": text}) for text in texts]
-            try:
-                embeddings = [each["embedding"] for each in await asyncio.gather(*asked)]
-            except StatusError as error:
-                raise RefusedError(500 if old else error.status, str(error)) from error
-        if old:
-            return json_response({"embedding": embeddings[0]})
-        return json_response({"model": text_of(body, "model"), "embeddings": embeddings})
 
 
 async def _ask(client: Client, path: str, body: Body) -> Body:

@@ -1,9 +1,12 @@
 """`scripts/host` as a person uses it: the real runner, the demo model, Ollama's interface over HTTP."""
 
+import base64
 import json
+import math
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -11,12 +14,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import aiohttp
 import pytest
 
 from scripts.tools.demo.questions import CONVERSATIONS
+from scripts.tools.models.sources import write_source
 from tests import ROOT
 
 GREEDY = {"temperature": 0}
@@ -164,9 +168,45 @@ async def test_questions_are_decided_by_probabilities_and_nothing_is_embedded(ho
     long = await ask(host, "/v1/systemone", {**body, "state": "x" * 20000})
     assert long.status == 400
     assert "input is never truncated" in str(long.last["error"])
-    for path, status in (("/api/embed", 501), ("/api/embeddings", 500)):
+    for path, status in (("/api/embed", 501), ("/v1/embeddings", 501), ("/api/embeddings", 500)):
         answer = await ask(host, path, {"model": "demo", "input": ["a", "b"], "prompt": "a"})
         assert answer == (status, "application/json", [{"error": "this model does not support embeddings"}])
+
+
+async def test_texts_are_embedded_each_by_itself(tmp_path: Path) -> None:
+    """By three routes; long ones are cut to the context, and vectors to the size that is wanted."""
+    directory = write_source(tmp_path / "encoder", "embedding-gemma2")
+    with served([str(directory)], tmp_path) as host:
+        texts, model = ["one", "another text", "z" * 9000], "encoder"
+        whole = (await ask(host, "/api/embed", {"model": model, "input": texts})).last
+        vectors, count = vectors_of(whole["embeddings"]), whole["prompt_eval_count"]
+        assert [len(each) for each in vectors] == [768] * 3
+        assert 4096 < int(str(count)) < 4096 + 30, "the host's own num_ctx"
+        cut = (await ask(host, "/api/embed", {"model": model, "input": texts, "dimensions": 128})).last
+        assert vectors_of(cut["embeddings"])[0] == pytest.approx(of_length_1(vectors[0][:128]), abs=1e-6)
+        (old,) = vectors_of([(await ask(host, "/api/embeddings", {"model": model, "prompt": "one"})).last["embedding"]])
+        assert old == pytest.approx(vectors[0], abs=1e-6)
+        openai = (await ask(host, "/v1/embeddings", {"model": model, "input": "one", "encoding_format": "base64"})).last
+        (entry,) = cast("list[dict[str, str]]", openai["data"])
+        numbers = struct.unpack("<768f", base64.b64decode(entry["embedding"]))
+        assert numbers == pytest.approx(vectors[0], abs=1e-6)
+        refused = {
+            "dimensions": (100, "dimensions 100 not supported by this model; valid values are [128 256 512 768]"),
+            "truncate": (False, "the input length exceeds the context length"),
+            "input": (3, "invalid input type"),
+        }
+        for key, (value, text) in refused.items():
+            answer = await ask(host, "/api/embed", {"model": model, "input": texts, key: value})
+            assert (answer.status, answer.last) == (400, {"error": text})
+        assert (await ask(host, "/api/show", {"model": model})).last["capabilities"] == ["embedding", "vision"]
+
+
+def vectors_of(found: object) -> list[list[float]]:
+    return cast("list[list[float]]", found)
+
+
+def of_length_1(numbers: Sequence[float]) -> list[float]:
+    return [each / math.hypot(*numbers) for each in numbers]
 
 
 def test_ctrl_c_ends_it_and_its_runner(tmp_path: Path) -> None:
