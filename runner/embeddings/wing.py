@@ -3,17 +3,25 @@
 from collections.abc import Mapping
 from typing import cast
 
+import mlx.core as mx
+
 from runner.embeddings.embedder import Encoder, TextEmbedder
 from runner.engine.parts import Examined, Facts, Parts, Wing
 from runner.engine.ports import EmbeddingSizes
 from runner.errors import ModelError
 from runner.model import OpenedModel
 from runner.model.families import UNNEEDED
+from runner.model.weights.dtype import device
+from runner.model.weights.load import load
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, CheckSettings
 
 _USUAL = {768: (128, 256, 512, 768)}
 """The size of an embedding -> those to which it may be cut, where config.json does not say."""
 _NUMBER_BYTES = 4
+_TRIED = (3, 40, 17)
+"""Lengths of texts in a trial."""
+_ALIKE = 0.999
+"""A cosine for which rounding in 16 bits is to blame."""
 _SCORE_BYTES = 256 << 20
 """Of the scores of a block of queries, with what comes of them."""
 
@@ -24,12 +32,33 @@ class EmbeddingFacts(Facts, frozen=True, kw_only=True):
     size: int
     dimensions: list[int]
     """The sizes to which an embedding may be cut."""
+    together: str | None = None
+    """With `--verify`: what is wrong on this device with texts that are computed together; empty if nothing is."""
+
+    @property
+    def is_fault(self) -> bool:
+        return bool(self.together)
 
     @property
     def text(self) -> str:
         """The line of the report."""
         cut = ", ".join(map(str, self.dimensions))
-        return f"{self.size} numbers a text{f', or the first of them ({cut})' if cut else ''}; no completions"
+        tried = "" if self.together is None else f"; together here: {self.together or 'right'}"
+        return f"{self.size} numbers a text{f', or the first of them ({cut})' if cut else ''}; no completions{tried}"
+
+
+def fault_together(encoder: Encoder, vocab_size: int) -> str:
+    """Returns what is wrong with texts of several lengths that are computed in one forward; empty if each is as it is
+    alone. Raises what the model raises."""
+    texts = [[(7 * at + length) % vocab_size for at in range(length)] for length in _TRIED]
+    rows = mx.array([text + [0] * (max(_TRIED) - len(text)) for text in texts])
+    *_, last = encoder.encode(rows, _TRIED)
+    for text, found in zip(texts, last.arrays[0], strict=True):
+        *_, alone = encoder.encode(mx.array([text]), [len(text)])
+        cosine = cast("float", (found * alone.arrays[0][0]).sum().item())
+        if not cosine > _ALIKE:
+            return f"a text of {len(text)} tokens has a cosine of {cosine:.4f} with itself"
+    return ""
 
 
 def sizes_of(model: OpenedModel) -> EmbeddingSizes:
@@ -68,11 +97,15 @@ class EmbeddingsWing(Wing):
     name = "embeddings"
 
     def facts(self, settings: CheckSettings, found: Examined | None) -> Facts | None:
-        del settings
         if found is None or not found.model.family.is_encoder:
             return None
-        sizes = sizes_of(found.model)
-        return EmbeddingFacts(size=sizes.full, dimensions=[*sizes.listed])
+        sizes, together = sizes_of(found.model), None
+        if settings.verify:
+            if device() == "cpu":
+                mx.disable_compile()  # as serving does
+            loaded = load(found.model, settings.dtype, found.budget_bytes)
+            together = fault_together(cast("Encoder", loaded.module), found.model.vocab_size)
+        return EmbeddingFacts(size=sizes.full, dimensions=[*sizes.listed], together=together)
 
     def join(self, parts: Parts) -> None:
         """Sets what computes embeddings, and how that is warmed up."""

@@ -35,5 +35,5 @@ def check(settings: CheckSettings) -> NoReturn:
         pass  # the reader has closed the pipe, as `head` does
     except OSError as error:
         raise RunnerError(f"write to standard output: {(error.strerror or str(error)).lower()}") from error
-    refused = found.format is not None and found.format.is_fault
-    sys.exit(0 if found.loads and not refused else 1)
+    faults = [facts for facts in (found.format, found.embeddings) if facts is not None and facts.is_fault]
+    sys.exit(0 if found.loads and not faults else 1)

@@ -7,10 +7,11 @@ blocks of queries: `encode` yields after each.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import pi
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
-from mlx.nn.layers.activations import gelu_approx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
@@ -21,6 +22,14 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 _SCORES = 1 << 22
 """The most scores of one head in a block: 64 MB for four heads in float32."""
 _LEAST_NORM = 1e-12
+_GELU = (2 / pi) ** 0.5
+
+
+@partial(mx.compile, shapeless=True)
+def _gelu(x: mx.array) -> mx.array:
+    """Returns GELU by its approximation with tanh. MLX's own takes the third power, which on CPUs costs as much as
+    thirty products: a sixth of a forward."""
+    return 0.5 * x * (1 + mx.tanh(_GELU * (x + 0.044715 * (x * x * x))))
 
 
 @dataclass
@@ -148,7 +157,7 @@ class FeedForward(Module):
         self.down_proj = Linear(args.intermediate_size, args.hidden_size, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.down_proj(gelu_approx(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(_gelu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class LayerInput(Module):
@@ -166,7 +175,7 @@ class LayerInput(Module):
     def __call__(self, x: mx.array, embedded: mx.array, norm: Module) -> mx.array:
         """Returns what is added to `x` [B, T, D]; `embedded` are the embeddings of the same tokens."""
         own = cast("mx.array", norm(self.per_layer_model_projection(embedded) * self._scale))
-        gated = gelu_approx(self.per_layer_input_gate(x)) * own
+        gated = _gelu(self.per_layer_input_gate(x)) * own
         return cast("mx.array", self.post_per_layer_input_norm(self.per_layer_projection(gated)))
 
 

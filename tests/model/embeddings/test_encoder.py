@@ -9,9 +9,11 @@ from typing import Any, cast
 import mlx.core as mx
 import pytest
 
+from runner.commands.check.facts import inspect
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.weights.load import load
+from runner.settings import CheckSettings
 from scripts.tools.models.checkpoints import write_directory
 from scripts.tools.models.sources import published, write_source
 from scripts.tools.models.sources_form import ENCODERS
@@ -152,3 +154,21 @@ def test_what_cannot_be_computed_is_refused(
     directory = write_directory(tmp_path / "d", {**source.config, "text_config": text_config}, weights)
     with pytest.raises(ModelError, match=re.escape(text)):
         load(open_model(str(directory), tmp_path))
+
+
+def test_check_tries_texts_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `--verify`, and tells what is wrong."""
+    directory = write_source(tmp_path / "d", ENCODER)
+    said = "768 numbers a text, or the first of them (128, 256, 512, 768); no completions"
+    for verify, more in ((False, ""), (True, "; together here: right")):
+        found = inspect(CheckSettings(model=str(directory), models_dir=tmp_path, verify=verify, log_level=0)).embeddings
+        assert found is not None
+        assert found.text == said + more
+        assert not found.is_fault
+    layer = __import__("mlx_lm.models.embedding_gemma2", fromlist=["Layer"]).Layer
+    monkeypatch.setattr(layer, "_mask", lambda *_: None)
+    report = inspect(CheckSettings(model=str(directory), models_dir=tmp_path, verify=True, log_level=0))
+    assert report.trial is None
+    assert report.embeddings is not None
+    assert report.embeddings.is_fault
+    assert "together here: a text of 3 tokens has a cosine of" in report.embeddings.text

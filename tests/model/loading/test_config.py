@@ -212,11 +212,10 @@ def test_a_module_of_mlx_lm_that_is_no_model_is_no_architecture(model_type: str,
         load(opened_with(tmp_path, "llama", architectures=["Foo"], model_type=model_type))
 
 
-@pytest.mark.parametrize("name", ["EmbeddingGemma2Model", "BertModel"])
-def test_a_model_of_embeddings_alone_is_left_to_ollamas_runner(name: str, tmp_path: Path) -> None:
-    """In the words that let the launcher hand it over. What it completes, the host refuses by its capabilities."""
-    with pytest.raises(ModelError, match=f"^unsupported architecture: {name}$"):
-        opened_with(tmp_path, "llama", architectures=[name], model_type="embedding")
+def test_another_encoder_is_left_to_ollamas_runner(tmp_path: Path) -> None:
+    """In the words that let the launcher hand it over."""
+    with pytest.raises(ModelError, match=r"^unsupported architecture: BertModel$"):
+        opened_with(tmp_path, "llama", architectures=["BertModel"], model_type="embedding")
 
 
 def test_the_same_tensor_under_two_names_is_refused(store: Store) -> None:
