@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from scripts.tools.bench import __main__ as bench
-from scripts.tools.bench import decode, parallel, start, ttft
+from scripts.tools.bench import decode, embeddings, parallel, start, ttft
 from scripts.tools.bench.llamas import Size
 from scripts.tools.bench.servers import (
     BARE,
@@ -95,3 +95,11 @@ def test_a_contender_that_does_not_start_is_named_by_what_it_says(capsys: pytest
     with pytest.raises(SystemExit, match="2"):
         bench.main(["ttft", peer])
     assert "other did not start: mlx runner failed: Error: no such luck" in capsys.readouterr().err
+
+
+def test_embeddings(measured: Callable[..., Found], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embeddings, "TEXTS", 3)
+    found = measured("embeddings", "--busy", "--turns=2", "--size=small")
+    both = found["texts_per_s"]["small"]
+    assert [len(both[way]) for way in (embeddings.AT_ONCE, embeddings.IN_TURN)] == [2, 2]
+    assert [target["what"] for target in found["targets"]] == ["small, texts/s at once over in turn"]
