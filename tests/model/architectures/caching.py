@@ -39,9 +39,16 @@ QUANTIZED = {
 _WIDTHS = ("hidden_size", "hidden_dim", "d_model", "n_embd")
 _HEAD_WIDTHS = ("head_dim", "v_head_dim", "swa_head_dim", "swa_v_head_dim")
 
-NOT_BY_ROW = (
-    "baichuan_m1 bailing_hybrid bailing_moe_linear jamba longcat_flash_ngram mamba recurrent_gemma rwkv7".split()
-)
+NOT_BY_ROW = [
+    "baichuan_m1",
+    "bailing_hybrid",
+    "bailing_moe_linear",
+    "jamba",
+    "longcat_flash_ngram",
+    "mamba",
+    "recurrent_gemma",
+    "rwkv7",
+]
 """Their states within a round are not known: answers that are computed together are not drafted."""
 
 _ROUNDS = [(5, 3), (2, 1), (3, 3), (8, 4), (5, 1), (8, 8)]
