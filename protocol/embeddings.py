@@ -17,7 +17,7 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     content: str = ""
     dimensions: Int64 = 0
-    """How many numbers are wanted; 0 or less: all."""
+    """The numbers wanted of the embedding; 0 or less: all."""
     media: list[str] = []
     """In base64."""
 

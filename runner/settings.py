@@ -191,7 +191,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             choices=("8", "6", "5", "4", "3", "off"),
         ),
     ] = None
-    """Quantize keys and values from the first token on, to so many bits a number on average, in place of 16 (32 on
+    """Quantize keys and values from the first token on, to BITS bits per number on average, in place of 16 (32 on
     most CPUs); docs/cache.md says what that saves and costs; layers that cannot be quantized stay as they are, and the
     log says why; default: as $OLLAMA_KV_CACHE_TYPE says (`q8_0`, `q4_0`), else off."""
     parallel: Annotated[

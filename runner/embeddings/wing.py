@@ -27,7 +27,7 @@ _SCORE_BYTES = 256 << 20
 
 
 class EmbeddingFacts(Facts, frozen=True, kw_only=True):
-    """What the model makes of a text."""
+    """The embeddings that the model makes of texts."""
 
     size: int
     dimensions: list[int]

@@ -15,7 +15,7 @@ LONE_STEPS = 4
 """The most steps of an answer before it joins others. Joining copies all that a row holds, which does not pay for long
 prompts with short answers."""
 _COPIED_TOKENS = 512
-"""The tokens of a row whose copy costs about as much as a step alone costs more than one together."""
+"""A row waits one more step for each of these tokens that it holds."""
 
 
 class Batches:

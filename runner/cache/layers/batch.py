@@ -18,7 +18,7 @@ from runner.cache.layers.scans import RoundReads, watched
 from runner.cache.layers.snapshot import Buffers, Ledger, own
 
 _SHORT, _STEP, _LONG_STEP = 1024, 64, 256
-"""Buffers grow by so many columns; from `_SHORT` on, when copying them takes longer than zeros do, by more."""
+"""Buffers grow by `_STEP` columns, those of at least `_SHORT` columns by `_LONG_STEP`: long ones cost more to copy."""
 
 
 class KVRows:

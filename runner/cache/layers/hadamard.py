@@ -22,14 +22,14 @@ Packed = tuple[mx.array, mx.array, mx.array]
 
 
 class Bits(NamedTuple):
-    """Those of a number."""
+    """The bits per number of keys and of values."""
 
     keys: int
     values: int
 
 
 BITS = {8: Bits(8, 8), 6: Bits(6, 6), 5: Bits(6, 4), 4: Bits(5, 3), 3: Bits(4, 2)}
-"""What `--kv-bits` stands for: the mean of both."""
+"""The bits of keys and values for each value of `--kv-bits`, which is their mean."""
 
 
 class HadamardKVCache:
@@ -46,7 +46,7 @@ class HadamardKVCache:
 
     @property
     def bits(self) -> Bits:
-        """What mlx-lm hands on to `attend`."""
+        """The bits of keys and values, which mlx-lm passes to `attend`."""
         return BITS[self.mean_bits]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Packed, Packed]:

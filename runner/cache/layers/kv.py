@@ -131,7 +131,7 @@ class Growing(Appended, Protocol):
 
 
 class Latest(Protocol):
-    """What rows take from the layer of a batch (`batch.py`)."""
+    """The layer of a batch (`batch.py`), as a row that leaves it sees it."""
 
     def latest(self, row: int, count: int) -> Buffers:
         """Returns copies of the keys and values of the last `count` tokens of a row; empty if the model does not use
