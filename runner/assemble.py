@@ -46,9 +46,9 @@ def wings_of(settings: Settings | CheckSettings) -> Iterator[Wing]:
     from runner.drafts.opening import DraftsWing
 
     yield DraftsWing()
-    from runner.pictures.wing import PicturesWing
+    from runner.media.wing import MediaWing
 
-    yield PicturesWing()
+    yield MediaWing()
     from runner.grammar.wing import GrammarWing
 
     yield GrammarWing()

@@ -36,7 +36,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/drafts/heads/test_head_values.py::test_what_older_releases_wrote_is_the_same_head": (
         *("qwen3.5-text", "qwen3.5-moe", "nemotron-h"),
     ),
-    "tests/model/pictures/test_sight.py::test_a_model_with_a_tower_sees": (
+    "tests/model/media/test_sight.py::test_a_model_with_a_tower_sees": (
         *("qwen3.5-seeing", "gemma4-unified-seeing", "nemotron-omni-seeing", "glimmer-seeing"),
     ),
     "tests/model/engine/test_known.py::test_a_known_answer_may_end_anywhere": ("qwen3_next-*",),
@@ -103,7 +103,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
         *("llama-0", "gemma3-0", "qwen3_next-0", "qwen3_next-drafts-1", "gemma3-known-1"),
     ),
     # Models that see: positions in three channels, tokens that see each other, and neither.
-    "tests/model/pictures/test_forward.py": ("qwen3.5-seeing*", "gemma4-unified-seeing*", "nemotron-omni-seeing*"),
+    "tests/model/media/test_forward.py": ("qwen3.5-seeing*", "gemma4-unified-seeing*", "nemotron-omni-seeing*"),
     "tests/model/engine/test_pictures_cached.py": ("qwen3.5-seeing*",),
     # Loading: every architecture, release, type and writer.
     "tests/model/loading/test_loading.py::test_memory_stays_near_the_size_of_the_weights": ("file",),

@@ -69,7 +69,7 @@ def unknown_tower(model: OpenedModel) -> str:
     """Returns why only Ollama's runner may be able to load the tower of a model that has one; "" if this one can, or
     if no runner could: tensors or fields are missing, say."""
     try:
-        from runner.pictures.towers import plan_tower  # needs MLX
+        from runner.media.towers import plan_tower  # needs MLX
     except ImportError:
         return ""  # loading the model will fail with this
     plan = plan_tower(model)

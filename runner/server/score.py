@@ -144,7 +144,7 @@ def _refuse_count(number: int, count: int, most: int) -> None:
 
 def _shown(prompt: str, wanted: ScoreRequest, engine: Engine) -> tuple[str, ShownPrompt | None]:
     """Returns the text after the last picture of a prompt, and the tokens of the whole prompt, pictures included."""
-    from runner.pictures.prompt import Marker, split_markers  # no text needs it
+    from runner.media.prompt import Marker, split_markers  # no text needs it
 
     parts = [*split_markers(prompt)]
     named = [each for each in wanted.media if Marker(each.id) in parts]

@@ -17,12 +17,12 @@ from typing import NamedTuple, cast
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from runner.media.families import Family
+from runner.media.forward import PictureForward
+from runner.media.towers import Tower, load_tower, plan_tower
 from runner.model import OpenedModel, open_model
 from runner.model.weights.load import LoadedModel, load
 from runner.model.weights.parameters import replace_submodule
-from runner.pictures.families import Family
-from runner.pictures.forward import PictureForward
-from runner.pictures.towers import Tower, load_tower, plan_tower
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.sources import write_source
 from scripts.tools.models.sources_towers import SEEING, SEEING_GEMMAS

@@ -29,18 +29,18 @@ from runner.engine.generation import Forward
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import Slice, SlicePolicy, Workload
 from runner.engine.request import Limits, Request, prepare
-from runner.pictures.encoder import PictureEncoder
-from runner.pictures.families import Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
-from runner.pictures.forward import Rows
-from runner.pictures.pixels import PixelStore
-from runner.pictures.prompt import Picture, PictureNames
-from runner.pictures.support import PictureSupport
-from runner.pictures.towers import Grid
+from runner.media.encoder import PictureEncoder
+from runner.media.families import Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
+from runner.media.forward import Rows
+from runner.media.pixels import PixelStore
+from runner.media.prompt import Picture, PictureNames
+from runner.media.support import PictureSupport
+from runner.media.towers import Grid
 from runner.sampling.sampler import Sampler
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE
 from tests.lib.seeing import BOTH_WAYS, END, MROPE, SOFT, START, Place, Seeing, Shown, seeing, walk
 from tests.lib.tiny_engine import Clock, EngineClient, SlicedEngine, ZeroMeter
-from tests.unit.pictures.pictures import Here, spans
+from tests.unit.media.pictures import Here, spans
 
 CONTEXT = 2000
 TOLERANCE = 2e-4

@@ -13,7 +13,7 @@ from scripts.tools.host.lib import Client, Process, Request
 from tests import ROOT
 from tests.process.conftest import SpawnModel
 
-WINGS = ["grammar", "drafts", "embeddings", "pictures", "disk", "tape", "ranks"]
+WINGS = ["grammar", "drafts", "embeddings", "media", "disk", "tape", "ranks"]
 BUILDERS = ("assemble.py", "build.py")
 REQUESTS = [Request("Once upon a time", {"num_predict": 30}), Request("Once upon a midnight", {"num_predict": 30})]
 """The second one has a prefix in the cache."""
@@ -71,4 +71,5 @@ def checked(code: Path, kept: Path) -> dict[str, object]:
 @pytest.mark.parametrize("wing", WINGS)
 def test_check_reports_the_rest_as_before(tmp_path: Path, wing: str) -> None:
     found = checked(without(tmp_path, wing), tmp_path)
-    assert found == checked(ROOT, tmp_path) | ({wing: None} if wing in ("drafts", "pictures", "disk") else {})
+    missing = {"drafts": "drafts", "media": "pictures", "disk": "disk"}.get(wing)
+    assert found == checked(ROOT, tmp_path) | ({missing: None} if missing else {})

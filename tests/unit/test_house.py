@@ -20,7 +20,7 @@ LAYERS = (
     ("ranks",),
     ("tape",),
     ("assemble",),
-    ("disk", "drafts", "embeddings", "grammar", "pictures"),
+    ("disk", "drafts", "embeddings", "grammar", "media"),
     ("engine",),
     ("cache", "model", "tokenizer", "sampling"),
     ("process", "settings", "cpu"),
@@ -29,7 +29,7 @@ LAYERS = (
 )
 """From top to bottom: a part imports only from the rows below its own, and within itself."""
 CORE = ("engine", "cache", "sampling", "tokenizer", "model")
-WINGS = ("disk", "drafts", "embeddings", "grammar", "pictures", "ranks", "tape")
+WINGS = ("disk", "drafts", "embeddings", "grammar", "media", "ranks", "tape")
 
 
 @cache
@@ -173,7 +173,7 @@ ADAPTERS = (
 KNOW_MLX = {
     "drafts": ("heads/", "assistant.py", "dflash/", "kinds", "opening", "own_model", "target"),
     "embeddings": ("embedder", "wing"),
-    "pictures": ("towers/", "encoder", "forward"),
+    "media": ("towers/", "encoder", "forward"),
     "disk": ("check", "namespace", "restores", "serialize"),
     "tape": ("world",),
     "ranks": ("follower", "group", "start", "world"),
@@ -199,7 +199,7 @@ def test_the_server_the_protocol_and_the_rest_of_the_wings_never_touch_mlx() -> 
 
 
 def test_one_module_knows_pillow() -> None:
-    assert users_of("PIL") == {"runner/pictures/picture.py"}
+    assert users_of("PIL") == {"runner/media/picture.py"}
 
 
 def test_only_the_command_line_reads_the_environment() -> None:

@@ -199,7 +199,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         kernels=plain(cpu.find_kernels(settings.kernels)),
         context=context,
         tokenizer=_tokenizer_facts(tokenizer, opened) if tokenizer else None,
-        pictures=facts.get("pictures"),
+        pictures=facts.get("media"),
         drafts=facts.get("drafts"),
         format=facts.get("grammar"),
         ranks=rank_facts(found, settings.dtype, budget_bytes),

@@ -16,13 +16,13 @@ from mlx.utils import tree_flatten, tree_map
 from tokenizers import Tokenizer
 
 import runner.process.lean_mlx_lm  # noqa: F401  makes mlx_lm.models importable without mlx_lm's own start-up
-from runner.pictures.families import Qwen35
-from runner.pictures.forward import PictureForward, Rows
-from runner.pictures.header import read_header
-from runner.pictures.picture import decode
-from runner.pictures.prompt import Marker, Picture, PicturePrompt, split_markers
-from runner.pictures.towers import Grid
-from runner.pictures.towers.qwen3_5 import Qwen35Tower
+from runner.media.families import Qwen35
+from runner.media.forward import PictureForward, Rows
+from runner.media.header import read_header
+from runner.media.picture import decode
+from runner.media.prompt import Marker, Picture, PicturePrompt, split_markers
+from runner.media.towers import Grid
+from runner.media.towers.qwen3_5 import Qwen35Tower
 from scripts.tools.demo import seeing
 from scripts.tools.demo.questions import CONVERSATIONS, END
 
@@ -132,7 +132,7 @@ def answer(
 
 
 class Viewer:
-    """Asks a model that sees about pictures, by the tower and the hooks of runner/pictures/forward.py alone."""
+    """Asks a model that sees about pictures, by the tower and the hooks of runner/media/forward.py alone."""
 
     def __init__(self, model: SeeingModel, tokenizer: Tokenizer) -> None:
         self._model, self._tokenizer = model, tokenizer

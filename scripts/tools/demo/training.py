@@ -31,11 +31,11 @@ from mlx.nn.utils import value_and_grad
 from PIL import Image
 from tokenizers import Tokenizer
 
+from runner.media.families import Qwen35
+from runner.media.forward import AngledRope, Angles, angles
+from runner.media.towers import Grid
+from runner.media.towers.qwen3_5 import Qwen35Tower
 from runner.model.weights.parameters import replace_submodule
-from runner.pictures.families import Qwen35
-from runner.pictures.forward import AngledRope, Angles, angles
-from runner.pictures.towers import Grid
-from runner.pictures.towers.qwen3_5 import Qwen35Tower
 from scripts.tools import ROOT
 from scripts.tools.demo import plain, questions, seeing
 from scripts.tools.demo.plain import named_weights

@@ -10,13 +10,13 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-import runner.pictures.encoder
+import runner.media.encoder
 from runner.engine.policy import Decode, Encode
-from runner.pictures.towers import Grid, Tower
+from runner.media.towers import Grid, Tower
 from tests.lib.patience import stretched
 from tests.lib.seeing import NAMES
 from tests.lib.seeing_engine import NotingPolicy, SeeingEngine, picture
-from tests.unit.pictures.pictures import spans
+from tests.unit.media.pictures import spans
 
 RED, BLUE = picture("red"), picture("blue")
 LARGE = picture("green", 256, 192)
@@ -166,7 +166,7 @@ def test_a_batch_keeps_no_request_alive_that_has_left_it() -> None:
 def test_features_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
     engine = SeeingEngine(QWEN)
     six = 6 * 64 * 4
-    with patch.object(runner.pictures.encoder, "MOST_FEATURE_BYTES", 2 * six + 100):
+    with patch.object(runner.media.encoder, "MOST_FEATURE_BYTES", 2 * six + 100):
         for colour in ("red", "blue", "lime"):
             engine.answer("see [img-0]", picture(colour))
             assert engine.encoder.nbytes <= 2 * six

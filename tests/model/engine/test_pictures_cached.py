@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from runner.pictures.families import Gemma4
+from runner.media.families import Gemma4
 from tests.lib.seeing import NAMES
 from tests.lib.seeing_engine import SeeingEngine, picture
-from tests.unit.pictures.pictures import spans
+from tests.unit.media.pictures import spans
 
 RED, BLUE, WIDE = picture("red"), picture("blue"), picture("green", 160, 64)
 CACHES = ("trie", "single", "none")

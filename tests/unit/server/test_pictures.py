@@ -11,14 +11,14 @@ from PIL import Image
 
 from protocol import DoneReason, Metrics
 from runner.engine.events import Finished, Scored, Started
-from runner.pictures.families import Qwen35
-from runner.pictures.geometry import Pixels
-from runner.pictures.pixels import PixelStore
-from runner.pictures.prompt import Picture, PictureNames
-from runner.pictures.support import PictureSupport
+from runner.media.families import Qwen35
+from runner.media.geometry import Pixels
+from runner.media.pixels import PixelStore
+from runner.media.prompt import Picture, PictureNames
+from runner.media.support import PictureSupport
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
-from tests.unit.pictures.pictures import Here, encoded, spans
+from tests.unit.media.pictures import Here, encoded, spans
 from tests.unit.server.script import Client, Script
 
 FAMILY = Qwen35(min_pixels=1)

@@ -1,0 +1,20 @@
+"""Pictures: from the bytes of a file to rows of a text model's prompt. A wing: text needs none of it.
+
+`wing.MediaWing` gives an engine what `open` makes, once: a `PictureSupport`, which is the `Vision` of requests on
+any thread, and a `PictureEncoder`, which makes the `Pictures` of the engine thread. A request with media is
+expanded off the engine thread, its pixels come from a process of their own, and its features are computed between two
+slices. A fault here costs pictures, never text.
+
+| read in this order | |
+| --- | --- |
+| `wing`, `open` | gives an engine its pictures; opens what a model sees with, or says why it sees nothing |
+| `support`, `prompt` | a prompt with markers and media to ids, keys and positions; the names of pictures in caches |
+| `header` | the format and size of a file, by a bounded walk before any decoder |
+| `pixels`, `decode_process`, `picture` | decodes within limits; only that process imports Pillow |
+| `families`, `geometry` | what each family of models makes of a picture: its size, its rows, the tokens around it |
+| `towers` | the encoders: rows to features, a piece at a time |
+| `encoder`, `forward` | features into a prompt, and a text model's forward over them |
+
+Owners: `towers`, `encoder`, `forward` and `open` belong to the engine thread and know MLX. Any thread may call the
+rest, which knows no MLX; `PictureNames` and `PixelStore` have locks.
+"""

@@ -1,0 +1,163 @@
+"""The process that decodes pictures, and the runner's end of it.
+
+Decoders are libraries that parse the bytes of strangers. In a process they can be ended at any moment, have a limit of
+memory and of processor time, and never hold up another thread by the interpreter's lock.
+"""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NoReturn
+from weakref import finalize
+
+import msgspec
+
+from runner.errors import MediaError
+from runner.media.geometry import Alpha, Geometry
+from runner.media.header import Header
+
+_PROGRAM = """
+import sys
+sys.path[:] = {path!a}
+from runner.media.decode_process import serve
+serve({descriptor})
+"""
+_LOOK_S = 0.05
+"""Between two looks for a client that has left."""
+_LEAST_S = 10
+_MEGAPIXEL_S = 0.5
+"""The most processor time, many times what a CPU needs: for any picture, and for each megapixel of it."""
+_SPARE_BYTES = 64 << 20
+_LEFT = "decode image: the client has left"
+
+
+class Order(msgspec.Struct, array_like=True, frozen=True):
+    """A picture to decode. Its parts follow, each as a message of its own."""
+
+    parts: int
+    header: Header
+    width: int
+    height: int
+    alpha: Alpha
+    memory_bytes: int
+    seconds: float
+
+
+class DecodeProcess:
+    """The runner's end. Starts the process with the first picture. Owner: one thread at a time."""
+
+    def __init__(self) -> None:
+        self._end: Callable[[], object] = lambda: None
+        self._connection: Connection | None = None
+
+    def decode(self, data: bytes, header: Header, geometry: Geometry, alpha: Alpha, left: Callable[[], bool]) -> bytes:
+        """Returns the pixels of a picture, upright and resized: [height, width, 3] of one byte each.
+
+        Ends the process and raises MediaError as soon as `left` returns True. Raises MediaError for a damaged picture,
+        and for one that takes more memory or time than its size explains.
+        """
+        if left():
+            raise MediaError(_LEFT)
+        connection = self._connection or self._start()
+        try:
+            pieces = [piece for piece in header.pieces(data) if piece]
+            memory_bytes = decode_bytes(header, geometry, len(data)) + _SPARE_BYTES
+            seconds = _LEAST_S + _MEGAPIXEL_S * header.width * header.height / 1e6
+            plain = header._replace(kept=())
+            order = Order(len(pieces), plain, geometry.width, geometry.height, alpha, memory_bytes, seconds)
+            connection.send_bytes(msgspec.json.encode(order))
+            for piece in pieces:
+                connection.send_bytes(piece)
+            while not connection.poll(_LOOK_S):
+                if left():
+                    self._stop()
+                    raise MediaError(_LEFT)
+            if text := connection.recv_bytes():
+                raise MediaError(text.decode())
+            return connection.recv_bytes()
+        except (EOFError, OSError):
+            self._stop()
+            raise MediaError(
+                "decode image: decoding takes more memory or time than the size of the picture explains"
+            ) from None
+
+    def _start(self) -> Connection:
+        self._connection, theirs = Pipe()
+        program = _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
+        with theirs:
+            process = subprocess.Popen(  # noqa: S603 - this program
+                [sys.executable, "-I", "-X", f"utf8={sys.flags.utf8_mode}", "-c", program],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # the host reads the runner's output to its end
+                stderr=subprocess.DEVNULL,
+            )
+        self._end = finalize(self, _end, process, self._connection)
+        return self._connection
+
+    def _stop(self) -> None:
+        """Ends the process. The next picture starts another."""
+        self._end()
+        self._connection = None
+
+
+def _end(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
+    process.kill()
+    connection.close()
+    process.wait()
+
+
+def decode_bytes(header: Header, geometry: Geometry, size: int) -> int:
+    """Returns the most bytes that decoding a picture from a file of `size` bytes takes at once.
+
+    For each pixel: its canvas, the same once more to be turned, and, where libraries keep them, two or three canvases.
+    """
+    pixel_bytes = 20 if header.format in ("WebP", "AVIF") else 12
+    resizing = geometry.width * (header.height * 4 + geometry.height * 12)
+    return header.width * header.height * pixel_bytes + resizing + 3 * size
+
+
+# --- in the process
+
+
+def serve(descriptor: int) -> NoReturn:
+    """Decodes pictures until the runner closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the runner decides
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    from runner.media.picture import decode  # imports Pillow
+
+    connection, base_bytes = Connection(descriptor), _address_bytes()
+    with suppress(EOFError, OSError):
+        while True:
+            order = msgspec.json.decode(connection.recv_bytes(), type=Order)
+            data = b"".join([connection.recv_bytes() for _ in range(order.parts)])
+            _limit(base_bytes + order.memory_bytes, order.seconds)
+            try:
+                pixels, text = decode(data, order.header, order.width, order.height, order.alpha).tobytes(), ""
+            except MediaError as error:
+                pixels, text = b"", str(error)
+            _limit(resource.RLIM_INFINITY, 0)
+            connection.send_bytes(text.encode())
+            if not text:
+                connection.send_bytes(pixels)
+    os._exit(0)
+
+
+def _limit(most_bytes: int, seconds: float) -> None:
+    """Bounds the memory, on Linux alone, and the processor time, whose end ends the process."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (most_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _address_bytes() -> int:
+    if sys.platform != "linux":
+        return 0
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -1,0 +1,112 @@
+"""Bytes to pixels, with Pillow. The only module of this package that imports it, in a process of its own.
+
+Formats are chosen by their first bytes, and their decoders called by name: Pillow's search would try 44 formats, one of
+which starts a program. Rows made of the pixels equal those of transformers' processors for Pillow bit for bit, so a
+JPEG is always decoded in full and never at a fraction of its size.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+
+from PIL import AvifImagePlugin, Image
+from PIL.AvifImagePlugin import AvifImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from runner.errors import MediaError
+from runner.media.geometry import Alpha
+from runner.media.header import Header, damaged
+
+# Set once, for the whole process.
+Image.MAX_IMAGE_PIXELS = None  # the header was looked at before
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # not one for each core: the caller bounds how many pictures are decoded
+
+_READERS: dict[str, Callable[[BytesIO], ImageFile]] = {
+    "PNG": PngImageFile,
+    "JPEG": JpegImageFile,
+    "GIF": GifImageFile,
+    "WebP": WebPImageFile,
+    "BMP": BmpImageFile,
+    "AVIF": AvifImageFile,
+}
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""Orientation -> what makes the stored pixels upright."""
+_SIXTEEN_BIT = ("I", "I;16", "I;16L", "I;16B", "I;16N")
+MOST_SCANS = 100
+"""Of a progressive JPEG: each scan goes over all pixels. Encoders write about ten."""
+
+
+def decode(data: bytes, header: Header, width: int, height: int, alpha: Alpha = "drop") -> Image.Image:
+    """Returns the first frame of a picture, upright and resized to `width` x `height`, in the mode RGB.
+
+    `header` is what `read_header` says of the same bytes. Holds up to 20 bytes (WebP) for each pixel of the source for
+    a moment. Raises MediaError for damaged pictures, and MemoryError.
+    """
+    plain = _load(b"".join(header.pieces(data)), header.format, alpha)
+    if plain.size != header.stored_size:
+        raise damaged(header.format, "its header speaks of another size")
+    if header.orientation in _TURNS:
+        plain = plain.transpose(_TURNS[header.orientation])
+    resized = plain.resize((width, height), Image.Resampling.BICUBIC)
+    if resized.mode == "RGBa":
+        resized = resized.convert("RGBA") if alpha == "weigh" else Image.merge("RGB", resized.split()[:3])
+    return resized.convert("RGB")
+
+
+@contextmanager
+def _blamed_on_the_picture(name: str) -> Iterator[None]:
+    """Makes a MediaError of whatever a decoder raises, but for want of memory.
+
+    Decoders of files from strangers raise anything, from KeyError to RuntimeError, in words for programmers.
+    """
+    try:
+        yield
+    except (MemoryError, MediaError):
+        raise
+    except Exception as error:
+        text = str(error)
+        cut_off = isinstance(error, struct.error | IndexError | EOFError) or "truncated" in text.lower()
+        if text.startswith("Unsupported "):
+            raise MediaError(f"decode image: {text}: convert the image to PNG") from error
+        raise damaged(name, "the file ends too early" if cut_off else "its contents make no sense") from error
+
+
+def _load(data: bytes, name: str, alpha: Alpha) -> Image.Image:
+    """Decodes the first frame, as it is stored. Returns it in one of the modes of `_plain`."""
+    if name == "JPEG" and data.count(b"\xff\xda", 0, data.find(b"\xff\xd9")) > MOST_SCANS:
+        raise damaged(name, f"it has more than {MOST_SCANS} scans")
+    with _blamed_on_the_picture(name), _READERS[name](BytesIO(data)) as image:
+        image.load()
+        return _plain(image, alpha)
+
+
+def _plain(image: Image.Image, alpha: Alpha) -> Image.Image:
+    """Returns the picture in one of the modes L, RGB, and RGBa (colours multiplied by opacity).
+
+    Grey stays one channel, which resizes to the same values as three equal ones.
+    """
+    if image.mode in _SIXTEEN_BIT:
+        import numpy as np
+
+        # Pillow would clip all but the darkest 256 levels to white.
+        return Image.fromarray((np.clip(np.asarray(image), 0, 0xFFFF) >> 8).astype(np.uint8))
+    transparency = image.info.pop("transparency", None)
+    if alpha != "drop" and (transparency is not None or image.mode in ("RGBA", "LA", "PA")):
+        if transparency is not None:
+            image.info["transparency"] = transparency
+        return (image if image.mode == "RGBA" else image.convert("RGBA")).convert("RGBa")
+    return image if image.mode == "RGB" else image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")

@@ -1,0 +1,222 @@
+"""The layers of towers: attention over all patches, then a feed-forward network; and the positions of patches."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import mlx.core as mx
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import LayerNorm
+
+from runner.errors import ModelError
+from runner.media.towers.tower import Layer, Steps, attend, in_pieces
+
+NORM_EPS = 1e-6
+_COPIES = 7
+"""Arrays [count, width] in memory when queries, keys and values are joined: the input, the pieces, the result."""
+_TEMPORARIES = 8
+"""Arrays as large as a piece that computing one takes, whatever the layer."""
+_SCORES = 3
+"""Arrays as large as the scores of a block of queries that attention takes."""
+
+Activation = Callable[[mx.array], mx.array]
+Turn = Callable[[mx.array, slice], mx.array]
+"""Rotates queries or keys [count, heads, head width] of the patches in the slice by their positions."""
+
+
+def head_width(width: int, heads: int, multiple: int = 1) -> int:
+    """Returns the width of one head. Raises ModelError unless heads of a multiple of `multiple` make up `width`."""
+    if width % (heads * multiple):
+        raise ModelError(
+            f"config.json: a vision tower's width ({width}) must be divisible by its {heads} heads"
+            + (f" times {multiple}" if multiple > 1 else "")
+        )
+    return width // heads
+
+
+class Block(Layer):
+    """One layer over rows [count, width]. A subclass has the parameters, and maps single rows."""
+
+    def __init__(
+        self, width: int, hidden: int, heads: int, head: int, *, kv_heads: int = 0, scale: float | None = None
+    ) -> None:
+        """`hidden` is the width inside the feed-forward network, `head` that of a head. As many heads for keys as for
+        queries, unless `kv_heads` says otherwise."""
+        super().__init__()
+        self.width = width
+        self.hidden = hidden
+        self.heads = heads
+        self.kv_heads = kv_heads or heads
+        self.head = head
+        self.scale = head**-0.5 if scale is None else scale
+
+    def project(self, x: mx.array) -> Sequence[mx.array]:
+        """Maps rows of the layer's input to queries, keys and values [count, heads, head width]."""
+        raise NotImplementedError
+
+    def output(self, attended: mx.array) -> mx.array:
+        """Maps what rows attended to [count, heads * head width] to what is added to their input."""
+        raise NotImplementedError
+
+    def feed(self, x: mx.array) -> mx.array:
+        """Maps rows to what the feed-forward network adds to them."""
+        raise NotImplementedError
+
+    def steps(
+        self, x: mx.array, piece_bytes: int, turn: Turn | None = None, segments: Sequence[slice] = (slice(None),)
+    ) -> Steps:
+        """Maps rows [count, width] to rows of the same shape. Patches see each other within each of `segments`, which
+        follow each other."""
+        count = len(x)
+        joined_bytes = (self.heads + 2 * self.kv_heads) * self.head * 4  # they turn in float32
+        joined = yield from in_pieces(partial(self._projected, x, turn), count, joined_bytes, piece_bytes, axis=1)
+        queries, keys, values = mx.split(joined[None], [self.heads, self.heads + self.kv_heads], axis=1)
+        parts: list[mx.array] = []
+        for rows in segments:
+            if parts:
+                yield parts[-1]
+            seen = [each[:, :, rows] for each in (queries, keys, values)]
+            parts.append((yield from attend(seen[0], seen[1], seen[2], self.scale, piece_bytes)))
+        attended = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+        del joined, queries, keys, values, parts  # else they would stay in memory until the block ends
+
+        y = yield from in_pieces(partial(self._added, x, attended), count, joined_bytes, piece_bytes)
+        del attended
+
+        return (yield from in_pieces(partial(self._fed, y), count, self.hidden * x.itemsize, piece_bytes))
+
+    def _projected(self, x: mx.array, turn: Turn | None, rows: slice) -> mx.array:
+        """Returns queries, keys and values [heads of all, rows, head width]."""
+        queries, keys, values = self.project(x[rows])
+        if turn is not None:
+            queries, keys = turn(queries, rows), turn(keys, rows)
+        return mx.concatenate([queries, keys, values], axis=1).swapaxes(0, 1)
+
+    def _added(self, x: mx.array, attended: mx.array, rows: slice) -> mx.array:
+        """Returns `x` plus what comes of what the patches attended to, [1, heads, count, head width]."""
+        return x[rows] + self.output(attended[0, :, rows].swapaxes(0, 1).flatten(1))
+
+    def _fed(self, x: mx.array, rows: slice) -> mx.array:
+        return x[rows] + self.feed(x[rows])
+
+    def peak_bytes(self, count: int, itemsize: int, piece_bytes: int) -> int:
+        """Returns an estimate of the most bytes that the steps over `count` rows take at a moment, input included.
+
+        Measured with MLX's CPU backend; a GPU's kernels keep no attention scores.
+        """
+        width = max(self.width, self.heads * self.head)
+        row_bytes = max(3 * width, self.hidden) * itemsize
+        piece = max(min(piece_bytes, count * row_bytes), row_bytes)
+        scores = max(min(piece_bytes, count * count * self.heads * 4), count * self.heads * 4)
+        return _COPIES * count * width * itemsize + max(_TEMPORARIES * piece, _SCORES * scores)
+
+
+class FeedForward(Layer):
+    """Two linears."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = Linear(width, hidden)
+        self.fc2 = Linear(hidden, width)
+
+
+class _Attention(Layer):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv = Linear(width, 3 * width)
+        self.proj = Linear(width, width)
+
+
+class PlainBlock(Block):
+    """Attention and feed-forward, each after a norm."""
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        heads: int,
+        activation: Activation,
+        eps: float = NORM_EPS,
+        attention: Callable[[int], Layer] = _Attention,
+    ) -> None:
+        super().__init__(width, hidden, heads, width // heads)
+        self.norm1 = LayerNorm(width, eps=eps)
+        self.attn = attention(width)
+        self.norm2 = LayerNorm(width, eps=eps)
+        self.mlp = FeedForward(width, hidden)
+        self.activation = activation
+
+    def widen(self, hidden: int) -> None:
+        """Changes the width inside the feed-forward network, before there are weights."""
+        self.hidden = hidden
+        self.mlp = FeedForward(self.width, hidden)
+
+    def project(self, x: mx.array) -> Sequence[mx.array]:
+        parts = self.attn.qkv(self.norm1(x)).reshape(-1, 3, self.heads, self.head)
+        return [parts[:, index] for index in range(3)]
+
+    def output(self, attended: mx.array) -> mx.array:
+        found: mx.array = self.attn.proj(attended)
+        return found
+
+    def feed(self, x: mx.array) -> mx.array:
+        return self.mlp.fc2(self.activation(self.mlp.fc1(self.norm2(x))))
+
+
+# --- Positions of patches: rotation by rows and columns, and learned tables that are stretched over a picture.
+
+
+def rotary_angles(places: Sequence[mx.array], width: int, theta: float) -> mx.array:
+    """Returns float32 angles [count, directions, width / 2] of the places [count] in each direction.
+
+    `width` is the part of a head that turns with one direction. Attention sees only how far patches are apart, so it
+    does not matter that the reference for Glimmer counts from 1.
+    """
+    frequencies = mx.array([theta ** (-2 * index / width) for index in range(width // 2)])
+    return mx.stack([each.astype(mx.float32)[:, None] * frequencies for each in places], axis=1)
+
+
+def turn_by(angles: mx.array, form: tuple[int, ...], axis: int) -> Turn:
+    """Returns the rotation by float32 `angles` [count, ...], computed in float32.
+
+    `form` is the shape of one head, in which `axis` has the two of a pair; `angles` have that shape without it.
+    """
+    cosines, sines = mx.cos(angles)[:, None], mx.sin(angles)[:, None]
+
+    def turn(x: mx.array, rows: slice) -> mx.array:
+        parts = x.astype(mx.float32).reshape(*x.shape[:2], *form)
+        first, second = (part.squeeze(axis + 2) for part in mx.split(parts, 2, axis=axis + 2))
+        cosine, sine = cosines[rows], sines[rows]
+        turned = [first * cosine - second * sine, second * cosine + first * sine]
+        return mx.stack(turned, axis=axis + 2).reshape(x.shape).astype(x.dtype)
+
+    return turn
+
+
+def interpolated(
+    look_up: Callable[[mx.array], mx.array],
+    sides: tuple[int, int],
+    rows: mx.array,
+    columns: mx.array,
+    *,
+    zeros: bool = False,
+) -> mx.array:
+    """Returns the bilinear mix of a table's entries at float coordinates [count], in float32 [count, width].
+
+    `look_up` returns the entries [count, width] of indices into a table of these `sides`, rows and columns. Beyond the
+    edge it goes on with its outermost entries, or with `zeros`.
+    """
+
+    def ends(at: mx.array, side: int) -> list[tuple[mx.array, mx.array]]:
+        low = mx.floor(at)
+        share = at - low
+        pairs = [(low, 1 - share), (low + 1, share)]
+        if zeros:
+            pairs = [(end, mx.where((end >= 0) & (end < side), weight, 0)) for end, weight in pairs]
+        return [(mx.clip(end, 0, side - 1).astype(mx.int32), weight[:, None]) for end, weight in pairs]
+
+    parts = [
+        look_up(row * sides[1] + column).astype(mx.float32) * (row_weight * column_weight)
+        for row, row_weight in ends(rows, sides[0])
+        for column, column_weight in ends(columns, sides[1])
+    ]
+    return parts[0] + parts[1] + parts[2] + parts[3]

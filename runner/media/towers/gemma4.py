@@ -1,0 +1,281 @@
+"""Gemma 4's tower: that of e2b, e4b, 26B-A4B and 31B."""
+
+from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
+
+import mlx.core as mx
+from mlx.nn.layers.activations import gelu_approx
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import LayerNorm, RMSNorm
+
+from runner.errors import ModelError
+from runner.media.families import Gemma4, Gemma4Unified
+from runner.media.towers.block import Block, rotary_angles, turn_by
+from runner.media.towers.tower import Grid, Layer, Tower, embedding_bytes, work_bytes
+from runner.model.fields import Config, expect, flag, positive, section, size, small_count
+
+# --- A linear that keeps its input and output within bounds, as some towers of Gemma 4 have them.
+
+BOUNDS = ("input_min", "input_max", "output_min", "output_max")
+
+
+class ClampedLinear(Layer):
+    """A linear without a bias. If `clamped`, its input and output are kept within bounds."""
+
+    def __init__(self, inputs: int, outputs: int, clamped: bool) -> None:
+        super().__init__()
+        self.linear = Linear(inputs, outputs, bias=False)
+        if clamped:
+            self.input_min = self.output_min = mx.array(-mx.inf)
+            self.input_max = self.output_max = mx.array(mx.inf)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if "input_min" not in self:
+            return self.linear(x)
+        # A bound of another type would change that of the whole array.
+        low, high, least, most = (mx.array(self[name], x.dtype) for name in BOUNDS)
+        return mx.clip(self.linear(mx.clip(x, low, high)), least, most)
+
+    def free(self) -> None:
+        """Takes the bounds away."""
+        for name in BOUNDS:
+            self.pop(name, None)
+
+
+def summed_rows(columns: mx.array, rows: mx.array, grid: Grid) -> mx.array:
+    """Returns [patches, width]: for each patch its row of the table for columns plus that of the table for rows.
+
+    The tables are [positions, width]. Raises ValueError where one has too few positions.
+    """
+    if len(columns) < grid.columns or len(rows) < grid.rows:
+        raise ValueError(f"{len(columns)} x {len(rows)} positions are too few for {grid}")
+    return (columns[: grid.columns][None] + rows[: grid.rows][:, None]).flatten(0, 1)
+
+
+_TABLE = "patch_embedder.position_embedding_table"
+
+
+class PatchEmbedder(Layer):
+    """Pixels and positions to rows."""
+
+    def __init__(self, values: int, positions: int, hidden: int) -> None:
+        super().__init__()
+        self.input_proj = Linear(values, hidden, bias=False)
+        self.position_embedding_table = mx.ones((2, positions, hidden))  # columns, rows
+
+    def __call__(self, patches: mx.array, grid: Grid) -> mx.array:
+        columns, rows = self.position_embedding_table
+        pixels = 2 * (patches.astype(mx.float32) / 255 - 0.5)
+        return self.input_proj(pixels.astype(columns.dtype)) + summed_rows(columns, rows, grid)
+
+
+class Attention(Layer):
+    """The linears of queries, keys, values and what comes of them; the norms take the place of a scale."""
+
+    def __init__(self, hidden: int, heads: int, kv_heads: int, head: int, eps: float, clamped: bool) -> None:
+        super().__init__()
+        self.q_proj = ClampedLinear(hidden, heads * head, clamped)
+        self.k_proj = ClampedLinear(hidden, kv_heads * head, clamped)
+        self.v_proj = ClampedLinear(hidden, kv_heads * head, clamped)
+        self.o_proj = ClampedLinear(heads * head, hidden, clamped)
+        self.q_norm = RMSNorm(head, eps)
+        self.k_norm = RMSNorm(head, eps)
+
+
+class FeedForward(Layer):
+    """A gated one."""
+
+    def __init__(self, hidden: int, inner: int, clamped: bool) -> None:
+        super().__init__()
+        self.gate_proj = ClampedLinear(hidden, inner, clamped)
+        self.up_proj = ClampedLinear(hidden, inner, clamped)
+        self.down_proj = ClampedLinear(inner, hidden, clamped)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.down_proj(gelu_approx(self.gate_proj(x)) * self.up_proj(x))
+
+
+class GemmaBlock(Block):
+    """Attention and feed-forward, each with a norm before and after it."""
+
+    def __init__(
+        self, hidden: int, inner: int, heads: int, kv_heads: int, head: int, eps: float, *, clamped: bool
+    ) -> None:
+        super().__init__(hidden, inner, heads, head, kv_heads=kv_heads, scale=1.0)
+        self.eps = eps
+        self.self_attn = Attention(hidden, heads, kv_heads, head, eps, clamped)
+        self.mlp = FeedForward(hidden, inner, clamped)
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.pre_feedforward_layernorm = RMSNorm(hidden, eps)
+        self.post_feedforward_layernorm = RMSNorm(hidden, eps)
+
+    def project(self, x: mx.array) -> Sequence[mx.array]:
+        normed, attn = self.input_layernorm(x), self.self_attn
+        queries = attn.q_norm(attn.q_proj(normed).reshape(-1, self.heads, self.head))
+        keys = attn.k_norm(attn.k_proj(normed).reshape(-1, self.kv_heads, self.head))
+        values = mx.fast.rms_norm(attn.v_proj(normed).reshape(-1, self.kv_heads, self.head), None, self.eps)
+        return queries, keys, values
+
+    def output(self, attended: mx.array) -> mx.array:
+        found: mx.array = self.post_attention_layernorm(self.self_attn.o_proj(attended))
+        return found
+
+    def feed(self, x: mx.array) -> mx.array:
+        found: mx.array = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        return found
+
+    def free_but(self, bounded: Container[str], name: str) -> None:
+        """Takes the bounds of the linears away whose names are not in `bounded`; `name` is that of this block."""
+        for part in ("self_attn", "mlp"):
+            for key, module in self[part].items():
+                if isinstance(module, ClampedLinear) and f"{name}.{part}.{key}" not in bounded:
+                    module.free()
+
+
+class Encoder(Layer):
+    """Holds the layers, for their names."""
+
+    def __init__(self, layers: list[GemmaBlock]) -> None:
+        super().__init__()
+        self.layers = layers
+
+
+class Gemma4Tower(Tower):
+    """A transformer over 16 px patches. `patches` [count, 16 * 16 * 3] are row-major, each y, x, channel.
+
+    A soft token is the mean of 3 x 3 patches, so a grid's rows and columns are multiples of 3. Source:
+    huggingface/transformers, models/gemma4.
+    """
+
+    family = Gemma4
+    names = (
+        (
+            r"(?:model\.)?vision_tower\.(encoder\.layers\.\d+\.\w+\.\w+_proj)\.(?=weight$|scales$|biases$)",
+            r"\1.linear.",
+        ),
+        (r"(?:model\.)?vision_tower\.(?!.*rotary_emb\.)", ""),
+        (r"(?:model\.)?embed_vision\.", ""),
+    )
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        vision = section(config, "vision_config")
+        hidden, inner = size(vision, "hidden_size", 768), size(vision, "intermediate_size", 3072)
+        heads = size(vision, "num_attention_heads", 12)
+        kv_heads, head = size(vision, "num_key_value_heads", heads), size(vision, "head_dim", 64)
+        if head % 4:  # two directions, two halves each
+            raise ModelError(f"config.json: a vision tower's head_dim must be a multiple of 4, found {head}")
+        if heads % kv_heads:
+            raise ModelError(f"config.json: a vision tower's {kv_heads} heads for keys must divide {heads}")
+        expect(vision, "hidden_activation", "gelu_pytorch_tanh")
+        self.hidden = hidden
+        self.head = head
+        self.clamped = flag(vision, "use_clipped_linears")
+        self.eps = positive(vision, "rms_norm_eps", 1e-6)
+        self.theta = positive(section(vision, "rope_parameters"), "rope_theta", 100.0)
+        self.pool = small_count(vision, "pooling_kernel_size", 3)
+        # Not `values`: that is a method of MLX's modules, which are dicts.
+        self.pixels = 3 * small_count(vision, "patch_size", 16) ** 2
+        self.patch_embedder = PatchEmbedder(self.pixels, size(vision, "position_embedding_size", 10240), hidden)
+        blocks = [
+            GemmaBlock(hidden, inner, heads, kv_heads, head, self.eps, clamped=self.clamped)
+            for _ in range(small_count(vision, "num_hidden_layers", 16))
+        ]
+        self.encoder = Encoder(blocks)
+        if flag(vision, "standardize"):
+            self.std_bias = mx.zeros((hidden,))
+            self.std_scale = mx.ones((hidden,))
+        self.embedding_projection = Linear(hidden, self.width, bias=False)
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Each linear has four bounds or none. Without `use_clipped_linears` in config.json they count for nothing.
+
+        Raises ModelError for a linear that has some.
+        """
+        kept, bounds = {}, defaultdict[str, set[str]](set)
+        for name, array in weights.items():
+            head, _, last = name.rpartition(".")
+            if last not in BOUNDS:
+                kept[name] = array
+            elif self.clamped:
+                kept[name] = array.reshape(())
+                bounds[head].add(last)
+        for head, found in bounds.items():
+            if len(found) < len(BOUNDS):
+                missing = ", ".join(sorted(set(BOUNDS) - found))
+                raise ModelError(f"a vision tower's {head} must have all four bounds or none, missing: {missing}")
+        if _TABLE in weights:  # these are the dense tensors, so the bounds are among them
+            for index, block in enumerate(self.encoder.layers):
+                block.free_but(bounds, f"encoder.layers.{index}")
+        return kept
+
+    def encode(self, patches: mx.array, grid: Grid) -> Iterator[mx.array]:
+        x = self.patch_embedder(patches, grid)
+        yield x
+        rows, columns = grid.places()
+        # The first half of each head turns with the column, the other with the row, each as two halves of its own.
+        turn = turn_by(rotary_angles((columns, rows), self.head // 2, self.theta), (2, 2, self.head // 4), 1)
+        for layer in self.encoder.layers:
+            x = yield from layer.steps(x, self.piece_bytes, turn)
+            yield x
+        yield self._features(x, grid)
+
+    def _features(self, x: mx.array, grid: Grid) -> mx.array:
+        """Pools, scales, norms and projects `x` [patches, hidden], in float32: the scale can leave float16's range."""
+        rows, columns = grid.rows // self.pool, grid.columns // self.pool
+        squares = x.astype(mx.float32).reshape(rows, self.pool, columns, self.pool, self.hidden)
+        # The reference rounds here too.
+        pooled = squares.mean(axis=(1, 3)).flatten(0, 1).astype(x.dtype).astype(mx.float32) * self.hidden**0.5
+        if "std_bias" in self:
+            pooled = (pooled - self.std_bias) * self.std_scale
+        return self.embedding_projection(mx.fast.rms_norm(pooled, None, self.eps).astype(x.dtype))
+
+    def encode_bytes(self, grid: Grid) -> int:
+        itemsize, block = work_bytes(self.patch_embedder.position_embedding_table.dtype), self.encoder.layers[0]
+        embedding = embedding_bytes(grid.patches, self.pixels, max(self.hidden, block.heads * block.head) * itemsize)
+        return max(embedding, block.peak_bytes(grid.patches, itemsize, self.piece_bytes))
+
+
+# --- Gemma 4 unified (12B): no transformer, each patch is embedded by itself.
+
+
+class Gemma4UnifiedTower(Tower):
+    """Norms and two projections. `patches` [count, 48 * 48 * 3] are row-major, each y, x, channel, and a soft token.
+
+    Source: huggingface/transformers, models/gemma4_unified.
+    """
+
+    family = Gemma4Unified
+    names = (
+        (r"(?:model\.)?(?:embed_vision|vision_embedder\.multimodal_embedder)\.", ""),
+        (r"(?:model\.)?vision_embedder\.", ""),
+    )
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        vision = section(config, "vision_config")
+        side = small_count(vision, "patch_size", 16) * small_count(vision, "pooling_kernel_size", 3)
+        self.pixels = 3 * small_count(vision, "model_patch_size", side) ** 2
+        hidden = size(vision, "mm_embed_dim", 3840)
+        if size(vision, "output_proj_dims", hidden) != hidden:
+            found = vision["output_proj_dims"]
+            raise ModelError(f"config.json: output_proj_dims must be mm_embed_dim, which is {hidden}, found {found}")
+        self.hidden = hidden
+        self.eps = positive(vision, "rms_norm_eps", 1e-6)
+        self.patch_ln1 = LayerNorm(self.pixels)
+        self.patch_dense = Linear(self.pixels, hidden)
+        self.patch_ln2 = LayerNorm(hidden)
+        self.pos_embedding = mx.zeros((size(vision, "mm_posemb_size", 1120), 2, hidden))  # columns, rows
+        self.pos_norm = LayerNorm(hidden)
+        self.embedding_projection = Linear(hidden, self.width, bias=False)
+
+    def encode(self, patches: mx.array, grid: Grid) -> Iterator[mx.array]:
+        pixels = (patches.astype(mx.float32) / 255).astype(self.pos_embedding.dtype)
+        x = self.patch_dense(self.patch_ln1(pixels))
+        yield x
+        x = self.patch_ln2(x) + summed_rows(self.pos_embedding[:, 0], self.pos_embedding[:, 1], grid)
+        yield self.embedding_projection(mx.fast.rms_norm(self.pos_norm(x), None, self.eps))
+
+    def encode_bytes(self, grid: Grid) -> int:
+        return embedding_bytes(grid.patches, self.pixels, self.hidden * work_bytes(self.pos_embedding.dtype))

@@ -1,0 +1,238 @@
+"""Glimmer's tower, in the form of transformers and in Meta's own."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+from mlx.nn.layers.activations import gelu
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import LayerNorm
+
+from runner.errors import ModelError
+from runner.media.families import Glimmer
+from runner.media.towers.block import PlainBlock, head_width, interpolated, rotary_angles, turn_by
+from runner.media.towers.tower import Grid, Layer, Tower, embedding_bytes, work_bytes
+from runner.model.fields import Config, expect, positive, section, size, small_count, strings
+
+# --- Reads the sizes of Glimmer's tower, from `config.json` in the form of transformers or in Meta's own.
+
+WINDOW, FULL = "window_attention", "full_attention"
+_THETA = 10_000.0
+
+
+class Sizes(NamedTuple):
+    """The numbers of a tower. `interleaved`: the two of a rotary pair lie beside each other, not half a head apart."""
+
+    hidden: int
+    inner: int
+    heads: int
+    patch: int
+    copies: int
+    merge: int
+    table: Grid
+    kinds: tuple[str, ...]
+    output: int
+    adapter: int
+    theta: float
+    eps: float
+    interleaved: bool
+
+
+def read_sizes(config: Config) -> Sizes:
+    """Returns the sizes of the tower that a whole `config.json` describes. Raises ModelError for nonsense."""
+    sizes = _published(config) if "text_config" in config else _original(config)
+    head_width(sizes.hidden, sizes.heads, 4)  # two directions, two halves each
+    if sizes.output != sizes.hidden * sizes.merge**2:
+        wanted = f"{sizes.hidden} * {sizes.merge}^2"
+        raise ModelError(f"config.json: a vision tower's output must be {wanted} wide, found {sizes.output}")
+    return sizes
+
+
+def _published(config: Config) -> Sizes:
+    """Reads the form of transformers. Defaults are those of its class."""
+    vision = section(config, "vision_config")
+    expect(vision, "hidden_act", "gelu")
+    expect(config, "projector_hidden_act", "gelu")
+    hidden, merge = size(vision, "hidden_size", 1536), small_count(vision, "merge_size", 2)
+    return Sizes(
+        hidden=hidden,
+        inner=size(vision, "intermediate_size", 8960),
+        heads=size(vision, "num_attention_heads", 16),
+        patch=small_count(vision, "patch_size", 14),
+        copies=small_count(vision, "patch_temporal", 2),
+        merge=merge,
+        table=Grid(small_count(vision, "pos_emb_height", 32), small_count(vision, "pos_emb_width", 32)),
+        kinds=strings(vision, "layer_types", (WINDOW, FULL), _kinds(small_count(vision, "num_hidden_layers", 50), 4)),
+        output=size(config, "out_hidden_size", hidden * merge**2),
+        adapter=size(config, "projector_hidden_size", 4096),
+        theta=positive(section(vision, "rope_parameters"), "rope_theta", _THETA),
+        eps=positive(vision, "layer_norm_eps", 1e-5),
+        interleaved=False,
+    )
+
+
+def _original(config: Config) -> Sizes:
+    """Reads Meta's own form: one object, rotary pairs beside each other, kinds of layers by a period."""
+    hidden = size(config, "vision_latent_dim")
+    return Sizes(
+        hidden=hidden,
+        inner=int(positive(config, "vision_mlp_ratio") * hidden),
+        heads=size(config, "vision_heads"),
+        patch=small_count(config, "vision_patch_size"),
+        copies=small_count(config, "vision_patch_temporal"),
+        merge=small_count(config, "vision_downsample_factor"),
+        table=Grid(small_count(config, "vision_pos_emb_grid_h"), small_count(config, "vision_pos_emb_grid_w")),
+        kinds=_kinds(small_count(config, "vision_layers"), size(config, "vision_sparse_attention_factor", 1)),
+        output=size(config, "vision_output_dim"),
+        adapter=size(config, "vision_adapter_dim"),
+        theta=_THETA,
+        eps=1e-5,
+        interleaved=True,
+    )
+
+
+def _kinds(layers: int, period: int) -> tuple[str, ...]:
+    """Full attention in every layer whose number is a multiple of `period`, and in the last."""
+    return tuple(FULL if number % period == 0 or number == layers else WINDOW for number in range(1, layers + 1))
+
+
+class Attention(Layer):
+    """The linears of queries, keys, values and what comes of them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q_proj = Linear(width, width)
+        self.k_proj = Linear(width, width)
+        self.v_proj = Linear(width, width)
+        self.proj = Linear(width, width)
+
+
+class GlimmerBlock(PlainBlock):
+    """A layer over all patches, or over windows that follow each other."""
+
+    def __init__(self, sizes: Sizes, kind: str) -> None:
+        super().__init__(sizes.hidden, sizes.inner, sizes.heads, gelu, sizes.eps, Attention)
+        self.is_full = kind == FULL
+
+    def project(self, x: mx.array) -> Sequence[mx.array]:
+        normed, attn = self.norm1(x), self.attn
+        linears = (attn.q_proj, attn.k_proj, attn.v_proj)
+        return [linear(normed).reshape(-1, self.heads, self.head) for linear in linears]
+
+
+class PatchEmbedder(Layer):
+    """Pixels and positions to rows. The table of positions is stretched over the picture."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.table = sizes.table
+        self.copies = sizes.copies
+        self.patch_embedding = Linear(sizes.copies * 3 * sizes.patch**2, sizes.hidden, bias=False)
+        self.position_embedding_table = Embedding(sizes.table.patches, sizes.hidden)
+
+    def __call__(self, patches: mx.array, grid: Grid, dtype: mx.Dtype) -> mx.array:
+        pixels = (patches.astype(mx.float32) / 127.5 - 1).astype(dtype)
+        # A picture is a film of equal frames. Adding up the weight's columns instead is not possible if it is packed.
+        rows = self.patch_embedding(mx.tile(pixels, (1, self.copies)))
+        table = self.position_embedding_table(mx.arange(self.table.patches))
+        return rows + resampled(table, self.table, grid).astype(dtype)
+
+
+def resampled(table: mx.array, sides: Grid, grid: Grid) -> mx.array:
+    """Returns float32 [patches, width]: the table [sides.patches, width], stretched over the grid.
+
+    Bilinear between the centres of cells, with zeros around the table. Rows of the grid are rows of the table, also
+    where it is not square: Meta's first code and Ollama's runner mix the directions up (pytorch/torchtitan#4244).
+    """
+    rows, columns = (
+        (place + 0.5) * (side / count) - 0.5 for place, side, count in zip(grid.places(), sides, grid, strict=True)
+    )
+    return interpolated(lambda index: table[index], sides, rows, columns, zeros=True)
+
+
+class Adapter(Layer):
+    """From the merged rows of the tower to the width of the projection."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.fc1 = Linear(inputs, outputs, bias=False)
+        self.fc2 = Linear(outputs, outputs, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return gelu(self.fc2(gelu(self.fc1(x))))
+
+
+class GlimmerTower(Tower):
+    """A transformer over 14 px patches. `patches` [count, 3 * 14 * 14] are row-major, each channel, y, x.
+
+    A soft token is made of 2 x 2 patches, so a grid's rows and columns are even. The features come without the norm
+    that follows in the reference, because mlx-lm's class norms what it takes for embeddings. Source:
+    huggingface/transformers, models/muse_glimmer.
+    """
+
+    family = Glimmer
+    names = (
+        (r"(?:model\.)?vision_tower\.(?!.*rotary_emb\.)", ""),
+        (r"(?:model\.)?vision_adapter\.(?:fc1|c_fc)\.", "vision_adapter.fc1."),
+        (r"(?:model\.)?vision_adapter\.(?:fc2|c_proj)\.", "vision_adapter.fc2."),
+        (r"(?:model\.)?vision_projection\.", "vision_projection."),
+        (r"(?:model\.)?vision_encoder\.conv1_linear\.", "patch_embedder.patch_embedding."),
+        (r"(?:model\.)?vision_encoder\.positional_embedding_vlm$", "patch_embedder.position_embedding_table.weight"),
+        (r"(?:model\.)?vision_encoder\.(?=ln_p)", ""),
+        (r"(?:model\.)?vision_encoder\.transformer\.(\d+)\.ln_(?=[12]\.)", r"layers.\1.norm"),
+        (r"(?:model\.)?vision_encoder\.transformer\.(\d+)\.attn\.o_proj\.", r"layers.\1.attn.proj."),
+        (r"(?:model\.)?vision_encoder\.transformer\.(\d+)\.attn\.(?=[qkv]_proj\.)", r"layers.\1.attn."),
+        (r"(?:model\.)?vision_encoder\.transformer\.(\d+)\.mlp\.c_fc\.", r"layers.\1.mlp.fc1."),
+        (r"(?:model\.)?vision_encoder\.transformer\.(\d+)\.mlp\.c_proj\.", r"layers.\1.mlp.fc2."),
+    )
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.sizes = sizes = read_sizes(config)
+        self.patch_embedder = PatchEmbedder(sizes)
+        self.ln_pre = LayerNorm(sizes.hidden, sizes.eps)
+        self.ln_post = LayerNorm(sizes.hidden, sizes.eps)
+        self.layers = [GlimmerBlock(sizes, kind) for kind in sizes.kinds]
+        self.vision_adapter = Adapter(sizes.output, sizes.adapter)
+        self.vision_projection = Linear(sizes.adapter, self.width, bias=False)
+
+    def encode(self, patches: mx.array, grid: Grid) -> Iterator[mx.array]:
+        order, windows = _windows(grid, self.sizes.table)
+        x = self.ln_pre(self.patch_embedder(patches, grid, self.ln_pre.weight.dtype))[order]
+        yield x
+        rows, columns = grid.places()
+        half = self.sizes.hidden // self.sizes.heads // 2
+        angles = rotary_angles((columns, rows), half, self.sizes.theta).flatten(1)[order]
+        turn = turn_by(angles, (half, 2), 1) if self.sizes.interleaved else turn_by(angles, (2, half), 0)
+        for layer in self.layers:
+            segments = [slice(None)] if layer.is_full else windows
+            x = yield from layer.steps(x, self.piece_bytes, turn, segments)
+            yield x
+        merged = self._merged(self.ln_post(x[mx.argsort(order)]), grid)
+        yield self.vision_projection(self.vision_adapter(merged))
+
+    def _merged(self, x: mx.array, grid: Grid) -> mx.array:
+        """Lays squares of patches into one row each: [patches, hidden] to [soft tokens, hidden * merge^2]."""
+        merge = self.sizes.merge
+        blocks = x.reshape(grid.rows // merge, merge, grid.columns // merge, merge, self.sizes.hidden)
+        return blocks.transpose(0, 2, 4, 1, 3).reshape(-1, self.sizes.output)
+
+    def encode_bytes(self, grid: Grid) -> int:
+        sizes, itemsize = self.sizes, work_bytes(self.ln_pre.weight.dtype)
+        embedding = embedding_bytes(grid.patches, sizes.copies * 3 * sizes.patch**2, sizes.hidden * 4)
+        return max(embedding, self.layers[0].peak_bytes(grid.patches, itemsize, self.piece_bytes))
+
+
+def _windows(grid: Grid, side: Grid) -> tuple[mx.array, list[slice]]:
+    """Cuts a grid into windows of at most `side` patches: the order that lays them out one after the other, and where
+    each of them is then."""
+    cells = mx.arange(grid.patches).reshape(grid)
+    parts = [
+        cells[top : top + side.rows, left : left + side.columns].flatten()
+        for top in range(0, grid.rows, side.rows)
+        for left in range(0, grid.columns, side.columns)
+    ]
+    ends = [0, *itertools.accumulate(len(part) for part in parts)]
+    return mx.concatenate(parts), list(itertools.starmap(slice, itertools.pairwise(ends)))

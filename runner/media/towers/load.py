@@ -1,0 +1,192 @@
+"""Finds the tower in an opened model, checks it from headers alone, and loads it.
+
+A fault of the tower disables pictures only: `TowerPlan.fault` has it.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+from runner.errors import ModelError, UnknownError
+from runner.media.towers.gemma4 import Gemma4Tower, Gemma4UnifiedTower
+from runner.media.towers.glimmer import GlimmerTower
+from runner.media.towers.nemotron_h import NemotronTower
+from runner.media.towers.qwen3_5 import Qwen35Tower
+from runner.media.towers.tower import Tower
+from runner.model.opened import OpenedModel
+from runner.model.packing import check_companions
+from runner.model.sources.checkpoint import Tensor
+from runner.model.weights.assemble import placeholders
+from runner.model.weights.dtype import DtypePlan
+from runner.model.weights.experts import Weights
+from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
+from runner.model.weights.parameters import parameters_of
+from runner.model.weights.part import assemble_part, plan_part, read_part
+
+# --- The towers that this runner knows: one row for each mlx-lm module of the text model.
+
+
+class Row(NamedTuple):
+    """The tower of a family, whose `name` is for people."""
+
+    name: str
+    tower: type[Tower]
+    others: Mapping[str, type[Tower]] = MappingProxyType({})
+    """`model_type` of the `vision_config` -> the tower of its models."""
+    preprocessor: tuple[str, ...] = ()
+    """Fields that `preprocessor_config.json` overrides in `config.json`, if it has them."""
+
+    def kind(self, vision: object) -> type[Tower]:
+        """Returns the class for this `vision_config`."""
+        return self.others.get(str(vision.get("model_type")), self.tower) if isinstance(vision, dict) else self.tower
+
+
+_QWEN3_5 = Row("qwen3.5", Qwen35Tower)
+
+TOWERS: dict[str, Row] = {
+    "gemma4": Row("gemma4", Gemma4Tower, {"gemma4_unified_vision": Gemma4UnifiedTower}),
+    "muse_glimmer": Row("glimmer", GlimmerTower),
+    "nemotron_h": Row(
+        "nemotron_h", NemotronTower, preprocessor=("norm_mean", "norm_std", "patch_size", "downsample_ratio")
+    ),
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_moe": _QWEN3_5,
+    "qwen3_next": _QWEN3_5,
+}
+"""mlx-lm module (`Family.module`) -> its row."""
+
+
+PREPROCESSOR = "preprocessor_config.json"
+_TEXT_ONLY = ("quantization_config", "quantize_activations")
+"""Fields of `config.json` that are about the text model's layers."""
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_NUMBERED = re.compile(r".*?\.\d+(?=\.)")
+
+
+class TowerPlan(NamedTuple):
+    """The tower of one model. Immutable; holds no array.
+
+    `opened` is the model with the tower's tensors instead of its own, under the names that `Tower.sanitize` knows, and
+    with the config that the tower is made from. With a `fault`, a sentence, the tower cannot be loaded; it is `unknown`
+    if another runner may load it.
+    """
+
+    family: str
+    kind: type[Tower]
+    opened: OpenedModel
+    fault: str = ""
+    unknown: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that loading will read; 0 if it cannot be loaded."""
+        return 0 if self.fault else self.opened.total_bytes
+
+    @property
+    def blocks(self) -> int:
+        """The number of the tower's blocks that have tensors."""
+        return len({found[0] for name in self.opened.tensors if (found := _NUMBERED.match(name))})
+
+
+def plan_tower(opened: OpenedModel) -> TowerPlan | None:
+    """Returns the plan for the tower of a model, from headers alone; None if this is a text model as far as we know."""
+    row = TOWERS.get(opened.family.module)
+    if row is None:
+        return None
+    kind = row.kind(opened.config.get("vision_config"))
+    checkpoint = opened.checkpoint
+    tensors = _renamed(kind, checkpoint.tensors)
+    unreadable = _renamed(kind, checkpoint.unreadable)
+    described = isinstance(opened.config.get("vision_config"), dict)
+    if not described and not tensors and not unreadable:
+        return None
+    tower = opened._replace(name=f"the {row.name} tower", tensors=tensors)
+    plan = TowerPlan(row.name, kind, tower)
+    if not tensors and not unreadable:
+        return plan._replace(fault="config.json describes a vision tower, but none of its tensors is in the model")
+    if not described:
+        return plan._replace(fault="the model has tensors of a vision tower, but config.json has no vision_config")
+    if unreadable:
+        return plan._replace(fault=f"tensor {min(unreadable)} of the vision tower cannot be read")
+    try:
+        _check_twins(kind, checkpoint.tensors)
+        for tensor in tensors.values():
+            check_companions(tensor)
+        plan = plan._replace(opened=tower._replace(config=_tower_config(opened, row)))
+        return _rehearsed(plan)
+    except ModelError as error:
+        return plan._replace(fault=str(error), unknown=isinstance(error, UnknownError))
+
+
+def plan_weights(plan: TowerPlan, dtype: str, budget_bytes: int | None) -> tuple[Tower, DtypePlan]:
+    """Returns the tower made of placeholders, and the types of its weights. The arguments after `plan` are those of
+    `weights.load.load`. Raises ModelError if the plan has a fault, or the weights exceed the budget."""
+    if plan.fault:
+        raise ModelError(plan.fault)
+    try:
+        return plan_part(plan.opened, partial(_assembled, plan), dtype, budget_bytes)
+    except ModelError as error:
+        raise ModelError(f"{plan.opened.name}: {error}") from error
+
+
+def load_tower(plan: TowerPlan, dtype: str = "keep", budget_bytes: int | None = None) -> Tower:
+    """Reads the weights and builds the tower, on the engine thread. Raises as `plan_weights`, or ModelError if reading
+    fails all the same."""
+    types = plan_weights(plan, dtype, budget_bytes)[1]
+    return read_part(plan.opened, partial(_assembled, plan), "the tower", types)
+
+
+def _renamed(kind: type[Tower], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors that are the tower's, under the names of its parameters."""
+    named = ((kind.parameter_name(name), tensor) for name, tensor in tensors.items())
+    return {name: tensor._replace(name=name) for name, tensor in named if name is not None}
+
+
+def _check_twins(kind: type[Tower], tensors: Mapping[str, Tensor]) -> None:
+    """Raises ModelError for two tensors that would become one parameter."""
+    seen: dict[str, str] = {}
+    for stored in tensors:
+        name = kind.parameter_name(stored)
+        if name is not None and (other := seen.setdefault(name, stored)) != stored:
+            raise UnknownError(f"tensors {other} and {stored} of the vision tower are the same parameter")
+
+
+def _tower_config(opened: OpenedModel, row: Row) -> dict[str, object]:
+    """Returns `config.json` without what concerns the text model's layers, and with what the preprocessor overrides."""
+    config = {key: value for key, value in opened.config.items() if key not in _TEXT_ONLY}
+    if not row.preprocessor:
+        return config
+    found = opened.json_file(PREPROCESSOR)
+    return config | {key: found[key] for key in row.preprocessor if found.get(key)}
+
+
+def _rehearsed(plan: TowerPlan) -> TowerPlan:
+    """Returns the plan without tensors that the tower has no use for. Raises ModelError for the first fault."""
+    tower, weights = sanitize_packed(
+        lambda found, _: _made(plan, found), placeholders(plan.opened), Recipe("as stored")
+    )
+    wanted = parameters_of(tower).keys()
+    spare = [name for name in plan.opened.tensors if name in weights and name not in wanted]
+    forms = {_NUMBER.sub("*", name) for name in wanted}
+    if beyond := next((name for name in spare if _NUMBER.sub("*", name) in forms), None):
+        raise UnknownError(f"{plan.opened.name} has {beyond}, but config.json describes fewer blocks")
+    needed = {name: tensor for name, tensor in plan.opened.tensors.items() if name not in spare}
+    plan = plan._replace(opened=plan.opened._replace(tensors=needed))
+    _assembled(plan, placeholders(plan.opened))
+    return plan
+
+
+def _assembled(plan: TowerPlan, arrays: Mapping[str, Arrays]) -> Tower:
+    """Builds the tower with `arrays`, which stay lazy. Raises ModelError if anything does not fit."""
+    return assemble_part(plan.opened, partial(_made, plan), arrays)
+
+
+def _made(plan: TowerPlan, weights: Weights) -> tuple[Tower, Weights]:
+    """Returns the tower, its parameters still random, and the weights for them."""
+    tower = plan.kind(plan.opened.config)
+    try:
+        return tower, tower.sanitize(dict(weights))
+    except (ValueError, IndexError, KeyError) as error:  # MLX's words for shapes that do not fit
+        raise ModelError(f"{plan.opened.name} cannot take its tensors: {error}") from error

@@ -1,0 +1,156 @@
+"""The interface of all towers, and what their encoders share: computing in pieces.
+
+A tower turns the patches of one picture into rows that stand in a text model's prompt. It computes in pieces bounded by
+`Tower.piece_bytes`, so that other work can be done in between, and yields after each.
+"""
+
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from typing import ClassVar, NamedTuple
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from runner.media.families import Family
+from runner.model.fields import Config, section, size
+
+Steps = Generator[mx.array, None, mx.array]
+"""Yields lazy arrays to evaluate one after the other, and returns the result; used with `yield from`."""
+
+_SCORE_BYTES = 4
+"""Of one attention score: MLX's CPU backend makes them in the type of the queries, float32 at most."""
+_PIECE_BYTES = {mx.cpu: 8 << 20, mx.gpu: 64 << 20}
+"""A CPU takes about 50 ms for 8 MiB of scores, and is no faster with more of them at once."""
+_FUSED_WIDTHS = (64, 80, 128)
+"""Widths of a head for which GPUs have a kernel that keeps no scores."""
+
+
+class Grid(NamedTuple):
+    """The patches of one picture as the tower sees them."""
+
+    rows: int
+    columns: int
+
+    @property
+    def patches(self) -> int:
+        return self.rows * self.columns
+
+    def places(self) -> tuple[mx.array, mx.array]:
+        """Returns the row and the column of each patch, from left to right and top to bottom."""
+        order = mx.arange(self.patches)
+        return order // self.columns, order % self.columns
+
+
+class Layer(Module):
+    """A module of a tower."""
+
+    def __init__(self) -> None:
+        Module.__init__(self)  # MLX's is not typed
+
+
+class Tower(Layer):
+    """One family's encoder of pictures. Owner: the engine thread, like every array."""
+
+    family: ClassVar[type[Family]]
+    """The preparation of its pictures."""
+    names: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """(pattern, replacement) for tensor names. The first pattern that matches the beginning of a name makes the name of
+    a parameter of it: the match is replaced, the rest stays. Names that match none are not the tower's."""
+    piece_bytes: int
+    """Bound for attention scores, and for the widest rows of a layer, that are computed at once."""
+    width: int
+    """Of its output: the width of the text model."""
+
+    def __init__(self, config: Config) -> None:
+        """Makes the tower that a whole `config.json` describes, its parameters still random and lazy.
+
+        Raises ModelError for a description that cannot be meant.
+        """
+        super().__init__()
+        self.piece_bytes = _PIECE_BYTES[mx.default_device().type]
+        self.width = size(section(config, "text_config") or section(config, "llm_config") or config, "hidden_size")
+
+    @classmethod
+    def parameter_name(cls, name: str) -> str | None:
+        """Returns the parameter that the tensor `name` of a checkpoint becomes; None if it is not the tower's."""
+        for pattern, replacement in cls.names:
+            if match := re.match(pattern, name):
+                return match.expand(replacement) + name[match.end() :]
+        return None
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Returns the weights under the names and in the shapes of this module's parameters.
+
+        They come under the names that `names` gives, as arrays or placeholders. Of packed tensors, words, scales and
+        biases pass separately under the name of the weight: rename or drop them, compute with dense ones only. May
+        change the module to fit the shapes it finds.
+        """
+        return weights
+
+    @abstractmethod
+    def encode(self, patches: mx.array, grid: Grid) -> Iterator[mx.array]:
+        """Yields lazy arrays to be evaluated in turn; the last one is the features [soft tokens, width].
+
+        `patches` is uint8 [count, values], in the family's order. The features are as the text model expects them,
+        before anything that its class does after the embedding table.
+        """
+
+    @abstractmethod
+    def encode_bytes(self, grid: Grid) -> int:
+        """Returns an estimate of the most bytes that encoding such a picture takes at any moment, without weights."""
+
+
+def pieces(count: int, row_bytes: int, piece_bytes: int) -> Iterator[slice]:
+    """Cuts `count` rows of `row_bytes` into pieces of at most `piece_bytes`, and of one row at least."""
+    rows = max(1, piece_bytes // max(1, row_bytes))
+    return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
+
+
+def in_pieces(
+    function: Callable[[slice], mx.array], count: int, row_bytes: int, piece_bytes: int, axis: int = 0
+) -> Steps:
+    """Joins along `axis` what `function` returns for the rows of each piece. No row may depend on another one.
+
+    `row_bytes` are those of the widest array that it makes of a row.
+    """
+    parts: list[mx.array] = []
+    for rows in pieces(count, row_bytes, piece_bytes):
+        if parts:
+            yield parts[-1]
+        parts.append(function(rows))
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis)
+
+
+def attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float, piece_bytes: int) -> Steps:
+    """Computes attention of `queries` [1, heads, Q, d] over `keys` and `values` [1, heads, K, d] in blocks of queries.
+
+    Returns [1, heads, Q, d].
+    """
+    _, heads, count, width = queries.shape
+    fused = next((each for each in _FUSED_WIDTHS if each >= width), width)
+    if fused != width and mx.default_device() != mx.Device(mx.cpu):
+        wider = [(0, 0)] * 3 + [(0, fused - width)]
+        queries, keys, values = (mx.pad(each, wider) for each in (queries, keys, values))
+    row_bytes = heads * keys.shape[2] * _SCORE_BYTES
+    if count * row_bytes > piece_bytes:  # else each block would make its own copy
+        keys, values = mx.contiguous(keys), mx.contiguous(values)
+
+    def block(rows: slice) -> mx.array:
+        return mx.fast.scaled_dot_product_attention(queries[:, :, rows], keys, values, scale=scale)
+
+    result = yield from in_pieces(block, count, row_bytes, piece_bytes, axis=2)
+    return result[..., :width]
+
+
+# --- Estimates of what encoding takes, measured with MLX's CPU backend.
+
+
+def work_bytes(dtype: mx.Dtype) -> int:
+    """Returns the bytes of a number of that type while it is computed with; MLX's CPU backend widens 16-bit ones."""
+    return 4 if mx.default_device() == mx.Device(mx.cpu) else dtype.size
+
+
+def embedding_bytes(count: int, values: int, row_bytes: int) -> int:
+    """Returns the most bytes that embedding `count` patches of `values` pixels takes: float32 copies, then rows."""
+    return count * (values * (1 + 5 * 4) + 6 * row_bytes)

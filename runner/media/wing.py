@@ -1,0 +1,56 @@
+"""Gives an engine its pictures. Imported by every process; what pictures need is imported with a tower."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from runner.engine.parts import Examined, Facts, Parts, Wing
+from runner.model import OpenedModel
+from runner.model.sources.checkpoint import Tensor
+from runner.settings import CheckSettings
+
+if TYPE_CHECKING:
+    from runner.media.open import Sight
+
+
+class MediaWing(Wing):
+    """Pictures, for a model that has a tower and stands in one process."""
+
+    name = "media"
+
+    def __init__(self) -> None:
+        self._sight: Sight | None = None
+
+    def tensors(self, model: OpenedModel) -> Iterable[Tensor]:
+        from runner.media.towers import plan_tower
+
+        plan = plan_tower(model)
+        return plan.opened.tensors.values() if plan is not None and plan.nbytes else ()
+
+    def facts(self, settings: CheckSettings, found: Examined | None) -> Facts | None:
+        from runner.media.open import picture_facts
+
+        return None if found is None else picture_facts(settings, found)
+
+    def load(self, parts: Parts) -> None:
+        """Loads the tower."""
+        if parts.model.has_vision and parts.world.ranks is None:
+            from runner.media.open import open_sight
+
+            self._sight = open_sight(parts)
+
+    def plug(self, parts: Parts) -> None:
+        """Adds what is seen with, or the reason why nothing is."""
+        sight = self._sight
+        if sight is None:
+            return
+        parts.vision = sight.vision
+        if sight.encoder is not None:
+            parts.show = sight.encoder.begin
+            parts.shifted = sight.encoder.shifted
+            parts.counts.pictures = sight.encoder.counts
+        if sight.support is not None:
+            parts.names = sight.support.names
+            if parts.shares_memory:
+                sight.support.pixels.room_bytes = parts.free_bytes
+        parts.helper_bytes.append(lambda: sight.nbytes)
+        parts.drop_unused.append(sight.drop_features)

@@ -1,0 +1,107 @@
+"""Tiny towers with reproducible weights and pictures, for comparing them with another implementation.
+
+Weights are whole numbers divided by a power of two, so that they are the same to the bit on every machine.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import mlx.core as mx
+
+from runner.media.towers.tower import Grid
+from scripts.tools.models.sources_form import Config, Shape
+from scripts.tools.models.sources_towers import (
+    NEMOTRON_AROUND,
+    NEMOTRON_VISION,
+    QWEN_VISION,
+    nemotron_tensors,
+    qwen_tensors,
+)
+
+RECORDED = Path(__file__).parent / "recorded.safetensors"
+PATCH_VALUES = 3 * 16 * 16
+_STEPS = 1 << 15
+
+
+class Case(NamedTuple):
+    """`config` is a whole `config.json`, `shapes` are those of the published tensors of the tower."""
+
+    name: str
+    config: Config
+    shapes: Mapping[str, Shape]
+    grid: Grid
+
+    @property
+    def weights(self) -> dict[str, mx.array]:
+        """The published tensors, float32; norms are around one."""
+        return {name: random(name, shape) for name, shape in self.shapes.items()}
+
+    @property
+    def patches(self) -> mx.array:
+        """The bytes of a picture, uint8 [patches, values]."""
+        return mx.random.randint(0, 256, (self.grid.patches, PATCH_VALUES), key=mx.random.key(7)).astype(mx.uint8)
+
+
+def random(name: str, shape: Shape) -> mx.array:
+    """Evenly spread numbers that keep the scale of what passes through a layer of them; `name` is their seed."""
+    seed = int.from_bytes(name.encode()) % 1_000_003
+    numbers = mx.random.randint(1 - _STEPS, _STEPS, shape, key=mx.random.key(seed)).astype(mx.float32) / _STEPS
+    if len(shape) == 1:
+        return numbers / 4 + (1 if "norm" in name and name.endswith("weight") else 0)
+    inputs = shape[-1] if len(shape) < 4 else math.prod(shape[1:])
+    return numbers * 2.0 ** round(math.log2(math.sqrt(3 / inputs)))
+
+
+def _qwen(name: str, rows: int, columns: int, text_width: int = 64, **changes: object) -> Case:
+    vision = {**QWEN_VISION, **changes, "out_hidden_size": text_width}
+    config: Config = {"model_type": "qwen3_5", "vision_config": vision, "text_config": {"hidden_size": text_width}}
+    return Case(f"qwen-{name}", config, qwen_tensors("model.visual.", text_width, **changes), Grid(rows, columns))
+
+
+def _nemotron(name: str, rows: int, columns: int, vision: Config | None = None, **changes: object) -> Case:
+    vision = {**NEMOTRON_VISION, **(vision or {})}
+    config: Config = {"vision_config": vision, "llm_config": {"hidden_size": 64}, **NEMOTRON_AROUND, **changes}
+    shapes = nemotron_tensors()
+    if changes.get("vision_final_layernorm"):
+        shapes |= {f"vision_projector.vision_final_layernorm.{part}": (64,) for part in ("weight", "bias")}
+    return Case(f"nemotron-{name}", config, shapes, Grid(rows, columns))
+
+
+QWEN = (
+    _qwen("one-token", 2, 2),
+    _qwen("one-row", 2, 10),
+    _qwen("one-column", 10, 2),
+    _qwen("odd", 6, 10),
+    _qwen("square", 14, 14),
+    _qwen("heads-of-72", 4, 6, hidden_size=144, num_heads=2, intermediate_size=200),
+    _qwen("narrow-text", 6, 4, 32, depth=1),
+)
+NEMOTRON = (
+    _nemotron("one-token", 2, 2),
+    _nemotron("one-row", 2, 8),
+    _nemotron("one-column", 8, 2),
+    _nemotron("as-the-table", 6, 6),
+    _nemotron("odd", 6, 10),
+    _nemotron("beyond-the-table", 14, 4),
+    _nemotron("by-columns", 4, 6, ps_version="v1"),
+    _nemotron("other-colours", 4, 4, norm_mean=[0.5, 0.25, 0.75], norm_std=[0.5, 1.0, 0.25]),
+    _nemotron("last-norm", 4, 6, vision_final_layernorm=True),
+    _nemotron("older", 4, 6, {"version": "radio_v2.5-h"}),
+)
+CASES = (*QWEN, *NEMOTRON)
+
+
+def write(directory: Path, case: Case, weights: Mapping[str, mx.array] | None = None) -> dict[str, mx.array]:
+    """Writes the tower alone, with its config, as a directory would hold it; returns its tensors."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(case.config))
+    found = dict(case.weights if weights is None else weights)
+    mx.save_safetensors(str(directory / "model.safetensors"), found)
+    return found
+
+
+def vision(case: Case) -> Config:
+    return cast("Config", case.config["vision_config"])

@@ -1,0 +1,100 @@
+"""Towers compute what mlx-vlm computes with the same weights (recorded by `record.py`), in pieces of any size."""
+
+from typing import cast
+
+import mlx.core as mx
+import pytest
+
+from runner.media.towers.tower import Grid, attend, pieces
+from tests.lib.kernels import mlx_own
+from tests.model.media.towers.cases import CASES, NEMOTRON, QWEN, RECORDED, Case
+from tests.model.media.towers.made import encoded, features, made
+
+ODD = tuple(case for case in CASES if case.name.endswith("-odd"))
+
+
+def recorded() -> dict[str, mx.array]:
+    return cast("dict[str, mx.array]", mx.load(str(RECORDED)))
+
+
+def difference(ours: mx.array, theirs: mx.array) -> float:
+    """The largest difference, relative to the largest feature."""
+    assert ours.shape == theirs.shape
+    return cast("float", (mx.abs(ours - theirs).max() / mx.abs(theirs).max()).item())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_features_are_mlx_vlms(case: Case) -> None:
+    assert difference(features(made(case), case), recorded()[case.name]) <= 1e-5
+
+
+@pytest.mark.parametrize("case", ODD, ids=lambda case: case.name)
+def test_pieces_change_nothing_and_are_no_larger_than_the_bound(case: Case) -> None:
+    tower = made(case)
+    whole = list(encoded(tower, case))
+    assert len(whole) == 1 + 2 + 1  # after the patches, after every block, and the features
+    for piece_bytes in (1, 20_000):
+        tower.piece_bytes = piece_bytes
+        steps = list(encoded(tower, case))
+        assert difference(steps[-1], whole[-1]) <= 2e-6  # BLAS adds up single rows in another order
+        assert len(steps) > 20
+        assert max(step.nbytes for step in steps) <= max(piece_bytes, (case.grid.patches + 4) * 64 * 4)
+
+
+@pytest.mark.parametrize(("count", "keys", "piece_bytes"), [(50, 50, 1), (50, 50, 3 * 4 * 50 * 4), (7, 30, 1 << 20)])
+def test_attention_in_blocks_is_attention(count: int, keys: int, piece_bytes: int) -> None:
+    heads, width, batch = 4, 16, 1
+    queries, key, value = (
+        mx.random.normal((batch, heads, rows, width), key=mx.random.key(rows + index))
+        for index, rows in enumerate((count, keys, keys))
+    )
+    steps = attend(queries, key, value, 0.25, piece_bytes)
+    seen = 0
+    while True:
+        try:
+            mx.eval(next(steps))
+            seen += 1
+        except StopIteration as done:
+            result = done.value
+            break
+    rows = max(1, piece_bytes // (heads * keys * 4))
+    assert seen == -(-count // rows) - 1
+    assert difference(result, mx.fast.scaled_dot_product_attention(queries, key, value, scale=0.25)) <= 1e-6
+
+
+def test_a_gpu_gets_heads_of_a_width_that_its_kernels_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = next(case for case in QWEN if case.name.endswith("heads-of-72"))
+    widths: list[int] = []
+    genuine = mx.fast.scaled_dot_product_attention
+
+    def noted(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
+        widths.append(queries.shape[-1])
+        return genuine(queries, keys, values, scale=scale)
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", noted)
+    plain = features(made(case), case)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    assert difference(features(made(case), case), plain) <= 1e-6
+    assert widths == [72, 72, 80, 80]
+
+
+def test_pieces_cover_every_row_once() -> None:
+    assert [(each.start, each.stop) for each in pieces(7, 10, 30)] == [(0, 3), (3, 6), (6, 7)]
+    assert [(each.start, each.stop) for each in pieces(2, 10, 1)] == [(0, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("case", [QWEN[3], NEMOTRON[4]], ids=lambda case: case.name)
+@pytest.mark.parametrize(("side", "piece_bytes"), [(24, 1 << 30), (32, 1 << 18)])
+def test_the_estimate_of_memory_holds(case: Case, side: int, piece_bytes: int) -> None:
+    tower, case = made(case), case._replace(grid=Grid(side, side))
+    tower.piece_bytes = piece_bytes
+    mx.eval(tower.state, patches := case.patches)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    with mlx_own():  # ours keep no scores
+        for step in tower.encode(patches, case.grid):
+            mx.eval(step)
+            del step
+    measured = mx.get_peak_memory() - before
+    assert measured <= tower.encode_bytes(case.grid) <= 3 * measured

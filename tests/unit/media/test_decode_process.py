@@ -1,0 +1,115 @@
+"""The process that decodes: equal pixels, limits, and an end with its client."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from runner.errors import MediaError
+from runner.media import decode_process
+from runner.media.decode_process import DecodeProcess
+from runner.media.geometry import grid
+from runner.media.header import read_header
+from tests.unit.media.pictures import FORMS, decode, in_form, png_of_size, smooth
+
+SIZE = grid(64, 32, 16, 2)
+
+
+class Watched(DecodeProcess):
+    """Knows its processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def pixels(self, data: bytes, left: Callable[[], bool] = bool) -> bytes:
+        return self.decode(data, read_header(data), SIZE, "drop", left)
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    watched, start = Watched(), subprocess.Popen
+
+    def noted(*args: object, **options: object) -> "subprocess.Popen[bytes]":
+        watched.processes.append(start(*args, **options))  # type: ignore[call-overload]
+        return watched.processes[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    yield watched
+    processes = watched.processes
+    watched._stop()
+    assert all(each.returncode is not None for each in processes), "none is left"
+
+
+PICTURE = in_form("jpeg", smooth(200, 120))
+
+
+def test_one_process_decodes_all_pictures_as_this_one_would(process: Watched) -> None:
+    for form in FORMS:
+        data = in_form(form, smooth(200, 120))
+        assert process.pixels(data) == decode(data, read_header(data), 64, 32).tobytes()
+        with pytest.raises(MediaError, match=r"^decode image: "):
+            process.pixels(data[: len(data) * 2 // 3])
+    assert len(process.processes) == 1
+
+
+def test_it_ends_with_its_client_and_the_next_picture_has_another(process: Watched) -> None:
+    process.pixels(PICTURE)
+    first = process.processes[0]
+    os.kill(first.pid, signal.SIGSTOP)  # as if it never came to an end
+    answers = iter([False, False, True])
+    with pytest.raises(MediaError, match="the client has left"):
+        process.pixels(PICTURE, lambda: next(answers))
+    assert first.returncode == -signal.SIGKILL
+    assert process.pixels(PICTURE) == decode(PICTURE, read_header(PICTURE), 64, 32).tobytes()
+    assert len(process.processes) == 2
+
+
+def test_a_client_that_has_left_before_costs_no_process(process: Watched) -> None:
+    with pytest.raises(MediaError, match="the client has left"):
+        process.pixels(PICTURE, lambda: True)
+    assert process.processes == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the memory of a process")
+def test_it_gets_the_memory_that_a_picture_of_its_size_takes(process: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = png_of_size(9000, 2000)
+    assert len(process.pixels(large)) == 64 * 32 * 3
+    monkeypatch.setattr(decode_process, "decode_bytes", lambda header, geometry, size: -(64 << 20))
+    with pytest.raises(MediaError, match="takes more memory or time than the size"):
+        process.pixels(large)
+    monkeypatch.undo()
+    assert len(process.pixels(large)) == 64 * 32 * 3
+
+
+def test_it_gets_the_processor_time_that_a_picture_of_its_size_takes(
+    process: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_process, "_LEAST_S", 0.001)
+    monkeypatch.setattr(decode_process, "_MEGAPIXEL_S", 0)
+    with pytest.raises(MediaError, match="takes more memory or time than the size"):
+        process.pixels(png_of_size(9000, 9000))
+    assert process.processes[0].returncode is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the memory of a process")
+def test_the_memory_that_is_counted_is_enough(process: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_process, "_SPARE_BYTES", 16 << 20)  # what libraries take for a picture of any size
+    image = smooth(2400, 1500, "RGBA")
+    image.putalpha(200)
+    for form in ("png", "jpeg-progressive", "gif", "webp", "avif"):
+        data = in_form(form, image if form in ("png", "webp", "avif") else image.convert("RGB"))
+        turned = read_header(data)._replace(width=1500, height=2400, orientation=6)
+        assert process.decode(data, turned, grid(2048, 1024, 16, 2), "black", bool)
+    assert len(process.processes) == 1
+
+
+def test_no_process_outlives_its_owner() -> None:
+    process = Watched()
+    process.pixels(PICTURE)
+    end = process._end
+    del process
+    assert not end.alive  # type: ignore[attr-defined]

@@ -1,0 +1,191 @@
+"""Markers become tokens, and what cannot be shown is refused in the words that hosts know."""
+
+import logging
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+from PIL import Image
+
+from protocol import CompletionRequest, Media
+from runner.engine.request import Limits, NoVision, prepare
+from runner.errors import RequestError
+from runner.media.families import Qwen35
+from runner.media.open import Sight
+from runner.media.pixels import PixelStore
+from runner.media.prompt import PictureNames
+from runner.media.support import PictureSupport
+from runner.tokenizer import Tokenizer
+from tests.unit.media.pictures import encoded
+
+CONTEXT = 1000
+BOS, START, SOFT, END = 300, 301, 302, 303
+FAMILY = Qwen35(min_pixels=1)
+
+
+class Pieces:
+    """A tokenizer of bytes, with a token before the first text; notes the texts."""
+
+    def __init__(self) -> None:
+        self.texts: list[tuple[str, bool]] = []
+
+    def encode(self, text: str) -> list[int]:
+        self.texts.append((text, True))
+        return [BOS, *text.encode()]
+
+    def encode_without_bos(self, text: str) -> list[int]:
+        self.texts.append((text, False))
+        return [*text.encode()]
+
+    def token_text(self, token: int) -> str:
+        return str(token)
+
+
+@pytest.fixture
+def pieces() -> Pieces:
+    return Pieces()
+
+
+@pytest.fixture
+def support() -> PictureSupport:
+    return PictureSupport(FAMILY, START, SOFT, END, PictureNames(), PixelStore(FAMILY))
+
+
+def image(number: int = 0, columns: int = 3, rows: int = 2, colour: str = "red", kind: str = "image") -> Media:
+    """A picture of so many soft tokens."""
+    return Media(data=encoded(Image.new("RGB", (columns * 32, rows * 32), colour)), id=number, kind=kind)
+
+
+def ids_of(text: str) -> list[int]:
+    return [*text.encode()]
+
+
+def refused(prompt: str, media: Sequence[Media], pieces: Pieces, support: PictureSupport) -> str:
+    with pytest.raises(RequestError) as error:
+        support.expand(prompt, media, cast("Tokenizer", pieces), CONTEXT)
+    return str(error.value)
+
+
+def test_every_text_is_tokenized_by_itself_and_only_the_first_begins_a_prompt(
+    pieces: Pieces, support: PictureSupport
+) -> None:
+    prompt = "ab[img-0]c[img-1][img-0]"
+    media, tokenizer = [image(0), image(1, 2, 2)], cast("Tokenizer", pieces)
+    found, later = (support.expand(prompt, media, tokenizer, CONTEXT, bos=bos) for bos in (True, False))
+    assert found is not None
+    assert later is not None
+    assert pieces.texts[:4] == [("ab", True), ("c", False), ("", False), ("", False)]
+    first, second = ([START, *[SOFT] * count, END] for count in (6, 4))
+    assert found.ids == [BOS, *ids_of("ab"), *first, *ids_of("c"), *second, *first]
+    assert found.keys == [-1 if at in range(4, 10) or at in range(19, 25) else key for at, key in enumerate(found.keys)]
+    assert [span[:2] for span in found.spans] == [(4, 10), (13, 17), (19, 25)]
+    assert [span.picture.name for span in found.spans] == [-1, -2, -1]
+    assert found.shift == 3 - 6 + 2 - 4 + 3 - 6
+    assert later.ids == found.ids[1:]
+
+
+@pytest.mark.parametrize("prompt", ["[img-1]", "[img-0][img-7] and [img-8]", "[img-99999999999999999999999999]"])
+def test_a_marker_without_an_item_is_refused(prompt: str, pieces: Pieces, support: PictureSupport) -> None:
+    assert refused(prompt, [image(0)], pieces, support).startswith("invalid image index: ")
+    assert refused("[img-7]", [image(0)], pieces, support) == "invalid image index: 7"
+
+
+WAVE = b"RIFF\x24\0\0\0WAVEfmt "
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "text"),
+    [
+        (WAVE, "audio", "qwen3.5 does not support audio input"),
+        (WAVE, "", "qwen3.5 does not support audio input"),
+        (b"nothing known", "", "decode image: unknown format: want PNG, JPEG, GIF, WebP, BMP or AVIF"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0", "", "decode image: HEIC is not supported: convert the image to JPEG or PNG"),
+        (b"", "", "decode image: no data"),
+        (b"", "video", "qwen3.5 does not support video input"),
+        (b"GIF89a", "image", "decode image: "),
+        (b"nothing known", "image", "decode image: "),
+        (encoded(Image.new("L", (1, 400))), "image", "image aspect ratio 400 exceeds 200"),
+    ],
+)
+def test_anything_but_a_picture_is_refused(
+    data: bytes, kind: str, text: str, pieces: Pieces, support: PictureSupport
+) -> None:
+    assert refused("[img-0]", [Media(data=data, id=0, kind=kind)], pieces, support).startswith(text)
+
+
+def test_an_item_that_no_marker_names_is_logged_and_not_read(
+    pieces: Pieces, support: PictureSupport, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = support.expand("a [img-1]", [Media(data=WAVE, id=0), image(1)], cast("Tokenizer", pieces), CONTEXT)
+    assert found is not None
+    assert len(found.spans) == 1
+    (record,) = caplog.records
+    assert record.message == "media that no marker names"
+    assert getattr(record, "attributes") == {"ids": "0"}  # noqa: B009 - of our own logging
+
+
+def test_five_hundred_pictures_beyond_the_context_cost_a_few_headers(pieces: Pieces, support: PictureSupport) -> None:
+    media = [image(0), *(Media(data=b"", id=number, kind="image") for number in range(200, 700))]
+    prompt = "[img-0]" * 200 + "".join(f"[img-{number}]" for number in range(200, 700))
+    limits = Limits(CONTEXT, 400)
+    with pytest.raises(RequestError, match=r"input length \(1001 tokens\) exceeds the model's maximum"):
+        prepare(CompletionRequest(prompt=prompt, media=media), cast("Tokenizer", pieces), limits, None, support)
+
+
+def test_nothing_is_read_for_a_client_that_has_left(pieces: Pieces, support: PictureSupport) -> None:
+    media, left = [image(0), Media(data=b"damaged", id=1, kind="image")], iter([False, True])
+    with pytest.raises(RequestError, match=r"^the client has left$"):
+        support.expand("[img-0][img-1]", media, cast("Tokenizer", pieces), CONTEXT, lambda: next(left))
+
+
+def test_the_memory_of_pixels_is_counted_and_given_back(support: PictureSupport) -> None:
+    sight, store = Sight(support), support.pixels
+    store.room_bytes = 5
+    store._decoding_bytes = 7
+    assert sight.nbytes == 7
+    sight.drop_features()
+    assert sight.nbytes == 0
+    assert (Sight().nbytes, Sight().drop_features()) == (0, None)
+
+
+# --- the request
+
+
+def test_a_request_counts_placeholders_and_compares_names(pieces: Pieces, support: PictureSupport) -> None:
+    wire = CompletionRequest(prompt="ab[img-0]c", media=[image(0)])
+    request = prepare(wire, cast("Tokenizer", pieces), Limits(CONTEXT, 304), None, support)
+    assert request.prompt == [BOS, *ids_of("ab"), START, *[SOFT] * 6, END, *ids_of("c")]
+    assert request.keys == [BOS, *ids_of("ab"), START, *[-1] * 6, END, *ids_of("c")]
+    assert request.max_tokens == CONTEXT - len(request.prompt)
+
+
+def test_markers_without_media_are_text(pieces: Pieces, support: PictureSupport) -> None:
+    for sees in (support, NoVision()):
+        wire = CompletionRequest(prompt="[img-0]")
+        request = prepare(wire, cast("Tokenizer", pieces), Limits(CONTEXT, 400), None, sees)
+        assert request.prompt == [BOS, *ids_of("[img-0]")]
+        assert request.pictures is None
+
+
+# --- models that see nothing
+
+
+@pytest.mark.parametrize(
+    ("kinds", "why", "text"),
+    [
+        (["image"], "", "this model does not support image input"),
+        (["audio", "image"], "", "this model does not support audio input"),
+        ([""], "", "this model does not support media input"),
+        (
+            ["image"],
+            "its vision is unavailable: why",
+            "this model does not support image input: its vision is unavailable: why",
+        ),
+    ],
+)
+def test_a_model_that_sees_nothing_refuses_by_the_first_kind(kinds: list[str], why: str, text: str) -> None:
+    with pytest.raises(RequestError) as error:
+        NoVision(why).check([Media(kind=kind) for kind in kinds])
+    assert str(error.value) == text
+    NoVision(why).check([])
