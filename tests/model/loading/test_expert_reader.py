@@ -167,7 +167,15 @@ def test_reading_leaves_no_threads(opened: OpenedModel, monkeypatch: pytest.Monk
             readers.append(self)
 
     monkeypatch.setattr("runner.model.weights.load.ExpertReader", Kept)
-    before = threading.active_count()
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
     load(opened)
     assert len(readers) == 1
-    assert threading.active_count() <= before
+    assert started
+    assert not any(thread.is_alive() for thread in started)
