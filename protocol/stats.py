@@ -162,7 +162,7 @@ class SliceCounts(msgspec.Struct, kw_only=True):
     begin: Annotated[int, Counter("slices", "Slices of computation, by kind.", "kind", "begin")] = 0
     prefill: Annotated[int, Sample("slices", "prefill")] = 0
     encode: Annotated[int, Sample("slices", "encode")] = 0
-    """Pieces of pictures."""
+    """Pieces of media."""
     decode: Annotated[int, Sample("slices", "decode")] = 0
     prefill_tokens: Annotated[
         int, Counter("slice_tokens", "Tokens computed in slices, by kind.", "kind", "prefill")
@@ -176,17 +176,17 @@ class SliceCounts(msgspec.Struct, kw_only=True):
     decode_s: Annotated[float, Sample("slice_seconds", "decode")] = 0.0
 
 
-class PictureCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The pictures of all prompts; all zero for a model that sees none."""
+class MediaCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The media of all prompts; all zero for a model that takes none."""
 
-    encoded: Annotated[int, Counter("pictures_encoded", "Pictures that went through the tower.")] = 0
-    soft_tokens: Annotated[int, Counter("picture_tokens", "Tokens that these took in prompts.")] = 0
-    encode_s: Annotated[float, Counter("picture_seconds", "Time spent in the tower.")] = 0.0
-    feature_hits: Annotated[int, Counter("picture_feature_hits", "Pictures whose features were still known.")] = 0
+    encoded: Annotated[int, Counter("media_encoded", "Pictures and sounds that went through a tower.")] = 0
+    soft_tokens: Annotated[int, Counter("media_tokens", "Tokens that these took in prompts.")] = 0
+    encode_s: Annotated[float, Counter("media_seconds", "Time spent in towers.")] = 0.0
+    feature_hits: Annotated[int, Counter("media_feature_hits", "Media whose features were still known.")] = 0
     """Those whose keys and values were gone, but not their features."""
-    feature_bytes: Annotated[int, Gauge("picture_feature_bytes", "Memory taken by features of pictures.")] = 0
+    feature_bytes: Annotated[int, Gauge("media_feature_bytes", "Memory taken by features of media.")] = 0
     """Features kept for later prompts."""
-    pixel_bytes: Annotated[int, Gauge("picture_pixel_bytes", "Memory taken by pixels that wait for the tower.")] = 0
+    row_bytes: Annotated[int, Gauge("media_row_bytes", "Memory taken by rows that wait for a tower.")] = 0
 
 
 class DraftModelState(msgspec.Struct, frozen=True, kw_only=True):
@@ -346,7 +346,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheCounts = CacheCounts()
     memory: MemoryCounts = MemoryCounts()
     slices: SliceCounts = msgspec.field(default_factory=SliceCounts)
-    pictures: PictureCounts = PictureCounts()
+    media: MediaCounts = MediaCounts()
     drafts: DraftCounts = DraftCounts()
     disk: DiskCounts = DiskCounts()
     ranks: RankCounts = RankCounts()
@@ -387,8 +387,8 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of the edge, from its beginning, that are on disk."""
     restored: bool = False
     """True if some of it was brought from disk."""
-    pictures: int = 0
-    """The pictures in the edge's tokens."""
+    media: int = 0
+    """The items of media in the edge's tokens."""
     text: str | None = None
     """The beginning of the edge's text; only if the runner was started with --inspect-text."""
 

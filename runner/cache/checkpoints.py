@@ -80,7 +80,7 @@ class TurnCheckpoints:
             *((start, True) for start in starts[:1]),
             *((at, True) for at in self._distances(starts, self._beginning(tokens, starts, cached), end)),
         ):
-            self._choose(chosen, _before_picture(tokens, at), keep, cached, most)
+            self._choose(chosen, _before_item(tokens, at), keep, cached, most)
         return [Checkpoint(at, keep) for at, keep in sorted(chosen.items())]
 
     def expired(self, points: Sequence[int], end: int) -> list[int]:
@@ -131,7 +131,7 @@ class TurnCheckpoints:
             distance *= 2
 
 
-def _before_picture(tokens: Sequence[int], at: int) -> int:
+def _before_item(tokens: Sequence[int], at: int) -> int:
     """Returns the beginning of the picture around an offset, or the offset if there is none."""
     while 0 < at < len(tokens) and tokens[at - 1] == tokens[at] < 0:
         at -= 1

@@ -68,7 +68,7 @@ def sequence_node(
             idle_uses=0,
             locks=int(in_use),
             restore_point=False,
-            pictures=_pictures(recorded),
+            media=_items(recorded),
             text=spell(recorded) if spell is not None and not in_use else None,
         )
     ]
@@ -134,13 +134,13 @@ def _described(
         restore_point=node.checkpoint,
         stored=node.stored,
         restored=node.restored,
-        pictures=_pictures(node.tokens),
+        media=_items(node.tokens),
         text=spell(node.tokens) if spell is not None else None,
     )
 
 
-def _pictures(tokens: Sequence[int]) -> int:
-    """Returns the number of pictures among these tokens: names are negative, and fill a picture's whole place."""
+def _items(tokens: Sequence[int]) -> int:
+    """Returns the number of items of media among these tokens: names are negative, and fill an item's whole place."""
     if not tokens or min(tokens) >= 0:
         return 0
     return int(tokens[0] < 0) + sum(token < 0 and token != before for before, token in pairwise(tokens))

@@ -15,7 +15,7 @@ from runner.disk.segment import (
     PrefixDigests,
     Segment,
     Tokens,
-    UnknownPictureError,
+    UnknownMediaError,
 )
 from runner.disk.store import Index, SegmentStore
 
@@ -152,7 +152,7 @@ class Reader:
         for _ in range(_MOST_ROUNDS):
             try:
                 names, stop = self._plan(points, wanted)
-            except UnknownPictureError:
+            except UnknownMediaError:
                 return
             if stop < wanted.held + WORTH_TOKENS:
                 return
@@ -219,7 +219,7 @@ class Reader:
             if (points.at(name.start), found) == (name.first, name.last):
                 names = [self._name_of(digest) for digest in digests]
                 return array("i", (token if token >= 0 else names[-1 - token] for token in own)) if names else own
-        except (ValueError, UnknownPictureError):
+        except (ValueError, UnknownMediaError):
             pass
         self._store.reject(name, "tokens")
         return None

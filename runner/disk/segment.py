@@ -85,8 +85,8 @@ DigestOf: TypeAlias = Callable[[int], bytes | None]
 _PICTURE = b"\xff\xff\xff\xff"  # no token: their top bit is 0
 
 
-class UnknownPictureError(LookupError):
-    """A picture's digest is forgotten: its tokens have no point."""
+class UnknownMediaError(LookupError):
+    """An item's digest is forgotten: its tokens have no point."""
 
 
 class PrefixDigests:
@@ -102,7 +102,7 @@ class PrefixDigests:
         self._states = [blake2b(len(name).to_bytes(8, "little") + name, digest_size=16, key=root)]
 
     def at(self, offset: int) -> str:
-        """Returns the point after the first `offset` tokens, in hex. Raises UnknownPictureError."""
+        """Returns the point after the first `offset` tokens, in hex. Raises UnknownMediaError."""
         index = bisect_right(self._offsets, offset) - 1
         before, state = self._offsets[index], self._states[index]
         if before < offset:
@@ -114,7 +114,7 @@ class PrefixDigests:
 
     def after(self, offset: int, tokens: Tokens, digest_of: DigestOf) -> str:
         """Returns the point after other tokens that follow the first `offset`, whose pictures `digest_of` knows.
-        Raises UnknownPictureError."""
+        Raises UnknownMediaError."""
         self.at(offset)
         state = self._states[bisect_right(self._offsets, offset) - 1].copy()
         state.update(self._spelled(tokens, digest_of))
@@ -132,7 +132,7 @@ class PrefixDigests:
             if token not in known:
                 digest = digest_of(token)
                 if digest is None:
-                    raise UnknownPictureError(f"picture {token}")
+                    raise UnknownMediaError(f"item {token}")
                 known[token] = _PICTURE + digest
             words.append(known[token])
         return b"".join(words)

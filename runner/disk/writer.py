@@ -24,7 +24,7 @@ from runner.disk.segment import (
     Segment,
     Tensor,
     Tokens,
-    UnknownPictureError,
+    UnknownMediaError,
 )
 from runner.disk.serialize import PIECE_BYTES, SerializeError, copy_piece, copy_tokens, describe, kind_of, parts
 from runner.disk.store import Index
@@ -182,7 +182,7 @@ class UnsavedSegments:
             try:
                 if node.parent is not None:
                     copy = self._next_of(salt, node, idle)
-            except UnknownPictureError:
+            except UnknownMediaError:
                 self._done[node] = node.used
             except SerializeError as error:
                 self.refused = str(error)
@@ -330,7 +330,7 @@ class UnsavedSegments:
         for name in places:
             digest = self._digest_of(name)
             if digest is None:
-                raise UnknownPictureError(f"picture {name}")
+                raise UnknownMediaError(f"item {name}")
             digests.append(digest.hex())
         return array("i", (-1 - places[token] if token < 0 else token for token in tokens)), tuple(digests)
 

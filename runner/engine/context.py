@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from runner.cache import PrefixCache
 from runner.cache.session import Session
-from runner.engine.generation import Forward, Generation, NoPictures
+from runner.engine.generation import Forward, Generation, NoMedia
 from runner.engine.memory import MemoryBudget
 from runner.engine.request import Request, ShownPrompt
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.engine.ports import Drafts, Pictures, Ranks, Shifted
+    from runner.engine.ports import Drafts, PromptMedia, Ranks, Shifted
 
 
 class EngineContext(NamedTuple):
@@ -25,10 +25,10 @@ class EngineContext(NamedTuple):
     memory: MemoryBudget
     salt: str = ""
     """Names what changes the meaning of the cache's contents: prompts of different salts share nothing."""
-    show: "Callable[[ShownPrompt], Pictures]" = lambda _: NoPictures()
-    """Returns the pictures of one request, not encoded yet."""
+    show: "Callable[[ShownPrompt], PromptMedia]" = lambda _: NoMedia()
+    """Returns the media of one request, not encoded yet."""
     shifted: "Shifted" = lambda _: nullcontext()
-    """Shifts the positions of answers after pictures."""
+    """Shifts the positions of answers after media."""
     unbatchable: str = ""
     """The reason why requests may not share a batch; empty if they may."""
     drafting: "Drafts | None" = None
@@ -48,12 +48,10 @@ class EngineContext(NamedTuple):
     def generation(self, request: Request, cache: PrefixCache, started_ns: int) -> Generation:
         """Opens a session of the cache for a request that left the queue at `started_ns`. Returns its generation."""
         session = self._open_session(request, cache)
-        pictures = NoPictures() if request.pictures is None else self.show(request.pictures)
+        media = NoMedia() if request.shown is None else self.show(request.shown)
         drafter = self.drafting.drafter(request.keys) if self.drafting is not None else None
         broadcast = self.ranks.broadcast if self.ranks is not None else None
-        return self.begin(
-            request, session, self.tokenizer, self.context_length, started_ns, pictures, drafter, broadcast
-        )
+        return self.begin(request, session, self.tokenizer, self.context_length, started_ns, media, drafter, broadcast)
 
     def _open_session(self, request: Request, cache: PrefixCache) -> Session:
         """Opens a session. The tokens of a plain greedy answer will be known choices, and it begins with those that the

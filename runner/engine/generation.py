@@ -21,7 +21,7 @@ from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.engine.ports import Drafter, Pictures
+    from runner.engine.ports import Drafter, PromptMedia
     from runner.sampling.sampler import Broadcast
 
 log = Log(__name__)
@@ -30,8 +30,8 @@ Forward = Callable[[mx.array, list[object]], mx.array]
 """Maps tokens [B, L] and the layer caches to logits [B, L, V]."""
 
 
-class NoPictures:
-    """The pictures of a prompt that shows none."""
+class NoMedia:
+    """The media of a prompt that shows none."""
 
     ready = True
 
@@ -71,21 +71,21 @@ class Generation:
         tokenizer: Tokenizer,
         context_length: int,
         started_ns: int,
-        pictures: "Pictures",
+        media: "PromptMedia",
         drafter: "Drafter | None" = None,
         broadcast: "Broadcast | None" = None,
     ) -> None:
-        """`started_ns`: when the request left the queue. `pictures` are those of the prompt. The `drafter` proposes
+        """`started_ns`: when the request left the queue. `media` are those of the prompt. The `drafter` proposes
         tokens of the answer; `broadcast` is as for `Sampler`."""
         # For good.
         self.request = request
         self.tokenizer = tokenizer
         self._context_length = context_length
-        self.shift = 0 if request.pictures is None else request.pictures.shift
+        self.shift = 0 if request.shown is None else request.shown.shift
         """The difference between positions and offsets after the prompt."""
         self.most_drafts = request.max_tokens if request.most_drafts is None else request.most_drafts
         self.drafter = drafter
-        self.pictures = pictures
+        self.media = media
         self.grammar = AnswerGrammar(request.grammar, tokenizer.eos, draws_all=request.sampling.logprobs)
         self.text: Detokenizer[Logprob] = Detokenizer(tokenizer, request.stops)
         self.life = Lifecycle(request.arrived_ns, started_ns, computed_ns=perf_counter_ns())
@@ -115,17 +115,17 @@ class Generation:
         return max(len(self.session.known), len(self.session.recorded) - 1 - self.session.position)
 
     @property
-    def lacks_picture(self) -> bool:
-        """True if a picture has to be encoded before the prefill goes on."""
-        return self.left > 0 and self.pictures.slice_tokens(self.session.position, 1) == 0
+    def lacks_features(self) -> bool:
+        """True if an item has to be encoded before the prefill goes on."""
+        return self.left > 0 and self.media.slice_tokens(self.session.position, 1) == 0
 
     def prefill(self, most: int, forward: Forward) -> int:
         """Computes the next slice of the prompt, of at most `most` tokens. Returns the number of tokens."""
         session = self.session
         at = session.position
-        count = self.pictures.slice_tokens(at, session.next_forward(most))
+        count = self.media.slice_tokens(at, session.next_forward(most))
         with session.forward(count):
-            self.pictures.forward(session.recorded, at, count, session.layers, forward)
+            self.media.forward(session.recorded, at, count, session.layers, forward)
         TRACE.lap("forward")
         mx.eval(session.state())
         TRACE.lap("wait")
@@ -305,7 +305,7 @@ class Generation:
         far are prefilled like the prompt."""
         session.recorded += self.session.recorded[self.session.total :]
         self.session = session
-        self.pictures.close()
+        self.media.close()
         self.restarted = True
         self.return_to_prefill()
 
@@ -317,7 +317,7 @@ class Generation:
         if not self.done:
             self._end("cancelled")
         self.grammar.close()
-        self.pictures.close()
+        self.media.close()
         if self.drafter is not None:
             self.drafter.close()
         self.session.close(failed=self.life.outcome == "failed")

@@ -11,7 +11,7 @@ import mlx.core as mx
 import msgspec
 
 from protocol import Format
-from runner.engine.generation import Forward, Generation, NoPictures
+from runner.engine.generation import Forward, Generation, NoMedia
 from runner.engine.memory import Meter
 from runner.engine.policy import SlicePolicy
 from runner.engine.report import Report, WingCounts
@@ -27,7 +27,7 @@ from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from runner.engine.guide import Grammar
-    from runner.engine.ports import Drafts, Embedder, Formats, Names, Pictures, Ranks, Shifted, Tier
+    from runner.engine.ports import Drafts, Embedder, Formats, Names, PromptMedia, Ranks, Shifted, Tier
 
 
 # --- The world of an engine: where the values come from that its decisions follow from. Here it is the world itself. A
@@ -125,12 +125,12 @@ class Parts:
 
     # What wings set; off until then.
     vision: Vision = field(default_factory=NoVision)
-    show: "Callable[[ShownPrompt], Pictures]" = lambda _: NoPictures()
-    """Begins with the pictures of one request, none of which is encoded yet."""
+    show: "Callable[[ShownPrompt], PromptMedia]" = lambda _: NoMedia()
+    """Begins with the media of one request, none of which is encoded yet."""
     shifted: "Shifted" = lambda _: nullcontext()
-    """Shifts the positions of answers after pictures."""
+    """Shifts the positions of answers after media."""
     names: "Names | None" = None
-    """The names of pictures in the keys of caches."""
+    """The names of media in the keys of caches."""
     formats: "Formats" = field(default_factory=NoFormats)
     drafting: "Drafts | None" = None
     disk: "Tier | None" = None

@@ -1,6 +1,6 @@
-"""The ports to wings: ranks, drafts, pictures, formats, embeddings, and a tier. Owner: the engine thread.
+"""The ports to wings: ranks, drafts, media, formats, embeddings, and a tier. Owner: the engine thread.
 
-What a request needs of pictures before it reaches that thread is in `request.py`: `Vision`, `ShownPrompt`."""
+What a request needs of media before it reaches that thread is in `request.py`: `Vision`, `ShownPrompt`."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -86,7 +86,7 @@ class Drafts(Protocol):
     """What all drafted answers of an engine share. Owner: the engine thread."""
 
     def drafter(self, prompt: Sequence[int]) -> Drafter:
-        """Returns a drafter for the answer to this prompt, whose pictures stand in it by their names."""
+        """Returns a drafter for the answer to this prompt, whose media stand in it by their names."""
         ...
 
     def expects(self, answers: Sequence[DraftedAnswer], together: int) -> bool:
@@ -119,13 +119,13 @@ Shifted = Callable[[Sequence[int]], AbstractContextManager[None]]
 """Returns a block in which forwards shift the positions of each row of a batch by its own number."""
 
 
-class Pictures(Protocol):
-    """The pictures of one request, on their way into its prompt. Owner: the engine thread."""
+class PromptMedia(Protocol):
+    """The media of one request, on their way into its prompt. Owner: the engine thread."""
 
     def slice_tokens(self, position: int, most: int) -> int:
-        """Returns the tokens of the next forward at `position`: at most `most`, unless it has to hold a whole picture.
+        """Returns the tokens of the next forward at `position`: at most `most`, unless it has to hold a whole item.
 
-        It ends before the next picture. 0 if the picture at `position` has to be encoded first: it becomes the one to
+        It ends before the next item. 0 if the item at `position` has to be encoded first: it becomes the one to
         `encode_piece`, and the features of any other are freed.
         """
         ...
@@ -144,31 +144,31 @@ class Pictures(Protocol):
 
     @property
     def ready(self) -> bool:
-        """True if `encode_piece` has something to compute, False while pixels are decoded."""
+        """True if `encode_piece` has something to compute, False while the item is decoded."""
         ...
 
     def encode_piece(self, make_room: Callable[[int], None]) -> bool:
-        """Computes one piece of the picture to encode. Returns True when its features are there.
+        """Computes one piece of the item to encode. Returns True when its features are there.
 
         Before encoding begins, `make_room` is called with the bytes that it takes at once. Raises what that raises, and
-        MediaError for pixels that cannot be decoded.
+        MediaError for an item that cannot be decoded.
         """
         ...
 
     def close(self) -> None:
-        """Frees pixels and features; the next picture begins anew. Safe at any time, and twice."""
+        """Frees rows and features; the next item begins anew. Safe at any time, and twice."""
         ...
 
 
 class Names(Protocol):
-    """The names of pictures in the keys of caches. No name is given twice. Any thread may call this."""
+    """The names of media in the keys of caches. No name is given twice. Any thread may call this."""
 
     def name_of(self, digest: bytes) -> int:
-        """Returns the name of the picture with this digest, a negative number, which is given to it if it has none."""
+        """Returns the name of the item with this digest, a negative number, which is given to it if it has none."""
         ...
 
     def digest_of(self, name: int) -> bytes | None:
-        """Returns the digest of the picture of this name; None if it is forgotten."""
+        """Returns the digest of the item of this name; None if it is forgotten."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Requests that wait to begin, or for a prefix that another request computes; and those that wait for pictures."""
+"""Requests that wait to begin, or for a prefix that another request computes; and those that wait for media."""
 
 from collections import deque
 from functools import partial
@@ -86,9 +86,9 @@ def _admits(memory: MemoryBudget, cache: PrefixCache, request: Request) -> bool:
     return memory.admits(cache, len(request.prompt), grammar=request.grammar is not None)
 
 
-class PictureQueue:
-    """The requests whose prompts have come to a picture. Encodes one picture at a time, that of the oldest request
-    whose pixels are there. Owner: the engine thread."""
+class MediaQueue:
+    """The requests whose prompts have come to an item of media. Encodes one at a time, that of the oldest request
+    whose rows are there. Owner: the engine thread."""
 
     def __init__(self, memory: MemoryBudget, recovery: Recovery) -> None:
         self.generations: list[Generation] = []
@@ -97,17 +97,17 @@ class PictureQueue:
 
     @property
     def ready(self) -> list[Generation]:
-        """The requests whose pictures can be encoded now, the oldest first."""
-        return [each for each in self.generations if each.pictures.ready]
+        """The requests whose media can be encoded now, the oldest first."""
+        return [each for each in self.generations if each.media.ready]
 
     def encode_piece(self, cache: PrefixCache) -> Results:
-        """Computes one piece of a picture. Returns the request if it is encoded, or if the request has failed: it has
+        """Computes one piece of an item. Returns the request if it is encoded, or if the request has failed: it has
         left the queue. So has a request for which memory ran out."""
         generation = self.ready[0]
         TRACE.name("encode", request=generation.request.number)
         results: Results = [(generation, [])]
         try:
-            if not generation.pictures.encode_piece(partial(self._memory.make_room, cache)):
+            if not generation.media.encode_piece(partial(self._memory.make_room, cache)):
                 return []
         except Exception as error:  # this request restarts or ends, the engine goes on
             results = self._recovery.retry_or_fail(generation, error)

@@ -15,8 +15,8 @@ from protocol.stats import (
     DiskCounts,
     DraftCounts,
     EmbeddingCounts,
+    MediaCounts,
     MemoryCounts,
-    PictureCounts,
     RankCounts,
     RunningRequest,
     Stats,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _PREVIEW = 60
 _MOST_SHOWN = 1 << 14  # tokens; those of a picture are shown as one
-_PICTURE = b"[picture]"
+_ITEM = b"[media]"
 
 
 class Identity(NamedTuple):
@@ -51,7 +51,7 @@ class Identity(NamedTuple):
 class WingCounts:
     """The numbers of the wings; of one that is off, its zeros."""
 
-    pictures: Callable[[], PictureCounts] = PictureCounts
+    media: Callable[[], MediaCounts] = MediaCounts
     drafts: Callable[[], DraftCounts] = DraftCounts
     disk: Callable[[], DiskCounts] = DiskCounts
     ranks: Callable[[], RankCounts] = RankCounts
@@ -95,7 +95,7 @@ class Report:
                 weights_bytes=memory.weights_bytes,
             ),
             slices=copy(counters.slices),
-            pictures=self._wings.pictures(),
+            media=self._wings.media(),
             drafts=self._draft_counts(counters.known),
             disk=self._wings.disk(),
             ranks=self._wings.ranks(),
@@ -165,5 +165,5 @@ def _seconds(since_ns: int, now_ns: int) -> float:
 def preview(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     """Returns the first characters of the text of these tokens, on one line."""
     shown = [token for before, token in pairwise((0, *tokens[:_MOST_SHOWN])) if token >= 0 or token != before]
-    data = b"".join(_PICTURE if token < 0 else tokenizer.token_bytes(token) for token in shown[:_PREVIEW])
+    data = b"".join(_ITEM if token < 0 else tokenizer.token_bytes(token) for token in shown[:_PREVIEW])
     return decode_utf8(data)[:_PREVIEW]

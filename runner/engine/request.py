@@ -32,18 +32,18 @@ class Limits(NamedTuple):
 
 
 class ShownPrompt(Protocol):
-    """A prompt that shows pictures. Immutable; any thread may read it."""
+    """A prompt that shows media. Immutable; any thread may read it."""
 
     ids: list[int]
-    """Its tokens; those of soft tokens stand in the places of pictures."""
+    """Its tokens; those of soft tokens stand in the places of media."""
     keys: list[int]
-    """The same as caches compare them: in the place of a picture stands its name, a negative number."""
+    """The same as caches compare them: in the place of an item stands its name, a negative number."""
     shift: int
     """The position of a token after the prompt, less its offset; 0 or negative."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the pictures' files."""
+        """The bytes of the files."""
         ...
 
 
@@ -116,15 +116,15 @@ class Request:
     """A completion to compute. Made off the engine thread; any thread may cancel it."""
 
     prompt: list[int]
-    """The ids of the prompt; those of soft tokens stand in the places of pictures."""
+    """The ids of the prompt; those of soft tokens stand in the places of media."""
     max_tokens: int
     sampling: SamplingOptions
     stops: StopStrings | None
     metered: bool
     most_drafts: int | None = None
     """The most drafts of one step; None: as many as pay."""
-    pictures: ShownPrompt | None = None
-    """The same prompt, with its pictures."""
+    shown: ShownPrompt | None = None
+    """The same prompt, with its media."""
     format: Format | None = None
     """The format that the answer must follow."""
     grammar: "Future[Grammar] | None" = None
@@ -141,8 +141,8 @@ class Request:
 
     @property
     def keys(self) -> list[int]:
-        """The tokens of the prompt as caches compare them: in the place of a picture stands its name."""
-        return self.prompt if self.pictures is None else self.pictures.keys
+        """The tokens of the prompt as caches compare them: in the place of an item stands its name."""
+        return self.prompt if self.shown is None else self.shown.keys
 
     def cancel(self) -> None:
         """Cancels the request: the engine drops it at its next slice."""
@@ -216,7 +216,7 @@ def prepare(
         stops=_stops(wire.options.stop),
         metered=wire.include_intermediate_metrics,
         most_drafts=wire.options.draft_num_predict if wire.options.draft_num_predict > 0 else None,
-        pictures=shown,
+        shown=shown,
         format=wanted_format,
     )
 
@@ -229,7 +229,7 @@ def _refuse_beyond(context_length: int, count: int) -> None:
 
 
 def _refuse_unknown_tokens(prompt: Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Refuses tokens (of pictures, say) for which the model has no embedding: MLX would read foreign memory."""
+    """Refuses tokens (of media, say) for which the model has no embedding: MLX would read foreign memory."""
     token = max(prompt)
     if token >= vocab_size > 0:
         text = tokenizer.token_text(token)

@@ -9,7 +9,7 @@ from runner.engine.events import Failed, Outbox, Refused, Started
 from runner.engine.generation import Generation, Results
 from runner.engine.journal import Journal
 from runner.engine.policy import Begin, Decode, Encode, Prefill, SlicePolicy, Workload
-from runner.engine.queue import PictureQueue, RequestQueue
+from runner.engine.queue import MediaQueue, RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
 from runner.engine.request import Request
 from runner.engine.trace import TRACE
@@ -44,7 +44,7 @@ class Scheduler:
         # The stations of requests, in order.
         self.queue = RequestQueue(context.salt, self.parallel)
         self.prefilling: list[Generation] = []
-        self._pictures = PictureQueue(self.memory, self._recovery)
+        self._media = MediaQueue(self.memory, self._recovery)
         self._compiling: list[Generation] = []  # prefilled, while their grammars are still being compiled
         self.batches = Batches(self._recovery, context.unbatchable)
         # Until the end of a slice, which does what they ask for.
@@ -62,7 +62,7 @@ class Scheduler:
         """True if there is nothing to do until a message arrives, a grammar is compiled or a picture is decoded."""
         return not (
             self.prefilling
-            or (self._pictures.generations and self._pictures.ready)
+            or (self._media.generations and self._media.ready)
             or any(batch.ready for batch in self.batches.all)
             or any(each.grammar.compiled for each in self._compiling)
             or self._next_request
@@ -81,7 +81,7 @@ class Scheduler:
     @property
     def _generations(self) -> list[Generation]:
         """The requests that have a session."""
-        return [*self.prefilling, *self._pictures.generations, *self._compiling, *self.batches.generations]
+        return [*self.prefilling, *self._media.generations, *self._compiling, *self.batches.generations]
 
     def compute_slice(self) -> None:
         """Computes one slice: begins a request, computes a part of a prompt or of a picture, or decodes a step of a
@@ -96,7 +96,7 @@ class Scheduler:
         work = Workload(
             startable=int(startable is not None),
             prefilling=[generation.left for generation in self.prefilling],
-            encoding=len(self._pictures.ready) if self._pictures.generations else 0,
+            encoding=len(self._media.ready) if self._media.generations else 0,
             decoding=[batch.id for batch in ready],
         )
         chosen = done = self._policy.next(work)
@@ -109,7 +109,7 @@ class Scheduler:
             case Prefill(index, tokens):
                 done = chosen._replace(tokens=self._prefill(self.prefilling[index], tokens))
             case Encode():
-                self._resume(self._pictures.encode_piece(self.cache))
+                self._resume(self._media.encode_piece(self.cache))
             case Decode(index):
                 done = Decode(work.decoding.index(self._decode(ready[index])))
         if done is not None:
@@ -157,8 +157,8 @@ class Scheduler:
             self._settle([(generation, generation.start_grammar())])
         if generation.done:
             return
-        if generation.lacks_picture:
-            self._pictures.generations.append(generation)
+        if generation.lacks_features:
+            self._media.generations.append(generation)
         elif generation.left:
             self.prefilling.append(generation)
         elif generation.grammar.compiled:
@@ -182,7 +182,7 @@ class Scheduler:
             self._settle(self._recovery.retry_or_fail(generation, error))
             return 0
         self.journal.prefilled(generation)
-        if generation.done or not generation.left or generation.lacks_picture:
+        if generation.done or not generation.left or generation.lacks_features:
             self.prefilling.remove(generation)
             self._continue(generation)
         return computed
@@ -253,7 +253,7 @@ class Scheduler:
         if self.queue.arrived or self.queue.awaiting_prefix:
             for request in self.queue.remove_cancelled():
                 self.journal.counters.never_began(request, "cancelled")
-        for generations in filter(None, (self.prefilling, self._pictures.generations, self._compiling)):
+        for generations in filter(None, (self.prefilling, self._media.generations, self._compiling)):
             for generation in [each for each in generations if each.dropped]:
                 generations.remove(generation)
                 self._end(generation)

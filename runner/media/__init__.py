@@ -1,7 +1,7 @@
 """Pictures: from the bytes of a file to rows of a text model's prompt. A wing: text needs none of it.
 
-`wing.MediaWing` gives an engine what `open` makes, once: a `PictureSupport`, which is the `Vision` of requests on
-any thread, and a `PictureEncoder`, which makes the `Pictures` of the engine thread. A request with media is
+`wing.MediaWing` gives an engine what `open` makes, once: a `MediaSupport`, which is the `Vision` of requests on
+any thread, and a `MediaEncoder`, which makes the `PromptMedia` of the engine thread. A request with media is
 expanded off the engine thread, its pixels come from a process of their own, and its features are computed between two
 slices. A fault here costs pictures, never text.
 
@@ -16,5 +16,5 @@ slices. A fault here costs pictures, never text.
 | `encoder`, `forward` | features into a prompt, and a text model's forward over them |
 
 Owners: `towers`, `encoder`, `forward` and `open` belong to the engine thread and know MLX. Any thread may call the
-rest, which knows no MLX; `PictureNames` and `PixelStore` have locks.
+rest, which knows no MLX; `MediaNames` and `RowStore` have locks.
 """

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from protocol.stats import PictureCounts
+from protocol.stats import MediaCounts
 from runner.engine.generation import Forward
 from runner.engine.ports import Shifted
 from runner.engine.request import ShownPrompt
-from runner.media.forward import PictureForward, Rows
-from runner.media.pixels import PixelStore
-from runner.media.prompt import Picture, PicturePrompt
+from runner.media.forward import MediaForward, Rows
+from runner.media.prompt import MediaPrompt, Picture
+from runner.media.rows import RowStore
 from runner.media.towers.tower import Grid, Tower
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ MOST_FEATURE_BYTES = 64 << 20
 """The most bytes of features that are kept for prompts whose keys and values are gone."""
 
 
-class PictureEncoder:
+class MediaEncoder:
     """The tower of a model, and the features that it made last. Owner: the engine thread."""
 
     def __init__(
-        self, tower: Tower, pixels: PixelStore, forward: PictureForward, wake: Callable[[], None], *, splits: bool
+        self, tower: Tower, store: RowStore, forward: MediaForward, wake: Callable[[], None], *, splits: bool
     ) -> None:
         """`wake` is called, on another thread, when pixels are there. `splits`: a forward may end between two tokens of
         one picture."""
@@ -37,7 +37,7 @@ class PictureEncoder:
         self._encoded = self._soft_tokens = self._hits = 0
         self._encode_s = 0.0
         self._tower = tower
-        self._pixels = pixels
+        self._store = store
         self._wake = wake
         self._features: OrderedDict[int, mx.array] = OrderedDict()
 
@@ -46,25 +46,25 @@ class PictureEncoder:
         """The bytes of the features that are kept."""
         return sum(each.nbytes for each in self._features.values())
 
-    def begin(self, prompt: ShownPrompt) -> "PictureProgress":
+    def begin(self, prompt: ShownPrompt) -> "MediaProgress":
         """Returns the pictures of one request, none of which is encoded yet."""
-        assert isinstance(prompt, PicturePrompt)
-        return PictureProgress(prompt, self)
+        assert isinstance(prompt, MediaPrompt)
+        return MediaProgress(prompt, self)
 
     @property
     def shifted(self) -> Shifted:
         """Shifts the positions of answers after pictures."""
         return self.forward.shifted
 
-    def counts(self) -> PictureCounts:
+    def counts(self) -> MediaCounts:
         """The counts so far."""
-        return PictureCounts(
+        return MediaCounts(
             encoded=self._encoded,
             soft_tokens=self._soft_tokens,
             encode_s=self._encode_s,
             feature_hits=self._hits,
             feature_bytes=self.nbytes,
-            pixel_bytes=self._pixels.held_bytes,
+            row_bytes=self._store.held_bytes,
         )
 
     def known(self, picture: Picture) -> mx.array | None:
@@ -93,7 +93,7 @@ class PictureEncoder:
 
     def decode(self, picture: Picture, left: Callable[[], bool]) -> "Future[Pixels]":
         """Returns the rows of the tower, which are decoded elsewhere unless they already were. Ends when `left`."""
-        decoding = self._pixels.rows(picture, left)
+        decoding = self._store.rows(picture, left)
         if not decoding.done():
             decoding.add_done_callback(lambda _: self._wake())
         return decoding
@@ -110,14 +110,14 @@ class PictureEncoder:
         self._soft_tokens += geometry.tokens
 
 
-class PictureProgress:
-    """The `Pictures` of a prompt: has the next one encoded when the prefill reaches it.
+class MediaProgress:
+    """The `PromptMedia` of a prompt: has the next one encoded when the prefill reaches it.
 
     A picture that is cached needs neither pixels nor features. Owner: the engine thread. Holds the features of one
     picture at a time.
     """
 
-    def __init__(self, prompt: PicturePrompt, encoder: PictureEncoder) -> None:
+    def __init__(self, prompt: MediaPrompt, encoder: MediaEncoder) -> None:
         self.prompt = prompt
         self._encoder = encoder
         self._picture: Picture | None = None  # the one to encode, or whose features are here

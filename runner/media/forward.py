@@ -24,7 +24,7 @@ class Rows(NamedTuple):
     features: mx.array
 
 
-class PictureEmbedding(Module):
+class MediaEmbedding(Module):
     """Stands in for a table during one forward over tokens [1, L]."""
 
     def __init__(self, table: Module, rows: Sequence[Rows], scale: float = 1.0) -> None:
@@ -135,7 +135,7 @@ _TABLES = ("embed_tokens", "embeddings")
 _SLIDING = "sliding_attention"
 
 
-class PictureForward:
+class MediaForward:
     """The parts of one text model that pictures replace for the time of a forward.
 
     Without rows, positions and shifts a forward only calls the model.
@@ -197,7 +197,7 @@ class PictureForward:
     @contextmanager
     def _embedding(self, rows: Sequence[Rows]) -> Iterator[None]:
         table = self._owner[self._table_name]
-        replace_submodule(self._owner, self._table_name, PictureEmbedding(table, rows, self._scale))
+        replace_submodule(self._owner, self._table_name, MediaEmbedding(table, rows, self._scale))
         try:
             yield
         finally:

@@ -12,13 +12,13 @@ from runner.engine.parts import Examined, Facts, Parts
 from runner.engine.request import NoVision, Vision
 from runner.errors import MediaError, ModelError, RunnerError
 from runner.logs import Log
-from runner.media.encoder import PictureEncoder
+from runner.media.encoder import MediaEncoder
 from runner.media.families import Family
-from runner.media.forward import PictureForward
+from runner.media.forward import MediaForward
 from runner.media.header import MAX_PIXELS
-from runner.media.pixels import PixelStore
-from runner.media.prompt import PictureNames
-from runner.media.support import PictureSupport
+from runner.media.prompt import MediaNames
+from runner.media.rows import RowStore
+from runner.media.support import MediaSupport
 from runner.media.towers.load import PREPROCESSOR, TowerPlan, load_tower, plan_tower, plan_weights
 from runner.model import OpenedModel
 from runner.model.config import text_config
@@ -36,8 +36,8 @@ class Sight(NamedTuple):
     """The parts that a model sees with: one for any thread, one for the engine thread. None if it sees nothing, for
     which `why` is the reason if it is not simply a text model."""
 
-    support: PictureSupport | None = None
-    encoder: PictureEncoder | None = None
+    support: MediaSupport | None = None
+    encoder: MediaEncoder | None = None
     why: str = ""
 
     @property
@@ -48,12 +48,12 @@ class Sight(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The bytes of decoded pictures, and of what decodes one at present. Any thread may ask."""
-        return 0 if self.support is None else self.support.pixels.nbytes
+        return 0 if self.support is None else self.support.store.nbytes
 
     def drop_features(self) -> None:
         """Frees what pictures take: features that are kept for later prompts, and pixels that no tower reads yet."""
         if self.support is not None:
-            self.support.pixels.give_way()
+            self.support.store.give_way()
         if self.encoder is not None:
             self.encoder.clear()
 
@@ -70,17 +70,17 @@ def open_sight(parts: Parts) -> Sight:
     try:
         support, sections = prepare(parts.model, plan, parts.tokenizer)
         family = support.family
-        forward = PictureForward(parts.loaded.module, sections=sections, sees_both_ways=family.bidirectional)
+        forward = MediaForward(parts.loaded.module, sections=sections, sees_both_ways=family.bidirectional)
         tower = load_tower(plan, parts.settings.dtype, parts.free_bytes)
     except RunnerError as error:
         log.warning("the model sees no pictures", why=str(error))
         return Sight(why=f"its vision is unavailable: {error}")
     log.info("the model sees pictures", tower=plan.family, bytes=plan.nbytes)
     wake = partial(parts.post, None)
-    return Sight(support, PictureEncoder(tower, support.pixels, forward, wake, splits=family.splits))
+    return Sight(support, MediaEncoder(tower, support.store, forward, wake, splits=family.splits))
 
 
-def prepare(model: OpenedModel, plan: TowerPlan, tokenizer: Tokenizer) -> tuple[PictureSupport, Sequence[int]]:
+def prepare(model: OpenedModel, plan: TowerPlan, tokenizer: Tokenizer) -> tuple[MediaSupport, Sequence[int]]:
     """Returns what the files say about the pictures of a model with this tower: its support, and the numbers of
     frequencies that turn by time, row and column, empty for positions of one channel.
 
@@ -90,7 +90,7 @@ def prepare(model: OpenedModel, plan: TowerPlan, tokenizer: Tokenizer) -> tuple[
         raise ModelError(plan.fault)
     family = plan.kind.family.from_config(model.config, model.json_file(PREPROCESSOR))
     start, soft, end = (_id(token, tokenizer) for token in family.around(model.config))
-    support = PictureSupport(family, start, soft, end, PictureNames(), PixelStore(family))
+    support = MediaSupport(family, start, soft, end, MediaNames(), RowStore(family))
     return support, _sections(model) if family.mrope else ()
 
 
@@ -119,7 +119,7 @@ _HEIGHTS = range(250, _WIDTH + 1, 250)
 """Heights that are tried for a picture of that width: the shape decides how many tokens fit into a budget."""
 
 
-class PictureFacts(Facts, frozen=True, kw_only=True):
+class MediaFacts(Facts, frozen=True, kw_only=True):
     """If the model sees none, `why` says why and the other fields are None."""
 
     sees: bool
@@ -143,19 +143,19 @@ class PictureFacts(Facts, frozen=True, kw_only=True):
         )
 
 
-def picture_facts(settings: CheckSettings, found: Examined) -> PictureFacts:
+def media_facts(settings: CheckSettings, found: Examined) -> MediaFacts:
     """Returns whether a model would see."""
     model, plan = found.model, plan_tower(found.model)
     if plan is None:
         family = f"pictures are not known here for the family {model.family.module}"
-        return PictureFacts(sees=False, why=family if model.has_vision else "a text model")
+        return MediaFacts(sees=False, why=family if model.has_vision else "a text model")
     try:
         support, _ = prepare(model, plan, found.tokenizer)
         tower, types = plan_weights(plan, settings.dtype, found.budget_bytes)
     except ModelError as error:
-        return PictureFacts(sees=False, why=str(error))
+        return MediaFacts(sees=False, why=str(error))
     amounts, _ = contents(tower, types)
-    return PictureFacts(
+    return MediaFacts(
         sees=True,
         tower=plan.family,
         blocks=plan.blocks,

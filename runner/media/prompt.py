@@ -2,7 +2,7 @@
 
 A prompt has two forms of the same length. Its *ids* are what the sampler counts and what the forward looks up. Its
 *keys* are what the caches compare: at the soft tokens of a picture they are the picture's name, a negative number, so
-that two prompts part where their pictures differ. Everything here is immutable but `PictureNames`; any thread may read
+that two prompts part where their pictures differ. Everything here is immutable but `MediaNames`; any thread may read
 it.
 """
 
@@ -47,7 +47,7 @@ class Span(NamedTuple):
     picture: Picture
 
 
-class PictureNames:
+class MediaNames:
     """Names for pictures, by the digests of what they look like to the model. Never uses a name twice; forgetting an
     old one costs a miss in the cache, never a wrong hit."""
 
@@ -77,7 +77,7 @@ class PictureNames:
         return self._digests.get(name)
 
 
-class PicturePrompt:
+class MediaPrompt:
     """The tokens of a prompt with pictures."""
 
     def __init__(self, parts: Sequence[Sequence[int] | Picture], soft_id: int, *, mrope: bool = False) -> None:

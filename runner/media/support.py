@@ -16,8 +16,8 @@ from runner.logs import Log
 from runner.media.families import Family
 from runner.media.geometry import Geometry
 from runner.media.header import IMAGE, kind_of, read_header
-from runner.media.pixels import PixelStore
-from runner.media.prompt import Marker, Picture, PictureNames, PicturePrompt, split_markers
+from runner.media.prompt import Marker, MediaNames, MediaPrompt, Picture, split_markers
+from runner.media.rows import RowStore
 from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
@@ -42,7 +42,7 @@ def digest(kind: str, family: str, version: int, geometry: Geometry, data: bytes
 
 
 @dataclass(frozen=True)
-class PictureSupport:
+class MediaSupport:
     """The `Vision` of a model that sees. Any thread may use it."""
 
     sees: ClassVar[bool] = True
@@ -51,8 +51,8 @@ class PictureSupport:
     soft: int
     end: int
     """The ids around and in the place of a picture's soft tokens."""
-    names: PictureNames
-    pixels: PixelStore
+    names: MediaNames
+    store: RowStore
 
     def check(self, media: Sequence[Media]) -> None:
         """Takes all media; `expand` refuses those that are not pictures."""
@@ -66,7 +66,7 @@ class PictureSupport:
         left: Callable[[], bool] = lambda: False,
         *,
         bos: bool = True,
-    ) -> PicturePrompt | None:
+    ) -> MediaPrompt | None:
         """Returns the tokens of a prompt with pictures, in the words that hosts know where it cannot. None if it has no
         marker.
 
@@ -99,7 +99,7 @@ class PictureSupport:
                 return None
             seen = {number: self._named(picture) for number, picture in seen.items()}
         shown = [seen[part.id] if isinstance(part, Marker) else part for part in parts]
-        return PicturePrompt(shown, self.soft, mrope=self.family.mrope)
+        return MediaPrompt(shown, self.soft, mrope=self.family.mrope)
 
     def _unnamed(self, number: int, items: Mapping[int, Media]) -> Picture:
         """Returns a picture without its name, for which all of the file must be read."""
@@ -122,14 +122,14 @@ class PictureSupport:
 
     def decode(self, prompt: ShownPrompt, left: Callable[[], bool]) -> Iterator[Future[None]]:
         for picture in _pictures(prompt):
-            if not self.pixels.is_sound(picture):
-                yield self.pixels.check(picture, left)
+            if not self.store.is_sound(picture):
+                yield self.store.check(picture, left)
 
     def drop(self, prompt: ShownPrompt) -> None:
         for picture in _pictures(prompt):
-            self.pixels.drop(picture)
+            self.store.drop(picture)
 
 
 def _pictures(prompt: ShownPrompt) -> list[Picture]:
-    assert isinstance(prompt, PicturePrompt)
+    assert isinstance(prompt, MediaPrompt)
     return [span.picture for span in prompt.spans]

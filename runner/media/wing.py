@@ -27,9 +27,9 @@ class MediaWing(Wing):
         return plan.opened.tensors.values() if plan is not None and plan.nbytes else ()
 
     def facts(self, settings: CheckSettings, found: Examined | None) -> Facts | None:
-        from runner.media.open import picture_facts
+        from runner.media.open import media_facts
 
-        return None if found is None else picture_facts(settings, found)
+        return None if found is None else media_facts(settings, found)
 
     def load(self, parts: Parts) -> None:
         """Loads the tower."""
@@ -47,10 +47,10 @@ class MediaWing(Wing):
         if sight.encoder is not None:
             parts.show = sight.encoder.begin
             parts.shifted = sight.encoder.shifted
-            parts.counts.pictures = sight.encoder.counts
+            parts.counts.media = sight.encoder.counts
         if sight.support is not None:
             parts.names = sight.support.names
             if parts.shares_memory:
-                sight.support.pixels.room_bytes = parts.free_bytes
+                sight.support.store.room_bytes = parts.free_bytes
         parts.helper_bytes.append(lambda: sight.nbytes)
         parts.drop_unused.append(sight.drop_features)

@@ -111,7 +111,7 @@ def refuse_encoder(engine: Engine) -> None:
 async def in_hand(requests: Sequence[Request], vision: Vision) -> AsyncIterator[None]:
     """Has the pictures of the requests decoded that were never seen. RequestError if one is damaged. When the block
     ends, the requests are cancelled, and the pixels that they did not come to take are forgotten."""
-    shown = [each.pictures for each in requests if each.pictures is not None]
+    shown = [each.shown for each in requests if each.shown is not None]
     try:
         for prompt in shown:
             for decoding in vision.decode(prompt, lambda: requests[0].cancelled):
@@ -149,7 +149,7 @@ class CompletionEndpoint:
         refuse_encoder(self._engine)
         with self._bodies.body() as body:
             request = await self._prepare(*await self._read(http, body))
-            body.hold(request.pictures.nbytes if request.pictures is not None else 0)  # files, until they are answered
+            body.hold(request.shown.nbytes if request.shown is not None else 0)  # files, until they are answered
             return await self._answer(http, request)
 
     async def _answer(self, http: web.Request, request: Request) -> web.StreamResponse:

@@ -122,7 +122,7 @@ def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Iterator
             stops=None,
             metered=False,
             most_drafts=0,
-            pictures=shown,
+            shown=shown,
         )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from runner.engine.memory import Meter
-    from runner.engine.ports import Drafter, Drafts, Pictures, StepTime
+    from runner.engine.ports import Drafter, Drafts, PromptMedia, StepTime
     from runner.sampling.sampler import Broadcast
 
 _FAULTS: tuple[type[Exception], ...] = (RuntimeError, ValueError, MemoryError, TypeError)
@@ -139,13 +139,13 @@ class TapedGeneration(Generation):
         tokenizer: Tokenizer,
         context_length: int,
         started_ns: int,
-        pictures: "Pictures",
+        media: "PromptMedia",
         drafter: "Drafter | None",
         broadcast: "Broadcast | None",
     ) -> None:
         if drafter is not None:
             drafter.shared = TapedDrafts(drafter.shared, tape)
-        super().__init__(request, session, tokenizer, context_length, started_ns, pictures, drafter, broadcast)
+        super().__init__(request, session, tokenizer, context_length, started_ns, media, drafter, broadcast)
         self._tape = tape
         self._ended = False
 

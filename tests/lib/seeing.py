@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from runner.media.families import Family
-from runner.media.forward import PictureForward
+from runner.media.forward import MediaForward
 from runner.media.towers import Tower, load_tower, plan_tower
 from runner.model import OpenedModel, open_model
 from runner.model.weights.load import LoadedModel, load
@@ -48,11 +48,11 @@ class Seeing(NamedTuple):
     family: Family
     tokenizer: Tokenizer
 
-    def forward(self) -> PictureForward:
+    def forward(self) -> MediaForward:
         """Returns the forward over pictures, with what is known of the family."""
         sections = SECTIONS if self.name in MROPE else ()
         both_ways = self.name in BOTH_WAYS
-        return PictureForward(self.loaded.module, sections=sections, sees_both_ways=both_ways)
+        return MediaForward(self.loaded.module, sections=sections, sees_both_ways=both_ways)
 
 
 @cache

@@ -29,12 +29,12 @@ from runner.engine.generation import Forward
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import Slice, SlicePolicy, Workload
 from runner.engine.request import Limits, Request, prepare
-from runner.media.encoder import PictureEncoder
+from runner.media.encoder import MediaEncoder
 from runner.media.families import Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
 from runner.media.forward import Rows
-from runner.media.pixels import PixelStore
-from runner.media.prompt import Picture, PictureNames
-from runner.media.support import PictureSupport
+from runner.media.prompt import MediaNames, Picture
+from runner.media.rows import RowStore
+from runner.media.support import MediaSupport
 from runner.media.towers import Grid
 from runner.sampling.sampler import Sampler
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE
@@ -97,7 +97,7 @@ class Helper:
                     future.set_exception(error)
 
 
-class Pixels(PixelStore):
+class Pixels(RowStore):
     """Counts what it decodes."""
 
     def __init__(self, family: Family, helper: Helper) -> None:
@@ -170,10 +170,10 @@ class SeeingEngine(SlicedEngine):
         self.helper = Helper()
         self.wakes = 0
         family = family_of(name)
-        self.pixels = Pixels(family, self.helper)
-        self.support = PictureSupport(family, START, SOFT, END, PictureNames(), self.pixels)
-        self.encoder = PictureEncoder(
-            self.model.tower, self.pixels, self.model.forward(), self._wake, splits=family.splits
+        self.store = Pixels(family, self.helper)
+        self.support = MediaSupport(family, START, SOFT, END, MediaNames(), self.store)
+        self.encoder = MediaEncoder(
+            self.model.tower, self.store, self.model.forward(), self._wake, splits=family.splits
         )
         self.memory = MemoryBudget(ZeroMeter(), room, 2048, drop_unused=self.encoder.clear)
         context = EngineContext(
@@ -260,7 +260,7 @@ class SeeingEngine(SlicedEngine):
 
     def features(self, shown: Picture) -> mx.array:
         """Returns what the tower makes of a picture, all at once."""
-        rows = PixelStore._decoded(PixelStore(self.support.family, decoder=Here()), shown, lambda: False)
+        rows = RowStore._decoded(RowStore(self.support.family, decoder=Here()), shown, lambda: False)
         geometry = shown.geometry
         *_, features = self.model.tower.encode(mx.array(rows), Grid(geometry.rows, geometry.columns))
         return features

@@ -69,4 +69,4 @@ async def test_scores_of_pictures_are_those_of_a_completion(start: SpawnModel) -
             wanted, found = await both(client, "[img-0] What is it? ", Medium(png(64, 48, colour)))
             assert found == pytest.approx(wanted, abs=1e-5)
         stats = await read_stats(client)
-        assert stats.pictures.encoded == 2
+        assert stats.media.encoded == 2

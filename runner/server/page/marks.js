@@ -50,13 +50,13 @@ export class Edge {
     const half = thickness / 2 + 3;
     set(this.#point, { d: node.restore_point ? `M${tip} ${middle(item) - half}V${middle(item) + half}` : "" });
     const tokens = node.end - node.start;
-    set(this.#photo, { d: node.pictures ? photo(x + 0.5, y - 13.5) : "" });
+    set(this.#photo, { d: node.media ? photo(x + 0.5, y - 13.5) : "" });
     const kept = node.stored > 0 || node.restored;
     set(this.#disk, {
-      d: kept ? disk(x + 0.5 + (node.pictures ? FRAME : 0), y - 14.5) : "",
+      d: kept ? disk(x + 0.5 + (node.media ? FRAME : 0), y - 14.5) : "",
       class: `disk${node.restored ? " restored" : ""}${node.stored < tokens ? " part" : ""}`,
     });
-    const indent = (node.pictures ? FRAME : 0) + (kept ? DISK : 0);
+    const indent = (node.media ? FRAME : 0) + (kept ? DISK : 0);
     const room = length + 6 - indent;
     const name = node.text ? shortened(room, oneLine(node.text)) : fitting(room, counted(tokens, "token"), count(tokens));
     put(this.#name, x + indent, y - 5, name);
@@ -65,7 +65,7 @@ export class Edge {
     const uses = Math.min(node.idle_uses, OLD_USES) / OLD_USES;
     this.element.style.setProperty("--fresh", (1 - 0.55 * uses).toFixed(2));
     const told = `${node.text ? `${oneLine(node.text)}: ` : ""}tokens ${count(node.start)} to ${count(node.end)}, ` +
-      `${bytes(node.bytes)}${node.pictures ? `, ${counted(node.pictures, "picture")}` : ""}${onDisk(node)}${node.locks ? ", in use" : ""}`;
+      `${bytes(node.bytes)}${node.media ? `, ${counted(node.media, "picture")}` : ""}${onDisk(node)}${node.locks ? ", in use" : ""}`;
     write(this.#hint, told);
     set(this.element, {
       class: `edge${node.locks ? " used" : ""}${chosen ? " chosen" : ""}`,

@@ -17,10 +17,10 @@ from tokenizers import Tokenizer
 
 import runner.process.lean_mlx_lm  # noqa: F401  makes mlx_lm.models importable without mlx_lm's own start-up
 from runner.media.families import Qwen35
-from runner.media.forward import PictureForward, Rows
+from runner.media.forward import MediaForward, Rows
 from runner.media.header import read_header
 from runner.media.picture import decode
-from runner.media.prompt import Marker, Picture, PicturePrompt, split_markers
+from runner.media.prompt import Marker, MediaPrompt, Picture, split_markers
 from runner.media.towers import Grid
 from runner.media.towers.qwen3_5 import Qwen35Tower
 from scripts.tools.demo import seeing
@@ -136,7 +136,7 @@ class Viewer:
 
     def __init__(self, model: SeeingModel, tokenizer: Tokenizer) -> None:
         self._model, self._tokenizer = model, tokenizer
-        self._forward = PictureForward(model.text, sections=model.sections)
+        self._forward = MediaForward(model.text, sections=model.sections)
         self._features: dict[bytes, mx.array] = {}
 
     def answer(self, prompt: str, pictures: Sequence[bytes] = (), limit: int = 24) -> str:
@@ -149,7 +149,7 @@ class Viewer:
         with self._forward.shifted([shown.shift]):
             return _continue(text, self._tokenizer, logits, limit, layers)
 
-    def _prompt(self, prompt: str, pictures: Sequence[bytes]) -> PicturePrompt:
+    def _prompt(self, prompt: str, pictures: Sequence[bytes]) -> MediaPrompt:
         start, soft, stop = (token_id(self._tokenizer, token) for token in (START, SOFT, STOP))
         parts: list[list[int] | Picture] = []
         for part in split_markers(prompt) if pictures else [prompt]:
@@ -159,7 +159,7 @@ class Viewer:
                 parts += [[start], Picture(pictures[part.id], header, geometry, -1 - part.id), [stop]]
             else:
                 parts.append(self._tokenizer.encode(part, add_special_tokens=False).ids)
-        return PicturePrompt(parts, soft, mrope=True)
+        return MediaPrompt(parts, soft, mrope=True)
 
     def _seen(self, picture: Picture) -> mx.array:
         if picture.data not in self._features:

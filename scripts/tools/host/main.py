@@ -36,7 +36,7 @@ _LETTERS = {generation.letter: generation for generation in GENERATIONS}
 _EPILOG = """\
 Words after -- go to the runner: scripts/host qwen3 -- --cache single
 Without MODEL the demo model of this repository is served, as demo:latest. Messages and prompts may have "images", a
-list of files in base64, as in Ollama: docs/pictures.md has examples."""
+list of files in base64, as in Ollama: docs/media.md has examples."""
 
 
 class Wanted(NamedTuple):

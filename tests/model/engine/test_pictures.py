@@ -140,7 +140,7 @@ def test_a_request_that_is_cancelled_while_its_picture_is_encoded_frees_what_it_
         assert engine.scheduler.idle
         assert falls_to(before)
         assert engine.encoder.nbytes == 0
-        assert engine.pixels.held_bytes == 0
+        assert engine.store.held_bytes == 0
 
 
 def test_a_batch_keeps_no_request_alive_that_has_left_it() -> None:
@@ -149,7 +149,7 @@ def test_a_batch_keeps_no_request_alive_that_has_left_it() -> None:
     long = engine.ask("see [img-0]", BLUE, max_tokens=90)
     engine.until(lambda: any(len(batch.generations) == 2 for batch in engine.scheduler.batches.all))
     (generation,) = [each for each in engine.scheduler._generations if each.request is short.request]
-    held = weakref.ref(generation.pictures)
+    held = weakref.ref(generation.media)
     del generation
     engine.until(lambda: short.finished is not None)
     engine.advance(2)
@@ -190,7 +190,7 @@ def test_a_picture_that_cannot_be_encoded_is_refused_with_the_numbers_before_it_
     assert "there is no room to encode a picture" in asked.error
     assert "the budget is" in asked.error
     assert "--memory" in asked.error
-    assert engine.pixels.decoded == 0
+    assert engine.store.decoded == 0
     assert engine.encoder.counts().encoded == 0
     assert not engine.scheduler._generations
 

@@ -26,7 +26,7 @@ def test_a_conversation_about_a_picture(name: str, cache: str) -> None:
     assert second.counts[0] >= behind
     assert third.counts[0] >= behind
     assert engine.encoder.counts().encoded == 2
-    assert engine.pixels.decoded == 2
+    assert engine.store.decoded == 2
     engine.check()
 
 
@@ -41,7 +41,7 @@ def test_the_same_prompt_again_needs_neither_pixels_nor_features(name: str) -> N
     assert again.counts[0] == total
     assert again.counts[1] in (total - 1, total - 4)  # a checkpoint, where layers cannot go back
     assert (engine.encoder.counts().encoded, engine.encoder.counts().feature_hits) == (1, 0)
-    assert engine.pixels.decoded == 1
+    assert engine.store.decoded == 1
     assert first.tokens[0] == again.tokens[0]
     engine.check()
 
@@ -92,7 +92,7 @@ def test_the_same_file_under_another_budget_shares_nothing_of_it(cache: str) -> 
     prompt = "what is [img-0] here?"
     for support, encoded in ((small, 1), (large, 2), (small, 2), (large, 2)):
         engine.support = support
-        engine.pixels._family = support.family
+        engine.store._family = support.family
         asked = engine.answer(prompt, WIDE)
         (span,) = spans(asked.request)
         assert engine.encoder.counts().encoded == encoded

@@ -11,15 +11,15 @@ RED, BLUE = picture("red"), picture("blue")
 def report_on(engine: SeeingEngine, cache: str = "trie", *, text: bool = False) -> Report:
     identity = Identity("1.2.3", "tiny:latest", "qwen3_5", "cpu", CONTEXT, cache)
     tokenizer = engine.model.tokenizer if text else None
-    return Report(identity, engine.scheduler, tokenizer, WingCounts(pictures=engine.encoder.counts))
+    return Report(identity, engine.scheduler, tokenizer, WingCounts(media=engine.encoder.counts))
 
 
 def test_pictures_are_counted_with_their_tokens_time_and_hits() -> None:
     engine = SeeingEngine(QWEN)
-    counts = report_on(engine).collect().stats.pictures
+    counts = report_on(engine).collect().stats.media
     assert (counts.encoded, counts.soft_tokens, counts.encode_s, counts.feature_hits, counts.feature_bytes) == (0,) * 5
     engine.answer("see [img-0] and [img-1]", RED, BLUE)
-    first = report_on(engine).collect().stats.pictures
+    first = report_on(engine).collect().stats.media
     assert (first.encoded, first.soft_tokens, first.feature_hits) == (2, 12, 0)
     assert first.encode_s > 0
     slices = report_on(engine).collect().stats.slices
@@ -28,13 +28,13 @@ def test_pictures_are_counted_with_their_tokens_time_and_hits() -> None:
     assert first.feature_bytes == 12 * 64 * 4
     engine.scheduler.cache.evict()
     engine.answer("see [img-0] and [img-1]", RED, BLUE)
-    second = report_on(engine).collect().stats.pictures
+    second = report_on(engine).collect().stats.media
     assert (second.encoded, second.soft_tokens, second.feature_hits) == (2, 12, 2)
     assert second.encode_s == first.encode_s
     assert report_on(engine).collect().stats.slices.encode == slices.encode
     engine.scheduler.cache.evict()
     engine.encoder.clear()
-    assert report_on(engine).collect().stats.pictures.feature_bytes == 0
+    assert report_on(engine).collect().stats.media.feature_bytes == 0
 
 
 def test_a_preview_shows_a_picture_as_one_word() -> None:
@@ -42,8 +42,8 @@ def test_a_preview_shows_a_picture_as_one_word() -> None:
     engine.answer("see [img-0] and [img-1].", RED, RED)
     (node,) = report_on(engine, text=True).nodes()
     assert node.text is not None
-    assert node.text.count("[picture]") == 2
-    assert node.text.startswith("see <[picture]= and <")
+    assert node.text.count("[media]") == 2
+    assert node.text.startswith("see <[media]= and <")
     tokenizer = engine.model.tokenizer
-    assert preview(tokenizer, [-3] * 9000 + [*tokenizer.encode("ab")]) == "[picture]ab"
-    assert preview(tokenizer, [-3, -3, -4, -4]) == "[picture][picture]"
+    assert preview(tokenizer, [-3] * 9000 + [*tokenizer.encode("ab")]) == "[media]ab"
+    assert preview(tokenizer, [-3, -3, -4, -4]) == "[media][media]"

@@ -8,7 +8,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.media.forward import PictureForward, Rows
+from runner.media.forward import MediaForward, Rows
 from tests.lib.seeing import (
     BOTH_WAYS,
     MROPE,
@@ -119,7 +119,7 @@ def test_a_picture_matters_and_so_does_all_that_is_made_of_it(name: str) -> None
         plain = model.forward()(ids, model.loaded.make_layers(), rows, None, model.loaded.logits)[0, -1]
         assert away(plain, right) > MATTERS
     if name in BOTH_WAYS:
-        causal = PictureForward(model.loaded.module)(ids, model.loaded.make_layers(), rows, None, model.loaded.logits)
+        causal = MediaForward(model.loaded.module)(ids, model.loaded.make_layers(), rows, None, model.loaded.logits)
         assert away(causal[0, -1], right) > MATTERS
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from runner.engine.parts import Parts, World
 from runner.media.open import Sight, open_sight
-from runner.media.support import PictureSupport
+from runner.media.support import MediaSupport
 from runner.model import open_model
 from runner.model.weights.load import load
 from runner.settings import Settings
@@ -61,7 +61,7 @@ def blind(directory: Path, caplog: pytest.LogCaptureFixture, settings: Settings 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_with_a_tower_sees(tmp_path: Path, name: str) -> None:
     sight = sight_of(write_source(tmp_path / "tiny", name))
-    assert isinstance(sight.support, PictureSupport)
+    assert isinstance(sight.support, MediaSupport)
     start, end = (5, 6) if name.startswith(("glimmer", "nemotron")) else (60, 61)
     assert (sight.support.start, sight.support.soft, sight.support.end) == (start, 62, end)
     assert sight.support.family.splits is (name not in BOTH_WAYS)
@@ -82,7 +82,7 @@ def test_tokens_that_a_config_only_spells_are_the_tokenizers(
         write_tokenizer(directory, with_tokens(TOKENIZER, tokens))
         if len(tokens) == 2:
             sight = sight_of(directory)
-            assert isinstance(sight.support, PictureSupport)
+            assert isinstance(sight.support, MediaSupport)
             assert (sight.support.start, sight.support.soft, sight.support.end) == (7, 62, 8)
         else:
             missing = end if start in tokens else start

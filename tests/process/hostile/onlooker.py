@@ -120,7 +120,7 @@ class Onlooker:
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 stats = await self.stats()
-                if not (stats.requests.running or stats.requests.queued or stats.pictures.pixel_bytes):
+                if not (stats.requests.running or stats.requests.queued or stats.media.row_bytes):
                     return stats
                 await asyncio.sleep(0.05)
 

@@ -57,7 +57,7 @@ REFUSED: dict[str, tuple[Callable[[], Sequence[bytes]], int, str]] = {
 async def test_what_is_too_much_is_refused_for_next_to_nothing(name: str, onlooker: Onlooker) -> None:
     make, status, text = REFUSED[name]
     pieces, victim = make(), onlooker.victim
-    seen = (await onlooker.stats()).pictures
+    seen = (await onlooker.stats()).media
     before, rss = victim.cpu_s(), victim.rss_bytes()
     answer = await onlooker.host(pieces)
     assert (status_of(answer), text in answer.decode()) == (status, True), answer
@@ -65,7 +65,7 @@ async def test_what_is_too_much_is_refused_for_next_to_nothing(name: str, onlook
     assert victim.rss_bytes() - rss < SLACK_BYTES
     async with onlooker.beside_a_story():
         assert status_of(await onlooker.host(pieces)) == status
-    assert (await onlooker.at_rest()).pictures == seen
+    assert (await onlooker.at_rest()).media == seen
 
 
 # --- clients that leave
@@ -105,7 +105,7 @@ async def test_a_client_leaves_in_the_middle_of_a_picture(onlooker: Onlooker) ->
 
     stats = await leave(onlooker, [FRONT, *[BASE64] * 20], 40 * MEGABYTE, half_is_read)
     assert stats.requests.cancelled == before.requests.cancelled, "it never was one"
-    assert stats.pictures == before.pictures
+    assert stats.media == before.media
     await settled(victim, rss + SLACK_BYTES)
 
 
@@ -118,6 +118,6 @@ async def test_a_client_leaves_while_its_picture_is_encoded(onlooker: Onlooker) 
     body = asking("[img-0]Hi", [black_png(2000, 2000, 2000)])
     stats = await leave(onlooker, [body], len(body), encodes)
     assert stats.requests.cancelled == before.requests.cancelled + 1
-    assert stats.pictures.encoded == before.pictures.encoded
-    assert stats.pictures.feature_bytes == before.pictures.feature_bytes
+    assert stats.media.encoded == before.media.encoded
+    assert stats.media.feature_bytes == before.media.feature_bytes
     await settled(onlooker.victim, rss + ARENA_BYTES)

@@ -30,7 +30,7 @@ def node(
     locks: int = 0,
     idle: int = 0,
     text: str | None = None,
-    pictures: int = 0,
+    media: int = 0,
     stored: int = 0,
     restored: bool = False,
 ) -> CacheNode:
@@ -39,7 +39,7 @@ def node(
     return CacheNode(
         id=id, parent=parent, start=start, end=end, bytes=size, live_bytes=size if live else 0,
         paged_bytes=0 if live else size, layers=12, live_layers=12 if live else 0, paged_layers=0 if live else 12,
-        missing_layers=0, idle_uses=idle, locks=locks, restore_point=False, text=text, pictures=pictures,
+        missing_layers=0, idle_uses=idle, locks=locks, restore_point=False, text=text, media=media,
         stored=stored, restored=restored,
     )  # fmt: skip
 

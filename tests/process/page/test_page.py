@@ -338,7 +338,7 @@ async def test_what_is_on_disk_has_a_mark(stand_in: StandIn, look: Look) -> None
         running=[replace(writing(50), restored=500)],
     )
     stand_in.show(
-        node(1, None, 0, 800, stored=800, restored=True, pictures=1),
+        node(1, None, 0, 800, stored=800, restored=True, media=1),
         node(2, 1, 800, 1000, stored=56),
         node(3, 1, 800, 1100, stored=300),
         node(4, 3, 1100, 1400),

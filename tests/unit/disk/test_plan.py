@@ -3,7 +3,7 @@
 import pytest
 
 from runner.disk.reader import branch, chain, deepest_state, held_at, partial
-from runner.disk.segment import STATE, TAIL, DigestOf, Name, PrefixDigests, Tokens, UnknownPictureError
+from runner.disk.segment import STATE, TAIL, DigestOf, Name, PrefixDigests, Tokens, UnknownMediaError
 from runner.disk.store import Index
 from tests.unit.disk.made import ROOT, named, points
 
@@ -105,5 +105,5 @@ def test_a_picture_counts_by_its_digest() -> None:
         )
     )
     assert one.at(4) == same.at(4) != other.at(4)
-    with pytest.raises(UnknownPictureError):
+    with pytest.raises(UnknownMediaError):
         PrefixDigests(ROOT, "", [5, -3]).at(2)

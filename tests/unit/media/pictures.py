@@ -14,7 +14,7 @@ from runner.media import picture
 from runner.media.decode_process import DecodeProcess
 from runner.media.geometry import Alpha, Geometry, Pixels
 from runner.media.header import Header, read_header
-from runner.media.prompt import PicturePrompt, Span
+from runner.media.prompt import MediaPrompt, Span
 
 if TYPE_CHECKING:
     from runner.engine.request import Request
@@ -75,7 +75,7 @@ def decode(data: bytes, header: Header, width: int, height: int, alpha: Alpha = 
 
 def spans(request: "Request") -> Sequence[Span]:
     """The places of the pictures in a prompt."""
-    return () if request.pictures is None else cast("PicturePrompt", request.pictures).spans
+    return () if request.shown is None else cast("MediaPrompt", request.shown).spans
 
 
 class Here(DecodeProcess):

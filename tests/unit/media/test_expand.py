@@ -12,9 +12,9 @@ from runner.engine.request import Limits, NoVision, prepare
 from runner.errors import RequestError
 from runner.media.families import Qwen35
 from runner.media.open import Sight
-from runner.media.pixels import PixelStore
-from runner.media.prompt import PictureNames
-from runner.media.support import PictureSupport
+from runner.media.prompt import MediaNames
+from runner.media.rows import RowStore
+from runner.media.support import MediaSupport
 from runner.tokenizer import Tokenizer
 from tests.unit.media.pictures import encoded
 
@@ -47,8 +47,8 @@ def pieces() -> Pieces:
 
 
 @pytest.fixture
-def support() -> PictureSupport:
-    return PictureSupport(FAMILY, START, SOFT, END, PictureNames(), PixelStore(FAMILY))
+def support() -> MediaSupport:
+    return MediaSupport(FAMILY, START, SOFT, END, MediaNames(), RowStore(FAMILY))
 
 
 def image(number: int = 0, columns: int = 3, rows: int = 2, colour: str = "red", kind: str = "image") -> Media:
@@ -60,14 +60,14 @@ def ids_of(text: str) -> list[int]:
     return [*text.encode()]
 
 
-def refused(prompt: str, media: Sequence[Media], pieces: Pieces, support: PictureSupport) -> str:
+def refused(prompt: str, media: Sequence[Media], pieces: Pieces, support: MediaSupport) -> str:
     with pytest.raises(RequestError) as error:
         support.expand(prompt, media, cast("Tokenizer", pieces), CONTEXT)
     return str(error.value)
 
 
 def test_every_text_is_tokenized_by_itself_and_only_the_first_begins_a_prompt(
-    pieces: Pieces, support: PictureSupport
+    pieces: Pieces, support: MediaSupport
 ) -> None:
     prompt = "ab[img-0]c[img-1][img-0]"
     media, tokenizer = [image(0), image(1, 2, 2)], cast("Tokenizer", pieces)
@@ -85,7 +85,7 @@ def test_every_text_is_tokenized_by_itself_and_only_the_first_begins_a_prompt(
 
 
 @pytest.mark.parametrize("prompt", ["[img-1]", "[img-0][img-7] and [img-8]", "[img-99999999999999999999999999]"])
-def test_a_marker_without_an_item_is_refused(prompt: str, pieces: Pieces, support: PictureSupport) -> None:
+def test_a_marker_without_an_item_is_refused(prompt: str, pieces: Pieces, support: MediaSupport) -> None:
     assert refused(prompt, [image(0)], pieces, support).startswith("invalid image index: ")
     assert refused("[img-7]", [image(0)], pieces, support) == "invalid image index: 7"
 
@@ -108,13 +108,13 @@ WAVE = b"RIFF\x24\0\0\0WAVEfmt "
     ],
 )
 def test_anything_but_a_picture_is_refused(
-    data: bytes, kind: str, text: str, pieces: Pieces, support: PictureSupport
+    data: bytes, kind: str, text: str, pieces: Pieces, support: MediaSupport
 ) -> None:
     assert refused("[img-0]", [Media(data=data, id=0, kind=kind)], pieces, support).startswith(text)
 
 
 def test_an_item_that_no_marker_names_is_logged_and_not_read(
-    pieces: Pieces, support: PictureSupport, caplog: pytest.LogCaptureFixture
+    pieces: Pieces, support: MediaSupport, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         found = support.expand("a [img-1]", [Media(data=WAVE, id=0), image(1)], cast("Tokenizer", pieces), CONTEXT)
@@ -125,7 +125,7 @@ def test_an_item_that_no_marker_names_is_logged_and_not_read(
     assert getattr(record, "attributes") == {"ids": "0"}  # noqa: B009 - of our own logging
 
 
-def test_five_hundred_pictures_beyond_the_context_cost_a_few_headers(pieces: Pieces, support: PictureSupport) -> None:
+def test_five_hundred_pictures_beyond_the_context_cost_a_few_headers(pieces: Pieces, support: MediaSupport) -> None:
     media = [image(0), *(Media(data=b"", id=number, kind="image") for number in range(200, 700))]
     prompt = "[img-0]" * 200 + "".join(f"[img-{number}]" for number in range(200, 700))
     limits = Limits(CONTEXT, 400)
@@ -133,14 +133,14 @@ def test_five_hundred_pictures_beyond_the_context_cost_a_few_headers(pieces: Pie
         prepare(CompletionRequest(prompt=prompt, media=media), cast("Tokenizer", pieces), limits, None, support)
 
 
-def test_nothing_is_read_for_a_client_that_has_left(pieces: Pieces, support: PictureSupport) -> None:
+def test_nothing_is_read_for_a_client_that_has_left(pieces: Pieces, support: MediaSupport) -> None:
     media, left = [image(0), Media(data=b"damaged", id=1, kind="image")], iter([False, True])
     with pytest.raises(RequestError, match=r"^the client has left$"):
         support.expand("[img-0][img-1]", media, cast("Tokenizer", pieces), CONTEXT, lambda: next(left))
 
 
-def test_the_memory_of_pixels_is_counted_and_given_back(support: PictureSupport) -> None:
-    sight, store = Sight(support), support.pixels
+def test_the_memory_of_pixels_is_counted_and_given_back(support: MediaSupport) -> None:
+    sight, store = Sight(support), support.store
     store.room_bytes = 5
     store._decoding_bytes = 7
     assert sight.nbytes == 7
@@ -152,7 +152,7 @@ def test_the_memory_of_pixels_is_counted_and_given_back(support: PictureSupport)
 # --- the request
 
 
-def test_a_request_counts_placeholders_and_compares_names(pieces: Pieces, support: PictureSupport) -> None:
+def test_a_request_counts_placeholders_and_compares_names(pieces: Pieces, support: MediaSupport) -> None:
     wire = CompletionRequest(prompt="ab[img-0]c", media=[image(0)])
     request = prepare(wire, cast("Tokenizer", pieces), Limits(CONTEXT, 304), None, support)
     assert request.prompt == [BOS, *ids_of("ab"), START, *[SOFT] * 6, END, *ids_of("c")]
@@ -160,12 +160,12 @@ def test_a_request_counts_placeholders_and_compares_names(pieces: Pieces, suppor
     assert request.max_tokens == CONTEXT - len(request.prompt)
 
 
-def test_markers_without_media_are_text(pieces: Pieces, support: PictureSupport) -> None:
+def test_markers_without_media_are_text(pieces: Pieces, support: MediaSupport) -> None:
     for sees in (support, NoVision()):
         wire = CompletionRequest(prompt="[img-0]")
         request = prepare(wire, cast("Tokenizer", pieces), Limits(CONTEXT, 400), None, sees)
         assert request.prompt == [BOS, *ids_of("[img-0]")]
-        assert request.pictures is None
+        assert request.shown is None
 
 
 # --- models that see nothing

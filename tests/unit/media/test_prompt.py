@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.media.geometry import grid
-from runner.media.prompt import Marker, Picture, PictureNames, PicturePrompt, split_markers
+from runner.media.prompt import Marker, MediaNames, MediaPrompt, Picture, split_markers
 from runner.media.support import digest
 from tests.unit.media.shown import picture
 
@@ -73,7 +73,7 @@ def test_texts_and_markers_take_turns_and_nothing_is_lost(pieces: list[int | str
 
 @given(PARTS)
 def test_keys_differ_from_ids_in_pictures_alone(parts: list[list[int] | Picture]) -> None:
-    prompt = PicturePrompt(parts, SOFT)
+    prompt = MediaPrompt(parts, SOFT)
     assert len(prompt.ids) == len(prompt.keys)
     inside = [
         next((span for span in prompt.spans if span.start <= at < span.stop), None) for at in range(len(prompt.ids))
@@ -90,7 +90,7 @@ def test_keys_differ_from_ids_in_pictures_alone(parts: list[list[int] | Picture]
 
 @given(PARTS, st.integers(0, 6), st.data())
 def test_positions_are_those_of_a_walk(parts: list[list[int] | Picture], more: int, data: st.DataObject) -> None:
-    prompt, wanted = PicturePrompt(parts, SOFT, mrope=True), walked(parts, more)
+    prompt, wanted = MediaPrompt(parts, SOFT, mrope=True), walked(parts, more)
     if not prompt.spans:
         return
     start = data.draw(st.integers(0, len(wanted)))
@@ -104,7 +104,7 @@ def test_positions_are_those_of_a_walk(parts: list[list[int] | Picture], more: i
 
 @given(PARTS)
 def test_the_shift_leads_from_offsets_to_positions_behind_the_prompt(parts: list[list[int] | Picture]) -> None:
-    prompt = PicturePrompt(parts, SOFT, mrope=True)
+    prompt = MediaPrompt(parts, SOFT, mrope=True)
     for at, place in enumerate(walked(parts, 3)[len(prompt.ids) :], len(prompt.ids)):
         assert place == (at + prompt.shift,) * 3
     largest = max((max(place) for place in walked(parts, 0)), default=-1)
@@ -115,14 +115,14 @@ def test_the_shift_leads_from_offsets_to_positions_behind_the_prompt(parts: list
 
 
 def test_names_are_negative_and_those_of_equal_digests_equal() -> None:
-    names = PictureNames()
+    names = MediaNames()
     found = [names.name_of(bytes([value])) for value in (1, 2, 1, 3, 2)]
     assert found == [-1, -2, -1, -3, -2]
 
 
 @given(st.lists(st.integers(0, 12)), st.integers(1, 5))
 def test_a_name_is_never_given_to_another_digest(asked: list[int], most: int) -> None:
-    names = PictureNames(most)
+    names = MediaNames(most)
     owners: dict[int, int] = {}
     latest: list[int] = []
     for value in asked:
@@ -135,7 +135,7 @@ def test_a_name_is_never_given_to_another_digest(asked: list[int], most: int) ->
 
 
 def test_threads_that_ask_at_once_get_one_name_for_one_digest() -> None:
-    names = PictureNames()
+    names = MediaNames()
     found: list[list[int]] = [[] for _ in range(4)]
 
     def ask(which: int) -> None:
@@ -161,5 +161,5 @@ def test_pictures_that_ollama_takes_for_each_other_have_names_of_their_own() -> 
     """Ollama's key is FNV-1a, folded to 31 bits."""
     alike = b"red picture\x0b\xbf\x7f>\xbbN\xb5U", b"blue picture\xd0\xee\x99\xcd\x88\xdcC\x14"
     assert len({(folded(data) >> 32 ^ folded(data)) & 0x7FFFFFFF for data in alike}) == 1
-    names, geometry = PictureNames(), grid(256, 256, 16, 2)
+    names, geometry = MediaNames(), grid(256, 256, 16, 2)
     assert [names.name_of(digest("image", "qwen3_5", 1, geometry, data)) for data in alike] == [-1, -2]

@@ -13,9 +13,9 @@ from protocol import DoneReason, Metrics
 from runner.engine.events import Finished, Scored, Started
 from runner.media.families import Qwen35
 from runner.media.geometry import Pixels
-from runner.media.pixels import PixelStore
-from runner.media.prompt import Picture, PictureNames
-from runner.media.support import PictureSupport
+from runner.media.prompt import MediaNames, Picture
+from runner.media.rows import RowStore
+from runner.media.support import MediaSupport
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.unit.media.pictures import Here, encoded, spans
@@ -29,11 +29,11 @@ DAMAGED = WHOLE[: len(WHOLE) // 2]
 
 
 @pytest.fixture
-def support(engine: Script) -> Iterator[PictureSupport]:
-    support = PictureSupport(FAMILY, START, SOFT, END, PictureNames(), PixelStore(FAMILY, decoder=Here()))
+def support(engine: Script) -> Iterator[MediaSupport]:
+    support = MediaSupport(FAMILY, START, SOFT, END, MediaNames(), RowStore(FAMILY, decoder=Here()))
     engine.vision = support
     yield support
-    support.pixels.close()
+    support.store.close()
 
 
 def body(*files: bytes, prompt: str = "see [img-0]") -> dict[str, object]:
@@ -51,7 +51,7 @@ def body(*files: bytes, prompt: str = "see [img-0]") -> dict[str, object]:
     ],
 )
 async def test_what_cannot_be_shown_is_refused_before_the_queue(
-    client: Client, engine: Script, support: PictureSupport, files: list[bytes], prompt: str, text: str
+    client: Client, engine: Script, support: MediaSupport, files: list[bytes], prompt: str, text: str
 ) -> None:
     response = await client.post("/completion", json=body(*files, prompt=prompt))
     assert response.status == 400
@@ -61,10 +61,10 @@ async def test_what_cannot_be_shown_is_refused_before_the_queue(
 
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_no_pixels_stay_of_a_request_that_is_not_taken(
-    client: Client, support: PictureSupport, monkeypatch: pytest.MonkeyPatch, leaves: bool
+    client: Client, support: MediaSupport, monkeypatch: pytest.MonkeyPatch, leaves: bool
 ) -> None:
     """The second picture is damaged, or the client leaves while it is being decoded."""
-    decode, began, may_end = support.pixels._decoded, threading.Event(), threading.Event()
+    decode, began, may_end = support.store._decoded, threading.Event(), threading.Event()
 
     def held(shown: Picture, left: Callable[[], bool]) -> Pixels:
         if leaves and shown.name == -2:
@@ -72,20 +72,20 @@ async def test_no_pixels_stay_of_a_request_that_is_not_taken(
             assert may_end.wait(10)
         return decode(shown, left)
 
-    monkeypatch.setattr(support.pixels, "_decoded", held)
+    monkeypatch.setattr(support.store, "_decoded", held)
     sent = body(WHOLE, OTHER if leaves else DAMAGED, prompt="see [img-0] [img-1]")
     posting = asyncio.ensure_future(client.post("/completion", json=sent))
     if leaves:
         await asyncio.to_thread(began.wait, 10)
-        assert support.pixels.held_bytes > 0
+        assert support.store.held_bytes > 0
         posting.cancel()
-        while support.pixels.held_bytes:
+        while support.store.held_bytes:
             await asyncio.sleep(0.01)
         may_end.set()
-        await asyncio.to_thread(support.pixels._thread.submit(int).result)  # behind the one that was being decoded
+        await asyncio.to_thread(support.store._thread.submit(int).result)  # behind the one that was being decoded
     else:
         assert (await posting).status == 400
-    assert support.pixels.held_bytes == 0
+    assert support.store.held_bytes == 0
 
 
 # --- scores
@@ -97,7 +97,7 @@ def scored(*files: bytes, prompts: tuple[str, ...] = ("see [img-0]: ",), **more:
 
 
 async def test_rows_of_scores_show_pictures(
-    client: Client, engine: Script, support: PictureSupport, caplog: pytest.LogCaptureFixture
+    client: Client, engine: Script, support: MediaSupport, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = {"tokenizer.json": json.dumps(byte_level(ALL_BYTES, ["]A"])).encode(), "config.json": b"{}"}
     engine.tokenizer = open_tokenizer(texts.get)  # which reads an A behind a marker, as text, as one token with it
@@ -113,12 +113,12 @@ async def test_rows_of_scores_show_pictures(
         request = await engine.next()
         assert (request.prompt, request.sampling.candidates) == (ids, (65, 66))
         assert [span.picture.data for span in spans(request)] == files
-        assert support.pixels.held_bytes > 0, "both are decoded before a row is computed"
+        assert support.store.held_bytes > 0, "both are decoded before a row is computed"
         metrics = Metrics(prompt_eval_count=len(ids))
         engine.tell(request, Started(), Scored([-1, -2]), Finished(DoneReason.STOP, metrics))
     answer = await (await posting).json()
     assert answer["input_tokens"] == sum(len(ids) for ids, _ in wanted.values())
-    assert support.pixels.held_bytes == 0, "nobody took them"
+    assert support.store.held_bytes == 0, "nobody took them"
     assert "media that no marker names" not in caplog.text
 
 
@@ -136,12 +136,12 @@ async def test_rows_of_scores_show_pictures(
     ids=["damaged", "unknown", "long", "empty", "many", "rows", "large"],
 )
 async def test_what_cannot_be_scored_is_refused_before_the_queue(
-    client: Client, engine: Script, support: PictureSupport, sent: dict[str, object], status: int, text: str
+    client: Client, engine: Script, support: MediaSupport, sent: dict[str, object], status: int, text: str
 ) -> None:
     response = await client.post("/v1/score", json=sent)
     assert (response.status, (await response.text())[: len(text)]) == (status, text)
     assert not engine.submitted
-    assert support.pixels.held_bytes == 0
+    assert support.store.held_bytes == 0
 
 
 async def test_pictures_of_scores_are_refused_by_a_text_model(client: Client, engine: Script) -> None:

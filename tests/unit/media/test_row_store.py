@@ -13,8 +13,8 @@ from runner.media.decode_process import decode_bytes
 from runner.media.families import Qwen35
 from runner.media.geometry import Alpha, Geometry, Pixels, grid
 from runner.media.header import Header, read_header
-from runner.media.pixels import PixelStore
 from runner.media.prompt import Picture
+from runner.media.rows import RowStore
 from tests.unit.media.pictures import Here, decode, encoded
 
 FAMILY = Qwen35()
@@ -23,7 +23,7 @@ ROWS_BYTES = SIDE * SIDE * 3
 """Of every picture here."""
 
 
-class Counted(PixelStore):
+class Counted(RowStore):
     """Notes what it decodes, and where."""
 
     def __init__(self, most_bytes: int = 1 << 20) -> None:
@@ -139,7 +139,7 @@ def test_a_picture_that_takes_more_than_there_is_is_refused_with_the_numbers() -
 
 def test_what_decoding_takes_counts_until_others_need_it() -> None:
     slow, kept, picture = Slow(), shown(-1), shown(-2)
-    store = PixelStore(FAMILY, decoder=Here())
+    store = RowStore(FAMILY, decoder=Here())
     store.check(kept, bool).result()
     store._decoder = slow
     decoding = store.check(picture, bool)
@@ -160,7 +160,7 @@ def test_what_decoding_takes_counts_until_others_need_it() -> None:
 
 def test_a_client_that_leaves_ends_its_picture_and_no_other() -> None:
     slow, gone = Slow(), Event()
-    store = PixelStore(FAMILY, decoder=slow)
+    store = RowStore(FAMILY, decoder=slow)
     first = store.check(shown(-1), gone.is_set)
     assert slow.began.wait(10)
     store._decoder = Here()

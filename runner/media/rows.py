@@ -16,7 +16,7 @@ _MOST_BYTES = 128 << 20
 _MOST_NAMES = 1 << 16
 
 
-class PixelStore:
+class RowStore:
     """The rows that a tower takes, of pictures that requests show. Any thread may use it.
 
     Every picture is decoded before its request is taken, so that a damaged one is refused in time; only one that was
