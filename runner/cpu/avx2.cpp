@@ -1,5 +1,5 @@
 #ifdef __x86_64__
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 #define WIDTH 8
 #define TABLE kernels_avx2
 #include "simd.h"

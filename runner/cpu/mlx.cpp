@@ -814,7 +814,7 @@ static const Kernels *widest(int width) {
   __builtin_cpu_init();
   bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (width >= 16 && has_avx512) return &kernels_avx512;
-  if (width >= 8 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &kernels_avx2;
+  if (width >= 8 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return &kernels_avx2;
   return nullptr;
 #else
   return width >= 4 ? &kernels_neon : nullptr;

@@ -106,6 +106,11 @@ INLINE I widened(const uint16_t *p) {
 
 /* WIDTH numbers of a 16-bit type. */
 INLINE V load_half(const uint16_t *p, int type) {
+#if WIDTH == 8 && defined(__F16C__)
+  if (type == F16) return (V)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#elif WIDTH == 16 && defined(__AVX512F__)
+  if (type == F16) return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#endif
   I bits = widened(p);
   if (type == BF16) return (V)(bits << 16);
   I sign = (bits & 0x8000) << 16, rest = (bits & 0x7fff) << 13;
@@ -155,9 +160,10 @@ void to_float(const void *x, int type, size_t n, float *out) {
     memcpy(out, x, 4 * n);
     return;
   }
-  size_t i = 0;
-  for (; i + WIDTH <= n; i += WIDTH) store(out + i, load_half((const uint16_t *)x + i, type));
-  for (; i < n; i++) out[i] = get(x, type, i);
+  const uint16_t *halves = (const uint16_t *)x;
+  for (size_t i = 0; i + WIDTH <= n; i += WIDTH) store(out + i, load_half(halves + i, type));
+  if (n >= WIDTH) store(out + n - WIDTH, load_half(halves + n - WIDTH, type)); /* some of them once more */
+  else for (size_t i = 0; i < n; i++) out[i] = get(x, type, i);
 }
 
 void from_float(const float *x, size_t n, void *out, int type) {
@@ -235,9 +241,10 @@ template <int BITS, int GROUP, int MODE> struct Group {
 };
 
 enum {
+  REGISTERS = WIDTH == 8 ? 16 : 32, /* that hold vectors */
   CHUNK = 64,   /* groups whose scales are converted at a time */
   AHEAD = 8,    /* outputs fetched ahead */
-  MANY = 16,    /* up to so many rows, unpacked weights stay in the first-level cache, beyond it in the second */
+  MANY = 16,    /* up to so many rows, unpacked weights stay in registers or the first-level cache, beyond it in the second */
   IN_L1 = 4096, /* unpacked weights */
 };
 
@@ -270,15 +277,15 @@ template <int R, int O> INLINE void finish(const Product &a, V (&sums)[O][R], si
   }
 }
 
-/* R rows and O outputs, unpacked in registers. */
-template <int BITS, int GROUP, int MODE, int R, int O> INLINE void few(const Product &a, size_t n) {
+/* R rows from `row` on and O outputs from `n` on, unpacked in registers. */
+template <int BITS, int GROUP, int MODE, int R, int O> INLINE void few(const Product &a, size_t row, size_t n) {
   typedef Group<BITS, GROUP, MODE> G;
   V sums[O][R];
   UNROLLED for (int o = 0; o < O; o++) UNROLLED for (int r = 0; r < R; r++) sums[o][r] = V{};
   float room[2][O][CHUNK];
   const size_t groups = a.k / GROUP, stride = groups * G::BYTES;
   const uint8_t *w = a.w + n * stride;
-  const float *x = a.x;
+  const float *x = a.x + row * a.ldx;
   for (size_t first = 0; first < groups; first += CHUNK) {
     const int count = (int)least(groups - first, CHUNK);
     const float *scales = (const float *)a.scales + n * groups + first, *biases = (const float *)a.biases + n * groups + first;
@@ -295,7 +302,8 @@ template <int BITS, int GROUP, int MODE, int R, int O> INLINE void few(const Pro
       UNROLLED for (int o = 0; o < O; o++) { /* one after the other: the sums of all stay in registers */
         const uint8_t *at = w + o * stride;
         const float *y = x;
-        if (R > 2) asm("" : "+r"(y)); /* or the compiler keeps numbers of x for the next output, and sums in memory */
+        /* or the compiler keeps numbers of x for the next output, and sums in memory */
+        if (R > 2 && REGISTERS == 16) asm("" : "+r"(y));
         if (fetches) __builtin_prefetch(at + AHEAD * stride);
         G group;
         G::start(group, at, scales[o * apart + i], MODE == AFFINE ? biases + o * apart + i : NULL);
@@ -306,15 +314,16 @@ template <int BITS, int GROUP, int MODE, int R, int O> INLINE void few(const Pro
       }
     }
   }
-  finish<R, O>(a, sums, 0, n);
+  finish<R, O>(a, sums, row, n);
 }
 
-template <int BITS, int GROUP, int MODE, int R> __attribute__((noinline)) void few_rows(const Product &a, size_t from, size_t to) {
-  constexpr int REGISTERS = WIDTH == 8 ? 16 : 32;
+/* Outputs `from` to `to` of R rows from `row` on. */
+template <int BITS, int GROUP, int MODE, int R>
+__attribute__((noinline)) void few_rows(const Product &a, size_t from, size_t to, size_t row = 0) {
   constexpr int O = R * 4 + 8 <= REGISTERS ? 4 : R * 2 + 8 <= REGISTERS ? 2 : 1;
   size_t n = from;
-  for (; n + O <= to; n += O) few<BITS, GROUP, MODE, R, O>(a, n);
-  if constexpr (O > 1) for (; n < to; n++) few<BITS, GROUP, MODE, R, 1>(a, n);
+  for (; n + O <= to; n += O) few<BITS, GROUP, MODE, R, O>(a, row, n);
+  if constexpr (O > 1) for (; n < to; n++) few<BITS, GROUP, MODE, R, 1>(a, row, n);
 }
 
 template <int BITS, int GROUP, int MODE> __attribute__((noinline)) void unpack_row(const Product &a, size_t row, float *out) {
@@ -365,12 +374,24 @@ template <int R> __attribute__((noinline)) void dots_of(const Product &a, const 
 
 /* Outputs `from` to `to`. `scratch` holds that many unpacked rows of weights. */
 template <int BITS, int GROUP, int MODE> void product_of(const Product &a, size_t from, size_t to, float *scratch) {
-  if constexpr (BITS == 4 || BITS == 8) {
-    if (a.m == 2) return few_rows<BITS, GROUP, MODE, 2>(a, from, to);
-    if (a.m == 3) return few_rows<BITS, GROUP, MODE, 3>(a, from, to);
-    if (a.m == 4) return few_rows<BITS, GROUP, MODE, 4>(a, from, to);
-  }
   if (a.m == 1) return few_rows<BITS, GROUP, MODE, 1>(a, from, to);
+  if constexpr (BITS == 4 || BITS == 8) {
+    /* With enough registers, unpacking once for each four rows costs less than to store the weights and to load them. */
+    if (a.m <= (REGISTERS == 32 ? MANY : FEW)) {
+      const size_t outputs = a.m <= FEW ? to - from : 4;
+      for (size_t n = from; n < to; n += outputs) {
+        const size_t end = least(n + outputs, to);
+        for (size_t row = 0; row < a.m; row += 4) {
+          const size_t rows = a.m - row;
+          if (rows == 1) few_rows<BITS, GROUP, MODE, 1>(a, n, end, row);
+          else if (rows == 2) few_rows<BITS, GROUP, MODE, 2>(a, n, end, row);
+          else if (rows == 3) few_rows<BITS, GROUP, MODE, 3>(a, n, end, row);
+          else few_rows<BITS, GROUP, MODE, 4>(a, n, end, row);
+        }
+      }
+      return;
+    }
+  }
   const size_t most = a.m > MANY ? to - from : IN_L1 / a.k < 4 ? 4 : IN_L1 / a.k / 4 * 4;
   for (size_t n = from; n < to; n += most) {
     const size_t count = least(most, to - n);
