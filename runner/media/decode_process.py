@@ -1,4 +1,4 @@
-"""The process that decodes pictures, and the runner's end of it.
+"""The process that decodes media, and the runner's end of it.
 
 Decoders are libraries that parse the bytes of strangers. In a process they can be ended at any moment, have a limit of
 memory and of processor time, and never hold up another thread by the interpreter's lock.
@@ -9,7 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -22,6 +22,7 @@ import msgspec
 from runner.errors import MediaError
 from runner.media.geometry import Alpha, Geometry
 from runner.media.header import Header
+from runner.media.sound_header import SoundHeader
 
 _PROGRAM = """
 import sys
@@ -33,12 +34,14 @@ _LOOK_S = 0.05
 """Between two looks for a client that has left."""
 _LEAST_S = 10
 _MEGAPIXEL_S = 0.5
-"""The most processor time, many times what a CPU needs: for any picture, and for each megapixel of it."""
+_MEGASAMPLE_S = 1.0
+"""The most processor time, many times what a CPU needs: for any medium, for each megapixel of a picture, and for each
+million samples of a sound."""
 _SPARE_BYTES = 64 << 20
-_LEFT = "decode image: the client has left"
+_PIECE_BYTES = 64 << 20
 
 
-class Order(msgspec.Struct, array_like=True, frozen=True):
+class Order(msgspec.Struct, array_like=True, frozen=True, tag="picture"):
     """A picture to decode. Its parts follow, each as a message of its own."""
 
     parts: int
@@ -50,8 +53,24 @@ class Order(msgspec.Struct, array_like=True, frozen=True):
     seconds: float
 
 
+class Answer(msgspec.Struct, array_like=True, frozen=True):
+    """The end of an order: an error, or what follows in so many messages."""
+
+    error: str
+    parts: int
+
+
+class SoundOrder(msgspec.Struct, array_like=True, frozen=True, tag="sound"):
+    """A sound to decode. The bytes of its samples follow, as one message."""
+
+    header: SoundHeader
+    frame_samples: int
+    memory_bytes: int
+    seconds: float
+
+
 class DecodeProcess:
-    """The runner's end. Starts the process with the first picture. Owner: one thread at a time."""
+    """The runner's end. Starts the process with the first medium. Owner: one thread at a time."""
 
     def __init__(self) -> None:
         self._end: Callable[[], object] = lambda: None
@@ -63,29 +82,48 @@ class DecodeProcess:
         Ends the process and raises MediaError as soon as `left` returns True. Raises MediaError for a damaged picture,
         and for one that takes more memory or time than its size explains.
         """
+        pieces = [piece for piece in header.pieces(data) if piece]
+        memory_bytes = decode_bytes(header, geometry, len(data)) + _SPARE_BYTES
+        seconds = _LEAST_S + _MEGAPIXEL_S * header.width * header.height / 1e6
+        plain = header._replace(kept=())
+        order = Order(len(pieces), plain, geometry.width, geometry.height, alpha, memory_bytes, seconds)
+        return self._answers(order, pieces, left, "decode image", "picture")[0]
+
+    def decode_sound(
+        self, data: bytes, header: SoundHeader, frame_samples: int, left: Callable[[], bool]
+    ) -> tuple[list[int], bytes]:
+        """Returns the number of rows of each piece of a sound, and its rows in float32: MEL_BINS numbers each, or with
+        `frame_samples` so many. Ends and raises as `decode`."""
+        memory_bytes = sound_bytes(header) + _SPARE_BYTES
+        seconds = _LEAST_S + _MEGASAMPLE_S * (header.frames + header.samples) / 1e6
+        order = SoundOrder(header, frame_samples, memory_bytes, seconds)
+        samples = memoryview(data)[header.start : header.stop]
+        lengths, rows = self._answers(order, [samples], left, "decode audio", "sound")
+        return msgspec.json.decode(lengths, type=list[int]), rows
+
+    def _answers(
+        self, order: Order | SoundOrder, pieces: Sequence[memoryview], left: Callable[[], bool], task: str, medium: str
+    ) -> list[bytes]:
+        """Returns what the process makes of an order and of the messages that follow it."""
         if left():
-            raise MediaError(_LEFT)
+            raise MediaError(f"{task}: the client has left")
         connection = self._connection or self._start()
         try:
-            pieces = [piece for piece in header.pieces(data) if piece]
-            memory_bytes = decode_bytes(header, geometry, len(data)) + _SPARE_BYTES
-            seconds = _LEAST_S + _MEGAPIXEL_S * header.width * header.height / 1e6
-            plain = header._replace(kept=())
-            order = Order(len(pieces), plain, geometry.width, geometry.height, alpha, memory_bytes, seconds)
             connection.send_bytes(msgspec.json.encode(order))
             for piece in pieces:
                 connection.send_bytes(piece)
             while not connection.poll(_LOOK_S):
                 if left():
                     self._stop()
-                    raise MediaError(_LEFT)
-            if text := connection.recv_bytes():
-                raise MediaError(text.decode())
-            return connection.recv_bytes()
+                    raise MediaError(f"{task}: the client has left")
+            answer = msgspec.json.decode(connection.recv_bytes(), type=Answer)
+            if answer.error:
+                raise MediaError(answer.error)
+            return [connection.recv_bytes() for _ in range(answer.parts)]
         except (EOFError, OSError):
             self._stop()
             raise MediaError(
-                "decode image: decoding takes more memory or time than the size of the picture explains"
+                f"{task}: decoding takes more memory or time than the size of the {medium} explains"
             ) from None
 
     def _start(self) -> Connection:
@@ -103,7 +141,7 @@ class DecodeProcess:
         return self._connection
 
     def _stop(self) -> None:
-        """Ends the process. The next picture starts another."""
+        """Ends the process. The next medium starts another."""
         self._end()
         self._connection = None
 
@@ -124,30 +162,53 @@ def decode_bytes(header: Header, geometry: Geometry, size: int) -> int:
     return header.width * header.height * pixel_bytes + resizing + 3 * size
 
 
+def sound_bytes(header: SoundHeader) -> int:
+    """Returns the most bytes that decoding a sound takes at once: its samples as they come, twice, at the rate of
+    towers, and as rows, which take no more; and what a piece takes while its spectra are computed."""
+    return 3 * (header.stop - header.start) + 24 * header.samples + _PIECE_BYTES
+
+
 # --- in the process
 
 
 def serve(descriptor: int) -> NoReturn:
-    """Decodes pictures until the runner closes its end."""
+    """Decodes media until the runner closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the runner decides
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    from runner.media.picture import decode  # imports Pillow
-
-    connection, base_bytes = Connection(descriptor), _address_bytes()
+    os.putenv("OPENBLAS_NUM_THREADS", "1")  # for numpy, which is imported later: one medium is decoded at a time
+    connection = Connection(descriptor)
     with suppress(EOFError, OSError):
         while True:
-            order = msgspec.json.decode(connection.recv_bytes(), type=Order)
-            data = b"".join([connection.recv_bytes() for _ in range(order.parts)])
+            order = msgspec.json.decode(connection.recv_bytes(), type=Order | SoundOrder)
+            decode = _decoder(order)
+            base_bytes = _address_bytes()
+            data = b"".join([connection.recv_bytes() for _ in range(order.parts if isinstance(order, Order) else 1)])
             _limit(base_bytes + order.memory_bytes, order.seconds)
+            parts, error = list[bytes](), ""
             try:
-                pixels, text = decode(data, order.header, order.width, order.height, order.alpha).tobytes(), ""
-            except MediaError as error:
-                pixels, text = b"", str(error)
+                parts = decode(data)
+            except MediaError as refusal:
+                error = str(refusal)
             _limit(resource.RLIM_INFINITY, 0)
-            connection.send_bytes(text.encode())
-            if not text:
-                connection.send_bytes(pixels)
+            connection.send_bytes(msgspec.json.encode(Answer(error, len(parts))))
+            for part in parts:
+                connection.send_bytes(part)
     os._exit(0)
+
+
+def _decoder(order: Order | SoundOrder) -> Callable[[bytes], list[bytes]]:
+    """Imports what decodes: Pillow or numpy."""
+    if isinstance(order, Order):
+        from runner.media import picture
+
+        return lambda data: [picture.decode(data, order.header, order.width, order.height, order.alpha).tobytes()]
+    from runner.media import sound
+
+    def decode(data: bytes) -> list[bytes]:
+        lengths, rows = sound.decode(data, order.header, order.frame_samples)
+        return [msgspec.json.encode(lengths), rows.tobytes()]
+
+    return decode
 
 
 def _limit(most_bytes: int, seconds: float) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from runner.errors import ModelError
 from runner.media.families import Around, Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
+from runner.media.hearing import Gemma4Sound, Gemma4UnifiedSound
 
 Config = Mapping[str, object]
 CLASSES: tuple[type[Family], ...] = (Qwen35, Glimmer, Gemma4, Gemma4Unified, NemotronH)
@@ -94,3 +95,24 @@ def test_the_tokens_around_a_picture(family: type[Family], config: Config, expec
 def test_missing_and_senseless_tokens_are_refused(family: type[Family], config: Config, text: str) -> None:
     with pytest.raises(ModelError, match=f"^{re.escape(text)}$"):
         family.around(config)
+
+
+# --- sounds
+
+
+def test_the_samples_of_a_row_are_read() -> None:
+    assert Gemma4UnifiedSound.from_config({}) == Gemma4UnifiedSound(640)
+    assert Gemma4UnifiedSound.from_config({"audio_config": {"audio_samples_per_token": 320}}) == Gemma4UnifiedSound(320)
+    for senseless in (-1, 16_001, 2.5, "640", True):
+        with pytest.raises(ModelError, match=rf"^invalid audio_samples_per_token {senseless}$"):
+            Gemma4UnifiedSound.from_config({"audio_config": {"audio_samples_per_token": senseless}})
+    assert Gemma4Sound.from_config({"audio_config": {"audio_samples_per_token": 320}}) == Gemma4Sound()
+
+
+def test_the_tokens_around_a_sound() -> None:
+    config = {"boa_token_id": 7, "audio_token_id": 8, "eoa_token_index": 9}
+    assert Gemma4Sound.around(config) == Around(7, 8, 9)
+    assert Gemma4Sound.around(config | {"eoa_token_id": 10}) == Around(7, 8, 10)
+    for key in config:
+        with pytest.raises(ModelError, match=f"config.json: .*{key}"):
+            Gemma4UnifiedSound.around({other: value for other, value in config.items() if other != key})

@@ -6,14 +6,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from runner.errors import MediaError
-from runner.media import decode_process
+from runner.media import decode_process, sound
 from runner.media.decode_process import DecodeProcess
 from runner.media.geometry import grid
 from runner.media.header import read_header
+from runner.media.sound_header import read_sound_header
 from tests.unit.media.pictures import FORMS, decode, in_form, png_of_size, smooth
+from tests.unit.media.sounds import FLOAT, chunk, fmt, noise, speech, wav, wave
 
 SIZE = grid(64, 32, 16, 2)
 
@@ -27,6 +30,9 @@ class Watched(DecodeProcess):
 
     def pixels(self, data: bytes, left: Callable[[], bool] = bool) -> bytes:
         return self.decode(data, read_header(data), SIZE, "drop", left)
+
+    def rows(self, data: bytes, frame_samples: int = 0, left: Callable[[], bool] = bool) -> tuple[list[int], bytes]:
+        return self.decode_sound(data, read_sound_header(data), frame_samples, left)
 
 
 @pytest.fixture
@@ -113,3 +119,54 @@ def test_no_process_outlives_its_owner() -> None:
     end = process._end
     del process
     assert not end.alive  # type: ignore[attr-defined]
+
+
+# --- sounds
+
+
+def rows_here(data: bytes, frame_samples: int = 0) -> tuple[list[int], bytes]:
+    header = read_sound_header(data)
+    lengths, rows = sound.decode(data[header.start : header.stop], header, frame_samples)
+    return lengths, rows.tobytes()
+
+
+def test_the_same_process_decodes_sounds(process: Watched) -> None:
+    for data in (wav(noise(5000)), wav(noise(40_000).reshape(-1, 2), 44_100, 24), wav(speech(31), bits=8)):
+        for frame_samples in (0, 640):
+            assert process.rows(data, frame_samples) == rows_here(data, frame_samples)
+            assert process.pixels(PICTURE) == decode(PICTURE, read_header(PICTURE), 64, 32).tobytes()
+    with pytest.raises(MediaError, match="a sample is not a finite number"):
+        process.rows(wav(noise(5000) * np.float32(np.nan), form=FLOAT, bits=32))
+    assert len(process.processes) == 1
+
+
+def test_a_sound_ends_with_its_client(process: Watched) -> None:
+    process.rows(wav(noise(5000)))
+    os.kill(process.processes[0].pid, signal.SIGSTOP)
+    answers = iter([False, False, True])
+    with pytest.raises(MediaError, match=r"^decode audio: the client has left$"):
+        process.rows(wav(noise(5000)), left=lambda: next(answers))
+    assert process.processes[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the memory of a process")
+def test_it_gets_the_memory_that_a_sound_of_its_length_takes(process: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_process, "_SPARE_BYTES", 16 << 20)
+    many = wave(fmt(FLOAT, 64, 768_000, 32), chunk(b"data", noise(4_000_000).tobytes()))
+    slow = wave(fmt(rate=1, bits=8), chunk(b"data", bytes([128]) * 300))
+    for data, frame_samples in ((many, 0), (slow, 0), (slow, 640), (wav(noise(300 * 8000), 8000, 8), 640)):
+        lengths, rows = process.rows(data, frame_samples)
+        assert len(rows) == sum(lengths) * 4 * (frame_samples or 128)
+    monkeypatch.setattr(decode_process, "sound_bytes", lambda header: -(64 << 20))
+    with pytest.raises(MediaError, match=r"^decode audio: decoding takes more memory or time than the size of the sou"):
+        process.rows(slow)
+    assert len(process.processes) == 1
+
+
+def test_it_gets_the_processor_time_that_a_sound_of_its_length_takes(
+    process: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_process, "_LEAST_S", 0.001)
+    monkeypatch.setattr(decode_process, "_MEGASAMPLE_S", 0)
+    with pytest.raises(MediaError, match="takes more memory or time than the size"):
+        process.rows(wav(noise(600 * 8000), 8000, 8))

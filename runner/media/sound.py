@@ -1,0 +1,213 @@
+"""Bytes to rows of sound, with numpy: samples, at one rate, in pieces, as a tower wants them. Runs in the process that
+decodes.
+
+The arithmetic is that of Ollama's runner (docs/internals/wire.md, 13); the logarithmic spectra equal those of
+transformers' feature extractor for Gemma 4 bit for bit.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from math import ceil, floor, gcd
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from runner.errors import MediaError
+from runner.media.sound_header import FRAME, HOP, LONGEST, RATE, SoundHeader, resampled
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Doubles: TypeAlias = npt.NDArray[np.float64]
+_BLOCK_FRAMES = 1 << 17
+_MOST_VALUES = 1 << 21
+"""Samples of all channels that are converted at once."""
+
+
+def decode(data: bytes, header: SoundHeader, frame_samples: int) -> tuple[list[int], Floats]:
+    """Returns the rows of a sound, one piece behind the other, and how many rows each piece has.
+
+    `data` are the samples alone. With `frame_samples` 0 a row is a logarithmic spectrum [MEL_BINS], and pieces are at
+    most 30 s long; else rows are that many samples, of one piece. Raises MediaError for a sound that is too short, or
+    no sound.
+    """
+    samples = to_rate(lambda start, stop: mono(data, header, start, stop), header.frames, header.rate)
+    if not np.isfinite(samples).all():
+        raise MediaError("wav: a sample is not a finite number")
+    if frame_samples:
+        rows = -(-len(samples) // frame_samples)
+        return [rows], np.pad(samples, (0, rows * frame_samples - len(samples))).reshape(rows, frame_samples)
+    pieces, at = [], 0
+    for length in cut(samples):
+        pieces.append(spectra(samples[at : at + length]))
+        at += length
+    rows_of = np.concatenate(pieces)
+    if not np.isfinite(rows_of).all():
+        raise MediaError("wav: the samples are too large")
+    return [len(piece) for piece in pieces], rows_of
+
+
+# --- Samples of any form.
+
+
+def mono(data: bytes, header: SoundHeader, start: int, stop: int) -> Floats:
+    """Returns the frames from `start` to `stop`, each the mean of its channels, between -1 and 1."""
+    most = _MOST_VALUES // header.channels
+    if stop - start > most:
+        return np.concatenate([mono(data, header, at, min(at + most, stop)) for at in range(start, stop, most)])
+    width = header.frame_bytes
+    raw = np.frombuffer(data, np.uint8, (stop - start) * width, start * width)
+    values: Doubles
+    means: Doubles
+    if header.floats:
+        values = raw.view("<f4").astype(np.float64)
+    elif header.bits == 8:
+        values = (raw.astype(np.float64) - 128) / 128
+    elif header.bits == 24:
+        wide = np.zeros((len(raw) // 3, 4), np.uint8)
+        wide[:, 1:] = raw.reshape(-1, 3)
+        values = (wide.view("<i4")[:, 0] >> 8) / float(1 << 23)
+    else:
+        values = raw.view(f"<i{header.bits // 8}") / float(1 << (header.bits - 1))
+    with np.errstate(over="ignore", invalid="ignore"):
+        means = values.reshape(-1, header.channels).mean(axis=1)
+        return means.astype(np.float32)
+
+
+# --- Resampling: a windowed sinc, of unit gain at the edges too.
+
+_ZEROS = 16
+_ROLL_OFF = 0.9
+_BETA = 9.0
+_STEPS = 8192
+
+
+def to_rate(read: Callable[[int, int], Floats], frames: int, rate: int) -> Floats:
+    """Returns `frames` samples at `rate`, which `read` returns from a start to a stop, at RATE.
+
+    Reads them in blocks, so that no more than one is held beside the result.
+    """
+    if rate == RATE or frames <= 1:
+        return np.concatenate([read(start, stop) for start, stop in _blocks(frames)] or [np.zeros(0, np.float32)])
+    scale = _ROLL_OFF * min(1.0, RATE / rate)
+    reach = _ZEROS / scale
+    # Of each output, another one comes `phases` later, whose centre is `step` inputs later.
+    step, phases = rate // gcd(rate, RATE), RATE // gcd(rate, RATE)
+    count = resampled(frames, rate)
+    found = np.empty(count, np.float32)
+    turns = max(1, _BLOCK_FRAMES // step)  # of all phases, in a block
+    margin = ceil(reach) + 1
+    for turn in range(0, -(-count // phases), turns):
+        first = turn * step - margin
+        last = (turn + turns) * step + margin
+        low, high = max(first, 0), min(last, frames)
+        inputs = np.zeros(last - first)
+        inputs[low - first : max(high, low) - first] = read(low, high) if high > low else 0
+        inside = np.zeros(last - first)
+        inside[low - first : max(high, low) - first] = 1
+        whole = first == low and last == high
+        for phase in range(min(phases, count - turn * phases)):
+            centre = phase * rate / RATE
+            start, stop = ceil(centre - reach), floor(centre + reach) + 1
+            weights = _weights(np.abs(np.arange(start, stop) - centre) / reach)
+            place = turn * phases + phase
+            outputs = min(turns, -(-(count - place) // phases))
+            at = start + margin
+            sums = _slid(inputs, at, step, outputs, weights)
+            gains = weights.sum() if whole else _slid(inside, at, step, outputs, weights)
+            found[place : place + outputs * phases : phases] = sums / gains
+    return found
+
+
+def _slid(inputs: Doubles, at: int, step: int, count: int, weights: Doubles) -> Doubles:
+    """Returns the products of `weights` with the inputs from `at` on, from `at` + `step` on, ..., `count` times."""
+    windows = np.lib.stride_tricks.sliding_window_view(inputs[at:], len(weights))[::step][:count]
+    return windows @ weights
+
+
+def _weights(distances: Doubles) -> Doubles:
+    """Returns the kernel at distances from 0 to 1, between the entries of a table."""
+    places = distances * _STEPS
+    lower = np.minimum(places.astype(np.int64), _STEPS - 1)
+    share = places - lower
+    table = _table()
+    return np.where(distances < 1, table[lower] * (1 - share) + table[lower + 1] * share, 0.0)
+
+
+@cache
+def _table() -> Doubles:
+    distances = np.arange(_STEPS + 1) / _STEPS
+    window = np.i0(_BETA * np.sqrt(1 - distances**2)) / np.i0(_BETA)
+    return np.sinc(_ZEROS * distances) * window
+
+
+def _blocks(count: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(start + _BLOCK_FRAMES, count)) for start in range(0, count, _BLOCK_FRAMES))
+
+
+# --- Pieces of at most 30 s, cut where it is quiet.
+
+_AROUND = 2 * RATE
+_QUIET = RATE // 10
+
+
+def cut(samples: Floats) -> list[int]:
+    """Returns the lengths of the pieces: as few as possible and of about the same length, each of the others cut in the
+    quietest tenth of a second near its end."""
+    lengths = []
+    for left in range(-(-len(samples) // LONGEST), 1, -1):
+        count = len(samples)
+        target = count // left
+        first = max(target - _AROUND, count - (left - 1) * LONGEST)
+        last = min(target + _AROUND, LONGEST)
+        lengths.append(_quietest(samples[first:last]) + first)
+        samples = samples[lengths[-1] :]
+    return [*lengths, len(samples)]
+
+
+def _quietest(samples: Floats) -> int:
+    """Returns the middle of the last of the windows with the least energy."""
+    if len(samples) <= _QUIET:
+        return len(samples) // 2
+    energy = samples.astype(np.float64) ** 2
+    changes = np.empty(2 * (len(samples) - _QUIET))
+    changes[0::2] = energy[_QUIET:]
+    changes[1::2] = -energy[:-_QUIET]
+    sums = np.cumsum(np.concatenate([energy[:_QUIET], changes]))[_QUIET - 1 :: 2]
+    return len(sums) - 1 - int(np.argmin(sums[::-1])) + _QUIET // 2
+
+
+# --- Logarithmic spectra, as transformers' feature extractor for Gemma 4 computes them.
+
+MEL_BINS = 128
+_FFT = 512
+_FLOOR = 1e-3
+
+
+def spectra(samples: Floats) -> Floats:
+    """Returns the spectra [frames, MEL_BINS]. Raises MediaError for fewer than 161 samples, which make none."""
+    padded = np.pad(samples, (FRAME // 2, 0))
+    if len(padded) <= FRAME:
+        raise MediaError("audio too short")
+    frames = np.lib.stride_tricks.sliding_window_view(padded, FRAME + 1)[::HOP, :-1]
+    with np.errstate(over="ignore", invalid="ignore"):
+        sizes = np.abs(np.fft.rfft(frames * _window(), _FFT))
+        return np.log(sizes @ _filters() + _FLOOR).astype(np.float32)
+
+
+@cache
+def _window() -> Floats:
+    return np.hanning(FRAME + 1)[:-1].astype(np.float32)
+
+
+@cache
+def _filters() -> Doubles:
+    """Returns the triangles of the bins over the frequencies, [257, MEL_BINS]: HTK's scale, without a norm."""
+
+    def mel(hertz: float) -> float:
+        return float(2595.0 * np.log10(1.0 + hertz / 700.0))
+
+    edges = 700.0 * (np.power(10, np.linspace(mel(0.0), mel(RATE / 2), MEL_BINS + 2) / 2595.0) - 1.0)
+    slopes = edges[None] - np.linspace(0, RATE // 2, _FFT // 2 + 1)[:, None]
+    widths = np.diff(edges)
+    falling, rising = -slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]
+    return np.maximum(np.zeros(1), np.minimum(falling, rising))

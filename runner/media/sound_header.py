@@ -1,0 +1,111 @@
+"""The form and the length of a sound, from a walk over the chunks of its file before its samples.
+
+The walk is bounded, and says which bytes the decoder needs. Texts are those of Ollama's runner
+(docs/internals/wire.md, 13), but for what is refused here alone.
+"""
+
+import struct
+from typing import NamedTuple
+
+from runner.errors import MediaError
+from runner.media.header import MOST_PARTS
+
+RATE = 16_000
+"""Samples a second, as towers hear them."""
+LONGEST = 30 * RATE
+"""The most samples of a piece, where sounds are cut into pieces."""
+HOP, FRAME = 160, 320
+"""Samples from one spectrum to the next, and those that one is made of."""
+MOST_SECONDS = 600
+_MOST_RATE = 768_000
+_MOST_CHANNELS = 64
+_LEAST_BYTES = 12
+_FMT_BYTES = 16
+_EXTENSIBLE, _EXTENSIBLE_BYTES = 0xFFFE, 26
+_INTEGERS, _FLOATS = 1, 3
+_FORMS = {(_INTEGERS, 8), (_INTEGERS, 16), (_INTEGERS, 24), (_INTEGERS, 32), (_FLOATS, 32)}
+"""Format and bits of the samples that are read."""
+
+
+class SoundHeader(NamedTuple):
+    """The form of a sound, and where its samples are."""
+
+    format: str
+    rate: int
+    """Samples a second, of each channel."""
+    channels: int
+    bits: int
+    floats: bool
+    """The samples are floating-point numbers, and not integers."""
+    start: int
+    stop: int
+    """The bytes of the file that hold the samples."""
+
+    @property
+    def frame_bytes(self) -> int:
+        """The bytes of one sample of all channels."""
+        return self.channels * self.bits // 8
+
+    @property
+    def frames(self) -> int:
+        """The samples of each channel."""
+        return (self.stop - self.start) // self.frame_bytes
+
+    @property
+    def samples(self) -> int:
+        """Those after resampling to RATE."""
+        return resampled(self.frames, self.rate)
+
+
+def resampled(frames: int, rate: int) -> int:
+    """Returns the number of samples that resampling to RATE makes of `frames`, at `rate`."""
+    return frames if frames <= 1 else -(-frames * RATE // rate)
+
+
+def read_sound_header(data: bytes) -> SoundHeader:
+    """Returns what is known of a sound without decoding it. Raises MediaError if it will not be decoded."""
+    if len(data) < _LEAST_BYTES or not data.startswith(b"RIFF") or data[8:12] != b"WAVE":
+        raise MediaError("unrecognized audio format")
+    fmt, (start, stop) = _chunks(data)
+    if len(fmt) < _FMT_BYTES:
+        raise MediaError("wav: fmt chunk too short")
+    form, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", fmt)
+    if not channels or not rate:
+        raise MediaError(f"wav: invalid fmt: {channels} channels at {rate} Hz")
+    if form == _EXTENSIBLE and len(fmt) >= _EXTENSIBLE_BYTES:
+        (form,) = struct.unpack_from("<H", fmt, 24)
+    if (form, bits) not in _FORMS:
+        raise MediaError(f"wav: unsupported format {form} with {bits} bits")
+    if channels > _MOST_CHANNELS or rate > _MOST_RATE:
+        raise MediaError(
+            f"wav: {channels} channels at {rate} Hz are more than is decoded: {_MOST_CHANNELS} channels at"
+            f" {_MOST_RATE} Hz"
+        )
+    header = SoundHeader("WAV", rate, channels, bits, form == _FLOATS, start, stop)
+    if header.frames > MOST_SECONDS * rate:
+        raise MediaError(f"audio longer than {MOST_SECONDS} seconds")
+    return header
+
+
+def _chunks(data: bytes) -> tuple[bytes, tuple[int, int]]:
+    """Returns the content of the last `fmt ` chunk, and the place of the last `data` chunk. A chunk that says to be
+    longer than the file ends with it."""
+    fmt: bytes | None = None
+    samples: tuple[int, int] | None = None
+    place, parts = _LEAST_BYTES, 0
+    while place + 8 <= len(data):
+        parts += 1
+        if parts > MOST_PARTS:
+            raise MediaError(f"wav: more than {MOST_PARTS} chunks")
+        name, size = struct.unpack_from("<4sI", data, place)
+        start, stop = place + 8, min(place + 8 + size, len(data))
+        if name == b"fmt ":
+            fmt = data[start : min(stop, start + _EXTENSIBLE_BYTES)]
+        elif name == b"data":
+            samples = (start, stop)
+        place = stop + size % 2
+    if fmt is None:
+        raise MediaError("wav: no fmt chunk")
+    if samples is None:
+        raise MediaError("wav: no data chunk")
+    return fmt, samples

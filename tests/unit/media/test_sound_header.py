@@ -1,0 +1,117 @@
+"""The headers of sounds: what is read, what is refused, and how little of a file that takes."""
+
+import struct
+import time
+from math import ceil
+
+import pytest
+
+from runner.errors import MediaError, RequestError
+from runner.media.sound_header import RATE, read_sound_header
+from tests.unit.media.sounds import EXTENSIBLE, FLOAT, PCM, chunk, fmt, noise, pack, wav, wave
+
+DATA = chunk(b"data", pack(noise(100)))
+
+
+@pytest.mark.parametrize(
+    ("form", "bits"), [(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32)], ids=lambda each: str(each)
+)
+@pytest.mark.parametrize("channels", [1, 2, 6])
+@pytest.mark.parametrize("rate", [8000, 16000, 22050, 44100, 48000, 768_000])
+def test_all_forms_are_read(form: int, bits: int, channels: int, rate: int) -> None:
+    samples = noise(300 * channels).reshape(300, channels)
+    data = wav(samples, rate, bits, form=form)
+    header = read_sound_header(data)
+    assert (header.format, header.rate, header.channels, header.bits) == ("WAV", rate, channels, bits)
+    assert header.floats == (form == FLOAT)
+    assert header.frames == 300
+    assert header.samples == ceil(300 * RATE / rate)
+    assert data[header.start : header.stop] == pack(samples, form, bits)
+    wide = wave(fmt(EXTENSIBLE, channels, rate, bits, inner=form), chunk(b"data", pack(samples, form, bits)))
+    assert read_sound_header(wide)[:-2] == header[:-2]
+
+
+REFUSED = {
+    "nothing": (b"", "unrecognized audio format"),
+    "eleven bytes": (wave()[:11], "unrecognized audio format"),
+    "another RIFF": (wave(fmt(), DATA).replace(b"WAVE", b"AVI "), "unrecognized audio format"),
+    "Ogg": (b"OggS" + bytes(100), "unrecognized audio format"),
+    "MP3": (b"ID3\4" + bytes(100), "unrecognized audio format"),
+    "no chunks": (wave(), "wav: no fmt chunk"),
+    "no fmt": (wave(DATA), "wav: no fmt chunk"),
+    "no data": (wave(fmt()), "wav: no data chunk"),
+    "a short fmt": (wave(chunk(b"fmt ", bytes(15)), DATA), "wav: fmt chunk too short"),
+    "no channels": (wave(fmt(channels=0), DATA), "wav: invalid fmt: 0 channels at 16000 Hz"),
+    "no rate": (wave(fmt(rate=0), DATA), "wav: invalid fmt: 1 channels at 0 Hz"),
+    "12 bits": (wave(fmt(bits=12), DATA), "wav: unsupported format 1 with 12 bits"),
+    "0 bits": (wave(fmt(bits=0), DATA), "wav: unsupported format 1 with 0 bits"),
+    "doubles": (wave(fmt(FLOAT, bits=64), DATA), "wav: unsupported format 3 with 64 bits"),
+    "ADPCM": (wave(fmt(2, bits=4), DATA), "wav: unsupported format 2 with 4 bits"),
+    "extensible without a format": (wave(fmt(EXTENSIBLE), DATA), "wav: unsupported format 65534 with 16 bits"),
+    "extensible of another": (wave(fmt(EXTENSIBLE, inner=6), DATA), "wav: unsupported format 6 with 16 bits"),
+    "192 channels": (
+        wave(fmt(channels=192), DATA),
+        "wav: 192 channels at 16000 Hz are more than is decoded: 64 channels at 768000 Hz",
+    ),
+    "4 GHz": (
+        wave(fmt(rate=0xFFFFFFFF), DATA),
+        "wav: 1 channels at 4294967295 Hz are more than is decoded: 64 channels at 768000 Hz",
+    ),
+    "a million chunks": (wave(fmt(), *[chunk(b"junk", b"")] * 1_000_000, DATA), "wav: more than 4096 chunks"),
+    "a second too long": (wave(fmt(rate=1, bits=8), chunk(b"data", bytes(601))), "audio longer than 600 seconds"),
+    "a sample too long": (
+        wave(fmt(rate=8000, bits=8), chunk(b"data", bytes(600 * 8000 + 1))),
+        "audio longer than 600 seconds",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    data, text = REFUSED[name]
+    started = time.process_time()
+    with pytest.raises(MediaError) as refusal:
+        read_sound_header(data)
+    assert time.process_time() - started < 0.1
+    assert isinstance(refusal.value, RequestError)
+    assert (str(refusal.value), refusal.value.status) == (text, 400)
+
+
+def test_ten_minutes_are_heard_to_the_last_sample() -> None:
+    header = read_sound_header(wave(fmt(rate=8000, bits=8), chunk(b"data", bytes(600 * 8000))))
+    assert header.samples == 600 * RATE
+
+
+def test_a_sound_of_four_gigabytes_by_its_header_is_as_long_as_its_file() -> None:
+    for size in (0xFFFFFFFF, 0x7FFFFFFF, 201):  # as programs write that cannot go back to the header
+        header = read_sound_header(wave(fmt(), chunk(b"data", pack(noise(100)), size)))
+        assert header.frames == 100
+
+
+def test_the_last_chunk_of_a_name_counts_and_odd_ones_are_padded() -> None:
+    data = wave(chunk(b"LIST", b"abc"), fmt(channels=7), fmt(rate=8000), chunk(b"data", b"\1\2\3"), DATA)
+    header = read_sound_header(data)
+    assert (header.rate, header.channels, header.frames) == (8000, 1, 100)
+    assert data[header.start : header.stop] == pack(noise(100))
+
+
+def test_half_a_sample_at_the_end_is_left_out() -> None:
+    header = read_sound_header(wave(fmt(channels=2), chunk(b"data", pack(noise(101)))))
+    assert header.frames == 50
+
+
+def test_data_may_be_empty() -> None:
+    assert read_sound_header(wave(fmt(), chunk(b"data", b""))).samples == 0
+
+
+def test_every_beginning_of_a_file_is_read_or_refused() -> None:
+    data = wave(chunk(b"LIST", b"abc"), fmt(EXTENSIBLE, 2, inner=PCM), chunk(b"data", pack(noise(64))))
+    frames = []
+    for stop in range(len(data)):
+        try:
+            frames.append(read_sound_header(data[:stop]).frames)
+        except MediaError:
+            assert frames == []
+    assert frames == sorted(frames)
+    assert frames[-1] == 31
+    assert struct.unpack_from("<I", data, 4)[0] == len(data) - 8
