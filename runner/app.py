@@ -15,7 +15,7 @@ from runner import cpu, logs
 from runner.cli.parse import parse_command
 from runner.errors import ModelError, RunnerError, UsageError
 from runner.logs import Log
-from runner.model import OpenedModel, open_model
+from runner.model import Choice, OpenedModel, open_model
 from runner.ollama.hand_over import HandOver
 from runner.process import parent
 from runner.settings import CheckSettings, FollowSettings, ReplaySettings, Settings, TopSettings, context_limit
@@ -95,7 +95,7 @@ def _run(settings: Settings, parent_pid: int) -> NoReturn:
 
 def _open(settings: Settings) -> OpenedModel:
     """Opens the model, with the context length that applies here."""
-    model = open_model(settings.model, settings.models_dir)
+    model = open_model(settings.model, settings.models_dir, Choice.of(settings))
     limit = context_limit(model.context_length, settings.context_tokens)
     if settings.context_tokens and settings.context_tokens > limit:
         log.warning("the model's context is shorter than --context", wanted=settings.context_tokens, context=limit)

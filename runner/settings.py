@@ -279,6 +279,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     no_media: Annotated[bool, _computing("serve text only; requests with pictures are refused")] = False
     """Do not load the tower, the part of a model that reads pictures, which saves its memory; requests with pictures
     are refused."""
+    unproven_models: Annotated[bool, _computing("serve models of mlx-vlm that were not compared")] = False
+    """Also serve models of mlx-vlm, if it is installed, whose answers were not compared with its own: they may be wrong
+    without an error."""
     inspect_text: Annotated[bool, _process("show the beginnings of prompts on the page")] = False
     """Show the beginnings of prompts in `/v1/cache` and on the page, to every user of this machine; otherwise both show
     only numbers of tokens and bytes."""
@@ -400,6 +403,7 @@ class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
     draft: Annotated[str, _AS_SERVER] = DRAFT_AUTO
     """As in `Settings`; with DRAFT_OFF, what DRAFT_AUTO would do is reported too."""
     dtype: Annotated[str, _AS_SERVER] = "auto"
+    unproven_models: Annotated[bool, _AS_SERVER] = False
     blas: Annotated[str, _AS_SERVER] = "auto"
     kernels: Annotated[str, _AS_SERVER] = "auto"
     blas_threads: Annotated[int | None, _AS_SERVER] = None

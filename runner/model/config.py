@@ -65,13 +65,13 @@ _CONTEXT_FIELDS = (
 _PHI3_SMALL_ROWS = 100352
 
 
-def read_config(checkpoint: Checkpoint) -> Config:
-    """Returns the model's `config.json` without its nulls, which stand for defaults.
+def read_config(checkpoint: Checkpoint, *, nulls: bool = False) -> Config:
+    """Returns the model's `config.json` without its nulls, which stand for defaults; with them if asked to.
 
     Raises ModelError `failed to read config.json: ...`.
     """
     try:
-        config = json.loads(checkpoint.required_file("config.json"), object_hook=_read_object)
+        config = json.loads(checkpoint.required_file("config.json"), object_hook=None if nulls else _read_object)
     except ModelError as error:
         raise ModelError(f"failed to read config.json: {error}") from error
     except (ValueError, RecursionError) as error:
@@ -124,6 +124,15 @@ def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor])
     return text
 
 
+def check_depths(config: Config, most: int) -> None:
+    """Raises ModelError for a number of layers, anywhere in `config`, that is not from 1 to `most`."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            check_depths(value, most)
+        elif key in (*_COUNTS, "depth", "layers") and type(value) is int and not 0 < value <= most:
+            raise ModelError(f"config.json: {key} is {value}, and the model holds {most} tensors")
+
+
 def text_config(config: Config, family: Family) -> Config:
     """Returns the part of `config` that describes the text model."""
     if not family.text:
@@ -154,6 +163,8 @@ def _module_text(config: Config, family: Family) -> Config:
 
 def vocabulary_size(config: Config, family: Family, tensors: Mapping[str, Tensor]) -> int:
     """Returns the number of tokens that the model scores: from the adapted config, else from the embedding; else 0."""
+    if family.of_mlx_vlm and (rows := _vocabulary_rows(tensors)):
+        return rows  # mlx-vlm's classes have defaults of their own
     for part in (_module_text(config, family), config):
         found = part.get("vocab_size")
         if type(found) is int and found > 0:

@@ -50,6 +50,18 @@ class Family(NamedTuple):
     most_context: int = 0
     """The most tokens of context, whatever the config says; 0: what it says."""
     adapt: Callable[[Config], None] | None = None
+    library: str = "mlx_lm"
+    """The package that has the module: mlx-lm's, or mlx-vlm's (`runner/model/vlm`)."""
+
+    @property
+    def of_mlx_vlm(self) -> bool:
+        """True if the model is one of mlx-vlm's, its towers included."""
+        return self.library == "mlx_vlm"
+
+    @property
+    def import_name(self) -> str:
+        """The name by which the module is imported."""
+        return f"{self.library}.models.{self.module}"
 
     def renamed(self, name: str) -> str:
         """Returns the name of a tensor that the module's `sanitize` knows. Renaming such a name changes nothing."""
@@ -328,13 +340,18 @@ def is_needed(name: str) -> bool:
     return not any(pattern.match(name) for pattern in UNNEEDED.values())
 
 
+def _is_seen(name: str) -> bool:
+    """Returns True if the tensor of that name belongs to a tower."""
+    return any(UNNEEDED[part].match(name) for part in ("vision", "audio"))
+
+
 def select_tensors(
     family: Family, tensors: Mapping[str, Tensor], left_out: Container[str] = frozenset()
 ) -> dict[str, Tensor]:
     """Returns the tensors that the text model needs, under the names that its module's `sanitize` knows."""
     chosen: dict[str, Tensor] = {}
     for tensor in tensors.values():
-        if tensor.name in left_out or not is_needed(tensor.name):
+        if tensor.name in left_out or not (is_needed(tensor.name) or (family.of_mlx_vlm and _is_seen(tensor.name))):
             continue
         name = family.renamed(tensor.name)
         if name in chosen:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from runner.errors import ModelError
 from runner.model.config import (
+    check_depths,
     check_extra_layers,
     context_length,
     extra_layers,
@@ -17,13 +18,14 @@ from runner.model.config import (
     text_config,
     vocabulary_size,
 )
-from runner.model.families import UNNEEDED, Config, Family, architecture_of, family_of, select_tensors
+from runner.model.families import UNNEEDED, Config, Family, architecture_of, select_tensors
 from runner.model.packing import check_companions
 from runner.model.sources.checkpoint import Checkpoint, ReportFault, Tensor, raise_fault
 from runner.model.sources.directory import open_directory
 from runner.model.sources.manifest import find_manifest
 from runner.model.sources.name import parse_name
 from runner.model.sources.store import open_store
+from runner.model.vlm.source import USUAL, Choice, choose_family
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
@@ -85,22 +87,25 @@ class OpenedModel(NamedTuple):
         return found
 
 
-def open_model(model: str, models_dir: Path) -> OpenedModel:
+def open_model(model: str, models_dir: Path, choice: Choice = USUAL) -> OpenedModel:
     """Opens `model`, an Ollama name in the store `models_dir` or the path of a directory.
 
     Takes milliseconds: it needs no MLX and reads no weights. Raises ModelError if anything is missing or broken.
     """
-    return open_checkpoint(find_checkpoint(model, models_dir))
+    return open_checkpoint(find_checkpoint(model, models_dir), choice=choice)
 
 
 def open_checkpoint(
-    checkpoint: Checkpoint, report: ReportFault = raise_fault, family: Family | None = None
+    checkpoint: Checkpoint,
+    report: ReportFault = raise_fault,
+    family: Family | None = None,
+    choice: Choice = USUAL,
 ) -> OpenedModel:
     """Interprets a checkpoint, as one of this family or of the one that `config.json` names. Raises ModelError; passes
     faults that leave something to go on with to `report`."""
     config = read_config(checkpoint)
     architecture = architecture_of(config, from_store=checkpoint.from_store)
-    family = family or family_of(architecture, config, from_store=checkpoint.from_store)
+    family = family or choose_family(architecture, config, from_store=checkpoint.from_store, choice=choice)
     if checkpoint.from_store and checkpoint.files.keys().isdisjoint(_TOKENIZERS):
         report(ModelError(f"load tokenizer config: {checkpoint.missing_file.format(_TOKENIZERS[0])}"))
     text = text_config(config, family)
@@ -117,7 +122,11 @@ def open_checkpoint(
         except ModelError as error:
             report(error)
             unreadable[name] = tensors.pop(name)
-    mended = module_config(config, family, {**unreadable, **tensors})
+    if family.of_mlx_vlm:
+        mended = read_config(checkpoint, nulls=True)  # as mlx-vlm reads it
+        check_depths(mended, len(unreadable) + len(tensors))
+    else:
+        mended = module_config(config, family, {**unreadable, **tensors})
     if family.is_listed and is_tied(mended, family):
         tensors.pop(family.head, None)
     return OpenedModel(

@@ -31,6 +31,7 @@ VERSION = 3
 DECIDING = (
     *("context_tokens", "dtype", "cache", "cache_memory", "memory", "kv_bits", "parallel", "max_gap_s"),
     *("draft", "draft_tokens", "draft_known", "prefill_chunk_tokens", "blas", "kernels", "blas_threads", "no_media"),
+    "unproven_models",
 )
 """The settings that decide what is computed."""
 

@@ -16,7 +16,7 @@ from runner.cache.layers.window import ChunkState, WindowState
 from runner.commands.check.trial import TrialFacts, try_model
 from runner.engine.parts import Examined, Facts
 from runner.errors import MissingError, ModelError
-from runner.model import OpenedModel
+from runner.model import Choice, OpenedModel
 from runner.model.device import usable_bytes
 from runner.model.inspect import Amount, Examination, collecting_faults, contents, examine, files, skipped
 from runner.model.sources.checkpoint import Tensor
@@ -146,7 +146,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 def inspect(settings: CheckSettings) -> Inspection:
     """Examines the model that `settings` name. Faults of the model are reported in the result, never raised."""
-    found = examine(settings.model, settings.models_dir, digests=settings.verify)
+    found = examine(settings.model, settings.models_dir, digests=settings.verify, choice=Choice.of(settings))
     checkpoint, opened, module = found.checkpoint, found.opened, found.module
     tokenizer = None
     if checkpoint is not None:
@@ -184,7 +184,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         path=plain(str(checkpoint.path)) if checkpoint else None,
         children=[plain(str(child)) for child in checkpoint.children] if checkpoint else [],
         architecture=plain(found.architecture) if found.architecture else None,
-        module=f"mlx_lm.models.{found.family.module}" if found.family else None,
+        module=found.family.import_name if found.family else None,
         defaults=found.defaults,
         layers=len(module.layers) if module else None,
         parameters=parameters,
@@ -266,7 +266,7 @@ def _tokenizer_facts(tokenizer: Tokenizer, opened: OpenedModel | None) -> Tokeni
 
 def _tensor_warnings(found: Examination) -> Iterator[str]:
     if not found.compared and found.family is not None:
-        yield f"the tensors were not compared with mlx_lm.models.{found.family.module} because of the problems"
+        yield f"the tensors were not compared with {found.family.import_name} because of the problems"
 
 
 def _context_warnings(context: Context | None, wanted: int | None) -> Iterator[str]:

@@ -103,7 +103,11 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
 
     Every use needs a fresh one, since some `sanitize` methods change it. Raises ModelError if mlx-lm cannot build it.
     """
-    name = f"mlx_lm.models.{opened.family.module}"
+    name = opened.family.import_name
+    if opened.family.of_mlx_vlm:
+        from runner.model.vlm.module import make_module  # imports mlx-vlm
+
+        return make_module(opened.family.module, opened.module_config), {}
     try:
         classes = importlib.import_module(name)
         args_class, module_class = classes.ModelArgs, classes.Model
@@ -135,8 +139,7 @@ def _sanitized(opened: OpenedModel, weights: Weights, layout: ExpertLayout) -> t
         raise ModelError(f"{opened.name} lacks a tensor: {error.args[0] if error.args else error}") from error
     except Exception as error:
         raise ModelError(
-            f"mlx_lm.models.{opened.family.module} cannot take the tensors of {opened.name}: "
-            f"{type(error).__name__}: {error}"
+            f"{opened.family.import_name} cannot take the tensors of {opened.name}: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -19,6 +19,7 @@ from runner.model.abilities import BATCHED, DRAFTED
 from runner.model.families import ENCODERS, UNBATCHABLE, UNDRAFTABLE
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
+from runner.model.vlm.source import LIBRARY, why_not
 from runner.model.weights.assemble import assemble, rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.packed import Arrays, Recipe
@@ -52,7 +53,9 @@ class LoadedModel(NamedTuple):
         return self._why_not(DRAFTED, UNDRAFTABLE)
 
     def _why_not(self, able: Container[str], reasons: Mapping[str, str]) -> str:
-        name = type(self.module).__module__.rpartition(".")[2]
+        library, _, name = type(self.module).__module__.rpartition(".")
+        if library == f"{LIBRARY}.models":
+            return why_not(name, batches=able is BATCHED)
         if name in ENCODERS:
             return "it makes embeddings, and no text"
         return reasons.get(name, "" if name in able else f"nobody has tried mlx_lm.models.{name}: see check --verify")
@@ -96,6 +99,8 @@ def load(
         ReadError: reading failed after these checks.
     """
     if group is not None:
+        if opened.family.of_mlx_vlm:
+            raise ModelError(f"{opened.name} is a model of mlx-vlm's, which are not split: serve it without --ranks")
         from runner.model.weights.split import load_share  # most models are not shared
 
         module = load_share(opened, dtype, budget_bytes, group)

@@ -30,7 +30,7 @@ def shorten_lookups(module: Module) -> None:
     """
     for each in module.modules():
         for name, value in each.items():
-            if isinstance(value, Module | list | dict):
+            if isinstance(value, Module | list | dict) and not isinstance(getattr(type(each), name, None), property):
                 object.__setattr__(each, name, value)
 
 
@@ -50,7 +50,7 @@ def check_parameters(opened: OpenedModel, wanted: Mapping[str, mx.array], found:
     extra = sorted(found.keys() - wanted.keys())
     if extra:
         faults.append(
-            f"{opened.name} holds {len(extra)} tensors that mlx_lm.models.{opened.family.module} does not know: "
+            f"{opened.name} holds {len(extra)} tensors that {opened.family.import_name} does not know: "
             f"{_listed(extra)}{_advice(opened)}"
         )
     reported: set[str] = set()

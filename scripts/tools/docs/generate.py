@@ -13,10 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from runner.model.families import ENCODERS, FAMILIES, METAL_ONLY, OLLAMA_ONLY, RENAMED_MODULES
+from runner.model.vlm import packages
 from runner.settings import Settings, flags_of
 from scripts.tools import ROOT
 from scripts.tools.docs.imports import imports_svg
 from scripts.tools.models.architectures import architectures
+from scripts.tools.models.packages import SEEING, TEXTS
 
 DOCS = ROOT / "docs"
 _MODELS = "mlx_lm.models"
@@ -82,11 +84,25 @@ def _listed(introduction: str, names: Iterable[str]) -> list[str]:
     return textwrap.wrap(f"{introduction} {listed}.", _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
+def packages_table() -> str:
+    """Returns the packages of mlx-vlm as a Markdown list, then those that are refused, with the reason."""
+    kinds = (("Text models that mlx-lm lacks:", TEXTS), ("Models that see, served as text models:", SEEING))
+    lines = []
+    for introduction, names in kinds:
+        lines += [*_listed(introduction, (name for name in names if name in packages.COMPARED)), ""]
+    reasons: dict[str, list[str]] = {}
+    for name, why in packages.REFUSED.items():
+        reasons.setdefault(why, []).append(f"`{name}`")
+    rows = [f"| {', '.join(names)} | {why} |" for why, names in sorted(reasons.items(), key=lambda row: -len(row[1]))]
+    return "\n".join([*lines, "| refused | why |", "| --- | --- |", *rows]) + "\n"
+
+
 Parts = Mapping[str, Callable[[], str]]
 """What makes each generated part, by the name in its marks."""
 
 DOCUMENTS: Mapping[Path, Parts] = {
     DOCS / "flags.md": {"flags": flag_table},
+    DOCS / "vlm.md": {"packages": packages_table},
     DOCS / "models.md": {"architectures": architecture_table, "split": split_list, "remaining": remaining_list},
 }
 """The documents that have generated parts."""

@@ -36,7 +36,7 @@ _NAMED = [row for rows in _TABLES["numbers"].values() for row in cast("list[tupl
 _SHARED: Values = {name: value for value, names in _NAMED for name in names.split()} | _TABLES["shared"]
 VOCAB = cast("int", _SHARED["vocab_size"])
 
-_LARGEST = 4_000_000  # parameters; more means a size that the tables do not know
+LARGEST = 4_000_000  # parameters; more means a size that the tables do not know
 
 # Recurrent states that forget slowly, and what would drown them.
 _LONG_MEMORY = {"A_log": -4.0, "w_lora.lora.2.bias": -6.0, "r_k": 0.0}
@@ -102,7 +102,7 @@ def build(name: str) -> Tiny:
 
 def tiny_of(name: str, model: Module) -> Tiny:
     """The same of a module that is there."""
-    return Tiny(name, _Cut(model), lambda: list(make_prompt_cache(model)), _TOLERANCES.get(name, _TOLERANCE))
+    return Tiny(name, Cut(model), lambda: list(make_prompt_cache(model)), _TOLERANCES.get(name, _TOLERANCE))
 
 
 def make_module(name: str) -> Module:
@@ -113,17 +113,17 @@ def make_module(name: str) -> Module:
     module = _module(name)
     model = module.Model(module.ModelArgs.from_dict(config(name)))
     size = sum(array.size for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters())))
-    if size > _LARGEST:
+    if size > LARGEST:
         raise ValueError(f"{name} has {size} parameters: a size is missing in values.toml")
     mx.disable_compile()
     mx.random.seed(7)
-    model.update(tree_map_with_path(_weight, model.parameters()))
+    model.update(tree_map_with_path(weight, model.parameters()))
     model.eval()
     mx.eval(model.parameters())
     return cast("Module", model)
 
 
-class _Cut:
+class Cut:
     """A model whose vocabulary may be larger than that of the other tiny ones: the logits of the first tokens."""
 
     def __init__(self, model: Module) -> None:
@@ -148,7 +148,8 @@ def _module(name: str) -> ModuleType:
         raise ImportError(f"{name} ends the process when it is imported") from error
 
 
-def _weight(path: str, fresh: mx.array) -> mx.array:
+def weight(path: str, fresh: mx.array) -> mx.array:
+    """Returns random numbers in place of a fresh weight, scaled so that the context counts."""
     if fresh.dtype == mx.uint32:  # packed
         return mx.random.randint(0, 2**31 - 1, fresh.shape).astype(mx.uint32)
     if not mx.issubdtype(fresh.dtype, mx.floating):

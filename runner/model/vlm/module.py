@@ -1,0 +1,165 @@
+"""A model of mlx-vlm in the form of mlx-lm's. The only module of the core that imports mlx-vlm.
+
+Owner: the engine thread, like every array.
+"""
+
+import copy
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+import runner.process.lean_mlx_lm  # noqa: F401
+
+from mlx_lm.models.cache import CacheList, ConcatenateKVCache, KVCache, RotatingKVCache  # isort: skip
+
+from runner.errors import ModelError
+from runner.model.families import Config
+from runner.model.vlm.source import LIBRARY, NOT_INSTALLED
+
+Weights = dict[str, mx.array]
+_PARTS = ("text", "vision", "perceiver", "projector", "audio")
+"""What a config describes: in mlx-vlm, `PART_config` is a field of it, and `PartConfig` its class."""
+_FLAT = ("minimax_m3", "minimax_m3_vl")
+_SANITIZERS = (("VisionModel", "vision_config"), ("LanguageModel", "text_config"), ("AudioModel", "audio_config"))
+"""A class of a package, whose `sanitize` also sees all weights, and the part of the config that it is made from."""
+
+
+def make_module(package: str, config: Config) -> "Served":
+    """Returns a fresh module of `mlx_vlm.models.PACKAGE`, its parameters random and lazy.
+
+    Raises ModelError if mlx-vlm cannot build it of this `config.json`.
+    """
+    name = f"{LIBRARY}.models.{package}"
+    classes = import_package(package)
+    try:
+        return cast("Served", _served(classes, package)(_args(classes, copy.deepcopy(config))))
+    except Exception as error:  # classes of many authors raise anything
+        raise ModelError(f"config.json does not fit {name}: {type(error).__name__}: {error}") from error
+
+
+def import_package(package: str) -> ModuleType:
+    """Returns `mlx_vlm.models.PACKAGE` without running mlx-vlm's own `__init__`, which imports servers and trainers."""
+    if LIBRARY not in sys.modules:
+        spec = importlib.util.find_spec(LIBRARY)
+        if spec is None:
+            raise ModelError(NOT_INSTALLED)
+        sys.modules[LIBRARY] = importlib.util.module_from_spec(spec)
+    try:
+        return importlib.import_module(f"{LIBRARY}.models.{package}")
+    except ImportError as error:
+        raise ModelError(f"mlx-vlm cannot be used here: {error}") from error
+
+
+def _args(classes: ModuleType, config: dict[str, Any]) -> object:
+    """Returns the config of a package as mlx-vlm makes it."""
+    config.setdefault("text_config", config.pop("llm_config", {}))
+    config.setdefault("vision_config", {})
+    config.setdefault("audio_config", {})
+    args = classes.ModelConfig.from_dict(config)
+    for part in _PARTS:
+        field = f"{part}_config"
+        if hasattr(args, field) and config.get(field) is not None:
+            setattr(args, field, getattr(classes, f"{part.title()}Config").from_dict(config[field]))
+    return args
+
+
+class Served(Module):
+    """The class of a package's model with mlx-lm's interface instead of mlx-vlm's: tokens and layer caches to logits.
+
+    Nothing of a request stays in it: mlx-vlm's classes keep positions on the model, so they are given theirs with every
+    forward.
+    """
+
+    classes: ModuleType
+    config: Any
+    flat: bool
+    """Positions have one channel."""
+
+    def __call__(self, tokens: mx.array, cache: Sequence[object] | None = None, **parts: object) -> mx.array:
+        """Returns the logits [B, L, V] of tokens [B, L] on top of what the layer caches hold.
+
+        `parts` are what pictures change: `inputs_embeds` [1, L, width], `position_ids` and others by their names in
+        mlx-vlm.
+        """
+        text = self.text_model
+        if self.takes_positions and "position_ids" not in parts:
+            positions = plain_positions(tokens.shape[1], cache or ())
+            parts["position_ids"] = positions[0] if self.flat else positions
+        return cast("mx.array", text(tokens, cache=cache, **parts).logits)
+
+    @property
+    def text_model(self) -> Any:
+        """The part that takes tokens and embeddings."""
+        return getattr(self, "language_model", self)
+
+    @property
+    def layers(self) -> Sequence[object]:
+        """The layers of the text model."""
+        text = self.text_model
+        return cast("Sequence[object]", cast("Any", super()).layers if text is self else text.layers)
+
+    @property
+    def takes_positions(self) -> bool:
+        """True if the class would keep positions from one request to the next."""
+        return hasattr(self.text_model, "_rope_deltas")
+
+    def make_cache(self) -> list[object]:
+        """Returns fresh layer caches of mlx-lm's classes, where it has the same; others are mlx-vlm's own."""
+        text = self.text_model
+        if hasattr(text, "make_cache"):
+            return [_mapped(each) for each in text.make_cache()]
+        return [KVCache() for _ in text.layers]
+
+    def sanitize(self, weights: Weights) -> Weights:
+        """Returns the weights under the names of the parameters."""
+        if hasattr(super(), "sanitize"):
+            weights = cast("Any", super()).sanitize(weights)  # of the package's class
+        for name, part in _SANITIZERS:
+            kind: Any = getattr(self.classes, name, None)
+            if hasattr(kind, "sanitize") and hasattr(self.config, part):
+                weights = kind(getattr(self.config, part)).sanitize(weights)
+        return weights
+
+
+@cache
+def _served(classes: ModuleType, package: str) -> Callable[[object], Module]:
+    module = f"{LIBRARY}.models.{package}"  # by which the tables of abilities know it
+    return type("Model", (Served, classes.Model), {"__module__": module, "classes": classes, "flat": package in _FLAT})
+
+
+def plain_positions(count: int, layers: Iterable[object]) -> mx.array:
+    """Returns the positions [3, B, count] of the tokens after those that the layer caches have seen."""
+    offset = next(_offsets(layers), 0)
+    first = mx.array(offset).reshape(-1, 1)
+    positions = first + mx.arange(count)
+    return mx.broadcast_to(positions[None], (3, *positions.shape))
+
+
+def _offsets(layers: Iterable[object]) -> Iterator[int | mx.array]:
+    for layer in layers:
+        if isinstance(layer, CacheList):
+            yield from _offsets(layer.caches)
+        elif hasattr(layer, "offset"):
+            yield layer.offset
+
+
+def _mapped(layer: object) -> object:
+    """Returns a fresh cache of mlx-lm's class that does what this fresh one of mlx-vlm's does; else the same object."""
+    kind = type(layer).__name__ if type(layer).__module__ == f"{LIBRARY}.models.cache" else ""
+    if kind == "KVCache":
+        return KVCache()
+    if kind == "RotatingKVCache":
+        window = cast("RotatingKVCache", layer)
+        return RotatingKVCache(max_size=window.max_size, keep=window.keep)
+    if kind == "ConcatenateKVCache":
+        return ConcatenateKVCache()
+    if kind == "CacheList":
+        return CacheList(*map(_mapped, cast("CacheList", layer).caches))
+    return layer

@@ -1,0 +1,76 @@
+"""Chooses whether a model is one of mlx-lm's or of mlx-vlm's, from `config.json` alone. Imports neither."""
+
+import importlib.util
+from typing import NamedTuple, Self
+
+from runner.errors import ModelError
+from runner.model.families import OLLAMA_ONLY, Config, Family, family_of
+from runner.model.vlm.packages import BATCHED, COMPARED, DRAFTED, REFUSED
+from runner.settings import CheckSettings, Settings
+
+LIBRARY = "mlx_vlm"
+NOT_INSTALLED = "mlx-vlm is not installed: pip install --no-deps --require-hashes -r requirements/vlm.lock"
+_TEXTS = ("text_config", "llm_config", "language_config")
+_RENAMED = {
+    "bunny-llama": "llava_bunny",
+    "cohere2_vision": "aya_vision",
+    "granite-vision": "granite_vision",
+    "granite4-vision": "granite4_vision",
+    "jvlm": "jina_vlm",
+    "lfm2-vl": "lfm2_vl",
+    "llava-qwen2": "llava_bunny",
+    "llava_qwen2": "fastvlm",
+    "moondream1": "moondream2",
+    "phi4-siglip": "phi4_siglip",
+}
+"""`model_type` -> mlx-vlm's package, where the names differ."""
+
+
+class Choice(NamedTuple):
+    """What a user asks of the choice."""
+
+    unproven: bool = False
+    """Packages of mlx-vlm that were not compared with it may be served too."""
+
+    @classmethod
+    def of(cls, settings: Settings | CheckSettings) -> Self:
+        return cls(settings.unproven_models)
+
+
+USUAL = Choice()
+
+
+def package_of(config: Config) -> str:
+    """Returns the name of mlx-vlm's package for a model; empty if it is none that is known here."""
+    model_type = config.get("model_type")
+    name = _RENAMED.get(model_type, model_type).lower() if isinstance(model_type, str) else ""
+    return name if name in COMPARED or name in REFUSED else ""
+
+
+def choose_family(architecture: str, config: Config, *, from_store: bool, choice: Choice) -> Family:
+    """Returns the family of a model: mlx-lm's if it has one, else mlx-vlm's. Raises ModelError if neither serves it."""
+    try:
+        return family_of(architecture, config, from_store=from_store)
+    except ModelError:
+        package = package_of(config)
+        if not package or architecture in OLLAMA_ONLY:
+            raise
+    refused = f"unsupported architecture: {architecture}, which mlx-vlm has"
+    if package not in COMPARED and not choice.unproven:
+        raise ModelError(f"{refused}: {REFUSED[package]}; --unproven-models serves it all the same")
+    if importlib.util.find_spec(LIBRARY) is None:
+        raise ModelError(f"{refused}: {NOT_INSTALLED}")
+    return mlx_vlm_family(package, config)
+
+
+def mlx_vlm_family(package: str, config: Config) -> Family:
+    """Returns the family of a model as one of this package."""
+    text = next((key for key in _TEXTS if isinstance(config.get(key), dict)), "")
+    return Family(package, text=text, library=LIBRARY)
+
+
+def why_not(package: str, *, batches: bool) -> str:
+    """Returns the reason why answers of a package must not share a forward, or not be drafted; empty if they may."""
+    if package in (BATCHED if batches else DRAFTED):
+        return ""
+    return f"mlx_vlm.models.{package} did not give the same answers in a trial"

@@ -1,0 +1,77 @@
+"""Every package of mlx-vlm that answers as a tiny model with random weights, made from its own configuration classes.
+
+`vlm.toml` has the values that texts do not have; `values.toml` has those. Needs mlx-vlm.
+"""
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.utils import tree_unflatten
+
+from runner.model.vlm.module import Served, import_package, make_module
+from runner.model.weights.parameters import parameters_of
+from scripts.tools.models import data
+from scripts.tools.models.architectures import LARGEST, Cut, values, weight
+from scripts.tools.models.tiny import Tiny
+
+Values = dict[str, Any]
+_TABLES = data.read("vlm")
+
+
+def config(package: str) -> Values:
+    """The tiny `config.json` of a package."""
+    classes, own = import_package(package), _own(package)
+    text = {**values(package), "model_type": package, **own.get("text", {})}
+    made = _filled(classes.ModelConfig, {**text, **_TABLES["top"], **own.get("top", {})})
+    if own.get("flat"):
+        made |= text
+    for part, filling in (("text", text), ("vision", _TABLES["vision"] | own.get("vision", {}))):
+        kind = getattr(classes, f"{part.title()}Config", None)
+        if kind is not None and f"{part}_config" in inspect.signature(classes.ModelConfig).parameters:
+            made[f"{part}_config"] = _filled(kind, {"model_type": package, **filling})
+    return {**made, "model_type": package, **own.get("as_is", {})}
+
+
+def make(package: str) -> Served:
+    """The model of a package, the same weights every time, scaled so that the context decides the next token.
+
+    Raises ValueError for a model that is not tiny, and whatever the package itself raises.
+    """
+    return filled(package, make_module(package, config(package)))
+
+
+def filled(name: str, model: Served) -> Served:
+    """The same of a fresh model."""
+    size = sum(array.size for array in parameters_of(model).values())
+    if size > LARGEST:
+        raise ValueError(f"{name} has {size} parameters: a size is missing in vlm.toml")
+    mx.disable_compile()
+    mx.random.seed(7)
+    model.update(tree_unflatten([(name, weight(name, each)) for name, each in parameters_of(model).items()]))
+    model.eval()
+    mx.eval(parameters_of(model))
+    return model
+
+
+def build(package: str) -> Tiny:
+    """The same as a text model."""
+    return tiny_of(package, make(package))
+
+
+def tiny_of(package: str, model: Module) -> Tiny:
+    """The same of a module that is there, its logits cut to the vocabulary of other tiny models."""
+    served = cast("Served", model)
+    return Tiny(package, Cut(served), served.make_cache, 1e-3)
+
+
+def _own(package: str) -> Values:
+    return cast("Values", _TABLES.get(f"own-{package}", {}))
+
+
+def _filled(kind: type, filling: Mapping[str, object]) -> Values:
+    names = inspect.signature(kind).parameters
+    return {name: copy.deepcopy(filling[name]) for name in names if name in filling}

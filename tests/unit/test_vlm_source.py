@@ -1,0 +1,85 @@
+"""The choice between mlx-lm and mlx-vlm, from a config alone. Neither is imported."""
+
+import importlib.util
+from collections.abc import Callable
+
+import pytest
+
+from runner.errors import ModelError
+from runner.model.families import OLLAMA_ONLY, Config, Family
+from runner.model.vlm.packages import BATCHED, COMPARED, DRAFTED, REFUSED
+from runner.model.vlm.source import USUAL, Choice, choose_family, package_of, why_not
+
+Install = Callable[[bool], None]
+UNPROVEN = next(iter(REFUSED))
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Lets mlx-vlm be installed, or not."""
+    find = importlib.util.find_spec
+
+    def set_to(there: bool) -> None:
+        monkeypatch.setattr(
+            importlib.util,
+            "find_spec",
+            lambda name: (find("json") if there else None) if name == "mlx_vlm" else find(name),
+        )
+
+    return set_to
+
+
+def choose(config: Config, choice: Choice = USUAL, architecture: str = "X") -> Family:
+    return choose_family(architecture, config, from_store=False, choice=choice)
+
+
+def test_a_model_that_mlx_lm_has_is_served_by_it(install: Install) -> None:
+    for there in (True, False):
+        install(there)
+        assert choose({"model_type": "qwen3"}).import_name == "mlx_lm.models.qwen3"
+
+
+def test_one_that_it_lacks_is_mlx_vlms_where_that_is_installed(install: Install) -> None:
+    install(True)
+    family = choose({"model_type": "idefics3", "text_config": {}})
+    assert (family.import_name, family.text, family.of_mlx_vlm) == ("mlx_vlm.models.idefics3", "text_config", True)
+    assert choose({"model_type": "k2_horizon"}).text == ""
+    assert choose({"model_type": "cohere2_vision"}).module == "aya_vision"
+    install(False)
+    with pytest.raises(ModelError, match=r"X, which mlx-vlm has: mlx-vlm is not installed: pip install .*vlm\.lock$"):
+        choose({"model_type": "idefics3"})
+
+
+def test_what_was_not_compared_is_refused_with_the_reason_unless_it_is_asked_for(install: Install) -> None:
+    install(True)
+    with pytest.raises(ModelError, match=f"{REFUSED[UNPROVEN]}; --unproven-models serves it all the same$"):
+        choose({"model_type": UNPROVEN})
+    assert choose({"model_type": UNPROVEN}, Choice(unproven=True)).module == UNPROVEN
+
+
+@pytest.mark.parametrize("model_type", ["unheard_of", "..", "os.path", None, 5])
+def test_any_other_type_is_refused_as_before(model_type: object, install: Install) -> None:
+    install(True)
+    with pytest.raises(ModelError, match=r"^unsupported architecture: X$"):
+        choose({"model_type": model_type}, Choice(unproven=True))
+    assert package_of({"model_type": model_type}) == ""
+
+
+@pytest.mark.parametrize("architecture", OLLAMA_ONLY)
+def test_what_remains_with_ollama_is_not_taken_for_another_model(architecture: str, install: Install) -> None:
+    install(True)
+    with pytest.raises(ModelError, match="only Ollama's own runner serves it"):
+        choose({"model_type": "idefics3"}, Choice(unproven=True), architecture)
+
+
+def test_the_table_agrees_with_itself() -> None:
+    assert BATCHED <= COMPARED
+    assert DRAFTED <= COMPARED
+    assert not COMPARED & REFUSED.keys()
+    assert all(why and not why.endswith(".") for why in REFUSED.values())
+
+
+def test_only_what_a_trial_has_shown_may_share_a_forward_or_be_drafted() -> None:
+    alone = next(iter(COMPARED - BATCHED))
+    assert why_not(alone, batches=True) == f"mlx_vlm.models.{alone} did not give the same answers in a trial"
+    assert why_not(next(iter(BATCHED)), batches=True) == why_not(next(iter(DRAFTED)), batches=False) == ""

@@ -1,0 +1,94 @@
+"""Asks every package of mlx-vlm the questions of this folder, and writes `runner/model/vlm/packages.py`.
+
+    python -m tests.vlm.record [PACKAGE ...]
+
+in the environment of `scripts/test --vlm`. With names, only those are asked, and the others stay as they are.
+"""
+
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+from runner.cache.layers.quantized_trial import first_line
+from runner.errors import ModelError
+from runner.model.vlm import packages
+from scripts.tools import ROOT
+from scripts.tools.models.packages import SEEING, TEXTS
+from scripts.tools.models.tiny import VOCAB
+from tests.vlm.texts import ABILITIES, QUESTIONS, Package
+
+_LIST = '''
+{name} = frozenset(
+{names}
+    """.split()  # noqa: SIM905  a name a line would fill pages
+)
+"""{what}."""
+'''
+_WHAT = {
+    "COMPARED": "The packages whose texts were compared with mlx-vlm's own computation, and are equal",
+    "BATCHED": "The packages whose answers may share a forward",
+    "DRAFTED": "The packages whose answers may be drafted",
+}
+NOT_YET = "it was not compared with it yet"
+
+
+def main(names: list[str]) -> None:
+    found: dict[str, set[str]] = {title: set(getattr(packages, title)) for title in _WHAT}
+    refused = dict(packages.REFUSED)
+    known = (*TEXTS, *SEEING)
+    for name in names or known:
+        for chosen in found.values():
+            chosen.discard(name)
+        refused.pop(name, None)
+        with tempfile.TemporaryDirectory() as folder:
+            package = Package(name, Path(folder))
+            if why := fault(package):
+                refused[name] = why
+            else:
+                found["COMPARED"].add(name)
+                able = (title for title, find in ABILITIES.items() if not find(*package.forward, VOCAB))
+                for title in able:
+                    found[title].add(name)
+        _say(f"{name}: {refused.get(name, 'compared')}")
+    (ROOT / "runner/model/vlm/packages.py").write_text(_text(found, {name: refused[name] for name in sorted(refused)}))
+
+
+def fault(package: Package) -> str:
+    """Returns the first question that a package does not answer, and why it matters; empty if it answers all."""
+    try:
+        package.module  # noqa: B018  is made here
+    except ModelError as error:
+        return str(error) if str(error).startswith("mlx-vlm cannot") else NOT_YET
+    except ValueError:  # it would not be tiny
+        return NOT_YET
+    for question, why in QUESTIONS.items():
+        try:
+            question(package)
+        except Exception as error:
+            _say(first_line(error))
+            return why
+    return ""
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _text(found: dict[str, set[str]], refused: dict[str, str]) -> str:
+    text = f'"""{packages.__doc__}"""\n'
+    for title, what in _WHAT.items():
+        text += _LIST.format(name=title, names=_wrapped(found[title]), what=what)
+    rows = "".join(f'    "{name}": "{why}",\n' for name, why in refused.items())
+    return text + f"\nREFUSED: dict[str, str] = {{\n{rows}}}\n" + '"""Package -> what keeps it from being served."""\n'
+
+
+def _wrapped(names: Iterable[str]) -> str:
+    lines = textwrap.fill(" ".join(sorted(names)), 116, break_on_hyphens=False)
+    return textwrap.indent(f'"""\n{lines}', "    ")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

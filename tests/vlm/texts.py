@@ -1,0 +1,68 @@
+"""A package of mlx-vlm as a text model, and what is asked of it before it may serve."""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+
+from runner.cache.layers.quantized_trial import Forward, MakeLayers
+from runner.commands.check.trial import batch_fault, draft_fault
+from runner.model import OpenedModel
+from runner.model.opened import open_checkpoint
+from runner.model.sources.directory import open_directory
+from runner.model.vlm.source import mlx_vlm_family
+from runner.model.weights.load import load
+from scripts.tools.models import vlm
+from scripts.tools.models.architectures import Values
+from scripts.tools.models.tiny import VOCAB, Tiny
+from tests.model.architectures import caching
+from tests.model.architectures.subject import TOKENS, Subject, run
+from tests.vlm import oracle
+
+
+class Package(Subject):
+    """A package, built and written once for all questions."""
+
+    @cached_property
+    def module(self) -> Module:
+        return vlm.make(self.name)
+
+    @cached_property
+    def tiny(self) -> Tiny:
+        return vlm.tiny_of(self.name, self.module)
+
+    @property
+    def forward(self) -> tuple[MakeLayers, Forward]:
+        """What makes its layers, and what computes with them."""
+        return self.tiny.make_layers, self.tiny.logits
+
+    @cached_property
+    def config(self) -> Values:
+        return {**vlm.config(self.name), "architectures": [f"{self.name}X"]}
+
+    @cached_property
+    def opened(self) -> OpenedModel:
+        return open_checkpoint(open_directory(self.directory, self.name), family=mlx_vlm_family(self.name, self.config))
+
+    @cached_property
+    def expected(self) -> mx.array:
+        """What mlx-vlm computes from the directory."""
+        return oracle.logits(oracle.load(self.directory), TOKENS, [3, 5])[..., :VOCAB]
+
+
+def loads_from_a_directory(it: Subject) -> None:
+    """What mlx-vlm computes from it."""
+    module = load(it.opened).module
+    found = run(module)
+    assert mx.isfinite(found).all()
+    assert mx.abs(found - it.expected).max() <= 1e-4 * mx.abs(it.expected).max()
+
+
+QUESTIONS: Mapping[Callable[[Subject], None], str] = {
+    loads_from_a_directory: "it does not give mlx-vlm's own answers",
+    caching.a_prompt_comes_back_from_the_cache: "its answers depend on where prompts are cut",
+    caching.another_process_goes_on_from_the_disk: "its caches do not come back from disk",
+}
+"""What is asked -> the reason to refuse a package that fails."""
+ABILITIES = {"BATCHED": batch_fault, "DRAFTED": draft_fault}
