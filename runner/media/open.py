@@ -20,6 +20,7 @@ from runner.media.prompt import MediaNames
 from runner.media.rows import RowStore
 from runner.media.support import MediaSupport
 from runner.media.towers.load import PREPROCESSOR, TowerPlan, load_tower, plan_tower, plan_weights
+from runner.media.towers.tower import Tower
 from runner.model import OpenedModel
 from runner.model.config import text_config
 from runner.model.inspect import contents
@@ -80,7 +81,7 @@ def open_sight(parts: Parts) -> Sight:
     return Sight(support, MediaEncoder(tower, support.store, forward, wake, splits=family.splits))
 
 
-def prepare(model: OpenedModel, plan: TowerPlan, tokenizer: Tokenizer) -> tuple[MediaSupport, Sequence[int]]:
+def prepare(model: OpenedModel, plan: TowerPlan[Tower], tokenizer: Tokenizer) -> tuple[MediaSupport, Sequence[int]]:
     """Returns what the files say about the pictures of a model with this tower: its support, and the numbers of
     frequencies that turn by time, row and column, empty for positions of one channel.
 

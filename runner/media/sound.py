@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runner.errors import MediaError
-from runner.media.sound_header import FRAME, HOP, LONGEST, RATE, SoundHeader, resampled
+from runner.media.sound_header import FRAME, HOP, LONGEST, MEL_BINS, RATE, SoundHeader, resampled
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]
@@ -178,7 +178,6 @@ def _quietest(samples: Floats) -> int:
 
 # --- Logarithmic spectra, as transformers' feature extractor for Gemma 4 computes them.
 
-MEL_BINS = 128
 _FFT = 512
 _FLOOR = 1e-3
 

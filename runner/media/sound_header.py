@@ -16,6 +16,8 @@ LONGEST = 30 * RATE
 """The most samples of a piece, where sounds are cut into pieces."""
 HOP, FRAME = 160, 320
 """Samples from one spectrum to the next, and those that one is made of."""
+MEL_BINS = 128
+"""The numbers of a spectrum."""
 MOST_SECONDS = 600
 _MOST_RATE = 768_000
 _MOST_CHANNELS = 64

@@ -1,10 +1,10 @@
 """Gemma 4's tower: that of e2b, e4b, 26B-A4B and 31B."""
 
-from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
 
 import mlx.core as mx
 from mlx.nn.layers.activations import gelu_approx
+from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 
@@ -40,6 +40,23 @@ class ClampedLinear(Layer):
         """Takes the bounds away."""
         for name in BOUNDS:
             self.pop(name, None)
+
+
+def bounds_of(weights: dict[str, mx.array], fault: str) -> dict[str, mx.array]:
+    """Takes the bounds out of `weights`, and returns them under their names as single numbers. Raises ModelError, with
+    the linear's name in `fault`, for a linear that has some of the four."""
+    found = {name: weights.pop(name) for name in [*weights] if name.rpartition(".")[2] in BOUNDS}
+    for linear in sorted({name.rpartition(".")[0] for name in found}):
+        if missing := [bound for bound in BOUNDS if f"{linear}.{bound}" not in found]:
+            raise ModelError(fault.format(linear=linear, missing=", ".join(sorted(missing))))
+    return {name: array.reshape(()) for name, array in found.items()}
+
+
+def free_but(bounds: Container[str], module: Layer) -> None:
+    """Takes the bounds of those linears of `module` away that `bounds` has not."""
+    for name, each in Module.named_modules(module):
+        if isinstance(each, ClampedLinear) and f"{name}.{BOUNDS[0]}" not in bounds:
+            each.free()
 
 
 def summed_rows(columns: mx.array, rows: mx.array, grid: Grid) -> mx.array:
@@ -125,13 +142,6 @@ class GemmaBlock(Block):
         found: mx.array = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
         return found
 
-    def free_but(self, bounded: Container[str], name: str) -> None:
-        """Takes the bounds of the linears away whose names are not in `bounded`; `name` is that of this block."""
-        for part in ("self_attn", "mlp"):
-            for key, module in self[part].items():
-                if isinstance(module, ClampedLinear) and f"{name}.{part}.{key}" not in bounded:
-                    module.free()
-
 
 class Encoder(Layer):
     """Holds the layers, for their names."""
@@ -193,22 +203,10 @@ class Gemma4Tower(Tower):
 
         Raises ModelError for a linear that has some.
         """
-        kept, bounds = {}, defaultdict[str, set[str]](set)
-        for name, array in weights.items():
-            head, _, last = name.rpartition(".")
-            if last not in BOUNDS:
-                kept[name] = array
-            elif self.clamped:
-                kept[name] = array.reshape(())
-                bounds[head].add(last)
-        for head, found in bounds.items():
-            if len(found) < len(BOUNDS):
-                missing = ", ".join(sorted(set(BOUNDS) - found))
-                raise ModelError(f"a vision tower's {head} must have all four bounds or none, missing: {missing}")
+        bounds = bounds_of(weights, "a vision tower's {linear} must have all four bounds or none, missing: {missing}")
         if _TABLE in weights:  # these are the dense tensors, so the bounds are among them
-            for index, block in enumerate(self.encoder.layers):
-                block.free_but(bounds, f"encoder.layers.{index}")
-        return kept
+            free_but(bounds if self.clamped else (), self)
+        return weights | bounds if self.clamped else weights
 
     def encode(self, patches: mx.array, grid: Grid) -> Iterator[mx.array]:
         x = self.patch_embedder(patches, grid)

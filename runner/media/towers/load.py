@@ -1,20 +1,21 @@
-"""Finds the tower in an opened model, checks it from headers alone, and loads it.
+"""Finds the towers in an opened model, checks them from headers alone, and loads them.
 
-A fault of the tower disables pictures only: `TowerPlan.fault` has it.
+A fault of a tower disables pictures, or sound, only: `TowerPlan.fault` has it.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from runner.errors import ModelError, UnknownError
-from runner.media.towers.gemma4 import Gemma4Tower, Gemma4UnifiedTower
+from runner.media.towers.gemma4 import BOUNDS, Gemma4Tower, Gemma4UnifiedTower
+from runner.media.towers.gemma4_sound import Gemma4SoundTower, Gemma4UnifiedSoundTower
 from runner.media.towers.glimmer import GlimmerTower
 from runner.media.towers.nemotron_h import NemotronTower
 from runner.media.towers.qwen3_5 import Qwen35Tower
-from runner.media.towers.tower import Tower
+from runner.media.towers.tower import MediaTower, SoundTower, Tower
 from runner.model.opened import OpenedModel
 from runner.model.packing import check_companions
 from runner.model.sources.checkpoint import Tensor
@@ -28,24 +29,29 @@ from runner.model.weights.part import assemble_part, plan_part, read_part
 # --- The towers that this runner knows: one row for each mlx-lm module of the text model.
 
 
-class Row(NamedTuple):
+AnyTower = TypeVar("AnyTower", bound=MediaTower)
+
+
+class Row(NamedTuple, Generic[AnyTower]):
     """The tower of a family, whose `name` is for people."""
 
     name: str
-    tower: type[Tower]
-    others: Mapping[str, type[Tower]] = MappingProxyType({})
-    """`model_type` of the `vision_config` -> the tower of its models."""
+    tower: type[AnyTower]
+    others: Mapping[str, type[AnyTower]] = MappingProxyType({})
+    """`model_type` of the `vision_config`, or of the `audio_config` -> the tower of its models."""
     preprocessor: tuple[str, ...] = ()
     """Fields that `preprocessor_config.json` overrides in `config.json`, if it has them."""
 
-    def kind(self, vision: object) -> type[Tower]:
-        """Returns the class for this `vision_config`."""
-        return self.others.get(str(vision.get("model_type")), self.tower) if isinstance(vision, dict) else self.tower
+    def kind(self, description: object) -> type[AnyTower]:
+        """Returns the class for this `vision_config` or `audio_config`."""
+        if not isinstance(description, dict):
+            return self.tower
+        return self.others.get(str(description.get("model_type")), self.tower)
 
 
-_QWEN3_5 = Row("qwen3.5", Qwen35Tower)
+_QWEN3_5 = Row[Tower]("qwen3.5", Qwen35Tower)
 
-TOWERS: dict[str, Row] = {
+TOWERS: dict[str, Row[Tower]] = {
     "gemma4": Row("gemma4", Gemma4Tower, {"gemma4_unified_vision": Gemma4UnifiedTower}),
     "muse_glimmer": Row("glimmer", GlimmerTower),
     "nemotron_h": Row(
@@ -56,6 +62,10 @@ TOWERS: dict[str, Row] = {
     "qwen3_next": _QWEN3_5,
 }
 """mlx-lm module (`Family.module`) -> its row."""
+SOUND_TOWERS: dict[str, Row[SoundTower]] = {
+    "gemma4": Row("gemma4", Gemma4SoundTower, {"gemma4_unified_audio": Gemma4UnifiedSoundTower}),
+}
+"""The same for sound."""
 
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -65,16 +75,16 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 _NUMBERED = re.compile(r".*?\.\d+(?=\.)")
 
 
-class TowerPlan(NamedTuple):
-    """The tower of one model. Immutable; holds no array.
+class TowerPlan(NamedTuple, Generic[AnyTower]):
+    """A tower of one model. Immutable; holds no array.
 
-    `opened` is the model with the tower's tensors instead of its own, under the names that `Tower.sanitize` knows, and
-    with the config that the tower is made from. With a `fault`, a sentence, the tower cannot be loaded; it is `unknown`
-    if another runner may load it.
+    `opened` is the model with the tower's tensors instead of its own, under the names that `MediaTower.sanitize` knows,
+    and with the config that the tower is made from. With a `fault`, a sentence, the tower cannot be loaded; it is
+    `unknown` if another runner may load it.
     """
 
     family: str
-    kind: type[Tower]
+    kind: type[AnyTower]
     opened: OpenedModel
     fault: str = ""
     unknown: bool = False
@@ -90,28 +100,42 @@ class TowerPlan(NamedTuple):
         return len({found[0] for name in self.opened.tensors if (found := _NUMBERED.match(name))})
 
 
-def plan_tower(opened: OpenedModel) -> TowerPlan | None:
-    """Returns the plan for the tower of a model, from headers alone; None if this is a text model as far as we know."""
+def plan_tower(opened: OpenedModel) -> TowerPlan[Tower] | None:
+    """Returns the plan for the tower of a model for pictures, from headers alone; None if it has none as far as we
+    know."""
     row = TOWERS.get(opened.family.module)
-    if row is None:
-        return None
-    kind = row.kind(opened.config.get("vision_config"))
+    return row and _plan(opened, row, "vision_config", "vision tower")
+
+
+def plan_sound_tower(opened: OpenedModel) -> TowerPlan[SoundTower] | None:
+    """Returns the plan for the tower of a model for sound, as `plan_tower` does."""
+    row = SOUND_TOWERS.get(opened.family.module)
+    return row and _plan(opened, row, "audio_config", "sound tower")
+
+
+def _plan(opened: OpenedModel, row: Row[AnyTower], key: str, what: str) -> TowerPlan[AnyTower] | None:
+    """`key` names the description in config.json, `what` the tower in texts."""
+    description = opened.config.get(key)
+    kind = row.kind(description)
     checkpoint = opened.checkpoint
     tensors = _renamed(kind, checkpoint.tensors)
     unreadable = _renamed(kind, checkpoint.unreadable)
-    described = isinstance(opened.config.get("vision_config"), dict)
+    described = isinstance(description, dict)
     if not described and not tensors and not unreadable:
         return None
-    tower = opened._replace(name=f"the {row.name} tower", tensors=tensors)
+    name = f"the {row.name} tower" + (" for sound" if issubclass(kind, SoundTower) else "")
+    tower = opened._replace(name=name, tensors=tensors)
     plan = TowerPlan(row.name, kind, tower)
+    if not tensors and not unreadable and issubclass(kind, SoundTower):
+        return plan._replace(fault=kind.absent)
     if not tensors and not unreadable:
-        return plan._replace(fault="config.json describes a vision tower, but none of its tensors is in the model")
+        return plan._replace(fault=f"config.json describes a {what}, but none of its tensors is in the model")
     if not described:
-        return plan._replace(fault="the model has tensors of a vision tower, but config.json has no vision_config")
+        return plan._replace(fault=f"the model has tensors of a {what}, but config.json has no {key}")
     if unreadable:
-        return plan._replace(fault=f"tensor {min(unreadable)} of the vision tower cannot be read")
+        return plan._replace(fault=f"tensor {min(unreadable)} of the {what} cannot be read")
     try:
-        _check_twins(kind, checkpoint.tensors)
+        _check_twins(kind, checkpoint.tensors, what)
         for tensor in tensors.values():
             check_companions(tensor)
         plan = plan._replace(opened=tower._replace(config=_tower_config(opened, row)))
@@ -120,7 +144,7 @@ def plan_tower(opened: OpenedModel) -> TowerPlan | None:
         return plan._replace(fault=str(error), unknown=isinstance(error, UnknownError))
 
 
-def plan_weights(plan: TowerPlan, dtype: str, budget_bytes: int | None) -> tuple[Tower, DtypePlan]:
+def plan_weights(plan: TowerPlan[AnyTower], dtype: str, budget_bytes: int | None) -> tuple[AnyTower, DtypePlan]:
     """Returns the tower made of placeholders, and the types of its weights. The arguments after `plan` are those of
     `weights.load.load`. Raises ModelError if the plan has a fault, or the weights exceed the budget."""
     if plan.fault:
@@ -131,29 +155,29 @@ def plan_weights(plan: TowerPlan, dtype: str, budget_bytes: int | None) -> tuple
         raise ModelError(f"{plan.opened.name}: {error}") from error
 
 
-def load_tower(plan: TowerPlan, dtype: str = "keep", budget_bytes: int | None = None) -> Tower:
+def load_tower(plan: TowerPlan[AnyTower], dtype: str = "keep", budget_bytes: int | None = None) -> AnyTower:
     """Reads the weights and builds the tower, on the engine thread. Raises as `plan_weights`, or ModelError if reading
     fails all the same."""
     types = plan_weights(plan, dtype, budget_bytes)[1]
     return read_part(plan.opened, partial(_assembled, plan), "the tower", types)
 
 
-def _renamed(kind: type[Tower], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _renamed(kind: type[MediaTower], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the tensors that are the tower's, under the names of its parameters."""
     named = ((kind.parameter_name(name), tensor) for name, tensor in tensors.items())
     return {name: tensor._replace(name=name) for name, tensor in named if name is not None}
 
 
-def _check_twins(kind: type[Tower], tensors: Mapping[str, Tensor]) -> None:
+def _check_twins(kind: type[MediaTower], tensors: Mapping[str, Tensor], what: str) -> None:
     """Raises ModelError for two tensors that would become one parameter."""
     seen: dict[str, str] = {}
     for stored in tensors:
         name = kind.parameter_name(stored)
         if name is not None and (other := seen.setdefault(name, stored)) != stored:
-            raise UnknownError(f"tensors {other} and {stored} of the vision tower are the same parameter")
+            raise UnknownError(f"tensors {other} and {stored} of the {what} are the same parameter")
 
 
-def _tower_config(opened: OpenedModel, row: Row) -> dict[str, object]:
+def _tower_config(opened: OpenedModel, row: Row[AnyTower]) -> dict[str, object]:
     """Returns `config.json` without what concerns the text model's layers, and with what the preprocessor overrides."""
     config = {key: value for key, value in opened.config.items() if key not in _TEXT_ONLY}
     if not row.preprocessor:
@@ -162,12 +186,14 @@ def _tower_config(opened: OpenedModel, row: Row) -> dict[str, object]:
     return config | {key: found[key] for key in row.preprocessor if found.get(key)}
 
 
-def _rehearsed(plan: TowerPlan) -> TowerPlan:
+def _rehearsed(plan: TowerPlan[AnyTower]) -> TowerPlan[AnyTower]:
     """Returns the plan without tensors that the tower has no use for. Raises ModelError for the first fault."""
     tower, weights = sanitize_packed(
         lambda found, _: _made(plan, found), placeholders(plan.opened), Recipe("as stored")
     )
     wanted = parameters_of(tower).keys()
+    if issubclass(plan.kind, SoundTower):
+        _refuse_missing(wanted - weights.keys())
     spare = [name for name in plan.opened.tensors if name in weights and name not in wanted]
     forms = {_NUMBER.sub("*", name) for name in wanted}
     if beyond := next((name for name in spare if _NUMBER.sub("*", name) in forms), None):
@@ -178,12 +204,21 @@ def _rehearsed(plan: TowerPlan) -> TowerPlan:
     return plan
 
 
-def _assembled(plan: TowerPlan, arrays: Mapping[str, Arrays]) -> Tower:
+def _refuse_missing(names: Collection[str]) -> None:
+    """Raises ModelError for the first of these parameters, in the words of Ollama's runner."""
+    missing = min((name.replace(".linear.", ".") for name in names if not name.endswith(BOUNDS)), default="")
+    if missing.startswith("embedding_projection."):
+        raise ModelError(f"missing weight: embed_audio.{missing}")
+    if missing:
+        raise ModelError(f"missing audio weight: {missing}")
+
+
+def _assembled(plan: TowerPlan[AnyTower], arrays: Mapping[str, Arrays]) -> AnyTower:
     """Builds the tower with `arrays`, which stay lazy. Raises ModelError if anything does not fit."""
     return assemble_part(plan.opened, partial(_made, plan), arrays)
 
 
-def _made(plan: TowerPlan, weights: Weights) -> tuple[Tower, Weights]:
+def _made(plan: TowerPlan[AnyTower], weights: Weights) -> tuple[AnyTower, Weights]:
     """Returns the tower, its parameters still random, and the weights for them."""
     tower = plan.kind(plan.opened.config)
     try:

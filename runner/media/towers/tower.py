@@ -1,18 +1,20 @@
 """The interface of all towers, and what their encoders share: computing in pieces.
 
-A tower turns the patches of one picture into rows that stand in a text model's prompt. It computes in pieces bounded by
-`Tower.piece_bytes`, so that other work can be done in between, and yields after each.
+A tower turns the patches of one picture, or the rows of one sound, into rows that stand in a text model's prompt. It
+computes in pieces bounded by `MediaTower.piece_bytes`, so that other work can be done in between, and yields after
+each.
 """
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from runner.media.families import Family
+from runner.media.hearing import SoundFamily
 from runner.model.fields import Config, section, size
 
 Steps = Generator[mx.array, None, mx.array]
@@ -49,11 +51,9 @@ class Layer(Module):
         Module.__init__(self)  # MLX's is not typed
 
 
-class Tower(Layer):
-    """One family's encoder of pictures. Owner: the engine thread, like every array."""
+class MediaTower(Layer):
+    """One family's encoder of one kind of media. Owner: the engine thread, like every array."""
 
-    family: ClassVar[type[Family]]
-    """The preparation of its pictures."""
     names: ClassVar[tuple[tuple[str, str], ...]] = ()
     """(pattern, replacement) for tensor names. The first pattern that matches the beginning of a name makes the name of
     a parameter of it: the match is replaced, the rest stays. Names that match none are not the tower's."""
@@ -88,6 +88,13 @@ class Tower(Layer):
         """
         return weights
 
+
+class Tower(MediaTower):
+    """One family's encoder of pictures."""
+
+    family: ClassVar[type[Family]]
+    """The preparation of its pictures."""
+
     @abstractmethod
     def encode(self, patches: mx.array, grid: Grid) -> Iterator[mx.array]:
         """Yields lazy arrays to be evaluated in turn; the last one is the features [soft tokens, width].
@@ -99,6 +106,27 @@ class Tower(Layer):
     @abstractmethod
     def encode_bytes(self, grid: Grid) -> int:
         """Returns an estimate of the most bytes that encoding such a picture takes at any moment, without weights."""
+
+
+class SoundTower(MediaTower):
+    """One family's encoder of sounds."""
+
+    family: ClassVar[type[SoundFamily]]
+    """The preparation of its sounds."""
+    absent: ClassVar[str]
+    """The fault of a model whose config.json describes it, and that has none of its tensors: Ollama's words."""
+
+    @abstractmethod
+    def encode(self, rows: mx.array, lengths: Sequence[int]) -> Iterator[mx.array]:
+        """Yields lazy arrays to be evaluated in turn; the last one is the features [soft tokens, width], of all pieces.
+
+        `rows` is float32 [count, values], of one piece behind the other; `lengths` are those of the pieces, each of
+        which is heard by itself.
+        """
+
+    @abstractmethod
+    def encode_bytes(self, lengths: Sequence[int]) -> int:
+        """Returns an estimate of the most bytes that encoding such a sound takes at any moment, without weights."""
 
 
 def pieces(count: int, row_bytes: int, piece_bytes: int) -> Iterator[slice]:

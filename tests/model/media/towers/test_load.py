@@ -43,7 +43,7 @@ def reopened(directory: Path) -> OpenedModel:
     return OpenedModel("tiny", architecture, family, config, {}, {}, 0, 0, checkpoint)
 
 
-def planned(model: OpenedModel) -> TowerPlan:
+def planned(model: OpenedModel) -> TowerPlan[Tower]:
     plan = plan_tower(model)
     assert plan is not None
     return plan
