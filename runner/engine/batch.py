@@ -48,6 +48,8 @@ class Drawn(NamedTuple):
     sample: Sample
     own: Mapping[Generation, Sample] = {}
     """The part of it that answers drew on their own layers, before they joined."""
+    recorded: Sequence[Generation] = ()
+    """Answers that joined before they drew: their token in the sample is the last one that they recorded."""
 
 
 class StepAwaitingMasks(NamedTuple):
@@ -129,13 +131,14 @@ class Batch:
 
     # --- steps
 
-    def step(self, *, may_draft: bool) -> list[Choice]:
-        """Returns the next tokens of each generation, for `take`; none if a mask is late: step again when `ready`. Only
-        with `may_draft` they may be several."""
+    def step(self, *, may_draft: bool) -> Sequence[Choice | None]:
+        """Returns the next tokens of each generation, for `take`, None for one that joined before it drew; nothing if
+        a mask is late: step again when `ready`. Only with `may_draft` the tokens may be several."""
         if TRACE.on:
             TRACE.name("decode", rows=len(self.generations))
         started_s = monotonic()
         self.forward_rows = 0
+        choices: Sequence[Choice | None]
         if isinstance(self._in_flight, StepAwaitingMasks):
             choices = self._step_with_masks()
         elif (drafts := self._find_drafts(may_draft)) and self._in_flight is None:
@@ -147,9 +150,9 @@ class Batch:
         self.steps += 1
         if self.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
-        if self._drafters:
-            tokens = sum(len(choice.tokens) for choice in choices)
-            time = StepTime(monotonic() - started_s, tokens, len(choices), self.forward_rows)
+        if self._drafters and (taken := [choice for choice in choices if choice]) == choices:
+            tokens = sum(len(choice.tokens) for choice in taken)
+            time = StepTime(monotonic() - started_s, tokens, len(taken), self.forward_rows)
             self._drafters[0].shared.record_time(self._drafters, time)
         return choices
 
@@ -172,7 +175,7 @@ class Batch:
             [each.right if awaiting and generation not in leaving else each.kept for generation, each in rounds]
         )
 
-    def _step_drawn(self, *, dispatch: bool) -> list[Choice]:
+    def _step_drawn(self, *, dispatch: bool) -> Sequence[Choice | None]:
         """Reads the tokens that are drawn, if need be now. Before that it may `dispatch` the forward after them."""
         drawn = self._in_flight
         if not isinstance(drawn, Drawn):
@@ -192,13 +195,13 @@ class Batch:
             TRACE.lap("wait")
         if not self._guided:
             self._in_flight = following
-            return choices
+            return _without(drawn.recorded, self.generations, choices) if drawn.recorded else choices
         for generation, choice in zip(self.generations, choices, strict=True):
             generation.grammar.follow(choice)
         self._in_flight = StepAwaitingMasks(choices, logits, drawn.own)
         return self._step_with_masks()
 
-    def _step_round(self, drafts: Sequence[RoundDrafts]) -> list[Choice]:
+    def _step_round(self, drafts: Sequence[RoundDrafts]) -> Sequence[Choice | None]:
         """Draws the next token of each generation, and those after it that were drafted right, by one forward."""
         self._release()
         answers = zip(self.generations, drafts, self._rows.unseen, strict=True)
@@ -257,11 +260,11 @@ class Batch:
                 row = step.of([everyone.index(generation)])
                 self.split_off.append(Batch(generation, self._forward, self._shifted, self.steps, row))
 
-    def take(self, choices: Sequence[Choice]) -> Results:
+    def take(self, choices: Sequence[Choice | None]) -> Results:
         """Gives each generation its tokens, which `step` returned. Returns the events of each."""
         pairs = zip(self.generations, choices, strict=True)
         lost, self._lost = self._lost, []
-        results = lost + [(generation, generation.take(choice)) for generation, choice in pairs]
+        results = lost + [(generation, generation.take(choice)) for generation, choice in pairs if choice]
         if TRACE.on:
             TRACE.lap("text")
         return results
@@ -273,10 +276,26 @@ class Batch:
         """True if the layers are of kinds that can be joined, and none of them is untrusted."""
         return self._rows.batchable
 
-    @property
-    def has_drawn(self) -> bool:
-        """True if its next tokens are drawn: only then it may join another batch, or be joined."""
+    def may_meet(self, other: "Batch") -> bool:
+        """Returns True if both stand before their next token, so that one may join the other: it is drawn or, without
+        grammars, the last one recorded is the only one that the layers have not seen. Accepts their last rounds."""
+        if self._guided or other._guided:
+            return all(isinstance(each._in_flight, Drawn) and not each._in_flight.recorded for each in (self, other))
+        return self._is_before_token() and other._is_before_token()
+
+    def _is_before_token(self) -> bool:
+        if isinstance(self._in_flight, RoundToAccept):
+            self._accept()
+        if self._in_flight is None:  # without a prompt before the token, layers are empty and of no known shape
+            return all(self._rows.lengths) and all(len(tokens) == 1 for tokens in self._rows.unseen)
         return isinstance(self._in_flight, Drawn)
+
+    def _coming(self) -> Drawn:
+        """Returns the next token of each generation, drawn or recorded."""
+        if isinstance(self._in_flight, Drawn):
+            return self._in_flight
+        tokens = mx.array(self._rows.unseen, mx.uint32)[:, 0]
+        return Drawn(Sample(tokens), recorded=self.generations)
 
     def accepts(self, other: "Batch") -> bool:
         """Returns True if the generation of `other`, which has one, may join. Rows are padded to the longest: a much
@@ -291,11 +310,9 @@ class Batch:
         return max(*self._rows.lengths, *other._rows.lengths)
 
     def join(self, other: "Batch") -> None:
-        """Takes over the generation of `other`, which this batch `accepts`. If this raises, `other` is unchanged, and
-        so is this batch if it had one generation."""
-        ours, theirs = self._in_flight, other._in_flight
-        assert isinstance(ours, Drawn)
-        assert isinstance(theirs, Drawn)
+        """Takes over the generation of `other`, which this batch `accepts` and `may_meet`. If this raises, `other` is
+        unchanged, and so is this batch if it had one generation."""
+        ours, theirs = self._coming(), other._coming()
         sample = Sample.joined([ours.sample, theirs.sample])
         self._release()
         other._release()
@@ -303,9 +320,14 @@ class Batch:
         rows = DecodeRows(self.generations[0].session) if alone else self._rows
         rows.join(other._rows)
         self._rows = rows
-        own = {self.generations[0]: ours.sample} if alone else ours.own
-        self._in_flight = Drawn(sample, {**own, other.generations[0]: theirs.sample})
-        self.generations += other.generations
+        own = {self.generations[0]: ours.sample} if alone and not ours.recorded else {**ours.own}
+        if not theirs.recorded:
+            own[other.generations[0]] = theirs.sample
+        self.generations = self.generations + other.generations
+        recorded = [*ours.recorded, *theirs.recorded]
+        for generation in recorded:
+            generation.start_decode()
+        self._in_flight = Drawn(sample, own, recorded) if len(recorded) < len(self.generations) else None
         self._has_changed = True
         self._shifts |= other._shifts
         self._guided |= other._guided
@@ -387,6 +409,13 @@ class Batch:
         if isinstance(self._sampler, SamplerBatch):
             self._sampler.release()
         self._sampler = None
+
+
+def _without(
+    recorded: Sequence[Generation], generations: Sequence[Generation], choices: Sequence[Choice]
+) -> Sequence[Choice | None]:
+    rows = zip(generations, choices, strict=True)
+    return [None if generation in recorded else choice for generation, choice in rows]
 
 
 def _drafters(generations: Sequence[Generation]) -> list["Drafter"]:

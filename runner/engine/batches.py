@@ -15,7 +15,7 @@ LONE_STEPS = 4
 """The most steps of an answer before it joins others. Joining copies all that a row holds, which does not pay for long
 prompts with short answers."""
 _COPIED_TOKENS = 512
-"""A row waits one more step for each of these tokens that it holds."""
+"""A row takes one step alone for each of these tokens that it holds."""
 
 
 class Batches:
@@ -38,6 +38,14 @@ class Batches:
     def generations(self) -> list[Generation]:
         """The requests that decode."""
         return [generation for batch in self.all for generation in batch.generations]
+
+    @property
+    def joining(self) -> list[int]:
+        """The ids of the batches before their first step whose answers can be computed with others."""
+        if self._unbatchable:
+            return []
+        new = [each for each in self.all if not each.steps]
+        return [each.id for each in new if each.generations[0].may_batch and each.batchable]
 
     @property
     def nbytes(self) -> int:
@@ -63,25 +71,31 @@ class Batches:
         return all(self._target_of(each, cache) is None for each in self.all if len(each.generations) == 1)
 
     def join(self, batch: Batch, cache: PrefixCache) -> tuple[Batch, Results]:
-        """Joins a batch of one request with the one that suits it best, if any. Returns the batch that the request is
-        in now, and the requests of a batch that was broken up."""
-        target = self._target_of(batch, cache)
-        if target is None or not (batch.has_drawn and target.has_drawn):
-            return batch, []
-        try:
-            target.join(batch)
-        except Exception as error:
-            batch.generations[0].may_batch = False
-            if len(target.generations) > 1:
-                return batch, self.end(target, error)
-            log.exception("two answers could not be joined; computing them in turns")
-            return batch, []
-        self.all.remove(batch)
-        return target, []
+        """Joins each batch of one request, this one first, with the one that suits it best, if any. Returns the batch
+        that the request is in now, and the requests of a batch that was broken up."""
+        for each in [batch, *(other for other in self.all if other is not batch and len(other.generations) == 1)]:
+            target = self._target_of(each, cache)
+            if target is None or not each.may_meet(target):
+                continue
+            try:
+                target.join(each)
+            except Exception as error:
+                each.generations[0].may_batch = False
+                if len(target.generations) > 1:
+                    return each, self.end(target, error)
+                log.exception("two answers could not be joined; computing them in turns")
+            else:
+                self.all.remove(each)
+                batch = target if each is batch else batch
+        return batch, []
 
     def _target_of(self, batch: Batch, cache: PrefixCache) -> Batch | None:
         """Returns the batch that this one, of one request, should join, if memory has room for it."""
-        if len(self.all) < 2 or batch.steps < min(self.lone_steps, 1 + batch.padded(batch) // _COPIED_TOKENS):
+        if (
+            len(batch.generations) > 1
+            or len(self.all) < 2
+            or batch.steps < min(self.lone_steps, batch.padded(batch) // _COPIED_TOKENS)
+        ):
             return None
         targets = [other for other in self.all if other is not batch and other.accepts(batch)]
         if not targets:

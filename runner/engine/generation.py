@@ -95,8 +95,9 @@ class Generation:
         self.restarted = False
         """True if the request was restarted once because memory ran out."""
         # Until it returns to prefill.
-        self.may_batch = True
-        """True if the answer may decode in one batch with others."""
+        self.may_batch = request.max_tokens != 1
+        """True if the answer may decode in one batch with others. To join does not pay for a single token, and scores,
+        which are one, come from a forward of their own."""
         self._sampling = request.sampling
         self._sampler: Sampler | None = None
         # Until the next token.

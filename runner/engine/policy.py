@@ -3,7 +3,8 @@
 A decode step of a batch follows its previous one within `max_gap_s`. The time that this leaves belongs to new requests,
 to prompts and to pictures. If it leaves too little, every round of steps is followed by one new request, one prompt
 slice of `LEAST_SLICE_TOKENS`, or one piece of a picture. So the gap of a batch is at most `max_gap_s`, or one round and
-that one slice if these take longer. Two things cannot be foreseen and come on top: a slice that takes longer than the
+that one slice if these take longer. The first step of an answer waits, as long, for short prompts that come with it, so
+that their answers begin in one batch. Two things cannot be foreseen and come on top: a slice that takes longer than the
 last ones did, and the first step of a new batch.
 """
 
@@ -65,18 +66,20 @@ class Workload(NamedTuple):
     """The ids of the batches that can step. A batch keeps its id."""
     encoding: int = 0
     """The number of prompts that wait for a picture which can be encoded."""
+    joining: Sequence[int] = ()
+    """The ids of the batches before their first step that would join another one."""
 
 
 @dataclass(slots=True)
 class _Pace:
-    """The timing of a batch that has stepped."""
+    """The timing of a batch."""
 
     slice: int
-    """The number of its latest slice."""
+    """The number of its latest slice; 0 before the first."""
     end_s: float
-    """The end of that slice, on the policy's own clock."""
+    """The end of that slice, or when the batch began, on the policy's own clock."""
     step_s: float
-    """The average duration of its steps."""
+    """The average duration of its steps; 0 before the first."""
 
 
 class SlicePolicy:
@@ -111,8 +114,10 @@ class SlicePolicy:
         if len(work.decoding) == 1 and not (work.startable or work.prefilling or work.encoding):
             return Decode(0)
         step = Decode(min(range(len(work.decoding)), key=lambda index: self._last_slice(work.decoding[index])))
-        if work.decoding[step.index] not in self._paces:
-            return step  # the first token of an answer, or rows from other batches, which have waited there
+        # The first step of an answer, or of rows from other batches, waits only for short prompts whose answers join.
+        is_first = self._last_slice(work.decoding[step.index]) == 0
+        if is_first and work.decoding[step.index] not in work.joining:
+            return step
         room_s = self._room_s(work.decoding)
         # Nothing has come between since the last step: there will never be more room.
         fresh = self._last_slice(work.decoding[step.index]) > self._last_other
@@ -124,7 +129,7 @@ class SlicePolicy:
             return step
         tokens = self._tokens_in(room_s)
         prefill = self._next_prefill(work, max(tokens, LEAST_SLICE_TOKENS) if fresh else tokens)
-        worth = tokens >= LEAST_SLICE_TOKENS and room_s >= self.max_gap_s * _WORTH
+        worth = not is_first and tokens >= LEAST_SLICE_TOKENS and room_s >= self.max_gap_s * _WORTH
         return prefill if fresh or worth or tokens >= work.prefilling[prefill.index] else step
 
     def took(self, slice: Slice, work: Workload, seconds: float) -> None:  # noqa: A002 - it is the field's word
@@ -133,6 +138,9 @@ class SlicePolicy:
         `slice` is what was really done: `slice._replace(tokens=computed)` if a prefill computed fewer tokens than it
         was given, and the batch that stepped if it was another one. A slice that failed may be left out.
         """
+        for batch in work.decoding:
+            if batch not in self._paces:
+                self._paces[batch] = self._pace(batch)
         self._now_s += seconds
         self._slices += 1
         if len(self._paces) > len(work.decoding):
@@ -153,8 +161,8 @@ class SlicePolicy:
                 self._balance_s += -seconds if slice.index else seconds
 
     def _stepped(self, batch: int, seconds: float) -> None:
-        known = self._paces.get(batch)
-        step_s = known.step_s + (seconds - known.step_s) * _WEIGHT if known else seconds
+        known = self._paces[batch]
+        step_s = known.step_s + (seconds - known.step_s) * _WEIGHT if known.slice else seconds
         self._paces[batch] = _Pace(self._slices, self._now_s, step_s)
 
     def _measure(self, tokens: int, seconds: float) -> None:
@@ -171,13 +179,16 @@ class SlicePolicy:
         """Returns True if a picture comes next, and not a slice of a prompt."""
         return work.encoding > 0 and not (work.prefilling and self._encoded_last)
 
+    def _pace(self, batch: int) -> _Pace:
+        return self._paces.get(batch) or _Pace(0, self._now_s, 0.0)
+
     def _last_slice(self, batch: int) -> int:
-        return self._paces[batch].slice if batch in self._paces else 0
+        return self._pace(batch).slice
 
     def _room_s(self, decoding: Sequence[int]) -> float:
         """Returns how long something else may take if all batches then step, those first that waited longest."""
         room_s, steps_s = self.max_gap_s, 0.0
-        for batch in sorted((self._paces[batch] for batch in decoding), key=lambda batch: batch.slice):
+        for batch in sorted(map(self._pace, decoding), key=lambda batch: batch.slice):
             steps_s += batch.step_s
             room_s = min(room_s, self.max_gap_s - (self._now_s - batch.end_s) - steps_s)
         return room_s

@@ -98,6 +98,7 @@ class Scheduler:
             prefilling=[generation.left for generation in self.prefilling],
             encoding=len(self._media.ready) if self._media.generations else 0,
             decoding=[batch.id for batch in ready],
+            joining=self.batches.joining if startable or self.prefilling else (),
         )
         chosen = done = self._policy.next(work)
         if TRACE.on:
@@ -216,11 +217,12 @@ class Scheduler:
         return batch.id
 
     def _join(self, batch: Batch) -> Batch:
-        joined, broken_up = self.batches.join(batch, self.cache)
-        if joined is not batch or broken_up:
+        before = len(self.batches.all)
+        batch, broken_up = self.batches.join(batch, self.cache)
+        if len(self.batches.all) < before:
             self._reserve()
             self._resume(broken_up)
-        return joined
+        return batch
 
     def _leave(self, batch: Batch, leaving: list[Generation]) -> None:
         """Ends requests that decode; the others of their batch go on."""

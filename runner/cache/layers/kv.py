@@ -13,6 +13,7 @@ from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.snapshot import Buffers, Owned, SliceSnapshot, complete, own
 
 STEP = 256  # tokens by which mlx-lm's own classes grow
+_ROOM_STEP = 64  # less for what is restored: to clear room takes longer than a token of a small model
 
 
 def spare_room(tokens: int) -> int:
@@ -36,7 +37,7 @@ class KVState(LayerAdapter[Buffers]):
     markable = True
     refusal = Miss.LOST
     layer: Appended
-    _step = STEP
+    _step = _ROOM_STEP
 
     @property
     def offset(self) -> int:

@@ -208,7 +208,6 @@ def test_layers_that_cannot_go_back_row_by_row_go_on_without_drafts() -> None:
     told(engine, "right")
     for each in several(2, "drawn", 30):
         engine.submit(each)
-    engine.until(lambda: any(len(batch.generations) > 1 for batch in engine.scheduler.batches.all))
     with patch("runner.cache.layers.scans.RoundReads.known", False):
         engine.until(lambda: rounds_together(engine) > 0)
         finish(engine)

@@ -49,6 +49,28 @@ def test_as_many_decode_in_one_forward_as_are_there(name: str) -> None:
     assert len(rows) <= 40  # a step is one forward, whoever takes part in it
 
 
+def test_answers_to_short_prompts_that_come_together_begin_together() -> None:
+    engine = TinyEngine("llama")
+    for number in range(4):
+        engine.ask(words(20 + number, number), 8)
+    engine.finish()
+    engine.check()
+    assert [rows for rows, length in engine.forward.calls if length == 1] == [4] * 8
+
+
+def test_an_answer_begins_beside_those_that_run_unless_it_is_one_token_or_its_prompt_is() -> None:
+    engine = TinyEngine("llama")
+    first = engine.ask(words(30, 7), 20)
+    engine.until(lambda: len(first.tokens) > 2)
+    engine.ask(words(31, 8), 8)
+    engine.ask(words(1, 9), 8)
+    engine.ask(words(31, 10), 1)
+    engine.finish()
+    engine.check()
+    last_prompt = max(at for at, (_, length) in enumerate(engine.forward.calls) if length > 1)
+    assert [rows for rows, _ in engine.forward.calls[last_prompt + 1 :]][:11] == [1, 1, *[3] * 8, 2]
+
+
 @pytest.mark.parametrize(("copied_tokens", "tokens", "rows"), [(4, 4, 1), (4, 30, 3), (64, 4, 3)])
 def test_the_longer_a_row_the_later_it_joins_others(copied_tokens: int, tokens: int, rows: int) -> None:
     """Joining copies the layers of a row, which does not pay for long prompts with very short answers."""

@@ -187,3 +187,14 @@ def test_answers_that_could_not_be_joined_are_not_joined_again() -> None:
     assert len(calls) == 1
     assert engine.forward.most_rows == 1
     engine.check()
+
+
+def test_an_answer_whose_first_step_breaks_a_batch_begins_alone() -> None:
+    engine = TinyEngine("llama")
+    first = engine.ask(words(30, 7), 20)
+    engine.until(lambda: len(first.tokens) > 2)
+    engine.forward.breaks = lambda rows, length: engine.forward.calls.count((2, 1)) == 1 and rows == 2
+    engine.ask(words(31, 8), 8)
+    engine.finish()
+    engine.check()
+    assert engine.forward.most_rows == 2

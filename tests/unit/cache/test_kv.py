@@ -182,7 +182,7 @@ def test_the_first_write_after_a_restore_moves_nothing(kind: str) -> None:  # sc
     snapshot = paged_out(state)
     state.restore([snapshot])
     buffers = state.nbytes
-    assert _capacity(state) == 4096
+    assert _capacity(state) == 4032
     after, peak = allocated(lambda: _forward(state))
     assert peak <= buffers // 10
     assert after <= SLACK

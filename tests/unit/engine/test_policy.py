@@ -269,6 +269,22 @@ def test_the_last_part_of_a_prompt_is_given_whole() -> None:
     assert policy.next(Workload(0, [7], [1])) == Decode(0)
 
 
+# First steps
+
+
+def test_a_first_step_waits_for_whole_prompts_within_the_gap_if_their_answers_can_join() -> None:
+    policy = learned(Costs())
+    assert policy.next(Workload(0, [40], [1])) == Decode(0)
+    assert policy.next(Workload(0, [4096], [1], joining=[1])) == Decode(0)
+    work = Workload(0, [40, 50], [1], joining=[1])
+    assert policy.next(work) == Prefill(0, 40)
+    policy.took(Prefill(0, 40), work, 0.04)
+    work = Workload(0, [50], [1, 2], joining=[1, 2])
+    assert policy.next(work) == Prefill(0, 50)
+    assert policy.next(work._replace(prefilling=[61])) == Decode(0)
+    assert policy.next(work._replace(decoding=[1, 2, 3], joining=[1, 2])) == Prefill(0, 50)
+
+
 # Rule 6
 
 
