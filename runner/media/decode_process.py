@@ -72,6 +72,8 @@ class SoundOrder(msgspec.Struct, array_like=True, frozen=True, tag="sound"):
 class DecodeProcess:
     """The runner's end. Starts the process with the first medium. Owner: one thread at a time."""
 
+    program = _PROGRAM
+
     def __init__(self) -> None:
         self._end: Callable[[], object] = lambda: None
         self._connection: Connection | None = None
@@ -102,7 +104,7 @@ class DecodeProcess:
         return msgspec.json.decode(lengths, type=list[int]), rows
 
     def _answers(
-        self, order: Order | SoundOrder, pieces: Sequence[memoryview], left: Callable[[], bool], task: str, medium: str
+        self, order: msgspec.Struct, pieces: Sequence[memoryview], left: Callable[[], bool], task: str, medium: str
     ) -> list[bytes]:
         """Returns what the process makes of an order and of the messages that follow it."""
         if left():
@@ -128,7 +130,7 @@ class DecodeProcess:
 
     def _start(self) -> Connection:
         self._connection, theirs = Pipe()
-        program = _PROGRAM.format(path=sys.path, descriptor=theirs.fileno())
+        program = self.program.format(path=sys.path, descriptor=theirs.fileno())
         with theirs:
             process = subprocess.Popen(  # noqa: S603 - this program
                 [sys.executable, "-I", "-X", f"utf8={sys.flags.utf8_mode}", "-c", program],
@@ -181,15 +183,15 @@ def serve(descriptor: int) -> NoReturn:
         while True:
             order = msgspec.json.decode(connection.recv_bytes(), type=Order | SoundOrder)
             decode = _decoder(order)
-            base_bytes = _address_bytes()
+            base_bytes = address_bytes()
             data = b"".join([connection.recv_bytes() for _ in range(order.parts if isinstance(order, Order) else 1)])
-            _limit(base_bytes + order.memory_bytes, order.seconds)
+            limit(base_bytes + order.memory_bytes, order.seconds)
             parts, error = list[bytes](), ""
             try:
                 parts = decode(data)
             except MediaError as refusal:
                 error = str(refusal)
-            _limit(resource.RLIM_INFINITY, 0)
+            limit(resource.RLIM_INFINITY, 0)
             connection.send_bytes(msgspec.json.encode(Answer(error, len(parts))))
             for part in parts:
                 connection.send_bytes(part)
@@ -211,14 +213,15 @@ def _decoder(order: Order | SoundOrder) -> Callable[[bytes], list[bytes]]:
     return decode
 
 
-def _limit(most_bytes: int, seconds: float) -> None:
+def limit(most_bytes: int, seconds: float) -> None:
     """Bounds the memory, on Linux alone, and the processor time, whose end ends the process."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (most_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def _address_bytes() -> int:
+def address_bytes() -> int:
+    """Returns the address space that this process has, on Linux alone."""
     if sys.platform != "linux":
         return 0
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

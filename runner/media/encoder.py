@@ -1,7 +1,7 @@
 """Encodes pictures: pixels in another process, features on the engine thread, one piece of the tower at a time."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -101,13 +101,18 @@ class MediaEncoder:
     def encode(self, picture: Picture, rows: "Pixels") -> Iterator[mx.array]:
         """Computes the features. Every step yields an evaluated part; the last one is the whole."""
         geometry = picture.geometry
-        for part in self._tower.encode(mx.array(rows), Grid(geometry.rows, geometry.columns)):
+        grid = Grid(geometry.rows, geometry.columns)
+        yield from self.evaluated(self._tower.encode(mx.array(rows), grid), picture)
+
+    def evaluated(self, parts: Iterable[mx.array], picture: Picture) -> Iterator[mx.array]:
+        """Evaluates the parts of a picture's encoding one by one, and counts them."""
+        for part in parts:
             started = perf_counter()
             mx.eval(part)
             self._encode_s += perf_counter() - started
             yield part
         self._encoded += 1
-        self._soft_tokens += geometry.tokens
+        self._soft_tokens += picture.geometry.tokens
 
 
 class MediaProgress:

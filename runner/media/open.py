@@ -24,6 +24,7 @@ from runner.media.towers.tower import Tower
 from runner.model import OpenedModel
 from runner.model.config import text_config
 from runner.model.inspect import contents
+from runner.model.vlm.source import NOT_INSTALLED, Choice, blindness
 from runner.settings import CheckSettings
 from runner.sizes import counted, shown
 from runner.tokenizer import Tokenizer
@@ -64,10 +65,10 @@ def open_sight(parts: Parts) -> Sight:
 
     Without sight if anything is wrong with the tower or the files about it: the log says what."""
     plan = plan_tower(parts.model)
-    if plan is None:
-        return Sight()
     if parts.settings.no_media:
         return Sight(why="the runner was started with --no-media")
+    if plan is None:
+        return Sight(why="" if blindness(parts.model.config, Choice.of(parts.settings)) else NOT_INSTALLED)
     try:
         support, sections = prepare(parts.model, plan, parts.tokenizer)
         family = support.family
@@ -121,7 +122,8 @@ _HEIGHTS = range(250, _WIDTH + 1, 250)
 
 
 class MediaFacts(Facts, frozen=True, kw_only=True):
-    """If the model sees none, `why` says why and the other fields are None."""
+    """If the model sees none, `why` says why and the other fields are None; of mlx-vlm's models `tower` alone is known
+    without loading them."""
 
     sees: bool
     why: str | None = None
@@ -135,8 +137,10 @@ class MediaFacts(Facts, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        if self.bytes is None:
+        if not self.sees:
             return f"no: {self.why or ''}"
+        if self.bytes is None:
+            return f"yes (with {self.tower})"
         blocks = f"{counted(self.blocks, 'block')}, " if self.blocks else ""
         return (
             f"yes ({self.tower} tower, {blocks}{self.dtype}, {shown(self.bytes)}; up to"
@@ -147,6 +151,10 @@ class MediaFacts(Facts, frozen=True, kw_only=True):
 def media_facts(settings: CheckSettings, found: Examined) -> MediaFacts:
     """Returns whether a model would see."""
     model, plan = found.model, plan_tower(found.model)
+    blind = blindness(model.config, Choice.of(settings))
+    if model.family.of_mlx_vlm or (plan is None and not blind):
+        why = blind if model.family.of_mlx_vlm else NOT_INSTALLED
+        return MediaFacts(sees=False, why=why) if why else MediaFacts(sees=True, tower=model.family.import_name)
     if plan is None:
         family = f"pictures are not known here for the family {model.family.module}"
         return MediaFacts(sees=False, why=family if model.has_vision else "a text model")

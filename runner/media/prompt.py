@@ -37,6 +37,8 @@ class Picture:
     geometry: Geometry
     name: int
     """Negative: that of the same bytes, prepared in the same way, and of no other picture."""
+    ids: Sequence[int] = ()
+    """The tokens in its place; empty if all are the same soft token."""
 
 
 class Span(NamedTuple):
@@ -88,7 +90,7 @@ class MediaPrompt:
         for part in parts:
             if isinstance(part, Picture):
                 start, tokens = len(self.ids), part.geometry.tokens
-                self.ids += [soft_id] * tokens
+                self.ids += part.ids or [soft_id] * tokens
                 self.keys += [part.name] * tokens
                 spans.append(Span(start, start + tokens, part))
             else:

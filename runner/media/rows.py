@@ -91,6 +91,19 @@ class RowStore:
             self._wanted.add(picture.name)
         return self._thread.submit(self._keep, picture, left)
 
+    def needed_bytes(self, picture: Picture) -> int:
+        """Returns the most bytes that decoding a picture takes at once."""
+        return decode_bytes(picture.header, picture.geometry, len(picture.data))
+
+    def made(self, picture: Picture, left: Callable[[], bool]) -> "Pixels":
+        """Decodes a picture, and returns its rows. Raises MediaError, and once `left` returns True."""
+        import numpy as np
+
+        geometry = picture.geometry
+        found = self._decoder.decode(picture.data, picture.header, geometry, self._family.alpha, left)
+        pixels = np.frombuffer(found, np.uint8).reshape(geometry.height, geometry.width, 3)
+        return self._family.patches(pixels, geometry)
+
     def _taken(self, picture: Picture) -> "Pixels | None":
         with self._lock:
             self._wanted.discard(picture.name)
@@ -113,10 +126,8 @@ class RowStore:
                 self._held_bytes -= dropped.nbytes
 
     def _decoded(self, picture: Picture, left: Callable[[], bool]) -> "Pixels":
-        import numpy as np
-
-        header, geometry = picture.header, picture.geometry
-        needed = decode_bytes(header, geometry, len(picture.data))
+        header = picture.header
+        needed = self.needed_bytes(picture)
         if self.room_bytes is not None and needed > self.room_bytes:
             raise MediaError(
                 f"there is no room to decode a picture of {header.width} x {header.height} pixels: that takes about"
@@ -126,17 +137,13 @@ class RowStore:
         self._gives_way = False
         self._decoding_bytes = needed
         try:
-            found = self._decoder.decode(
-                picture.data, header, geometry, self._family.alpha, lambda: self._gives_way or left()
-            )
+            rows = self.made(picture, lambda: self._gives_way or left())
         except MediaError:
             if self._gives_way:
                 raise MediaError("there is no room to decode a picture beside what runs: send it again later") from None
             raise
         finally:
             self._decoding_bytes = 0
-        pixels = np.frombuffer(found, np.uint8).reshape(geometry.height, geometry.width, 3)
-        rows = self._family.patches(pixels, geometry)
         with self._lock:
             self._sound[picture.name] = None
             if len(self._sound) > _MOST_NAMES:

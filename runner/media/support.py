@@ -84,8 +84,9 @@ class MediaSupport:
                 if left():
                     raise RequestError("the client has left")
                 picture = seen.get(part.id) or seen.setdefault(part.id, self._unnamed(part.id, items))
-                parts += [[self.start], part, [self.end]]
-                count += picture.geometry.tokens + 2
+                before, after = self.around(picture)
+                parts += [[*before], part, [*after]]
+                count += picture.geometry.tokens + len(before) + len(after)
             else:
                 ids = tokenizer.encode(part) if bos and not parts else tokenizer.encode_without_bos(part)
                 parts.append(ids)
@@ -100,6 +101,10 @@ class MediaSupport:
             seen = {number: self._named(picture) for number, picture in seen.items()}
         shown = [seen[part.id] if isinstance(part, Marker) else part for part in parts]
         return MediaPrompt(shown, self.soft, mrope=self.family.mrope)
+
+    def around(self, picture: Picture) -> tuple[Sequence[int], Sequence[int]]:  # noqa: ARG002
+        """Returns the tokens before and after a picture's own."""
+        return [self.start], [self.end]
 
     def _unnamed(self, number: int, items: Mapping[int, Media]) -> Picture:
         """Returns a picture without its name, for which all of the file must be read."""

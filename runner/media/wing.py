@@ -33,7 +33,13 @@ class MediaWing(Wing):
 
     def load(self, parts: Parts) -> None:
         """Loads the tower."""
-        if parts.model.has_vision and parts.world.ranks is None:
+        if parts.world.ranks is not None:
+            return
+        if parts.model.family.of_mlx_vlm:
+            from runner.media.vlm.sight import open_sight as open_sight_of_mlx_vlm
+
+            self._sight = open_sight_of_mlx_vlm(parts)
+        elif parts.model.has_vision:
             from runner.media.open import open_sight
 
             self._sight = open_sight(parts)

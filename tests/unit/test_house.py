@@ -173,7 +173,7 @@ ADAPTERS = (
 KNOW_MLX = {
     "drafts": ("heads/", "assistant.py", "dflash/", "kinds", "opening", "own_model", "target"),
     "embeddings": ("embedder", "wing"),
-    "media": ("towers/", "encoder", "forward"),
+    "media": ("towers/", "encoder", "forward", "vlm/sight"),
     "disk": ("check", "namespace", "restores", "serialize"),
     "tape": ("world",),
     "ranks": ("follower", "group", "start", "world"),
@@ -198,8 +198,14 @@ def test_the_server_the_protocol_and_the_rest_of_the_wings_never_touch_mlx() -> 
     assert [path for path in users_of("numpy") if path.startswith("runner/drafts/")] == []
 
 
-def test_one_module_knows_pillow() -> None:
-    assert users_of("PIL") == {"runner/media/picture.py"}
+def test_only_processes_of_their_own_know_pillow() -> None:
+    assert users_of("PIL") == {"runner/media/picture.py", "runner/media/vlm/process.py"}
+
+
+def test_only_the_modules_that_serve_its_models_know_mlx_vlm() -> None:
+    assert users_of("mlx_vlm") == {"runner/media/vlm/process.py"}
+    named = {str(path.relative_to(ROOT)) for path in sources() if "{LIBRARY}.models" in path.read_text()}
+    assert named == {"runner/model/vlm/module.py", "runner/model/weights/load.py"}
 
 
 def test_only_the_command_line_reads_the_environment() -> None:
@@ -215,6 +221,7 @@ def test_only_the_command_line_reads_the_environment() -> None:
         "runner/app.py",
         "runner/cpu/__init__.py",
         "runner/ollama/watcher.py",
+        "runner/media/vlm/process.py",  # for transformers
         *ranks,
     }
 

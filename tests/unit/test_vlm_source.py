@@ -50,6 +50,20 @@ def test_one_that_it_lacks_is_mlx_vlms_where_that_is_installed(install: Install)
         choose({"model_type": "idefics3"})
 
 
+def test_a_model_that_sees_with_mlx_vlm_alone_is_its_own_where_pictures_are_wanted(install: Install) -> None:
+    config: Config = {"model_type": "qwen3_vl", "text_config": {}, "vision_config": {}}
+    for there, media, library in (
+        (True, True, "mlx_vlm"),
+        (True, False, "mlx_lm"),
+        (False, True, "mlx_lm"),
+    ):
+        install(there)
+        assert choose(config, Choice(media=media)).library == library
+    install(True)
+    assert choose({"model_type": "qwen3_vl", "text_config": {}}, Choice(media=True)).library == "mlx_lm", "no tower"
+    assert choose({**config, "model_type": "qwen3_5"}, Choice(media=True)).library == "mlx_lm", "we have its tower"
+
+
 def test_what_was_not_compared_is_refused_with_the_reason_unless_it_is_asked_for(install: Install) -> None:
     install(True)
     with pytest.raises(ModelError, match=f"{REFUSED[UNPROVEN]}; --unproven-models serves it all the same$"):

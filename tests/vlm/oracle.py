@@ -26,8 +26,7 @@ def logits(model: Any, prompt: Sequence[int], answer: Sequence[int], **media: An
     forget(model)
     ids = mx.array([prompt])
     pixels = media.pop("pixel_values", None)
-    mask = media.pop("attention_mask", None)
-    found = model.get_input_embeddings(ids, pixels, mask=mask, **media)
+    found = model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **media)
     parts = {name: value for name, value in found.to_dict().items() if value is not None}
     steps = [model.language_model(ids, cache=cache, **{**media, **parts}).logits]
     steps += [model.language_model(mx.array([[token]]), cache=cache).logits for token in answer]

@@ -13,10 +13,12 @@ from pathlib import Path
 
 from runner.cache.layers.quantized_trial import first_line
 from runner.errors import ModelError
+from runner.media.vlm.family import PLACEHOLDERS
 from runner.model.vlm import packages
 from scripts.tools import ROOT
 from scripts.tools.models.packages import SEEING, TEXTS
 from scripts.tools.models.tiny import VOCAB
+from tests.vlm.pictures import answers_as_mlx_vlm_does
 from tests.vlm.texts import ABILITIES, QUESTIONS, Package
 
 _LIST = '''
@@ -30,18 +32,20 @@ _WHAT = {
     "COMPARED": "The packages whose texts were compared with mlx-vlm's own computation, and are equal",
     "BATCHED": "The packages whose answers may share a forward",
     "DRAFTED": "The packages whose answers may be drafted",
+    "SEEING": "The packages whose pictures were compared with mlx-vlm's own computation, and give equal answers",
 }
 NOT_YET = "it was not compared with it yet"
 
 
 def main(names: list[str]) -> None:
     found: dict[str, set[str]] = {title: set(getattr(packages, title)) for title in _WHAT}
-    refused = dict(packages.REFUSED)
+    refused, blind = dict(packages.REFUSED), dict(packages.BLIND)
     known = (*TEXTS, *SEEING)
     for name in names or known:
         for chosen in found.values():
             chosen.discard(name)
         refused.pop(name, None)
+        blind.pop(name, None)
         with tempfile.TemporaryDirectory() as folder:
             package = Package(name, Path(folder))
             if why := fault(package):
@@ -51,8 +55,12 @@ def main(names: list[str]) -> None:
                 able = (title for title, find in ABILITIES.items() if not find(*package.forward, VOCAB))
                 for title in able:
                     found[title].add(name)
-        _say(f"{name}: {refused.get(name, 'compared')}")
-    (ROOT / "runner/model/vlm/packages.py").write_text(_text(found, {name: refused[name] for name in sorted(refused)}))
+                if name in SEEING:
+                    why = blindness(name)
+                    blind |= {name: why} if why else {}
+                    found["SEEING"] |= set() if why else {name}
+        _say(f"{name}: {refused.get(name) or blind.get(name) or 'compared'}")
+    (ROOT / "runner/model/vlm/packages.py").write_text(_text(found, refused, blind))
 
 
 def fault(package: Package) -> str:
@@ -72,17 +80,34 @@ def fault(package: Package) -> str:
     return ""
 
 
+def blindness(name: str) -> str:
+    """Returns why the pictures of a package are not served; empty if they are."""
+    if name not in PLACEHOLDERS:
+        return NOT_YET
+    try:
+        answers_as_mlx_vlm_does(name)
+    except Exception as error:  # packages of many authors raise anything
+        _say(first_line(error))
+        return "its answers about pictures are not mlx-vlm's own"
+    return ""
+
+
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
-def _text(found: dict[str, set[str]], refused: dict[str, str]) -> str:
+def _text(found: dict[str, set[str]], refused: dict[str, str], blind: dict[str, str]) -> str:
     text = f'"""{packages.__doc__}"""\n'
     for title, what in _WHAT.items():
         text += _LIST.format(name=title, names=_wrapped(found[title]), what=what)
-    rows = "".join(f'    "{name}": "{why}",\n' for name, why in refused.items())
-    return text + f"\nREFUSED: dict[str, str] = {{\n{rows}}}\n" + '"""Package -> what keeps it from being served."""\n'
+    for title, reasons, what in (
+        ("BLIND", blind, "Package that is served -> what keeps its pictures from being served"),
+        ("REFUSED", refused, "Package -> what keeps it from being served"),
+    ):
+        rows = "".join(f'    "{name}": "{reasons[name]}",\n' for name in sorted(reasons))
+        text += f'\n{title}: dict[str, str] = {{\n{rows}}}\n"""{what}."""\n'
+    return text
 
 
 def _wrapped(names: Iterable[str]) -> str:

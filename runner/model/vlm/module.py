@@ -7,8 +7,11 @@ import copy
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any, cast
 
@@ -26,6 +29,7 @@ from runner.model.vlm.source import LIBRARY, NOT_INSTALLED
 Weights = dict[str, mx.array]
 _PARTS = ("text", "vision", "perceiver", "projector", "audio")
 """What a config describes: in mlx-vlm, `PART_config` is a field of it, and `PartConfig` its class."""
+_PICTURE_TOKENS = ("image_token_index", "image_token_id", "media_placeholder_token_id", "image_token")
 _FLAT = ("minimax_m3", "minimax_m3_vl")
 _SANITIZERS = (("VisionModel", "vision_config"), ("LanguageModel", "text_config"), ("AudioModel", "audio_config"))
 """A class of a package, whose `sanitize` also sees all weights, and the part of the config that it is made from."""
@@ -39,9 +43,11 @@ def make_module(package: str, config: Config) -> "Served":
     name = f"{LIBRARY}.models.{package}"
     classes = import_package(package)
     try:
-        return cast("Served", _served(classes, package)(_args(classes, copy.deepcopy(config))))
+        module = cast("Served", _served(classes, package)(_args(classes, copy.deepcopy(config))))
     except Exception as error:  # classes of many authors raise anything
         raise ModelError(f"config.json does not fit {name}: {type(error).__name__}: {error}") from error
+    module.hooks = Hooks()
+    return module
 
 
 def import_package(package: str) -> ModuleType:
@@ -81,6 +87,8 @@ class Served(Module):
     config: Any
     flat: bool
     """Positions have one channel."""
+    hooks: "Hooks"
+    """What a forward over pictures changes, for its time alone."""
 
     def __call__(self, tokens: mx.array, cache: Sequence[object] | None = None, **parts: object) -> mx.array:
         """Returns the logits [B, L, V] of tokens [B, L] on top of what the layer caches hold.
@@ -89,8 +97,9 @@ class Served(Module):
         mlx-vlm.
         """
         text = self.text_model
+        parts |= self.hooks.parts
         if self.takes_positions and "position_ids" not in parts:
-            positions = plain_positions(tokens.shape[1], cache or ())
+            positions = plain_positions(tokens.shape[1], cache or ()) + self.hooks.shift
             parts["position_ids"] = positions[0] if self.flat else positions
         return cast("mx.array", text(tokens, cache=cache, **parts).logits)
 
@@ -104,6 +113,49 @@ class Served(Module):
         """The layers of the text model."""
         text = self.text_model
         return cast("Sequence[object]", cast("Any", super()).layers if text is self else text.layers)
+
+    @property
+    def has_channels(self) -> bool:
+        """True if positions have three channels."""
+        return self.takes_positions and not self.flat
+
+    @property
+    def picture_tokens(self) -> list[int]:
+        """The ids that may stand for pictures."""
+        found = (getattr(self.config, name, None) for name in _PICTURE_TOKENS)
+        return [token for token in found if type(token) is int]
+
+    @property
+    def library_version(self) -> str:
+        """The version of mlx-vlm."""
+        return version("mlx-vlm")
+
+    def embeddings(self, tokens: mx.array) -> mx.array:
+        """Returns the embeddings [1, L, width] of tokens [1, L], as the text model takes them."""
+        return cast("mx.array", cast("Any", self).get_input_embeddings(tokens, None).inputs_embeds)
+
+    @property
+    def width(self) -> int:
+        """Of embeddings."""
+        return self.embeddings(mx.array([[0]])).shape[-1]
+
+    @contextmanager
+    def during(self, parts: Mapping[str, object]) -> Iterator[None]:
+        """Gives every forward inside these parts."""
+        self.hooks.parts = parts
+        try:
+            yield
+        finally:
+            self.hooks.parts = {}
+
+    @contextmanager
+    def shifted(self, shifts: Sequence[int]) -> Iterator[None]:
+        """Shifts the positions of every forward inside: those of each row of a batch by its own number."""
+        self.hooks.shift = mx.array([*shifts]).reshape(-1, 1) if any(shifts) else 0
+        try:
+            yield
+        finally:
+            self.hooks.shift = 0
 
     @property
     def takes_positions(self) -> bool:
@@ -126,6 +178,14 @@ class Served(Module):
             if hasattr(kind, "sanitize") and hasattr(self.config, part):
                 weights = kind(getattr(self.config, part)).sanitize(weights)
         return weights
+
+
+@dataclass
+class Hooks:
+    """What is added to forwards. No attribute of a module holds it as a parameter."""
+
+    parts: Mapping[str, object] = field(default_factory=dict)
+    shift: int | mx.array = 0
 
 
 @cache

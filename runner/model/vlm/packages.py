@@ -27,6 +27,16 @@ DRAFTED = frozenset(
 )
 """The packages whose answers may be drafted."""
 
+SEEING = frozenset(
+    """
+    gemma3 idefics3 internvl internvl_chat pixtral qwen2_5_vl qwen3_vl qwen3_vl_moe smolvlm
+    """.split()  # noqa: SIM905  a name a line would fill pages
+)
+"""The packages whose pictures were compared with mlx-vlm's own computation, and give equal answers."""
+
+BLIND: dict[str, str] = {}
+"""Package that is served -> why its pictures are not."""
+
 REFUSED: dict[str, str] = {
     "cohere_compass": "it was not compared with it yet",
     "deepseek_v4": "its answers depend on where prompts are cut",

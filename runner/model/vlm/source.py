@@ -5,7 +5,7 @@ from typing import NamedTuple, Self
 
 from runner.errors import ModelError
 from runner.model.families import OLLAMA_ONLY, Config, Family, family_of
-from runner.model.vlm.packages import BATCHED, COMPARED, DRAFTED, REFUSED
+from runner.model.vlm.packages import BATCHED, BLIND, COMPARED, DRAFTED, REFUSED, SEEING
 from runner.settings import CheckSettings, Settings
 
 LIBRARY = "mlx_vlm"
@@ -31,10 +31,14 @@ class Choice(NamedTuple):
 
     unproven: bool = False
     """Packages of mlx-vlm that were not compared with it may be served too."""
+    media: bool = False
+    """A model that sees with mlx-vlm alone is mlx-vlm's, although mlx-lm could serve its texts."""
 
     @classmethod
     def of(cls, settings: Settings | CheckSettings) -> Self:
-        return cls(settings.unproven_models)
+        """Returns what these settings ask for."""
+        is_blind = isinstance(settings, Settings) and (settings.no_media or settings.ranks > 1)
+        return cls(settings.unproven_models, not is_blind)
 
 
 USUAL = Choice()
@@ -48,19 +52,31 @@ def package_of(config: Config) -> str:
 
 
 def choose_family(architecture: str, config: Config, *, from_store: bool, choice: Choice) -> Family:
-    """Returns the family of a model: mlx-lm's if it has one, else mlx-vlm's. Raises ModelError if neither serves it."""
+    """Returns the family of a model: mlx-lm's, or mlx-vlm's if mlx-lm has none or sees nothing. Raises ModelError if
+    neither serves it."""
+    package = package_of(config)
     try:
-        return family_of(architecture, config, from_store=from_store)
+        family = family_of(architecture, config, from_store=from_store)
     except ModelError:
-        package = package_of(config)
         if not package or architecture in OLLAMA_ONLY:
             raise
+    else:
+        sees = choice.media and not blindness(config, choice)
+        return mlx_vlm_family(package, config) if sees and importlib.util.find_spec(LIBRARY) else family
     refused = f"unsupported architecture: {architecture}, which mlx-vlm has"
     if package not in COMPARED and not choice.unproven:
         raise ModelError(f"{refused}: {REFUSED[package]}; --unproven-models serves it all the same")
     if importlib.util.find_spec(LIBRARY) is None:
         raise ModelError(f"{refused}: {NOT_INSTALLED}")
     return mlx_vlm_family(package, config)
+
+
+def blindness(config: Config, choice: Choice) -> str:
+    """Returns why mlx-vlm lets a model see nothing here, once it is installed; empty if it would see."""
+    package = package_of(config)
+    if not package or not isinstance(config.get("vision_config"), dict):
+        return "a text model"
+    return "" if package in SEEING or choice.unproven else BLIND.get(package, REFUSED.get(package, ""))
 
 
 def mlx_vlm_family(package: str, config: Config) -> Family:

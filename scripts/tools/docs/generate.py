@@ -86,10 +86,13 @@ def _listed(introduction: str, names: Iterable[str]) -> list[str]:
 
 def packages_table() -> str:
     """Returns the packages of mlx-vlm as a Markdown list, then those that are refused, with the reason."""
-    kinds = (("Text models that mlx-lm lacks:", TEXTS), ("Models that see, served as text models:", SEEING))
-    lines = []
-    for introduction, names in kinds:
-        lines += [*_listed(introduction, (name for name in names if name in packages.COMPARED)), ""]
+    blind = [name for name in SEEING if name in packages.COMPARED and name not in packages.SEEING]
+    kinds = (
+        ("With pictures:", sorted(packages.SEEING)),
+        ("Text models that mlx-lm lacks:", [name for name in TEXTS if name in packages.COMPARED]),
+        ("Models that see, served as text models until their pictures are compared:", blind),
+    )
+    lines = [line for introduction, names in kinds for line in (*_listed(introduction, names), "")]
     reasons: dict[str, list[str]] = {}
     for name, why in packages.REFUSED.items():
         reasons.setdefault(why, []).append(f"`{name}`")

@@ -51,7 +51,10 @@ def filled(name: str, model: Served) -> Served:
         raise ValueError(f"{name} has {size} parameters: a size is missing in vlm.toml")
     mx.disable_compile()
     mx.random.seed(7)
-    model.update(tree_unflatten([(name, weight(name, each)) for name, each in parameters_of(model).items()]))
+    scale = cast("float", _own(name).get("embeddings", 1.0))
+    made = {path: weight(path, each) for path, each in parameters_of(model).items()}
+    made = {path: each * scale if path.endswith("embed_tokens.weight") else each for path, each in made.items()}
+    model.update(tree_unflatten([*made.items()]))
     model.eval()
     mx.eval(parameters_of(model))
     return model

@@ -1,0 +1,214 @@
+"""What becomes of a picture in a model of mlx-vlm: its tokens, by its size alone, and its arrays."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import ClassVar, NamedTuple, Protocol, Self, cast
+
+from protocol import Media
+from runner.errors import MediaError, ModelError, RequestError
+from runner.media.families import Around, Family
+from runner.media.geometry import Alpha, Geometry, Pixels
+from runner.media.header import Header
+from runner.media.prompt import MediaPrompt, Picture
+from runner.media.rows import RowStore
+from runner.media.support import MediaSupport
+from runner.media.vlm.process import Arrays, Prepared, prepare_bytes
+from runner.model.fields import Config, section, size
+from runner.tokenizer import Tokenizer
+
+PLACEHOLDERS = {
+    "gemma3": "<start_of_image>",
+    "idefics3": "<image>",
+    "internvl": "<IMG_CONTEXT>",
+    "internvl_chat": "<image>",
+    "mistral3": "[IMG]",
+    "pixtral": "[IMG]",
+    "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_vl_moe": "<|vision_start|><|image_pad|><|vision_end|>",
+    "smolvlm": "<image>",
+}
+"""Package -> what its chat template writes for a picture."""
+
+_MOST_SIZES = 4096
+
+
+class Expansion(NamedTuple):
+    """The tokens that a picture becomes: those before and after it, and its own, in place of which features stand."""
+
+    before: Sequence[int]
+    own: Sequence[int]
+    after: Sequence[int]
+    rows: int = 0
+    columns: int = 0
+    """Of its own tokens, where positions have three channels."""
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.before, *self.own, *self.after]
+
+
+class Prepares(Protocol):
+    """Makes tokens and arrays of pictures, say `process.Preparer`. Owner: one thread at a time."""
+
+    def measure(self, width: int, height: int, left: Callable[[], bool]) -> Prepared: ...
+
+    def prepare(self, data: bytes, header: Header, left: Callable[[], bool]) -> Arrays: ...
+
+
+class VlmFamily(Family):
+    """The preparation of pictures by mlx-vlm's processor. Any thread may use it; pictures are prepared one by one."""
+
+    alpha: ClassVar[Alpha] = "drop"
+
+    def __init__(self, preparer: Prepares, soft: Sequence[int], merge: int) -> None:
+        """`soft` are ids that may stand for pictures. `merge` x `merge` patches are one token, where positions have
+        three channels; else it is not used."""
+        object.__setattr__(self, "bidirectional", False)
+        object.__setattr__(self, "_state", _State(preparer, soft, merge))
+
+    @classmethod
+    def made_for(
+        cls, package: str, version: str, preparer: Prepares, config: Config, soft: Sequence[int], *, mrope: bool
+    ) -> Self:
+        """Returns the preparation for a package, in this version of mlx-vlm."""
+        merge = size(section(config, "vision_config"), "spatial_merge_size", 2)
+        name = f"mlx_vlm {version} {package}"
+        kind = cast("type[Self]", type(package, (cls,), {"name": name, "title": package, "mrope": mrope}))
+        return kind(preparer, soft, merge)
+
+    @classmethod
+    def from_config(cls, config: Config, preprocessor: Config) -> Self:
+        raise NotImplementedError  # its processor reads them
+
+    @staticmethod
+    def around(config: Config) -> Around:
+        raise NotImplementedError  # each picture has its own: `expansion`
+
+    def expansion(self, width: int, height: int) -> Expansion:
+        """Returns the tokens of a picture of this size. Raises MediaError."""
+        return self._shared.expansion(width, height, three_channels=self.mrope)
+
+    def geometry(self, width: int, height: int) -> Geometry:
+        found = self.expansion(width, height)
+        return Geometry(width, height, found.rows, found.columns, len(found.own), found.rows, found.columns)
+
+    def arrays(self, picture: Picture, left: Callable[[], bool]) -> Arrays:
+        """Returns what the tower takes. Raises MediaError."""
+        return self._shared.arrays(picture, left)
+
+    @property
+    def _shared(self) -> "_State":
+        return cast("_State", vars(self)["_state"])
+
+
+class _State:
+    def __init__(self, preparer: Prepares, soft: Sequence[int], merge: int) -> None:
+        self._preparer = preparer
+        self._soft = soft
+        self._merge = merge
+        self._busy = Lock()
+        self._lock = Lock()
+        self._sizes: OrderedDict[tuple[int, int], Expansion] = OrderedDict()
+
+    def expansion(self, width: int, height: int, *, three_channels: bool) -> Expansion:
+        with self._lock:
+            found = self._sizes.get((width, height))
+        if found is None:
+            with self._busy:
+                measured = self._preparer.measure(width, height, lambda: False)
+            found = _split(measured.ids, self._soft)
+            if three_channels:
+                found = _with_grid(found, measured.grid, self._merge)
+            with self._lock:
+                self._sizes[width, height] = found
+                if len(self._sizes) > _MOST_SIZES:
+                    self._sizes.popitem(last=False)
+        return found
+
+    def arrays(self, picture: Picture, left: Callable[[], bool]) -> Arrays:
+        with self._busy:
+            return self._preparer.prepare(picture.data, picture.header, left)
+
+
+def _split(ids: Sequence[int], soft: Sequence[int]) -> Expansion:
+    """Returns an expansion whose own tokens are from the first to the last of those that stand for the picture."""
+    known = [token for token in soft if token in ids]
+    token = known[0] if known else Counter(ids).most_common(1)[0][0]
+    start, stop = ids.index(token), len(ids) - [*reversed(ids)].index(token)
+    return Expansion(ids[:start], ids[start:stop], ids[stop:])
+
+
+def _with_grid(found: Expansion, grid: Sequence[int], merge: int) -> Expansion:
+    """Returns an expansion with the grid of its tokens, of `merge` x `merge` patches each. Raises MediaError."""
+    if len(grid) != 3:
+        raise MediaError("preprocess image: its processor names no grid of patches")
+    times, rows, columns = grid
+    if times != 1 or rows * columns != len(found.own) * merge**2:
+        raise MediaError(f"preprocess image: {rows} x {columns} patches do not make {len(found.own)} tokens")
+    return found._replace(rows=rows // merge, columns=columns // merge)
+
+
+@dataclass(frozen=True)
+class VlmSupport(MediaSupport):
+    """The `Vision` of a model of mlx-vlm."""
+
+    def expand(
+        self,
+        prompt: str,
+        media: Sequence[Media],
+        tokenizer: Tokenizer,
+        context_length: int,
+        left: Callable[[], bool] = lambda: False,
+        *,
+        bos: bool = True,
+    ) -> MediaPrompt | None:
+        found = super().expand(prompt, media, tokenizer, context_length, left, bos=bos)
+        if found is not None and found.spans[-1].stop == len(found.ids) <= context_length:
+            raise RequestError("the prompt ends in a picture: add a text after it")  # its last token is computed alone
+        return found
+
+    def around(self, picture: Picture) -> tuple[Sequence[int], Sequence[int]]:
+        found = self._expansion(picture)
+        return found.before, found.after
+
+    def _unnamed(self, number: int, items: Mapping[int, Media]) -> Picture:
+        picture = super()._unnamed(number, items)
+        return replace(picture, ids=tuple(self._expansion(picture).own))
+
+    def _expansion(self, picture: Picture) -> Expansion:
+        assert isinstance(self.family, VlmFamily)
+        return self.family.expansion(picture.header.width, picture.header.height)
+
+
+@dataclass(frozen=True)
+class VlmRows:
+    """The arrays of one picture, by the names that the model's class takes."""
+
+    arrays: Arrays
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+class VlmStore(RowStore):
+    """The arrays of pictures that requests show."""
+
+    def needed_bytes(self, picture: Picture) -> int:
+        return prepare_bytes(picture.header, len(picture.data))
+
+    def made(self, picture: Picture, left: Callable[[], bool]) -> Pixels:
+        assert isinstance(self._family, VlmFamily)
+        return cast("Pixels", VlmRows(self._family.arrays(picture, left)))
+
+
+def check_first(family: VlmFamily) -> None:
+    """Raises ModelError if even a small picture cannot be prepared."""
+    try:
+        family.expansion(64, 64)
+    except (MediaError, RequestError) as error:
+        raise ModelError(str(error)) from error

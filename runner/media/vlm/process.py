@@ -1,0 +1,269 @@
+"""A process with the processor of one model of mlx-vlm: pictures in, the arrays of its tower out."""
+
+import os
+import resource
+import signal
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from runner.errors import MediaError, ModelError
+from runner.media.decode_process import Answer, DecodeProcess, address_bytes, limit
+from runner.media.header import Header
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from PIL.Image import Image
+
+_PROGRAM = """
+import sys
+sys.path[:] = {path!a}
+from runner.media.vlm.process import serve
+serve({descriptor})
+"""
+_START_S = 120.0
+"""For importing transformers, from a disk that was not read yet."""
+_DEAD = "the process of mlx-vlm's processor did not start"
+_GRACE_S = 1.0
+"""A process is not ended for a client that has left if it is done within this time: to start another takes longer."""
+_LEAST_S, _MEGAPIXEL_S = 20, 1.0
+"""The most processor time: for any picture, and for each megapixel of it."""
+_SPARE_BYTES = 256 << 20
+_PIXEL_BYTES = 12, 96
+"""The most that a pixel of a file takes while it is decoded, and one of what the processor gets, in all its copies."""
+MOST_PIXELS = 4096 * 4096
+"""Of what the processor gets: a larger picture is made smaller first. No tower takes more."""
+_QUIET = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TRANSFORMERS_VERBOSITY", "TOKENIZERS_PARALLELISM")
+
+Arrays = dict[str, "npt.NDArray[np.generic]"]
+
+
+class Setup(msgspec.Struct, array_like=True, frozen=True):
+    """The model whose processor it is, and its text files by their names."""
+
+    package: str
+    placeholder: str
+    """The text that stands for a picture before the processor replaces it."""
+    files: Mapping[str, bytes]
+
+
+class Order(msgspec.Struct, array_like=True, frozen=True):
+    """A picture of that size; with `parts` messages that follow, its file."""
+
+    parts: int
+    header: Header
+    width: int
+    height: int
+    """What the processor gets: the size of the picture, or less."""
+    memory_bytes: int
+    seconds: float
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """What a processor makes of a prompt with one picture. Arrays come as names, types and shapes; bytes follow."""
+
+    ids: list[int]
+    shapes: list[tuple[str, str, list[int]]]
+    grid: list[int] = []
+    """Moments, rows and columns of patches, if the processor names them."""
+
+
+class Preparer(DecodeProcess):
+    """The runner's end. Owner: one thread at a time."""
+
+    program = _PROGRAM
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__()
+        self._setup = setup
+
+    def start(self) -> None:
+        """Starts the process. Raises ModelError if mlx-vlm has no processor for these files here."""
+        if self._connection is None:
+            self._start()
+
+    def measure(self, width: int, height: int, left: Callable[[], bool]) -> Prepared:
+        """Returns what becomes of any picture of this size, by its shapes alone. Ends and raises as `decode`."""
+        header = Header("PNG", width, height, 1)
+        found = self._answers(_order(header, 0, 0), [], _patient(left), "measure image", "picture")
+        return msgspec.msgpack.decode(found[0], type=Prepared)
+
+    def prepare(self, data: bytes, header: Header, left: Callable[[], bool]) -> Arrays:
+        """Returns the arrays of a picture. Ends and raises as `decode`."""
+        import numpy as np
+
+        pieces = [piece for piece in header.pieces(data) if piece]
+        order = _order(header, len(data), len(pieces))
+        first, *rest = self._answers(order, pieces, _patient(left), "decode image", "picture")
+        shapes = msgspec.msgpack.decode(first, type=Prepared).shapes
+        return {
+            name: np.frombuffer(part, dtype).reshape(shape)
+            for (name, dtype, shape), part in zip(shapes, rest, strict=True)
+        }
+
+    def _start(self) -> Connection:
+        connection = super()._start()
+        try:
+            connection.send_bytes(msgspec.msgpack.encode(self._setup))
+            started = connection.poll(_START_S)
+            error = msgspec.json.decode(connection.recv_bytes(), type=Answer).error if started else _DEAD
+        except (EOFError, OSError):
+            error = _DEAD
+        if error:
+            self._stop()
+            raise ModelError(error)
+        return connection
+
+
+def _order(header: Header, size: int, parts: int) -> Order:
+    width, height = resized(header.width, header.height)
+    memory_bytes = prepare_bytes(header, size) + _SPARE_BYTES
+    seconds = _LEAST_S + _MEGAPIXEL_S * header.width * header.height / 1e6
+    return Order(parts, header._replace(kept=()), width, height, memory_bytes, seconds)
+
+
+def resized(width: int, height: int) -> tuple[int, int]:
+    """Returns the size at which the processor gets a picture: its own, or that of MOST_PIXELS."""
+    if width * height <= MOST_PIXELS:
+        return width, height
+    shrink = (MOST_PIXELS / (width * height)) ** 0.5
+    return max(1, int(width * shrink)), max(1, int(height * shrink))
+
+
+def prepare_bytes(header: Header, size: int) -> int:
+    """Returns the most bytes that preparing a picture from a file of `size` bytes takes at once."""
+    width, height = resized(header.width, header.height)
+    of_file, of_processor = _PIXEL_BYTES
+    return header.width * header.height * of_file + width * height * of_processor + 3 * size
+
+
+def _patient(left: Callable[[], bool]) -> Callable[[], bool]:
+    """Returns a function that returns True some time after `left` does."""
+    since: list[float] = []
+
+    def gone() -> bool:
+        if left() and not since:
+            since.append(monotonic())
+        return bool(since) and monotonic() - since[0] > _GRACE_S
+
+    return gone
+
+
+# --- in the process
+
+
+def serve(descriptor: int) -> NoReturn:
+    """Prepares pictures until the runner closes its end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.putenv("OPENBLAS_NUM_THREADS", "1")
+    connection = Connection(descriptor)
+    with suppress(EOFError, OSError):
+        setup = msgspec.msgpack.decode(connection.recv_bytes(), type=Setup)
+        processor, fault = None, ""
+        try:
+            processor = Processor(setup)
+        except Exception as error:  # processors of many authors raise anything
+            fault = f"mlx-vlm's processor cannot be used here: {_first_line(error)}"
+        connection.send_bytes(msgspec.json.encode(Answer(fault, 0)))
+        while processor is not None:
+            order = msgspec.json.decode(connection.recv_bytes(), type=Order)
+            data = b"".join([connection.recv_bytes() for _ in range(order.parts)])
+            limit(address_bytes() + order.memory_bytes, order.seconds)
+            parts, error_text = list[bytes](), ""
+            try:
+                parts = processor.answer(order, data)
+            except MediaError as error:
+                error_text = str(error)
+            except MemoryError:
+                break
+            except Exception as error:
+                error_text = f"preprocess image: {_first_line(error)}"
+            limit(resource.RLIM_INFINITY, 0)
+            connection.send_bytes(msgspec.json.encode(Answer(error_text, len(parts))))
+            for part in parts:
+                connection.send_bytes(part)
+    os._exit(0)
+
+
+class Processor:
+    """mlx-vlm's processor of one model."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Raises whatever the package's classes raise."""
+        for name in _QUIET:
+            os.environ[name] = "false" if name == "TOKENIZERS_PARALLELISM" else "1"
+        os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+        from runner.model.vlm.module import import_package
+
+        import_package(setup.package)  # lets transformers find its processor
+        from mlx_vlm.utils import load_processor
+
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in setup.files.items():
+                (Path(folder) / name).write_bytes(content)
+            self._processor: Any = load_processor(folder, add_detokenizer=False)
+        self.text = setup.placeholder
+        if not hasattr(self._processor, "image_processor"):
+            raise ValueError("the files of the model describe none for pictures")
+
+    def answer(self, order: Order, data: bytes) -> list[bytes]:
+        """Returns what was made of a picture, as messages."""
+        import numpy as np
+
+        ids, arrays = self.prepared(self._picture(order, data))
+        if not order.parts:
+            return [msgspec.msgpack.encode(_described(ids, arrays))]
+        plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        return [msgspec.msgpack.encode(_described(ids, plain)), *(array.tobytes() for array in plain.values())]
+
+    def _picture(self, order: Order, data: bytes) -> "Image":
+        if not order.parts:
+            from PIL import Image
+
+            return Image.new("RGB", (order.width, order.height), (127, 127, 127))
+        from runner.media.picture import decode
+
+        return decode(data, order.header, order.width, order.height)
+
+    def prepared(self, picture: "Image") -> tuple[list[int], Arrays]:
+        """Returns the ids that a picture becomes, and its arrays by the names that the model's class takes."""
+        arrays = self.together([picture], self.text)
+        ids = arrays.pop("input_ids").reshape(-1).tolist()
+        del arrays["attention_mask"]
+        return self._without_specials(ids), arrays
+
+    def together(self, pictures: list["Image"], text: str) -> Arrays:
+        """Returns what the processor makes of a prompt with pictures."""
+        import numpy as np
+        from mlx_vlm.utils import prepare_inputs
+
+        found = prepare_inputs(self._processor, images=pictures, prompts=text)
+        return {name: np.array(value) for name, value in found.items() if value is not None}
+
+    def _without_specials(self, ids: list[int]) -> list[int]:
+        """Returns ids without those that begin and end any text."""
+        tokenizer = getattr(self._processor, "tokenizer", self._processor)
+        start = getattr(tokenizer, "bos_token_id", None)
+        ids = ids[1:] if ids and start is not None and ids[0] == start else ids
+        stop = getattr(tokenizer, "eos_token_id", None)
+        around = tokenizer("").input_ids
+        return ids[:-1] if around and around[-1] == stop and ids and ids[-1] == stop else ids
+
+
+def _described(ids: list[int], arrays: Arrays) -> Prepared:
+    grid = arrays.get("image_grid_thw")
+    shapes = [(name, str(array.dtype), list(array.shape)) for name, array in arrays.items()]
+    return Prepared(ids, shapes, [] if grid is None else grid.reshape(-1).tolist())
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}"[:300]

@@ -1,0 +1,179 @@
+"""The sight of a model of mlx-vlm: features of its tower, the forward over them, and what opens both.
+
+Owner: the engine thread.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, cast
+
+import mlx.core as mx
+
+from runner.engine.parts import Parts
+from runner.errors import ComputeError, ModelError, RunnerError
+from runner.logs import Log
+from runner.media.encoder import MediaEncoder
+from runner.media.forward import MediaForward, Rows
+from runner.media.geometry import Pixels
+from runner.media.open import Sight
+from runner.media.prompt import MediaNames, Picture
+from runner.media.towers.tower import Tower
+from runner.media.vlm.family import PLACEHOLDERS, Prepares, VlmFamily, VlmRows, VlmStore, VlmSupport, check_first
+from runner.media.vlm.process import Preparer, Setup
+from runner.model import OpenedModel
+from runner.model.vlm.module import Served
+from runner.model.vlm.source import Choice, blindness
+
+log = Log(__name__)
+_KNOWN = frozenset(
+    {
+        "inputs_embeds",
+        "visual_pos_masks",
+        "deepstack_visual_embeds",
+        "position_ids",
+        "rope_deltas",
+        "attention_mask_4d",  # which no text model of mlx-vlm looks at
+    }
+)
+"""Of what a package makes of a prompt with pictures."""
+_SCORE_BYTES, _COPIES = 4, 16
+_TEXTS = (".json", ".jinja", ".txt", ".model")
+"""Files that a processor may need. No program of a model's publisher is run."""
+
+
+class VlmEncoder(MediaEncoder):
+    """The tower of a model of mlx-vlm, which computes a picture in one piece.
+
+    Features are the embeddings of a picture's tokens, beside them what is added after the first layers: [tokens,
+    (1 + layers) x width].
+    """
+
+    def __init__(self, module: Served, family: VlmFamily, store: VlmStore, wake: Callable[[], None]) -> None:
+        forward = VlmForward(module)
+        super().__init__(cast("Tower", None), store, cast("MediaForward", forward), wake, splits=True)
+        self._module = module
+        self._family = family
+
+    def needed_bytes(self, picture: Picture) -> int:
+        patches = picture.geometry.tokens * 4
+        return patches * patches * _SCORE_BYTES + patches * self._module.width * _COPIES * _SCORE_BYTES
+
+    def encode(self, picture: Picture, rows: Pixels) -> Iterator[mx.array]:
+        expansion = self._family.expansion(picture.header.width, picture.header.height)
+        arrays = cast("VlmRows", rows).arrays
+        features = encoded(self._module, expansion.ids, {name: mx.array(each) for name, each in arrays.items()})
+        first = len(expansion.before)
+        yield from self.evaluated([features[first : first + len(expansion.own)]], picture)
+
+
+def encoded(module: Served, ids: Sequence[int], arrays: dict[str, mx.array]) -> mx.array:
+    """Returns the features of all of these tokens, among which one picture is. Lazy.
+
+    Raises ComputeError for a package that makes something else of pictures.
+    """
+    tokens = mx.array([[*ids]])
+    model = cast("Any", module)
+    found = model.get_input_embeddings(tokens, arrays.pop("pixel_values"), mask=mx.ones_like(tokens), **arrays)
+    made = {name: value for name, value in found.to_dict().items() if value is not None}
+    if unknown := made.keys() - _KNOWN:
+        raise ComputeError(f"its pictures change {', '.join(sorted(unknown))}, which is not known here")
+    embeddings = made["inputs_embeds"].reshape(len(ids), -1)
+    added = made.get("deepstack_visual_embeds")
+    if added is None:
+        return cast("mx.array", embeddings)
+    places = mx.array([index for index, seen in enumerate(made["visual_pos_masks"][0].tolist()) if seen])
+    columns = [mx.zeros_like(embeddings).at[places].add(each.astype(embeddings.dtype)) for each in added]
+    return mx.concatenate([embeddings, *columns], axis=1)
+
+
+class VlmForward:
+    """Forwards of a model of mlx-vlm over a prompt with pictures, as `MediaForward`."""
+
+    def __init__(self, module: Served) -> None:
+        self._module = module
+
+    def __call__(
+        self,
+        tokens: Sequence[int],
+        layers: list[object],
+        rows: Sequence[Rows],
+        positions: Sequence[Sequence[int]] | None,
+        forward: Callable[[mx.array, list[object]], mx.array],
+    ) -> mx.array:
+        """Returns the lazy logits [1, L, V] of a part of a prompt; the arguments are those of `MediaForward`."""
+        soft = {index for each in rows for index in range(each.start, each.stop)}
+        ids = mx.array([[0 if index in soft else token for index, token in enumerate(tokens)]])
+        parts: dict[str, object] = {}
+        if rows:
+            embeddings = self._module.embeddings(ids)
+            added: list[mx.array] = []
+            seen = mx.zeros(ids.shape, mx.bool_)
+            for start, stop, features in rows:
+                width = embeddings.shape[-1]
+                own, *beside = mx.split(features, features.shape[-1] // width, axis=-1)
+                embeddings = mx.concatenate(
+                    [embeddings[:, :start], own.astype(embeddings.dtype)[None], embeddings[:, stop:]], axis=1
+                )
+                seen[:, start:stop] = True
+                added = beside
+            parts["inputs_embeds"] = embeddings
+            if added:
+                parts |= {"visual_pos_masks": seen, "deepstack_visual_embeds": added}
+        if positions is not None:
+            parts["position_ids"] = mx.array([*map(list, positions)])[:, None]
+        with self._module.during(parts):
+            return forward(ids, layers)
+
+    def shifted(self, shifts: Sequence[int]) -> AbstractContextManager[None]:
+        """Shifts the positions of every forward inside: those of each row of a batch by its own number."""
+        return self._module.shifted(shifts)
+
+
+def open_sight(parts: Parts) -> Sight:
+    """Starts the processor of a model of mlx-vlm, whose tower is loaded with it.
+
+    Without sight if the processor does not work here: the log says why."""
+    model, module = parts.model, cast("Served", parts.loaded.module)
+    if parts.settings.no_media:
+        return Sight(why="the runner was started with --no-media")
+    if why := blindness(model.config, Choice.of(parts.settings)):
+        return Sight(why="" if why == "a text model" else why)
+    try:
+        preparer = Preparer(setup_of(model))
+        preparer.start()
+        family = family_of(model, module, preparer)
+        check_first(family)
+    except RunnerError as error:
+        log.warning("the model sees no pictures", why=str(error))
+        return Sight(why=f"its vision is unavailable: {error}")
+    log.info("the model sees pictures", tower=model.family.import_name)
+    return sight_of(family, module, partial(parts.post, None))
+
+
+def setup_of(model: OpenedModel) -> Setup:
+    """Returns what the processor of a model is made from."""
+    package = model.family.module
+    if package not in PLACEHOLDERS:
+        raise ModelError(f"nobody has said what stands for a picture in {package}")
+    files = {name: model.file(name) for name in model.checkpoint.files if name.endswith(_TEXTS)}
+    return Setup(package, PLACEHOLDERS[package], {name: each for name, each in files.items() if each is not None})
+
+
+def family_of(model: OpenedModel, module: Served, preparer: Prepares) -> VlmFamily:
+    """Returns the preparation of a model's pictures."""
+    return VlmFamily.made_for(
+        model.family.module,
+        module.library_version,
+        preparer,
+        model.config,
+        module.picture_tokens,
+        mrope=module.has_channels,
+    )
+
+
+def sight_of(family: VlmFamily, module: Served, wake: Callable[[], None]) -> Sight:
+    """Returns the sight of a model."""
+    store = VlmStore(family)
+    support = VlmSupport(family, 0, 0, 0, MediaNames(), store)
+    return Sight(support, VlmEncoder(module, family, store, wake))

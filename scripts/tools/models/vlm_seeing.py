@@ -1,0 +1,78 @@
+"""Tiny models of mlx-vlm that see, as directories: a config, weights, a tokenizer with its special tokens, and the
+files of its processor. `vlm.toml` has their tables, `see-PACKAGE`."""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from runner.model.vlm.module import make_module
+from runner.model.weights.parameters import parameters_of
+from scripts.tools.models import data, vlm
+from scripts.tools.models.checkpoints import SPECIAL_TOKENS, write_weights
+from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, vocabulary_size
+
+Values = dict[str, Any]
+_TABLES = data.read("vlm")
+_TEXT = ("vocab_size", "vocabulary_size")
+_SOFT = ("image_token_id", "image_token_index", "image_token", "media_placeholder_token_id", "img_context_token_id")
+_VIDEO = ("video_token_id", "video_token_index")
+_START = ("vision_start_token_id", "image_start_token_id", "boi_token_index")
+_END = ("vision_end_token_id", "image_end_token_id", "eoi_token_index")
+
+
+def table(package: str) -> Values:
+    """What a package needs for its processor. Raises KeyError if nobody has said."""
+    return cast("Values", _TABLES[f"see-{package}"])
+
+
+def config(package: str) -> Values:
+    """The tiny `config.json` of a package, with the tokens that stand for pictures."""
+    see, plain = table(package), vlm.config(package)
+    tokens = _tokens(see)
+    ids = {name: vocabulary_size(_tokenizer(see)) - len(tokens) + index for index, name in enumerate(tokens)}
+    fields: Values = dict.fromkeys(_TEXT, _rounded(vocabulary_size(_tokenizer(see))))
+    fields |= dict.fromkeys(_SOFT, ids[see["soft"]])
+    fields |= {name: ids[see[key]] for key, names in (("start", _START), ("end", _END)) if key in see for name in names}
+    fields |= dict.fromkeys(_VIDEO, ids[see["soft"]] + 3 if "start" in see else _rounded(0) + 1)
+    return {**_replaced(plain, fields), **see.get("config", {}), "architectures": [f"{package}X"]}
+
+
+def write(package: str, directory: Path) -> Path:
+    """Writes a model, the same weights every time, and returns its directory."""
+    see, chosen = table(package), config(package)
+    directory.mkdir(parents=True)
+    write_weights(directory, parameters_of(vlm.filled(package, make_module(package, chosen))))
+    tokens = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<|eos|>"}
+    files: Values = {
+        "config": chosen,
+        "tokenizer": _tokenizer(see),
+        "tokenizer_config": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "extra_special_tokens": see.get("tokenizer", {}),
+            **tokens,
+        },
+        "preprocessor_config": see.get("preprocessor", {}),
+        "processor_config": see.get("processor", {}),
+    }
+    for name, content in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+    return directory
+
+
+def _tokens(see: Values) -> list[str]:
+    return [*SPECIAL_TOKENS, *see.get("tokens", [see["soft"]])]
+
+
+def _tokenizer(see: Values) -> Values:
+    return byte_level(ALL_BYTES, _tokens(see))
+
+
+def _rounded(count: int) -> int:
+    return -(-count // 32) * 32
+
+
+def _replaced(value: Values, fields: Values) -> Values:
+    """Returns a config with these fields replaced, wherever it has them."""
+    return {
+        key: _replaced(each, fields) if isinstance(each, dict) else fields.get(key, each) for key, each in value.items()
+    }

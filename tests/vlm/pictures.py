@@ -1,0 +1,25 @@
+"""What is asked of a package before it may see: whole answers beside mlx-vlm's own, token by token."""
+
+from tests.lib.seeing_engine import NotingPolicy, picture
+from tests.vlm.seeing import VlmEngine
+
+RED, BLUE, WIDE = picture("red"), picture("blue", 150, 60), picture("green", 160, 64)
+FIVE = ("qwen3_vl", "gemma3", "mistral3", "internvl", "smolvlm")
+CHUNKS = (2048, 3)
+"""Of tokens: a prompt at once, and one that is cut within pictures."""
+
+
+def answers_as_mlx_vlm_does(package: str) -> None:
+    """One picture and two of other sizes, in either order, prompts that are cut anywhere, and a second turn that comes
+    back from the cache; and a picture counts."""
+    for chunk in CHUNKS:
+        engine = VlmEngine(package, NotingPolicy(chunk))
+        first = engine.answer("what is [img-0] here?", RED)
+        engine.answer("what is [img-0] here? and [img-1]?", RED, BLUE)
+        swapped = engine.answer("what is [img-0] here? and [img-1]?", BLUE, RED)
+        again = engine.answer("what is [img-0] here? and [img-1]? Yes.", BLUE, RED)
+        assert again.counts[0] >= len(swapped.request.prompt)
+        other = engine.answer("what is [img-0] here?", picture("blue"))
+        assert first.request.prompt == other.request.prompt
+        assert first.entries[0].logprob != other.entries[0].logprob, "the picture does not count"
+        engine.check()

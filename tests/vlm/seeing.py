@@ -1,0 +1,158 @@
+"""An engine over a tiny model of mlx-vlm that sees, whose answers are compared with mlx-vlm's own computation.
+
+engine = VlmEngine("qwen3_vl")
+engine.answer("what is [img-0]?", picture("red"))  # compared, as all answers
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, cast
+
+import mlx.core as mx
+import msgspec
+from PIL import Image
+
+from runner.cache import make_cache
+from runner.engine.context import EngineContext
+from runner.engine.memory import MemoryBudget
+from runner.engine.policy import SlicePolicy
+from runner.engine.request import Request
+from runner.errors import MediaError
+from runner.media.header import Header
+from runner.media.prompt import MediaNames, Picture
+from runner.media.vlm.family import VlmFamily, VlmStore, VlmSupport
+from runner.media.vlm.process import Arrays, Order, Prepared, Processor, Setup
+from runner.media.vlm.sight import VlmEncoder, family_of, setup_of
+from runner.model import OpenedModel
+from runner.model.opened import open_checkpoint
+from runner.model.sources.directory import open_directory
+from runner.model.vlm.module import Served
+from runner.model.vlm.source import mlx_vlm_family
+from runner.model.weights.load import LoadedModel, load
+from runner.tokenizer import Tokenizer, open_tokenizer
+from scripts.tools.models import vlm_seeing
+from tests.lib.seeing_engine import CONTEXT, Asked, Helper, NotingPolicy, SeeingEngine
+from tests.lib.tiny_engine import Clock, SlicedEngine, ZeroMeter
+from tests.unit.media.pictures import spans
+from tests.vlm import oracle
+
+
+class Loaded(NamedTuple):
+    """A model that was opened once, for tests that leave it as it is; and the same in mlx-vlm's hands."""
+
+    opened: OpenedModel
+    loaded: LoadedModel
+    tokenizer: Tokenizer
+    setup: Setup
+    processor: Processor
+    oracle: Any
+
+    @property
+    def module(self) -> Served:
+        return cast("Served", self.loaded.module)
+
+
+@cache
+def loaded(package: str) -> Loaded:
+    """Returns the model of a package."""
+    with TemporaryDirectory() as folder:
+        directory = vlm_seeing.write(package, Path(folder) / package)
+        family = mlx_vlm_family(package, vlm_seeing.config(package))
+        opened = open_checkpoint(open_directory(directory, package), family=family)
+        mx.disable_compile()
+        setup, tokenizer, theirs = setup_of(opened), open_tokenizer(opened.file), oracle.load(directory)
+        return Loaded(opened, load(opened, "float32"), tokenizer, setup, Processor(setup), theirs)
+
+
+class HerePreparer:
+    """Prepares in this process."""
+
+    def __init__(self, processor: Processor) -> None:
+        self._processor = processor
+        self.measured = self.prepared = 0
+
+    def measure(self, width: int, height: int, left: Callable[[], bool]) -> Prepared:
+        self.measured += 1
+        order = Order(0, Header("PNG", width, height, 1), width, height, 0, 0)
+        return msgspec.msgpack.decode(self._processor.answer(order, b"")[0], type=Prepared)
+
+    def prepare(self, data: bytes, header: Header, left: Callable[[], bool]) -> Arrays:
+        if left():
+            raise MediaError("decode image: the client has left")
+        self.prepared += 1
+        return self._processor.prepared(Image.open(BytesIO(data)).convert("RGB"))[1]
+
+
+class _Store(VlmStore):
+    """Counts what it prepares, when the test says so."""
+
+    def __init__(self, family: VlmFamily, helper: Helper) -> None:
+        super().__init__(family)
+        self._thread = helper  # type: ignore[assignment]
+        self.decoded = 0
+
+    def made(self, picture: Picture, left: Callable[[], bool]) -> Any:
+        self.decoded += 1
+        return super().made(picture, left)
+
+
+class VlmEngine(SeeingEngine):
+    """An engine over a package, and all requests so far."""
+
+    def __init__(
+        self,
+        package: str,
+        policy: SlicePolicy | None = None,
+        *,
+        cache: str = "trie",
+        parallel: int = 8,
+        budget: int | None = None,
+    ) -> None:
+        self.vlm = loaded(package)
+        self.model = cast("Any", self.vlm)  # of which the base class takes `tokenizer` and `loaded`
+        self.make_layers = self.vlm.loaded.make_layers
+        clock = Clock()
+        self.asked: list[Asked] = []
+        self.helper = Helper()
+        self.wakes = 0
+        self.preparer = HerePreparer(self.vlm.processor)
+        module = self.vlm.module
+        family = family_of(self.vlm.opened, module, self.preparer)
+        self.store = cast("Any", _Store(family, self.helper))
+        self.support = VlmSupport(family, 0, 0, 0, MediaNames(), self.store)
+        self.encoder = VlmEncoder(module, family, cast("Any", self.store), self._wake)
+        self.memory = MemoryBudget(ZeroMeter(), None, 2048, drop_unused=self.encoder.clear)
+        context = EngineContext(
+            self._forward,
+            self.vlm.tokenizer,
+            CONTEXT,
+            lambda: make_cache(cache, self.make_layers, budget_bytes=budget),
+            self.memory,
+            show=self.encoder.begin,
+            shifted=self.encoder.shifted,
+            unbatchable=self.vlm.loaded.unbatchable,
+        )
+        SlicedEngine.__init__(self, context, policy or NotingPolicy(), parallel, clock)
+
+    def _plain_loop(self, request: Request, steps: int) -> Callable[[Sequence[int]], list[mx.array]]:
+        """Returns a function that has mlx-vlm compute the logits before each token: all pictures at once, no cache."""
+        arrays = self._arrays(request)
+
+        def compute(answer: Sequence[int]) -> list[mx.array]:
+            found = oracle.logits(self.vlm.oracle, request.prompt, answer[: steps - 1], **arrays)[0]
+            return [*found[len(request.prompt) - 1 :]][:steps]
+
+        return compute
+
+    def _arrays(self, request: Request) -> dict[str, Any]:
+        """Returns what mlx-vlm's processor makes of all pictures of a prompt together."""
+        pictures = [Image.open(BytesIO(span.picture.data)).convert("RGB") for span in spans(request)]
+        if not pictures:
+            return {}
+        text = "a".join([self.vlm.processor.text] * len(pictures))
+        found = self.vlm.processor.together(pictures, text)
+        del found["input_ids"], found["attention_mask"]
+        return {name: mx.array(array) for name, array in found.items()}
