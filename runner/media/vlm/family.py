@@ -19,6 +19,18 @@ from runner.model.fields import Config, section, size
 from runner.tokenizer import Tokenizer
 
 PLACEHOLDERS = {
+    "aya_vision": "<image>",
+    "dots_ocr": "<|img|><|imgpad|><|endofimg|>",
+    "glm4v": "<|begin_of_image|><|image|><|end_of_image|>",
+    "glm4v_moe": "<|begin_of_image|><|image|><|end_of_image|>",
+    "glm_ocr": "<|begin_of_image|><|image|><|end_of_image|>",
+    "granite_vision": "<image>\n",
+    "idefics2": "<image>",
+    "lfm2_vl": "<image>",
+    "llama4": "<|image|>",
+    "llava": "<image>\n",
+    "llava_next": "<image>\n",
+    "llava_onevision": "<image>\n",
     "gemma3": "<start_of_image>",
     "idefics3": "<image>",
     "internvl": "<IMG_CONTEXT>",

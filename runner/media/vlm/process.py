@@ -245,7 +245,10 @@ class Processor:
         import numpy as np
         from mlx_vlm.utils import prepare_inputs
 
-        found = prepare_inputs(self._processor, images=pictures, prompts=text)
+        try:
+            found = prepare_inputs(self._processor, images=pictures, prompts=text)
+        except ValueError:  # some processors do not know all that mlx-vlm passes to any
+            found = dict(self._processor(text=[text], images=pictures))
         return {name: np.array(value) for name, value in found.items() if value is not None}
 
     def _without_specials(self, ids: list[int]) -> list[int]:

@@ -6,6 +6,7 @@ Owner: the engine thread, like every array.
 import copy
 import importlib
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,10 +58,13 @@ def import_package(package: str) -> ModuleType:
         if spec is None:
             raise ModelError(NOT_INSTALLED)
         sys.modules[LIBRARY] = importlib.util.module_from_spec(spec)
+    logging.disable(logging.WARNING)  # transformers tells everybody that there is no torch
     try:
         return importlib.import_module(f"{LIBRARY}.models.{package}")
     except ImportError as error:
         raise ModelError(f"mlx-vlm cannot be used here: {error}") from error
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _args(classes: ModuleType, config: dict[str, Any]) -> object:

@@ -114,7 +114,7 @@ class _Trial:
     def __init__(self, opened: OpenedModel, whole: Module) -> None:
         self._opened = opened
         self._whole = whole
-        self._name = f"mlx_lm.models.{opened.family.module}"
+        self._name = opened.family.import_name
         self._fault = "" if hasattr(whole, "shard") else self._name
         for layer in whole.modules() if not self._fault else ():
             self._fault = self._fault or _UNCUT.get(type(layer), "")
