@@ -11,7 +11,7 @@ RunnerError
 ├── DraftError        `--draft` names a model that cannot draft for this one: exit status 1
 ├── RankError         the ranks cannot begin, or cannot go on together: exit status 1
 └── RequestError      one request is refused: `status` and text before the stream, an `Error` line within it
-    └── MediaError    a picture of it cannot be used: 400
+    └── MediaError    a picture or sound of it cannot be used: 400
 """
 
 from collections.abc import Sequence
@@ -91,4 +91,4 @@ class RequestError(RunnerError):
 
 
 class MediaError(RequestError):
-    """A picture cannot be used: it is damaged, too large, of a format or a shape that is not served."""
+    """A picture or a sound cannot be used: it is damaged, too large, of a format or a shape that is not served."""

@@ -22,7 +22,7 @@ GPU_CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 128
 """Prompt tokens per forward pass: on a CPU larger chunks are no faster, and much larger ones are slower."""
 DTYPES = ("auto", "keep", "float32", "bfloat16", "float16")
 """The types for floating-point weights."""
-HAND_OVER = ("auto", "sound", "refused", "off")
+HAND_OVER = ("auto", "refused", "off")
 """The extents of the hand-over to Ollama's own runner."""
 DRAFT_AUTO, DRAFT_OFF = "auto", "off"
 """The values of `--draft` that name no model."""
@@ -276,9 +276,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ]
     """Threads of that BLAS and of the kernels: `auto` takes all physical cores that this process may use for prompts,
     and up to four of them for answers while no other program wants them; N takes N for both."""
-    no_media: Annotated[bool, _computing("serve text only; requests with pictures are refused")] = False
-    """Do not load the tower, the part of a model that reads pictures, which saves its memory; requests with pictures
-    are refused."""
+    no_media: Annotated[bool, _computing("serve text only; requests with media are refused")] = False
+    """Do not load the towers, the parts of a model that read pictures and sound, which saves their memory; requests
+    with pictures or sound are refused."""
     unproven_models: Annotated[bool, _computing("serve models of mlx-vlm that were not compared")] = False
     """Also serve models of mlx-vlm, if it is installed, whose answers were not compared with its own: they may be wrong
     without an error."""
@@ -292,8 +292,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, _process("models to leave to Ollama's own runner", metavar="WHICH", choices=HAND_OVER)
     ] = HAND_OVER[0]
     """Which models Ollama's own runner takes over under `mlx-runner ollama serve`: `auto`, every model that this runner
-    refuses to load, and models whose pictures only Ollama's runner can read; `sound`, also models that take sound
-    there; `refused`, only models that are refused; `off`, none; elsewhere this flag has no effect."""
+    refuses to load, and models whose pictures or sounds only Ollama's runner can read; `refused`, only models that are
+    refused; `off`, none; elsewhere this flag has no effect."""
     log_level: Annotated[
         int,
         _process(

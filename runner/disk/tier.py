@@ -1,13 +1,13 @@
 """The disk cache as the engine sees it, and how it is made. Owner: the engine thread."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from protocol.stats import DiskCounts
 from runner.cache.trie_cache import TrieCache
 from runner.disk.check import Sample, SelfCheck
 from runner.disk.files import Files
-from runner.disk.namespace import DiskFacts, disk_facts, namespace_of
+from runner.disk.namespace import disk_facts, namespace_of
 from runner.disk.reader import Reader
 from runner.disk.restores import Restores
 from runner.disk.serialize import moves_what_the_host_reads
@@ -15,7 +15,7 @@ from runner.disk.store import SegmentStore
 from runner.disk.sweep import Sweep
 from runner.disk.thread import DiskThread
 from runner.disk.writer import UnsavedSegments, Writer
-from runner.engine.parts import Examined, Parts, Wing
+from runner.engine.parts import Examined, Facts, Parts, Wing
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
 from runner.logs import Log
@@ -125,9 +125,9 @@ class DiskWing(Wing):
 
     name = "disk"
 
-    def facts(self, settings: CheckSettings, found: Examined | None) -> DiskFacts | None:
+    def facts(self, settings: CheckSettings, found: Examined | None) -> Mapping[str, Facts | None]:
         del found
-        return None if settings.disk_cache is None else disk_facts(settings.disk_cache)
+        return {} if settings.disk_cache is None else {"disk": disk_facts(settings.disk_cache)}
 
     def join(self, parts: Parts) -> None:
         """Starts its thread, unless there can be none, which the log explains."""

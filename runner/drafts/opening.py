@@ -1,5 +1,6 @@
 """Which model drafts: the one that `--draft` names, the one that lies beside the model in the store, or its head."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,10 +128,11 @@ class DraftsWing(Wing):
         self._opener: DraftModelOpener | None = None
         self._model: DraftModel | None = None
 
-    def facts(self, settings: CheckSettings, found: Examined | None) -> DraftFacts | None:
+    def facts(self, settings: CheckSettings, found: Examined | None) -> Mapping[str, Facts | None]:
         """Raises ModelError if `--draft` names a model that cannot draft."""
-        if found is None:
-            return None
+        return {} if found is None else {"drafts": self._facts(settings, found)}
+
+    def _facts(self, settings: CheckSettings, found: Examined) -> DraftFacts:
         from runner.drafts.heads.load import plan_head
 
         on = settings.draft != DRAFT_OFF

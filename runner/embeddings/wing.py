@@ -96,16 +96,17 @@ class EmbeddingsWing(Wing):
 
     name = "embeddings"
 
-    def facts(self, settings: CheckSettings, found: Examined | None) -> Facts | None:
+    def facts(self, settings: CheckSettings, found: Examined | None) -> Mapping[str, Facts | None]:
         if found is None or not found.model.family.is_encoder:
-            return None
+            return {}
         sizes, together = sizes_of(found.model), None
         if settings.verify:
             if device() == "cpu":
                 mx.disable_compile()  # as serving does
             loaded = load(found.model, settings.dtype, found.budget_bytes)
             together = fault_together(cast("Encoder", loaded.module), found.model.vocab_size)
-        return EmbeddingFacts(size=sizes.full, dimensions=[*sizes.listed], together=together)
+        facts = EmbeddingFacts(size=sizes.full, dimensions=[*sizes.listed], together=together)
+        return {"embeddings": facts}
 
     def join(self, parts: Parts) -> None:
         """Sets what computes embeddings, and how that is warmed up."""

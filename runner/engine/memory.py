@@ -135,7 +135,7 @@ class MemoryBudget:
         """Made when the weights are loaded and nothing else is. `budget_bytes` None bounds nothing; `chunk_tokens` is
         the longest slice of a prompt, `reuse_bytes` what MLX may keep for reuse whatever else is needed,
         `grammar_bytes` what grammars take of the same memory, and `drop_unused` frees what no request needs now beside
-        the cache: grammars and the features of pictures. A model that drafts may hold `draft_bytes` beside its weights;
+        the cache: grammars and the features of media. A model that drafts may hold `draft_bytes` beside its weights;
         the grammar of an answer is likely to take `one_grammar_bytes` once it is compiled."""
         # For good.
         self.budget_bytes = budget_bytes
@@ -234,8 +234,8 @@ class MemoryBudget:
         return True
 
     def make_room(self, cache: PrefixCache, nbytes: int) -> None:
-        """Evicts unused cache entries until a picture can be encoded, which takes `nbytes` at once. Raises RequestError
-        if it cannot, even so."""
+        """Evicts unused cache entries until an item of media can be encoded, which takes `nbytes` at once. Raises
+        RequestError if it cannot, even so."""
         if self.budget_bytes is None:
             return
         for free in (None, self._drop_unused, self._meter.settle):
@@ -247,7 +247,8 @@ class MemoryBudget:
                 return
         numbers = self._numbers("what runs", cache.nbytes, beside)
         raise RequestError(
-            f"there is no room to encode a picture: {numbers}. Send a smaller one, or give the runner more (--memory)"
+            f"there is no room to encode a picture or a sound: {numbers}. Send a smaller one, or give the runner more"
+            " (--memory)"
         )
 
     def allows_drafts(self, cache: PrefixCache) -> bool:

@@ -1,7 +1,7 @@
 """The parts of an engine, the world that its values come from, and the steps in which wings add to them. Owner: the
 engine thread."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -193,11 +193,11 @@ class Wing:
         del model
         return ()
 
-    def facts(self, settings: CheckSettings, found: Examined | None) -> Facts | None:
-        """Returns what `mlx-runner check` reports; `found` is None if the model would not load. Raises ModelError for
-        what would end the start."""
+    def facts(self, settings: CheckSettings, found: Examined | None) -> Mapping[str, Facts | None]:
+        """Returns what `mlx-runner check` reports, by the fields of its report; `found` is None if the model would not
+        load. Raises ModelError for what would end the start."""
         del settings, found
-        return None
+        return {}
 
     def reserve(self, parts: Parts) -> int:
         """Returns the bytes of the budget that loading the weights should leave. Nothing is loaded yet."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from itertools import count
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn, Protocol
@@ -47,16 +48,24 @@ class ShownPrompt(Protocol):
         ...
 
 
+class UnmeasuredError(RequestError):
+    """A prompt shows sounds whose length only decoding tells. `prompt` shows them, and nothing else."""
+
+    def __init__(self, prompt: ShownPrompt) -> None:
+        super().__init__("too many sounds were decoded meanwhile: send it again", HTTPStatus.SERVICE_UNAVAILABLE)
+        self.prompt = prompt
+
+
 class Vision(Protocol):
     """What a model makes of the media of a request. Any thread may use it: nothing here touches MLX."""
 
     @property
     def sees(self) -> bool:
-        """True if the model takes pictures."""
+        """True if the model takes media of some kind."""
         ...
 
     def check(self, media: Sequence[Media]) -> None:
-        """Raises RequestError if there are media, but no model to see them. Changes nothing."""
+        """Raises RequestError if there are media, but no model to take them. Changes nothing."""
         ...
 
     def expand(
@@ -69,20 +78,21 @@ class Vision(Protocol):
         *,
         bos: bool = True,
     ) -> ShownPrompt | None:
-        """Returns the tokens of a prompt with pictures, from the headers of their files; None if it has no marker.
+        """Returns the tokens of a prompt with media, from the headers of their files; None if it has no marker.
 
         `bos`: the first text begins a prompt. Stops once there are more than `context_length` tokens. Raises
-        RequestError for what cannot be shown, and when `left`, which is asked before each picture, returns True.
+        RequestError for what cannot be shown, and when `left`, which is asked before each item, returns True;
+        UnmeasuredError until what that names was decoded.
         """
         ...
 
     def decode(self, prompt: ShownPrompt, left: Callable[[], bool]) -> Iterator[Future[None]]:
-        """Yields the pictures that were never seen, each being decoded from then on. Keeps their pixels for the engine,
-        while there is room. A future raises MediaError for a damaged picture, and once `left` returns True."""
+        """Yields the items that were never decoded, each being decoded from then on. Keeps their rows for the engine,
+        while there is room. A future raises MediaError for a damaged one, and once `left` returns True."""
         ...
 
     def drop(self, prompt: ShownPrompt) -> None:
-        """Frees the pixels that a request, which has ended, did not come to take."""
+        """Frees the rows that a request, which has ended, did not come to take."""
         ...
 
 
@@ -198,8 +208,8 @@ def prepare(
 ) -> Request:
     """Returns the request to compute. Raises RequestError, in the words that hosts know, if it cannot be computed.
 
-    Its pictures are known by their headers; they have yet to be decoded. Gives up between two of them when `left`
-    returns True.
+    Its media are known by their headers; they have yet to be decoded. Gives up between two of them when `left` returns
+    True. Raises UnmeasuredError as `Vision.expand`.
     """
     shown = vision.expand(wire.prompt, wire.media, tokenizer, limits.context_length, left) if wire.media else None
     prompt = tokenizer.encode(wire.prompt) if shown is None else shown.ids

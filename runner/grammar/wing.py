@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -66,11 +67,11 @@ class GrammarWing(Wing):
 
     name = "grammar"
 
-    def facts(self, settings: CheckSettings, found: Examined | None) -> Facts | None:
+    def facts(self, settings: CheckSettings, found: Examined | None) -> Mapping[str, Facts | None]:
         """Compiles the format that `--format` names."""
         if settings.format is None or found is None:
-            return None
-        return format_facts(settings.format, found)
+            return {}
+        return {"format": format_facts(settings.format, found)}
 
     def plug(self, parts: Parts) -> None:
         """Makes the workers, for which the budget has what the model leaves."""

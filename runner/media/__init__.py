@@ -1,21 +1,21 @@
-"""Pictures: from the bytes of a file to rows of a text model's prompt. A wing: text needs none of it.
+"""Pictures and sounds: from the bytes of a file to rows of a text model's prompt. A wing: text needs none of it.
 
 `wing.MediaWing` gives an engine what `open` makes, once: a `MediaSupport`, which is the `Vision` of requests on
 any thread, and a `MediaEncoder`, which makes the `PromptMedia` of the engine thread. A request with media is
-expanded off the engine thread, its pixels come from a process of their own, and its features are computed between two
-slices. A fault here costs pictures, never text.
+expanded off the engine thread, its rows come from a process of their own, and its features are computed between two
+slices. A fault here costs pictures or sound, never text.
 
 | read in this order | |
 | --- | --- |
-| `wing`, `open` | gives an engine its pictures; opens what a model sees with, or says why it sees nothing |
-| `support`, `prompt` | a prompt with markers and media to ids, keys and positions; the names of pictures in caches |
+| `wing`, `open`, `facts` | gives an engine its media; opens what a model sees and hears with, or says why it does not |
+| `support`, `prompt` | a prompt with markers and media to ids, keys and positions; the names of media in caches |
 | `header` | the format and size of a file, by a bounded walk before any decoder |
-| `pixels`, `decode_process`, `picture` | decodes within limits; only that process imports Pillow |
+| `rows`, `decode_process`, `picture` | decodes within limits; only that process imports Pillow |
 | `sound_header`, `hearing`, `sound` | the same of a sound: its header; its pieces and tokens in each family; its rows |
 | `families`, `geometry` | what each family of models makes of a picture: its size, its rows, the tokens around it |
 | `towers` | the encoders: rows to features, a piece at a time |
 | `encoder`, `forward` | features into a prompt, and a text model's forward over them |
 
-Owners: `towers`, `encoder`, `forward` and `open` belong to the engine thread and know MLX. Any thread may call the
-rest, which knows no MLX; `MediaNames` and `RowStore` have locks.
+Owners: `towers`, `encoder`, `forward`, `open` and `facts` belong to the engine thread and know MLX. Any thread may call
+the rest, which knows no MLX; `MediaNames` and `RowStore` have locks.
 """

@@ -1,4 +1,4 @@
-"""Forwards of a text model over a prompt with pictures, and over answers after one."""
+"""Forwards of a text model over a prompt with media, and over answers after one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +13,7 @@ from mlx.nn.layers.quantized import QuantizedEmbedding
 from runner.errors import ModelError
 from runner.model.weights.parameters import replace_submodule
 
-# --- An embedding table in which some rows of a forward are replaced by features of pictures.
+# --- An embedding table in which some rows of a forward are replaced by features of media.
 
 
 class Rows(NamedTuple):
@@ -22,6 +22,8 @@ class Rows(NamedTuple):
     start: int
     stop: int
     features: mx.array
+    one_way: bool = False
+    """Each of them sees those before it alone, also where the tokens of a picture see each other."""
 
 
 class MediaEmbedding(Module):
@@ -38,7 +40,7 @@ class MediaEmbedding(Module):
         """Returns the embeddings [1, L, width]."""
         found = cast("mx.array", self.table(ids))
         parts, at = [], 0
-        for start, stop, features in self._rows:
+        for start, stop, features, _ in self._rows:
             parts += [found[:, at:start], (features / self._scale).astype(found.dtype)[None]]
             at = stop
         return mx.concatenate([*parts, found[:, at:]], axis=1)
@@ -68,7 +70,7 @@ def with_blocks(make_mask: MakeMask, blocks: Sequence[Rows]) -> MakeMask:
         queries = mx.arange(count)[:, None]
         keys = mx.arange(-before, count)[None]
         near = keys > queries - window_size if window_size else mx.array(True)
-        for start, stop, _ in blocks:
+        for start, stop, *_ in blocks:
             inside = (queries >= start) & (queries < stop) & (keys >= start) & (keys < stop)
             causal = causal | (inside & near)
         return causal
@@ -136,7 +138,7 @@ _SLIDING = "sliding_attention"
 
 
 class MediaForward:
-    """The parts of one text model that pictures replace for the time of a forward.
+    """The parts of one text model that media replace for the time of a forward.
 
     Without rows, positions and shifts a forward only calls the model.
     """
@@ -173,8 +175,9 @@ class MediaForward:
         with ExitStack() as stack:
             if rows:
                 stack.enter_context(self._embedding(rows))
-                if self._sliding is not None:
-                    stack.enter_context(_blocks(layers[self._sliding], rows))
+                blocks = [each for each in rows if not each.one_way]
+                if self._sliding is not None and blocks:
+                    stack.enter_context(_blocks(layers[self._sliding], blocks))
             if positions is not None:
                 stack.enter_context(self._ropes(self._rope_for(positions)))
             return forward(ids, layers)

@@ -153,7 +153,7 @@ def kind_of(data: bytes) -> str:
 
     Pictures of formats that are not served count as pictures, so that the refusal can name the format.
     """
-    if data.startswith(b"ID3") or (data.startswith(b"RIFF") and data[8:12] == b"WAVE"):
+    if data.startswith((b"ID3", b"fLaC", b"OggS")) or (data.startswith(b"RIFF") and data[8:12] == b"WAVE"):
         return AUDIO
     if format_of(data):
         return IMAGE

@@ -1,42 +1,46 @@
-"""Opens the sight of a model: the tower, the preparation of pictures, and the forward that takes them.
+"""Opens the sight and the hearing of a model: towers, the preparation of media, and the forward that takes them.
 
-Whatever is wrong with a tower costs pictures only: the text model is served, and says why it sees none.
+Whatever is wrong with a tower costs its kind of media only: the text model is served, and says why it takes none.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import isqrt
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from runner.engine.parts import Examined, Facts, Parts
+from runner.engine.parts import Parts
 from runner.engine.request import NoVision, Vision
-from runner.errors import MediaError, ModelError, RunnerError
+from runner.errors import ModelError, RunnerError
 from runner.logs import Log
 from runner.media.encoder import MediaEncoder
-from runner.media.families import Family
+from runner.media.families import Around, Family
 from runner.media.forward import MediaForward
-from runner.media.header import MAX_PIXELS
+from runner.media.header import AUDIO, IMAGE
 from runner.media.prompt import MediaNames
 from runner.media.rows import RowStore
-from runner.media.support import MediaSupport
-from runner.media.towers.load import PREPROCESSOR, TowerPlan, load_tower, plan_tower, plan_weights
-from runner.media.towers.tower import Tower
+from runner.media.support import Hearing, MediaSupport
+from runner.media.towers.load import (
+    PREPROCESSOR,
+    SOUND_TOWERS,
+    TowerPlan,
+    load_tower,
+    plan_sound_tower,
+    plan_tower,
+)
+from runner.media.towers.tower import SoundTower, Tower
 from runner.model import OpenedModel
 from runner.model.config import text_config
-from runner.model.inspect import contents
 from runner.model.vlm.source import NOT_INSTALLED, Choice, blindness
-from runner.settings import CheckSettings
-from runner.sizes import counted, shown
 from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
 _SECTIONS = [11, 11, 10]
 """Of a config that names none; as in mlx-lm."""
+Opened = TypeVar("Opened")
 
 
 class Sight(NamedTuple):
-    """The parts that a model sees with: one for any thread, one for the engine thread. None if it sees nothing, for
-    which `why` is the reason if it is not simply a text model."""
+    """The parts that a model sees and hears with: one for any thread, one for the engine thread. None if it does
+    neither, for which `why` is the reason if it is not simply a text model."""
 
     support: MediaSupport | None = None
     encoder: MediaEncoder | None = None
@@ -49,59 +53,129 @@ class Sight(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of decoded pictures, and of what decodes one at present. Any thread may ask."""
+        """The bytes of decoded media, and of what decodes one at present. Any thread may ask."""
         return 0 if self.support is None else self.support.store.nbytes
 
     def drop_features(self) -> None:
-        """Frees what pictures take: features that are kept for later prompts, and pixels that no tower reads yet."""
+        """Frees what media take: features that are kept for later prompts, and rows that no tower reads yet."""
         if self.support is not None:
             self.support.store.give_way()
         if self.encoder is not None:
             self.encoder.clear()
 
 
-def open_sight(parts: Parts) -> Sight:
-    """Loads the tower of a model that has one, on the engine thread.
+class Seeing(NamedTuple):
+    """What the files of a model say about its pictures."""
 
-    Without sight if anything is wrong with the tower or the files about it: the log says what."""
-    plan = plan_tower(parts.model)
+    family: Family
+    start: int
+    soft: int
+    end: int
+    sections: Sequence[int]
+    """The numbers of frequencies that turn by time, row and column; empty for positions of one channel."""
+
+
+def open_sight(parts: Parts) -> Sight:
+    """Loads the towers of a model that has some, on the engine thread.
+
+    Without sight if anything is wrong with all of them, or the files about them: the log says what."""
+    plan, sound_plan = plan_tower(parts.model), plan_sound_tower(parts.model)
     if parts.settings.no_media:
         return Sight(why="the runner was started with --no-media")
-    if plan is None:
+    if plan is None and sound_plan is None:
         return Sight(why="" if blindness(parts.model.config, Choice.of(parts.settings)) else NOT_INSTALLED)
+    faults: dict[str, str] = {}
+    seen = plan and _unless_faulty(lambda: _open_pictures(parts, plan), faults, IMAGE)
+    heard = sound_plan and _unless_faulty(lambda: _open_sounds(parts, sound_plan), faults, AUDIO)
+    if seen is None and heard is None:
+        return Sight(why="; ".join(faults.values()))
+    seeing, forward, tower = seen or (None, None, None)
+    hearing, sound_tower = heard or (None, None)
+    support = supported(parts.model, seeing, hearing, faults)
+    forward = forward or MediaForward(parts.loaded.module)
+    encoder = MediaEncoder(
+        tower,
+        support.store,
+        forward,
+        partial(parts.post, None),
+        splits=seeing is None or seeing.family.splits,
+        sound_tower=sound_tower,
+    )
+    return Sight(support, encoder)
+
+
+def supported(
+    model: OpenedModel, seeing: Seeing | None, hearing: Hearing | None, faults: Mapping[str, str]
+) -> MediaSupport:
+    """Returns what requests are prepared with. `faults` are the reasons why kinds of media are not taken."""
+    none = "this model does not support {} input"
+    refusals = {kind: f"{none.format(kind)}: {why}" for kind, why in faults.items()}
+    if seeing is None:
+        refusals.setdefault(IMAGE, none.format(IMAGE))
+    if hearing is None and model.family.module in SOUND_TOWERS:
+        refusals.setdefault(AUDIO, none.format(AUDIO))
+    family, start, soft, end, _ = seeing or (None, -1, -1, -1, ())
+    return MediaSupport(family, start, soft, end, MediaNames(), RowStore(family), hearing, refusals)
+
+
+def _unless_faulty(load: Callable[[], Opened], faults: dict[str, str], kind: str) -> Opened | None:
+    """Returns what `load` returns. None if it fails: the log says why, and so do `faults`."""
+    name, what = {IMAGE: ("vision", "the model sees no pictures"), AUDIO: ("hearing", "the model hears nothing")}[kind]
     try:
-        support, sections = prepare(parts.model, plan, parts.tokenizer)
-        family = support.family
-        forward = MediaForward(parts.loaded.module, sections=sections, sees_both_ways=family.bidirectional)
-        tower = load_tower(plan, parts.settings.dtype, parts.free_bytes)
+        return load()
     except RunnerError as error:
-        log.warning("the model sees no pictures", why=str(error))
-        return Sight(why=f"its vision is unavailable: {error}")
+        log.warning(what, why=str(error))
+        faults[kind] = f"its {name} is unavailable: {error}"
+        return None
+
+
+def _open_pictures(parts: Parts, plan: TowerPlan[Tower]) -> tuple[Seeing, MediaForward, Tower]:
+    seeing = seeing_of(parts.model, plan, parts.tokenizer)
+    both_ways = seeing.family.bidirectional
+    forward = MediaForward(parts.loaded.module, sections=seeing.sections, sees_both_ways=both_ways)
+    tower = load_tower(plan, parts.settings.dtype, parts.free_bytes)
     log.info("the model sees pictures", tower=plan.family, bytes=plan.nbytes)
-    wake = partial(parts.post, None)
-    return Sight(support, MediaEncoder(tower, support.store, forward, wake, splits=family.splits))
+    return seeing, forward, tower
 
 
-def prepare(model: OpenedModel, plan: TowerPlan[Tower], tokenizer: Tokenizer) -> tuple[MediaSupport, Sequence[int]]:
-    """Returns what the files say about the pictures of a model with this tower: its support, and the numbers of
-    frequencies that turn by time, row and column, empty for positions of one channel.
+def _open_sounds(parts: Parts, plan: TowerPlan[SoundTower]) -> tuple[Hearing, SoundTower]:
+    hearing = hearing_of(parts.model, plan, parts.tokenizer)
+    tower = load_tower(plan, parts.settings.dtype, parts.free_bytes)
+    log.info("the model hears", tower=plan.family, bytes=plan.nbytes)
+    return hearing, tower
+
+
+def seeing_of(model: OpenedModel, plan: TowerPlan[Tower], tokenizer: Tokenizer) -> Seeing:
+    """Returns what the files say about the pictures of a model with this tower.
 
     Raises ModelError for any fault, say a token that stands for pictures and is missing.
     """
     if plan.fault:
         raise ModelError(plan.fault)
     family = plan.kind.family.from_config(model.config, model.json_file(PREPROCESSOR))
-    start, soft, end = (_id(token, tokenizer) for token in family.around(model.config))
-    support = MediaSupport(family, start, soft, end, MediaNames(), RowStore(family))
-    return support, _sections(model) if family.mrope else ()
+    start, soft, end = _ids(family.around(model.config), tokenizer, "pictures")
+    return Seeing(family, start, soft, end, _sections(model) if family.mrope else ())
 
 
-def _id(token: int | str, tokenizer: Tokenizer) -> int:
+def hearing_of(model: OpenedModel, plan: TowerPlan[SoundTower], tokenizer: Tokenizer) -> Hearing:
+    """Returns what the files say about the sounds of a model with this tower. Raises as `seeing_of`."""
+    if plan.fault:
+        raise ModelError(plan.fault)
+    family = plan.kind.family.from_config(model.config)
+    return Hearing(family, *_ids(family.around(model.config), tokenizer, "sounds"))
+
+
+def _ids(around: Around, tokenizer: Tokenizer, what: str) -> tuple[int, int, int]:
+    start, soft, end = (_id(token, tokenizer, what) for token in around)
+    return start, soft, end
+
+
+def _id(token: int | str, tokenizer: Tokenizer, what: str) -> int:
     if isinstance(token, int):
         return token
     ids = tokenizer.encode_without_bos(token)
     if len(ids) != 1:
-        raise ModelError(f"the tokenizer has no token {token!r}, which stands for pictures")
+        raise ModelError(f"the tokenizer has no token {token!r}, which stands for {what}")
     return ids[0]
 
 
@@ -112,72 +186,3 @@ def _sections(model: OpenedModel) -> Sequence[int]:
     if not (isinstance(sections, list) and len(sections) == 3 and all(type(each) is int for each in sections)):
         raise ModelError(f"config.json: mrope_section: want three numbers, found {sections!r}")
     return sections
-
-
-# --- The line of `mlx-runner check`, from headers alone.
-
-_WIDTH = isqrt(MAX_PIXELS)
-_HEIGHTS = range(250, _WIDTH + 1, 250)
-"""Heights that are tried for a picture of that width: the shape decides how many tokens fit into a budget."""
-
-
-class MediaFacts(Facts, frozen=True, kw_only=True):
-    """If the model sees none, `why` says why and the other fields are None; of mlx-vlm's models `tower` alone is known
-    without loading them."""
-
-    sees: bool
-    why: str | None = None
-    tower: str | None = None
-    blocks: int | None = None
-    dtype: str | None = None
-    bytes: int | None = None
-    """The tower's weights in memory."""
-    tokens: int | None = None
-    """The most soft tokens of one picture."""
-
-    @property
-    def text(self) -> str:
-        if not self.sees:
-            return f"no: {self.why or ''}"
-        if self.bytes is None:
-            return f"yes (with {self.tower})"
-        blocks = f"{counted(self.blocks, 'block')}, " if self.blocks else ""
-        return (
-            f"yes ({self.tower} tower, {blocks}{self.dtype}, {shown(self.bytes)}; up to"
-            f" {counted(self.tokens or 0, 'token')} a picture)"
-        )
-
-
-def media_facts(settings: CheckSettings, found: Examined) -> MediaFacts:
-    """Returns whether a model would see."""
-    model, plan = found.model, plan_tower(found.model)
-    blind = blindness(model.config, Choice.of(settings))
-    if model.family.of_mlx_vlm or (plan is None and not blind):
-        why = blind if model.family.of_mlx_vlm else NOT_INSTALLED
-        return MediaFacts(sees=False, why=why) if why else MediaFacts(sees=True, tower=model.family.import_name)
-    if plan is None:
-        family = f"pictures are not known here for the family {model.family.module}"
-        return MediaFacts(sees=False, why=family if model.has_vision else "a text model")
-    try:
-        support, _ = prepare(model, plan, found.tokenizer)
-        tower, types = plan_weights(plan, settings.dtype, found.budget_bytes)
-    except ModelError as error:
-        return MediaFacts(sees=False, why=str(error))
-    amounts, _ = contents(tower, types)
-    return MediaFacts(
-        sees=True,
-        tower=plan.family,
-        blocks=plan.blocks,
-        dtype=types.computes,
-        bytes=sum(amount.bytes for amount in amounts),
-        tokens=max(_tokens(support.family)),
-    )
-
-
-def _tokens(family: Family) -> Iterator[int]:
-    """Yields the numbers of soft tokens of large pictures."""
-    for height in _HEIGHTS:
-        try:
-            yield family.geometry(_WIDTH, height).tokens
-        except MediaError:  # too narrow, or too wide
-            continue

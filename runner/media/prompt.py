@@ -1,20 +1,23 @@
-"""Prompts with pictures: markers become tokens, and every picture gets a name that no other picture has.
+"""Prompts with media: markers become tokens, and every item gets a name that no other item has.
 
 A prompt has two forms of the same length. Its *ids* are what the sampler counts and what the forward looks up. Its
-*keys* are what the caches compare: at the soft tokens of a picture they are the picture's name, a negative number, so
-that two prompts part where their pictures differ. Everything here is immutable but `MediaNames`; any thread may read
+*keys* are what the caches compare: at the soft tokens of an item they are the item's name, a negative number, so that
+two prompts part where their media differ. Everything here is immutable but `MediaNames`; any thread may read
 it.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from runner.media.geometry import Geometry
-from runner.media.header import Header
+from runner.media.header import AUDIO, IMAGE, Header
+from runner.media.hearing import Clip, SoundFamily
+from runner.media.sound_header import SoundHeader
 
 _MARKER = re.compile(r"\[img-([0-9]+)\]")
 _MOST_NAMES = 1 << 16
@@ -23,38 +26,73 @@ _MOST_DIGITS = 20
 
 
 class Marker(NamedTuple):
-    """The place of a picture in a text."""
+    """The place of an item in a text."""
 
     id: int
 
 
-@dataclass(frozen=True, eq=False)
-class Picture:
-    """A picture that a prompt shows: its file, still encoded, and how large it will be."""
+class Item(ABC):
+    """A picture or a sound that a prompt shows: its file, still encoded, and how large it will be."""
 
+    kind: ClassVar[str]
+    data: bytes
+    name: int
+    """Negative: that of the same bytes, prepared in the same way, and of no other item."""
+
+    @property
+    @abstractmethod
+    def tokens(self) -> int:
+        """Its soft tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picture(Item):
+    """A picture."""
+
+    kind: ClassVar[str] = IMAGE
     data: bytes
     header: Header
     geometry: Geometry
     name: int
-    """Negative: that of the same bytes, prepared in the same way, and of no other picture."""
     ids: Sequence[int] = ()
     """The tokens in its place; empty if all are the same soft token."""
 
+    @property
+    def tokens(self) -> int:
+        return self.geometry.tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Sound(Item):
+    """A sound. Without a clip it has to be decoded before its length is known."""
+
+    kind: ClassVar[str] = AUDIO
+    data: bytes
+    header: SoundHeader
+    family: SoundFamily
+    clip: Clip | None
+    name: int
+
+    @property
+    def tokens(self) -> int:
+        """Its soft tokens; 1, the fewest that there can be, while it has no clip."""
+        return 1 if self.clip is None else self.clip.tokens
+
 
 class Span(NamedTuple):
-    """The soft tokens of one picture in a prompt, from `start` to `stop`."""
+    """The soft tokens of one item in a prompt, from `start` to `stop`."""
 
     start: int
     stop: int
-    picture: Picture
+    item: Item
 
 
 class MediaNames:
-    """Names for pictures, by the digests of what they look like to the model. Never uses a name twice; forgetting an
+    """Names for media, by the digests of what they look like to the model. Never uses a name twice; forgetting an
     old one costs a miss in the cache, never a wrong hit."""
 
     def __init__(self, most: int = _MOST_NAMES) -> None:
-        """Remembers the last `most` pictures."""
+        """Remembers the last `most` items."""
         self._most = most
         self._names: OrderedDict[bytes, int] = OrderedDict()
         self._digests: dict[int, bytes] = {}
@@ -62,7 +100,7 @@ class MediaNames:
         self._lock = Lock()
 
     def name_of(self, digest: bytes) -> int:
-        """Returns the name of the picture with this digest."""
+        """Returns the name of the item with this digest."""
         with self._lock:
             name = self._names.get(digest)
             if name is None:
@@ -75,22 +113,26 @@ class MediaNames:
             return name
 
     def digest_of(self, name: int) -> bytes | None:
-        """Returns the digest of the picture of this name; None if it is forgotten."""
+        """Returns the digest of the item of this name; None if it is forgotten."""
         return self._digests.get(name)
 
 
 class MediaPrompt:
-    """The tokens of a prompt with pictures."""
+    """The tokens of a prompt with media."""
 
-    def __init__(self, parts: Sequence[Sequence[int] | Picture], soft_id: int, *, mrope: bool = False) -> None:
-        """`parts` are the ids of texts, and pictures. With `mrope` the positions of soft tokens have three channels."""
+    def __init__(
+        self, parts: Sequence[Sequence[int] | Item], soft_id: int, sound_id: int = -1, *, mrope: bool = False
+    ) -> None:
+        """`parts` are the ids of texts, and items. `soft_id` stands in the places of pictures, `sound_id` in those of
+        sounds. With `mrope` the positions of soft tokens have three channels; then there are no sounds."""
         self.ids: list[int] = []
         self.keys: list[int] = []
         spans = []
         for part in parts:
-            if isinstance(part, Picture):
-                start, tokens = len(self.ids), part.geometry.tokens
-                self.ids += part.ids or [soft_id] * tokens
+            if isinstance(part, Item):
+                start, tokens = len(self.ids), part.tokens
+                own = part.ids if isinstance(part, Picture) else [sound_id] * tokens
+                self.ids += own or [soft_id] * tokens
                 self.keys += [part.name] * tokens
                 spans.append(Span(start, start + tokens, part))
             else:
@@ -104,11 +146,11 @@ class MediaPrompt:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the pictures' files."""
-        return sum({id(span.picture): len(span.picture.data) for span in self.spans}.values())
+        """The bytes of the files."""
+        return sum({id(span.item): len(span.item.data) for span in self.spans}.values())
 
     def next_span(self, offset: int) -> Span | None:
-        """Returns the first picture that is not wholly before an offset."""
+        """Returns the first item that is not wholly before an offset."""
         return next((span for span in self.spans if span.stop > offset), None)
 
     def positions(self, start: int, stop: int) -> list[list[int]] | None:
@@ -128,15 +170,16 @@ class MediaPrompt:
         rows: list[int] = []
         columns: list[int] = []
         counter = at = 0
-        for start, stop, picture in self.spans:
+        for start, stop, item in self.spans:
+            geometry = _geometry(item)
             text = range(counter, counter + start - at)
             counter += start - at
-            width = picture.geometry.token_columns
+            width = geometry.token_columns
             tokens = range(stop - start)
             times += [*text, *(counter for _ in tokens)]
             rows += [*text, *(counter + token // width for token in tokens)]
             columns += [*text, *(counter + token % width for token in tokens)]
-            counter += max(picture.geometry.token_rows, width)
+            counter += max(geometry.token_rows, width)
             at = stop
         rest = range(counter, counter + len(self.ids) - at)
         return [*times, *rest], [*rows, *rest], [*columns, *rest]
@@ -154,4 +197,10 @@ def split_markers(prompt: str) -> Iterator[str | Marker]:
 
 def _advance(span: Span) -> int:
     """Returns how far a picture moves the counter of positions on."""
-    return max(span.picture.geometry.token_rows, span.picture.geometry.token_columns)
+    geometry = _geometry(span.item)
+    return max(geometry.token_rows, geometry.token_columns)
+
+
+def _geometry(item: Item) -> Geometry:
+    assert isinstance(item, Picture)
+    return item.geometry

@@ -1,43 +1,54 @@
-"""Has pictures decoded by a process of its own, one at a time, and keeps what was decoded last."""
+"""Has media decoded by a process of its own, one at a time, and keeps what was decoded last."""
 
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
+from typing import TYPE_CHECKING, TypeAlias
 
 from runner.errors import MediaError
-from runner.media.decode_process import DecodeProcess, decode_bytes
+from runner.media.decode_process import DecodeProcess, decode_bytes, sound_bytes
 from runner.media.families import Family
 from runner.media.geometry import Pixels
-from runner.media.prompt import Picture
+from runner.media.hearing import Clip
+from runner.media.prompt import Item, Picture, Sound
+from runner.media.sound_header import MEL_BINS
 from runner.sizes import shown
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+MediaRows: TypeAlias = "Pixels | npt.NDArray[np.float32]"
+"""What a tower takes: rows of pixels [patches, values], or of numbers [rows, values]."""
 _MOST_BYTES = 128 << 20
 _MOST_NAMES = 1 << 16
 
 
 class RowStore:
-    """The rows that a tower takes, of pictures that requests show. Any thread may use it.
+    """The rows that a tower takes, of media that requests show. Any thread may use it.
 
-    Every picture is decoded before its request is taken, so that a damaged one is refused in time; only one that was
+    Every item is decoded before its request is taken, so that a damaged one is refused in time; only one that was
     decoded before is taken as it is. Rows for which there is no room are dropped, and decoded again when they are
-    needed: requests that wait hold files, not pixels.
+    needed: requests that wait hold files, not rows.
     """
 
-    def __init__(self, family: Family, most_bytes: int = _MOST_BYTES, decoder: DecodeProcess | None = None) -> None:
-        """Keeps at most `most_bytes` of rows."""
+    def __init__(
+        self, family: Family | None, most_bytes: int = _MOST_BYTES, decoder: DecodeProcess | None = None
+    ) -> None:
+        """Prepares pictures as `family` does, sounds as they say themselves. Keeps at most `most_bytes` of rows."""
         self.room_bytes: int | None = None
-        """The most that decoding a picture may take; None: whatever its size explains."""
+        """The most that decoding an item may take; None: whatever its size explains."""
         self._family = family
         self._most_bytes = most_bytes
         self._decoder = decoder or DecodeProcess()
-        self._decoding_bytes = 0  # the most that the current picture takes
-        self._gives_way = False  # the current picture must end
-        self._thread = ThreadPoolExecutor(1, "pixels")
+        self._decoding_bytes = 0  # the most that the current item takes
+        self._gives_way = False  # the current item must end
+        self._thread = ThreadPoolExecutor(1, "decode")
         self._lock = Lock()
-        self._rows: OrderedDict[int, Pixels] = OrderedDict()
-        self._wanted: set[int] = set()  # names of pictures whose rows are to be kept when they are decoded
-        self._sound: OrderedDict[int, None] = OrderedDict()  # names of pictures that were decoded without an error
+        self._rows: OrderedDict[int, MediaRows] = OrderedDict()
+        self._wanted: set[int] = set()  # names of items whose rows are to be kept when they are decoded
+        self._good: OrderedDict[int, Clip | None] = OrderedDict()  # items that were decoded without an error
         self._held_bytes = 0
 
     def close(self) -> None:
@@ -51,11 +62,11 @@ class RowStore:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of rows that are kept, and the most that the current picture takes while it is decoded."""
+        """The bytes of rows that are kept, and the most that the current item takes while it is decoded."""
         return self._held_bytes + self._decoding_bytes
 
     def give_way(self) -> None:
-        """Drops the rows that are kept, and ends the current picture, which is refused: others need the memory."""
+        """Drops the rows that are kept, and ends the current item, which is refused: others need the memory."""
         with self._lock:
             self._rows.clear()
             self._held_bytes = 0
@@ -63,89 +74,109 @@ class RowStore:
             self._gives_way = True
             self._decoding_bytes = 0
 
-    def is_sound(self, picture: Picture) -> bool:
-        """Returns True if the picture was decoded before."""
+    def is_good(self, item: Item) -> bool:
+        """Returns True if the item was decoded before."""
         with self._lock:
-            return picture.name in self._sound
+            return item.name in self._good
 
-    def rows(self, picture: Picture, left: Callable[[], bool]) -> "Future[Pixels]":
-        """Returns the rows of a picture, uint8 [patches, values], which are forgotten here once they are taken.
+    def clip(self, name: int) -> Clip | None:
+        """Returns what decoding said about the sound of this name; None if it was not decoded before."""
+        with self._lock:
+            return self._good.get(name)
 
-        The future raises MediaError for a damaged picture, and once `left` returns True.
+    def rows(self, item: Item, left: Callable[[], bool]) -> "Future[MediaRows]":
+        """Returns the rows of an item, which are forgotten here once they are taken.
+
+        The future raises MediaError for a damaged item, and once `left` returns True.
         """
-        rows = self._taken(picture)
+        rows = self._taken(item)
         if rows is None:
-            return self._thread.submit(self._decoded, picture, left)
-        found: Future[Pixels] = Future()
+            return self._thread.submit(self._decoded, item, left)
+        found: Future[MediaRows] = Future()
         found.set_result(rows)
         return found
 
-    def drop(self, picture: Picture) -> None:
-        """Forgets the rows of a picture, which a request that has ended would have taken. If it is being decoded, they
+    def drop(self, item: Item) -> None:
+        """Forgets the rows of an item, which a request that has ended would have taken. If it is being decoded, they
         are not kept."""
-        self._taken(picture)
+        self._taken(item)
 
-    def check(self, picture: Picture, left: Callable[[], bool]) -> "Future[None]":
-        """Decodes a picture, and keeps its rows while there is room. The future raises MediaError as for `rows`."""
+    def check(self, item: Item, left: Callable[[], bool]) -> "Future[None]":
+        """Decodes an item, and keeps its rows while there is room. The future raises MediaError as for `rows`."""
         with self._lock:
-            self._wanted.add(picture.name)
-        return self._thread.submit(self._keep, picture, left)
+            self._wanted.add(item.name)
+        return self._thread.submit(self._keep, item, left)
 
     def needed_bytes(self, picture: Picture) -> int:
         """Returns the most bytes that decoding a picture takes at once."""
         return decode_bytes(picture.header, picture.geometry, len(picture.data))
 
-    def made(self, picture: Picture, left: Callable[[], bool]) -> "Pixels":
+    def made(self, picture: Picture, left: Callable[[], bool]) -> "MediaRows":
         """Decodes a picture, and returns its rows. Raises MediaError, and once `left` returns True."""
         import numpy as np
 
+        assert self._family is not None
         geometry = picture.geometry
         found = self._decoder.decode(picture.data, picture.header, geometry, self._family.alpha, left)
         pixels = np.frombuffer(found, np.uint8).reshape(geometry.height, geometry.width, 3)
         return self._family.patches(pixels, geometry)
 
-    def _taken(self, picture: Picture) -> "Pixels | None":
+    def _taken(self, item: Item) -> "MediaRows | None":
         with self._lock:
-            self._wanted.discard(picture.name)
-            rows = self._rows.pop(picture.name, None)
+            self._wanted.discard(item.name)
+            rows = self._rows.pop(item.name, None)
             self._held_bytes -= 0 if rows is None else rows.nbytes
             return rows
 
-    def _keep(self, picture: Picture, left: Callable[[], bool]) -> None:
-        if self.is_sound(picture):
+    def _keep(self, item: Item, left: Callable[[], bool]) -> None:
+        if self.is_good(item):
             return
-        rows = self._decoded(picture, left)
+        rows = self._decoded(item, left)
         with self._lock:
-            if picture.name not in self._wanted:
+            if item.name not in self._wanted:
                 return
-            self._wanted.remove(picture.name)
-            self._rows[picture.name] = rows
+            self._wanted.remove(item.name)
+            self._rows[item.name] = rows
             self._held_bytes += rows.nbytes
             while self._held_bytes > self._most_bytes:
                 _, dropped = self._rows.popitem(last=False)
                 self._held_bytes -= dropped.nbytes
 
-    def _decoded(self, picture: Picture, left: Callable[[], bool]) -> "Pixels":
-        header = picture.header
-        needed = self.needed_bytes(picture)
+    def _decoded(self, item: Item, left: Callable[[], bool]) -> "MediaRows":
+        assert isinstance(item, Picture | Sound)
+        if isinstance(item, Picture):
+            needed = self.needed_bytes(item)
+            what = f"a picture of {item.header.width} x {item.header.height} pixels"
+        else:
+            needed = sound_bytes(item.header)
+            what = f"a sound of {item.header.frames / item.header.rate:.0f} seconds"
         if self.room_bytes is not None and needed > self.room_bytes:
             raise MediaError(
-                f"there is no room to decode a picture of {header.width} x {header.height} pixels: that takes about"
-                f" {shown(needed)}, and the model leaves {shown(self.room_bytes)} of the budget. Send a smaller one, or"
-                " give the runner more (--memory)"
+                f"there is no room to decode {what}: that takes about {shown(needed)}, and the model leaves"
+                f" {shown(self.room_bytes)} of the budget. Send a smaller one, or give the runner more (--memory)"
             )
         self._gives_way = False
         self._decoding_bytes = needed
         try:
-            rows = self.made(picture, lambda: self._gives_way or left())
+            rows, clip = self._decode(item, lambda: self._gives_way or left())
         except MediaError:
             if self._gives_way:
-                raise MediaError("there is no room to decode a picture beside what runs: send it again later") from None
+                medium = "a picture" if isinstance(item, Picture) else "a sound"
+                raise MediaError(f"there is no room to decode {medium} beside what runs: send it again later") from None
             raise
         finally:
             self._decoding_bytes = 0
         with self._lock:
-            self._sound[picture.name] = None
-            if len(self._sound) > _MOST_NAMES:
-                self._sound.popitem(last=False)
+            self._good[item.name] = clip
+            if len(self._good) > _MOST_NAMES:
+                self._good.popitem(last=False)
         return rows
+
+    def _decode(self, item: Picture | Sound, left: Callable[[], bool]) -> "tuple[MediaRows, Clip | None]":
+        if isinstance(item, Picture):
+            return self.made(item, left), None
+        import numpy as np
+
+        lengths, found = self._decoder.decode_sound(item.data, item.header, item.family.frame_samples, left)
+        width = item.family.frame_samples or MEL_BINS
+        return np.frombuffer(found, np.float32).reshape(-1, width), item.family.clip_of(lengths)

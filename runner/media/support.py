@@ -1,39 +1,40 @@
-"""What a model that sees makes of requests: markers become tokens, from headers alone, and pixels are decoded.
+"""What a model that sees or hears makes of requests: markers become tokens, from headers alone, and media are decoded.
 
 Nothing here runs on the engine thread.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from protocol import Media
-from runner.engine.request import ShownPrompt
+from runner.engine.request import ShownPrompt, UnmeasuredError
 from runner.errors import MediaError, RequestError
 from runner.logs import Log
 from runner.media.families import Family
-from runner.media.geometry import Geometry
-from runner.media.header import IMAGE, kind_of, read_header
-from runner.media.prompt import Marker, MediaNames, MediaPrompt, Picture, split_markers
+from runner.media.header import AUDIO, IMAGE, kind_of, read_header
+from runner.media.hearing import SoundFamily
+from runner.media.prompt import Item, Marker, MediaNames, MediaPrompt, Picture, Sound, split_markers
 from runner.media.rows import RowStore
+from runner.media.sound_header import read_sound_header
 from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
 
-# --- The name of a prepared picture in caches: equal names only for pictures that give equal soft tokens.
+# --- The name of a prepared item in caches: equal names only for media that give equal soft tokens.
 
 DIGEST_BYTES = 32
 
 
-def digest(kind: str, family: str, version: int, geometry: Geometry, data: bytes) -> bytes:
-    """Returns 256 bits over what an item is made of: its kind, who prepares it and how, its size, and its bytes.
+def digest(kind: str, family: str, version: int, sizes: Sequence[int], data: bytes) -> bytes:
+    """Returns 256 bits over what an item is made of: its kind, who prepares it and how, to which sizes, and its bytes.
 
-    `family` and `version` are those of a family in `runner.media.families`. Each part is preceded by its length, so
-    no two lists of parts make the same stream. Bytes after the end of a picture count: a miss at worst.
+    `family` and `version` are those of a family in `runner.media.families` or `hearing`. Each part is preceded by its
+    length, so no two lists of parts make the same stream. Bytes after the end of an item count: a miss at worst.
     """
-    numbers = ",".join(map(str, (version, *geometry)))
+    numbers = ",".join(map(str, (version, *sizes)))
     state = blake2b(digest_size=DIGEST_BYTES, person=b"runner.media")
     for part in (kind.encode(), family.encode(), numbers.encode(), data):
         state.update(len(part).to_bytes(8, "little"))
@@ -41,21 +42,35 @@ def digest(kind: str, family: str, version: int, geometry: Geometry, data: bytes
     return state.digest()
 
 
+class Hearing(NamedTuple):
+    """What a model makes of sounds."""
+
+    family: SoundFamily
+    start: int
+    soft: int
+    end: int
+    """The ids around and in the place of a sound's soft tokens."""
+
+
 @dataclass(frozen=True)
 class MediaSupport:
-    """The `Vision` of a model that sees. Any thread may use it."""
+    """The `Vision` of a model that sees or hears. Any thread may use it."""
 
     sees: ClassVar[bool] = True
-    family: Family
+    family: Family | None
+    """That of its pictures; None if it only hears."""
     start: int
     soft: int
     end: int
     """The ids around and in the place of a picture's soft tokens."""
     names: MediaNames
     store: RowStore
+    hearing: Hearing | None = None
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    """Kind of media -> the text with which it is refused."""
 
     def check(self, media: Sequence[Media]) -> None:
-        """Takes all media; `expand` refuses those that are not pictures."""
+        """Takes all media; `expand` refuses those of other kinds."""
 
     def expand(
         self,
@@ -67,26 +82,26 @@ class MediaSupport:
         *,
         bos: bool = True,
     ) -> MediaPrompt | None:
-        """Returns the tokens of a prompt with pictures, in the words that hosts know where it cannot. None if it has no
+        """Returns the tokens of a prompt with media, in the words that hosts know where it cannot. None if it has no
         marker.
 
         Each text between markers is tokenized by itself, with `bos` the first one as a whole prompt. Stops as soon as
-        there are more than `context_length` tokens, so that the work is bounded: the pictures of such a prompt, which
-        is refused, have no names. Raises RequestError, also when `left` returns True, which is asked before
-        each picture.
+        there are more than `context_length` tokens, so that the work is bounded: the media of such a prompt, which is
+        refused, have no names. Raises RequestError, also when `left` returns True, which is asked before each item;
+        UnmeasuredError for sounds whose length only decoding tells.
         """
         items = {item.id: item for item in media}
-        seen: dict[int, Picture] = {}
+        seen: dict[int, Item] = {}
         parts: list[list[int] | Marker] = []
         count = 0
         for part in split_markers(prompt):
             if isinstance(part, Marker):
                 if left():
                     raise RequestError("the client has left")
-                picture = seen.get(part.id) or seen.setdefault(part.id, self._unnamed(part.id, items))
-                before, after = self.around(picture)
+                item = seen.get(part.id) or seen.setdefault(part.id, self._unnamed(part.id, items))
+                before, after = self._around(item)
                 parts += [[*before], part, [*after]]
-                count += picture.geometry.tokens + len(before) + len(after)
+                count += item.tokens + len(before) + len(after)
             else:
                 ids = tokenizer.encode(part) if bos and not parts else tokenizer.encode_without_bos(part)
                 parts.append(ids)
@@ -98,43 +113,75 @@ class MediaSupport:
                 log.warning("media that no marker names", ids=" ".join(map(str, sorted(unused)[:8])))
             if not seen:
                 return None
-            seen = {number: self._named(picture) for number, picture in seen.items()}
+            if unmeasured := [item for item in seen.values() if isinstance(item, Sound) and item.clip is None]:
+                raise UnmeasuredError(MediaPrompt(unmeasured, self.soft))
+            seen = {number: self._named(item) for number, item in seen.items()}
         shown = [seen[part.id] if isinstance(part, Marker) else part for part in parts]
-        return MediaPrompt(shown, self.soft, mrope=self.family.mrope)
+        sound_id = -1 if self.hearing is None else self.hearing.soft
+        mrope = self.family is not None and self.family.mrope
+        return MediaPrompt(shown, self.soft, sound_id, mrope=mrope)
 
     def around(self, picture: Picture) -> tuple[Sequence[int], Sequence[int]]:  # noqa: ARG002
         """Returns the tokens before and after a picture's own."""
         return [self.start], [self.end]
 
-    def _unnamed(self, number: int, items: Mapping[int, Media]) -> Picture:
-        """Returns a picture without its name, for which all of the file must be read."""
+    def _around(self, item: Item) -> tuple[Sequence[int], Sequence[int]]:
+        """Returns the tokens before and after an item's own."""
+        if isinstance(item, Sound):
+            assert self.hearing is not None
+            return [self.hearing.start], [self.hearing.end]
+        assert isinstance(item, Picture)
+        return self.around(item)
+
+    def _unnamed(self, number: int, items: Mapping[int, Media]) -> Item:
+        """Returns an item without its name, for which all of the file must be read."""
         item = items.get(number)
         if item is None:
             raise RequestError(f"invalid image index: {number}")
         kind = item.kind or kind_of(item.data) or IMAGE  # the header of unknown bytes says what would be read
-        if kind != IMAGE:
-            raise RequestError(f"{self.family.title} does not support {kind} input")
         try:
-            header = read_header(item.data)
-            geometry = self.family.geometry(header.width, header.height)
+            if kind == AUDIO and self.hearing is not None:
+                return self._sound(item.data, self.hearing.family)
+            if kind == IMAGE and self.family is not None:
+                header = read_header(item.data)
+                return Picture(item.data, header, self.family.geometry(header.width, header.height), 0)
         except MediaError as error:
             raise RequestError(str(error)) from error
-        return Picture(item.data, header, geometry, 0)
+        title = self.family.title if self.family is not None else "this model"
+        raise RequestError(self.refusals.get(kind, f"{title} does not support {kind} input"))
 
-    def _named(self, picture: Picture) -> Picture:
-        of = digest(IMAGE, self.family.name, self.family.version, picture.geometry, picture.data)
-        return replace(picture, name=self.names.name_of(of))
+    def _sound(self, data: bytes, family: SoundFamily) -> Sound:
+        """Returns a sound, with its name if only decoding tells its length."""
+        header = read_sound_header(data)
+        clip = family.clip(header.samples)
+        sound = Sound(data, header, family, clip, 0)
+        if clip is None:
+            name = self._named(sound).name
+            sound = replace(sound, name=name, clip=self.store.clip(name))
+        return sound
+
+    def _named(self, item: Item) -> Item:
+        if item.name:
+            return item
+        assert isinstance(item, Picture | Sound)
+        if isinstance(item, Sound):
+            family = item.family
+            of = digest(AUDIO, family.name, family.version, [family.frame_samples], item.data)
+        else:
+            assert self.family is not None
+            of = digest(IMAGE, self.family.name, self.family.version, item.geometry, item.data)
+        return replace(item, name=self.names.name_of(of))
 
     def decode(self, prompt: ShownPrompt, left: Callable[[], bool]) -> Iterator[Future[None]]:
-        for picture in _pictures(prompt):
-            if not self.store.is_sound(picture):
-                yield self.store.check(picture, left)
+        for item in _items(prompt):
+            if not self.store.is_good(item):
+                yield self.store.check(item, left)
 
     def drop(self, prompt: ShownPrompt) -> None:
-        for picture in _pictures(prompt):
-            self.store.drop(picture)
+        for item in _items(prompt):
+            self.store.drop(item)
 
 
-def _pictures(prompt: ShownPrompt) -> list[Picture]:
+def _items(prompt: ShownPrompt) -> list[Item]:
     assert isinstance(prompt, MediaPrompt)
-    return [span.picture for span in prompt.spans]
+    return [span.item for span in prompt.spans]

@@ -1,6 +1,6 @@
-"""Gives an engine its pictures. Imported by every process; what pictures need is imported with a tower."""
+"""Gives an engine its media. Imported by every process; what media need is imported with a tower."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from runner.engine.parts import Examined, Facts, Parts, Wing
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class MediaWing(Wing):
-    """Pictures, for a model that has a tower and stands in one process."""
+    """Pictures and sound, for a model that has towers and stands in one process."""
 
     name = "media"
 
@@ -21,31 +21,33 @@ class MediaWing(Wing):
         self._sight: Sight | None = None
 
     def tensors(self, model: OpenedModel) -> Iterable[Tensor]:
-        from runner.media.towers import plan_tower
+        from runner.media.towers import plan_sound_tower, plan_tower
 
-        plan = plan_tower(model)
-        return plan.opened.tensors.values() if plan is not None and plan.nbytes else ()
+        plans = (plan_tower(model), plan_sound_tower(model))
+        return [each for plan in plans if plan is not None and plan.nbytes for each in plan.opened.tensors.values()]
 
-    def facts(self, settings: CheckSettings, found: Examined | None) -> Facts | None:
-        from runner.media.open import media_facts
+    def facts(self, settings: CheckSettings, found: Examined | None) -> Mapping[str, Facts | None]:
+        from runner.media.facts import picture_facts, sound_facts
 
-        return None if found is None else media_facts(settings, found)
+        if found is None:
+            return {}
+        return {"pictures": picture_facts(settings, found), "sound": sound_facts(settings, found)}
 
     def load(self, parts: Parts) -> None:
-        """Loads the tower."""
+        """Loads the towers."""
         if parts.world.ranks is not None:
             return
         if parts.model.family.of_mlx_vlm:
             from runner.media.vlm.sight import open_sight as open_sight_of_mlx_vlm
 
             self._sight = open_sight_of_mlx_vlm(parts)
-        elif parts.model.has_vision:
+        elif parts.model.has_vision or parts.model.has_audio:
             from runner.media.open import open_sight
 
             self._sight = open_sight(parts)
 
     def plug(self, parts: Parts) -> None:
-        """Adds what is seen with, or the reason why nothing is."""
+        """Adds what is seen and heard with, or the reason why nothing is."""
         sight = self._sight
         if sight is None:
             return

@@ -71,6 +71,12 @@ class OpenedModel(NamedTuple):
         described = isinstance(self.config.get("vision_config"), dict)
         return described or any(map(UNNEEDED["vision"].match, self.checkpoint.tensors))
 
+    @property
+    def has_audio(self) -> bool:
+        """True if the model has a tower for sound, or claims to have one."""
+        described = isinstance(self.config.get("audio_config"), dict)
+        return described or any(map(UNNEEDED["audio"].match, self.checkpoint.tensors))
+
     def file(self, name: str) -> bytes | None:
         """Returns the content of a text file such as `tokenizer.json`; None if the model has none."""
         return self.checkpoint.file(name)

@@ -65,14 +65,14 @@ def ollama_media(model: OpenedModel, packages: Collection[str]) -> set[Kind]:
     }
 
 
-def unknown_tower(model: OpenedModel) -> str:
-    """Returns why only Ollama's runner may be able to load the tower of a model that has one; "" if this one can, or
-    if no runner could: tensors or fields are missing, say."""
+def unknown_tower(model: OpenedModel, kind: Kind) -> str:
+    """Returns why only Ollama's runner may be able to load the tower of a model that has one for this kind; "" if this
+    one can, or if no runner could: tensors or fields are missing, say."""
     try:
-        from runner.media.towers import plan_tower  # needs MLX
+        from runner.media.towers import plan_sound_tower, plan_tower  # needs MLX
     except ImportError:
         return ""  # loading the model will fail with this
-    plan = plan_tower(model)
+    plan = plan_tower(model) if kind == "pictures" else plan_sound_tower(model)
     if plan is None:
         return "its tower is of no known family"
     return plan.fault if plan.unknown else ""
@@ -91,8 +91,7 @@ class HandOver:
         self._host = host if settings.watch_parent else None
         self._model = settings.model
         self._ollama = settings.ollama if settings.hand_over != "off" else None
-        self._offers_pictures = settings.hand_over in ("auto", "sound") and not settings.no_media
-        self._offers_sound = settings.hand_over == "sound" and not settings.no_media
+        self._offers_media = settings.hand_over == "auto" and not settings.no_media
         self._lock = threading.Lock()
 
     def refuse(self, error: ModelError) -> NoReturn:
@@ -107,16 +106,14 @@ class HandOver:
             logs.die(error)
 
     def offer(self, model: OpenedModel) -> None:
-        """Hands over a model whose pictures only Ollama's runner can read and, if asked to, one that takes sound."""
-        if self._ollama is None or not self._offers_pictures:
+        """Hands over a model whose pictures or sounds only Ollama's runner can read."""
+        if self._ollama is None or not self._offers_media:
             return
-        media = ollama_media(model, self._ollama.media)
-        if "pictures" in media and (fault := unknown_tower(model)):
-            why = f"it takes pictures, which this runner cannot read: {fault}"
-            self._hand_over(self._ollama, why=why, keep="MLX_RUNNER_HAND_OVER=refused serves its text here")
-        elif "sound" in media and self._offers_sound:
-            why = "it takes sound, which this runner does not serve"
-            self._hand_over(self._ollama, why=why, keep="MLX_RUNNER_HAND_OVER=auto serves the rest here")
+        for kind in sorted(ollama_media(model, self._ollama.media)):
+            if fault := unknown_tower(model, kind):
+                why = f"it takes {kind}, which this runner cannot read: {fault}"
+                self._hand_over(self._ollama, why=why, keep="MLX_RUNNER_HAND_OVER=refused serves its text here")
+                return
 
     def _hand_over(self, ollama: OllamaRunner, *, why: str, keep: str) -> None:
         """Replaces this process. Returns only if that is not possible."""

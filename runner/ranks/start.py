@@ -257,8 +257,8 @@ def lead(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[RankWo
 
     if fault := split(model, settings.ranks).fault:
         raise RankError(fault)
-    if model.has_vision:
-        log.info("pictures are refused", why="several ranks read text alone")
+    if model.has_vision or model.has_audio:
+        log.info("pictures and sound are refused", why="several ranks read text alone")
     leader = Leader(settings)
     leader.join(settings, model)
     leader.tape = leader_tape(leader.links)

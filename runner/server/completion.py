@@ -1,7 +1,8 @@
 """`POST /completion`: one request in, its stream of lines out."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -27,6 +28,8 @@ from runner.engine.engine import Engine
 from runner.engine.events import Event, Failed, Finished, Refused, Scored, Started, Text
 from runner.engine.request import (
     Request,
+    ShownPrompt,
+    UnmeasuredError,
     Vision,
     check_length_in_parts,
     checked_format,
@@ -109,8 +112,8 @@ def refuse_encoder(engine: Engine) -> None:
 
 @asynccontextmanager
 async def in_hand(requests: Sequence[Request], vision: Vision) -> AsyncIterator[None]:
-    """Has the pictures of the requests decoded that were never seen. RequestError if one is damaged. When the block
-    ends, the requests are cancelled, and the pixels that they did not come to take are forgotten."""
+    """Has the media of the requests decoded that never were. RequestError if one is damaged. When the block ends, the
+    requests are cancelled, and the rows that they did not come to take are forgotten."""
     shown = [each.shown for each in requests if each.shown is not None]
     try:
         for prompt in shown:
@@ -124,6 +127,27 @@ async def in_hand(requests: Sequence[Request], vision: Vision) -> AsyncIterator[
             request.cancel()
         for prompt in shown:
             vision.drop(prompt)
+
+
+@asynccontextmanager
+async def measuring(vision: Vision) -> AsyncIterator[Callable[[ShownPrompt], Awaitable[None]]]:
+    """Yields what has the media of an UnmeasuredError decoded, and raises RequestError if one is damaged. If the block
+    fails or is cancelled, decoding ends and its results are forgotten."""
+    prompts: list[ShownPrompt] = []
+    left = threading.Event()
+
+    async def measure(prompt: ShownPrompt) -> None:
+        prompts.append(prompt)
+        for decoding in vision.decode(prompt, left.is_set):
+            await asyncio.wrap_future(decoding)
+
+    try:
+        yield measure
+    except BaseException:
+        left.set()
+        for prompt in prompts:
+            vision.drop(prompt)
+        raise
 
 
 _SMALL_BYTES = 1 << 20
@@ -186,7 +210,13 @@ class CompletionEndpoint:
             while await self._threads.run(size, next, parts, _END) is not _END:
                 pass
         if wire.media:
-            return await self._threads.show(partial(prepare, wire, tokenizer, limits, wanted, self._engine.vision))
+            call = partial(prepare, wire, tokenizer, limits, wanted, self._engine.vision)
+            async with measuring(self._engine.vision) as measure:
+                try:
+                    return await self._threads.show(call)
+                except UnmeasuredError as error:
+                    await measure(error.prompt)
+                return await self._threads.show(call)
         return await self._threads.run(size, prepare, wire, tokenizer, limits, wanted)
 
     async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:

@@ -6,8 +6,10 @@ the cache, and leaves when its client does. Everything is checked before anythin
 
 import json
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
+from typing import cast
 
 from aiohttp import web
 
@@ -24,10 +26,10 @@ from protocol.score import (
 )
 from runner.engine.engine import Engine
 from runner.engine.events import Failed, Finished, Refused, Scored
-from runner.engine.request import Request, ShownPrompt
+from runner.engine.request import Request, ShownPrompt, UnmeasuredError
 from runner.errors import RequestError
 from runner.sampling import SamplingOptions
-from runner.server.completion import NUMBER, in_hand, refuse_encoder
+from runner.server.completion import NUMBER, in_hand, measuring, refuse_encoder
 from runner.server.request_body import Body, RequestBodies
 from runner.server.tokenize import TokenizeThreads
 from runner.tokenizer import Tokenizer
@@ -60,8 +62,12 @@ class ScoreEndpoint:
             await held.read(http, MOST_TEXT_BYTES + (MOST_MEDIA_BYTES if vision.sees else 0), body.take)
             steps = _checked(body.chunks, self._engine, self._known)
             requests = []
-            while (step := await self._threads.run(body.size, next, steps, _END)) is not _END:
-                requests += [step] if isinstance(step, Request) else []
+            async with measuring(vision) as measure:
+                while (step := await self._threads.run(body.size, next, steps, _END)) is not _END:
+                    if isinstance(step, Request):
+                        requests.append(step)
+                    elif step is not None:
+                        await measure(cast("ShownPrompt", step))
             http[NUMBER] = requests[0].number
             async with in_hand(requests, vision):
                 scores = [await self._scored(requests, row) for row in range(len(requests))]
@@ -84,9 +90,9 @@ class ScoreEndpoint:
                         raise RequestError(text, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Iterator[Request | None]:
-    """Yields a request for each row, and None where others may have a turn. Raises RequestError, in the words that
-    hosts know. Several threads may share `known`."""
+def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Iterator[Request | ShownPrompt | None]:
+    """Yields a request for each row, media that have to be decoded first, and None where others may have a turn. Raises
+    RequestError, in the words that hosts know. Several threads may share `known`."""
     tokenizer, (context_length, vocab_size) = engine.tokenizer, engine.limits
     try:
         wanted = decode_score(b"".join(chunks))
@@ -101,7 +107,7 @@ def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Iterator
         text, shown = row.prompt, None
         _refuse_long(number, row.prompt, wanted.max_tokens, tokenizer)
         if wanted.media:
-            text, shown = _shown(row.prompt, wanted, engine)
+            text, shown = yield from _shown(row.prompt, wanted, engine)
         last = tokenizer.encode_without_bos(text)
         prompt = last if shown is None else shown.ids
         _refuse_count(number, len(prompt), wanted.max_tokens)
@@ -142,13 +148,21 @@ def _refuse_count(number: int, count: int, most: int) -> None:
         raise RequestError(f"prompt {number} has {count} tokens; expected 1\u2013{most} (input is never truncated)")
 
 
-def _shown(prompt: str, wanted: ScoreRequest, engine: Engine) -> tuple[str, ShownPrompt | None]:
-    """Returns the text after the last picture of a prompt, and the tokens of the whole prompt, pictures included."""
+def _shown(
+    prompt: str, wanted: ScoreRequest, engine: Engine
+) -> Generator[ShownPrompt, None, tuple[str, ShownPrompt | None]]:
+    """Returns the text after the last marker of a prompt, and the tokens of the whole prompt, media included. Yields
+    media that have to be decoded first."""
     from runner.media.prompt import Marker, split_markers  # no text needs it
 
     parts = [*split_markers(prompt)]
     named = [each for each in wanted.media if Marker(each.id) in parts]
-    return str(parts[-1]), engine.vision.expand(prompt, named, engine.tokenizer, wanted.max_tokens, bos=False)
+    expand = partial(engine.vision.expand, prompt, named, engine.tokenizer, wanted.max_tokens, bos=False)
+    try:
+        return str(parts[-1]), expand()
+    except UnmeasuredError as error:
+        yield error.prompt
+    return str(parts[-1]), expand()
 
 
 def _candidates(

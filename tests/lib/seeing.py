@@ -1,4 +1,4 @@
-"""Tiny models that see, and prompts that show them pictures.
+"""Tiny models that see and hear, and prompts that show them pictures.
 
     model = seeing("qwen3.5-seeing")
     parts = [words(5), Shown(3, 4), words(6, 2)]  # a text, a picture of 3 x 4 soft tokens, a text
@@ -19,21 +19,26 @@ from mlx.nn.layers.base import Module
 
 from runner.media.families import Family
 from runner.media.forward import MediaForward
-from runner.media.towers import Tower, load_tower, plan_tower
+from runner.media.hearing import SoundFamily
+from runner.media.towers import SoundTower, Tower, load_tower, plan_sound_tower, plan_tower
 from runner.model import OpenedModel, open_model
 from runner.model.weights.load import LoadedModel, load
 from runner.model.weights.parameters import replace_submodule
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.sources import write_source
-from scripts.tools.models.sources_towers import SEEING, SEEING_GEMMAS
+from scripts.tools.models.sources_towers import HEARING, SEEING, SEEING_GEMMAS
 
 NAMES = (*SEEING, *SEEING_GEMMAS)
 MROPE = ("qwen3.5-seeing", "qwen3.5-moe-seeing", "qwen3-next-seeing")
 """Positions have three channels."""
-BOTH_WAYS = ("gemma4-moe-seeing", "gemma4-unified-seeing")
+BOTH_WAYS = ("gemma4-moe-seeing", "gemma4-unified-seeing", "gemma4-unified-hearing")
 """The tokens of a picture see each other."""
 SOFT, START, END = 62, 60, 61
 """The tokens in the place of pictures and around them, in all of these models."""
+HEARS = tuple(HEARING)
+"""Models that hear, and see."""
+SOUND, SOUND_START, SOUND_END = 63, 57, 59
+"""The tokens in the place of sounds and around them."""
 SECTIONS = (3, 3, 2)
 """Of the widened rope: eight frequencies."""
 
@@ -47,6 +52,8 @@ class Seeing(NamedTuple):
     tower: Tower
     family: Family
     tokenizer: Tokenizer
+    sound_tower: SoundTower | None
+    sound_family: SoundFamily | None
 
     def forward(self) -> MediaForward:
         """Returns the forward over pictures, with what is known of the family."""
@@ -67,7 +74,12 @@ def seeing(name: str) -> Seeing:
         assert plan is not None
         tower = load_tower(plan)
         family = plan.kind.family.from_config(opened.config, {})
-        return Seeing(name, opened, loaded, tower, family, open_tokenizer(opened.file))
+        ears = heard = None
+        if name in HEARS:
+            heard_plan = plan_sound_tower(opened)
+            assert heard_plan is not None
+            ears, heard = load_tower(heard_plan), heard_plan.kind.family.from_config(opened.config)
+        return Seeing(name, opened, loaded, tower, family, open_tokenizer(opened.file), ears, heard)
 
 
 def fresh(name: str) -> Module:

@@ -11,7 +11,7 @@ As in `tests.lib.tiny_engine`, slices come from `advance` and nothing waits: pic
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from typing import cast
 
@@ -28,17 +28,32 @@ from runner.engine.events import Failed, Refused
 from runner.engine.generation import Forward
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import Slice, SlicePolicy, Workload
-from runner.engine.request import Limits, Request, prepare
+from runner.engine.request import Limits, Request, UnmeasuredError, prepare
 from runner.media.encoder import MediaEncoder
 from runner.media.families import Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
 from runner.media.forward import Rows
-from runner.media.prompt import MediaNames, Picture
-from runner.media.rows import RowStore
-from runner.media.support import MediaSupport
+from runner.media.header import kind_of
+from runner.media.prompt import Item, MediaNames, Picture, Sound
+from runner.media.rows import MediaRows, RowStore
+from runner.media.support import Hearing, MediaSupport
 from runner.media.towers import Grid
 from runner.sampling.sampler import Sampler
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE
-from tests.lib.seeing import BOTH_WAYS, END, MROPE, SOFT, START, Place, Seeing, Shown, seeing, walk
+from tests.lib.seeing import (
+    BOTH_WAYS,
+    END,
+    MROPE,
+    SOFT,
+    SOUND,
+    SOUND_END,
+    SOUND_START,
+    START,
+    Place,
+    Seeing,
+    Shown,
+    seeing,
+    walk,
+)
 from tests.lib.tiny_engine import Clock, EngineClient, SlicedEngine, ZeroMeter
 from tests.unit.media.pictures import Here, spans
 
@@ -55,7 +70,7 @@ def family_of(name: str) -> Family:
         return NemotronH(min_patches=4)
     if name.startswith("glimmer"):
         return Glimmer()
-    if name == "gemma4-unified-seeing":
+    if name.startswith("gemma4-unified"):
         return Gemma4Unified(budgets=(12,), bidirectional=True)
     return Gemma4(budgets=(12,), bidirectional=name in BOTH_WAYS)
 
@@ -105,9 +120,9 @@ class Pixels(RowStore):
         self._thread = helper  # type: ignore[assignment]
         self.decoded = 0
 
-    def _decoded(self, picture: Picture, left: Callable[[], bool]) -> "np.typing.NDArray[np.uint8]":
+    def _decoded(self, item: Item, left: Callable[[], bool]) -> MediaRows:
         self.decoded += 1
-        return super()._decoded(picture, left)
+        return super()._decoded(item, left)
 
 
 class NotingPolicy(SlicePolicy):
@@ -171,9 +186,16 @@ class SeeingEngine(SlicedEngine):
         self.wakes = 0
         family = family_of(name)
         self.store = Pixels(family, self.helper)
-        self.support = MediaSupport(family, START, SOFT, END, MediaNames(), self.store)
+        heard = self.model.sound_family
+        hearing = None if heard is None else Hearing(heard, SOUND_START, SOUND, SOUND_END)
+        self.support = MediaSupport(family, START, SOFT, END, MediaNames(), self.store, hearing)
         self.encoder = MediaEncoder(
-            self.model.tower, self.store, self.model.forward(), self._wake, splits=family.splits
+            self.model.tower,
+            self.store,
+            self.model.forward(),
+            self._wake,
+            splits=family.splits,
+            sound_tower=self.model.sound_tower,
         )
         self.memory = MemoryBudget(ZeroMeter(), room, 2048, drop_unused=self.encoder.clear)
         context = EngineContext(
@@ -195,24 +217,33 @@ class SeeingEngine(SlicedEngine):
         self.clock.now += 0.010 + 0.001 * tokens.size
         return self.model.loaded.logits(tokens, layers)
 
-    def ask(self, prompt: str, *pictures: bytes, max_tokens: int = 6, **options: float) -> Asked:
-        """Prepares a request with these pictures, 0, 1, ..., and submits it. Every token has its log-probability."""
+    def ask(self, prompt: str, *files: bytes, max_tokens: int = 6, **options: float) -> Asked:
+        """Prepares a request with these media, 0, 1, ..., and submits it. Every token has its log-probability."""
         wire = CompletionRequest(
             prompt=prompt,
-            media=[Media(data=data, id=number, kind="image") for number, data in enumerate(pictures)],
+            media=[Media(data=data, id=number, kind=kind_of(data)) for number, data in enumerate(files)],
             options=Options(num_predict=max_tokens, **options),  # type: ignore[arg-type]
             logprobs=True,
             top_logprobs=3,
         )
         limits = Limits(CONTEXT, VOCABULARY_SIZE)
-        asked = Asked(prepare(wire, self.model.tokenizer, limits, None, self.support))
+        asked = Asked(self._prepared(partial(prepare, wire, self.model.tokenizer, limits, None, self.support)))
         self.asked.append(asked)
         self.scheduler.add(asked.request)
         return asked
 
-    def answer(self, prompt: str, *pictures: bytes, max_tokens: int = 6, **options: float) -> Asked:
+    def _prepared(self, call: Callable[[], Request]) -> Request:
+        """Prepares a request, with sounds that have to be decoded first."""
+        try:
+            return call()
+        except UnmeasuredError as error:
+            for decoding in self.support.decode(error.prompt, lambda: False):
+                decoding.result()
+            return call()
+
+    def answer(self, prompt: str, *files: bytes, max_tokens: int = 6, **options: float) -> Asked:
         """Asks, and waits for the answer, which must be right."""
-        asked = self.ask(prompt, *pictures, max_tokens=max_tokens, **options)
+        asked = self.ask(prompt, *files, max_tokens=max_tokens, **options)
         self.finish()
         assert asked.finished is not None, asked.received[-1:]
         self.check_answer(asked)
@@ -244,7 +275,7 @@ class SeeingEngine(SlicedEngine):
         model, layers, forward = self.model, self.make_layers(), self.model.forward()
         places, parts = _places(request)
         rows = [
-            Rows(place.start, place.stop, self.features(span.picture))
+            Rows(place.start, place.stop, self.features(span.item), isinstance(span.item, Sound))
             for place, span in zip(places, spans(request), strict=True)
         ]
         channels = [list(each) for each in zip(*walk(parts), strict=True)] if rows and model.name in MROPE else None
@@ -258,9 +289,15 @@ class SeeingEngine(SlicedEngine):
 
         return compute
 
-    def features(self, shown: Picture) -> mx.array:
-        """Returns what the tower makes of a picture, all at once."""
+    def features(self, shown: Item) -> mx.array:
+        """Returns what a tower makes of an item, all at once."""
         rows = RowStore._decoded(RowStore(self.support.family, decoder=Here()), shown, lambda: False)
+        if isinstance(shown, Sound):
+            assert self.model.sound_tower is not None
+            assert shown.clip is not None
+            *_, features = self.model.sound_tower.encode(mx.array(rows), shown.clip.rows)
+            return features
+        assert isinstance(shown, Picture)
         geometry = shown.geometry
         *_, features = self.model.tower.encode(mx.array(rows), Grid(geometry.rows, geometry.columns))
         return features
@@ -270,8 +307,9 @@ def _places(request: Request) -> tuple[list[Place], list[list[int] | Shown]]:
     """Returns the pictures of a prompt, and its parts, for `walk`."""
     places, parts, at = [], list[list[int] | Shown](), 0
     for span in spans(request):
-        geometry = span.picture.geometry
-        shown = Shown(geometry.token_rows, geometry.token_columns)
+        shown = Shown(1, span.item.tokens)
+        if isinstance(span.item, Picture):
+            shown = Shown(span.item.geometry.token_rows, span.item.geometry.token_columns)
         parts += [request.prompt[at : span.start], shown]
         places.append(Place(span.start, span.stop, shown))
         at = span.stop

@@ -149,7 +149,7 @@ class VlmEngine(SeeingEngine):
 
     def _arrays(self, request: Request) -> dict[str, Any]:
         """Returns what mlx-vlm's processor makes of all pictures of a prompt together."""
-        pictures = [Image.open(BytesIO(span.picture.data)).convert("RGB") for span in spans(request)]
+        pictures = [Image.open(BytesIO(span.item.data)).convert("RGB") for span in spans(request)]
         if not pictures:
             return {}
         text = "a".join([self.vlm.processor.text] * len(pictures))

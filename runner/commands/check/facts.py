@@ -130,6 +130,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     context: Context | None
     tokenizer: TokenizerFacts | None
     pictures: Facts | None
+    sound: Facts | None
+    """None for a model that does not claim to hear."""
     drafts: Facts | None
     format: Facts | None
     """What a request with the format would get; None without `--format`."""
@@ -170,7 +172,7 @@ def inspect(settings: CheckSettings) -> Inspection:
     facts = dict[str, Facts | None]()
     for wing in wings:
         with collecting_faults(found.problems):
-            facts[wing.name] = wing.facts(settings, whole)
+            facts |= wing.facts(settings, whole)
     trial = None
     if settings.verify and opened and tokenizer and not (found.problems or opened.family.is_encoder):
         with collecting_faults(found.problems):
@@ -199,9 +201,10 @@ def inspect(settings: CheckSettings) -> Inspection:
         kernels=plain(cpu.find_kernels(settings.kernels)),
         context=context,
         tokenizer=_tokenizer_facts(tokenizer, opened) if tokenizer else None,
-        pictures=facts.get("media"),
+        pictures=facts.get("pictures"),
+        sound=facts.get("sound"),
         drafts=facts.get("drafts"),
-        format=facts.get("grammar"),
+        format=facts.get("format"),
         ranks=rank_facts(found, settings.dtype, budget_bytes),
         trial=trial,
         embeddings=facts.get("embeddings"),

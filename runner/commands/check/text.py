@@ -70,6 +70,8 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
         yield from _tokenizer(found.tokenizer)
     if found.pictures:
         yield "pictures", plain(found.pictures.text)
+    if found.sound:
+        yield "sound", plain(found.sound.text)
     if found.embeddings:
         yield "embeddings", plain(found.embeddings.text)
     if found.drafts:

@@ -78,7 +78,7 @@ class Beginning(Layer):
 
     def steps(self, spectra: mx.array, piece_bytes: int) -> Steps:
         x = yield from self.layer0.steps(spectra[..., None], piece_bytes)
-        yield x
+        yield x  # the largest of all
         x = yield from self.layer1.steps(x, piece_bytes)
         found: mx.array = self.input_proj_linear(x.flatten(1))
         return found
@@ -232,9 +232,7 @@ class ConformerLayer(Layer):
         count, dtype, row_bytes = x.shape[0], x.dtype, 4 * self.hidden * work_bytes(x.dtype)
 
         def by_rows(function: Rows) -> Steps:
-            result = yield from in_pieces(function, count, row_bytes, piece_bytes)
-            yield result
-            return result
+            return in_pieces(function, count, row_bytes, piece_bytes)
 
         entered = x
         x = yield from by_rows(lambda rows: self.feed_forward1(entered[rows]))
@@ -327,8 +325,10 @@ class Gemma4SoundTower(SoundTower):
         found, at = list[mx.array](), 0
         for length in lengths:
             x = yield from self.subsample_conv_projection.steps(rows[at : at + length].astype(dtype), self.piece_bytes)
+            yield x
             for layer in self.layers:
                 x = yield from layer.steps(x, self.piece_bytes)
+                yield x
             x = mx.fast.rms_norm(self.output_proj(x), None, self.eps)
             found.append(self.embedding_projection(x))
             yield found[-1]

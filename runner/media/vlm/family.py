@@ -189,6 +189,7 @@ class VlmSupport(MediaSupport):
 
     def _unnamed(self, number: int, items: Mapping[int, Media]) -> Picture:
         picture = super()._unnamed(number, items)
+        assert isinstance(picture, Picture)  # none of these models hears here
         return replace(picture, ids=tuple(self._expansion(picture).own))
 
     def _expansion(self, picture: Picture) -> Expansion:

@@ -15,9 +15,9 @@ from runner.errors import ComputeError, ModelError, RunnerError
 from runner.logs import Log
 from runner.media.encoder import MediaEncoder
 from runner.media.forward import MediaForward, Rows
-from runner.media.geometry import Pixels
 from runner.media.open import Sight
-from runner.media.prompt import MediaNames, Picture
+from runner.media.prompt import Item, MediaNames, Picture
+from runner.media.rows import MediaRows
 from runner.media.towers.tower import Tower
 from runner.media.vlm.family import PLACEHOLDERS, Prepares, VlmFamily, VlmRows, VlmStore, VlmSupport, check_first
 from runner.media.vlm.process import Preparer, Setup
@@ -55,16 +55,17 @@ class VlmEncoder(MediaEncoder):
         self._module = module
         self._family = family
 
-    def needed_bytes(self, picture: Picture) -> int:
-        patches = picture.geometry.tokens * 4
+    def needed_bytes(self, item: Item) -> int:
+        patches = item.tokens * 4
         return patches * patches * _SCORE_BYTES + patches * self._module.width * _COPIES * _SCORE_BYTES
 
-    def encode(self, picture: Picture, rows: Pixels) -> Iterator[mx.array]:
-        expansion = self._family.expansion(picture.header.width, picture.header.height)
+    def encode(self, item: Item, rows: MediaRows) -> Iterator[mx.array]:
+        assert isinstance(item, Picture)
+        expansion = self._family.expansion(item.header.width, item.header.height)
         arrays = cast("VlmRows", rows).arrays
         features = encoded(self._module, expansion.ids, {name: mx.array(each) for name, each in arrays.items()})
         first = len(expansion.before)
-        yield from self.evaluated([features[first : first + len(expansion.own)]], picture)
+        yield from self.evaluated([features[first : first + len(expansion.own)]], item)
 
 
 def encoded(module: Served, ids: Sequence[int], arrays: dict[str, mx.array]) -> mx.array:
@@ -109,7 +110,7 @@ class VlmForward:
             embeddings = self._module.embeddings(ids)
             added: list[mx.array] = []
             seen = mx.zeros(ids.shape, mx.bool_)
-            for start, stop, features in rows:
+            for start, stop, features, _ in rows:
                 width = embeddings.shape[-1]
                 own, *beside = mx.split(features, features.shape[-1] // width, axis=-1)
                 embeddings = mx.concatenate(

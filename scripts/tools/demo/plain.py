@@ -20,7 +20,7 @@ from runner.media.families import Qwen35
 from runner.media.forward import MediaForward, Rows
 from runner.media.header import read_header
 from runner.media.picture import decode
-from runner.media.prompt import Marker, MediaPrompt, Picture, split_markers
+from runner.media.prompt import Item, Marker, MediaPrompt, Picture, split_markers
 from runner.media.towers import Grid
 from runner.media.towers.qwen3_5 import Qwen35Tower
 from scripts.tools.demo import seeing
@@ -161,7 +161,8 @@ class Viewer:
                 parts.append(self._tokenizer.encode(part, add_special_tokens=False).ids)
         return MediaPrompt(parts, soft, mrope=True)
 
-    def _seen(self, picture: Picture) -> mx.array:
+    def _seen(self, picture: Item) -> mx.array:
+        assert isinstance(picture, Picture)
         if picture.data not in self._features:
             geometry = picture.geometry
             pixels = np.asarray(decode(picture.data, picture.header, geometry.width, geometry.height))

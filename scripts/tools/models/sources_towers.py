@@ -1,4 +1,4 @@
-"""Tiny models that see, as Hugging Face publishes them: the text models of the other sources with a whole tower.
+"""Tiny models that see and hear, as Hugging Face publishes them: text models of the other sources with whole towers.
 
 The tensors of a tower have the names and shapes of the source: convolutions are [out, in, (time,) y, x].
 """
@@ -144,3 +144,20 @@ SEEING_GEMMAS: dict[str, Source] = {
     ),
 }
 """The same of Gemma 4 and Glimmer. Glimmer's tokens around a picture are the tokenizer's, not of its config."""
+
+_HEARING_TOKENS: Config = {"boa_token_id": 57, "eoa_token_index": 59, "audio_token_id": 63}
+
+
+def _hearing(name: str, tower: str, audio: Config) -> Source:
+    """Returns a source that sees with a whole tower for sound, too. `tower` is a table of sources.toml."""
+    source = SEEING_GEMMAS[name]
+    spare = {name: shape for name, shape in source.spare.items() if "audio" not in name}
+    config = {**source.config, "audio_config": audio, **_HEARING_TOKENS}
+    return source._replace(config=config, spare={**spare, **tensors(tower, "model.")})
+
+
+HEARING: dict[str, Source] = {
+    "gemma4-hearing": _hearing("gemma4-seeing", "conformer_tower", _TOWERS["gemma4_audio"]),
+    "gemma4-unified-hearing": _hearing("gemma4-unified-seeing", "unified_sound_tower", _TOWERS["unified_audio"]),
+}
+"""Sources of Gemma 4 that see and hear."""

@@ -185,7 +185,7 @@ def test_features_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
 def test_a_picture_that_cannot_be_encoded_is_refused_with_the_numbers_before_it_is_decoded() -> None:
     engine = SeeingEngine(QWEN, room=1 << 30)
     asked = engine.ask("see [img-0]", LARGE)
-    engine.memory.budget_bytes = engine.encoder.needed_bytes(spans(asked.request)[0].picture)
+    engine.memory.budget_bytes = engine.encoder.needed_bytes(spans(asked.request)[0].item)
     engine.finish()
     assert "there is no room to encode a picture" in asked.error
     assert "the budget is" in asked.error
@@ -199,7 +199,7 @@ def test_unused_entries_and_features_make_room_for_a_picture() -> None:
     engine = SeeingEngine(QWEN)
     engine.answer("see [img-0] " + "and more " * 30, RED)
     (span,) = spans(engine.asked[0].request)
-    needed = engine.encoder.needed_bytes(span.picture)
+    needed = engine.encoder.needed_bytes(span.item)
     engine.memory.budget_bytes = needed + engine.scheduler.cache.nbytes + 1
     asked = engine.ask("look [img-0]", BLUE)
     engine.finish()

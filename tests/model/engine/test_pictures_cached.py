@@ -92,6 +92,7 @@ def test_the_same_file_under_another_budget_shares_nothing_of_it(cache: str) -> 
     prompt = "what is [img-0] here?"
     for support, encoded in ((small, 1), (large, 2), (small, 2), (large, 2)):
         engine.support = support
+        assert support.family is not None
         engine.store._family = support.family
         asked = engine.answer(prompt, WIDE)
         (span,) = spans(asked.request)
@@ -99,5 +100,5 @@ def test_the_same_file_under_another_budget_shares_nothing_of_it(cache: str) -> 
         assert (span.stop - span.start) == support.family.geometry(160, 64).tokens
         if len(engine.asked) == 2:
             assert asked.counts[0] == asked.first_soft, "the text in front of it alone is shared"
-    assert len({spans(asked.request)[0].picture.name for asked in engine.asked}) == 2
+    assert len({spans(asked.request)[0].item.name for asked in engine.asked}) == 2
     engine.check()

@@ -28,7 +28,7 @@ KEYS = (
         "weights",
     ),
     *("read_bytes", "files", "skipped", "device", "computes", "blas", "kernels", "context", "tokenizer", "pictures"),
-    *("drafts", "format", "ranks", "trial", "embeddings", "disk", "warnings", "problems"),
+    *("sound", "drafts", "format", "ranks", "trial", "embeddings", "disk", "warnings", "problems"),
 )
 
 
@@ -109,7 +109,7 @@ def test_the_keys_of_the_object_are_always_the_same(store: Store) -> None:
     assert tuple(broken) == KEYS
     assert [key for key in KEYS if broken[key] is None] == [
         *("architecture", "module", "layers", "parameters", "caches", "weights", "read_bytes", "files", "skipped"),
-        *("computes", "context", "pictures", "drafts", "format", "ranks", "trial", "embeddings", "disk"),
+        *("computes", "context", "pictures", "sound", "drafts", "format", "ranks", "trial", "embeddings", "disk"),
     ]
 
 
@@ -130,6 +130,24 @@ def test_a_model_that_sees(name: str, told: str, tokens: int, published: Publish
     data = msgspec.json.decode(msgspec.json.encode(found))["pictures"]
     assert (data["sees"], data["why"], data["tokens"]) == (True, None, tokens)
     assert 0 < data["bytes"] < found.read_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("gemma4-hearing", "yes (gemma4 tower, 2 blocks, float32, "),
+        ("gemma4-unified-hearing", "yes (gemma4 tower, float32, "),
+    ],
+)
+def test_a_model_that_hears(name: str, told: str, published: Published, tmp_path: Path) -> None:
+    found = check(write_store(tmp_path, "tiny", published(name)), "keep")
+    text = value(as_text(found), "sound")
+    assert found.loads
+    assert text.startswith(told)
+    assert text.endswith("; 25 tokens a second)")
+    assert not {"audio", "vision"} & {amount.name for amount in found.skipped or ()}, "the towers are read"
+    data = msgspec.json.decode(msgspec.json.encode(found))["sound"]
+    assert (data["hears"], data["why"], data["tokens"]) == (True, None, 25)
 
 
 def test_a_tower_that_is_not_whole_costs_no_text(published: Published, tmp_path: Path) -> None:

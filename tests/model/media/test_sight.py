@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from runner.engine.parts import Parts, World
+from runner.media.header import AUDIO, IMAGE
 from runner.media.open import Sight, open_sight
 from runner.media.support import MediaSupport
 from runner.model import open_model
@@ -20,7 +21,7 @@ from runner.tokenizer import open_tokenizer
 from scripts.tools.models.checkpoints import TOKENIZER
 from scripts.tools.models.sources import write_source
 from scripts.tools.models.tokenizers import with_tokens, write_tokenizer
-from tests.lib.seeing import BOTH_WAYS, NAMES
+from tests.lib.seeing import BOTH_WAYS, HEARS, NAMES, SOUND, SOUND_END, SOUND_START
 
 QWEN = "qwen3.5-seeing"
 SETTINGS = Settings(
@@ -62,6 +63,7 @@ def blind(directory: Path, caplog: pytest.LogCaptureFixture, settings: Settings 
 def test_a_model_with_a_tower_sees(tmp_path: Path, name: str) -> None:
     sight = sight_of(write_source(tmp_path / "tiny", name))
     assert isinstance(sight.support, MediaSupport)
+    assert sight.support.family is not None
     start, end = (5, 6) if name.startswith(("glimmer", "nemotron")) else (60, 61)
     assert (sight.support.start, sight.support.soft, sight.support.end) == (start, 62, end)
     assert sight.support.family.splits is (name not in BOTH_WAYS)
@@ -134,3 +136,96 @@ def test_a_broken_tower_costs_pictures_alone(
     assert found.startswith("its vision is unavailable: ")
     assert why in found
     assert [record.message for record in caplog.records if "sees" in record.message] == ["the model sees no pictures"]
+
+
+# --- hearing
+
+
+@pytest.mark.parametrize("name", HEARS)
+def test_a_model_with_both_towers_sees_and_hears(tmp_path: Path, name: str) -> None:
+    sight = sight_of(write_source(tmp_path / "tiny", name))
+    assert sight.support is not None
+    assert sight.support.family is not None
+    assert sight.support.hearing is not None
+    assert sight.support.hearing[1:] == (SOUND_START, SOUND, SOUND_END)
+    assert sight.support.refusals == {}
+    assert sight.encoder is not None
+    assert sight.encoder._sound_tower is not None
+    assert sight.encoder._tower is not None
+
+
+def without_tensors(part: str) -> Callable[[Path], None]:
+    def spoil(directory: Path) -> None:
+        path = directory / "model.safetensors"
+        weights = mx.load(str(path))
+        assert isinstance(weights, dict)
+        mx.eval(weights)
+        mx.save_safetensors(str(path), {name: array for name, array in weights.items() if part not in name})
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "told", "why"),
+    [
+        (
+            without_tensors("norm_out"),
+            AUDIO,
+            "the model hears nothing",
+            "missing audio weight: layers.0.norm_out.weight",
+        ),
+        (
+            without_tensors("audio"),
+            AUDIO,
+            "the model hears nothing",
+            "config declares a gemma4_audio tower but audio_tower weights are missing from the manifest",
+        ),
+        (
+            lambda at: changed(at, lambda config: config.pop("boa_token_id")),
+            AUDIO,
+            "the model hears nothing",
+            "boa_token",
+        ),
+        (without_tensors("no such tensor"), "", "", ""),
+        (without_tensors("input_proj.weight"), IMAGE, "the model sees no pictures", "input_proj.weight"),
+    ],
+    ids=["tensor", "tensors", "token", "nothing", "picture"],
+)
+def test_a_broken_tower_costs_its_kind_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None], kind: str, told: str, why: str
+) -> None:
+    directory = write_source(tmp_path / "tiny", "gemma4-hearing")
+    spoil(directory)
+    with caplog.at_level(logging.WARNING):
+        sight = sight_of(directory)
+    assert sight.support is not None
+    assert (sight.support.family is None, sight.support.hearing is None) == (kind == IMAGE, kind == AUDIO)
+    assert list(sight.support.refusals) == ([kind] if kind else [])
+    assert [record.message for record in caplog.records] == ([told] if told else [])
+    if kind:
+        text = sight.support.refusals[kind]
+        assert text.startswith(f"this model does not support {kind} input: its ")
+        assert why in text
+
+
+def test_a_gemma_without_the_tower_refuses_sound_as_ollama_does(tmp_path: Path) -> None:
+    directory = write_source(tmp_path / "tiny", "gemma4-hearing")
+    without_tensors("audio")(directory)
+    changed(directory, lambda config: config.pop("audio_config"))
+    sight = sight_of(directory)
+    assert sight.support is not None
+    assert sight.support.refusals == {AUDIO: "this model does not support audio input"}
+    without_tensors("vision")(directory)
+    changed(directory, lambda config: config.pop("vision_config"))
+    assert sight_of(directory).support is None
+
+
+def test_a_gemma_may_hear_and_not_see(tmp_path: Path) -> None:
+    directory = write_source(tmp_path / "tiny", "gemma4-hearing")
+    without_tensors("vision")(directory)
+    changed(directory, lambda config: config.pop("vision_config"))
+    sight = sight_of(directory)
+    assert sight.support is not None
+    assert sight.support.family is None
+    assert sight.support.hearing is not None
+    assert sight.support.refusals == {IMAGE: "this model does not support image input"}

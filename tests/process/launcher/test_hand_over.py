@@ -58,9 +58,7 @@ def hearing(sources: Published, installation: Installation, tmp_path: Path) -> S
     content = installation.ollama.read_bytes()
     installation.ollama.write_bytes(content.replace(b"ollama/x/models/qwen3_5.", b"ollama./x/models/gemma4."))
     assert find_media(installation.ollama) == ["gemma4"]
-    store = write_store(tmp_path / "models", NAME, sources("gemma4-seeing"))
-    store.put_json("config.json", config_of(store) | {"audio_config": {}})
-    return store
+    return write_store(tmp_path / "models", NAME, sources("gemma4-hearing"))
 
 
 @pytest.fixture
@@ -252,17 +250,26 @@ def test_a_model_whose_tower_no_runner_could_load_is_kept_as_text(
     assert 'msg="the model sees no pictures" why=' in line
 
 
-def test_a_model_that_hears_is_taken_over_if_asked_for(
+def test_a_model_that_hears_is_served_here(
     installation: Installation, tmp_path: Path, hearing: Store, library: Path
 ) -> None:
-    with host(installation, tmp_path, hearing, MLX_RUNNER_HAND_OVER="sound") as running:
-        line = told(check_taken_over(running, installation), "handing over")
-    assert b'why="it takes sound, which this runner does not serve"' in line
-    assert b'to_keep_it="MLX_RUNNER_HAND_OVER=auto serves the rest here"' in line
     with host(installation, tmp_path, hearing) as running:
         lines = served_here(running)
     assert not any("hand" in line for line in lines)
     assert any("the model sees pictures" in line for line in lines)
+    assert any("the model hears" in line for line in lines)
+
+
+def test_a_tower_for_sound_that_only_ollamas_runner_may_load_is_taken_over(
+    installation: Installation, tmp_path: Path, hearing: Store, library: Path
+) -> None:
+    config = config_of(hearing)
+    audio = config["audio_config"]
+    assert isinstance(audio, dict)
+    hearing.put_json("config.json", config | {"audio_config": audio | {"hidden_act": "gelu"}})
+    with host(installation, tmp_path, hearing) as running:
+        line = told(check_taken_over(running, installation), "handing over")
+    assert b'why="it takes sound, which this runner cannot read: config.json: hidden_act: want' in line
 
 
 def test_the_private_directory_stays_while_the_taken_over_runner_lives(

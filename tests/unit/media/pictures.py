@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from runner.media import picture
+from runner.media import picture, sound
 from runner.media.decode_process import DecodeProcess
 from runner.media.geometry import Alpha, Geometry, Pixels
 from runner.media.header import Header, read_header
 from runner.media.prompt import MediaPrompt, Span
+from runner.media.sound_header import SoundHeader
 
 if TYPE_CHECKING:
     from runner.engine.request import Request
@@ -83,6 +84,12 @@ class Here(DecodeProcess):
 
     def decode(self, data: bytes, header: Header, geometry: Geometry, alpha: Alpha, left: Callable[[], bool]) -> bytes:
         return picture.decode(data, header, geometry.width, geometry.height, alpha).tobytes()
+
+    def decode_sound(
+        self, data: bytes, header: SoundHeader, frame_samples: int, left: Callable[[], bool]
+    ) -> tuple[list[int], bytes]:
+        lengths, rows = sound.decode(data[header.start : header.stop], header, frame_samples)
+        return lengths, rows.tobytes()
 
 
 def seen(data: bytes, alpha: Alpha = "drop") -> Pixels:

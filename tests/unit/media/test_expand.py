@@ -8,15 +8,17 @@ import pytest
 from PIL import Image
 
 from protocol import CompletionRequest, Media
-from runner.engine.request import Limits, NoVision, prepare
+from runner.engine.request import Limits, NoVision, UnmeasuredError, prepare
 from runner.errors import RequestError
-from runner.media.families import Qwen35
+from runner.media.families import Gemma4, Qwen35
+from runner.media.hearing import Clip, Gemma4Sound, Gemma4UnifiedSound, SoundFamily
 from runner.media.open import Sight
-from runner.media.prompt import MediaNames
+from runner.media.prompt import MediaNames, MediaPrompt
 from runner.media.rows import RowStore
-from runner.media.support import MediaSupport
+from runner.media.support import Hearing, MediaSupport
 from runner.tokenizer import Tokenizer
-from tests.unit.media.pictures import encoded
+from tests.unit.media.pictures import Here, encoded
+from tests.unit.media.sounds import noise, speech, wav
 
 CONTEXT = 1000
 BOS, START, SOFT, END = 300, 301, 302, 303
@@ -79,7 +81,7 @@ def test_every_text_is_tokenized_by_itself_and_only_the_first_begins_a_prompt(
     assert found.ids == [BOS, *ids_of("ab"), *first, *ids_of("c"), *second, *first]
     assert found.keys == [-1 if at in range(4, 10) or at in range(19, 25) else key for at, key in enumerate(found.keys)]
     assert [span[:2] for span in found.spans] == [(4, 10), (13, 17), (19, 25)]
-    assert [span.picture.name for span in found.spans] == [-1, -2, -1]
+    assert [span.item.name for span in found.spans] == [-1, -2, -1]
     assert found.shift == 3 - 6 + 2 - 4 + 3 - 6
     assert later.ids == found.ids[1:]
 
@@ -189,3 +191,110 @@ def test_a_model_that_sees_nothing_refuses_by_the_first_kind(kinds: list[str], w
         NoVision(why).check([Media(kind=kind) for kind in kinds])
     assert str(error.value) == text
     NoVision(why).check([])
+
+
+# --- sounds
+
+
+HEAR, HEARD, HEARD_END = 304, 305, 306
+SHORT, LONG = wav(noise(5000)), wav(speech(40, [20.0], 8000), 8000, 8)
+
+
+def hearing(family: SoundFamily, pictures: Gemma4 | None = None) -> MediaSupport:
+    """A model that hears, and sees if it has a preparation for pictures."""
+    store = RowStore(pictures, decoder=Here())
+    refusals = {} if pictures else {"image": "this model does not support image input"}
+    heard = Hearing(family, HEAR, HEARD, HEARD_END)
+    return MediaSupport(pictures, START, SOFT, END, MediaNames(), store, heard, refusals)
+
+
+def sound(data: bytes, number: int = 0, kind: str = "audio") -> Media:
+    return Media(data=data, id=number, kind=kind)
+
+
+@pytest.mark.parametrize("kind", ["audio", ""])
+@pytest.mark.parametrize(("family", "tokens"), [(Gemma4Sound(), 8), (Gemma4UnifiedSound(640), 8)])
+def test_a_sound_has_tokens_of_its_own(pieces: Pieces, family: SoundFamily, tokens: int, kind: str) -> None:
+    support = hearing(family, Gemma4(budgets=(70,)))
+    media = [sound(SHORT, 0, kind), image(1, 6, 6)]
+    found = support.expand("a[img-0]b[img-1]c[img-0]", media, cast("Tokenizer", pieces), CONTEXT)
+    assert found is not None
+    heard, shown = [HEAR, *[HEARD] * tokens, HEARD_END], [START, *[SOFT] * 64, END]
+    assert found.ids == [BOS, *b"a", *heard, *b"b", *shown, *b"c", *heard]
+    assert [span.item.name for span in found.spans] == [-1, -2, -1]
+    assert found.nbytes == len(SHORT) + len(media[1].data)
+    assert (found.shift, found.positions(0, 9)) == (0, None)
+    other = support.expand("a[img-0]", [sound(wav(noise(5000, 2)))], cast("Tokenizer", pieces), CONTEXT)
+    assert other is not None
+    assert other.spans[0].item.name == -3, "a sound of the same length is another one"
+
+
+def test_the_same_bytes_heard_in_two_ways_have_two_names(pieces: Pieces) -> None:
+    names = set()
+    for family in (Gemma4Sound(), Gemma4UnifiedSound(640), Gemma4UnifiedSound(320)):
+        support = hearing(family)
+        found = support.expand("[img-0]", [sound(SHORT)], cast("Tokenizer", pieces), CONTEXT)
+        assert found is not None
+        names.add(support.names.digest_of(found.spans[0].item.name))
+    assert len(names) == 3
+
+
+def test_a_long_sound_is_decoded_before_its_length_is_known(pieces: Pieces) -> None:
+    support, tokenizer = hearing(Gemma4Sound()), cast("Tokenizer", pieces)
+    media = [sound(SHORT, 0), sound(LONG, 1), sound(LONG, 2), sound(speech_of(35), 3), sound(speech_of(36), 4)]
+    with pytest.raises(UnmeasuredError) as first:
+        support.expand("[img-0] [img-1] [img-2] [img-3]", media, tokenizer, 5000)
+    prompt = first.value.prompt
+    assert isinstance(prompt, MediaPrompt)
+    assert {span.item.data for span in prompt.spans} == {LONG, media[3].data}, "the short one, and one without a marker"
+    for decoding in support.decode(prompt, bool):
+        decoding.result()
+    found = support.expand("[img-0] [img-1] [img-2] [img-3]", media, tokenizer, 5000)
+    assert found is not None
+    clips = [cast("Clip", span.item.clip) for span in found.spans]  # type: ignore[attr-defined]
+    assert [len(clip.rows) for clip in clips] == [1, 2, 2, 2]
+    assert [span.stop - span.start for span in found.spans] == [clip.tokens for clip in clips]
+    assert 1000 <= clips[1].tokens <= 1002
+    assert support.store.held_bytes == 4 * 128 * (sum(clips[1].rows) + sum(clips[3].rows)), "nothing is decoded twice"
+    assert list(support.decode(found, bool)) != [], "the short one"
+    support.drop(found)
+    assert support.store.held_bytes == 0
+    support.store.close()
+    unified = hearing(Gemma4UnifiedSound(640)).expand("[img-1]", media, tokenizer, 5000)
+    assert unified is not None
+    assert len(unified.ids) == 1 + 2 + 1000
+
+
+def speech_of(seconds: float) -> bytes:
+    return wav(speech(seconds, [seconds / 2], 8000), 8000, 8)
+
+
+def test_nothing_is_decoded_for_a_prompt_that_is_too_long_already(pieces: Pieces) -> None:
+    support = hearing(Gemma4Sound())
+    found = support.expand("[img-0]" + "x" * CONTEXT, [sound(LONG)], cast("Tokenizer", pieces), CONTEXT)
+    assert found is not None
+    assert len(found.ids) > CONTEXT
+    assert support.store.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "text"),
+    [
+        (b"ID3\4" + bytes(100), "", "unrecognized audio format"),
+        (b"OggS" + bytes(100), "audio", "unrecognized audio format"),
+        (b"nothing known", "audio", "unrecognized audio format"),
+        (WAVE, "audio", "wav: "),
+        (wav(noise(160)), "audio", "audio too short"),
+        (SHORT, "image", "this model does not support image input"),
+        (encoded(Image.new("L", (4, 4))), "", "this model does not support image input"),
+        (b"", "video", "this model does not support video input"),
+    ],
+)
+def test_anything_but_a_sound_is_refused(data: bytes, kind: str, text: str, pieces: Pieces) -> None:
+    assert refused("[img-0]", [sound(data, 0, kind)], pieces, hearing(Gemma4Sound())).startswith(text)
+
+
+def test_a_sound_that_is_called_a_picture_is_read_as_one(pieces: Pieces) -> None:
+    support = hearing(Gemma4Sound(), Gemma4())
+    assert refused("[img-0]", [sound(SHORT, 0, "image")], pieces, support).startswith("decode image: unknown format")
+    assert refused("[img-0]", [sound(b"", 0, "video")], pieces, support) == "gemma4 does not support video input"

@@ -79,9 +79,9 @@ def test_keys_differ_from_ids_in_pictures_alone(parts: list[list[int] | Picture]
         next((span for span in prompt.spans if span.start <= at < span.stop), None) for at in range(len(prompt.ids))
     ]
     for token, key, span in zip(prompt.ids, prompt.keys, inside, strict=True):
-        assert (token, key) == (SOFT, span.picture.name) if span else token == key >= 0
-    assert [span.picture for span in prompt.spans] == [part for part in parts if isinstance(part, Picture)]
-    assert all(span.stop - span.start == span.picture.geometry.tokens for span in prompt.spans)
+        assert (token, key) == (SOFT, span.item.name) if span else token == key >= 0
+    assert [span.item for span in prompt.spans] == [part for part in parts if isinstance(part, Picture)]
+    assert all(span.stop - span.start == span.item.tokens for span in prompt.spans)
     assert all(before.stop <= after.start for before, after in pairwise(prompt.spans))
 
 

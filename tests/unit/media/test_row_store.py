@@ -11,10 +11,10 @@ from PIL import Image
 from runner.errors import MediaError
 from runner.media.decode_process import decode_bytes
 from runner.media.families import Qwen35
-from runner.media.geometry import Alpha, Geometry, Pixels, grid
+from runner.media.geometry import Alpha, Geometry, grid
 from runner.media.header import Header, read_header
-from runner.media.prompt import Picture
-from runner.media.rows import RowStore
+from runner.media.prompt import Item, Picture
+from runner.media.rows import MediaRows, RowStore
 from tests.unit.media.pictures import Here, decode, encoded
 
 FAMILY = Qwen35()
@@ -31,10 +31,10 @@ class Counted(RowStore):
         self.decoded: list[int] = []
         self.threads: set[int] = set()
 
-    def _decoded(self, picture: Picture, left: Callable[[], bool]) -> Pixels:
-        self.decoded.append(picture.name)
+    def _decoded(self, item: Item, left: Callable[[], bool]) -> MediaRows:
+        self.decoded.append(item.name)
         self.threads.add(get_ident())
-        return super()._decoded(picture, left)
+        return super()._decoded(item, left)
 
 
 def shown(name: int, data: bytes | None = None) -> Picture:
@@ -60,9 +60,9 @@ def test_rows_are_those_of_the_family_and_decoded_on_one_other_thread() -> None:
 
 def test_a_picture_that_was_checked_is_not_decoded_again() -> None:
     store, picture = Counted(), shown(-1)
-    assert not store.is_sound(picture)
+    assert not store.is_good(picture)
     store.check(picture, bool).result()
-    assert store.is_sound(picture)
+    assert store.is_good(picture)
     assert store.held_bytes == ROWS_BYTES
     store.check(picture, bool).result()
     assert store.rows(picture, bool).result().nbytes == ROWS_BYTES
@@ -74,7 +74,7 @@ def test_rows_that_were_taken_are_decoded_again_but_the_picture_stays_sound() ->
     store, picture = Counted(), shown(-1)
     store.check(picture, bool).result()
     store.rows(picture, bool).result()
-    assert store.is_sound(picture)
+    assert store.is_good(picture)
     store.check(picture, bool).result()  # a later turn: nothing to do
     assert store.decoded == [-1]
     store.rows(picture, bool).result()
@@ -87,7 +87,7 @@ def test_a_damaged_picture_is_never_sound() -> None:
     for ask in (store.check, store.rows):
         with pytest.raises(MediaError, match="decode image"):
             ask(picture, bool).result()
-    assert not store.is_sound(picture)
+    assert not store.is_good(picture)
     assert store.held_bytes == 0
 
 
@@ -108,7 +108,7 @@ def test_rows_that_nobody_will_take_are_dropped() -> None:
     store.drop(picture)
     store.drop(picture)
     assert store.held_bytes == 0
-    assert store.is_sound(picture)
+    assert store.is_good(picture)
     assert store.rows(picture, bool).result().nbytes == ROWS_BYTES
 
 
@@ -169,5 +169,5 @@ def test_a_client_that_leaves_ends_its_picture_and_no_other() -> None:
     with pytest.raises(MediaError, match="it was told to"):
         first.result(10)
     second.result(10)
-    assert store.is_sound(shown(-1))
+    assert store.is_good(shown(-1))
     store.close()

@@ -12,9 +12,8 @@ from PIL import Image
 from protocol import DoneReason, Metrics
 from runner.engine.events import Finished, Scored, Started
 from runner.media.families import Qwen35
-from runner.media.geometry import Pixels
-from runner.media.prompt import MediaNames, Picture
-from runner.media.rows import RowStore
+from runner.media.prompt import Item, MediaNames
+from runner.media.rows import MediaRows, RowStore
 from runner.media.support import MediaSupport
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
@@ -66,7 +65,7 @@ async def test_no_pixels_stay_of_a_request_that_is_not_taken(
     """The second picture is damaged, or the client leaves while it is being decoded."""
     decode, began, may_end = support.store._decoded, threading.Event(), threading.Event()
 
-    def held(shown: Picture, left: Callable[[], bool]) -> Pixels:
+    def held(shown: Item, left: Callable[[], bool]) -> MediaRows:
         if leaves and shown.name == -2:
             began.set()
             assert may_end.wait(10)
@@ -112,7 +111,7 @@ async def test_rows_of_scores_show_pictures(
     for ids, files in wanted.values():
         request = await engine.next()
         assert (request.prompt, request.sampling.candidates) == (ids, (65, 66))
-        assert [span.picture.data for span in spans(request)] == files
+        assert [span.item.data for span in spans(request)] == files
         assert support.store.held_bytes > 0, "both are decoded before a row is computed"
         metrics = Metrics(prompt_eval_count=len(ids))
         engine.tell(request, Started(), Scored([-1, -2]), Finished(DoneReason.STOP, metrics))

@@ -1,0 +1,120 @@
+"""The lines of `mlx-runner check` about media, from headers alone."""
+
+from collections.abc import Iterator
+from math import isqrt
+
+from runner.engine.parts import Examined, Facts
+from runner.errors import MediaError, ModelError
+from runner.media.families import Family
+from runner.media.header import MAX_PIXELS
+from runner.media.open import hearing_of, seeing_of
+from runner.media.sound_header import RATE
+from runner.media.towers.load import AnyTower, TowerPlan, plan_sound_tower, plan_tower, plan_weights
+from runner.model.inspect import contents
+from runner.model.vlm.source import NOT_INSTALLED, Choice, blindness
+from runner.settings import CheckSettings
+from runner.sizes import counted, shown
+
+_WIDTH = isqrt(MAX_PIXELS)
+_HEIGHTS = range(250, _WIDTH + 1, 250)
+"""Heights that are tried for a picture of that width: the shape decides how many tokens fit into a budget."""
+_SECONDS = 20
+
+
+class TowerFacts(Facts, frozen=True, kw_only=True):
+    """A tower. If the model takes none of its media, `why` says why and the other fields are None; of mlx-vlm's models
+    `tower` alone is known without loading them."""
+
+    why: str | None = None
+    tower: str | None = None
+    blocks: int | None = None
+    dtype: str | None = None
+    bytes: int | None = None
+    """The tower's weights in memory."""
+
+    @property
+    def extent(self) -> str:
+        """What a medium takes."""
+        raise NotImplementedError
+
+    @property
+    def text(self) -> str:
+        if self.tower is None:
+            return f"no: {self.why or ''}"
+        if self.bytes is None:
+            return f"yes (with {self.tower})"
+        blocks = f"{counted(self.blocks, 'block')}, " if self.blocks else ""
+        return f"yes ({self.tower} tower, {blocks}{self.dtype}, {shown(self.bytes)}; {self.extent})"
+
+
+class PictureFacts(TowerFacts, frozen=True, kw_only=True):
+    """The pictures that a model takes."""
+
+    sees: bool
+    tokens: int | None = None
+    """The most soft tokens of one picture."""
+
+    @property
+    def extent(self) -> str:
+        return f"up to {counted(self.tokens or 0, 'token')} a picture"
+
+
+class SoundFacts(TowerFacts, frozen=True, kw_only=True):
+    """The sounds that a model takes."""
+
+    hears: bool
+    tokens: float | None = None
+    """Soft tokens a second."""
+
+    @property
+    def extent(self) -> str:
+        return f"{self.tokens:g} tokens a second"
+
+
+def picture_facts(settings: CheckSettings, found: Examined) -> PictureFacts:
+    """Returns whether a model would see."""
+    model, plan = found.model, plan_tower(found.model)
+    blind = blindness(model.config, Choice.of(settings))
+    if model.family.of_mlx_vlm or (plan is None and not blind):
+        why = blind if model.family.of_mlx_vlm else NOT_INSTALLED
+        return PictureFacts(sees=False, why=why) if why else PictureFacts(sees=True, tower=model.family.import_name)
+    if plan is None:
+        family = f"pictures are not known here for the family {model.family.module}"
+        return PictureFacts(sees=False, why=family if model.has_vision else "a text model")
+    try:
+        tokens = max(_tokens(seeing_of(model, plan, found.tokenizer).family))
+        dtype, nbytes = _weights(settings, found, plan)
+    except ModelError as error:
+        return PictureFacts(sees=False, why=str(error))
+    return PictureFacts(sees=True, tower=plan.family, blocks=plan.blocks, dtype=dtype, bytes=nbytes, tokens=tokens)
+
+
+def sound_facts(settings: CheckSettings, found: Examined) -> SoundFacts | None:
+    """Returns whether a model would hear; None for one that does not claim to."""
+    model, plan = found.model, plan_sound_tower(found.model)
+    if plan is None:
+        family = f"sound is not known here for the family {model.family.module}"
+        return SoundFacts(hears=False, why=family) if model.has_audio else None
+    try:
+        clip = hearing_of(model, plan, found.tokenizer).family.clip(_SECONDS * RATE)
+        dtype, nbytes = _weights(settings, found, plan)
+    except ModelError as error:
+        return SoundFacts(hears=False, why=str(error))
+    tokens = None if clip is None else clip.tokens / _SECONDS
+    return SoundFacts(hears=True, tower=plan.family, blocks=plan.blocks, dtype=dtype, bytes=nbytes, tokens=tokens)
+
+
+def _weights(settings: CheckSettings, found: Examined, plan: TowerPlan[AnyTower]) -> tuple[str, int]:
+    """Returns the type in which a tower computes, and the bytes of its weights. Raises ModelError."""
+    tower, types = plan_weights(plan, settings.dtype, found.budget_bytes)
+    amounts, _ = contents(tower, types)
+    return types.computes, sum(amount.bytes for amount in amounts)
+
+
+def _tokens(family: Family) -> Iterator[int]:
+    """Yields the numbers of soft tokens of large pictures."""
+    for height in _HEIGHTS:
+        try:
+            yield family.geometry(_WIDTH, height).tokens
+        except MediaError:  # too narrow, or too wide
+            continue
