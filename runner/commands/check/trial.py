@@ -3,7 +3,7 @@
 The same trials make the table of abilities (runner/model/abilities.py), and a test holds every architecture against it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -34,7 +34,7 @@ class TrialFacts(msgspec.Struct, frozen=True):
     batches: Verdict
     """Whether several answers are computed in one forward."""
     drafts: Verdict
-    """Whether several tokens of an answer are."""
+    """Whether several tokens of an answer are, and of several answers that may be computed together."""
 
     @property
     def warnings(self) -> Iterator[str]:
@@ -55,7 +55,9 @@ def try_model(model: OpenedModel, dtype: str, budget_bytes: int) -> TrialFacts:
         mx.disable_compile()  # as serving does
     loaded = load(model, dtype, budget_bytes)
     warm_up(loaded.make_layers, loaded.logits, model.vocab_size, model.context_length)
-    batches, drafts = (find(loaded.make_layers, loaded.logits, model.vocab_size) for find in (batch_fault, draft_fault))
+    trials = (batch_fault, draft_fault, rounds_fault)
+    batches, drafts, rounds = (find(loaded.make_layers, loaded.logits, model.vocab_size) for find in trials)
+    drafts = drafts or ("" if batches else rounds)
     return TrialFacts(Verdict(loaded.unbatchable, batches), Verdict(loaded.undraftable, drafts))
 
 
@@ -136,16 +138,21 @@ class _Row:
         self.off.append(difference(ours, self._forward(token, self.layers)[0]))
 
 
-def _batch_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> str:
-    if fault := unbatchable_layers(make_layers()):
-        return fault
-    lengths = (_SHORT, _LONG, _LATE)
+def _rows(lengths: Sequence[int], steps: int, make_layers: MakeLayers, forward: Forward, vocab_size: int) -> list[_Row]:
+    """Returns a row for each of these lengths, which `steps` tokens follow."""
     rows = []
     for place, length in enumerate(lengths):
-        count = length + _STEPS
+        count = length + steps
         # From all over the vocabulary, whose first tokens are often special ones; different for each row.
         tokens = [(i * len(lengths) + place) * vocab_size // (count * len(lengths)) for i in range(count)]
         rows.append(_Row(make_layers(), tokens, length, forward))
+    return rows
+
+
+def _batch_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> str:
+    if fault := unbatchable_layers(make_layers()):
+        return fault
+    rows = _rows((_SHORT, _LONG, _LATE), _STEPS, make_layers, forward, vocab_size)
 
     def step(*among: _Row) -> None:
         tokens = [mx.array([[row.following.pop()]]) for row in among]
@@ -260,3 +267,50 @@ def _round(line: _Line, tokens: list[int], wrong: list[int], right: list[mx.arra
         difference(line.read([token]), theirs) for token, theirs in zip(tokens[_RIGHT:], right[_RIGHT:], strict=True)
     ]
     return _Found(together, moved, after)
+
+
+# --- Tries whether a model may draft for several answers in one forward: whether the rows of a batch get the logits
+# that they get one by one, and stand, each by itself, after those of its tokens that are right.
+
+_RIGHTS = ((1, 4), (4, 2))
+"""The tokens of each row that are right, in two rounds."""
+
+
+def rounds_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> str:
+    """Returns why drafts would change answers that are computed together; empty if they would not, or if their layers
+    cannot go back one by one, so that nothing is drafted then.
+
+    `forward` takes token ids [B, L] and a cache list to logits [B, L, V]; an error that it raises is a fault. Computes
+    prompts of 51 tokens, two rounds of 5 tokens for two rows, and 12 forwards of a single token.
+    """
+    return _tried(lambda: _rounds_fault(make_layers, forward, vocab_size))
+
+
+def _rounds_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> str:
+    if unbatchable_layers(make_layers()):
+        return ""
+    rows = _rows(
+        (_SHORT, _LONG), 1 + max(sum(rights) for rights in zip(*_RIGHTS, strict=True)), make_layers, forward, vocab_size
+    )
+    batch = BatchedLayers([row.layers for row in rows])
+
+    def compute(tokens: list[list[int]], rights: Sequence[int]) -> None:
+        logits = forward(mx.array(tokens), batch.layers)
+        mx.eval(logits)
+        for row, read, ours, right in zip(rows, tokens, logits, rights, strict=True):
+            for place in range(right):
+                row.compare(mx.array([read[place : place + 1]]), ours[place : place + 1])
+
+    for rights in _RIGHTS:
+        right = [[row.following.pop() for _ in range(count)] for row, count in zip(rows, rights, strict=True)]
+        tokens = [
+            [*each, *((each[-1] + vocab_size // 2 + i) % vocab_size for i in range(_COUNT - len(each)))]
+            for each in right
+        ]
+        with batch.draft_round(_COUNT):
+            compute(tokens, rights)
+        if not batch.may_accept:
+            return ""
+        batch.accept(rights)
+    compute([[row.following.pop()] for row in rows], (1, 1))
+    return _verdict(max(_most(row.off) for row in rows), rows[0].layers)

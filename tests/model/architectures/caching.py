@@ -14,7 +14,7 @@ from runner.cache.layers.batch import BatchedLayers
 from runner.cache.layers.quantized_trial import find_format
 from runner.cache.single import NullCache
 from runner.cache.trie_cache import TrieCache
-from runner.commands.check.trial import batch_fault, draft_fault
+from runner.commands.check.trial import batch_fault, draft_fault, rounds_fault
 from runner.model.abilities import BATCHED, DRAFTED
 from runner.model.families import UNBATCHABLE, UNDRAFTABLE
 from scripts.tools.models import architectures as made
@@ -155,6 +155,8 @@ def forgets_a_round_that_was_given_up(it: Subject) -> None:
 def may_draft_as_the_table_says(it: Subject) -> None:
     fault = draft_fault(it.tiny.make_layers, it.tiny.logits, VOCAB)
     assert (it.name in DRAFTED) == (not fault) == (it.name not in UNDRAFTABLE), fault
+    if it.name in BATCHED & DRAFTED:
+        assert rounds_fault(it.tiny.make_layers, it.tiny.logits, VOCAB) == ""
 
 
 def goes_on_from_the_disk_with_quantized_keys_and_values(it: Subject) -> None:

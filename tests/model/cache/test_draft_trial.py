@@ -8,10 +8,11 @@ import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layer_interface import LayerState
+from runner.cache.layers.batch import BatchedLayers
 from runner.cache.layers.kv import KVState
 from runner.cache.layers.states import RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
-from runner.commands.check.trial import draft_fault
+from runner.commands.check.trial import draft_fault, rounds_fault
 from scripts.tools.models.architectures import build
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
 
@@ -86,3 +87,36 @@ def test_a_trial_is_cheap(model: Tiny, redone: int) -> None:
 
     assert fault(model, forward) == ""
     assert sorted(counts) == [1] * 16 + [2] * redone + [3] * 4 + [5] * 4 + [16] * 4
+
+
+# --- rounds of several answers
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next"])
+@pytest.mark.parametrize("wrong", ["the right tokens of another row", "one token more", "nothing"])
+def test_rows_that_do_not_stand_after_what_is_right_are_found(kind: str, wrong: str) -> None:
+    model, accept = tiny(kind), BatchedLayers.accept
+    changed: dict[str, Callable[[list[int]], list[int]]] = {
+        "the right tokens of another row": lambda counts: counts[::-1],
+        "one token more": lambda counts: [count + 1 for count in counts],
+        "nothing": lambda counts: [0 for _ in counts],
+    }
+    assert rounds_fault(model.make_layers, model.logits, VOCAB) == ""
+    with patch.object(BatchedLayers, "accept", lambda self, counts: accept(self, changed[wrong]([*counts]))):
+        assert "off by" in rounds_fault(model.make_layers, model.logits, VOCAB)
+
+
+def test_a_row_that_sees_the_drafts_of_another_is_found() -> None:
+    right = tiny("llama").logits
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        logits = right(tokens, layers)
+        return logits[::-1] if tokens.shape[0] > 1 and tokens.shape[1] > 1 else logits
+
+    assert "off by" in rounds_fault(tiny("llama").make_layers, forward, VOCAB)
+
+
+def test_layers_whose_rows_cannot_go_back_by_themselves_are_no_fault() -> None:
+    model = build("jamba")
+    assert rounds_fault(model.make_layers, model.logits, VOCAB) == ""
+    assert rounds_fault(tiny("llama4").make_layers, tiny("llama4").logits, VOCAB) == ""

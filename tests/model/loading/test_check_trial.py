@@ -36,6 +36,7 @@ def test_a_device_that_agrees_with_the_table(checkpoint: Checkpoints) -> None:
     [
         ("batch_fault", "answers together: wrong on this device; drafts: right", "--parallel 1"),
         ("draft_fault", "answers together: right; drafts: wrong on this device", "--draft off"),
+        ("rounds_fault", "answers together: right; drafts: wrong on this device", "--draft off"),
     ],
 )
 def test_a_device_on_which_something_goes_wrong(trial: str, line: str, flag: str, checkpoint: Checkpoints) -> None:
