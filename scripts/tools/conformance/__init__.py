@@ -24,12 +24,13 @@ from scripts.tools.conformance.requests import REQUESTS
 from scripts.tools.conformance.runners import NotRunError, Runners, Target
 from scripts.tools.conformance.sampling import LOGPROBS, SAMPLING, TOKENIZE
 from scripts.tools.conformance.scores import OTHER_ENDPOINTS
+from scripts.tools.conformance.sounds import SOUNDS
 from scripts.tools.conformance.spawn import SPAWN
 from scripts.tools.conformance.status import STATUS
 
 SECTIONS = (
     *(SPAWN, STATUS, REQUESTS, PICTURES, OUTPUT, SAMPLING, LOGPROBS, TOKENIZE, CONCURRENCY, LATER_HOSTS),
-    *(NEW_STORE, OTHER_ENDPOINTS, EMBEDDINGS),
+    *(NEW_STORE, OTHER_ENDPOINTS, EMBEDDINGS, SOUNDS),
 )
 CASES = tuple(case for section in SECTIONS for case in section.cases)
 """In the order of the protocol."""

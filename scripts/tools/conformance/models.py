@@ -14,10 +14,15 @@ SMALL = "team/small:bos"
 SENTENCEPIECE = "spm:latest"
 SEEING = "seeing:latest"
 """A Qwen 3.5 with a tower for pictures, its numbers random."""
+HEARING = "hearing:latest"
+"""A Gemma 4 with a conformer for sound and a tower for pictures, its numbers random."""
+UNIFIED = "unified:latest"
+"""A unified Gemma 4 that hears and sees, its numbers random."""
 EMBEDDING = "embedding:latest"
 """An EmbeddingGemma 2 for texts alone, its numbers random."""
 COHERE = "cohere:latest"
 """A Cohere2-MoE, its numbers random."""
+_HEARING_CONTEXT = 4096
 UNSUPPORTED = "hal:latest"
 """Its architecture is one that nobody has."""
 ARCHITECTURE = "HAL9000ForCausalLM"
@@ -33,10 +38,19 @@ def write_models(directory: Path, key_heads: int = 1) -> Path:
     spelled = scripted_model.write_sentencepiece(sources / "sentencepiece", key_heads)
     write_store(store, SENTENCEPIECE, spelled)
     write_store(store, SEEING, write_source(sources / "seeing", "qwen3.5-seeing"))
+    for name, source in ((HEARING, "gemma4-hearing"), (UNIFIED, "gemma4-unified-hearing")):
+        _lengthen(write_store(store, name, write_source(sources / source, source)))
     write_store(store, EMBEDDING, write_source(sources / "embedding", "embedding-gemma2-texts"))
     write_store(store, COHERE, write_source(sources / "cohere", "cohere2-moe"))
     _rename_architecture(write_store(store, UNSUPPORTED, main))
     return store
+
+
+def _lengthen(store: Store) -> None:
+    """Gives a model a context that holds half a minute of sound."""
+    config = json.loads(store.blob_of("config.json").read_text())
+    config["text_config"]["max_position_embeddings"] = _HEARING_CONTEXT
+    store.put_json("config.json", config)
 
 
 def _rename_architecture(store: Store) -> None:
