@@ -59,7 +59,8 @@ def mono(data: bytes, header: SoundHeader, start: int, stop: int) -> Floats:
     values: Doubles
     means: Doubles
     if header.floats:
-        values = raw.view("<f4").astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            values = raw.view("<f4").astype(np.float64)
     elif header.bits == 8:
         values = (raw.astype(np.float64) - 128) / 128
     elif header.bits == 24:

@@ -21,9 +21,9 @@ STORY = Request("Tell me a story.", {"num_predict": 1000})
 """What somebody else asks for: long enough to last, though its tokens are drafted from the second time on."""
 
 
-def write_seeing(directory: Path, context: int) -> Path:
-    """Writes a store with a tiny Qwen 3.5 that sees, and returns it."""
-    source = write_source(directory / "source", "qwen3.5-seeing")
+def write_seeing(directory: Path, context: int, name: str = "qwen3.5-seeing") -> Path:
+    """Writes a store with a tiny model that sees, and returns it."""
+    source = write_source(directory / "source", name)
     config = json.loads((source / "config.json").read_text())
     config["text_config"]["max_position_embeddings"] = context
     (source / "config.json").write_text(json.dumps(config))

@@ -1,5 +1,6 @@
 """Sounds to rows: samples of any form, one rate, quiet cuts, and the spectra of transformers' feature extractor."""
 
+import random
 from math import ceil, floor, pi, sin, sqrt
 
 import numpy as np
@@ -10,6 +11,7 @@ from runner.media import sound
 from runner.media.hearing import Gemma4Sound, Gemma4UnifiedSound
 from runner.media.sound import cut, decode, mono, spectra, to_rate
 from runner.media.sound_header import LONGEST, RATE, read_sound_header
+from tests.unit.media.fuzzing import damaged
 from tests.unit.media.record_sound import COUNTS, RECORDED
 from tests.unit.media.sounds import FLOAT, PCM, Floats, chunk, fmt, noise, pack, speech, tone, wav, wave
 
@@ -250,3 +252,19 @@ def test_samples_beyond_all_spectra_are_refused() -> None:
     with pytest.raises(MediaError, match=r"^wav: the samples are too large$"):
         read(wav(noise(2000) * np.float32(3e38), bits=32, form=FLOAT))
     assert np.isfinite(read(wav(noise(2000) * np.float32(1e30), bits=32, form=FLOAT))[1]).all()
+
+
+def test_damaged_sounds_are_read_or_refused() -> None:
+    chance = random.Random(5)
+    files = [wav(noise(900).reshape(-1, 2), 44_100, 24), wav(noise(700), form=FLOAT, bits=32), wav(speech(0.1), bits=8)]
+    read_ones = 0
+    for number in range(600):
+        data = damaged(files[number % 3], chance)
+        try:
+            lengths, rows = read(data, 640 * (number % 2))
+        except MediaError:
+            continue
+        read_ones += 1
+        assert sum(lengths) == len(rows)
+        assert np.isfinite(rows).all()
+    assert read_ones > 100
