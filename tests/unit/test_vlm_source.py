@@ -86,6 +86,12 @@ def test_what_remains_with_ollama_is_not_taken_for_another_model(architecture: s
         choose({"model_type": "idefics3"}, Choice(unproven=True), architecture)
 
 
+def test_one_of_ollamas_own_is_served_by_mlx_vlm(install: Install) -> None:
+    install(True)
+    (name,) = (name for name in OLLAMA_ONLY if "Qwen4Exp" in name)
+    assert choose({"model_type": "qwen4_exp"}, architecture=name).import_name == "mlx_vlm.models.qwen4_exp"
+
+
 def test_the_table_agrees_with_itself() -> None:
     assert BATCHED <= COMPARED
     assert DRAFTED <= COMPARED

@@ -11,13 +11,15 @@ CHUNKS = (2048, 3)
 
 def answers_as_mlx_vlm_does(package: str) -> None:
     """One picture and two of other sizes, in either order, prompts that are cut anywhere, and a second turn that comes
-    back from the cache; and a picture counts."""
+    back from the cache; and a picture counts. Some of mlx-vlm's processors take several pictures of one size only:
+    then the two have that."""
     for chunk in CHUNKS:
         engine = VlmEngine(package, NotingPolicy(chunk))
+        second = BLUE if engine.takes_sizes(RED, BLUE) else picture("blue")
         first = engine.answer("what is [img-0] here?", RED)
-        engine.answer("what is [img-0] here? and [img-1]?", RED, BLUE)
-        swapped = engine.answer("what is [img-0] here? and [img-1]?", BLUE, RED)
-        again = engine.answer("what is [img-0] here? and [img-1]? Yes.", BLUE, RED)
+        engine.answer("what is [img-0] here? and [img-1]?", RED, second)
+        swapped = engine.answer("what is [img-0] here? and [img-1]?", second, RED)
+        again = engine.answer("what is [img-0] here? and [img-1]? Yes.", second, RED)
         assert again.counts[0] >= len(swapped.request.prompt)
         other = engine.answer("what is [img-0] here?", picture("blue"))
         assert first.request.prompt == other.request.prompt

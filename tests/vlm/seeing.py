@@ -4,6 +4,7 @@ engine = VlmEngine("qwen3_vl")
 engine.answer("what is [img-0]?", picture("red"))  # compared, as all answers
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from io import BytesIO
@@ -25,7 +26,7 @@ from runner.media.header import Header
 from runner.media.prompt import MediaNames, Picture
 from runner.media.vlm.family import VlmFamily, VlmStore, VlmSupport
 from runner.media.vlm.process import Arrays, Order, Prepared, Processor, Setup
-from runner.media.vlm.sight import VlmEncoder, family_of, setup_of
+from runner.media.vlm.sight import VlmEncoder, family_of, joined, setup_of
 from runner.model import OpenedModel
 from runner.model.opened import open_checkpoint
 from runner.model.sources.directory import open_directory
@@ -116,6 +117,8 @@ class VlmEngine(SeeingEngine):
         self.make_layers = self.vlm.loaded.make_layers
         clock = Clock()
         self.asked: list[Asked] = []
+        self.texts: dict[int, str] = {}
+        """The prompt of each request, which is kept in `asked`."""
         self.helper = Helper()
         self.wakes = 0
         self.preparer = HerePreparer(self.vlm.processor)
@@ -147,12 +150,32 @@ class VlmEngine(SeeingEngine):
 
         return compute
 
+    def takes_sizes(self, *pictures: bytes) -> bool:
+        """True if mlx-vlm's processor takes pictures of these sizes together."""
+        images = [Image.open(BytesIO(data)).convert("RGB") for data in pictures]
+        try:
+            return bool(self.vlm.processor.together(images, " ".join([self.vlm.processor.text] * len(images))))
+        except ValueError:
+            return False
+
+    def ask(self, prompt: str, *pictures: bytes, max_tokens: int = 6, **options: float) -> Asked:
+        asked = super().ask(prompt, *pictures, max_tokens=max_tokens, **options)
+        self.texts[id(asked.request)] = prompt
+        return asked
+
     def _arrays(self, request: Request) -> dict[str, Any]:
-        """Returns what mlx-vlm's processor makes of all pictures of a prompt together."""
+        """Returns what mlx-vlm's processor makes of the whole prompt, whose tokens are ours."""
         pictures = [Image.open(BytesIO(span.item.data)).convert("RGB") for span in spans(request)]
         if not pictures:
             return {}
-        text = "a".join([self.vlm.processor.text] * len(pictures))
+        text = re.sub(r"\[img-[0-9]+\]", lambda _: self.vlm.processor.text, self.texts[id(request)])
         found = self.vlm.processor.together(pictures, text)
-        del found["input_ids"], found["attention_mask"]
-        return {name: mx.array(array) for name, array in found.items()}
+        ids = found.pop("input_ids").reshape(-1).tolist()
+        more = len(ids) - len(request.prompt)  # a token that begins any text, which the host did not ask for
+        assert more in (0, 1), "mlx-vlm makes more tokens of the prompt"
+        assert ids[more:] == request.prompt, "mlx-vlm makes other tokens of the prompt"
+        found.pop("attention_mask", None)
+        found = {
+            name: each[..., more:] if each.ndim and each.shape[-1] == len(ids) else each for name, each in found.items()
+        }
+        return joined({name: mx.array(array) for name, array in found.items()})

@@ -7,7 +7,7 @@ from threading import Lock
 from typing import ClassVar, NamedTuple, Protocol, Self, cast
 
 from protocol import Media
-from runner.errors import MediaError, ModelError, RequestError
+from runner.errors import MediaError, RequestError
 from runner.media.families import Around, Family
 from runner.media.geometry import Alpha, Geometry, Pixels
 from runner.media.header import Header
@@ -20,12 +20,16 @@ from runner.tokenizer import Tokenizer
 
 PLACEHOLDERS = {
     "aya_vision": "<image>",
+    "cohere_compass": "<|VISION_START|><|IMAGE_PAD|><|VISION_END|>",
+    "deepseek_vl_v2": "<image>\n",
     "dots_ocr": "<|img|><|imgpad|><|endofimg|>",
     "glm4v": "<|begin_of_image|><|image|><|end_of_image|>",
     "glm4v_moe": "<|begin_of_image|><|image|><|end_of_image|>",
     "glm_ocr": "<|begin_of_image|><|image|><|end_of_image|>",
     "granite_vision": "<image>\n",
     "idefics2": "<image>",
+    "kimi_k25": "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
+    "kimi_vl": "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
     "lfm2_vl": "<image>",
     "llama4": "<|image|>",
     "llava": "<image>\n",
@@ -35,13 +39,21 @@ PLACEHOLDERS = {
     "idefics3": "<image>",
     "internvl": "<IMG_CONTEXT>",
     "internvl_chat": "<image>",
+    "llmjpvl": "<image>",
+    "locateanything": "<IMG_CONTEXT>",
+    "minicpmv4_6": "<image>./</image>",
+    "minicpmv4_7": "<image>./</image>",
+    "minimax_m3_vl": "]<]image[>[",
     "mistral3": "[IMG]",
+    "paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+    "phi4_siglip": "<image>\n",
     "pixtral": "[IMG]",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen3_vl_moe": "<|vision_start|><|image_pad|><|vision_end|>",
     "smolvlm": "<image>",
+    "step3p7": "<im_patch>",
 }
 """Package -> what its chat template writes for a picture."""
 
@@ -217,11 +229,3 @@ class VlmStore(RowStore):
     def made(self, picture: Picture, left: Callable[[], bool]) -> Pixels:
         assert isinstance(self._family, VlmFamily)
         return cast("Pixels", VlmRows(self._family.arrays(picture, left)))
-
-
-def check_first(family: VlmFamily) -> None:
-    """Raises ModelError if even a small picture cannot be prepared."""
-    try:
-        family.expansion(64, 64)
-    except (MediaError, RequestError) as error:
-        raise ModelError(str(error)) from error

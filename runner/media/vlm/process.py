@@ -40,6 +40,8 @@ _PIXEL_BYTES = 12, 96
 """The most that a pixel of a file takes while it is decoded, and one of what the processor gets, in all its copies."""
 MOST_PIXELS = 4096 * 4096
 """Of what the processor gets: a larger picture is made smaller first. No tower takes more."""
+PART = "/"
+"""Between the name of a list of arrays and the place of one of them."""
 _QUIET = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TRANSFORMERS_VERBOSITY", "TOKENIZERS_PARALLELISM")
 
 Arrays = dict[str, "npt.NDArray[np.generic]"]
@@ -211,8 +213,8 @@ class Processor:
                 (Path(folder) / name).write_bytes(content)
             self._processor: Any = load_processor(folder, add_detokenizer=False)
         self.text = setup.placeholder
-        if not hasattr(self._processor, "image_processor"):
-            raise ValueError("the files of the model describe none for pictures")
+        if hasattr(self._processor, "convert_tokens_to_ids"):
+            raise ValueError("the files of the model describe a tokenizer alone")
 
     def answer(self, order: Order, data: bytes) -> list[bytes]:
         """Returns what was made of a picture, as messages."""
@@ -237,8 +239,10 @@ class Processor:
         """Returns the ids that a picture becomes, and its arrays by the names that the model's class takes."""
         arrays = self.together([picture], self.text)
         ids = arrays.pop("input_ids").reshape(-1).tolist()
-        del arrays["attention_mask"]
-        return self._without_specials(ids), arrays
+        arrays.pop("attention_mask", None)
+        inner = self._inner(ids)
+        aligned = {name: each for name, each in arrays.items() if each.ndim and each.shape[-1] == len(ids) > 1}
+        return ids[inner], {**arrays, **{name: each[..., inner] for name, each in aligned.items()}}
 
     def together(self, pictures: list["Image"], text: str) -> Arrays:
         """Returns what the processor makes of a prompt with pictures."""
@@ -249,16 +253,20 @@ class Processor:
             found = prepare_inputs(self._processor, images=pictures, prompts=text)
         except ValueError:  # some processors do not know all that mlx-vlm passes to any
             found = dict(self._processor(text=[text], images=pictures))
-        return {name: np.array(value) for name, value in found.items() if value is not None}
+        flat: dict[str, object] = {}
+        for name, value in found.items():
+            parts = value if isinstance(value, list | tuple) and value and hasattr(value[0], "shape") else None
+            flat |= {name: value} if parts is None else {f"{name}{PART}{at}": each for at, each in enumerate(parts)}
+        arrays = {name: np.array(value) for name, value in flat.items() if value is not None}
+        return {name: array for name, array in arrays.items() if array.dtype.kind in "biuf"}
 
-    def _without_specials(self, ids: list[int]) -> list[int]:
-        """Returns ids without those that begin and end any text."""
+    def _inner(self, ids: list[int]) -> slice:
+        """Returns the part of ids without those that begin and end any text."""
         tokenizer = getattr(self._processor, "tokenizer", self._processor)
-        start = getattr(tokenizer, "bos_token_id", None)
-        ids = ids[1:] if ids and start is not None and ids[0] == start else ids
-        stop = getattr(tokenizer, "eos_token_id", None)
+        first, last = (getattr(tokenizer, f"{side}_token_id", None) for side in ("bos", "eos"))
         around = tokenizer("").input_ids
-        return ids[:-1] if around and around[-1] == stop and ids and ids[-1] == stop else ids
+        ends = bool(around) and around[-1] == last == ids[-1]
+        return slice(int(ids[0] == first), len(ids) - ends)
 
 
 def _described(ids: list[int], arrays: Arrays) -> Prepared:

@@ -3,7 +3,7 @@
 Owner: the engine thread.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, cast
@@ -11,7 +11,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from runner.engine.parts import Parts
-from runner.errors import ComputeError, ModelError, RunnerError
+from runner.errors import ComputeError, MediaError, ModelError, RunnerError
 from runner.logs import Log
 from runner.media.encoder import MediaEncoder
 from runner.media.forward import MediaForward, Rows
@@ -19,8 +19,8 @@ from runner.media.open import Sight
 from runner.media.prompt import Item, MediaNames, Picture
 from runner.media.rows import MediaRows
 from runner.media.towers.tower import Tower
-from runner.media.vlm.family import PLACEHOLDERS, Prepares, VlmFamily, VlmRows, VlmStore, VlmSupport, check_first
-from runner.media.vlm.process import Preparer, Setup
+from runner.media.vlm.family import PLACEHOLDERS, Prepares, VlmFamily, VlmRows, VlmStore, VlmSupport
+from runner.media.vlm.process import PART, Preparer, Setup
 from runner.model import OpenedModel
 from runner.model.vlm.module import Served
 from runner.model.vlm.source import Choice, blindness
@@ -38,6 +38,7 @@ _KNOWN = frozenset(
 )
 """Of what a package makes of a prompt with pictures."""
 _SCORE_BYTES, _COPIES = 4, 16
+_SMALL = 64
 _TEXTS = (".json", ".jinja", ".txt", ".model")
 """Files that a processor may need. No program of a model's publisher is run."""
 
@@ -63,12 +64,24 @@ class VlmEncoder(MediaEncoder):
         assert isinstance(item, Picture)
         expansion = self._family.expansion(item.header.width, item.header.height)
         arrays = cast("VlmRows", rows).arrays
-        features = encoded(self._module, expansion.ids, {name: mx.array(each) for name, each in arrays.items()})
+        features = encoded(self._module, expansion.ids, joined({name: mx.array(each) for name, each in arrays.items()}))
         first = len(expansion.before)
         yield from self.evaluated([features[first : first + len(expansion.own)]], item)
 
 
-def encoded(module: Served, ids: Sequence[int], arrays: dict[str, mx.array]) -> mx.array:
+def joined(arrays: Mapping[str, mx.array]) -> dict[str, Any]:
+    """Returns arrays by the names that a package takes, those of a list in their order."""
+    found: dict[str, Any] = {}
+    for name, array in arrays.items():
+        base, part, _ = name.partition(PART)
+        if part:
+            found.setdefault(base, []).append(array)
+        else:
+            found[name] = array
+    return found
+
+
+def encoded(module: Served, ids: Sequence[int], arrays: dict[str, Any]) -> mx.array:
     """Returns the features of all of these tokens, among which one picture is. Lazy.
 
     Raises ComputeError for a package that makes something else of pictures.
@@ -144,7 +157,6 @@ def open_sight(parts: Parts) -> Sight:
         preparer = Preparer(setup_of(model))
         preparer.start()
         family = family_of(model, module, preparer)
-        check_first(family)
     except RunnerError as error:
         log.warning("the model sees no pictures", why=str(error))
         return Sight(why=f"its vision is unavailable: {error}")
@@ -162,14 +174,18 @@ def setup_of(model: OpenedModel) -> Setup:
 
 
 def family_of(model: OpenedModel, module: Served, preparer: Prepares) -> VlmFamily:
-    """Returns the preparation of a model's pictures."""
+    """Returns the preparation of a model's pictures. Raises ModelError if even a small one cannot be prepared."""
+    try:
+        grid = preparer.measure(_SMALL, _SMALL, bool).grid
+    except MediaError as error:
+        raise ModelError(str(error)) from error
     return VlmFamily.made_for(
         model.family.module,
         module.library_version,
         preparer,
         model.config,
         module.picture_tokens,
-        mrope=module.has_channels,
+        mrope=module.has_channels and bool(grid),
     )
 
 

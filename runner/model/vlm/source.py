@@ -10,6 +10,8 @@ from runner.settings import CheckSettings, Settings
 
 LIBRARY = "mlx_vlm"
 NOT_INSTALLED = "mlx-vlm is not installed: pip install --no-deps --require-hashes -r requirements/vlm.lock"
+OLLAMA_ONLY_TOO = "qwen4_exp"
+"""The package of an architecture that else only Ollama's own runner serves."""
 _TEXTS = ("text_config", "llm_config", "language_config")
 _RENAMED = {
     "bunny-llama": "llava_bunny",
@@ -58,7 +60,7 @@ def choose_family(architecture: str, config: Config, *, from_store: bool, choice
     try:
         family = family_of(architecture, config, from_store=from_store)
     except ModelError:
-        if not package or architecture in OLLAMA_ONLY:
+        if not package or (architecture in OLLAMA_ONLY and package != OLLAMA_ONLY_TOO):
             raise
     else:
         sees = choice.media and not blindness(config, choice)

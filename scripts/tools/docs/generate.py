@@ -68,7 +68,8 @@ def architecture_table() -> str:
 
 def remaining_list() -> str:
     """Returns the architectures that are left to Ollama's own runner as a Markdown list."""
-    return "".join(f"* `{name}`: {what}\n" for name, what in OLLAMA_ONLY.items())
+    with_it = {"Qwen4ExpForConditionalGeneration": "; [with mlx-vlm](vlm.md) its texts are served here"}
+    return "".join(f"* `{name}`: {what}{with_it.get(name, '')}\n" for name, what in OLLAMA_ONLY.items())
 
 
 def split_list() -> str:

@@ -25,7 +25,7 @@ _TABLES = data.read("vlm")
 def config(package: str) -> Values:
     """The tiny `config.json` of a package."""
     classes, own = import_package(package), _own(package)
-    text = {**values(package), "model_type": package, **own.get("text", {})}
+    text = {**values(package), **_TABLES["text"], "model_type": package, **own.get("text", {})}
     made = _filled(classes.ModelConfig, {**text, **_TABLES["top"], **own.get("top", {})})
     if own.get("flat"):
         made |= text
