@@ -17,9 +17,9 @@ def answers_as_mlx_vlm_does(package: str) -> None:
         engine = VlmEngine(package, NotingPolicy(chunk))
         second = BLUE if engine.takes_sizes(RED, BLUE) else picture("blue")
         first = engine.answer("what is [img-0] here?", RED)
-        engine.answer("what is [img-0] here? and [img-1]?", RED, second)
-        swapped = engine.answer("what is [img-0] here? and [img-1]?", second, RED)
-        again = engine.answer("what is [img-0] here? and [img-1]? Yes.", second, RED)
+        engine.answer("what is [img-0] here? and [img-1] too?", RED, second)
+        swapped = engine.answer("what is [img-0] here? and [img-1] too?", second, RED)
+        again = engine.answer("what is [img-0] here? and [img-1] too? Yes.", second, RED)
         assert again.counts[0] >= len(swapped.request.prompt)
         other = engine.answer("what is [img-0] here?", picture("blue"))
         assert first.request.prompt == other.request.prompt

@@ -112,6 +112,7 @@ def test_nothing_of_a_picture_stays_for_the_text_after_it() -> None:
 
 def test_a_size_is_measured_once() -> None:
     engine = VlmEngine("qwen3_vl")
+    engine.preparer.measured = 0
     for _ in range(2):
         engine.answer("see [img-0] or [img-1]", RED, BLUE)
     assert engine.preparer.measured == 2
