@@ -35,6 +35,7 @@ def known() -> set[str]:
         "llama-server",
         "ctx-size",
         "real",
+        "vlm",
         "python",
         "mlx-engine",
         "experimental",
