@@ -1,4 +1,4 @@
-"""Embeddings: texts to vectors, for a model that makes these and no text.
+"""Embeddings: texts and their media to vectors, for a model that makes these and no text.
 
 A text has no cache and no prefix that another one could use: each of its tokens sees those on both sides. What makes
 many of them quick is that texts which wait at the same time are computed in one forward, the shorter ones padded. Hosts

@@ -1,6 +1,6 @@
 """Texts that wait for their embeddings, and the forwards over them. Owner: the engine thread."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from time import perf_counter
 from typing import Protocol, cast
@@ -8,9 +8,12 @@ from typing import Protocol, cast
 import mlx.core as mx
 
 from protocol.stats import EmbeddingCounts
-from runner.engine.ports import EmbeddingSizes, TextToEmbed
+from runner.engine.generation import NoMedia
+from runner.engine.ports import EmbeddingSizes, PromptMedia, TextToEmbed
+from runner.engine.request import ShownPrompt
 from runner.errors import ComputeError, RequestError
 from runner.logs import Log, error_line
+from runner.sizes import shown
 
 log = Log(__name__)
 
@@ -20,6 +23,10 @@ _CHUNKS_TOGETHER = 8
 quicker, and the next texts wait for all of it."""
 _LEAST_FILLED = 0.5
 """Of a forward over several texts: the part that is not padding."""
+
+
+Features = dict[TextToEmbed, list[tuple[int, int, mx.array]]]
+"""Text -> start, stop and features [stop - start, D] of its media."""
 
 
 class Piece(Protocol):
@@ -40,8 +47,11 @@ class Encoder(Protocol):
     @property
     def layers(self) -> Sequence[object]: ...
 
-    def encode(self, inputs: mx.array, lengths: Sequence[int]) -> Iterator[Piece]:
-        """Builds a forward over tokens [B, L], each row padded behind its own length. Yields it in pieces."""
+    def encode(
+        self, inputs: mx.array, lengths: Sequence[int], media: Sequence[tuple[int, int, int, mx.array]] = ()
+    ) -> Iterator[Piece]:
+        """Builds a forward over tokens [B, L], each row padded behind its own length. `media` are features in the
+        places of tokens: row, start, stop, features. Yields it in pieces."""
 
 
 def choose(lengths: Sequence[int], most_tokens: int) -> list[int]:
@@ -62,16 +72,48 @@ def choose(lengths: Sequence[int], most_tokens: int) -> list[int]:
     return sorted(chosen)
 
 
+class _Showing:
+    """A text whose media are being encoded, one after the other."""
+
+    def __init__(self, text: TextToEmbed, media: PromptMedia) -> None:
+        self.text = text
+        self.media = media
+        self.features: list[tuple[int, int, mx.array]] = []
+        self._position = 0
+        self._encodes = False  # the item at the position
+
+    def advance(self, make_room: Callable[[int], None]) -> bool:
+        """Computes a piece of the next item. Returns True when the features of all are there. Raises what that
+        raises."""
+        length = len(self.text.tokens)
+        while self._position < length:
+            at = self._position
+            count = 0 if self._encodes else self.media.slice_tokens(at, length - at)
+            if not count:
+                self._encodes = not self.media.encode_piece(make_room)
+                if self._encodes:
+                    return False
+                continue
+            self.features += [(at + start, at + stop, rows) for start, stop, rows in self.media.features(at, count)]
+            self._position += count
+        self.media.close()
+        return True
+
+
 class _Forward:
     """One forward over some texts, in pieces."""
 
-    def __init__(self, encoder: Encoder, texts: Sequence[TextToEmbed]) -> None:
+    def __init__(self, encoder: Encoder, texts: Sequence[TextToEmbed], features: Features) -> None:
+        """`features` has those of the texts that show media, and loses them."""
         self.texts = texts
         lengths = [len(text.tokens) for text in texts]
         longest = max(lengths)
         self.padded = longest * len(texts)
-        rows = mx.array([text.tokens + [0] * (longest - len(text.tokens)) for text in texts])
-        self._pieces = encoder.encode(rows, lengths)
+        media = [(row, *each) for row, text in enumerate(texts) for each in features.pop(text, ())]
+        tokens = [text.tokens + [0] * (longest - len(text.tokens)) for text in texts]
+        for row, start, stop, _ in media:
+            tokens[row][start:stop] = [0] * (stop - start)  # soft tokens may be beyond the table
+        self._pieces = encoder.encode(mx.array(tokens), lengths, media)
 
     @property
     def left(self) -> bool:
@@ -101,13 +143,26 @@ class TextEmbedder:
     piece by piece: a piece is as much work as a slice of a prompt.
     """
 
-    def __init__(self, encoder: Encoder, sizes: EmbeddingSizes, chunk_tokens: int, room_bytes: int) -> None:
-        """`room_bytes` is what the weights leave of the budget."""
+    def __init__(
+        self,
+        encoder: Encoder,
+        sizes: EmbeddingSizes,
+        chunk_tokens: int,
+        room_bytes: int,
+        show: Callable[[ShownPrompt], PromptMedia] = lambda _: NoMedia(),
+    ) -> None:
+        """`room_bytes` is what the weights leave of the budget. `show` begins with the media of one text."""
         self.sizes = sizes
         self._encoder = encoder
         self._room_bytes = room_bytes
         self._piece = chunk_tokens * len(encoder.layers)
         self._together = min(_MOST_TOGETHER, _CHUNKS_TOGETHER * chunk_tokens)
+        self._show = show
+        self._showing: list[_Showing] = []
+        """Texts whose media are not encoded yet, the oldest first."""
+        self._features: Features = {}
+        """Those of texts that wait."""
+        self._shows_next = True
         self._waiting: list[TextToEmbed] = []
         self._running: list[_Forward] = []
         """At most one over several texts, and one over a long one. The first one has the next piece."""
@@ -125,26 +180,41 @@ class TextEmbedder:
 
     def add(self, text: TextToEmbed) -> None:
         """Queues a text."""
-        self._waiting.append(text)
+        if text.shown is None:
+            self._waiting.append(text)
+        else:
+            self._showing.append(_Showing(text, self._show(text.shown)))
 
     @property
     def pending(self) -> bool:
         """True if there is something to compute."""
-        return bool(self._waiting or self._running)
+        return bool(self._waiting or self._running or any(each.media.ready for each in self._showing))
 
     def advance(self) -> None:
-        """Computes one piece of one forward. An error ends the texts of that forward alone."""
+        """Computes one piece of one forward, or of a medium. An error ends the texts of that forward alone."""
+        for each in self._showing:
+            if each.text.found.cancelled():
+                each.media.close()
+        self._showing = [each for each in self._showing if not each.text.found.cancelled()]
         self._waiting = [text for text in self._waiting if not text.found.cancelled()]
+        self._features = {text: each for text, each in self._features.items() if not text.found.cancelled()}
         self._running = [forward for forward in self._running if not forward.left]
         self._begin()
+        showing = next((each for each in self._showing if each.media.ready), None)
+        started = perf_counter()
+        if showing is not None and (self._shows_next or not self._running):
+            self._shows_next = False
+            self._show_piece(showing)
+            self._counts.seconds += perf_counter() - started
+            return
+        self._shows_next = True
         if not self._running:
             return
         forward = self._running.pop(0)
-        started = perf_counter()
         try:
             embeddings = forward.advance(self._piece)
         except Exception as error:
-            self._fail(forward, error)
+            self._fail(forward.texts, error)
         else:
             if embeddings is None:
                 self._running.append(forward)
@@ -152,9 +222,36 @@ class TextEmbedder:
                 self._answer(forward, embeddings)
         self._counts.seconds += perf_counter() - started
 
+    def _show_piece(self, showing: _Showing) -> None:
+        """Computes a piece of a text's media. With the last one the text begins to wait for a forward."""
+        try:
+            done = showing.advance(self._make_room)
+        except Exception as error:
+            self._showing.remove(showing)
+            showing.media.close()
+            if isinstance(error, RequestError):
+                _refuse(showing.text, error)
+            else:
+                self._fail([showing.text], error)
+            return
+        if done:
+            self._showing.remove(showing)
+            self._features[showing.text] = showing.features
+            self._waiting.append(showing.text)
+
+    def _make_room(self, nbytes: int) -> None:
+        if nbytes > self._room_bytes:
+            raise RequestError(
+                f"there is no room to encode a picture or a sound: that takes about {shown(nbytes)}, and the model"
+                f" leaves {shown(max(0, self._room_bytes))} of the budget. Send a smaller one, or give the runner more"
+                " (--memory)"
+            )
+
     def counts(self) -> EmbeddingCounts:
         """Returns the numbers so far."""
-        self._counts.waiting = len(self._waiting) + sum(len(forward.texts) for forward in self._running)
+        self._counts.waiting = (
+            len(self._waiting) + len(self._showing) + sum(len(forward.texts) for forward in self._running)
+        )
         return self._counts
 
     def warm_up(self) -> None:
@@ -175,7 +272,7 @@ class TextEmbedder:
                 count = [len(text.tokens) for text in queue]
                 texts = queue[:1] if alone else [queue[index] for index in choose(count, self._together)]
                 self._waiting = [text for text in self._waiting if text not in texts]
-                self._running.append(_Forward(self._encoder, texts))
+                self._running.append(_Forward(self._encoder, texts, self._features))
 
     def _answer(self, forward: _Forward, embeddings: Sequence[list[float]]) -> None:
         counts = self._counts
@@ -187,9 +284,13 @@ class TextEmbedder:
             if text.found.set_running_or_notify_cancel():
                 text.found.set_result(embedding)
 
-    def _fail(self, forward: _Forward, error: Exception) -> None:
-        log.exception("texts could not be embedded", texts=len(forward.texts))
-        for text in forward.texts:
-            if text.found.set_running_or_notify_cancel():
-                text.found.set_exception(RequestError(error_line(error), HTTPStatus.INTERNAL_SERVER_ERROR))
+    def _fail(self, texts: Sequence[TextToEmbed], error: Exception) -> None:
+        log.exception("texts could not be embedded", texts=len(texts))
+        for text in texts:
+            _refuse(text, RequestError(error_line(error), HTTPStatus.INTERNAL_SERVER_ERROR))
         mx.clear_cache()
+
+
+def _refuse(text: TextToEmbed, error: RequestError) -> None:
+    if text.found.set_running_or_notify_cancel():
+        text.found.set_exception(error)

@@ -114,7 +114,7 @@ class EmbeddingsWing(Wing):
             return
         chunk_tokens = parts.settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if parts.on_cpu else GPU_CHUNK_TOKENS)
         encoder = cast("Encoder", parts.loaded.module)
-        embedder = TextEmbedder(encoder, sizes_of(parts.model), chunk_tokens, parts.free_bytes)
+        embedder = TextEmbedder(encoder, sizes_of(parts.model), chunk_tokens, parts.free_bytes, parts.show)
         parts.embedder = embedder
         parts.counts.embeddings = embedder.counts
         parts.warm_up = embedder.warm_up

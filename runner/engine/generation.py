@@ -42,6 +42,10 @@ class NoMedia:
     def forward(self, recorded: Sequence[int], at: int, count: int, layers: list[object], run: Forward) -> None:
         run(mx.array([recorded[at : at + count]]), layers)
 
+    def features(self, at: int, count: int) -> Sequence[tuple[int, int, mx.array]]:
+        del at, count
+        return ()
+
     def encode_piece(self, make_room: Callable[[int], None]) -> bool:
         del make_room
         return True

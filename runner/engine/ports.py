@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from runner.cache.session import Session
     from runner.engine.guide import Grammar
     from runner.engine.lifecycle import Lifecycle
-    from runner.engine.request import Request
+    from runner.engine.request import Request, ShownPrompt
     from runner.sampling.sampler import Sampler
 
 
@@ -142,6 +142,11 @@ class PromptMedia(Protocol):
         features that no later token needs."""
         ...
 
+    def features(self, at: int, count: int) -> "Sequence[tuple[int, int, mx.array]]":
+        """Returns features [stop - start, width] among the `count` tokens from `at` on, as many as `slice_tokens` gave:
+        start, stop, both counted from `at`, and features. Frees them if no later token needs them."""
+        ...
+
     @property
     def ready(self) -> bool:
         """True if `encode_piece` has something to compute, False while the item is decoded."""
@@ -208,12 +213,14 @@ class TextToEmbed:
     """A text, as tokens with those that begin and end it. Made off the engine thread; whoever waits may cancel it."""
 
     tokens: list[int]
+    shown: "ShownPrompt | None" = None
+    """The same text, with its media."""
     found: "Future[list[float]]" = field(default_factory=Future)
     """Its embedding. Raises RequestError if it cannot be computed."""
 
 
 class Embedder(Protocol):
-    """Makes embeddings of texts. Owner: the engine thread, but for `sizes` and `refusal`."""
+    """Makes embeddings of texts and their media. Owner: the engine thread, but for `sizes` and `refusal`."""
 
     sizes: EmbeddingSizes
 

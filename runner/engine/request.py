@@ -86,6 +86,12 @@ class Vision(Protocol):
         """
         ...
 
+    def join(
+        self, before: Sequence[int], media: Sequence[Media], after: Sequence[int], left: Callable[[], bool]
+    ) -> ShownPrompt:
+        """Returns a prompt of ids, all of these media, and ids, from the headers of the files. Raises as `expand`."""
+        ...
+
     def decode(self, prompt: ShownPrompt, left: Callable[[], bool]) -> Iterator[Future[None]]:
         """Yields the items that were never decoded, each being decoded from then on. Keeps their rows for the engine,
         while there is room. A future raises MediaError for a damaged one, and once `left` returns True."""
@@ -112,6 +118,13 @@ class NoVision:
     def expand(self, prompt: str, media: Sequence[Media], *_: object, **__: object) -> None:
         del prompt
         self.check(media)
+
+    def join(
+        self, before: Sequence[int], media: Sequence[Media], after: Sequence[int], left: Callable[[], bool]
+    ) -> NoReturn:
+        del before, media, after, left
+        why = f": {self.why}" if self.why else ""
+        raise RequestError(f"media embedding not supported on this model{why}", HTTPStatus.NOT_IMPLEMENTED)
 
     def decode(self, prompt: ShownPrompt, left: Callable[[], bool]) -> Iterator[Future[None]]:
         del prompt, left

@@ -192,7 +192,15 @@ class MediaProgress:
         splits = self._encoder.splits or isinstance(span.item, Sound)
         return min(most, span.stop - position) if splits else span.stop - position
 
+    def features(self, at: int, count: int) -> Sequence[tuple[int, int, mx.array]]:
+        return [each[:3] for each in self._rows(at, count)]
+
     def forward(self, recorded: Sequence[int], at: int, count: int, layers: list[object], run: Forward) -> None:
+        rows, tokens = self._rows(at, count), recorded[at : at + count]
+        self._encoder.forward(tokens, layers, rows, self.prompt.positions(at, at + count), run)
+
+    def _rows(self, at: int, count: int) -> list[Rows]:
+        """Returns the features among these tokens. Frees them if no later token needs them."""
         stop = at + count
         rows = []
         span = self.prompt.next_span(at)
@@ -204,8 +212,7 @@ class MediaProgress:
             following = self.prompt.next_span(stop)
             if following is None or following.item is not span.item:
                 self.close()
-        tokens = recorded[at:stop]
-        self._encoder.forward(tokens, layers, rows, self.prompt.positions(at, stop), run)
+        return rows
 
     def close(self) -> None:
         if self._decoding is not None:

@@ -113,13 +113,33 @@ class MediaSupport:
                 log.warning("media that no marker names", ids=" ".join(map(str, sorted(unused)[:8])))
             if not seen:
                 return None
-            if unmeasured := [item for item in seen.values() if isinstance(item, Sound) and item.clip is None]:
-                raise UnmeasuredError(MediaPrompt(unmeasured, self.soft))
+            self._refuse_unmeasured([*seen.values()])
             seen = {number: self._named(item) for number, item in seen.items()}
-        shown = [seen[part.id] if isinstance(part, Marker) else part for part in parts]
+        return self._prompt([seen[part.id] if isinstance(part, Marker) else part for part in parts])
+
+    def join(
+        self, before: Sequence[int], media: Sequence[Media], after: Sequence[int], left: Callable[[], bool]
+    ) -> MediaPrompt:
+        """Returns a prompt of ids, all of these media, and ids, from the headers of the files. Raises as `expand`."""
+        parts: list[Sequence[int] | Item] = [before]
+        for each in media:
+            if left():
+                raise RequestError("the client has left")
+            item = self._unnamed(each.id, {each.id: each})
+            start, end = self._around(item)
+            parts += [start, item, end]
+        self._refuse_unmeasured([part for part in parts if isinstance(part, Item)])
+        parts = [self._named(part) if isinstance(part, Item) else part for part in parts]
+        return self._prompt([*parts, after])
+
+    def _refuse_unmeasured(self, items: Sequence[Item]) -> None:
+        """Raises UnmeasuredError if there are sounds whose length is not known yet."""
+        if unmeasured := [item for item in items if isinstance(item, Sound) and item.clip is None]:
+            raise UnmeasuredError(MediaPrompt(unmeasured, self.soft))
+
+    def _prompt(self, parts: Sequence[Sequence[int] | Item]) -> MediaPrompt:
         sound_id = -1 if self.hearing is None else self.hearing.soft
-        mrope = self.family is not None and self.family.mrope
-        return MediaPrompt(shown, self.soft, sound_id, mrope=mrope)
+        return MediaPrompt(parts, self.soft, sound_id, mrope=self.family is not None and self.family.mrope)
 
     def around(self, picture: Picture) -> tuple[Sequence[int], Sequence[int]]:  # noqa: ARG002
         """Returns the tokens before and after a picture's own."""

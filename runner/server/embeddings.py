@@ -1,21 +1,25 @@
-"""`POST /v1/embeddings`: the embedding of one text, in one JSON object.
+"""`POST /v1/embeddings`: the embedding of one text with its media, in one JSON object.
 
 Every text is a request of its own; those that wait for the engine at the same time are computed together. Checks come
 in the order of Ollama's runner (docs/internals/wire.md, 12).
 """
 
 import asyncio
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from http import HTTPStatus
 from math import hypot
+from typing import cast
 
 from aiohttp import web
 
-from protocol import BadRequestError
+from protocol import BadRequestError, Media
 from protocol.embeddings import EmbeddingsRequest, decode_embeddings, decode_media, embedding_body, kind_of
 from runner.engine.engine import Engine
 from runner.engine.ports import EmbeddingSizes, TextToEmbed
+from runner.engine.request import ShownPrompt, UnmeasuredError, Vision
 from runner.errors import RequestError
+from runner.server.completion import measuring
 from runner.server.request_body import Body, RequestBodies
 from runner.server.tokenize import TokenizeThreads
 from runner.tokenizer import PART_CHARACTERS, Tokenizer
@@ -46,13 +50,29 @@ class EmbeddingsEndpoint:
             await held.read(http, MOST_BODY_BYTES, body.take)
             steps = _checked(body.chunks, self._engine)
             text, wanted = TextToEmbed([]), 0
-            while (step := await self._threads.run(body.size, next, steps, _END)) is not _END:
-                if isinstance(step, tuple):
-                    text, wanted = step
-        self._engine.embed(text)
-        embedding = await asyncio.wrap_future(text.found)
+            async with measuring(self._engine.vision) as measure:
+                while (step := await self._threads.run(body.size, next, steps, _END)) is not _END:
+                    if isinstance(step, tuple):
+                        text, wanted = step
+                    elif step is not None:
+                        await measure(cast("ShownPrompt", step))
+            held.hold(text.shown.nbytes if text.shown is not None else 0)  # files, until they are encoded
+            embedding = await self._embedding(text)
         body_bytes = embedding_body(shortened(embedding, wanted), len(text.tokens))
         return web.Response(body=body_bytes, content_type="application/json")
+
+    async def _embedding(self, text: TextToEmbed) -> list[float]:
+        """Has the media of a text decoded, and then all of it computed. Raises RequestError."""
+        left, vision, shown = threading.Event(), self._engine.vision, text.shown
+        try:
+            for decoding in vision.decode(shown, left.is_set) if shown is not None else ():
+                await asyncio.wrap_future(decoding)
+            self._engine.embed(text)
+            return await asyncio.wrap_future(text.found)
+        finally:
+            left.set()
+            if shown is not None:
+                vision.drop(shown)
 
 
 def shortened(embedding: Sequence[float], dimensions: int) -> Sequence[float]:
@@ -64,9 +84,9 @@ def shortened(embedding: Sequence[float], dimensions: int) -> Sequence[float]:
     return [each / length for each in kept]
 
 
-def _checked(chunks: Sequence[bytes], engine: Engine) -> Iterator[tuple[TextToEmbed, int] | None]:
-    """Yields the text with the size that is wanted of its embedding, and None before where others may have a turn.
-    Raises RequestError, in the words that hosts know."""
+def _checked(chunks: Sequence[bytes], engine: Engine) -> Iterator[tuple[TextToEmbed, int] | ShownPrompt | None]:
+    """Yields the text with the size that is wanted of its embedding; before it media that have to be decoded first, and
+    None where others may have a turn. Raises RequestError, in the words that hosts know."""
     embedder, (context_length, vocab_size) = engine.embedder, engine.limits
     assert embedder is not None
     try:
@@ -76,16 +96,22 @@ def _checked(chunks: Sequence[bytes], engine: Engine) -> Iterator[tuple[TextToEm
     if not wanted.content and not wanted.media:
         raise RequestError("empty content")
     dimensions = _dimensions(wanted.dimensions, embedder.sizes)
-    _refuse_media(wanted, embedder.sizes)
+    media = _media(wanted, embedder.sizes)
     tokens = yield from _tokens(wanted.content, engine.tokenizer, context_length)
+    shown = None
+    if media:
+        last = len(tokens) - (engine.tokenizer.end is not None)
+        shown = yield from _joined(engine.vision, tokens[:last], media, tokens[last:])
+        tokens = shown.ids
     if not tokens:
         raise RequestError("empty token sequence")
     _refuse_long(len(tokens), context_length)
-    if max(tokens) >= vocab_size > 0:
-        raise RequestError(f"the model has no token {max(tokens)}: its vocabulary has {vocab_size}")
+    most = max(tokens if shown is None else shown.keys)
+    if most >= vocab_size > 0:
+        raise RequestError(f"the model has no token {most}: its vocabulary has {vocab_size}")
     if text := embedder.refusal(len(tokens)):
         raise RequestError(text, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-    yield TextToEmbed(tokens), dimensions
+    yield TextToEmbed(tokens, shown), dimensions
 
 
 def _dimensions(wanted: int, sizes: EmbeddingSizes) -> int:
@@ -100,20 +126,32 @@ def _dimensions(wanted: int, sizes: EmbeddingSizes) -> int:
     return wanted
 
 
-def _refuse_media(wanted: EmbeddingsRequest, sizes: EmbeddingSizes) -> None:
-    """Raises RequestError for media: what is wrong with them, or that they cannot be embedded yet."""
+def _media(wanted: EmbeddingsRequest, sizes: EmbeddingSizes) -> list[Media]:
+    """Returns the media, numbered from 0. Raises RequestError for what is none, or has no tower in the model."""
     try:
-        kinds = [kind_of(decode_media(index, coded)) for index, coded in enumerate(wanted.media)]
+        found = [decode_media(index, coded) for index, coded in enumerate(wanted.media)]
     except BadRequestError as error:
         raise RequestError(str(error)) from None
-    for index, kind in enumerate(kinds):
+    media = []
+    for index, data in enumerate(found):
+        kind = kind_of(data)
         if not kind:
             raise RequestError(f"media[{index}]: not a PNG/JPEG/GIF/WebP or wav/ogg blob")
         if kind not in sizes.towers:
             raise RequestError(_TOWERS[kind])
-    if kinds:
-        why = "media embedding not supported on this model: this runner embeds texts alone"
-        raise RequestError(why, HTTPStatus.NOT_IMPLEMENTED)
+        media.append(Media(data=data, id=index, kind=kind))
+    return media
+
+
+def _joined(
+    vision: Vision, before: Sequence[int], media: Sequence[Media], after: Sequence[int]
+) -> Generator[ShownPrompt, None, ShownPrompt]:
+    """Returns ids with media between them. Yields those that have to be decoded first."""
+    try:
+        return vision.join(before, media, after, lambda: False)
+    except UnmeasuredError as error:
+        yield error.prompt
+    return vision.join(before, media, after, lambda: False)
 
 
 def _tokens(text: str, tokenizer: Tokenizer, most: int) -> Generator[None, None, list[int]]:

@@ -53,6 +53,7 @@ _QWEN3_5 = Row[Tower]("qwen3.5", Qwen35Tower)
 
 TOWERS: dict[str, Row[Tower]] = {
     "gemma4": Row("gemma4", Gemma4Tower, {"gemma4_unified_vision": Gemma4UnifiedTower}),
+    "embedding_gemma2": Row("gemma4", Gemma4Tower),
     "muse_glimmer": Row("glimmer", GlimmerTower),
     "nemotron_h": Row(
         "nemotron_h", NemotronTower, preprocessor=("norm_mean", "norm_std", "patch_size", "downsample_ratio")
@@ -63,6 +64,7 @@ TOWERS: dict[str, Row[Tower]] = {
 }
 """mlx-lm module (`Family.module`) -> its row."""
 SOUND_TOWERS: dict[str, Row[SoundTower]] = {
+    "embedding_gemma2": Row("gemma4", Gemma4SoundTower),
     "gemma4": Row("gemma4", Gemma4SoundTower, {"gemma4_unified_audio": Gemma4UnifiedSoundTower}),
 }
 """The same for sound."""
@@ -121,8 +123,8 @@ def _plan(opened: OpenedModel, row: Row[AnyTower], key: str, what: str) -> Tower
     tensors = _renamed(kind, checkpoint.tensors)
     unreadable = _renamed(kind, checkpoint.unreadable)
     described = isinstance(description, dict)
-    if not described and not tensors and not unreadable:
-        return None
+    if not tensors and not unreadable and (not described or opened.family.is_encoder):
+        return None  # encoders come with and without towers, all of which their configs describe
     name = f"the {row.name} tower" + (" for sound" if issubclass(kind, SoundTower) else "")
     tower = opened._replace(name=name, tensors=tensors)
     plan = TowerPlan(row.name, kind, tower)

@@ -112,6 +112,15 @@ class Piece(NamedTuple):
     """The work, in tokens times layers; attention to many keys counts as more."""
 
 
+class Media(NamedTuple):
+    """Features [stop - start, D] of a picture or a sound, in the places of the tokens of one row."""
+
+    row: int
+    start: int
+    stop: int
+    features: mx.array
+
+
 class Attention(Module):
     """Attention to both sides, without a scale; values are normalized too."""
 
@@ -267,17 +276,21 @@ class Model(Module):
         *_, last = pieces
         return last.arrays[0]
 
-    def encode(self, inputs: mx.array, lengths: Sequence[int]) -> Iterator[Piece]:
+    def encode(self, inputs: mx.array, lengths: Sequence[int], media: Sequence[Media] = ()) -> Iterator[Piece]:
         """Builds one forward over texts, tokens [B, L], each padded behind its own length. Nothing is evaluated.
 
-        Yields pieces of it; the last one is the embeddings, float32 [B, D], of length 1.
+        `media` are features in the places of tokens. Yields pieces of the forward; the last one is the embeddings,
+        float32 [B, D], of length 1.
         """
         length = inputs.shape[1]
         valid = None
         if min(lengths) < length:
             valid = mx.arange(length) < mx.array([*lengths])[:, None]
         embedded = self.embed_tokens(inputs)
-        embedded = x = embedded * mx.array(self.args.hidden_size**0.5, embedded.dtype)
+        embedded = embedded * mx.array(self.args.hidden_size**0.5, embedded.dtype)
+        for row, start, stop, features in media:
+            embedded[row, start:stop] = features.astype(embedded.dtype)
+        x = embedded
         norm = self.ple.per_layer_projection_norm if "ple" in self else None
         for layer in self.layers:
             blocks = []

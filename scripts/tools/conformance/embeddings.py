@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from scripts.tools.conformance.assertions import expect, refused
 from scripts.tools.conformance.cases import Section, argv
-from scripts.tools.conformance.models import COHERE, EMBEDDING
+from scripts.tools.conformance.models import COHERE, EMBEDDING, EMBEDDING_MEDIA
 from scripts.tools.conformance.new_store import HAS
 from scripts.tools.conformance.runners import Target
 from scripts.tools.host.lib import Reply, Request
 from scripts.tools.models.png import png
+from scripts.tools.models.wav import noise, wav
 
 EMBEDDINGS = Section("Embeddings since October 2026")
 SIZES = [128, 256, 512, 768]
@@ -137,6 +138,33 @@ async def media_are_checked(target: Target) -> None:
         "model has no vision tower but media contains an image",
     )
     refused(await ask(target, {"media": [sound]}), "model has no audio tower but media contains audio")
+
+
+@EMBEDDINGS.case("12.68", "media-embedded", argv, HAS)
+async def media_are_embedded_behind_their_text(target: Target) -> None:
+    """Pictures and sounds are embedded behind their text: their tokens are counted, and order and content matter."""
+
+    async def found(content: str, *media: bytes) -> Embedding:
+        body = {"content": content, "media": [base64.b64encode(each).decode() for each in media]}
+        reply = await ask(target, body, EMBEDDING_MEDIA)
+        expect(f"status ({reply.text.strip()[:100]})", reply.status, 200)
+        return Embedding(json.loads(reply.body)["embedding"], json.loads(reply.body)["prompt_eval_count"])
+
+    red, blue, tone = png(96, 96, (200, 9, 9)), png(96, 96, (9, 9, 200)), wav(noise(9000))
+    text = await found("a")
+    picture, sound = await found("a", red), await found("a", tone)
+    frames = (9000 + 160 - 321) // 160 + 1
+    expect("tokens of a sound", sound.tokens - text.tokens, -(-frames // 4) + 2)
+    assert picture.tokens - text.tokens > 66, f"a picture counts as {picture.tokens - text.tokens} tokens"
+    both, turned, other = await found("a", red, tone), await found("a", tone, red), await found("a", blue, tone)
+    for each in (both, turned, other):
+        expect("tokens of both", each.tokens, picture.tokens + sound.tokens - text.tokens)
+        assert abs(math.hypot(*each.numbers) - 1) < 1e-5, f"its length is {math.hypot(*each.numbers)}"
+    for name, one, two in (("order", both, turned), ("content", both, other), ("media", text, picture)):
+        assert cosine(one.numbers, two.numbers) < 1 - 1e-7, f"{name} does not matter"
+    again = await asyncio.gather(found("a", red, tone), found("", tone), found("a"))
+    assert cosine(again[0].numbers, both.numbers) > NEAR, "beside others it is another embedding"
+    expect("tokens without a text", again[1].tokens, sound.tokens - 1)
 
 
 @EMBEDDINGS.case("12.69", "crowd", argv, HAS)

@@ -20,6 +20,8 @@ UNIFIED = "unified:latest"
 """A unified Gemma 4 that hears and sees, its numbers random."""
 EMBEDDING = "embedding:latest"
 """An EmbeddingGemma 2 for texts alone, its numbers random."""
+EMBEDDING_MEDIA = "embedding-media:latest"
+"""An EmbeddingGemma 2 for texts, pictures and sounds, its numbers random."""
 COHERE = "cohere:latest"
 """A Cohere2-MoE, its numbers random."""
 _HEARING_CONTEXT = 4096
@@ -41,6 +43,7 @@ def write_models(directory: Path, key_heads: int = 1) -> Path:
     for name, source in ((HEARING, "gemma4-hearing"), (UNIFIED, "gemma4-unified-hearing")):
         _lengthen(write_store(store, name, write_source(sources / source, source)))
     write_store(store, EMBEDDING, write_source(sources / "embedding", "embedding-gemma2-texts"))
+    write_store(store, EMBEDDING_MEDIA, write_source(sources / "embedding-media", "embedding-gemma2-media"))
     write_store(store, COHERE, write_source(sources / "cohere", "cohere2-moe"))
     _rename_architecture(write_store(store, UNSUPPORTED, main))
     return store

@@ -13,7 +13,7 @@ import mlx.core as mx
 from scripts.tools.models.checkpoints import BOS, EOS, TOKENIZER, Dtype, make_weights, write_directory
 from scripts.tools.models.sources_form import ENCODERS, SOURCES, Config, Shape, Source
 from scripts.tools.models.sources_steps import Weights
-from scripts.tools.models.sources_towers import HEARING, SEEING, SEEING_GEMMAS
+from scripts.tools.models.sources_towers import EMBEDDING, HEARING, SEEING, SEEING_GEMMAS
 from scripts.tools.models.tokenizers import with_tokens, write_tokenizer
 
 __all__ = ["SOURCES", "Published", "published", "spare_weight", "undone", "write_source"]
@@ -74,7 +74,7 @@ def write_source(directory: Path, name: str, dtype: Dtype = "float32") -> Path:
 
     It may be one of those with a whole tower, or an encoder.
     """
-    source = (SOURCES | ENCODERS | SEEING | SEEING_GEMMAS | HEARING)[name]
+    source = (SOURCES | ENCODERS | SEEING | SEEING_GEMMAS | HEARING | EMBEDDING)[name]
     config = {**source.config, "torch_dtype": dtype, "bos_token_id": BOS, "eos_token_id": EOS}
     write_directory(directory, config, published(source, dtype))
     write_tokenizer(directory, with_tokens(TOKENIZER, source.tokens))

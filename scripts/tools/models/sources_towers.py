@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from scripts.tools.models import data
-from scripts.tools.models.sources_form import SOURCES, Config, Shape, Source, tensors
+from scripts.tools.models.sources_form import ENCODERS, SOURCES, Config, Shape, Source, tensors
 
 _TOWERS = data.read("towers")
 TEXT_WIDTH = 64
@@ -156,8 +156,18 @@ def _hearing(name: str, tower: str, audio: Config) -> Source:
     return source._replace(config=config, spare={**spare, **tensors(tower, "model.")})
 
 
+def _embedding() -> Source:
+    """Returns the encoder with whole towers."""
+    source = ENCODERS["embedding-gemma2"]
+    towers: Config = {"vision_config": _STANDARD, "audio_config": _TOWERS["gemma4_audio"]}
+    spare = {**tensors("gemma4_standard_tower", "model."), **tensors("conformer_tower", "model.")}
+    return source._replace(config={**source.config, **towers, **_GEMMA_TOKENS, **_HEARING_TOKENS}, spare=spare)
+
+
 HEARING: dict[str, Source] = {
     "gemma4-hearing": _hearing("gemma4-seeing", "conformer_tower", _TOWERS["gemma4_audio"]),
     "gemma4-unified-hearing": _hearing("gemma4-unified-seeing", "unified_sound_tower", _TOWERS["unified_audio"]),
 }
 """Sources of Gemma 4 that see and hear."""
+EMBEDDING: dict[str, Source] = {"embedding-gemma2-media": _embedding()}
+"""Encoders with whole towers."""

@@ -33,7 +33,8 @@ class Encoder:
         """For each piece the forward that it is of."""
         self.most_padded = 0
 
-    def encode(self, inputs: mx.array, lengths: Sequence[int]) -> Iterator[Piece]:
+    def encode(self, inputs: mx.array, lengths: Sequence[int], media: Sequence[object] = ()) -> Iterator[Piece]:
+        del media
         self.forwards.append([*lengths])
         self.most_padded = max(self.most_padded, inputs.size)
         number = len(self.forwards) - 1

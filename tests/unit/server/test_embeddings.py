@@ -3,7 +3,8 @@
 import asyncio
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import cast
 
 import pytest
 
@@ -11,7 +12,14 @@ from protocol.embeddings import decode_media, kind_of
 from protocol.golang import BadRequestError
 from runner.engine.ports import EmbeddingSizes, TextToEmbed
 from runner.errors import RequestError
+from runner.media.families import Gemma4
+from runner.media.hearing import Gemma4Sound
+from runner.media.prompt import MediaNames, MediaPrompt
+from runner.media.rows import RowStore
+from runner.media.support import Hearing, MediaSupport
 from scripts.tools.models.png import png
+from scripts.tools.models.wav import noise, wav
+from tests.unit.media.pictures import Here
 from tests.unit.server.script import CONTEXT, Client, Script
 
 WAV = b"RIFF\x00\x00\x00\x00WAVEfmt "
@@ -120,10 +128,59 @@ def with_ends(engine: Script) -> None:
     engine.tokenizer.add_bos = False
 
 
-async def test_media_for_which_there_is_a_tower_are_refused_for_now(client: Client, engine: Script) -> None:
+async def test_media_are_refused_where_none_are_read(client: Client, engine: Script) -> None:
     engine.embedder = Embedder(frozenset({"image"}))
-    status, text = await asked(client, {"content": "a", "media": [PNG]})
-    assert (status, text.split(":")[0]) == (501, "media embedding not supported on this model")
+    assert await asked(client, {"content": "a", "media": [PNG]}) == (
+        501,
+        "media embedding not supported on this model\n",
+    )
+
+
+@pytest.fixture
+def support(engine: Script) -> Iterator[MediaSupport]:
+    """Of a model that embeds pictures and sounds."""
+    with_ends(engine)
+    family = Gemma4(budgets=(70,))
+    hearing = Hearing(Gemma4Sound(), 57, 58, 59)
+    support = MediaSupport(family, 60, 62, 61, MediaNames(), RowStore(family, decoder=Here()), hearing)
+    engine.vision, engine.embedder = support, Embedder(frozenset({"image", "audio"}))
+    yield support
+    support.store.close()
+
+
+@pytest.mark.parametrize("content", ["ab", ""])
+async def test_media_stand_behind_the_text_in_their_order(
+    client: Client, engine: Script, support: MediaSupport, content: str
+) -> None:
+    sent = {"content": content, "media": [coded(wav(noise(3000))), coded(png(96, 96, (9, 9, 9)))]}
+    posted = asyncio.create_task(asked(client, sent))
+    text = await cast("Embedder", engine.embedder).next()
+    assert text.tokens == [1, *content.encode(), 57, *[58] * 5, 59, 60, *[62] * 64, 61, 2]
+    assert isinstance(text.shown, MediaPrompt)
+    assert [each.item.kind for each in text.shown.spans] == ["audio", "image"]
+    assert support.store.held_bytes > 0, "decoded before the text is queued"
+    text.found.set_result([1.0, 0.0, 0.0, 0.0])
+    status, body = await posted
+    assert (status, json.loads(body)["prompt_eval_count"]) == (200, len(text.tokens))
+    assert support.store.held_bytes == 0, "nobody took them"
+
+
+@pytest.mark.parametrize(
+    ("media", "status", "said"),
+    [
+        ([wav(noise(100))], 400, "audio too short"),
+        ([wav(noise(3000)), b"OggS" + bytes(9)], 400, "unrecognized audio format"),
+        ([png(96, 96, (9, 9, 9))[:40]], 400, "decode image: "),
+        ([wav(noise(31 * 16_000))], 413, "the input length (78"),
+    ],
+)
+async def test_media_that_cannot_be_read_or_are_too_long_are_refused(
+    client: Client, engine: Script, support: MediaSupport, media: list[bytes], status: int, said: str
+) -> None:
+    found, text = await asked(client, {"content": "a", "media": [coded(each) for each in media]})
+    assert (found, text[: len(said)]) == (status, said)
+    assert not cast("Embedder", engine.embedder).texts
+    assert support.store.held_bytes == 0
 
 
 async def test_the_full_size_is_none_to_cut_to(client: Client, engine: Script) -> None:
