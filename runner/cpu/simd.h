@@ -243,7 +243,7 @@ template <int BITS, int GROUP, int MODE> struct Group {
 enum {
   REGISTERS = WIDTH == 8 ? 16 : 32, /* that hold vectors */
   CHUNK = 64,   /* groups whose scales are converted at a time */
-  AHEAD = 8,    /* outputs fetched ahead */
+  AHEAD = 16,   /* outputs fetched ahead */
   MANY = 16,    /* up to so many rows, unpacked weights stay in registers or the first-level cache, beyond it in the second */
   IN_L1 = 4096, /* unpacked weights */
 };
@@ -299,6 +299,11 @@ template <int BITS, int GROUP, int MODE, int R, int O> INLINE void few(const Pro
     }
     for (int i = 0; i < count; i++, w += G::BYTES, x += GROUP) {
       const bool fetches = G::BYTES >= 64 || (first + i) % (64 / G::BYTES) == 0;
+      if (MODE == AFFINE && a.scale_type == F32 && i % (16 / O) == 0) { /* a line of those of O outputs, which lie together */
+        const size_t ahead = (n + AHEAD) * groups + (first + i) * O;
+        __builtin_prefetch((const float *)a.scales + ahead);
+        __builtin_prefetch((const float *)a.biases + ahead);
+      }
       UNROLLED for (int o = 0; o < O; o++) { /* one after the other: the sums of all stay in registers */
         const uint8_t *at = w + o * stride;
         const float *y = x;
