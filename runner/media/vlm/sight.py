@@ -39,6 +39,8 @@ _KNOWN = frozenset(
 """Of what a package makes of a prompt with pictures."""
 _SCORE_BYTES, _COPIES = 4, 16
 _SMALL = 64
+_BASE, _NOTES = 128, 4
+"""Ids stand among features in three digits, each of which is exact in 16 bits."""
 _TEXTS = (".json", ".jinja", ".txt", ".model")
 """Files that a processor may need. No program of a model's publisher is run."""
 
@@ -46,8 +48,9 @@ _TEXTS = (".json", ".jinja", ".txt", ".model")
 class VlmEncoder(MediaEncoder):
     """The tower of a model of mlx-vlm, which computes a picture in one piece.
 
-    Features are the embeddings of a picture's tokens, beside them what is added after the first layers: [tokens,
-    (1 + layers) x width].
+    Features are the embeddings of a picture's tokens, beside them what is added after the first layers, and then notes
+    for text models that ask: the id of each token, and whether it stands for the picture: [tokens,
+    (1 + layers) x width + 4].
     """
 
     def __init__(self, module: Served, family: VlmFamily, store: VlmStore, wake: Callable[[], None]) -> None:
@@ -93,12 +96,16 @@ def encoded(module: Served, ids: Sequence[int], arrays: dict[str, Any]) -> mx.ar
     if unknown := made.keys() - _KNOWN:
         raise ComputeError(f"its pictures change {', '.join(sorted(unknown))}, which is not known here")
     embeddings = made["inputs_embeds"].reshape(len(ids), -1)
+    masks = made.get("visual_pos_masks")
+    seen = mx.zeros(len(ids), mx.bool_) if masks is None else masks.reshape(-1)
+    notes = [tokens[0] // _BASE**2, tokens[0] // _BASE % _BASE, tokens[0] % _BASE, seen]
+    written = mx.stack([each.astype(embeddings.dtype) for each in notes], axis=1)
     added = made.get("deepstack_visual_embeds")
     if added is None:
-        return cast("mx.array", embeddings)
-    places = mx.array([index for index, seen in enumerate(made["visual_pos_masks"][0].tolist()) if seen])
+        return mx.concatenate([embeddings, written], axis=1)
+    places = mx.array([index for index, each in enumerate(cast("list[bool]", seen.tolist())) if each])
     columns = [mx.zeros_like(embeddings).at[places].add(each.astype(embeddings.dtype)) for each in added]
-    return mx.concatenate([embeddings, *columns], axis=1)
+    return mx.concatenate([embeddings, *columns, written], axis=1)
 
 
 class VlmForward:
@@ -125,15 +132,19 @@ class VlmForward:
             seen = mx.zeros(ids.shape, mx.bool_)
             for start, stop, features, _ in rows:
                 width = embeddings.shape[-1]
-                own, *beside = mx.split(features, features.shape[-1] // width, axis=-1)
+                own, *beside = mx.split(features[:, :-_NOTES], features.shape[-1] // width, axis=-1)
+                notes = features[:, -_NOTES:].astype(mx.int32)
+                ids[:, start:stop] = (notes * mx.array([_BASE**2, _BASE, 1, 0])).sum(axis=-1)[None]
                 embeddings = mx.concatenate(
                     [embeddings[:, :start], own.astype(embeddings.dtype)[None], embeddings[:, stop:]], axis=1
                 )
-                seen[:, start:stop] = True
+                seen[:, start:stop] = notes[:, -1].astype(mx.bool_)[None] if self._module.looks_at_places else True
                 added = beside
             parts["inputs_embeds"] = embeddings
             if added:
                 parts |= {"visual_pos_masks": seen, "deepstack_visual_embeds": added}
+            elif self._module.looks_at_places:
+                parts["visual_pos_masks"] = seen
         if positions is not None:
             parts["position_ids"] = mx.array([*map(list, positions)])[:, None]
         with self._module.during(parts):

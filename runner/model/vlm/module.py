@@ -31,6 +31,7 @@ Weights = dict[str, mx.array]
 _PARTS = ("text", "vision", "perceiver", "projector", "audio")
 """What a config describes: in mlx-vlm, `PART_config` is a field of it, and `PartConfig` its class."""
 _PICTURE_TOKENS = ("image_token_index", "image_token_id", "media_placeholder_token_id", "image_token")
+_OWN_CACHES = ("zaya1_vl",)
 _FLAT = ("minimax_m3", "minimax_m3_vl")
 _SANITIZERS = (("VisionModel", "vision_config"), ("LanguageModel", "text_config"), ("AudioModel", "audio_config"))
 """A class of a package, whose `sanitize` also sees all weights, and the part of the config that it is made from."""
@@ -91,6 +92,8 @@ class Served(Module):
     config: Any
     flat: bool
     """Positions have one channel."""
+    keeps_caches: bool
+    """It asks its caches for what mlx-lm's do not have, and for the places of pictures."""
     hooks: "Hooks"
     """What a forward over pictures changes, for its time alone."""
 
@@ -128,6 +131,11 @@ class Served(Module):
         """The ids that may stand for pictures."""
         found = (getattr(self.config, name, None) for name in _PICTURE_TOKENS)
         return [token for token in found if type(token) is int]
+
+    @property
+    def looks_at_places(self) -> bool:
+        """True if the text model computes otherwise where a picture is, and is told where."""
+        return self.keeps_caches
 
     @property
     def library_version(self) -> str:
@@ -170,7 +178,8 @@ class Served(Module):
         """Returns fresh layer caches of mlx-lm's classes, where it has the same; others are mlx-vlm's own."""
         text = self.text_model
         if hasattr(text, "make_cache"):
-            return [_mapped(each) for each in text.make_cache()]
+            made = text.make_cache()
+            return list(made) if self.keeps_caches else [_mapped(each) for each in made]
         return [KVCache() for _ in text.layers]
 
     def sanitize(self, weights: Weights) -> Weights:
@@ -194,8 +203,13 @@ class Hooks:
 
 @cache
 def _served(classes: ModuleType, package: str) -> Callable[[object], Module]:
-    module = f"{LIBRARY}.models.{package}"  # by which the tables of abilities know it
-    return type("Model", (Served, classes.Model), {"__module__": module, "classes": classes, "flat": package in _FLAT})
+    members = {
+        "__module__": f"{LIBRARY}.models.{package}",  # by which the tables of abilities know it
+        "classes": classes,
+        "flat": package in _FLAT,
+        "keeps_caches": package in _OWN_CACHES,
+    }
+    return type("Model", (Served, classes.Model), members)
 
 
 def plain_positions(count: int, layers: Iterable[object]) -> mx.array:

@@ -2,30 +2,31 @@
 
 COMPARED = frozenset(
     """
-    aya_vision deepseek_vl_v2 dots_ocr flint gemma3 glm4v glm4v_moe glm_ocr granite_vision hrm_text hy_v4 idefics2
-    idefics3 internvl internvl_chat k2_horizon kimi_k25 kimi_vl kolibri1 lfm2_vl llama4 llava llava_next llava_onevision
-    llmjpvl longcat_flash_sparse minicpmv4_6 minimax_m3 minimax_m3_vl mistral3 mistral_large3 paddleocr_vl phi4_siglip
-    pixtral plamo2vl qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe qwen4_exp smolvlm step3p7 xing4_0 z1t
+    aya_vision cohere_compass deepseek_vl_v2 dots_ocr flint gemma3 glm4v glm4v_moe glm_ocr granite4_vision
+    granite_vision hrm_text hy_v4 idefics2 idefics3 internvl internvl_chat k2_horizon kimi_k25 kimi_vl kolibri1 lfm2_vl
+    llama4 llava llava_next llava_onevision llmjpvl longcat_flash_sparse mage_vl mimo_v2 minicpmv4_6 minimax_m3
+    minimax_m3_vl mistral3 mistral_large3 molmo2 paddleocr_vl phi4_siglip pixtral plamo2vl qwen2_5_vl qwen2_vl qwen3_vl
+    qwen3_vl_moe qwen4_exp smolvlm step3p7 xing4_0 z1t zaya1_vl
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
 """The packages whose texts were compared with mlx-vlm's own computation, and are equal."""
 
 BATCHED = frozenset(
     """
-    aya_vision deepseek_vl_v2 dots_ocr flint gemma3 glm4v glm4v_moe glm_ocr granite_vision hrm_text idefics2 idefics3
-    internvl internvl_chat k2_horizon kimi_k25 kimi_vl kolibri1 llava llava_next llava_onevision llmjpvl
-    longcat_flash_sparse minimax_m3 minimax_m3_vl mistral3 mistral_large3 paddleocr_vl phi4_siglip pixtral qwen2_5_vl
-    qwen2_vl qwen3_vl qwen3_vl_moe smolvlm step3p7 xing4_0
+    aya_vision cohere_compass deepseek_vl_v2 dots_ocr flint gemma3 glm4v glm4v_moe glm_ocr granite4_vision
+    granite_vision hrm_text idefics2 idefics3 internvl internvl_chat k2_horizon kimi_k25 kimi_vl kolibri1 llava
+    llava_next llava_onevision llmjpvl longcat_flash_sparse mage_vl mimo_v2 minimax_m3 mistral3 mistral_large3 molmo2
+    paddleocr_vl phi4_siglip pixtral qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe smolvlm step3p7 xing4_0
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
 """The packages whose answers may share a forward."""
 
 DRAFTED = frozenset(
     """
-    aya_vision deepseek_vl_v2 dots_ocr flint gemma3 glm4v glm4v_moe glm_ocr granite_vision hrm_text idefics2 idefics3
-    internvl internvl_chat k2_horizon kimi_k25 kimi_vl kolibri1 llava llava_next llava_onevision llmjpvl
-    longcat_flash_sparse minimax_m3 minimax_m3_vl mistral3 mistral_large3 paddleocr_vl phi4_siglip pixtral qwen2_5_vl
-    qwen2_vl qwen3_vl qwen3_vl_moe smolvlm step3p7 xing4_0
+    aya_vision cohere_compass deepseek_vl_v2 dots_ocr flint gemma3 glm4v glm4v_moe glm_ocr granite4_vision
+    granite_vision hrm_text idefics2 idefics3 internvl internvl_chat k2_horizon kimi_k25 kimi_vl kolibri1 llava
+    llava_next llava_onevision llmjpvl longcat_flash_sparse mage_vl mimo_v2 minimax_m3 mistral3 mistral_large3 molmo2
+    paddleocr_vl phi4_siglip pixtral qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe smolvlm step3p7 xing4_0
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
 """The packages whose answers may be drafted."""
@@ -33,40 +34,41 @@ DRAFTED = frozenset(
 SEEING = frozenset(
     """
     aya_vision gemma3 glm4v glm4v_moe glm_ocr idefics2 idefics3 internvl internvl_chat kimi_k25 kimi_vl lfm2_vl llava
-    llava_onevision mistral3 pixtral qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe smolvlm
+    llava_onevision mage_vl mimo_v2 minimax_m3_vl mistral3 molmo2 pixtral qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe
+    qwen4_exp smolvlm
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
 """The packages whose pictures were compared with mlx-vlm's own computation, and give equal answers."""
 
 BLIND: dict[str, str] = {
+    "cohere_compass": "its answers about pictures are not mlx-vlm's own",
     "deepseek_vl_v2": "its answers about pictures are not mlx-vlm's own",
-    "dots_ocr": "its answers about pictures are not mlx-vlm's own",
+    "dots_ocr": "it was not compared with it yet",
+    "granite4_vision": "its answers about pictures are not mlx-vlm's own",
     "granite_vision": "its answers about pictures are not mlx-vlm's own",
     "llama4": "its answers about pictures are not mlx-vlm's own",
     "llava_next": "its answers about pictures are not mlx-vlm's own",
     "llmjpvl": "its answers about pictures are not mlx-vlm's own",
     "minicpmv4_6": "its answers about pictures are not mlx-vlm's own",
-    "minimax_m3_vl": "its answers about pictures are not mlx-vlm's own",
     "paddleocr_vl": "its answers about pictures are not mlx-vlm's own",
     "phi4_siglip": "its answers about pictures are not mlx-vlm's own",
     "plamo2vl": "it was not compared with it yet",
     "step3p7": "its answers about pictures are not mlx-vlm's own",
+    "zaya1_vl": "its answers about pictures are not mlx-vlm's own",
 }
 """Package that is served -> what keeps its pictures from being served."""
 
 REFUSED: dict[str, str] = {
-    "cohere_compass": "it does not give mlx-vlm's own answers",
     "deepseek_v4": "its answers depend on where prompts are cut",
     "deepseekocr": "it was not compared with it yet",
     "deepseekocr_2": "it was not compared with it yet",
-    "ernie4_5_moe_vl": "it was not compared with it yet",
+    "ernie4_5_moe_vl": "it does not give mlx-vlm's own answers",
     "falcon_ocr": "it was not compared with it yet",
     "fastvlm": "it was not compared with it yet",
     "florence2": "it was not compared with it yet",
     "gemma3n": "it was not compared with it yet",
     "glm5_next": "it was not compared with it yet",
     "got": "it was not compared with it yet",
-    "granite4_vision": "it was not compared with it yet",
     "hunyuan_vl": "its answers depend on where prompts are cut",
     "inkling": "mlx-vlm cannot be used here: No module named 'mlx_audio'",
     "jina_vlm": "it was not compared with it yet",
@@ -74,13 +76,10 @@ REFUSED: dict[str, str] = {
     "limite": "its answers depend on where prompts are cut",
     "llava_bunny": "it was not compared with it yet",
     "locateanything": "it does not give mlx-vlm's own answers",
-    "mage_vl": "it was not compared with it yet",
-    "mimo_v2": "it was not compared with it yet",
     "minicpmo": "it was not compared with it yet",
     "minicpmv4_7": "it does not give mlx-vlm's own answers",
     "mllama": "its answers depend on where prompts are cut",
     "molmo": "it was not compared with it yet",
-    "molmo2": "it was not compared with it yet",
     "molmo_point": "it was not compared with it yet",
     "moondream2": "it was not compared with it yet",
     "moondream3": "it was not compared with it yet",
@@ -92,6 +91,5 @@ REFUSED: dict[str, str] = {
     "qwen3_omni_moe": "it was not compared with it yet",
     "unlimited_ocr": "it was not compared with it yet",
     "youtu_vl": "it was not compared with it yet",
-    "zaya1_vl": "it was not compared with it yet",
 }
 """Package -> what keeps it from being served."""

@@ -30,11 +30,12 @@ def config(package: str) -> Values:
     see, plain = table(package), vlm.config(package)
     tokens = _tokens(see)
     ids = {name: vocabulary_size(_tokenizer(see)) - len(tokens) + index for index, name in enumerate(tokens)}
-    fields: Values = dict.fromkeys(_TEXT, _rounded(vocabulary_size(_tokenizer(see))))
+    fields: Values = dict.fromkeys(_TEXT, _rounded(max(ids.values()) + 1))
     fields |= dict.fromkeys(_SOFT, ids[see["soft"]])
     fields |= {name: ids[see[key]] for key, names in (("start", _START), ("end", _END)) if key in see for name in names}
     fields |= dict.fromkeys(_VIDEO, ids[see["soft"]] + 3 if "start" in see else _rounded(0) + 1)
-    return {**_replaced(plain, fields), **see.get("config", {}), "architectures": [f"{package}X"]}
+    named = {field: ids[token] for field, token in see.get("ids", {}).items()}
+    return {**_replaced(plain, fields), **named, **see.get("config", {}), "architectures": [f"{package}X"]}
 
 
 def write(package: str, directory: Path) -> Path:
