@@ -167,7 +167,8 @@ def decode_bytes(header: Header, geometry: Geometry, size: int) -> int:
 def sound_bytes(header: SoundHeader) -> int:
     """Returns the most bytes that decoding a sound takes at once: its samples as they come, twice, at the rate of
     towers, and as rows, which take no more; and what a piece takes while its spectra are computed."""
-    return 3 * (header.stop - header.start) + 24 * header.samples + _PIECE_BYTES
+    twice = 0 if header.is_exact else 8 * header.frames  # before they have that rate
+    return 3 * (header.stop - header.start) + 24 * header.samples + twice + _PIECE_BYTES
 
 
 # --- in the process
@@ -205,6 +206,9 @@ def _decoder(order: Order | SoundOrder) -> Callable[[bytes], list[bytes]]:
 
         return lambda data: [picture.decode(data, order.header, order.width, order.height, order.alpha).tobytes()]
     from runner.media import sound
+
+    if not order.header.is_exact:
+        import soundfile  # noqa: F401 - what it takes is no part of what decoding does
 
     def decode(data: bytes) -> list[bytes]:
         lengths, rows = sound.decode(data, order.header, order.frame_samples)

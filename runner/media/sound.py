@@ -7,6 +7,7 @@ transformers' feature extractor for Gemma 4 bit for bit.
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from io import BytesIO
 from math import ceil, floor, gcd
 from typing import TypeAlias
 
@@ -14,7 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from runner.errors import MediaError
-from runner.media.sound_header import FRAME, HOP, LONGEST, MEL_BINS, RATE, SoundHeader, resampled
+from runner.media.sound_header import (
+    FRAME,
+    HOP,
+    LONGEST,
+    MEL_BINS,
+    MOST_CHANNELS,
+    MOST_SECONDS,
+    RATE,
+    SoundHeader,
+    resampled,
+)
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]
@@ -26,14 +37,20 @@ _MOST_VALUES = 1 << 21
 def decode(data: bytes, header: SoundHeader, frame_samples: int) -> tuple[list[int], Floats]:
     """Returns the rows of a sound, one piece behind the other, and how many rows each piece has.
 
-    `data` are the samples alone. With `frame_samples` 0 a row is a logarithmic spectrum [MEL_BINS], and pieces are at
-    most 30 s long; else rows are that many samples, of one piece. Raises MediaError for a sound that is too short, or
-    no sound.
+    `data` are the samples alone; of a format other than WAV, the file. With `frame_samples` 0 a row is a logarithmic
+    spectrum [MEL_BINS], and pieces are at most 30 s long; else rows are that many samples, of one piece. Raises
+    MediaError for a sound that is too short, or no sound.
     """
-    samples = to_rate(lambda start, stop: mono(data, header, start, stop), header.frames, header.rate)
+    if header.is_exact:
+        samples = to_rate(lambda start, stop: mono(data, header, start, stop), header.frames, header.rate)
+    else:
+        frames, rate = _read_file(data, header.format)
+        samples = to_rate(lambda start, stop: frames[start:stop], len(frames), rate)
     if not np.isfinite(samples).all():
         raise MediaError("wav: a sample is not a finite number")
     if frame_samples:
+        if not len(samples):
+            raise MediaError("audio too short")
         rows = -(-len(samples) // frame_samples)
         return [rows], np.pad(samples, (0, rows * frame_samples - len(samples))).reshape(rows, frame_samples)
     pieces, at = [], 0
@@ -72,6 +89,32 @@ def mono(data: bytes, header: SoundHeader, start: int, stop: int) -> Floats:
     with np.errstate(over="ignore", invalid="ignore"):
         means = values.reshape(-1, header.channels).mean(axis=1)
         return means.astype(np.float32)
+
+
+def _read_file(data: bytes, name: str) -> tuple[Floats, int]:
+    """Returns the frames of an MP3, FLAC or Ogg, each the mean of its channels, and their rate. Raises MediaError."""
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(BytesIO(data)) as file:
+            return _frames(file.read, file.channels, file.samplerate), file.samplerate
+    except (MediaError, MemoryError):
+        raise
+    except Exception as error:  # libsndfile's, of many kinds
+        raise MediaError(f"decode audio: damaged {name}: its contents make no sense") from error
+
+
+def _frames(read: Callable[..., Floats], channels: int, rate: int) -> Floats:
+    """Returns all frames of a file, which `read` gives block by block."""
+    if not 0 < channels <= MOST_CHANNELS:
+        raise MediaError(f"decode audio: {channels} channels are more than is decoded: {MOST_CHANNELS}")
+    found, count = [np.zeros(0, np.float32)], 0
+    while len(block := read(_BLOCK_FRAMES, np.float32, always_2d=True)):
+        count += len(block)
+        if count > MOST_SECONDS * rate:
+            raise MediaError(f"audio longer than {MOST_SECONDS} seconds")
+        found.append(block.mean(axis=1, dtype=np.float64).astype(np.float32))
+    return np.concatenate(found)
 
 
 # --- Resampling: a windowed sinc, of unit gain at the edges too.

@@ -5,6 +5,8 @@ The walk is bounded, and says which bytes the decoder needs. Texts are those of 
 """
 
 import struct
+from functools import cache
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from runner.errors import MediaError
@@ -19,8 +21,14 @@ HOP, FRAME = 160, 320
 MEL_BINS = 128
 """The numbers of a spectrum."""
 MOST_SECONDS = 600
+WAV = "WAV"
+OTHERS = ("MP3", "FLAC", "Ogg")
+"""Formats that are read where `soundfile` is installed."""
+_USUAL_RATE = 48_000
+_LEAST_SECOND_BYTES = 100
+"""Of a file for each second of sound at that rate: FLAC of silence takes nearly twice as much."""
 _MOST_RATE = 768_000
-_MOST_CHANNELS = 64
+MOST_CHANNELS = 64
 _LEAST_BYTES = 12
 _FMT_BYTES = 16
 _EXTENSIBLE, _EXTENSIBLE_BYTES = 0xFFFE, 26
@@ -30,9 +38,13 @@ _FORMS = {(_INTEGERS, 8), (_INTEGERS, 16), (_INTEGERS, 24), (_INTEGERS, 32), (_F
 
 
 class SoundHeader(NamedTuple):
-    """The form of a sound, and where its samples are."""
+    """The form of a sound, and where its samples are.
+
+    Of a format other than WAV only the decoder knows the rest: the header says how much it may be.
+    """
 
     format: str
+    """WAV, or one of OTHERS."""
     rate: int
     """Samples a second, of each channel."""
     channels: int
@@ -44,13 +56,20 @@ class SoundHeader(NamedTuple):
     """The bytes of the file that hold the samples."""
 
     @property
+    def is_exact(self) -> bool:
+        """True if the header says how long the sound is."""
+        return self.format == WAV
+
+    @property
     def frame_bytes(self) -> int:
         """The bytes of one sample of all channels."""
         return self.channels * self.bits // 8
 
     @property
     def frames(self) -> int:
-        """The samples of each channel."""
+        """The samples of each channel; the most that there can be, if it is not exact."""
+        if not self.is_exact:
+            return self.rate * min(MOST_SECONDS, 1 + (self.stop - self.start) // _LEAST_SECOND_BYTES)
         return (self.stop - self.start) // self.frame_bytes
 
     @property
@@ -66,6 +85,11 @@ def resampled(frames: int, rate: int) -> int:
 
 def read_sound_header(data: bytes) -> SoundHeader:
     """Returns what is known of a sound without decoding it. Raises MediaError if it will not be decoded."""
+    if other := _other_format(data):
+        if not _has_soundfile():
+            advice = "pip install --require-hashes -r requirements/sound.lock"
+            raise MediaError(f"unrecognized audio format: {other} is read with soundfile ({advice}): or send a WAV")
+        return SoundHeader(other, _USUAL_RATE, 1, 32, True, 0, len(data))
     if len(data) < _LEAST_BYTES or not data.startswith(b"RIFF") or data[8:12] != b"WAVE":
         raise MediaError("unrecognized audio format")
     fmt, (start, stop) = _chunks(data)
@@ -78,15 +102,35 @@ def read_sound_header(data: bytes) -> SoundHeader:
         (form,) = struct.unpack_from("<H", fmt, 24)
     if (form, bits) not in _FORMS:
         raise MediaError(f"wav: unsupported format {form} with {bits} bits")
-    if channels > _MOST_CHANNELS or rate > _MOST_RATE:
+    if channels > MOST_CHANNELS or rate > _MOST_RATE:
         raise MediaError(
-            f"wav: {channels} channels at {rate} Hz are more than is decoded: {_MOST_CHANNELS} channels at"
+            f"wav: {channels} channels at {rate} Hz are more than is decoded: {MOST_CHANNELS} channels at"
             f" {_MOST_RATE} Hz"
         )
-    header = SoundHeader("WAV", rate, channels, bits, form == _FLOATS, start, stop)
+    header = SoundHeader(WAV, rate, channels, bits, form == _FLOATS, start, stop)
     if header.frames > MOST_SECONDS * rate:
         raise MediaError(f"audio longer than {MOST_SECONDS} seconds")
     return header
+
+
+_MPEG_SYNC, _MPEG_VERSION, _MPEG_LAYER = 0xFFE0, 0x0018, 0x0006
+
+
+def _other_format(data: bytes) -> str:
+    """Returns one of OTHERS, by the first bytes; "" for anything else."""
+    if data.startswith(b"fLaC"):
+        return "FLAC"
+    if data.startswith(b"OggS"):
+        return "Ogg"
+    word = int.from_bytes(data[:2])
+    is_frame = word & _MPEG_SYNC == _MPEG_SYNC and word & _MPEG_VERSION != 0x0008 and word & _MPEG_LAYER
+    return "MP3" if is_frame or data.startswith(b"ID3") else ""
+
+
+@cache
+def _has_soundfile() -> bool:
+    """Returns True if the package is installed. It is not imported."""
+    return find_spec("soundfile") is not None
 
 
 def _chunks(data: bytes) -> tuple[bytes, tuple[int, int]]:

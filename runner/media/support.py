@@ -173,7 +173,7 @@ class MediaSupport:
     def _sound(self, data: bytes, family: SoundFamily) -> Sound:
         """Returns a sound, with its name if only decoding tells its length."""
         header = read_sound_header(data)
-        clip = family.clip(header.samples)
+        clip = family.clip(header.samples) if header.is_exact else None
         sound = Sound(data, header, family, clip, 0)
         if clip is None:
             name = self._named(sound).name

@@ -92,7 +92,10 @@ async def damaged_files_of_other_formats_are_refused(target: Target) -> None:
     """The beginning of an MP3 or an Ogg, and nothing behind it, is 400."""
     for content in (b"ID3\4\0\0\0\0\0\0", b"OggS\0\2" + bytes(22)):
         text = await refusal(target, sound(content))
-        assert text.startswith("unrecognized audio format"), f"{content!r} is refused with {text!r}"
+        # Who reads these formats says that nothing is in them.
+        assert text.startswith(("unrecognized audio format", "decode audio: damaged ")), (
+            f"{content!r} is refused with {text!r}"
+        )
 
 
 @SOUNDS.case("12.75", "shortest", wire, HAS)

@@ -10,6 +10,7 @@ from PIL import Image
 from protocol import CompletionRequest, Media
 from runner.engine.request import Limits, NoVision, UnmeasuredError, prepare
 from runner.errors import RequestError
+from runner.media import sound_header
 from runner.media.families import Gemma4, Qwen35
 from runner.media.hearing import Clip, Gemma4Sound, Gemma4UnifiedSound, SoundFamily
 from runner.media.open import Sight
@@ -280,8 +281,6 @@ def test_nothing_is_decoded_for_a_prompt_that_is_too_long_already(pieces: Pieces
 @pytest.mark.parametrize(
     ("data", "kind", "text"),
     [
-        (b"ID3\4" + bytes(100), "", "unrecognized audio format"),
-        (b"OggS" + bytes(100), "audio", "unrecognized audio format"),
         (b"nothing known", "audio", "unrecognized audio format"),
         (WAVE, "audio", "wav: "),
         (wav(noise(160)), "audio", "audio too short"),
@@ -298,3 +297,22 @@ def test_a_sound_that_is_called_a_picture_is_read_as_one(pieces: Pieces) -> None
     support = hearing(Gemma4Sound(), Gemma4())
     assert refused("[img-0]", [sound(SHORT, 0, "image")], pieces, support).startswith("decode image: unknown format")
     assert refused("[img-0]", [sound(b"", 0, "video")], pieces, support) == "gemma4 does not support video input"
+
+
+def test_sounds_of_other_formats_are_decoded_only_if_a_marker_names_them(
+    pieces: Pieces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    media, tokenizer = (
+        [sound(b"ID3" + bytes(500), 0), sound(SHORT, 1), sound(b"fLaC" + bytes(9), 2)],
+        cast("Tokenizer", pieces),
+    )
+    for installed in (True, False):
+        monkeypatch.setattr(sound_header, "_has_soundfile", lambda installed=installed: installed)
+        support = hearing(Gemma4UnifiedSound(640))
+        assert support.expand("a[img-1]", media, tokenizer, CONTEXT) is not None
+        if not installed:
+            assert refused("a[img-0]", media, pieces, support).startswith("unrecognized audio format: MP3 is read with")
+            continue
+        with pytest.raises(UnmeasuredError) as found:
+            support.expand("a[img-0][img-1]", media, tokenizer, CONTEXT)
+        assert [span.item.data for span in cast("MediaPrompt", found.value.prompt).spans] == [media[0].data]

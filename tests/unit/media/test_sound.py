@@ -1,6 +1,7 @@
 """Sounds to rows: samples of any form, one rate, quiet cuts, and the spectra of transformers' feature extractor."""
 
 import random
+from io import BytesIO
 from math import ceil, floor, pi, sin, sqrt
 
 import numpy as np
@@ -268,3 +269,38 @@ def test_damaged_sounds_are_read_or_refused() -> None:
         assert sum(lengths) == len(rows)
         assert np.isfinite(rows).all()
     assert read_ones > 100
+
+
+# --- other formats, with soundfile
+
+
+def encoded(samples: Floats, rate: int, name: str) -> bytes:
+    soundfile = pytest.importorskip("soundfile")
+    stream = BytesIO()
+    soundfile.write(stream, samples, rate, format={"Ogg": "OGG"}.get(name, name))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(("name", "close"), [("FLAC", 1e-4), ("MP3", 0.06), ("Ogg", 0.06)])
+@pytest.mark.parametrize("rate", [16_000, 44_100])
+def test_other_formats_are_heard_as_a_wav(name: str, close: float, rate: int) -> None:
+    samples = np.stack([tone(440, 0.5, rate), tone(660, 0.5, rate)], axis=1)
+    data = encoded(samples, rate, name)
+    assert read_sound_header(data).format == name
+    lengths, rows = read(data, 640)
+    wanted = read(wav(samples, rate), 640)[1].ravel()
+    found = rows.ravel()
+    assert lengths == [len(rows)]
+    lag = next(lag for lag in range(2400) if np.abs(found[lag + 800 : lag + 4000] - wanted[800:4000]).max() < close)
+    assert lag < 2400, "an MP3 may begin with silence"
+    assert len(found) - lag >= len(wanted) - 640
+
+
+def test_other_formats_that_are_damaged_or_too_long_are_refused() -> None:
+    for name in ("FLAC", "MP3", "Ogg"):
+        data = encoded(tone(440, 0.5), RATE, name)
+        with pytest.raises(MediaError, match=r"^decode audio: damaged|^audio too short"):
+            read(data[:30] + bytes(100))
+    long = encoded(np.zeros(601 * 8000, np.float32), 8000, "FLAC")
+    with pytest.raises(MediaError, match=r"^audio longer than 600 seconds$"):
+        read(long)

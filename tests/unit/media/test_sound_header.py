@@ -7,6 +7,7 @@ from math import ceil
 import pytest
 
 from runner.errors import MediaError, RequestError
+from runner.media import sound_header
 from runner.media.sound_header import RATE, read_sound_header
 from tests.unit.media.sounds import EXTENSIBLE, FLOAT, PCM, chunk, fmt, noise, pack, wav, wave
 
@@ -35,8 +36,7 @@ REFUSED = {
     "nothing": (b"", "unrecognized audio format"),
     "eleven bytes": (wave()[:11], "unrecognized audio format"),
     "another RIFF": (wave(fmt(), DATA).replace(b"WAVE", b"AVI "), "unrecognized audio format"),
-    "Ogg": (b"OggS" + bytes(100), "unrecognized audio format"),
-    "MP3": (b"ID3\4" + bytes(100), "unrecognized audio format"),
+    "M4A": (b"\0\0\0\x20ftypM4A " + bytes(100), "unrecognized audio format"),
     "no chunks": (wave(), "wav: no fmt chunk"),
     "no fmt": (wave(DATA), "wav: no fmt chunk"),
     "no data": (wave(fmt()), "wav: no data chunk"),
@@ -75,6 +75,28 @@ def test_what_is_refused(name: str) -> None:
     assert time.process_time() - started < 0.1
     assert isinstance(refusal.value, RequestError)
     assert (str(refusal.value), refusal.value.status) == (text, 400)
+
+
+@pytest.mark.parametrize(
+    ("start", "name"),
+    [(b"ID3\4", "MP3"), (b"\xff\xfb\x90\x64", "MP3"), (b"\xff\xf3", "MP3"), (b"fLaC", "FLAC"), (b"OggS", "Ogg")],
+)
+def test_other_formats_need_a_package(start: bytes, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = start + bytes(300)
+    monkeypatch.setattr(sound_header, "_has_soundfile", lambda: True)
+    header = read_sound_header(data)
+    assert (header.format, header.is_exact, header.stop - header.start) == (name, False, len(data))
+    assert header.frames == 4 * 48_000, "as many seconds as so many bytes can hold"
+    assert read_sound_header(start + bytes(10_000_000)).samples == 600 * RATE
+    monkeypatch.setattr(sound_header, "_has_soundfile", lambda: False)
+    with pytest.raises(MediaError, match=rf"^unrecognized audio format: {name} is read with soundfile \(pip install "):
+        read_sound_header(data)
+
+
+@pytest.mark.parametrize("start", [b"\xff\xe8", b"\xff\xd8\xff", b"\xff\xe0", b"\xfe\xff"])
+def test_what_only_looks_like_an_mp3_is_none(start: bytes) -> None:
+    with pytest.raises(MediaError, match=r"^unrecognized audio format$"):
+        read_sound_header(start + bytes(300))
 
 
 def test_ten_minutes_are_heard_to_the_last_sample() -> None:

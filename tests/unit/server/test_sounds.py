@@ -49,7 +49,7 @@ def body(*files: bytes, prompt: str = "hear [img-0]") -> dict[str, object]:
         ([LONG, spoiled()], "hear [img-0] [img-1]", "wav: a sample is not a finite number"),
         ([LONG], "hear [img-0]", "input length ("),
         ([LONG], "hear [img-1]", "invalid image index: 1"),
-        ([b"ID3"], "hear [img-0]", "unrecognized audio format"),
+        ([b"nothing known"], "hear [img-0]", "unrecognized audio format"),
     ],
 )
 async def test_what_cannot_be_heard_is_refused_before_the_queue(
