@@ -9,6 +9,20 @@ CHUNKS = (2048, 3)
 """Of tokens: a prompt at once, and one that is cut within pictures."""
 
 
+def answers_about_one_as_mlx_vlm_does(package: str) -> None:
+    """The same for a package that takes one picture a prompt."""
+    for chunk in CHUNKS:
+        engine = VlmEngine(package, NotingPolicy(chunk))
+        scores = []
+        for shown in (RED, BLUE, picture("blue")):
+            first = engine.answer("what is [img-0] here?", shown)
+            again = engine.answer("what is [img-0] here? Yes.", shown)
+            assert again.counts[0] >= len(first.request.prompt)
+            scores.append(first.entries[0].logprob)
+        assert len({*scores}) == 3, "the picture does not count"
+        engine.check()
+
+
 def answers_as_mlx_vlm_does(package: str) -> None:
     """One picture and two of other sizes, in either order, prompts that are cut anywhere, and a second turn that comes
     back from the cache; and a picture counts. Some of mlx-vlm's processors take several pictures of one size only:

@@ -18,7 +18,7 @@ from runner.model.vlm import packages
 from scripts.tools import ROOT
 from scripts.tools.models.packages import SEEING, TEXTS
 from scripts.tools.models.tiny import VOCAB
-from tests.vlm.pictures import answers_as_mlx_vlm_does
+from tests.vlm.pictures import answers_about_one_as_mlx_vlm_does, answers_as_mlx_vlm_does
 from tests.vlm.texts import ABILITIES, QUESTIONS, Package
 
 _LIST = '''
@@ -32,6 +32,7 @@ _WHAT = {
     "COMPARED": "The packages whose texts were compared with mlx-vlm's own computation, and are equal",
     "BATCHED": "The packages whose answers may share a forward",
     "DRAFTED": "The packages whose answers may be drafted",
+    "ALONE": "Those of SEEING that take one picture a prompt",
     "SEEING": "The packages whose pictures were compared with mlx-vlm's own computation, and give equal answers",
 }
 NOT_YET = "it was not compared with it yet"
@@ -56,7 +57,8 @@ def main(names: list[str]) -> None:
                 for title in able:
                     found[title].add(name)
                 if name in SEEING:
-                    why = blindness(name)
+                    why, alone = blindness(name)
+                    found["ALONE"] |= {name} if alone else set()
                     blind |= {name: why} if why else {}
                     found["SEEING"] |= set() if why else {name}
         _say(f"{name}: {refused.get(name) or blind.get(name) or 'compared'}")
@@ -80,16 +82,22 @@ def fault(package: Package) -> str:
     return ""
 
 
-def blindness(name: str) -> str:
-    """Returns why the pictures of a package are not served; empty if they are."""
+def blindness(name: str) -> tuple[str, bool]:
+    """Returns why the pictures of a package are not served, empty if they are; and True if one a prompt is."""
     if name not in PLACEHOLDERS:
-        return NOT_YET
+        return NOT_YET, False
     try:
         answers_as_mlx_vlm_does(name)
     except Exception as error:  # packages of many authors raise anything
         _say(first_line(error))
-        return "its answers about pictures are not mlx-vlm's own"
-    return ""
+    else:
+        return "", False
+    try:
+        answers_about_one_as_mlx_vlm_does(name)
+    except Exception as error:
+        _say(first_line(error))
+        return "its answers about pictures are not mlx-vlm's own", False
+    return "", True
 
 
 def _say(line: str) -> None:

@@ -1,24 +1,27 @@
 """Pictures in models of mlx-vlm: their answers are mlx-vlm's own, whatever the cache and the scheduler do."""
 
+from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import pytest
 
-from runner.media.vlm.family import PLACEHOLDERS
+from runner.errors import RequestError
+from runner.media.vlm.family import PLACEHOLDERS, VlmSupport
 from runner.model.vlm import packages
 from tests.lib.seeing_engine import NotingPolicy
 from tests.unit.media.pictures import spans
-from tests.vlm.pictures import BLUE, FIVE, RED, WIDE, answers_as_mlx_vlm_does
+from tests.vlm.pictures import BLUE, FIVE, RED, WIDE, answers_about_one_as_mlx_vlm_does, answers_as_mlx_vlm_does
 from tests.vlm.seeing import VlmEngine
 
 
 @pytest.mark.parametrize("package", sorted(packages.SEEING))
 def test_a_package_sees_as_mlx_vlm_does(package: str) -> None:
-    answers_as_mlx_vlm_does(package)
+    (answers_about_one_as_mlx_vlm_does if package in packages.ALONE else answers_as_mlx_vlm_does)(package)
 
 
 def test_the_table_agrees_with_itself() -> None:
-    assert packages.SEEING <= packages.COMPARED
+    assert packages.ALONE <= packages.SEEING <= packages.COMPARED
     assert PLACEHOLDERS.keys() >= packages.SEEING
     assert packages.BLIND.keys() <= packages.COMPARED - packages.SEEING
 
@@ -108,6 +111,15 @@ def test_nothing_of_a_picture_stays_for_the_text_after_it() -> None:
     assert [entry.logprob for entry in alone.entries] == [entry.logprob for entry in again.entries]
     assert not engine.vlm.module.hooks.parts
     engine.check()
+
+
+def test_a_package_of_one_picture_refuses_a_second_one_and_takes_the_first_twice() -> None:
+    engine = VlmEngine("paddleocr_vl")
+    engine.support = replace(cast("VlmSupport", engine.support), alone=True)
+    engine.answer("see [img-0] and", RED)
+    with pytest.raises(RequestError, match=r"^paddleocr_vl takes one picture a prompt$"):
+        engine.ask("see [img-0] and [img-1] too", RED, BLUE)
+    assert engine.ask("see [img-0] and [img-0] too", RED).request.prompt
 
 
 def test_a_size_is_measured_once() -> None:

@@ -188,6 +188,9 @@ def _with_grid(found: Expansion, grid: Sequence[int], merge: int) -> Expansion:
 class VlmSupport(MediaSupport):
     """The `Vision` of a model of mlx-vlm."""
 
+    alone: bool = False
+    """A prompt may show one picture, as often as it likes."""
+
     def expand(
         self,
         prompt: str,
@@ -199,6 +202,8 @@ class VlmSupport(MediaSupport):
         bos: bool = True,
     ) -> MediaPrompt | None:
         found = super().expand(prompt, media, tokenizer, context_length, left, bos=bos)
+        if found is not None and self.alone and len({span.item.name for span in found.spans}) > 1:
+            raise RequestError(f"{cast('Family', self.family).title} takes one picture a prompt")
         if found is not None and found.spans[-1].stop == len(found.ids) <= context_length:
             raise RequestError("the prompt ends in a picture: add a text after it")  # its last token is computed alone
         return found

@@ -23,6 +23,7 @@ from runner.media.vlm.family import PLACEHOLDERS, Prepares, VlmFamily, VlmRows, 
 from runner.media.vlm.process import PART, Preparer, Setup
 from runner.model import OpenedModel
 from runner.model.vlm.module import Served
+from runner.model.vlm.packages import ALONE
 from runner.model.vlm.source import Choice, blindness
 
 log = Log(__name__)
@@ -203,5 +204,5 @@ def family_of(model: OpenedModel, module: Served, preparer: Prepares) -> VlmFami
 def sight_of(family: VlmFamily, module: Served, wake: Callable[[], None]) -> Sight:
     """Returns the sight of a model."""
     store = VlmStore(family)
-    support = VlmSupport(family, 0, 0, 0, MediaNames(), store)
+    support = VlmSupport(family, 0, 0, 0, MediaNames(), store, alone=family.title in ALONE)
     return Sight(support, VlmEncoder(module, family, store, wake))

@@ -89,7 +89,8 @@ def packages_table() -> str:
     """Returns the packages of mlx-vlm as a Markdown list, then those that are refused, with the reason."""
     blind = [name for name in SEEING if name in packages.COMPARED and name not in packages.SEEING]
     kinds = (
-        ("With pictures:", sorted(packages.SEEING)),
+        ("With pictures:", sorted(packages.SEEING - packages.ALONE)),
+        ("With one picture a prompt:", sorted(packages.ALONE)),
         ("Text models that mlx-lm lacks:", [name for name in TEXTS if name in packages.COMPARED]),
         ("Models that see, served as text models until their pictures are compared:", blind),
     )
@@ -98,7 +99,7 @@ def packages_table() -> str:
     for name, why in packages.REFUSED.items():
         reasons.setdefault(why, []).append(f"`{name}`")
     rows = [f"| {', '.join(names)} | {why} |" for why, names in sorted(reasons.items(), key=lambda row: -len(row[1]))]
-    return "\n".join([*lines, "| refused | why |", "| --- | --- |", *rows]) + "\n"
+    return "\n".join([*lines, "| not served with mlx-vlm | why |", "| --- | --- |", *rows]) + "\n"
 
 
 Parts = Mapping[str, Callable[[], str]]
