@@ -29,7 +29,6 @@ PLACEHOLDERS = {
     "granite4_vision": "<image>\n",
     "granite_vision": "<image>\n",
     "idefics2": "<image>",
-    "jina_vlm": "<|image|>",
     "kimi_k3": "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
     "kimi_k25": "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
     "kimi_vl": "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",

@@ -3,8 +3,8 @@
 COMPARED = frozenset(
     """
     aya_vision cohere_compass deepseek_vl_v2 dots_ocr flint gemma3 glm4v glm4v_moe glm_ocr granite4_vision
-    granite_vision hrm_text hy_v4 idefics2 idefics3 internvl internvl_chat k2_horizon kimi_k25 kimi_vl kolibri1 lfm2_vl
-    llama4 llava llava_next llava_onevision llmjpvl longcat_flash_sparse mage_vl mimo_v2 minicpmv4_6 minimax_m3
+    granite_vision hrm_text hy_v4 idefics2 idefics3 internvl internvl_chat k2_horizon kimi_k25 kimi_k3 kimi_vl kolibri1
+    lfm2_vl llama4 llava llava_next llava_onevision llmjpvl longcat_flash_sparse mage_vl mimo_v2 minicpmv4_6 minimax_m3
     minimax_m3_vl mistral3 mistral_large3 molmo2 paddleocr_vl phi4_siglip pixtral plamo2vl qwen2_5_vl qwen2_vl qwen3_vl
     qwen3_vl_moe qwen4_exp smolvlm step3p7 xing4_0 z1t zaya1_vl
     """.split()  # noqa: SIM905  a name a line would fill pages
@@ -40,9 +40,9 @@ ALONE = frozenset(
 
 SEEING = frozenset(
     """
-    aya_vision gemma3 glm4v glm4v_moe glm_ocr idefics2 idefics3 internvl internvl_chat kimi_k25 kimi_vl lfm2_vl llava
-    llava_onevision mage_vl mimo_v2 minimax_m3_vl mistral3 molmo2 paddleocr_vl pixtral qwen2_5_vl qwen2_vl qwen3_vl
-    qwen3_vl_moe qwen4_exp smolvlm step3p7 zaya1_vl
+    aya_vision gemma3 glm4v glm4v_moe glm_ocr idefics2 idefics3 internvl internvl_chat kimi_k25 kimi_k3 kimi_vl lfm2_vl
+    llava llava_onevision mage_vl mimo_v2 minimax_m3_vl mistral3 molmo2 paddleocr_vl pixtral qwen2_5_vl qwen2_vl
+    qwen3_vl qwen3_vl_moe qwen4_exp smolvlm step3p7 zaya1_vl
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
 """The packages whose pictures were compared with mlx-vlm's own computation, and give equal answers."""
@@ -76,7 +76,6 @@ REFUSED: dict[str, str] = {
     "hunyuan_vl": "its answers depend on where prompts are cut",
     "inkling": "mlx-vlm cannot be used here: No module named 'mlx_audio'",
     "jina_vlm": "it was not compared with it yet",
-    "kimi_k3": "it was not compared with it yet",
     "limite": "its answers depend on where prompts are cut",
     "llava_bunny": "it was not compared with it yet",
     "locateanything": "it does not give mlx-vlm's own answers",
