@@ -4,12 +4,12 @@ import os
 import resource
 import signal
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import msgspec
 
@@ -253,10 +253,7 @@ class Processor:
             found = prepare_inputs(self._processor, images=pictures, prompts=text)
         except ValueError:  # some processors do not know all that mlx-vlm passes to any
             found = dict(self._processor(text=[text], images=pictures))
-        flat: dict[str, object] = {}
-        for name, value in found.items():
-            parts = value if isinstance(value, list | tuple) and value and hasattr(value[0], "shape") else None
-            flat |= {name: value} if parts is None else {f"{name}{PART}{at}": each for at, each in enumerate(parts)}
+        flat = dict(each for name, value in found.items() for each in _flat(name, value))
         arrays = {name: np.array(value) for name, value in flat.items() if value is not None}
         return {name: array for name, array in arrays.items() if array.dtype.kind in "biuf"}
 
@@ -267,6 +264,21 @@ class Processor:
         around = tokenizer("").input_ids
         ends = bool(around) and around[-1] == last == ids[-1]
         return slice(int(ids[0] == first), len(ids) - ends)
+
+
+def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yields a value by its name, and the arrays of a list of arrays, or of lists of them, by names of their own."""
+    if _has_arrays(value):
+        for at, each in enumerate(cast("Sequence[object]", value)):
+            yield from _flat(f"{name}{PART}{at}", each)
+    else:
+        yield name, value
+
+
+def _has_arrays(value: object) -> bool:
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    return hasattr(value[0], "shape") or _has_arrays(value[0])
 
 
 def _described(ids: list[int], arrays: Arrays) -> Prepared:

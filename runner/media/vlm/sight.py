@@ -74,14 +74,19 @@ class VlmEncoder(MediaEncoder):
 
 
 def joined(arrays: Mapping[str, mx.array]) -> dict[str, Any]:
-    """Returns arrays by the names that a package takes, those of a list in their order."""
+    """Returns arrays by the names that a package takes, those of a list, and of lists in it, in their order."""
     found: dict[str, Any] = {}
     for name, array in arrays.items():
-        base, part, _ = name.partition(PART)
-        if part:
-            found.setdefault(base, []).append(array)
-        else:
+        base, *places = name.split(PART)
+        if not places:
             found[name] = array
+            continue
+        inner = found.setdefault(base, [])
+        for place in map(int, places[:-1]):
+            if place == len(inner):
+                inner.append([])
+            inner = inner[place]
+        inner.append(array)
     return found
 
 

@@ -33,7 +33,7 @@ DRAFTED = frozenset(
 
 ALONE = frozenset(
     """
-    paddleocr_vl step3p7 zaya1_vl
+    minicpmv4_6 paddleocr_vl step3p7 zaya1_vl
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
 """Those of SEEING that take one picture a prompt."""
@@ -41,8 +41,8 @@ ALONE = frozenset(
 SEEING = frozenset(
     """
     aya_vision gemma3 glm4v glm4v_moe glm_ocr idefics2 idefics3 internvl internvl_chat kimi_k25 kimi_k3 kimi_vl lfm2_vl
-    llava llava_onevision mage_vl mimo_v2 minimax_m3_vl mistral3 molmo2 paddleocr_vl pixtral qwen2_5_vl qwen2_vl
-    qwen3_vl qwen3_vl_moe qwen4_exp smolvlm step3p7 zaya1_vl
+    llava llava_onevision mage_vl mimo_v2 minicpmv4_6 minimax_m3_vl mistral3 molmo2 paddleocr_vl pixtral qwen2_5_vl
+    qwen2_vl qwen3_vl qwen3_vl_moe qwen4_exp smolvlm step3p7 zaya1_vl
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
 """The packages whose pictures were compared with mlx-vlm's own computation, and give equal answers."""
@@ -56,7 +56,6 @@ BLIND: dict[str, str] = {
     "llama4": "its answers about pictures are not mlx-vlm's own",
     "llava_next": "its answers about pictures are not mlx-vlm's own",
     "llmjpvl": "its answers about pictures are not mlx-vlm's own",
-    "minicpmv4_6": "its answers about pictures are not mlx-vlm's own",
     "phi4_siglip": "its answers about pictures are not mlx-vlm's own",
     "plamo2vl": "it was not compared with it yet",
 }
