@@ -63,7 +63,8 @@ class LoadedModel(NamedTuple):
     @property
     def has_16_bit_experts(self) -> bool:
         """True if there are unpacked 16-bit experts, which MLX refuses to multiply on a CPU at the first forward."""
-        experts = (layer for layer in self.module.modules() if type(layer) is SwitchLinear)
+        # mlx-vlm has a class of that name too.
+        experts = (each for each in self.module.modules() if type(each).__name__ == SwitchLinear.__name__)
         return any(layer.weight.dtype in (mx.bfloat16, mx.float16) for layer in experts)
 
     @property
