@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -170,3 +171,21 @@ def test_it_gets_the_processor_time_that_a_sound_of_its_length_takes(
     monkeypatch.setattr(decode_process, "_MEGASAMPLE_S", 0)
     with pytest.raises(MediaError, match="takes more memory or time than the size"):
         process.rows(wav(noise(600 * 8000), 8000, 8))
+
+
+def test_it_reads_other_formats_within_the_same_limits(process: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    for name, form in (("FLAC", "FLAC"), ("MP3", "MP3"), ("Ogg", "OGG")):
+        stream = BytesIO()
+        soundfile.write(stream, np.stack([noise(400_000)] * 2, axis=1), 44_100, format=form)
+        data = stream.getvalue()
+        assert read_sound_header(data).format == name
+        lengths, rows = process.rows(data)
+        assert len(lengths) == 1
+        assert 900 < lengths[0] < 920
+        assert len(rows) == 512 * lengths[0]
+    assert len(process.processes) == 1
+    monkeypatch.setattr(decode_process, "_LEAST_S", 0.001)
+    monkeypatch.setattr(decode_process, "_MEGASAMPLE_S", 0)
+    with pytest.raises(MediaError, match="takes more memory or time than the size"):
+        process.rows(data)
