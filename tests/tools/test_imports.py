@@ -62,7 +62,7 @@ def reached(name: str) -> set[str]:
 def packages_for_developers() -> set[str]:
     """Returns the names by which the packages of the extras dev and browser are imported."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    words = [word for extra in ("dev", "browser") for word in extras[extra]]
+    words = [word for extra in ("dev", "browser") for word in extras[extra] if word not in extras["sound"]]
     names = {word.partition(">")[0].lower() for word in words}
     imported = {
         module

@@ -15,6 +15,7 @@ _SUFFIXES = (".py", ".md", ".toml", ".c", ".h", ".js", ".css", ".html", "")
 _DATA = (
     "scripts/demo_model/",
     "scripts/demo_draft_model/",
+    "scripts/demo_hearing_model/",
     "scripts/demo_seeing_model/",
     "tests/process/launcher/standin",
 )

@@ -1,6 +1,7 @@
 """Starts the runner on small trained models, as an Ollama host does, and streams talks with them to the terminal.
 
-One of the models remembers what it is told, the other one says what is in pictures. The runner is spawned as a host
+One of the models remembers what it is told, another one says what is in pictures, and the third one what it hears. The
+runner is spawned as a host
 spawns it, once with a cache and once without. The demo models come from an Ollama-style store, and their answers are
 known; a real model (--real) has to give the same answers without a cache as with it. Exit status 0 only if all of them
 were right.
@@ -11,7 +12,7 @@ import asyncio
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
@@ -20,11 +21,13 @@ from typing import NamedTuple
 from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.demo.questions import Talk
 from scripts.tools.demo.subjects import (
+    HEARING_MODEL,
     MODEL,
     SEEING_MODEL,
     Subject,
     demo_store,
     demo_subject,
+    hearing_subject,
     real_subject,
     seeing_subject,
 )
@@ -62,14 +65,14 @@ def runner(subject: Subject, cache: str, port: int) -> Iterator[Process]:
         print("\n  ended by SIGINT")
 
 
-async def hold(client: Client, talk: Talk, turns: Sequence[int], options: Mapping[str, int]) -> bool:
+async def hold(client: Client, talk: Talk, turns: Sequence[int], subject: Subject) -> bool:
     """Streams some turns of a talk; returns True if every answer was the expected one."""
     print(f"\n  {talk.title}{', continued' if turns[0] else ''}")
     right = True
     for number in turns:
         print(f"{INDENT}> {talk.told(number)}\n{INDENT}", end="", flush=True)
-        media = [Medium(picture) for picture in talk.pictures]
-        answer = await ask(client, Request(talk.prompt(number), options, media=media or None))
+        media = [Medium(each, subject.kind) for each in talk.pictures]
+        answer = await ask(client, Request(talk.prompt(number), subject.options, media=media or None))
         expected = talk.expected(number, answer.text)
         right &= answer.text == expected
         print(f"\n{INDENT}  {figures(answer)}")
@@ -101,22 +104,22 @@ def figures(measured: Measured) -> str:
 async def converse(process: Process, subject: Subject) -> bool:
     """Holds all talks, interleaved; returns True if every answer was right."""
     async with Client.of(process) as client:
-        return all([await hold(client, subject.talks[talk], turns, subject.options) for talk, turns in subject.turns])
+        return all([await hold(client, subject.talks[talk], turns, subject) for talk, turns in subject.turns])
 
 
 def commands(subject: Subject, url: str, folder: Path) -> Iterator[str]:
-    """Yields one command after the other to try a runner at `url`. A picture to show is written into `folder`."""
+    """Yields one command after the other to try a runner at `url`. What is to be shown is written into `folder`."""
     prompt = subject.sample.replace("\n", "\\n")
     ask = f"curl -N {url}/completion -d"
     yield f"curl {url}/v1/status"
     yield f"curl {url}/v1/tokenize -d 'Hello{subject.end}'"
-    if subject.picture is None:
+    if subject.shown is None:
         yield f"""{ask} '{{"Prompt":"{prompt}","Options":{{"num_predict":50}}}}'"""
         yield f"""{ask} '{{"Prompt":"{prompt}","Options":{{"num_predict":50,"stop":["!"]}}}}'"""
         yield f"""{ask} '{{"Prompt":"{prompt}","Options":{{"num_predict":5}},"Logprobs":true,"TopLogprobs":2}}'"""
         return
-    file = folder / "picture.png"
-    file.write_bytes(subject.picture)
+    file = folder / ("picture.png" if subject.kind == "image" else "sound.wav")
+    file.write_bytes(subject.shown)
     body = f"""'{{"Prompt":"{prompt}","Options":{{"num_predict":50}},"Media":[{{"id":0,"data":"%s"}}]}}'"""
     yield f"""printf {body} "$(base64 < {file} | tr -d '\\n')" | {ask} @-"""
 
@@ -136,6 +139,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="the runner's port (default: a free one)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seeing", action="store_true", help="talk to the model that sees only")
+    which.add_argument("--hearing", action="store_true", help="talk to the model that hears only")
     which.add_argument(
         "--real", action="store_true", help="talk to a real model of 135 M parameters, fetched once (93 MB)"
     )
@@ -145,8 +149,10 @@ def main() -> None:
         if arguments.real:
             subjects = [real_subject(model_or_exit(parser.prog))]
         else:
-            models = stack.enter_context(demo_store(MODEL, SEEING_MODEL))
-            subjects = [seeing_subject(models)] if arguments.seeing else [demo_subject(models), seeing_subject(models)]
+            models = stack.enter_context(demo_store(MODEL, SEEING_MODEL, HEARING_MODEL))
+            subjects = [make(models) for make in (demo_subject, seeing_subject, hearing_subject)]
+            if arguments.seeing or arguments.hearing:
+                subjects = subjects[1:2] if arguments.seeing else subjects[2:]
         if arguments.serve:
             serve(subjects[0], port)
             return

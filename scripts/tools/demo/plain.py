@@ -21,17 +21,32 @@ from runner.media.forward import MediaForward, Rows
 from runner.media.header import read_header
 from runner.media.picture import decode
 from runner.media.prompt import Item, Marker, MediaPrompt, Picture, split_markers
+from runner.media.sound import decode as decode_sound
+from runner.media.sound_header import read_sound_header
 from runner.media.towers import Grid
+from runner.media.towers.gemma4 import free_but
+from runner.media.towers.gemma4_sound import Gemma4SoundTower
 from runner.media.towers.qwen3_5 import Qwen35Tower
-from scripts.tools.demo import seeing
+from scripts.tools.demo import hearing, seeing
 from scripts.tools.demo.questions import CONVERSATIONS, END
 
 # isort: split
-from mlx_lm.models import llama, qwen3_5
+from mlx_lm.models import gemma4_text, llama, qwen3_5
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 START, SOFT, STOP = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 """The tokens around a picture, and that of its features."""
+
+
+HEARD_START, HEARD, HEARD_STOP = "<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"
+"""The same of a sound."""
+
+
+class HearingModel(NamedTuple):
+    """Text model and tower for sound."""
+
+    text: gemma4_text.Model
+    tower: Gemma4SoundTower
 
 
 class SeeingModel(NamedTuple):
@@ -81,6 +96,37 @@ def new_seeing(config: Mapping[str, object]) -> SeeingModel:
         Qwen35.from_config(config, {}),
         text["rope_parameters"]["mrope_section"],
     )
+
+
+def new_hearing(config: Mapping[str, object]) -> HearingModel:
+    """Returns a model that hears of `config`'s shape, whose weights are MLX's random ones."""
+    text = cast("dict[str, object]", config["text_config"])
+    tower = Gemma4SoundTower(config)
+    free_but((), tower)
+    return HearingModel(gemma4_text.Model(gemma4_text.ModelArgs.from_dict(text)), tower)
+
+
+def load_hearing(directory: Path) -> tuple[HearingModel, Tokenizer]:
+    """Returns the saved model that hears, its weights cast to float32, and its tokenizer."""
+    model = new_hearing(read_config(directory))
+    stored = cast("dict[str, mx.array]", mx.load(str(weights_path(directory))))
+    wide = {name: weight.astype(mx.float32) for name, weight in stored.items()}
+    text = {name.replace("model.language_model.", "model."): each for name, each in wide.items() if "audio" not in name}
+    model.text.load_weights([*text.items()])
+    heard = {name: weight for stored, weight in wide.items() if (name := Gemma4SoundTower.parameter_name(stored))}
+    model.tower.load_weights([*model.tower.sanitize(heard).items()])
+    return model, read_tokenizer(directory)
+
+
+def published_hearing(model: HearingModel) -> dict[str, mx.array]:
+    """Returns the weights of a model that hears under the names of a published Gemma 4."""
+    weights = {
+        re.sub(r"^model\.", "model.language_model.", name): each for name, each in named_weights(model.text).items()
+    }
+    for name, weight in named_weights(model.tower).items():
+        root = "embed_audio" if name.startswith("embedding_projection") else "audio_tower"
+        weights[f"model.{root}.{name}"] = weight
+    return weights
 
 
 def load_text(directory: Path) -> tuple[llama.Model, Tokenizer]:
@@ -172,8 +218,42 @@ class Viewer:
         return self._features[picture.data]
 
 
+class Hearer:
+    """Asks a model that hears about sounds, by the tower and the hooks of runner/media/forward.py alone."""
+
+    def __init__(self, model: HearingModel, tokenizer: Tokenizer) -> None:
+        self._model, self._tokenizer = model, tokenizer
+        self._forward = MediaForward(model.text)
+
+    def answer(self, prompt: str, sounds: Sequence[bytes] = (), limit: int = 48) -> str:
+        """Returns the greedy answer, up to the end marker or `limit` tokens."""
+        text, ids, rows = self._model.text, list[int](), list[Rows]()
+        start, soft, stop = (token_id(self._tokenizer, token) for token in (HEARD_START, HEARD, HEARD_STOP))
+        for part in split_markers(prompt) if sounds else [prompt]:
+            if isinstance(part, Marker):
+                features = self._heard(sounds[part.id])
+                rows.append(Rows(len(ids) + 1, len(ids) + 1 + len(features), features, one_way=True))
+                ids += [start, *[soft] * len(features), stop]
+            else:
+                ids += self._tokenizer.encode(part, add_special_tokens=False).ids
+        layers = make_prompt_cache(text)
+        logits = self._forward(ids, layers, rows, None, lambda tokens, layers: text(tokens, cache=layers))
+        return _continue(text, self._tokenizer, logits, limit, layers)
+
+    def _heard(self, data: bytes) -> mx.array:
+        header = read_sound_header(data)
+        lengths, rows = decode_sound(data[header.start : header.stop], header, 0)
+        *_, features = self._model.tower.encode(mx.array(rows), lengths)
+        mx.eval(features)
+        return features
+
+
 def _continue(
-    model: llama.Model | qwen3_5.Model, tokenizer: Tokenizer, logits: mx.array, limit: int, cache: list[KVCache]
+    model: llama.Model | qwen3_5.Model | gemma4_text.Model,
+    tokenizer: Tokenizer,
+    logits: mx.array,
+    limit: int,
+    cache: list[KVCache],
 ) -> str:
     """Returns the greedy answer after a prompt's `logits` [1, L, vocabulary]."""
     end, tokens = tokenizer.token_to_id(END), list[int]()
@@ -189,7 +269,9 @@ def _continue(
 def is_good(directory: Path) -> bool:
     """Asks a model all that the demo asks and prints what it gets wrong. Returns True if that is nothing."""
     ask: Callable[[str, Sequence[bytes]], str]
-    if "vision_config" in read_config(directory):
+    if "audio_config" in read_config(directory):
+        ask, known = Hearer(*load_hearing(directory)).answer, hearing.known_looks()
+    elif "vision_config" in read_config(directory):
         ask, known = Viewer(*load_seeing(directory)).answer, seeing.known_looks()
     else:
         model, tokenizer = load_text(directory)

@@ -14,9 +14,11 @@ from scripts.tools.demo.questions import CONVERSATIONS, END, Message, Talk
 from scripts.tools.models.store import write_store, write_tag
 from scripts.tools.real import chat
 
-MODEL, SEEING_MODEL = "demo:latest", "demo-seeing:latest"
-WEIGHTS, SEEING_WEIGHTS = (ROOT / "scripts" / name for name in ("demo_model", "demo_seeing_model"))
-_STORED = {MODEL: WEIGHTS, SEEING_MODEL: SEEING_WEIGHTS}
+MODEL, SEEING_MODEL, HEARING_MODEL = "demo:latest", "demo-seeing:latest", "demo-hearing:latest"
+WEIGHTS, SEEING_WEIGHTS, HEARING_WEIGHTS = (
+    ROOT / "scripts" / name for name in ("demo_model", "demo_seeing_model", "demo_hearing_model")
+)
+_STORED = {MODEL: WEIGHTS, SEEING_MODEL: SEEING_WEIGHTS, HEARING_MODEL: HEARING_WEIGHTS}
 TURNS = ((0, (0, 1)), (1, (0,)), (0, (2,)), (1, (1,)))
 """The talks in the order in which they are held, and the turns of each."""
 REAL_QUESTIONS = {
@@ -42,8 +44,10 @@ class Subject(NamedTuple):
     end: str
     right: str
     """The last line, if every answer was the right one."""
-    picture: bytes | None = None
-    """That the sample shows."""
+    shown: bytes | None = None
+    """The picture, or the sound, that the sample shows."""
+    kind: str = "image"
+    """Of what the talks show."""
 
 
 @contextmanager
@@ -81,7 +85,16 @@ def seeing_subject(models: Path) -> Subject:
 
     turns = [(number, range(len(talk.questions))) for number, talk in enumerate(TALKS)]
     first = TALKS[0]
-    return Subject(SEEING_MODEL, models, TALKS, turns, GREEDY, first.prompt(0), END, KNOWN, picture=first.pictures[0])
+    return Subject(SEEING_MODEL, models, TALKS, turns, GREEDY, first.prompt(0), END, KNOWN, first.pictures[0])
+
+
+def hearing_subject(models: Path) -> Subject:
+    """Returns the demo model that hears, of this store."""
+    from scripts.tools.demo.hearing import TALKS  # plays its sounds
+
+    turns = [(number, range(len(talk.questions))) for number, talk in enumerate(TALKS)]
+    first, shown = TALKS[0].prompt(0), TALKS[0].pictures[0]
+    return Subject(HEARING_MODEL, models, TALKS, turns, GREEDY, first, END, KNOWN, shown, "audio")
 
 
 def real_subject(directory: Path) -> Subject:

@@ -1,4 +1,4 @@
-"""Trains the weights of a demo model anew, from text and pictures made by the script.
+"""Training of the demo models, from text and pictures made here; `train` runs it, `training_hearing` adds sound.
 
 The one in scripts/demo_model looks facts up in its own prompt; the one in scripts/demo_draft_model does so with a fifth
 of the weights, to draft for it; the one in scripts/demo_seeing_model says which colour the circle in a picture has, and
@@ -6,20 +6,13 @@ where it is. Shapes and tokenizers stay those of these directories. Everything f
 machine and the same BLAS give the same file. Exit status 1 if the model is not good enough.
 """
 
-import argparse
 import random
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar, cast
-
-from runner import cpu
-
-if __name__ == "__main__":  # before MLX; a second thread gains little, and loses much beside other programs
-    cpu.preload("auto", 1)
 
 import mlx.core as mx
 import numpy as np
@@ -36,7 +29,6 @@ from runner.media.forward import AngledRope, Angles, angles
 from runner.media.towers import Grid
 from runner.media.towers.qwen3_5 import Qwen35Tower
 from runner.model.weights.parameters import replace_submodule
-from scripts.tools import ROOT
 from scripts.tools.demo import plain, questions, seeing
 from scripts.tools.demo.plain import named_weights
 from scripts.tools.demo.questions import END, MARKERS
@@ -377,22 +369,3 @@ def save(source: Path, out: Path, weights: dict[str, mx.array]) -> None:
     if source.resolve() != out.resolve():
         shutil.copytree(source, out, dirs_exist_ok=True)
     mx.save_safetensors(str(plain.weights_path(out)), narrow, {"format": "mlx"})
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/train_demo_model", description=(__doc__ or "").partition("\n")[0])
-    names = [f"demo_{kind}model" for kind in ("", "draft_", "seeing_")]
-    parser.add_argument("model", choices=names, nargs="?", default=names[0], help="default: %(default)s")
-    parser.add_argument("--out", type=Path, help="directory (default: that of the model, in scripts/)")
-    parser.add_argument("--steps", type=int, default=800, help="training steps (default: %(default)s)")
-    options = parser.parse_args()
-    source = ROOT / "scripts" / options.model
-    train = train_seeing if options.model == names[2] else train_text
-    out = options.out or source
-    save(source, out, train(source, options.steps, seed=1))
-    print(f"saved {out}", flush=True)
-    sys.exit(not plain.is_good(out))
-
-
-if __name__ == "__main__":
-    main()

@@ -12,9 +12,12 @@ import pytest
 
 from scripts.tools.conformance.runners import caught
 from scripts.tools.conformance.this_runner import RUNNER
+from scripts.tools.demo.hearing import FALLING, RISING, SOUNDS, known_looks
+from scripts.tools.demo.hearing import TALKS as HEARD_TALKS
+from scripts.tools.demo.plain import is_good
 from scripts.tools.demo.questions import CONVERSATIONS, Conversation, Talk
 from scripts.tools.demo.seeing import TALKS
-from scripts.tools.demo.subjects import GREEDY, SEEING_MODEL, demo_store
+from scripts.tools.demo.subjects import GREEDY, HEARING_MODEL, HEARING_WEIGHTS, SEEING_MODEL, demo_store
 from scripts.tools.host.lib import Answer, Client, G, Medium, Process, Request, spawn
 from scripts.tools.real import chat
 
@@ -36,22 +39,22 @@ SOFT = 80
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Path]:
-    with demo_store(SEEING_MODEL) as models:
+    with demo_store(SEEING_MODEL, HEARING_MODEL) as models:
         yield models
 
 
 @contextmanager
-def started(store: Path, *arguments: str) -> Iterator[Process]:
-    with spawn(RUNNER, SEEING_MODEL, models_dir=store, generation=HOST, arguments=arguments) as process:
+def started(store: Path, *arguments: str, model: str = SEEING_MODEL) -> Iterator[Process]:
+    with spawn(RUNNER, model, models_dir=store, generation=HOST, arguments=arguments) as process:
         process.wait_ready(60)
         yield process
         assert not caught(process)
 
 
-async def say(client: Client, prompt: str, pictures: Sequence[bytes]) -> tuple[str, Answer]:
+async def say(client: Client, prompt: str, files: Sequence[bytes]) -> tuple[str, Answer]:
     """Returns an answer, and its last line."""
-    text = ""
-    async with client.stream(Request(prompt, GREEDY, media=[Medium(picture) for picture in pictures])) as stream:
+    text, media = "", [Medium(data, "audio" if data.startswith(b"RIFF") else "image") for data in files]
+    async with client.stream(Request(prompt, GREEDY, media=media)) as stream:
         async for answer in stream:
             text += answer.content
     return text, answer
@@ -80,3 +83,28 @@ async def test_every_talk_is_right(store: Path, cache: str, chunk: int) -> None:
                     assert not any(cached)
                 else:
                     assert min(cached[1:]) > SOFT  # the next turn does not read the picture again
+
+
+HEARD = 32
+"""Tokens of each sound of the talks."""
+
+
+@pytest.mark.parametrize(("cache", "chunk"), [("trie", 7), ("none", 2048)])
+async def test_every_talk_about_sounds_is_right(store: Path, cache: str, chunk: int) -> None:
+    arguments = ("--cache", cache, "--prefill-chunk", str(chunk))
+    with started(store, *arguments, model=HEARING_MODEL) as process:
+        async with Client.of(process) as client:
+            for talk in (*HEARD_TALKS, *HEARD_TALKS):
+                cached = await hold(client, talk)
+                assert not any(cached) if cache == "none" else min(cached[1:]) > HEARD
+            rising, falling = HEARD_TALKS[:2]
+            text, _ = await say(client, rising.prompt(0), [SOUNDS[FALLING]])
+            assert text == falling.answers[0] != rising.answers[0], "the wrong sound gets its own answer"
+            text, _ = await say(client, falling.prompt(0), [SOUNDS[RISING]])
+            assert text == rising.answers[0]
+
+
+def test_plain_code_gets_the_same_answers_about_sounds() -> None:
+    """All tunes, each by a sound that was never trained; and nothing where there is no sound."""
+    assert len(known_looks()) == 59
+    assert is_good(HEARING_WEIGHTS)
