@@ -6,7 +6,7 @@ import { bytes, count, counted, onDisk, set, svg, write } from "./text.js";
 export const ROW = 50;
 export const TOP = 8;
 const OLD_USES = 64;
-const FRAME = 17; // a picture's mark, and the room behind it
+const FRAME = 17; // the mark of media, and the room behind it
 const DISK = 15; // that of the disk
 
 /** Where the middle of an item's edge is, from the top. */
@@ -65,7 +65,7 @@ export class Edge {
     const uses = Math.min(node.idle_uses, OLD_USES) / OLD_USES;
     this.element.style.setProperty("--fresh", (1 - 0.55 * uses).toFixed(2));
     const told = `${node.text ? `${oneLine(node.text)}: ` : ""}tokens ${count(node.start)} to ${count(node.end)}, ` +
-      `${bytes(node.bytes)}${node.media ? `, ${counted(node.media, "picture")}` : ""}${onDisk(node)}${node.locks ? ", in use" : ""}`;
+      `${bytes(node.bytes)}${node.media ? `, ${counted(node.media, "media item")}` : ""}${onDisk(node)}${node.locks ? ", in use" : ""}`;
     write(this.#hint, told);
     set(this.element, {
       class: `edge${node.locks ? " used" : ""}${chosen ? " chosen" : ""}`,

@@ -24,7 +24,7 @@ export function describe({ name, text, list }, node) {
     ["Missing layers", layers(node.missing_layers, "")],
     ["Last use", node.idle_uses ? `${counted(node.idle_uses, "use")} ago` : "most recent"],
     ["In use by", node.locks ? counted(node.locks, "request") : "no request"],
-    ...(node.media ? [["Pictures", count(node.media)]] : []),
+    ...(node.media ? [["Media", count(node.media)]] : []),
     ...(node.stored || node.restored ? [["On disk", `${node.stored === tokens ? "all" : `${count(node.stored)} of ${count(tokens)}`} tokens${node.restored ? ", brought from there" : ""}`]] : []),
     ["Checkpoint", node.restore_point ? "yes" : "no"],
     ["Branches", node.children.length ? counted(node.children.length, "branch", "branches") : "none"],

@@ -54,7 +54,7 @@ export function totals(stats, reading) {
     ...(stats.scores.rows ? [["Scores", `${counted(stats.scores.rows, "row")} of ${count(stats.scores.tokens)} tokens, ${count(stats.scores.cached)} cached`]] : []),
     ...(stats.embeddings.texts ? [["Embeddings", `${counted(stats.embeddings.texts, "text")} of ${count(stats.embeddings.tokens)} tokens in ${counted(stats.embeddings.forwards, "forward")}`]] : []),
     ...drafts(stats.drafts),
-    ...(stats.media.encoded ? [["Pictures", `${count(stats.media.encoded)} of ${count(stats.media.soft_tokens)} tokens, ${duration(stats.media.encode_s)}`]] : []),
+    ...(stats.media.encoded ? [["Media", `${count(stats.media.encoded)} of ${count(stats.media.soft_tokens)} tokens, ${duration(stats.media.encode_s)}`]] : []),
     ...(stats.disk.state === "none" ? [] : [
       ["On disk", `${bytes(stats.disk.held_bytes)} of ${bytes(stats.disk.budget_bytes)}${stats.disk.state === "on" ? "" : `, ${stats.disk.state}`}`],
       ["From disk", `${count(stats.disk.restored_tokens)} tokens, ${counted(stats.disk.restores, "request")}`],

@@ -3,6 +3,7 @@
 The same questions about pictures are answered by plain code in test_seeing_model.py.
 """
 
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -89,7 +90,7 @@ HEARD = 32
 """Tokens of each sound of the talks."""
 
 
-@pytest.mark.parametrize(("cache", "chunk"), [("trie", 7), ("none", 2048)])
+@pytest.mark.parametrize(("cache", "chunk"), [("trie", 7), pytest.param("none", 2048, marks=pytest.mark.full)])
 async def test_every_talk_about_sounds_is_right(store: Path, cache: str, chunk: int) -> None:
     arguments = ("--cache", cache, "--prefill-chunk", str(chunk))
     with started(store, *arguments, model=HEARING_MODEL) as process:
@@ -104,7 +105,26 @@ async def test_every_talk_about_sounds_is_right(store: Path, cache: str, chunk: 
             assert text == rising.answers[0]
 
 
+@pytest.mark.full
 def test_plain_code_gets_the_same_answers_about_sounds() -> None:
     """All tunes, each by a sound that was never trained; and nothing where there is no sound."""
     assert len(known_looks()) == 59
     assert is_good(HEARING_WEIGHTS)
+
+
+async def test_a_sound_survives_a_restart_and_another_one_shares_nothing_of_it(store: Path, tmp_path: Path) -> None:
+    """Behind a text that is long enough to be kept."""
+    talk, other = HEARD_TALKS[:2]
+    prompt, arguments = f"<|user|>{'word ' * 300}{talk.prompt(0)}", ("--disk-cache", str(tmp_path))
+    with started(store, *arguments, model=HEARING_MODEL) as process:
+        async with Client.of(process) as client:
+            first, final = await say(client, prompt, talk.pictures)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) is not None
+    with started(store, *arguments, model=HEARING_MODEL) as process:
+        async with Client.of(process) as client:
+            again, right = await say(client, prompt, talk.pictures)
+            _, wrong = await say(client, prompt, other.pictures)
+    front = final.prompt_eval_count - HEARD  # with the question behind the sound
+    assert again == first
+    assert (wrong.prompt_eval_cached_count or 0) < front < (right.prompt_eval_cached_count or 0)

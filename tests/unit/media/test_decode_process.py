@@ -153,9 +153,9 @@ def test_a_sound_ends_with_its_client(process: Watched) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the memory of a process")
 def test_it_gets_the_memory_that_a_sound_of_its_length_takes(process: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_process, "_SPARE_BYTES", 16 << 20)
-    many = wave(fmt(FLOAT, 64, 768_000, 32), chunk(b"data", noise(4_000_000).tobytes()))
-    slow = wave(fmt(rate=1, bits=8), chunk(b"data", bytes([128]) * 300))
-    for data, frame_samples in ((many, 0), (slow, 0), (slow, 640), (wav(noise(300 * 8000), 8000, 8), 640)):
+    many = wave(fmt(FLOAT, 64, 768_000, 32), chunk(b"data", noise(2_000_000).tobytes()))
+    slow = wave(fmt(rate=1, bits=8), chunk(b"data", bytes([128]) * 100))
+    for data, frame_samples in ((many, 0), (slow, 0), (slow, 640), (wav(noise(100 * 8000), 8000, 8), 640)):
         lengths, rows = process.rows(data, frame_samples)
         assert len(rows) == sum(lengths) * 4 * (frame_samples or 128)
     monkeypatch.setattr(decode_process, "sound_bytes", lambda header: -(64 << 20))

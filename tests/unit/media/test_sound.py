@@ -259,7 +259,7 @@ def test_damaged_sounds_are_read_or_refused() -> None:
     chance = random.Random(5)
     files = [wav(noise(900).reshape(-1, 2), 44_100, 24), wav(noise(700), form=FLOAT, bits=32), wav(speech(0.1), bits=8)]
     read_ones = 0
-    for number in range(600):
+    for number in range(240):
         data = damaged(files[number % 3], chance)
         try:
             lengths, rows = read(data, 640 * (number % 2))
@@ -268,7 +268,7 @@ def test_damaged_sounds_are_read_or_refused() -> None:
         read_ones += 1
         assert sum(lengths) == len(rows)
         assert np.isfinite(rows).all()
-    assert read_ones > 100
+    assert read_ones > 40
 
 
 # --- other formats, with soundfile
