@@ -41,14 +41,14 @@ class SoundFamily(ABC):
 
     @abstractmethod
     def clip(self, samples: int) -> Clip | None:
-        """Returns what becomes of so many samples at RATE; None where the sound itself decides that, too.
+        """Returns what `samples` samples at RATE become; None where that depends on the sound itself, too.
 
         Raises MediaError for too few.
         """
 
     @abstractmethod
     def clip_of(self, rows: Sequence[int]) -> Clip:
-        """Returns the clip of pieces with so many rows."""
+        """Returns the clip of pieces with these numbers of rows."""
 
     @staticmethod
     def around(config: Config) -> Around:
@@ -95,7 +95,7 @@ _MOST_FRAME_SAMPLES = RATE
 
 @dataclass(frozen=True)
 class Gemma4UnifiedSound(SoundFamily):
-    """Samples as they are, so many a token."""
+    """Samples as they are, `frame_samples` to a token."""
 
     name: ClassVar[str] = "gemma4_unified"
 

@@ -35,7 +35,7 @@ _MOST_VALUES = 1 << 21
 
 
 def decode(data: bytes, header: SoundHeader, frame_samples: int) -> tuple[list[int], Floats]:
-    """Returns the rows of a sound, one piece behind the other, and how many rows each piece has.
+    """Returns the rows of a sound, piece after piece, and the number of rows of each piece.
 
     `data` are the samples alone; of a format other than WAV, the file. With `frame_samples` 0 a row is a logarithmic
     spectrum [MEL_BINS], and pieces are at most 30 s long; else rows are that many samples, of one piece. Raises

@@ -88,7 +88,7 @@ def read_sound_header(data: bytes) -> SoundHeader:
     if other := _other_format(data):
         if not _has_soundfile():
             advice = "pip install --require-hashes -r requirements/sound.lock"
-            raise MediaError(f"unrecognized audio format: {other} is read with soundfile ({advice}): or send a WAV")
+            raise MediaError(f"unrecognized audio format: {other} needs soundfile ({advice}); or send a WAV")
         return SoundHeader(other, _USUAL_RATE, 1, 32, True, 0, len(data))
     if len(data) < _LEAST_BYTES or not data.startswith(b"RIFF") or data[8:12] != b"WAVE":
         raise MediaError("unrecognized audio format")

@@ -89,7 +89,7 @@ def test_other_formats_need_a_package(start: bytes, name: str, monkeypatch: pyte
     assert header.frames == 4 * 48_000, "as many seconds as so many bytes can hold"
     assert read_sound_header(start + bytes(10_000_000)).samples == 600 * RATE
     monkeypatch.setattr(sound_header, "_has_soundfile", lambda: False)
-    with pytest.raises(MediaError, match=rf"^unrecognized audio format: {name} is read with soundfile \(pip install "):
+    with pytest.raises(MediaError, match=rf"^unrecognized audio format: {name} needs soundfile \(pip install "):
         read_sound_header(data)
 
 
