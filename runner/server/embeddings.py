@@ -51,7 +51,7 @@ class EmbeddingsEndpoint:
             steps = _checked(body.chunks, self._engine)
             text, wanted = TextToEmbed([]), 0
             async with measuring(self._engine.vision) as measure:
-                while (step := await self._threads.run(body.size, next, steps, _END)) is not _END:
+                while (step := await self._threads.run_body(body, next, steps, _END)) is not _END:
                     if isinstance(step, tuple):
                         text, wanted = step
                     elif step is not None:
