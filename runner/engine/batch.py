@@ -150,9 +150,9 @@ class Batch:
         self.steps += 1
         if self.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
-        if self._drafters and (taken := [choice for choice in choices if choice]) == choices:
-            tokens = sum(len(choice.tokens) for choice in taken)
-            time = StepTime(monotonic() - started_s, tokens, len(taken), self.forward_rows)
+        if self._drafters and all(choices):  # a step in which others only joined is no measure
+            tokens = sum(len(choice.tokens) for choice in choices if choice)
+            time = StepTime(monotonic() - started_s, tokens, len(choices), self.forward_rows)
             self._drafters[0].shared.record_time(self._drafters, time)
         return choices
 

@@ -2,12 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from aiohttp import web
 
@@ -39,12 +39,14 @@ from runner.engine.request import (
 )
 from runner.errors import MediaError, RequestError
 from runner.server.connections import Connection
-from runner.server.request_body import RequestBodies, RequestBody
+from runner.server.request_body import Body, RequestBodies, RequestBody
 from runner.server.tokenize import TokenizeThreads
 from runner.tokenizer import PART_CHARACTERS
 
 if TYPE_CHECKING:
     from runner.engine.guide import Grammar
+
+Result = TypeVar("Result")
 
 # --- The body of a response, written where its events arrive: no task wakes for a line.
 
@@ -150,6 +152,25 @@ async def measuring(vision: Vision) -> AsyncIterator[Callable[[ShownPrompt], Awa
         raise
 
 
+async def take_steps(
+    threads: TokenizeThreads, body: Body, steps: Iterator[object], kind: type[Result], vision: Vision
+) -> list[Result]:
+    """Runs the steps that check a body, on a thread unless the body is small. Returns those of this kind; the others
+    are None, or prompts whose media have to be decoded before the next step."""
+    found: list[Result] = []
+    async with measuring(vision) as measure:
+        while True:
+            step = next(steps, _END) if body.size <= _AT_ONCE_BYTES else await threads.run(body.size, next, steps, _END)
+            if step is _END:
+                return found
+            if isinstance(step, kind):
+                found.append(step)
+            elif step is not None:
+                await measure(cast("ShownPrompt", step))
+
+
+_AT_ONCE_BYTES = 512
+"""To wake a thread takes longer than to check a body that has no more."""
 _SMALL_BYTES = 1 << 20
 """A body of this size may be read before the model's longest prompt is known."""
 _ESCAPE_BYTES = 6

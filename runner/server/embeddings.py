@@ -9,7 +9,6 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from http import HTTPStatus
 from math import hypot
-from typing import cast
 
 from aiohttp import web
 
@@ -19,13 +18,12 @@ from runner.engine.engine import Engine
 from runner.engine.ports import EmbeddingSizes, TextToEmbed
 from runner.engine.request import ShownPrompt, UnmeasuredError, Vision
 from runner.errors import RequestError
-from runner.server.completion import measuring
+from runner.server.completion import take_steps
 from runner.server.request_body import Body, RequestBodies
 from runner.server.tokenize import TokenizeThreads
 from runner.tokenizer import PART_CHARACTERS, Tokenizer
 
 MOST_BODY_BYTES = 32 << 20
-_END = object()
 _TOWERS = {
     "image": "model has no vision tower but media contains an image",
     "audio": "model has no audio tower but media contains audio",
@@ -49,13 +47,7 @@ class EmbeddingsEndpoint:
             body = Body()
             await held.read(http, MOST_BODY_BYTES, body.take)
             steps = _checked(body.chunks, self._engine)
-            text, wanted = TextToEmbed([]), 0
-            async with measuring(self._engine.vision) as measure:
-                while (step := await self._threads.run_body(body, next, steps, _END)) is not _END:
-                    if isinstance(step, tuple):
-                        text, wanted = step
-                    elif step is not None:
-                        await measure(cast("ShownPrompt", step))
+            ((text, wanted),) = await take_steps(self._threads, body, steps, tuple, self._engine.vision)
             held.hold(text.shown.nbytes if text.shown is not None else 0)  # files, until they are encoded
             embedding = await self._embedding(text)
         body_bytes = embedding_body(shortened(embedding, wanted), len(text.tokens))

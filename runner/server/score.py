@@ -9,7 +9,6 @@ from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
-from typing import cast
 
 from aiohttp import web
 
@@ -29,12 +28,11 @@ from runner.engine.events import Failed, Finished, Refused, Scored
 from runner.engine.request import Request, ShownPrompt, UnmeasuredError
 from runner.errors import RequestError
 from runner.sampling import SamplingOptions
-from runner.server.completion import NUMBER, in_hand, measuring, refuse_encoder
+from runner.server.completion import NUMBER, in_hand, refuse_encoder, take_steps
 from runner.server.request_body import Body, RequestBodies
 from runner.server.tokenize import TokenizeThreads
 from runner.tokenizer import Tokenizer
 
-_END = object()
 _LONG = 1 << 12
 """Characters. A longer end of a prompt, which is tokenized for each candidate, lets others have a turn in between."""
 _MOST_KNOWN = 4096
@@ -61,13 +59,7 @@ class ScoreEndpoint:
             body = Body()
             await held.read(http, MOST_TEXT_BYTES + (MOST_MEDIA_BYTES if vision.sees else 0), body.take)
             steps = _checked(body.chunks, self._engine, self._known)
-            requests = []
-            async with measuring(vision) as measure:
-                while (step := await self._threads.run(body.size, next, steps, _END)) is not _END:
-                    if isinstance(step, Request):
-                        requests.append(step)
-                    elif step is not None:
-                        await measure(cast("ShownPrompt", step))
+            requests = await take_steps(self._threads, body, steps, Request, vision)
             http[NUMBER] = requests[0].number
             async with in_hand(requests, vision):
                 scores = [await self._scored(requests, row) for row in range(len(requests))]

@@ -20,8 +20,6 @@ from runner.tokenizer import PART_CHARACTERS
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
 _SHORT_THREADS = 2
-_AT_ONCE_BYTES = 512
-"""A body that has no more is worked on at once: to wake a thread takes longer."""
 
 
 class TokenizeThreads:
@@ -32,14 +30,6 @@ class TokenizeThreads:
         self._short = ThreadPoolExecutor(_SHORT_THREADS, "tokenize")
         self._long = ThreadPoolExecutor(1, "tokenize-long")
         self._pictures = ThreadPoolExecutor(1, "headers")
-
-    async def run_body(
-        self, body: Body, call: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs
-    ) -> Result:
-        """Runs `call`, whose work grows with the body alone, as `run` does or, for a small one, at once."""
-        if body.size <= _AT_ONCE_BYTES:
-            return call(*args, **kwargs)
-        return await self.run(body.size, call, *args, **kwargs)
 
     async def run(
         self, size: int, call: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs

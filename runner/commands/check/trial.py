@@ -55,9 +55,9 @@ def try_model(model: OpenedModel, dtype: str, budget_bytes: int) -> TrialFacts:
         mx.disable_compile()  # as serving does
     loaded = load(model, dtype, budget_bytes)
     warm_up(loaded.make_layers, loaded.logits, model.vocab_size, model.context_length)
-    trials = (batch_fault, draft_fault, rounds_fault)
-    batches, drafts, rounds = (find(loaded.make_layers, loaded.logits, model.vocab_size) for find in trials)
-    drafts = drafts or ("" if batches else rounds)
+    tried = loaded.make_layers, loaded.logits, model.vocab_size
+    batches = batch_fault(*tried)
+    drafts = draft_fault(*tried) or ("" if batches else rounds_fault(*tried))
     return TrialFacts(Verdict(loaded.unbatchable, batches), Verdict(loaded.undraftable, drafts))
 
 
