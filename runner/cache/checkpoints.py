@@ -132,7 +132,7 @@ class TurnCheckpoints:
 
 
 def _before_item(tokens: Sequence[int], at: int) -> int:
-    """Returns the beginning of the picture around an offset, or the offset if there is none."""
+    """Returns the beginning of the item of media around an offset, or the offset if there is none."""
     while 0 < at < len(tokens) and tokens[at - 1] == tokens[at] < 0:
         at -= 1
     return at

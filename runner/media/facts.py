@@ -34,7 +34,7 @@ class TowerFacts(Facts, frozen=True, kw_only=True):
 
     @property
     def extent(self) -> str:
-        """What a medium takes."""
+        """The tokens of a picture, or of a second of sound, in words."""
         raise NotImplementedError
 
     @property

@@ -137,6 +137,12 @@ _TABLES = ("embed_tokens", "embeddings")
 _SLIDING = "sliding_attention"
 
 
+def plain_ids(tokens: Sequence[int], rows: Sequence[Rows]) -> mx.array:
+    """Returns ids [1, L] that may be looked up: 0 in the places of `rows`."""
+    soft = {index for each in rows for index in range(each.start, each.stop)}
+    return mx.array([[0 if index in soft else token for index, token in enumerate(tokens)]])
+
+
 class MediaForward:
     """The parts of one text model that media replace for the time of a forward.
 
@@ -170,8 +176,7 @@ class MediaForward:
         Soft tokens may have any id: they are looked up as 0. `rows` are the features for this part; `positions` [3][L]
         are None where they are the offsets. `forward` maps tokens [1, L] and layer caches to logits.
         """
-        soft = {index for each in rows for index in range(each.start, each.stop)}
-        ids = mx.array([[0 if index in soft else token for index, token in enumerate(tokens)]])
+        ids = plain_ids(tokens, rows)
         with ExitStack() as stack:
             if rows:
                 stack.enter_context(self._embedding(rows))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MediaRows: TypeAlias = "Pixels | npt.NDArray[np.float32]"
-"""What a tower takes: rows of pixels [patches, values], or of numbers [rows, values]."""
+"""The input of a tower: rows of pixels [patches, values], or of numbers [rows, values]."""
 _MOST_BYTES = 128 << 20
 _MOST_NAMES = 1 << 16
 

@@ -1,4 +1,4 @@
-"""What a model that sees or hears makes of requests: markers become tokens, from headers alone, and media are decoded.
+"""Requests to a model that sees or hears: markers become tokens, from headers alone, and media are decoded.
 
 Nothing here runs on the engine thread.
 """
@@ -43,7 +43,7 @@ def digest(kind: str, family: str, version: int, sizes: Sequence[int], data: byt
 
 
 class Hearing(NamedTuple):
-    """What a model makes of sounds."""
+    """The use that a model makes of sounds."""
 
     family: SoundFamily
     start: int

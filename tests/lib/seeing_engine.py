@@ -303,6 +303,21 @@ class SeeingEngine(SlicedEngine):
         return features
 
 
+def four_together(engine: SeeingEngine, small: bytes, other: bytes, large: bytes) -> None:
+    """Checks four answers, at least three of which share forwards: about these pictures, and about none."""
+    engine.ask("see [img-0] and say", small, max_tokens=12)
+    engine.ask("[img-0] is larger", large, max_tokens=12)
+    engine.ask("a text without any picture", max_tokens=12)
+    engine.ask("two [img-0] of [img-1] them", other, large, max_tokens=7)
+    most = 0
+    while not engine.scheduler.idle:
+        engine.advance()
+        most = max([most, *(len(batch.generations) for batch in engine.scheduler.batches.all)])
+    assert most >= 3
+    assert all(asked.finished for asked in engine.asked)
+    engine.check()
+
+
 def _places(request: Request) -> tuple[list[Place], list[list[int] | Shown]]:
     """Returns the pictures of a prompt, and its parts, for `walk`."""
     places, parts, at = [], list[list[int] | Shown](), 0

@@ -9,7 +9,7 @@ import pytest
 from runner.errors import RequestError
 from runner.media.vlm.family import PLACEHOLDERS, VlmSupport
 from runner.model.vlm import packages
-from tests.lib.seeing_engine import NotingPolicy
+from tests.lib.seeing_engine import NotingPolicy, four_together
 from tests.unit.media.pictures import spans
 from tests.vlm.pictures import BLUE, FIVE, RED, WIDE, answers_about_one_as_mlx_vlm_does, answers_as_mlx_vlm_does
 from tests.vlm.seeing import VlmEngine
@@ -77,18 +77,7 @@ def test_what_was_evicted_is_computed_again(package: str) -> None:
 
 @pytest.mark.parametrize("package", FIVE)
 def test_answers_about_other_pictures_share_a_forward(package: str) -> None:
-    engine = VlmEngine(package)
-    engine.ask("see [img-0] and say", RED, max_tokens=12)
-    engine.ask("[img-0] is larger", WIDE, max_tokens=12)
-    engine.ask("a text without any picture", max_tokens=12)
-    engine.ask("two [img-0] of [img-1] them", BLUE, WIDE, max_tokens=7)
-    most = 0
-    while not engine.scheduler.idle:
-        engine.advance()
-        most = max([most, *(len(batch.generations) for batch in engine.scheduler.batches.all)])
-    assert most >= 3
-    assert all(asked.finished for asked in engine.asked)
-    engine.check()
+    four_together(VlmEngine(package), RED, BLUE, WIDE)
 
 
 @pytest.mark.parametrize("package", FIVE)

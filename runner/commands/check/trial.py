@@ -32,9 +32,9 @@ class TrialFacts(msgspec.Struct, frozen=True):
     """What the model allows."""
 
     batches: Verdict
-    """Whether several answers are computed in one forward."""
+    """Of several answers in one forward."""
     drafts: Verdict
-    """Whether several tokens of an answer are, and of several answers that may be computed together."""
+    """Of several tokens in one forward: of one answer, and of several that may be computed together."""
 
     @property
     def warnings(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What becomes of a picture in a model of mlx-vlm: its tokens, by its size alone, and its arrays."""
+"""A picture in a model of mlx-vlm: its tokens, which follow from its size alone, and its arrays."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence

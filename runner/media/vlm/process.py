@@ -63,13 +63,13 @@ class Order(msgspec.Struct, array_like=True, frozen=True):
     header: Header
     width: int
     height: int
-    """What the processor gets: the size of the picture, or less."""
+    """The size at which the processor gets the picture: its own, or less."""
     memory_bytes: int
     seconds: float
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """What a processor makes of a prompt with one picture. Arrays come as names, types and shapes; bytes follow."""
+    """The result of a processor for a prompt with one picture. Arrays come as names, types and shapes; bytes follow."""
 
     ids: list[int]
     shapes: list[tuple[str, str, list[int]]]

@@ -14,7 +14,7 @@ from runner.engine.parts import Parts
 from runner.errors import ComputeError, MediaError, ModelError, RunnerError
 from runner.logs import Log
 from runner.media.encoder import MediaEncoder
-from runner.media.forward import MediaForward, Rows
+from runner.media.forward import MediaForward, Rows, plain_ids
 from runner.media.open import Sight
 from runner.media.prompt import Item, MediaNames, Picture
 from runner.media.rows import MediaRows
@@ -129,8 +129,7 @@ class VlmForward:
         forward: Callable[[mx.array, list[object]], mx.array],
     ) -> mx.array:
         """Returns the lazy logits [1, L, V] of a part of a prompt; the arguments are those of `MediaForward`."""
-        soft = {index for each in rows for index in range(each.start, each.stop)}
-        ids = mx.array([[0 if index in soft else token for index, token in enumerate(tokens)]])
+        ids = plain_ids(tokens, rows)
         parts: dict[str, object] = {}
         if rows:
             embeddings = self._module.embeddings(ids)

@@ -29,7 +29,7 @@ from runner.model.vlm.source import LIBRARY, NOT_INSTALLED
 
 Weights = dict[str, mx.array]
 _PARTS = ("text", "vision", "perceiver", "projector", "audio")
-"""What a config describes: in mlx-vlm, `PART_config` is a field of it, and `PartConfig` its class."""
+"""The parts of a config: in mlx-vlm, `PART_config` is a field of it, and `PartConfig` its class."""
 _PICTURE_TOKENS = ("image_token_index", "image_token_id", "media_placeholder_token_id", "image_token")
 _OWN_CACHES = ("zaya1_vl",)
 _FLAT = ("minimax_m3", "minimax_m3_vl")
@@ -95,7 +95,7 @@ class Served(Module):
     keeps_caches: bool
     """It asks its caches for what mlx-lm's do not have, and for the places of pictures."""
     hooks: "Hooks"
-    """What a forward over pictures changes, for its time alone."""
+    """The changes that a forward over pictures makes, for its time alone."""
 
     def __call__(self, tokens: mx.array, cache: Sequence[object] | None = None, **parts: object) -> mx.array:
         """Returns the logits [B, L, V] of tokens [B, L] on top of what the layer caches hold.
@@ -195,7 +195,7 @@ class Served(Module):
 
 @dataclass
 class Hooks:
-    """What is added to forwards. No attribute of a module holds it as a parameter."""
+    """Additions to forwards, which no module counts among its parameters."""
 
     parts: Mapping[str, object] = field(default_factory=dict)
     shift: int | mx.array = 0

@@ -29,7 +29,7 @@ _RENAMED = {
 
 
 class Choice(NamedTuple):
-    """What a user asks of the choice."""
+    """The wishes of a user that decide."""
 
     unproven: bool = False
     """Packages of mlx-vlm that were not compared with it may be served too."""

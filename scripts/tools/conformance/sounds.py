@@ -73,7 +73,7 @@ async def sounds_of_every_form_are_counted(target: Target) -> None:
 
 @SOUNDS.case("12.74", "refused", wire, HAS)
 async def what_is_no_wav_is_refused(target: Target) -> None:
-    """What is no WAV, or one that cannot be read, is 400 with the text that says why."""
+    """A file that is no WAV, or one that cannot be read, is 400 with the text that says why."""
     data = chunk(b"data", pack(noise(1000)))
     for content, text in (
         (b"RIFF\1\0\0\0WAV", "unrecognized audio format"),

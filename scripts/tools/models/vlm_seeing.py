@@ -21,7 +21,7 @@ _END = ("vision_end_token_id", "image_end_token_id", "eoi_token_index")
 
 
 def table(package: str) -> Values:
-    """What a package needs for its processor. Raises KeyError if nobody has said."""
+    """Returns the row of a package that sees. Raises KeyError if it has none."""
     return cast("Values", _TABLES[f"see-{package}"])
 
 

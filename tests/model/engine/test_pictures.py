@@ -15,7 +15,7 @@ from runner.engine.policy import Decode, Encode
 from runner.media.towers import Grid, Tower
 from tests.lib.patience import stretched
 from tests.lib.seeing import NAMES
-from tests.lib.seeing_engine import NotingPolicy, SeeingEngine, picture
+from tests.lib.seeing_engine import NotingPolicy, SeeingEngine, four_together, picture
 from tests.unit.media.pictures import spans
 
 RED, BLUE = picture("red"), picture("blue")
@@ -45,18 +45,7 @@ class FaultyTower:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_of_one_batch_have_positions_of_their_own(name: str) -> None:
-    engine = SeeingEngine(name)
-    engine.ask("see [img-0] and say", RED, max_tokens=12)
-    engine.ask("[img-0] is larger", LARGE, max_tokens=12)
-    engine.ask("a text without any picture", max_tokens=12)
-    engine.ask("two [img-0] of [img-1] them", BLUE, LARGE, max_tokens=7)
-    most = 0
-    while not engine.scheduler.idle:
-        engine.advance()
-        most = max([most, *(len(batch.generations) for batch in engine.scheduler.batches.all)])
-    assert most >= 3
-    assert all(asked.finished for asked in engine.asked)
-    engine.check()
+    four_together(SeeingEngine(name), RED, BLUE, LARGE)
 
 
 # --- slices

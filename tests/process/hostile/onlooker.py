@@ -5,16 +5,17 @@ import json
 import struct
 import zlib
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from protocol.stats import Stats
-from scripts.tools.host.lib import Client, Medium, Request
+from scripts.tools.conformance.this_runner import RUNNER
+from scripts.tools.host.lib import Client, Medium, Request, spawn
 from scripts.tools.models.sources import write_source
 from scripts.tools.models.store import write_store
 from tests.process.conftest import read_stats
-from tests.process.hostile.victim import PATIENCE_S, PLAIN_HEAD, Victim
+from tests.process.hostile.victim import HOST, PATIENCE_S, PLAIN_HEAD, Victim
 
 SEEING = "seeing:latest"
 STORY = Request("Tell me a story.", {"num_predict": 1000})
@@ -29,6 +30,17 @@ def write_seeing(directory: Path, context: int, name: str = "qwen3.5-seeing") ->
     (source / "config.json").write_text(json.dumps(config))
     write_store(directory / "store", SEEING, source)
     return directory / "store"
+
+
+def open_onlooker(directory: Path, context: int, name: str = "qwen3.5-seeing") -> "Iterator[Onlooker]":
+    """Yields the onlooker of a process with that model, which has to outlive the block."""
+    store = write_seeing(directory, context, name)
+    with spawn(RUNNER, SEEING, models_dir=store, generation=HOST) as process:
+        process.wait_ready(60)
+        onlooker = Onlooker(Victim(process))
+        asyncio.run(onlooker.prepare())
+        yield onlooker
+        assert process.exit_status is None, "it outlived everything"
 
 
 def chunk(name: bytes, content: bytes) -> bytes:

@@ -7,10 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 import pytest
 
 from protocol.stats import Stats
-from scripts.tools.conformance.this_runner import RUNNER
-from scripts.tools.host.lib import spawn
-from tests.process.hostile.onlooker import SEEING, Onlooker, asking, black_png, head, write_seeing
-from tests.process.hostile.victim import HOST, PATIENCE_S, Victim, status_of
+from tests.process.hostile.onlooker import Onlooker, asking, black_png, head, open_onlooker
+from tests.process.hostile.victim import PATIENCE_S, Victim, status_of
 
 MEGABYTE = 1 << 20
 REFUSAL_S = 0.1
@@ -28,13 +26,7 @@ BASE64 = b"iVBORw0KGgoAAAANSUhEUgAA" * (MEGABYTE // 24)
 
 @pytest.fixture(scope="module")
 def near(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Onlooker]:
-    store = write_seeing(tmp_path_factory.mktemp("near"), CONTEXT)
-    with spawn(RUNNER, SEEING, models_dir=store, generation=HOST) as process:
-        process.wait_ready(60)
-        onlooker = Onlooker(Victim(process))
-        asyncio.run(onlooker.prepare())
-        yield onlooker
-        assert process.exit_status is None, "it outlived everything"
+    yield from open_onlooker(tmp_path_factory.mktemp("near"), CONTEXT)
 
 
 @pytest.fixture

@@ -8,25 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.tools.conformance.this_runner import RUNNER
-from scripts.tools.host.lib import spawn
 from scripts.tools.models.wav import FLOAT, chunk, fmt, noise, pack, wav, wave
-from tests.process.hostile.onlooker import SEEING, Onlooker, asking, write_seeing
+from tests.process.hostile.onlooker import Onlooker, asking, open_onlooker
 from tests.process.hostile.test_pictures import ARENA_BYTES, REFUSAL_S, SLACK_BYTES, leave, settled
-from tests.process.hostile.victim import HOST, PATIENCE_S, Victim, post, status_of
+from tests.process.hostile.victim import PATIENCE_S, post, status_of
 
 CONTEXT = 6000
 
 
 @pytest.fixture(scope="module")
 def near(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Onlooker]:
-    store = write_seeing(tmp_path_factory.mktemp("near"), CONTEXT, "gemma4-hearing")
-    with spawn(RUNNER, SEEING, models_dir=store, generation=HOST) as process:
-        process.wait_ready(60)
-        onlooker = Onlooker(Victim(process))
-        asyncio.run(onlooker.prepare())
-        yield onlooker
-        assert process.exit_status is None, "it outlived everything"
+    yield from open_onlooker(tmp_path_factory.mktemp("near"), CONTEXT, "gemma4-hearing")
 
 
 @pytest.fixture
