@@ -26,7 +26,7 @@ _LEAST_FILLED = 0.5
 
 
 Features = dict[TextToEmbed, list[tuple[int, int, mx.array]]]
-"""Text -> start, stop and features [stop - start, D] of its media."""
+"""Text -> start, stop and features [stop - start, D] of each of its media."""
 
 
 class Piece(Protocol):

@@ -54,7 +54,7 @@ class Order(msgspec.Struct, array_like=True, frozen=True, tag="picture"):
 
 
 class Answer(msgspec.Struct, array_like=True, frozen=True):
-    """The end of an order: an error, or what follows in so many messages."""
+    """The end of an order: an error, or the number of messages that follow."""
 
     error: str
     parts: int
@@ -94,8 +94,8 @@ class DecodeProcess:
     def decode_sound(
         self, data: bytes, header: SoundHeader, frame_samples: int, left: Callable[[], bool]
     ) -> tuple[list[int], bytes]:
-        """Returns the number of rows of each piece of a sound, and its rows in float32: MEL_BINS numbers each, or with
-        `frame_samples` so many. Ends and raises as `decode`."""
+        """Returns the number of rows of each piece of a sound, and its rows in float32: MEL_BINS numbers each, or
+        `frame_samples` unless it is 0. Ends and raises as `decode`."""
         memory_bytes = sound_bytes(header) + _SPARE_BYTES
         seconds = _LEAST_S + _MEGASAMPLE_S * (header.frames + header.samples) / 1e6
         order = SoundOrder(header, frame_samples, memory_bytes, seconds)

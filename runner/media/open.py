@@ -48,7 +48,7 @@ class Sight(NamedTuple):
 
     @property
     def vision(self) -> Vision:
-        """What requests are prepared with."""
+        """The port by which requests are prepared."""
         return NoVision(self.why) if self.support is None else self.support
 
     @property
@@ -65,7 +65,7 @@ class Sight(NamedTuple):
 
 
 class Seeing(NamedTuple):
-    """What the files of a model say about its pictures."""
+    """The facts about a model's pictures, from its files."""
 
     family: Family
     start: int
@@ -107,7 +107,7 @@ def open_sight(parts: Parts) -> Sight:
 def supported(
     model: OpenedModel, seeing: Seeing | None, hearing: Hearing | None, faults: Mapping[str, str]
 ) -> MediaSupport:
-    """Returns what requests are prepared with. `faults` are the reasons why kinds of media are not taken."""
+    """Returns the port by which requests are prepared. `faults` are the reasons why kinds of media are not taken."""
     none = "this model does not support {} input"
     refusals = {kind: f"{none.format(kind)}: {why}" for kind, why in faults.items()}
     if seeing is None:
