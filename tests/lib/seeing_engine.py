@@ -165,6 +165,8 @@ class Asked(EngineClient):
 class SeeingEngine(SlicedEngine):
     """An engine over a model that sees, and all requests so far."""
 
+    vocab_size: int = VOCABULARY_SIZE
+
     def __init__(
         self,
         name: str,
@@ -226,7 +228,7 @@ class SeeingEngine(SlicedEngine):
             logprobs=True,
             top_logprobs=3,
         )
-        limits = Limits(CONTEXT, VOCABULARY_SIZE)
+        limits = Limits(CONTEXT, self.vocab_size)
         asked = Asked(self._prepared(partial(prepare, wire, self.model.tokenizer, limits, None, self.support)))
         self.asked.append(asked)
         self.scheduler.add(asked.request)
@@ -260,7 +262,7 @@ class SeeingEngine(SlicedEngine):
         if isinstance(asked.received[0] if asked.received else None, Refused):
             return
         right = self._plain_loop(asked.request, len(asked.tokens))
-        drawn = Sampler(asked.request.sampling, asked.request.prompt, VOCABULARY_SIZE, CONTEXT)
+        drawn = Sampler(asked.request.sampling, asked.request.prompt, self.vocab_size, CONTEXT)
         for step, (token, logits) in enumerate(zip(asked.tokens, right(asked.tokens), strict=True)):
             if asked.request.grammar is None:
                 assert token == drawn(logits[None]).read()[0].token, f"step {step} of {asked.tokens}"

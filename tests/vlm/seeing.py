@@ -115,6 +115,7 @@ class VlmEngine(SeeingEngine):
         self.vlm = loaded(package)
         self.model = cast("Any", self.vlm)  # of which the base class takes `tokenizer` and `loaded`
         self.make_layers = self.vlm.loaded.make_layers
+        self.vocab_size = self.vlm.opened.vocab_size
         clock = Clock()
         self.asked: list[Asked] = []
         self.texts: dict[int, str] = {}

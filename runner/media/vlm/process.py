@@ -255,7 +255,7 @@ class Processor:
             found = dict(self._processor(text=[text], images=pictures))
         flat = dict(each for name, value in found.items() for each in _flat(name, value))
         arrays = {name: np.array(value) for name, value in flat.items() if value is not None}
-        return {name: array for name, array in arrays.items() if array.dtype.kind in "biuf"}
+        return _ended({name: array for name, array in arrays.items() if array.dtype.kind in "biuf"})
 
     def _inner(self, ids: list[int]) -> slice:
         """Returns the part of ids without those that begin and end any text."""
@@ -264,6 +264,17 @@ class Processor:
         around = tokenizer("").input_ids
         ends = bool(around) and around[-1] == last == ids[-1]
         return slice(int(ids[0] == first), len(ids) - ends)
+
+
+def _ended(arrays: Arrays) -> Arrays:
+    """Returns the arrays with a row of zeros behind the crops of DeepSeek's pictures: mlx-vlm reads up to one, as many
+    rows as there are tiles, and would read what happens to lie behind the last crop."""
+    import numpy as np
+
+    crops, pixels = arrays.get("images_spatial_crop"), arrays.get("pixel_values")
+    if crops is None or pixels is None or crops.ndim != 3 or crops.shape[1] >= pixels.shape[1]:
+        return arrays
+    return {**arrays, "images_spatial_crop": np.pad(crops, ((0, 0), (0, pixels.shape[1] - crops.shape[1]), (0, 0)))}
 
 
 def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:

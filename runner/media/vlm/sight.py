@@ -99,6 +99,8 @@ def encoded(module: Served, ids: Sequence[int], arrays: dict[str, Any]) -> mx.ar
     model = cast("Any", module)
     found = model.get_input_embeddings(tokens, arrays.pop("pixel_values"), mask=mx.ones_like(tokens), **arrays)
     made = {name: value for name, value in found.to_dict().items() if value is not None}
+    if bool(made.get("attention_mask", tokens >= 0).all()):
+        made.pop("attention_mask", None)  # hides nothing
     if unknown := made.keys() - _KNOWN:
         raise ComputeError(f"its pictures change {', '.join(sorted(unknown))}, which is not known here")
     embeddings = made["inputs_embeds"].reshape(len(ids), -1)
@@ -107,6 +109,7 @@ def encoded(module: Served, ids: Sequence[int], arrays: dict[str, Any]) -> mx.ar
     notes = [tokens[0] // _BASE**2, tokens[0] // _BASE % _BASE, tokens[0] % _BASE, seen]
     written = mx.stack([each.astype(embeddings.dtype) for each in notes], axis=1)
     added = made.get("deepstack_visual_embeds")
+    added = getattr(added, "embeddings", added)
     if added is None:
         return mx.concatenate([embeddings, written], axis=1)
     places = mx.array([index for index, each in enumerate(cast("list[bool]", seen.tolist())) if each])

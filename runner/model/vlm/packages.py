@@ -4,9 +4,9 @@ COMPARED = frozenset(
     """
     aya_vision cohere_compass deepseek_vl_v2 dots_ocr flint gemma3 glm4v glm4v_moe glm_ocr granite4_vision
     granite_vision hrm_text hy_v4 idefics2 idefics3 internvl internvl_chat k2_horizon kimi_k25 kimi_k3 kimi_vl kolibri1
-    lfm2_vl llama4 llava llava_next llava_onevision llmjpvl longcat_flash_sparse mage_vl mimo_v2 minicpmv4_6 minimax_m3
-    minimax_m3_vl mistral3 mistral_large3 molmo2 paddleocr_vl phi4_siglip pixtral plamo2vl qwen2_5_vl qwen2_vl qwen3_vl
-    qwen3_vl_moe qwen4_exp smolvlm step3p7 xing4_0 z1t zaya1_vl
+    lfm2_vl llama4 llava llava_next llava_onevision llmjpvl locateanything longcat_flash_sparse mage_vl mimo_v2
+    minicpmv4_6 minimax_m3 minimax_m3_vl mistral3 mistral_large3 molmo2 paddleocr_vl phi4_siglip pixtral plamo2vl
+    qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe qwen4_exp smolvlm step3p7 xing4_0 z1t zaya1_vl
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
 """The packages whose texts were compared with mlx-vlm's own computation, and are equal."""
@@ -15,8 +15,9 @@ BATCHED = frozenset(
     """
     aya_vision cohere_compass deepseek_vl_v2 dots_ocr flint gemma3 glm4v glm4v_moe glm_ocr granite4_vision
     granite_vision hrm_text idefics2 idefics3 internvl internvl_chat k2_horizon kimi_k25 kimi_vl kolibri1 llava
-    llava_next llava_onevision llmjpvl longcat_flash_sparse mage_vl mimo_v2 minimax_m3 mistral3 mistral_large3 molmo2
-    paddleocr_vl phi4_siglip pixtral qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe smolvlm step3p7 xing4_0
+    llava_next llava_onevision llmjpvl locateanything longcat_flash_sparse mage_vl mimo_v2 minimax_m3 mistral3
+    mistral_large3 molmo2 paddleocr_vl phi4_siglip pixtral qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe smolvlm step3p7
+    xing4_0
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
 """The packages whose answers may share a forward."""
@@ -25,8 +26,9 @@ DRAFTED = frozenset(
     """
     aya_vision cohere_compass deepseek_vl_v2 dots_ocr flint gemma3 glm4v glm4v_moe glm_ocr granite4_vision
     granite_vision hrm_text idefics2 idefics3 internvl internvl_chat k2_horizon kimi_k25 kimi_vl kolibri1 llava
-    llava_next llava_onevision llmjpvl longcat_flash_sparse mage_vl mimo_v2 minimax_m3 mistral3 mistral_large3 molmo2
-    paddleocr_vl phi4_siglip pixtral qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe smolvlm step3p7 xing4_0
+    llava_next llava_onevision llmjpvl locateanything longcat_flash_sparse mage_vl mimo_v2 minimax_m3 mistral3
+    mistral_large3 molmo2 paddleocr_vl phi4_siglip pixtral qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe smolvlm step3p7
+    xing4_0
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
 """The packages whose answers may be drafted."""
@@ -40,17 +42,15 @@ ALONE = frozenset(
 
 SEEING = frozenset(
     """
-    aya_vision gemma3 glm4v glm4v_moe glm_ocr idefics2 idefics3 internvl internvl_chat kimi_k25 kimi_k3 kimi_vl lfm2_vl
-    llava llava_onevision mage_vl mimo_v2 minicpmv4_6 minimax_m3_vl mistral3 molmo2 paddleocr_vl pixtral qwen2_5_vl
-    qwen2_vl qwen3_vl qwen3_vl_moe qwen4_exp smolvlm step3p7 zaya1_vl
+    aya_vision cohere_compass deepseek_vl_v2 dots_ocr gemma3 glm4v glm4v_moe glm_ocr idefics2 idefics3 internvl
+    internvl_chat kimi_k25 kimi_k3 kimi_vl lfm2_vl llava llava_onevision locateanything mage_vl mimo_v2 minicpmv4_6
+    minimax_m3_vl mistral3 molmo2 paddleocr_vl pixtral qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe qwen4_exp smolvlm
+    step3p7 zaya1_vl
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
 """The packages whose pictures were compared with mlx-vlm's own computation, and give equal answers."""
 
 BLIND: dict[str, str] = {
-    "cohere_compass": "its answers about pictures are not mlx-vlm's own",
-    "deepseek_vl_v2": "its answers about pictures are not mlx-vlm's own",
-    "dots_ocr": "it was not compared with it yet",
     "granite4_vision": "its answers about pictures are not mlx-vlm's own",
     "granite_vision": "its answers about pictures are not mlx-vlm's own",
     "llama4": "its answers about pictures are not mlx-vlm's own",
@@ -77,7 +77,6 @@ REFUSED: dict[str, str] = {
     "jina_vlm": "it was not compared with it yet",
     "limite": "its answers depend on where prompts are cut",
     "llava_bunny": "it was not compared with it yet",
-    "locateanything": "it does not give mlx-vlm's own answers",
     "minicpmo": "it was not compared with it yet",
     "minicpmv4_7": "it does not give mlx-vlm's own answers",
     "mllama": "its answers depend on where prompts are cut",

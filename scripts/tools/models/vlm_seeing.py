@@ -9,7 +9,7 @@ from runner.model.vlm.module import make_module
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models import data, vlm
 from scripts.tools.models.checkpoints import SPECIAL_TOKENS, write_weights
-from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, vocabulary_size
+from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 
 Values = dict[str, Any]
 _TABLES = data.read("vlm")
@@ -29,7 +29,7 @@ def config(package: str) -> Values:
     """The tiny `config.json` of a package, with the tokens that stand for pictures."""
     see, plain = table(package), vlm.config(package)
     tokens = _tokens(see)
-    ids = {name: vocabulary_size(_tokenizer(see)) - len(tokens) + index for index, name in enumerate(tokens)}
+    ids = {name: see.get("first", len(ALL_BYTES)) + index for index, name in enumerate(tokens)}
     fields: Values = dict.fromkeys(_TEXT, _rounded(max(ids.values()) + 1))
     fields |= dict.fromkeys(_SOFT, ids[see["soft"]])
     fields |= {name: ids[see[key]] for key, names in (("start", _START), ("end", _END)) if key in see for name in names}
@@ -65,7 +65,12 @@ def _tokens(see: Values) -> list[str]:
 
 
 def _tokenizer(see: Values) -> Values:
-    return byte_level(ALL_BYTES, _tokens(see))
+    return byte_level([*ALL_BYTES, *_filling(see)], _tokens(see), merge=False)
+
+
+def _filling(see: Values) -> list[bytes]:
+    """Returns tokens that nothing becomes, before the special ones of a processor that knows an id by heart."""
+    return [index.to_bytes(4, "big") for index in range(see.get("first", 256) - len(ALL_BYTES))]
 
 
 def _rounded(count: int) -> int:
