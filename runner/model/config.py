@@ -135,12 +135,12 @@ def check_depths(config: Config, most: int) -> None:
 
 def text_config(config: Config, family: Family) -> Config:
     """Returns the part of `config` that describes the text model."""
-    if not family.text:
-        return config
-    text = config.get(family.text)
-    if not isinstance(text, dict):
-        raise ModelError(f"config.json: {family.text} must be an object, found {text!r}")
-    return text
+    for key in filter(None, family.text.split(".")):
+        text = config.get(key)
+        if not isinstance(text, dict):
+            raise ModelError(f"config.json: {family.text} must be an object, found {text!r}")
+        config = text
+    return config
 
 
 def context_length(config: Config, family: Family) -> int:

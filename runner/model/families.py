@@ -31,11 +31,12 @@ Rename = tuple[str, str]
 class Family(NamedTuple):
     """The mapping of one architecture to mlx-lm.
 
-    `text` is the key of the config object that describes the text model, "" for the top level; `flat` is the family of
-    a config without that object; `unwrapped` is true if the module is made from that object alone. `required` are
-    fields for which mlx-lm has no default, or a wrong one. `defaults` are values for missing fields that mlx-lm's class
-    requires and Ollama fills in, or that are checked here. `renames` are (pattern, replacement) for tensor names,
-    applied in order. `head` is the output projection, after renaming. `adapt` adapts the text config.
+    `text` is the key of the config object that describes the text model, "" for the top level, with dots where one is
+    within another; `flat` is the family of a config without that object; `unwrapped` is true if the module is made from
+    that object alone. `required` are fields for which mlx-lm has no default, or a wrong one. `defaults` are values for
+    missing fields that mlx-lm's class requires and Ollama fills in, or that are checked here. `renames` are (pattern,
+    replacement) for tensor names, applied in order. `head` is the output projection, after renaming. `adapt` adapts the
+    text config.
     """
 
     module: str

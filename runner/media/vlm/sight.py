@@ -112,8 +112,11 @@ def encoded(module: Served, ids: Sequence[int], arrays: dict[str, Any]) -> mx.ar
     added = getattr(added, "embeddings", added)
     if added is None:
         return mx.concatenate([embeddings, written], axis=1)
-    places = mx.array([index for index, each in enumerate(cast("list[bool]", seen.tolist())) if each])
-    columns = [mx.zeros_like(embeddings).at[places].add(each.astype(embeddings.dtype)) for each in added]
+    if module.full_deepstack:
+        columns = [added[0, :, layer].astype(embeddings.dtype) for layer in range(added.shape[2])]
+    else:
+        places = mx.array([index for index, each in enumerate(cast("list[bool]", seen.tolist())) if each])
+        columns = [mx.zeros_like(embeddings).at[places].add(each.astype(embeddings.dtype)) for each in added]
     return mx.concatenate([embeddings, *columns, written], axis=1)
 
 
@@ -136,7 +139,7 @@ class VlmForward:
         parts: dict[str, object] = {}
         if rows:
             embeddings = self._module.embeddings(ids)
-            added: list[mx.array] = []
+            added: list[mx.array] = []  # a forward over rows has no other tokens
             seen = mx.zeros(ids.shape, mx.bool_)
             for start, stop, features, _ in rows:
                 width = embeddings.shape[-1]
@@ -150,7 +153,9 @@ class VlmForward:
                 added = beside
             parts["inputs_embeds"] = embeddings
             if added:
-                parts |= {"visual_pos_masks": seen, "deepstack_visual_embeds": added}
+                full = self._module.full_deepstack
+                parts |= {"visual_pos_masks": seen}
+                parts["deepstack_visual_embeds"] = mx.stack(added, axis=1)[None] if full else added
             elif self._module.looks_at_places:
                 parts["visual_pos_masks"] = seen
         if positions is not None:

@@ -33,6 +33,7 @@ _PARTS = ("text", "vision", "perceiver", "projector", "audio")
 _PICTURE_TOKENS = ("image_token_index", "image_token_id", "media_placeholder_token_id", "image_token")
 _OWN_CACHES = ("zaya1_vl",)
 _FLAT = ("minimax_m3", "minimax_m3_vl")
+_FULL_DEEPSTACK = ("qwen3_omni_moe",)
 _SANITIZERS = (("VisionModel", "vision_config"), ("LanguageModel", "text_config"), ("AudioModel", "audio_config"))
 """A class of a package, whose `sanitize` also sees all weights, and the part of the config that it is made from."""
 
@@ -92,6 +93,9 @@ class Served(Module):
     config: Any
     flat: bool
     """Positions have one channel."""
+    full_deepstack: bool
+    """What is added after the first layers is [B, L, layers, width], for all tokens; else [tokens of pictures, width]
+    for each layer."""
     keeps_caches: bool
     """It asks its caches for what mlx-lm's do not have, and for the places of pictures."""
     hooks: "Hooks"
@@ -129,7 +133,8 @@ class Served(Module):
     @property
     def picture_tokens(self) -> list[int]:
         """The ids that may stand for pictures."""
-        found = (getattr(self.config, name, None) for name in _PICTURE_TOKENS)
+        config = getattr(self.config, "thinker_config", self.config)
+        found = (getattr(config, name, None) for name in _PICTURE_TOKENS)
         return [token for token in found if type(token) is int]
 
     @property
@@ -207,6 +212,7 @@ def _served(classes: ModuleType, package: str) -> Callable[[object], Module]:
         "__module__": f"{LIBRARY}.models.{package}",  # by which the tables of abilities know it
         "classes": classes,
         "flat": package in _FLAT,
+        "full_deepstack": package in _FULL_DEEPSTACK,
         "keeps_caches": package in _OWN_CACHES,
     }
     return type("Model", (Served, classes.Model), members)

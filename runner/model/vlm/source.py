@@ -13,6 +13,8 @@ NOT_INSTALLED = "mlx-vlm is not installed: pip install --no-deps --require-hashe
 OLLAMA_ONLY_TOO = "qwen4_exp"
 """The package of an architecture that else only Ollama's own runner serves."""
 _TEXTS = ("text_config", "llm_config", "language_config")
+_WITHIN = "thinker_config"
+"""The part of a config of Qwen's Omni models in which the others are."""
 _RENAMED = {
     "bunny-llama": "llava_bunny",
     "cohere2_vision": "aya_vision",
@@ -76,15 +78,18 @@ def choose_family(architecture: str, config: Config, *, from_store: bool, choice
 def blindness(config: Config, choice: Choice) -> str:
     """Returns why mlx-vlm lets a model see nothing here, once it is installed; empty if it would see."""
     package = package_of(config)
-    if not package or not isinstance(config.get("vision_config"), dict):
+    parts = (config, config.get(_WITHIN))
+    if not package or not any(isinstance(each, dict) and isinstance(each.get("vision_config"), dict) for each in parts):
         return "a text model"
     return "" if package in SEEING or choice.unproven else BLIND.get(package, REFUSED.get(package, ""))
 
 
 def mlx_vlm_family(package: str, config: Config) -> Family:
     """Returns the family of a model as one of this package."""
-    text = next((key for key in _TEXTS if isinstance(config.get(key), dict)), "")
-    return Family(package, text=text, library=LIBRARY)
+    inner = config.get(_WITHIN)
+    found = [key for key in _TEXTS if isinstance(config.get(key), dict)]
+    found += [f"{_WITHIN}.{key}" for key in _TEXTS if isinstance(inner, dict) and isinstance(inner.get(key), dict)]
+    return Family(package, text=found[0] if found else "", library=LIBRARY)
 
 
 def why_not(package: str, *, batches: bool) -> str:
