@@ -6,9 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from runner.errors import ModelError
+from runner.model.config import text_config
 from runner.model.families import OLLAMA_ONLY, Config, Family
 from runner.model.vlm.packages import BATCHED, COMPARED, DRAFTED, REFUSED
-from runner.model.vlm.source import USUAL, Choice, choose_family, package_of, why_not
+from runner.model.vlm.source import USUAL, Choice, blindness, choose_family, package_of, why_not
 
 Install = Callable[[bool], None]
 UNPROVEN = next(iter(REFUSED))
@@ -62,6 +63,22 @@ def test_a_model_that_sees_with_mlx_vlm_alone_is_its_own_where_pictures_are_want
     install(True)
     assert choose({"model_type": "qwen3_vl", "text_config": {}}, Choice(media=True)).library == "mlx_lm", "no tower"
     assert choose({**config, "model_type": "qwen3_5"}, Choice(media=True)).library == "mlx_lm", "we have its tower"
+
+
+def test_the_parts_of_an_omni_model_are_within_its_thinker(install: Install) -> None:
+    install(True)
+    config: Config = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": {}, "vision_config": {}}}
+    assert choose(config).text == "thinker_config.text_config"
+    assert text_config({"thinker_config": {"text_config": {"a": 1}}}, choose(config)) == {"a": 1}
+    with pytest.raises(ModelError, match=r"thinker_config\.text_config must be an object"):
+        text_config({"thinker_config": {}}, choose(config))
+    assert not blindness(config, USUAL)
+    assert blindness({**config, "thinker_config": {}}, USUAL) == "a text model"
+
+
+def test_a_model_whose_config_leaves_the_tower_to_its_class_sees() -> None:
+    assert not blindness({"model_type": "llava_qwen2"}, USUAL)
+    assert blindness({"model_type": "idefics3"}, USUAL) == "a text model"
 
 
 def test_what_was_not_compared_is_refused_with_the_reason_unless_it_is_asked_for(install: Install) -> None:

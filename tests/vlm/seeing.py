@@ -124,7 +124,7 @@ class VlmEngine(SeeingEngine):
         self.wakes = 0
         self.preparer = HerePreparer(self.vlm.processor)
         module = self.vlm.module
-        family = family_of(self.vlm.opened, module, self.preparer)
+        self.family = family = family_of(self.vlm.opened, module, self.preparer)
         self.store = cast("Any", _Store(family, self.helper))
         self.support = VlmSupport(family, 0, 0, 0, MediaNames(), self.store)
         self.encoder = VlmEncoder(module, family, cast("Any", self.store), self._wake)
@@ -143,10 +143,10 @@ class VlmEngine(SeeingEngine):
 
     def _plain_loop(self, request: Request, steps: int) -> Callable[[Sequence[int]], list[mx.array]]:
         """Returns a function that has mlx-vlm compute the logits before each token: all pictures at once, no cache."""
-        arrays = self._arrays(request)
+        ids, arrays = self._prepared_by_mlx_vlm(request)
 
         def compute(answer: Sequence[int]) -> list[mx.array]:
-            found = oracle.logits(self.vlm.oracle, request.prompt, answer[: steps - 1], **arrays)[0]
+            found = oracle.logits(self.vlm.oracle, ids, answer[: steps - 1], **arrays)[0]
             return [*found[len(request.prompt) - 1 :]][:steps]
 
         return compute
@@ -164,19 +164,29 @@ class VlmEngine(SeeingEngine):
         self.texts[id(asked.request)] = prompt
         return asked
 
-    def _arrays(self, request: Request) -> dict[str, Any]:
-        """Returns what mlx-vlm's processor makes of the whole prompt, whose tokens are ours."""
+    def _prepared_by_mlx_vlm(self, request: Request) -> tuple[Sequence[int], dict[str, Any]]:
+        """Returns what mlx-vlm's processor makes of the whole prompt, whose tokens are ours: ids, and arrays."""
         pictures = [Image.open(BytesIO(span.item.data)).convert("RGB") for span in spans(request)]
         if not pictures:
-            return {}
+            return request.prompt, {}
         text = re.sub(r"\[img-[0-9]+\]", lambda _: self.vlm.processor.text, self.texts[id(request)])
         found = self.vlm.processor.together(pictures, text)
         ids = found.pop("input_ids").reshape(-1).tolist()
-        more = len(ids) - len(request.prompt)  # a token that begins any text, which the host did not ask for
+        made = self._expanded(ids, request)
+        more = len(made) - len(request.prompt)  # a token that begins any text, which the host did not ask for
         assert more in (0, 1), "mlx-vlm makes more tokens of the prompt"
-        assert ids[more:] == request.prompt, "mlx-vlm makes other tokens of the prompt"
+        assert made[more:] == request.prompt, "mlx-vlm makes other tokens of the prompt"
         found.pop("attention_mask", None)
         found = {
             name: each[..., more:] if each.ndim and each.shape[-1] == len(ids) else each for name, each in found.items()
         }
-        return joined({name: mx.array(array) for name, array in found.items()})
+        return ids[more:], joined({name: mx.array(array) for name, array in found.items()})
+
+    def _expanded(self, ids: Sequence[int], request: Request) -> list[int]:
+        """Returns ids in which the one token that a processor has for a picture is as many as the tower makes of it."""
+        shown = {}
+        for span in spans(request):
+            assert isinstance(span.item, Picture)
+            found = self.family.expansion(span.item.header.width, span.item.header.height)
+            shown[found.one] = found.own
+        return [each for token in ids for each in shown.get(token, [token])]

@@ -24,6 +24,7 @@ PLACEHOLDERS = {
     "deepseek_vl_v2": "<image>\n",
     "dots_ocr": "<|img|><|imgpad|><|endofimg|>",
     "ernie4_5_moe_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+    "fastvlm": "<image>\n",
     "glm4v": "<|begin_of_image|><|image|><|end_of_image|>",
     "glm4v_moe": "<|begin_of_image|><|image|><|end_of_image|>",
     "glm_ocr": "<|begin_of_image|><|image|><|end_of_image|>",
@@ -36,6 +37,7 @@ PLACEHOLDERS = {
     "kimi_vl": "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
     "lfm2_vl": "<image>",
     "llama4": "<|image|>",
+    "llava_bunny": "<image>\n",
     "llava": "<image>\n",
     "llava_next": "<image>\n",
     "llava_onevision": "<image>\n",
@@ -80,10 +82,17 @@ class Expansion(NamedTuple):
     rows: int = 0
     columns: int = 0
     """Of its own tokens, where positions have three channels."""
+    one: int | None = None
+    """The id that the processor has in the place of all of its own, if the tower makes more of it."""
 
     @property
     def ids(self) -> list[int]:
         return [*self.before, *self.own, *self.after]
+
+    @property
+    def asked(self) -> list[int]:
+        """The ids that the tower takes."""
+        return self.ids if self.one is None else [*self.before, self.one, *self.after]
 
 
 class Prepares(Protocol):
@@ -99,21 +108,30 @@ class VlmFamily(Family):
 
     alpha: ClassVar[Alpha] = "drop"
 
-    def __init__(self, preparer: Prepares, soft: Sequence[int], merge: int) -> None:
+    def __init__(self, preparer: Prepares, soft: Sequence[int], merge: int, tokens: int = 0) -> None:
         """`soft` are ids that may stand for pictures. `merge` x `merge` patches are one token, where positions have
-        three channels; else it is not used."""
+        three channels; else it is not used. `tokens` are those that the tower makes of any picture, if the processor
+        has one for it; else 0."""
         object.__setattr__(self, "bidirectional", False)
-        object.__setattr__(self, "_state", _State(preparer, soft, merge))
+        object.__setattr__(self, "_state", _State(preparer, soft, merge, tokens))
 
     @classmethod
     def made_for(
-        cls, package: str, version: str, preparer: Prepares, config: Config, soft: Sequence[int], *, mrope: bool
+        cls,
+        package: str,
+        version: str,
+        preparer: Prepares,
+        config: Config,
+        soft: Sequence[int],
+        *,
+        mrope: bool,
+        tokens: int = 0,
     ) -> Self:
         """Returns the preparation for a package, in this version of mlx-vlm."""
         merge = size(section(config, "vision_config"), "spatial_merge_size", 2)
         name = f"mlx_vlm {version} {package}"
         kind = cast("type[Self]", type(package, (cls,), {"name": name, "title": package, "mrope": mrope}))
-        return kind(preparer, soft, merge)
+        return kind(preparer, soft, merge, tokens)
 
     @classmethod
     def from_config(cls, config: Config, preprocessor: Config) -> Self:
@@ -141,10 +159,11 @@ class VlmFamily(Family):
 
 
 class _State:
-    def __init__(self, preparer: Prepares, soft: Sequence[int], merge: int) -> None:
+    def __init__(self, preparer: Prepares, soft: Sequence[int], merge: int, tokens: int) -> None:
         self._preparer = preparer
         self._soft = soft
         self._merge = merge
+        self._tokens = tokens
         self._busy = Lock()
         self._lock = Lock()
         self._sizes: OrderedDict[tuple[int, int], Expansion] = OrderedDict()
@@ -155,7 +174,10 @@ class _State:
         if found is None:
             with self._busy:
                 measured = self._preparer.measure(width, height, lambda: False)
-            found = _split(measured.ids, self._soft)
+            found = split(measured.ids, self._soft)
+            if self._tokens:
+                [one] = found.own
+                found = found._replace(one=one, own=[max(one, 0)] * self._tokens)
             if three_channels:
                 found = _with_grid(found, measured.grid, self._merge)
             with self._lock:
@@ -169,7 +191,7 @@ class _State:
             return self._preparer.prepare(picture.data, picture.header, left)
 
 
-def _split(ids: Sequence[int], soft: Sequence[int]) -> Expansion:
+def split(ids: Sequence[int], soft: Sequence[int]) -> Expansion:
     """Returns an expansion whose own tokens are from the first to the last of those that stand for the picture."""
     known = [token for token in soft if token in ids]
     token = known[0] if known else Counter(ids).most_common(1)[0][0]

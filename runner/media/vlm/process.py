@@ -40,6 +40,8 @@ _PIXEL_BYTES = 12, 96
 """The most that a pixel of a file takes while it is decoded, and one of what the processor gets, in all its copies."""
 MOST_PIXELS = 4096 * 4096
 """Of what the processor gets: a larger picture is made smaller first. No tower takes more."""
+USUAL_SOFT = -200
+"""The id that stands for a picture, where a config names none."""
 PART = "/"
 """Between the name of a list of arrays and the place of one of them."""
 _QUIET = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TRANSFORMERS_VERBOSITY", "TOKENIZERS_PARALLELISM")
@@ -205,7 +207,8 @@ class Processor:
         os.environ["TRANSFORMERS_VERBOSITY"] = "error"
         from runner.model.vlm.module import import_package
 
-        import_package(setup.package)  # lets transformers find its processor
+        classes = import_package(setup.package)  # lets transformers find its processor
+        from mlx_vlm.models.base import BaseImageProcessor
         from mlx_vlm.utils import load_processor
 
         with tempfile.TemporaryDirectory() as folder:
@@ -213,7 +216,11 @@ class Processor:
                 (Path(folder) / name).write_bytes(content)
             self._processor: Any = load_processor(folder, add_detokenizer=False)
         self.text = setup.placeholder
-        if hasattr(self._processor, "convert_tokens_to_ids"):
+        self._soft = msgspec.json.decode(setup.files["config.json"]).get("image_token_index", USUAL_SOFT)
+        kind = getattr(classes, "ImageProcessor", object)
+        if issubclass(kind, BaseImageProcessor):  # beside a tokenizer, as mlx-vlm's own loader has it
+            self._processor.image_processor = kind()
+        elif hasattr(self._processor, "convert_tokens_to_ids"):
             raise ValueError("the files of the model describe a tokenizer alone")
 
     def answer(self, order: Order, data: bytes) -> list[bytes]:
@@ -250,7 +257,7 @@ class Processor:
         from mlx_vlm.utils import prepare_inputs
 
         try:
-            found = prepare_inputs(self._processor, images=pictures, prompts=text)
+            found = prepare_inputs(self._processor, images=pictures, prompts=text, image_token_index=self._soft)
         except ValueError:  # some processors do not know all that mlx-vlm passes to any
             found = dict(self._processor(text=[text], images=pictures))
         flat = dict(each for name, value in found.items() for each in _flat(name, value))

@@ -19,8 +19,8 @@ from runner.media.open import Sight
 from runner.media.prompt import Item, MediaNames, Picture
 from runner.media.rows import MediaRows
 from runner.media.towers.tower import Tower
-from runner.media.vlm.family import PLACEHOLDERS, Prepares, VlmFamily, VlmRows, VlmStore, VlmSupport
-from runner.media.vlm.process import PART, Preparer, Setup
+from runner.media.vlm.family import PLACEHOLDERS, Expansion, Prepares, VlmFamily, VlmRows, VlmStore, VlmSupport
+from runner.media.vlm.process import PART, Prepared, Preparer, Setup
 from runner.model import OpenedModel
 from runner.model.vlm.module import Served
 from runner.model.vlm.packages import ALONE
@@ -68,7 +68,7 @@ class VlmEncoder(MediaEncoder):
         assert isinstance(item, Picture)
         expansion = self._family.expansion(item.header.width, item.header.height)
         arrays = cast("VlmRows", rows).arrays
-        features = encoded(self._module, expansion.ids, joined({name: mx.array(each) for name, each in arrays.items()}))
+        features = encoded(self._module, expansion, joined({name: mx.array(each) for name, each in arrays.items()}))
         first = len(expansion.before)
         yield from self.evaluated([features[first : first + len(expansion.own)]], item)
 
@@ -90,12 +90,12 @@ def joined(arrays: Mapping[str, mx.array]) -> dict[str, Any]:
     return found
 
 
-def encoded(module: Served, ids: Sequence[int], arrays: dict[str, Any]) -> mx.array:
-    """Returns the features of all of these tokens, among which one picture is. Lazy.
+def encoded(module: Served, expansion: Expansion, arrays: dict[str, Any]) -> mx.array:
+    """Returns the features of all tokens of an expansion. Lazy.
 
     Raises ComputeError for a package that makes something else of pictures.
     """
-    tokens = mx.array([[*ids]])
+    tokens = mx.array([expansion.asked])
     model = cast("Any", module)
     found = model.get_input_embeddings(tokens, arrays.pop("pixel_values"), mask=mx.ones_like(tokens), **arrays)
     made = {name: value for name, value in found.to_dict().items() if value is not None}
@@ -103,9 +103,10 @@ def encoded(module: Served, ids: Sequence[int], arrays: dict[str, Any]) -> mx.ar
         made.pop("attention_mask", None)  # hides nothing
     if unknown := made.keys() - _KNOWN:
         raise ComputeError(f"its pictures change {', '.join(sorted(unknown))}, which is not known here")
-    embeddings = made["inputs_embeds"].reshape(len(ids), -1)
+    tokens = mx.array([expansion.ids])
+    embeddings = made["inputs_embeds"].reshape(tokens.size, -1)
     masks = made.get("visual_pos_masks")
-    seen = mx.zeros(len(ids), mx.bool_) if masks is None else masks.reshape(-1)
+    seen = mx.zeros(tokens.size, mx.bool_) if masks is None else masks.reshape(-1)
     notes = [tokens[0] // _BASE**2, tokens[0] // _BASE % _BASE, tokens[0] % _BASE, seen]
     written = mx.stack([each.astype(embeddings.dtype) for each in notes], axis=1)
     added = made.get("deepstack_visual_embeds")
@@ -200,7 +201,7 @@ def setup_of(model: OpenedModel) -> Setup:
 def family_of(model: OpenedModel, module: Served, preparer: Prepares) -> VlmFamily:
     """Returns the preparation of a model's pictures. Raises ModelError if even a small one cannot be prepared."""
     try:
-        grid = preparer.measure(_SMALL, _SMALL, bool).grid
+        measured = preparer.measure(_SMALL, _SMALL, bool)
     except MediaError as error:
         raise ModelError(str(error)) from error
     return VlmFamily.made_for(
@@ -209,8 +210,17 @@ def family_of(model: OpenedModel, module: Served, preparer: Prepares) -> VlmFami
         preparer,
         model.config,
         module.picture_tokens,
-        mrope=module.has_channels and bool(grid),
+        mrope=module.has_channels and bool(measured.grid),
+        tokens=_made_of_one(module, measured) if module.one_token else 0,
     )
+
+
+def _made_of_one(module: Served, measured: Prepared) -> int:
+    """Returns the number of embeddings that a model makes of the one token that its processor has for a picture."""
+    arrays = joined({name: mx.zeros(shape) for name, _, shape in measured.shapes})
+    ids = mx.array([measured.ids])
+    found = cast("Any", module).get_input_embeddings(ids, arrays.pop("pixel_values"), mask=mx.ones_like(ids), **arrays)
+    return int(found.inputs_embeds.shape[1]) - ids.size + 1
 
 
 def sight_of(family: VlmFamily, module: Served, wake: Callable[[], None]) -> Sight:

@@ -34,6 +34,7 @@ _PICTURE_TOKENS = ("image_token_index", "image_token_id", "media_placeholder_tok
 _OWN_CACHES = ("zaya1_vl",)
 _FLAT = ("minimax_m3", "minimax_m3_vl")
 _FULL_DEEPSTACK = ("qwen3_omni_moe",)
+_ONE_TOKEN = ("fastvlm", "llava_bunny")
 _SANITIZERS = (("VisionModel", "vision_config"), ("LanguageModel", "text_config"), ("AudioModel", "audio_config"))
 """A class of a package, whose `sanitize` also sees all weights, and the part of the config that it is made from."""
 
@@ -96,6 +97,8 @@ class Served(Module):
     full_deepstack: bool
     """What is added after the first layers is [B, L, layers, width], for all tokens; else [tokens of pictures, width]
     for each layer."""
+    one_token: bool
+    """Its processor has one token for a picture, of which it makes the same number of embeddings always."""
     keeps_caches: bool
     """It asks its caches for what mlx-lm's do not have, and for the places of pictures."""
     hooks: "Hooks"
@@ -213,6 +216,7 @@ def _served(classes: ModuleType, package: str) -> Callable[[object], Module]:
         "classes": classes,
         "flat": package in _FLAT,
         "full_deepstack": package in _FULL_DEEPSTACK,
+        "one_token": package in _ONE_TOKEN,
         "keeps_caches": package in _OWN_CACHES,
     }
     return type("Model", (Served, classes.Model), members)

@@ -15,6 +15,8 @@ OLLAMA_ONLY_TOO = "qwen4_exp"
 _TEXTS = ("text_config", "llm_config", "language_config")
 _WITHIN = "thinker_config"
 """The part of a config of Qwen's Omni models in which the others are."""
+_UNDESCRIBED = ("fastvlm", "llava_bunny")
+"""Packages whose configs may leave the vision part to the class: all of their models see."""
 _RENAMED = {
     "bunny-llama": "llava_bunny",
     "cohere2_vision": "aya_vision",
@@ -78,8 +80,9 @@ def choose_family(architecture: str, config: Config, *, from_store: bool, choice
 def blindness(config: Config, choice: Choice) -> str:
     """Returns why mlx-vlm lets a model see nothing here, once it is installed; empty if it would see."""
     package = package_of(config)
-    parts = (config, config.get(_WITHIN))
-    if not package or not any(isinstance(each, dict) and isinstance(each.get("vision_config"), dict) for each in parts):
+    parts = [part for part in (config, config.get(_WITHIN)) if isinstance(part, dict)]
+    described = package in _UNDESCRIBED or any(isinstance(part.get("vision_config"), dict) for part in parts)
+    if not package or not described:
         return "a text model"
     return "" if package in SEEING or choice.unproven else BLIND.get(package, REFUSED.get(package, ""))
 

@@ -4,8 +4,11 @@
 """
 
 import copy
+import dataclasses
 import inspect
+import operator
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any, cast
 
 import mlx.core as mx
@@ -23,8 +26,10 @@ _TABLES = data.read("vlm")
 
 
 def config(package: str) -> Values:
-    """The tiny `config.json` of a package."""
+    """The tiny `config.json` of a package. Makes the sizes small that its classes have fixed, too."""
     classes, own = import_package(package), _own(package)
+    for name, sizes in own.get("fixed", {}).items():
+        _shrink(operator.attrgetter(name)(classes), sizes)
     text = {**values(package), **_TABLES["text"], "model_type": package, **own.get("text", {})}
     made = _filled(classes.ModelConfig, {**text, **_TABLES["top"], **own.get("top", {})})
     if own.get("flat"):
@@ -69,6 +74,16 @@ def tiny_of(package: str, model: Module) -> Tiny:
     """The same of a module that is there, its logits cut to the vocabulary of other tiny models."""
     served = cast("Served", model)
     return Tiny(package, Cut(served), served.make_cache, 1e-3)
+
+
+def _shrink(kind: Any, sizes: Values) -> None:
+    """Replaces attributes, and the defaults of a class's fields, in this process."""
+    for name, value in sizes.items():
+        setattr(kind, name, value)
+    if dataclasses.is_dataclass(kind):
+        made = cast("FunctionType", vars(kind)["__init__"])
+        defaults = [each for each in inspect.signature(made).parameters.values() if each.default is not each.empty]
+        made.__defaults__ = tuple(sizes.get(each.name, each.default) for each in defaults)
 
 
 def _own(package: str) -> Values:
