@@ -313,6 +313,11 @@ class DecodeRows:
         return batchable(self.sessions[0].sequence.states)
 
     @property
+    def layers(self) -> list[object]:
+        """The layers of the next forward."""
+        return self.sessions[0].layers if self._batch is None else self._batch.layers
+
+    @property
     def lengths(self) -> list[int]:
         """The number of tokens that each session has seen."""
         return [session.position + seen for session, seen in zip(self.sessions, self._seen, strict=True)]

@@ -17,9 +17,10 @@ from mlx_lm.models import gemma4, gemma4_text
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
 
+from runner.cache.layers.batch import KVRows
 from runner.cache.layers.hadamard import HadamardKVCache
-from runner.cache.session import Session
-from runner.drafts.target import Draw, HiddenStateDrafter, Target, target_of, without
+from runner.drafts.target import Draw, HiddenStateDrafter, Target, Text, read_drafts, target_of, without
+from runner.engine.ports import DraftedAnswer
 from runner.errors import ModelError
 from runner.logs import error_line
 from runner.model.config import text_config
@@ -47,13 +48,15 @@ class Place(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Keys and values [1, heads, tokens, width] that the attention of Gemma 4's layers takes in place of its own.
+    """Keys and values [B, heads, tokens, width] that the attention of Gemma 4's layers takes in place of its own.
 
-    Their order does not matter: the keys have been turned to their places, and all of them are visible.
+    Their order does not matter: the keys have been turned to their places.
     """
 
     keys: mx.array | None
     values: mx.array | None
+    mask: mx.array | None = None
+    """Which of them each row sees, bool [B, 1, 1, tokens]; None: all."""
     cache: object = None
     """What the attention asks for packed ones; None if they are plain."""
 
@@ -84,25 +87,29 @@ def places_of(target: Module) -> dict[str, Place]:
 
 
 def read(
-    places: Mapping[str, Place], kinds: Iterable[str], layers: Sequence[object], position: int
-) -> dict[str, Shared] | None:
-    """Returns the keys and values of these kinds, which nothing may outlive a forward of the target: MLX would have to
-    copy them. None unless the target's `layers` have seen `position` tokens, at least one. Raises TypeError for caches
-    that Gemma 4 does not have."""
-    found = {kind: layers[places[kind].layer] for kind in kinds}
-    if position < 1 or any(getattr(cache, "offset", None) != position for cache in found.values()):
-        return None
-    return {kind: _shared(cache) for kind, cache in found.items()}
+    places: Mapping[str, Place], kinds: Iterable[str], layers: Sequence[object], rows: Sequence[int] = (0,)
+) -> dict[str, Shared]:
+    """Returns the keys and values of these kinds and rows, which nothing may outlive a forward of the target: MLX would
+    have to copy them. Raises TypeError for caches that Gemma 4 does not have."""
+    return {kind: _shared(layers[places[kind].layer], rows) for kind in kinds}
 
 
-def _shared(cache: object) -> Shared:
+def _shared(cache: object, rows: Sequence[int]) -> Shared:
     if type(cache) is HadamardKVCache:
-        return Shared(None, None, _Packed(cache))
+        return Shared(None, None, cache=_Packed(cache))
+    if isinstance(cache, KVRows):
+        found = (*cache.keys_and_values(), cache.visible())
+        return Shared(*(found if len(rows) == len(cache.lengths) else (x[mx.array([*rows])] for x in found)))
     if type(cache) not in (KVCache, RotatingKVCache):
         raise TypeError(f"an assistant cannot read a {type(cache).__name__}")
     kept = cast("KVCache | RotatingKVCache", cache)
     start, stop = _window(kept) if isinstance(kept, RotatingKVCache) else (0, kept.offset)
     return Shared(*(cast("mx.array", x)[..., start:stop, :] for x in (kept.keys, kept.values)))
+
+
+def _length(cache: object, row: int) -> object:
+    """Returns how many tokens a cache has seen of a row; anything else if it does not say."""
+    return cache.lengths[row] if isinstance(cache, KVRows) else getattr(cache, "offset", None)
 
 
 def _window(ring: RotatingKVCache) -> tuple[int, int]:
@@ -145,14 +152,14 @@ class AssistantModule(Module):
             self.masked_embedding = _Groups(width, args.vocab_size, sizes)
 
     def __call__(
-        self, embedded: mx.array, hidden: mx.array, shared: Mapping[str, Shared], position: int
+        self, embedded: mx.array, hidden: mx.array, shared: Mapping[str, Shared], positions: mx.array
     ) -> tuple[mx.array, mx.array]:
-        """Maps the scaled row of a token and the hidden state before it, [1, 1, D] each, to logits [1, 1, V] of the
-        next token and a hidden state for it [1, 1, D]. Looks at `shared` from this `position`. Lazy."""
+        """Maps the scaled row of a token and the hidden state before it, [B, 1, D] each, to logits [B, 1, V] of the
+        next token and a hidden state for it [B, 1, D]. Looks at `shared` from these `positions`, int [B]. Lazy."""
         x = self.pre_projection(mx.concatenate([embedded, hidden], axis=-1))
         for layer in self.model.layers:
-            keys, values, cache = shared[layer.layer_type]
-            x, _, _ = layer(x, None, cache, shared_kv=(keys, values), offset=position)
+            keys, values, mask, cache = shared[layer.layer_type]
+            x, _, _ = layer(x, mask, cache, shared_kv=(keys, values), offset=positions)
         x = self.model.norm(x)
         table = self.lm_head if "lm_head" in self else self.model.embed_tokens
         logits = self.masked_embedding(x, table) if "masked_embedding" in self else table.as_linear(x)
@@ -179,10 +186,10 @@ class _Groups(Module):
         self._sizes = sizes
 
     def __call__(self, x: mx.array, table: Embedding) -> mx.array:
-        """Maps hidden states [1, 1, W] to logits [1, 1, V], given the table of all tokens. Those of other groups are
+        """Maps hidden states [B, 1, W] to logits [B, 1, V], given the table of all tokens. Those of other groups are
         -inf: no draft is worth one of them."""
         chosen = mx.argpartition(self.centroids(x), kth=-self._sizes.chosen, axis=-1)[..., -self._sizes.chosen :]
-        tokens = self.token_ordering.reshape(self._sizes.centroids, -1)[chosen].flatten(-2)  # [1, 1, tokens]
+        tokens = self.token_ordering.reshape(self._sizes.centroids, -1)[chosen].flatten(-2)  # [B, 1, tokens]
         scores = (table(tokens) @ x[..., None]).squeeze(-1)
         everything = mx.full((*x.shape[:-1], self.token_ordering.size), -mx.inf, scores.dtype)
         return mx.put_along_axis(everything, tokens, scores, axis=-1)
@@ -200,16 +207,16 @@ class Assistant(NamedTuple):
     """Tokens that must never be chosen."""
 
     def step(
-        self, tokens: mx.array, hidden: mx.array, shared: Mapping[str, Shared], position: int
+        self, tokens: mx.array, hidden: mx.array, shared: Mapping[str, Shared], positions: mx.array
     ) -> tuple[mx.array, mx.array]:
-        """Returns logits [1, 1, V] of the token after `tokens` [1, 1], and the hidden state [1, 1, D] for the next
+        """Returns logits [B, 1, V] of the token after `tokens` [B, 1], and the hidden state [B, 1, D] for the next
         step. `hidden` is the state before `tokens`; the rest is as in `AssistantModule`. Lazy."""
-        logits, after = self.module(self.target.embed(tokens), hidden, shared, position)
+        logits, after = self.module(self.target.embed(tokens), hidden, shared, positions)
         return without(self.suppressed, logits), after
 
 
-class AssistantDrafter(HiddenStateDrafter):
-    """Drafts after the last token of an answer, from the hidden state before it and what the target's layers hold.
+class AssistantDrafter(HiddenStateDrafter[Text]):
+    """Drafts after the last tokens of answers, from the hidden states before them and what the target's layers hold.
 
     Everything is seen from the last place that the target has computed, however many tokens are drafted: that is how
     assistants are trained. Owner: the engine thread.
@@ -219,25 +226,38 @@ class AssistantDrafter(HiddenStateDrafter):
         super().__init__(name, [assistant.target.norm], self.longest_forward)
         self.assistant = assistant
         row_bytes = assistant.target.norm["weight"].shape[0] * mx.float32.size
-        self.most_bytes = 2 * self.longest_forward * row_bytes
+        self.most_bytes = 2 * self.longest_forward * row_bytes * self.most_together
 
-    def draft(self, session: Session, most: int, draw: Draw) -> list[int]:
-        position = session.position
-        if self.first_waiting(position) is None:
-            return []
-        shared = read(self.assistant.places, self.assistant.kinds, session.layers, position)
-        if shared is None:
-            return []
-        self.skip(position - 1)
-        before = self.waiting(position - 1, position)
+    def make_text(self) -> Text:
+        return Text()
+
+    def prepare(self, answer: DraftedAnswer, text: Text, layers: Sequence[object]) -> bool:
+        found = [_length(layers[self.assistant.places[kind].layer], answer.row) for kind in self.assistant.kinds]
+        return text.first_waiting(answer.position) is not None and all(each == answer.position for each in found)
+
+    def draft(
+        self,
+        answers: Sequence[DraftedAnswer],
+        texts: Sequence[Text],
+        layers: Sequence[object],
+        most: int,
+        draw: Draw,
+    ) -> Sequence[Sequence[int]]:
+        shared = read(self.assistant.places, self.assistant.kinds, layers, [each.row for each in answers])
+        states = []
+        for answer, text in zip(answers, texts, strict=True):
+            text.skip(answer.position - 1)
+            states.append(text.waiting(answer.position - 1, answer.position))
+        before = mx.concatenate(states)
+        positions = mx.array([each.position - 1 for each in answers])
         drafts: list[mx.array] = []
-        tokens = mx.array([[session.recorded[-1]]])
+        tokens = mx.array([[each.session.recorded[-1]] for each in answers])
         for _ in range(most):
-            logits, before = self.assistant.step(tokens, before, shared, position - 1)
+            logits, before = self.assistant.step(tokens, before, shared, positions)
             drafts.append(draw(logits[:, -1]))
             tokens = drafts[-1][:, None]
             mx.async_eval(tokens)
-        return cast("list[int]", mx.concatenate(drafts).tolist())
+        return read_drafts(drafts)
 
 
 # --- Opening an assistant by its headers, whether it fits its target, and loading.
@@ -390,4 +410,4 @@ def _dummy_step(assistant: Assistant) -> tuple[mx.array, mx.array]:
         kind: Shared(*(mx.zeros((1, place.heads, 1, place.width), hidden.dtype) for _ in range(2)))
         for kind, place in assistant.places.items()
     }
-    return assistant.step(tokens, hidden, shared, 0)
+    return assistant.step(tokens, hidden, shared, mx.array([0]))

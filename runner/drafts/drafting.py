@@ -17,7 +17,6 @@ from runner.drafts.speed_check import SpeedCheck
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.ports import DraftedAnswer, Drafter, Drafts, StepTime
 from runner.logs import Log
-from runner.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from runner.engine.generation import Forward
@@ -33,16 +32,18 @@ _EARLIER_TOKENS = 1 << 18
 
 
 class DraftModel(Protocol):
-    """A model that drafts for one answer after the other. Owner: the engine thread.
+    """A model that drafts for the answers of a forward. Owner: the engine thread.
 
-    `session` is that of the answer. Its `recorded` tokens are all of the prompt and the answer so far; a model without
-    a context of its own finds there what the answer's model has computed for them. Whatever a method raises ends the
-    use of the model, and no answer.
+    The `recorded` tokens of their sessions are all of the prompts and the answers so far; a model without a context of
+    its own finds in the layers what the answers' model has computed for them. Whatever a method raises ends the use of
+    the model, and no answer.
     """
 
     name: str
     at_once: bool
     """True if it takes as long for many drafts as for one."""
+    most_together: int
+    """The most answers that it drafts for."""
     most_bytes: int
     """The bytes that all but the weights may take."""
 
@@ -55,20 +56,21 @@ class DraftModel(Protocol):
         """Returns the forward of the answer's model, which shows this one what it computes if it draws on that."""
         ...
 
-    def read(self, session: Session, *, briefly: bool) -> bool:
-        """Reads a part of the text if the model has too little of it to draft. Returns False if it had enough.
+    def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
+        """Reads a part of a text of which the model has too little to draft. Returns False if it had enough of any.
 
         A part takes no longer than a short slice of a prompt. `briefly` asks for as little as a single try is worth.
         """
         ...
 
-    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
-        """Returns at most `most` tokens, at least one, that may come next, drawn as the answer's `sampler` would draw
-        them; the sampler stays as it is. Called when `read` has returned False."""
+    def propose(self, answers: Sequence[DraftedAnswer], layers: Sequence[object], most: int) -> Sequence[Sequence[int]]:
+        """Returns for each answer tokens that may come next, about `most` at most, drawn as its sampler would draw
+        them; none if too little of its text is read. The samplers stay as they are. `layers` are those of the answers'
+        model. Called when `read` has returned False."""
         ...
 
     def free(self) -> None:
-        """Frees all but the weights, and forgets the text."""
+        """Frees all but the weights, and forgets all texts."""
         ...
 
 
@@ -92,12 +94,17 @@ class Drafting:
         self.clock = clock
         # What is learned from all answers.
         self.ring = Ring(_EARLIER_TOKENS)
-        self._speeds: dict[int, SpeedCheck] = {}
-        self.latest: AnswerDrafter | None = None
-        """Of the first answer of the latest step. A model follows one text: it drafts for none of those that take
-        turns."""
-        self.model_speed = SpeedCheck()
-        """Compares steps with drafts of the model with plain ones, where no known text was drafted."""
+        self._speeds: dict[tuple[int, bool], SpeedCheck] = {}
+        self._model_fault = ""
+        self.latest: list[AnswerDrafter] = []
+        """Those of the latest step. The model drafts for answers that go on together, not for those that take turns."""
+        self._wanted = 0  # tokens that the model should draft next
+        # Of the present step.
+        self._model_offered = False  # it could have tried drafts of the model
+        self._model_worked = False  # the model has worked for it, or it waits for the model
+        self.model_s = 0.0
+        """The time that the model took."""
+        # Since the start.
         self._rounds = 0
         self._drafted: dict[str, int] = dict.fromkeys(SOURCES, 0)
         self._accepted: dict[str, int] = dict.fromkeys(SOURCES, 0)
@@ -106,20 +113,25 @@ class Drafting:
         """Returns a drafter for the answer to this prompt."""
         return AnswerDrafter(self, prompt)
 
-    def speed(self, together: int) -> SpeedCheck:
-        """Returns what compares steps with drafts of known text with plain ones, of about as many answers."""
-        size = (together - 1).bit_length()
-        if size not in self._speeds:
-            self._speeds[size] = SpeedCheck()
-        return self._speeds[size]
+    def speed(self, together: int, *, by_model: bool = False) -> SpeedCheck:
+        """Returns what compares steps of about as many answers with drafts of known text with plain ones; `by_model`,
+        steps with drafts of the model, where no known text was drafted."""
+        key = (together - 1).bit_length(), by_model
+        if key not in self._speeds:
+            self._speeds[key] = SpeedCheck()
+            if by_model and self._model_fault:
+                self._speeds[key].turn_off(self._model_fault)
+        return self._speeds[key]
 
     def expects(self, answers: Sequence[DraftedAnswer], together: int) -> bool:
         """Returns True if a round should follow the tokens that are on their way, which are not recorded yet."""
-        waits = self._choose(answers, together, ahead=1)
-        return waits or (together == 1 and _own(answers[0]).model_length(answers[0].session, answers[0].most) > 0)
+        return self._choose(answers, together, ahead=1) or self._model_length(answers, together) > 0
 
-    def propose(self, answers: Sequence[DraftedAnswer], together: int) -> Sequence[Sequence[int]]:
-        """Returns for each answer tokens that may follow the recorded ones."""
+    def propose(
+        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object]
+    ) -> Sequence[Sequence[int]]:
+        """Returns for each answer tokens that may follow the recorded ones: of known text or, if there is none for any
+        of them, by the model."""
         expected = [_own(each).check_expected(each.session) for each in answers]
         if not any(expected):
             self._choose(answers, together, ahead=0)
@@ -127,7 +139,10 @@ class Drafting:
         for each in answers:
             if _own(each).chosen is None and longest and together > 1:  # it would be padded
                 _own(each).chosen = _own(each).find(each.session, min(each.most, longest))
-        return [_own(each).propose(each, alone=together == 1) for each in answers]
+        if not longest:
+            for each, tokens in zip(answers, self._model_drafts(answers, together, layers), strict=True):
+                _own(each).chosen = Draft([*tokens[: each.most]], "model", MODEL_MATCH) if tokens else None
+        return [_own(each).propose() for each in answers]
 
     def _choose(self, answers: Sequence[DraftedAnswer], together: int, *, ahead: int) -> bool:
         """Chooses what to draft of known text for each answer, `ahead` tokens of which are on their way. Returns True
@@ -144,19 +159,67 @@ class Drafting:
             _own(each).offer(draft, length, ahead, allowed=allowed)
         return any(_own(each).waits for each in answers)
 
+    def _model_length(self, answers: Sequence[DraftedAnswer], together: int) -> int:
+        """Returns how many tokens the model should draft now for each answer. If it lacks some of all texts, it reads a
+        part of one meanwhile, and the result is 0."""
+        model, own = self.model, [_own(each) for each in answers]
+        if model is None or together > model.most_together:
+            return 0
+        if self.latest and not any(each in self.latest for each in own):
+            return 0
+        if not self._wanted:
+            context_tokens = max(len(each.session.recorded) for each in answers)
+            self._wanted = self.policy.model_length([each.most for each in answers], context_tokens, together)
+        self._model_offered |= self._wanted > 0
+        if not self._wanted or not self.speed(together, by_model=True).allows():
+            return 0
+        self._model_worked = True
+        started = self.clock()
+        try:
+            reads = model.read(answers, briefly=self._wanted == 1)
+        except Exception as error:  # costs drafts, never the answer
+            self._drop_model(model, error)
+            reads = True
+        self.model_s += self.clock() - started
+        return 0 if reads else min(self._wanted, max(each.most for each in answers))
+
+    def _model_drafts(
+        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object]
+    ) -> Sequence[Sequence[int]]:
+        """Returns drafts of the model for each answer; none if they do not pay, or it lacks some of the text."""
+        model, length = self.model, self._model_length(answers, together)
+        drafts: Sequence[Sequence[int]] = [()] * len(answers)
+        if model is None or not length:
+            return drafts
+        started = self.clock()
+        try:
+            drafts = model.propose(answers, layers, length)
+        except Exception as error:  # as above
+            self._drop_model(model, error)
+        self._wanted = 0
+        seconds = self.clock() - started
+        self.model_s += seconds
+        if any(drafts):
+            self.policy.record_drafting(max(map(len, drafts)), seconds, together)
+        return drafts
+
     def record_time(self, drafters: Sequence[Drafter], step: StepTime) -> None:
         """Records how long a step took, given the drafters of its answers."""
         own = [each for each in drafters if isinstance(each, AnswerDrafter)]
-        if step.length > 1 or (step.length == 1 and not any(each.model_worked for each in own)):
-            seconds = step.seconds - sum(each.model_s for each in own)
+        if step.length > 1 or (step.length == 1 and not self._model_worked):
+            seconds = step.seconds - self.model_s
             self.policy.record_time(step.length, seconds, max(each.known for each in own), step.together)
         drafted = any(each.drafted for each in own)
         offered = drafted or any(each.offered for each in own)
         self.speed(step.together).record(step.tokens, step.seconds, drafted=drafted, offered=offered)
-        if self.model is not None and step.together == 1:
-            worked, model_offered = own[0].model_worked, own[0].model_offered
-            self.model_speed.record(step.tokens, step.seconds, drafted=worked, offered=model_offered)
-        self.latest = own[0]
+        if self.model is not None:
+            speed = self.speed(step.together, by_model=True)
+            speed.record(step.tokens, step.seconds, drafted=self._model_worked, offered=self._model_offered)
+        if own != self.latest:
+            self._wanted = 0  # it was for others
+        self.latest = own
+        self._model_offered = self._model_worked = False
+        self.model_s = 0.0
         for each in own:
             each.end_step()
 
@@ -167,10 +230,13 @@ class Drafting:
         self._drafted[draft.source] += taken
         self._accepted[draft.source] += right
 
-    def drop_model(self, model: DraftModel, error: Exception) -> None:
+    def _drop_model(self, model: DraftModel, error: Exception) -> None:
         """Ends the use of the model, which raised this error: it is being handled."""
         log.exception("the draft model failed; answers go on without it", model=model.name)
-        self.model_speed.turn_off(f"it failed: {type(error).__name__}")
+        self._model_fault = f"it failed: {type(error).__name__}"
+        for (_, by_model), speed in self._speeds.items():
+            if by_model:
+                speed.turn_off(self._model_fault)
         with suppress(Exception):
             model.free()
 
@@ -181,7 +247,7 @@ class Drafting:
             state, why = "off", self.undraftable
         model = None
         if self.model is not None:
-            model_state, model_why = self.model_speed.state
+            model_state, model_why = self.speed(1, by_model=True).state
             model = DraftModelState(name=self.model.name, bytes=self.model.nbytes, state=model_state, why=model_why)
         return DraftCounts(
             rounds=self._rounds,
@@ -206,22 +272,15 @@ class AnswerDrafter:
         self.known = len(prompt)
         """The tokens that the lookup has."""
         self._vain = 0  # looks in a row for a draft that was worth its rows
-        self._wanted = 0  # tokens that the model should draft next
         self._expected: Draft | None = None  # what the next round tries, the token on its way being the first
         # Of the present step.
         self.chosen: Draft | None = None
-        """What it should try of known text."""
+        """What it should try."""
         self._draft: Draft | None = None  # what its round tries
         self.offered = False
         """True if it could have tried a draft of known text."""
         self.waits = False
         """True if it dispatched nothing for such a draft."""
-        self.model_offered = False
-        """True if it could have tried a draft of the model."""
-        self.model_worked = False
-        """True if the model has worked for it, or it waits for the model."""
-        self.model_s = 0.0
-        """The time that the model took."""
 
     def index(self, tokens: int) -> None:
         """Indexes the next `tokens` prompt tokens (about 1 µs each)."""
@@ -264,14 +323,11 @@ class AnswerDrafter:
             self._shared.policy.record_outcome(draft, 1, 0)
         return True
 
-    def propose(self, answer: DraftedAnswer, *, alone: bool) -> Sequence[int]:
-        """Returns what was chosen; if that is nothing, and it is computed `alone`, what the model drafts."""
-        draft, self.chosen = self.chosen, None
-        self.offered |= draft is not None
-        if draft is None and alone and (tokens := self._model_drafts(answer.session, answer.most, answer.sampler)):
-            draft = Draft(tokens, "model", MODEL_MATCH)
-        self._draft = draft
-        return draft.tokens[: answer.most] if draft is not None else ()
+    def propose(self) -> Sequence[int]:
+        """Returns what was chosen."""
+        self._draft, self.chosen = self.chosen, None
+        self.offered |= self.drafted
+        return self._draft.tokens if self._draft is not None else ()
 
     def record_outcome(self, drafts: int, right: int, life: Lifecycle) -> None:
         """Records how many drafts of a round were right; those of a model in `life`, the counts of the answer, too."""
@@ -289,51 +345,13 @@ class AnswerDrafter:
     def end_step(self) -> None:
         """Ends the step."""
         self._draft = None
-        self.offered = self.waits = self.model_offered = self.model_worked = False
-        self.model_s = 0.0
+        self.offered = self.waits = False
 
     def close(self) -> None:
         """Keeps the answer for later requests."""
-        if self._shared.latest is self:
-            self._shared.latest = None
+        if self in self._shared.latest:
+            self._shared.latest.remove(self)
         self._shared.ring.add(self._lookup.kept(), self._shared.salt)
-
-    def model_length(self, session: Session, most: int) -> int:
-        """Returns how many tokens the model should draft now. If it lacks some of the text, it reads a part of it
-        meanwhile, and the result is 0."""
-        shared, model = self._shared, self._shared.model
-        if model is None or shared.latest not in (None, self):
-            return 0
-        self._wanted = self._wanted or shared.policy.model_length(most, len(session.recorded))
-        self.model_offered |= self._wanted > 0
-        if not self._wanted or not shared.model_speed.allows():
-            return 0
-        self.model_worked = True
-        started = shared.clock()
-        try:
-            reads = model.read(session, briefly=self._wanted == 1)
-        except Exception as error:  # costs drafts, never the answer
-            shared.drop_model(model, error)
-            reads = True
-        self.model_s += shared.clock() - started
-        return 0 if reads else min(self._wanted, most)
-
-    def _model_drafts(self, session: Session, most: int, sampler: Sampler) -> list[int]:
-        """Returns at most `most` drafts of the model; none if they do not pay, or it lacks some of the text."""
-        shared, model = self._shared, self._shared.model
-        length = self.model_length(session, most)
-        if model is None or not length:
-            return []
-        started, drafts = shared.clock(), list[int]()
-        try:
-            drafts = model.propose(session, length, sampler)
-        except Exception as error:  # as above
-            shared.drop_model(model, error)
-        self._wanted = 0
-        self.model_s += shared.clock() - started
-        if drafts:
-            shared.policy.record_drafting(len(drafts), shared.clock() - started)
-        return drafts
 
 
 def _own(answer: DraftedAnswer) -> AnswerDrafter:

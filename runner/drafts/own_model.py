@@ -8,15 +8,15 @@ from mlx.nn.layers.base import Module
 
 from runner.cache.node import common_prefix
 from runner.cache.sequence import LayerFacts, SequenceLayers, SequenceMark
-from runner.cache.session import Session
 from runner.drafts.target import GROWTH_TOKENS, Draw
 from runner.engine.generation import Forward
+from runner.engine.ports import DraftedAnswer
 from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.weights.assemble import rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.load import LoadedModel, load
-from runner.sampling.sampler import Sampler
+from runner.sampling.sampler import preview
 
 # --- The layers of a draft model, which follow one text after the other.
 
@@ -184,6 +184,7 @@ class OwnDraftModel:
     engine thread."""
 
     at_once = False
+    most_together = 1
 
     def __init__(self, name: str, make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int) -> None:
         """`forward` is as in `Reader`. Raises ModelError if the layers of the model cannot go back, and what the
@@ -208,8 +209,8 @@ class OwnDraftModel:
     def nbytes(self) -> int:
         return self._reader.nbytes
 
-    def read(self, session: Session, *, briefly: bool) -> bool:
-        self._reader.turn_to(session.recorded, _BRIEF_TOKENS if briefly else WINDOW_TOKENS)
+    def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
+        self._reader.turn_to(answers[0].session.recorded, _BRIEF_TOKENS if briefly else WINDOW_TOKENS)
         if self._reader.left <= _PART_TOKENS:
             self._waited = 0
             if self._reader.left > MANY_TOKENS:
@@ -221,9 +222,15 @@ class OwnDraftModel:
             self._reader.read(_PART_TOKENS)
         return True
 
-    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
-        self._reader.turn_to(session.recorded)
-        return self._reader.draft(most, sampler.vocab_size, sampler.preview())
+    def propose(
+        self,
+        answers: Sequence[DraftedAnswer],
+        layers: Sequence[object],  # noqa: ARG002
+        most: int,
+    ) -> Sequence[Sequence[int]]:
+        sampler = answers[0].sampler
+        self._reader.turn_to(answers[0].session.recorded)
+        return [self._reader.draft(most, sampler.vocab_size, preview([sampler]))]
 
     def free(self) -> None:
         self._reader.reset()

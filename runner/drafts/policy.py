@@ -258,7 +258,7 @@ class DraftPolicy:
         self._at_once = at_once
         self._first_costs = first_costs
         self._costs: dict[int, RoundCosts] = {}  # by the number of answers
-        self._draft_cost = DraftCost(most)
+        self._draft_costs: dict[int, DraftCost] = {}  # also
         self._undecided = 0  # drafts that were cut
         pauses = dict.fromkeys(SOURCES, LOOKUP_PAUSE) | {"model": BLOCK_PAUSE if at_once else MODEL_PAUSE}
         self._acceptances = {
@@ -286,21 +286,27 @@ class DraftPolicy:
         At first no more are taken than matched.
         """
         known = self._costs_of(together)
-        costs = known.curve(context_tokens)
-        if together > 1 and known.known:
-            costs = costs[: 1 + sum(seconds <= self._max_gap_s for seconds in costs[1:])]
+        costs = self._within_gap(known, known.curve(context_tokens), together)
         return self._length([(draft, len(draft.tokens)) for draft in drafts], costs, together)
 
-    def model_length(self, most: int, context_tokens: int) -> int:
-        """Returns how many tokens a model should draft after `context_tokens` tokens: as `length`, plus the time of
-        drafting itself."""
+    def model_length(self, mosts: Sequence[int], context_tokens: int, together: int = 1) -> int:
+        """Returns how many tokens a model should draft for each of some answers, which may have at most so many, after
+        `context_tokens` tokens: as `length`, plus the time of drafting itself."""
         draft = Draft([], "model", MODEL_MATCH)
-        if self._acceptance(draft).rests():
+        if self.longest(together) < 1 or self._acceptance(draft).rests():
             return 0
-        rounds = self._costs_of(1).curve(context_tokens)
-        drafts = (self._draft_cost if self._costs_of(1).known else DraftCost(self.most)).curve(rounds[0])
+        known = self._costs_of(together)
+        rounds = known.curve(context_tokens)
+        drafting = self._draft_costs.get(together) if known.known else None
+        drafts = (drafting or DraftCost(self.most)).curve(rounds[0])
         costs = [seconds + drafts[self._units(length)] for length, seconds in enumerate(rounds)]
-        return self._length([(draft, most)], costs, 1)
+        return self._length([(draft, most) for most in mosts], self._within_gap(known, costs, together), together)
+
+    def _within_gap(self, known: RoundCosts, costs: Sequence[float], together: int) -> Sequence[float]:
+        """Returns the costs that rounds of so many answers may have."""
+        if together == 1 or not known.known:
+            return costs
+        return costs[: 1 + sum(seconds <= self._max_gap_s for seconds in costs[1:])]
 
     def _length(self, drafts: Sequence[tuple[Draft, int]], costs: Sequence[float], together: int) -> int:
         """Returns how many of at most so many tokens of each draft to take; `costs` are those of none, one, and so on,
@@ -351,9 +357,9 @@ class DraftPolicy:
         """Records how long a round over so many answers took, of one row each if it was a plain step."""
         self._costs_of(together).record(rows, seconds, context_tokens)
 
-    def record_drafting(self, tokens: int, seconds: float) -> None:
-        """Records how long a model took to draft `tokens` tokens, at least one."""
-        self._draft_cost.record(self._units(tokens), seconds)
+    def record_drafting(self, tokens: int, seconds: float, together: int = 1) -> None:
+        """Records how long a model took to draft `tokens` tokens, at least one, for each of so many answers."""
+        self._draft_costs.setdefault(together, DraftCost(self.most)).record(self._units(tokens), seconds)
 
     def _units(self, tokens: int) -> int:
         """Returns the number of forwards that a model needs for `tokens` drafts."""

@@ -1,21 +1,22 @@
 """What models that draft share with their target, the model whose answers they draft: its parts and hidden states."""
 
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple, cast
+from typing import Generic, NamedTuple, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from runner.cache.session import Session
+from runner.cache.layers.batch import KVRows
 from runner.engine.generation import Forward
+from runner.engine.ports import DraftedAnswer
 from runner.model.weights.load import LoadedModel
-from runner.sampling.sampler import Sampler
+from runner.sampling.sampler import preview
 
 Map = Callable[[mx.array], mx.array]
 Draw = Callable[[mx.array], mx.array]
-"""Maps logits [1, V] to a token, uint32 [1], lazily. The token is part of the draw's own history from then on."""
+"""Maps logits [B, V] to tokens, uint32 [B], lazily. They are part of the draw's own histories from then on."""
 
 
 class Target(NamedTuple):
@@ -123,6 +124,8 @@ def _tapped(tap: Tap, module: Module, place: int) -> type[Module]:
 
 GROWTH_TOKENS = 256
 """mlx-lm's layers grow by this many at a time."""
+MOST_TOGETHER = 8
+"""The most answers for which a model drafts."""
 
 
 class _Seen(NamedTuple):
@@ -142,77 +145,28 @@ class _Seen(NamedTuple):
         return _Seen(start, self.hidden[:, start - self.start : stop - self.start])
 
 
-class HiddenStateDrafter(ABC):
-    """A `DraftModel` that drafts from hidden states of its target: it keeps those of the last tokens of one text until
-    it has read them.
+class Text:
+    """The hidden states of the last tokens of a text, which wait to be read. Owner: the engine thread."""
 
-    The text need not be followed from its beginning, and may go back: what the target sees later replaces what it saw.
-    Owner: the engine thread.
-    """
-
-    at_once = False
-    longest_forward = 80
-    """Tokens of a forward of the target that is followed: a step, a round with forced tokens, the rest of a prompt.
-    Long parts of a prompt would compute more than the prompt needs."""
-    most_bytes: int
-
-    def __init__(self, name: str, tapped: Sequence[Module], most_rows: int) -> None:
-        """Follows the outputs of the modules `tapped`. Keeps `most_rows` hidden states that wait to be read: of a
-        longer part of a prompt the last ones."""
-        self.name = name
-        self._tap = Tap(tapped, most_rows)
-        self._most_rows = most_rows
-        # Of the text that is followed.
-        self._text: weakref.ref[object] | None = None  # a layer of the target, which stands for the text
+    def __init__(self) -> None:
         self._seen: list[_Seen] = []  # without a gap
 
-    def watch(self, forward: Forward) -> Forward:
-        """Returns the target's `forward`, which shows this drafter what it computes for single texts."""
-
-        def watched(tokens: mx.array, layers: list[object]) -> mx.array:
-            layer = counting(layers)
-            if layer is None or tokens.shape[0] > 1 or tokens.shape[1] > self.longest_forward:
-                return forward(tokens, layers)
-            start = vars(layer)["offset"]
-            self._tap.turn(True)
-            try:
-                logits = forward(tokens, layers)
-                hidden = self._tap.take()
-            finally:
-                self._tap.turn(False)
-            if hidden is not None:
-                self.saw(layers, start + tokens.shape[1] - hidden.shape[1], hidden)
-            return logits
-
-        return watched
-
-    def saw(self, layers: Sequence[object], start: int, hidden: mx.array) -> None:
-        """Takes the hidden states [1, L, D] (lazy) of the tokens from `start` on, which the target has just seen; its
-        `layers` tell one answer from another. What it saw from there on before was not right."""
-        layer = counting(layers)
-        if layer is None:
-            return
-        if not self.follows(layers):
-            self.free()
-            self._text = weakref.ref(layer)
+    def saw(self, start: int, hidden: mx.array, most_rows: int) -> None:
+        """Takes the hidden states [1, L, D] (lazy) of the tokens from `start` on, which the target has just seen. What
+        it saw from there on before was not right. Keeps about the last `most_rows`."""
         self.go_back(start)
         if self._seen and self._seen[-1].stop != start:
             self._seen = []
         rows = hidden.shape[1]
-        if rows > self._most_rows:
-            start, hidden = start + rows - self._most_rows, hidden[:, -self._most_rows :]
+        if rows > most_rows:
+            start, hidden = start + rows - most_rows, hidden[:, -most_rows:]
         if rows > 1:
             # A part of a prompt may need no logits. Not computed, it would keep keys and values of the target alive,
             # and MLX would copy them in the next forward.
             mx.async_eval(hidden)
         self._seen.append(_Seen(start, hidden))
-        while self._seen[-1].stop - self._seen[0].stop >= self._most_rows:
+        while self._seen[-1].stop - self._seen[0].stop >= most_rows:
             del self._seen[0]
-
-    def follows(self, layers: Sequence[object]) -> bool:
-        """Returns True if the layers are those of the text that is followed."""
-        layer = counting(layers)
-        return layer is not None and self._text is not None and self._text() is layer
 
     def first_waiting(self, stop: int) -> int | None:
         """Returns the place of the first token whose hidden states wait; None unless all from there to `stop` do."""
@@ -229,35 +183,141 @@ class HiddenStateDrafter(ABC):
         """Forgets the hidden states of the tokens before `to`."""
         self._seen = [seen.part(to, seen.stop) for seen in self._seen if seen.stop > to]
 
-    def read(self, session: Session, *, briefly: bool) -> bool:  # noqa: ARG002  it has seen what there is
-        return False
-
-    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
-        recorded = session.recorded
-        seen_all_but_one = len(recorded) == session.position + 1
-        if not self.follows(session.layers) or not seen_all_but_one or recorded[-1] < 0:
-            return []
-        return self.draft(session, most, sampler.preview())
-
-    @abstractmethod
-    def draft(self, session: Session, most: int, draw: Draw) -> list[int]:
-        """Returns at most `most` tokens, at least one, that may follow the recorded ones (the target has seen all of
-        these but the last); none if too little is known of the text. Waits for them once."""
-
     def go_back(self, to: int) -> None:
         """Forgets the tokens of the text from `to` on: they are others now."""
         if self._seen and self._seen[-1].stop > to:
             self._seen = [seen.part(0, to) for seen in self._seen if seen.start < to]
 
-    def free(self) -> None:
-        self._text = None
-        self._seen = []
-
     @property
     def nbytes(self) -> int:
+        """The bytes of all that is kept of the text."""
         return sum(seen.hidden.nbytes for seen in self._seen)
 
 
-def counting(layers: Sequence[object]) -> object | None:
-    """Returns the first layer of a target that counts its tokens, which stands for the text; None if there is none."""
-    return next((layer for layer in layers if isinstance(getattr(layer, "offset", None), int)), None)
+AnyText = TypeVar("AnyText", bound=Text)
+
+
+class HiddenStateDrafter(ABC, Generic[AnyText]):
+    """A `DraftModel` that drafts from hidden states of its target: it keeps those of the last tokens of each text until
+    it has read them.
+
+    A text need not be followed from its beginning, and may go back: what the target sees later replaces what it saw.
+    Owner: the engine thread.
+    """
+
+    at_once = False
+    most_together = MOST_TOGETHER
+    longest_forward = 80
+    """Tokens of a forward of the target that is followed: a step, a round with forced tokens, the rest of a prompt.
+    Long parts of a prompt would compute more than the prompt needs."""
+    most_bytes: int
+
+    def __init__(self, name: str, tapped: Sequence[Module], most_rows: int) -> None:
+        """Follows the outputs of the modules `tapped`. Keeps `most_rows` hidden states of each text that wait to be
+        read: of a longer part of a prompt the last ones."""
+        self.name = name
+        self._tap = Tap(tapped, most_rows)
+        self._most_rows = most_rows
+        self._texts: WeakKeyDictionary[object, AnyText] = WeakKeyDictionary()
+        """By a layer of the target, which stands for the text; the one that was seen last at the end."""
+
+    @abstractmethod
+    def make_text(self) -> AnyText:
+        """Returns what is known of a text at first: nothing."""
+
+    def watch(self, forward: Forward) -> Forward:
+        """Returns the target's `forward`, which shows this drafter what it computes."""
+
+        def watched(tokens: mx.array, layers: list[object]) -> mx.array:
+            rows = rows_of(layers)
+            if not 0 < len(rows) <= self.most_together or tokens.shape[1] > self.longest_forward:
+                return forward(tokens, layers)
+            self._tap.turn(True)
+            try:
+                logits = forward(tokens, layers)
+                hidden = self._tap.take()
+            finally:
+                self._tap.turn(False)
+            if hidden is not None:
+                first = tokens.shape[1] - hidden.shape[1]
+                for row, (layer, start) in enumerate(rows):
+                    self.saw(layer, start + first, hidden[row : row + 1])
+            return logits
+
+        return watched
+
+    def saw(self, layer: object, start: int, hidden: mx.array) -> None:
+        """Takes the hidden states [1, L, D] (lazy) of the tokens from `start` on, which the target has just seen. The
+        `layer` stands for their text."""
+        text = self._texts.pop(layer, None) or self.make_text()
+        self._texts[layer] = text
+        if len(self._texts) > self.most_together:
+            del self._texts[next(iter(self._texts))]
+        text.saw(start, hidden, self._most_rows)
+
+    def text_of(self, answer: DraftedAnswer) -> AnyText | None:
+        """Returns what is known of the text of an answer; None if it is not followed."""
+        rows = rows_of(answer.session.layers)
+        return self._texts.get(rows[0][0]) if rows else None
+
+    def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:  # noqa: ARG002  it has seen all
+        return False
+
+    def propose(self, answers: Sequence[DraftedAnswer], layers: Sequence[object], most: int) -> Sequence[Sequence[int]]:
+        texts = [self.text_of(each) for each in answers]
+        known = [
+            (answer, text)
+            for answer, text in zip(answers, texts, strict=True)
+            if text is not None
+            and len(answer.session.recorded) == answer.position + 1
+            and answer.session.recorded[-1] >= 0
+            and self.prepare(answer, text, layers)
+        ]
+        if not known:
+            return [()] * len(answers)
+        draw = preview([answer.sampler for answer, _ in known])
+        drafts = self.draft([answer for answer, _ in known], [text for _, text in known], layers, most, draw)
+        found = {answer.row: tokens for (answer, _), tokens in zip(known, drafts, strict=True)}
+        return [found.get(each.row, ()) for each in answers]
+
+    @abstractmethod
+    def prepare(self, answer: DraftedAnswer, text: AnyText, layers: Sequence[object]) -> bool:
+        """Returns False if too little is known of the text of an answer to draft for it. The target has seen all of the
+        recorded tokens but the last; `layers` are those of its forwards."""
+
+    @abstractmethod
+    def draft(
+        self,
+        answers: Sequence[DraftedAnswer],
+        texts: Sequence[AnyText],
+        layers: Sequence[object],
+        most: int,
+        draw: Draw,
+    ) -> Sequence[Sequence[int]]:
+        """Returns for each answer at most `most` tokens, at least one, that may follow the recorded ones. `prepare` has
+        returned True for each. Waits for them once."""
+
+    def free(self) -> None:
+        self._texts.clear()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(text.nbytes for text in self._texts.values())
+
+
+def read_drafts(drafts: Sequence[mx.array]) -> list[list[int]]:
+    """Waits for drafts, uint32 [B] for each place, and returns those of each row."""
+    return cast("list[list[int]]", mx.stack(list(drafts), axis=1).tolist())
+
+
+def rows_of(layers: Sequence[object]) -> Sequence[tuple[object, int]]:
+    """Returns for each row of these layers of a target the layer that stands for its text, and how many tokens it has
+    seen; nothing if none of them counts its tokens. Of an answer's own layers that is the first one that counts, and of
+    a batch the one that its row is a copy of."""
+    for layer in layers:
+        if isinstance(layer, KVRows):
+            sources = [source and source() for source in layer.sources]
+            return [*zip(sources, layer.lengths, strict=True)]
+        if isinstance(offset := getattr(layer, "offset", None), int):
+            return [(layer, offset)]
+    return []

@@ -160,7 +160,9 @@ class Batch:
         """Accepts the last round. Returns what to try in this step or, if its tokens are already drawn, in the next."""
         if not self._accept() or not (may_draft and self._drafters and self._vocab_size and self._rows.may_draft):
             return []
-        return find_drafts(self.generations, self._vocab_size, on_its_way=self._in_flight is not None)
+        if self._in_flight is None:
+            self._release()  # a model that drafts draws as the answers do
+        return find_drafts(self.generations, self._rows, self._vocab_size, on_its_way=self._in_flight is not None)
 
     def _accept(self, leaving: Sequence[Generation] = ()) -> bool:
         """Ends a round, if there is one. Its right tokens are recorded by now; those of masks that are awaited will be,
@@ -203,7 +205,6 @@ class Batch:
 
     def _step_round(self, drafts: Sequence[RoundDrafts]) -> Sequence[Choice | None]:
         """Draws the next token of each generation, and those after it that were drafted right, by one forward."""
-        self._release()
         answers = zip(self.generations, drafts, self._rows.unseen, strict=True)
         rounds = [Round(generation, each, unseen) for generation, each, unseen in answers]
         logits = self._run(self._rows.draft, padded(rounds))

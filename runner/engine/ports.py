@@ -80,6 +80,10 @@ class DraftedAnswer(NamedTuple):
     most: int
     """The most drafts that it may have, at least one."""
     sampler: "Sampler"
+    row: int
+    """Its row in the forward."""
+    position: int
+    """The tokens that the layers of the forward have seen of it."""
 
 
 class Drafts(Protocol):
@@ -94,8 +98,11 @@ class Drafts(Protocol):
         is dispatched before it then. The forward is over `together` answers, these among them."""
         ...
 
-    def propose(self, answers: Sequence[DraftedAnswer], together: int) -> Sequence[Sequence[int]]:
-        """Returns for each answer tokens that may follow its prompt and what there is of it."""
+    def propose(
+        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object]
+    ) -> Sequence[Sequence[int]]:
+        """Returns for each answer tokens that may follow its prompt and what there is of it. `layers` are those of the
+        forward."""
         ...
 
     def record_time(self, drafters: Sequence[Drafter], step: "StepTime") -> None:

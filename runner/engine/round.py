@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from runner.cache.session import DecodeRows
 from runner.engine.generation import Generation
 from runner.engine.ports import DraftedAnswer
 from runner.sampling.filters import Mask
@@ -105,29 +106,32 @@ def padded(rounds: Sequence[Round]) -> mx.array:
     return mx.array([[*row, *row[-1:] * (length - len(row))] for row in rows])
 
 
-def find_drafts(generations: Sequence[Generation], vocab_size: int, *, on_its_way: bool) -> list[RoundDrafts]:
+def find_drafts(
+    generations: Sequence[Generation], rows: DecodeRows, vocab_size: int, *, on_its_way: bool
+) -> list[RoundDrafts]:
     """Returns tokens that may follow the recorded ones of each answer; the last of them may end it. Empty if a round
     does not pay.
 
     If tokens are `on_its_way` and not recorded yet, returns a token that stands for those that a round should try after
     them.
     """
-    answers, places = [], []
-    for place, each in enumerate(generations):
+    answers = []
+    for row, (each, length) in enumerate(zip(generations, rows.lengths, strict=True)):
         most = min(each.room - 1, each.most_drafts)
         if each.drafter is not None and most > int(on_its_way) and not each.grammar.over:
-            answers.append(DraftedAnswer(each.drafter, each.session, most, each.sampler(vocab_size)))
-            places.append(place)
+            sampler = each.sampler(vocab_size)
+            answers.append(DraftedAnswer(each.drafter, each.session, most, sampler, row, length))
     if not answers:
         return []
     drafts = answers[0].drafter.shared
     if on_its_way:
         return [RoundDrafts((0,))] if drafts.expects(answers, len(generations)) else []
     proposed: list[Sequence[int]] = [()] * len(generations)
-    for place, answer, tokens in zip(places, answers, drafts.propose(answers, len(generations)), strict=True):
-        proposed[place] = tokens[: answer.most]
-    found = [_allowed(each, tokens, vocab_size) for each, tokens in zip(generations, proposed, strict=True)]
-    return found if any(each.tokens for each in found) else []
+    found = drafts.propose(answers, len(generations), rows.layers)
+    for answer, tokens in zip(answers, found, strict=True):
+        proposed[answer.row] = tokens[: answer.most]
+    allowed = [_allowed(each, tokens, vocab_size) for each, tokens in zip(generations, proposed, strict=True)]
+    return allowed if any(each.tokens for each in allowed) else []
 
 
 def _allowed(generation: Generation, proposed: Sequence[int], vocab_size: int) -> RoundDrafts:

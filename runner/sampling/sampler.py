@@ -199,12 +199,9 @@ class Sampler:
         details = logprobs_of(scores, token, top, masks)
         return Sample(token, [LogprobsRow(details, row, top) for row in range(len(drafts) + 1)])
 
-    def preview(self) -> Callable[[mx.array], mx.array]:
-        """Returns a function that draws what the next calls would: it maps logits [1, V] of any float type to a token,
-        uint32 [1], which is part of its own history from then on. The sampler stays as it is. Lazy: evaluates
-        nothing."""
-        rows = self._own().copy()
-        return lambda logits: rows(logits.astype(mx.float32))
+    def copied(self) -> Rows:
+        """Returns a copy of the state: what it draws, the sampler does not see."""
+        return self._own().copy()
 
     def skip(self, tokens: Sequence[int]) -> None:
         """Records tokens that came next without a draw."""
@@ -225,27 +222,45 @@ class Sampler:
         return self._rows
 
 
-class SamplerBatch:
-    """The samplers of several requests, for as long as the same ones decode together. Owner: the engine thread.
+class _Kinds:
+    """The rows of several requests. Those of one kind share one computation, so the cost of a step grows with the
+    number of kinds."""
 
-    Rows of one kind share one computation, so the cost of a step grows with the number of kinds.
-    """
+    def __init__(self, rows: Sequence[Rows]) -> None:
+        """Takes over the states of all requests, of one row each."""
+        kinds: dict[Hashable, list[int]] = {}
+        for row, each in enumerate(rows):
+            kinds.setdefault(each.kind, []).append(row)
+        self.members = list(kinds.values())
+        self.rows = [Rows.joined([rows[row] for row in members]) for members in self.members]
+        order = [row for members in self.members for row in members]
+        self._selections = [_selection(members, len(rows)) for members in self.members]
+        self._in_order = _selection([order.index(row) for row in range(len(rows))], len(rows))
+
+    def __call__(self, scores: mx.array) -> mx.array:
+        """Returns the next tokens, uint32 [B], for the logits, float32 [B, V]. Lazy: evaluates nothing."""
+        groups = zip(self._selections, self.rows, strict=True)
+        tokens = [rows(_selected(scores, members)) for members, rows in groups]
+        return _selected(tokens[0] if len(tokens) == 1 else mx.concatenate(tokens), self._in_order)
+
+
+def preview(samplers: Sequence[Sampler]) -> Callable[[mx.array], mx.array]:
+    """Returns a function that draws what the next calls of each sampler would: it maps logits [B, V] of any float type
+    to tokens, uint32 [B], which are part of its own histories from then on. The samplers stay as they are. Lazy:
+    evaluates nothing."""
+    kinds = _Kinds([sampler.copied() for sampler in samplers])
+    return lambda logits: kinds(logits.astype(mx.float32))
+
+
+class SamplerBatch:
+    """The samplers of several requests, for as long as the same ones decode together. Owner: the engine thread."""
 
     def __init__(self, samplers: Sequence[Sampler]) -> None:
         """Takes over the states of `samplers`, whose order is that of the rows."""
         self._samplers = samplers
-        lent = [sampler.lend() for sampler in samplers]
-        kinds: dict[Hashable, list[int]] = {}
-        for row, rows in enumerate(lent):
-            kinds.setdefault(rows.kind, []).append(row)
-        self._members = list(kinds.values())
-        self._groups = [
-            (_selection(members, len(lent)), Rows.joined([lent[row] for row in members])) for members in self._members
-        ]
-        order = [row for members in self._members for row in members]
-        self._in_order = _selection([order.index(row) for row in range(len(lent))], len(lent))
+        self._kinds = _Kinds([sampler.lend() for sampler in samplers])
         self._tops = {row: each.options.top_logprobs for row, each in enumerate(samplers) if each.options.logprobs}
-        self._asking = _selection([*self._tops], len(lent))
+        self._asking = _selection([*self._tops], len(samplers))
         self._candidates = {
             row: sampler.options.candidates for row, sampler in enumerate(samplers) if sampler.options.candidates
         }
@@ -255,8 +270,7 @@ class SamplerBatch:
         mask. Lazy: evaluates nothing."""
         logits = logits.astype(mx.float32)
         scores = masked(logits, masks) if masks else logits
-        tokens = [rows(_selected(scores, members)) for members, rows in self._groups]
-        token = _selected(tokens[0] if len(tokens) == 1 else mx.concatenate(tokens), self._in_order)
+        token = self._kinds(scores)
         if not self._tops and not self._candidates:
             return Sample(token)
         wanted: list[LogprobsRow | None] = [None] * token.size
@@ -278,7 +292,7 @@ class SamplerBatch:
         alive.
         """
         copies = []
-        for members, (_, rows) in zip(self._members, self._groups, strict=True):
+        for members, rows in zip(self._kinds.members, self._kinds.rows, strict=True):
             for row, own in zip(members, rows.apart(), strict=True):
                 self._samplers[row].take_back(own)
                 copies += own.arrays() if len(members) > 1 else []

@@ -92,7 +92,12 @@ class ToldTogether:
     def expects(self, answers: Sequence[DraftedAnswer], together: int) -> bool:
         return any(len(drafts) > 1 for drafts in self._coming(answers, together))
 
-    def propose(self, answers: Sequence[DraftedAnswer], together: int) -> Sequence[Sequence[int]]:
+    def propose(
+        self,
+        answers: Sequence[DraftedAnswer],
+        together: int,
+        layers: Sequence[object],
+    ) -> Sequence[Sequence[int]]:
         return self._coming(answers, together)
 
     def record_time(self, drafters: Sequence[Drafter], step: StepTime) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, cast
+from weakref import ref
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
@@ -17,8 +18,8 @@ from runner.cache.layers import adapt, flatten
 from runner.cache.layers.scans import RoundReads, watched
 from runner.cache.layers.snapshot import Buffers, Ledger, own
 
-_SHORT, _STEP, _LONG_STEP = 1024, 64, 256
-"""Buffers grow by `_STEP` columns, those of at least `_SHORT` columns by `_LONG_STEP`: long ones cost more to copy."""
+_SHORT, SHORT_STEP, LONG_STEP = 1024, 64, 256
+"""Buffers grow by `SHORT_STEP` columns, those of at least `_SHORT` by `LONG_STEP`: long ones cost more to copy."""
 
 
 class KVRows:
@@ -34,20 +35,24 @@ class KVRows:
     Owner: the engine thread.
     """
 
-    def __init__(self, window: int | None, parts: Sequence[Buffers], lengths: Sequence[int]) -> None:
+    def __init__(
+        self, window: int | None, parts: Sequence[Buffers], lengths: Sequence[int], sources: Sequence[object] = ()
+    ) -> None:
         """`parts` are the keys and values of each row, oldest first, which end after `lengths` tokens; empty for all
-        rows if the model does not use the layer. A `window` is in tokens, and its parts have no more than that."""
+        rows if the model does not use the layer. A `window` is in tokens, and its parts have no more than that.
+        `sources` are the layers that they are copies of, if they are."""
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
+        self.sources: Sequence[ref[object] | None] = [*map(ref, sources)] or [None] * len(lengths)
+        """The layer that each row is a copy of."""
         self._window = window
         self._lay(parts, lengths, 0)
 
     @classmethod
     def of(cls, caches: Sequence[KVCache | RotatingKVCache]) -> "KVRows":
         """Returns the rows of these caches, which are of one class."""
-        return cls(
-            getattr(caches[0], "max_size", None), [_entries(each) for each in caches], [c.offset for c in caches]
-        )
+        window = getattr(caches[0], "max_size", None)
+        return cls(window, [_entries(each) for each in caches], [each.offset for each in caches], caches)
 
     # --- as models use it
 
@@ -59,15 +64,19 @@ class KVRows:
     ) -> mx.array:
         """Returns which columns each of the next `N` tokens may look at, bool [B, 1, N, columns]."""
         self._make_room(N)
-        window = window_size or self._window
+        return self._seen_from(mx.arange(N), N, window_size or self._window)
+
+    def _seen_from(self, ahead: mx.array, count: int, window: int | None) -> mx.array:
+        """Returns which columns may be seen from the tokens `ahead` of each row's end, int [N], when the rows have
+        `count` tokens more than now: bool [B, 1, N, columns]."""
         lengths, shifts = (mx.array(each)[:, None] for each in (self._lengths, self._shifts))
-        columns = mx.arange(self._shown(N))
-        if self._end() + N <= self._columns:
+        columns = mx.arange(self._shown(count))
+        if self._end() + count <= self._columns:
             positions = columns - shifts
         else:
-            last = lengths + (N - 1)
+            last = lengths + (count - 1)
             positions = last - (last + shifts - columns) % self._columns
-        tokens = (lengths + mx.arange(N))[:, None, :, None]
+        tokens = (lengths + ahead)[:, None, :, None]
         positions = positions[:, None, None, :]
         mask = (positions <= tokens) & (positions >= 0)
         return mask if window is None else mask & (positions > tokens - window)
@@ -100,6 +109,10 @@ class KVRows:
         shown = self._shown(0)
         return self.keys[..., :shown, :], self.values[..., :shown, :]
 
+    def visible(self) -> mx.array:
+        """Returns which of these columns are seen from the last token of each row, bool [B, 1, 1, columns]."""
+        return self._seen_from(mx.array([-1]), 0, self._window)
+
     # --- rows
 
     @property
@@ -108,10 +121,15 @@ class KVRows:
         return self._lengths
 
     def stand(self, lengths: Sequence[int]) -> None:
-        """Lets rows stand after `lengths` tokens: no more than they have seen, and no fewer than before the last
-        forward."""
+        """Lets rows stand after `lengths` tokens: no more than they have seen, and in a window no fewer than before the
+        last forward."""
         self._lengths = [*lengths]
         self.offset = mx.array(self._lengths)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the buffers."""
+        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
 
     def latest(self, row: int, count: int) -> Buffers:
         """Returns copies of the keys and values of the last `count` tokens of a row; empty if the model does not use
@@ -120,6 +138,7 @@ class KVRows:
 
     def extend(self, other: "KVRows") -> None:
         """Appends the rows of another one."""
+        self.sources = [*self.sources, *other.sources]
         self._lay(
             [part for rows in (self, other) for part in rows._parts(range(len(rows._lengths)))],
             [*self._lengths, *other._lengths],
@@ -129,6 +148,7 @@ class KVRows:
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keeps only these rows."""
         room = max(0, self._columns - self._end())
+        self.sources = [self.sources[row] for row in batch_indices]
         self._lay(self._parts(batch_indices), [self._lengths[row] for row in batch_indices], room)
 
     def _parts(self, rows: Sequence[int]) -> list[Buffers]:
@@ -136,7 +156,7 @@ class KVRows:
 
     def _row(self, row: int, count: int) -> Buffers:
         """Returns the entries of the last `count` tokens of a row, oldest first."""
-        if self.keys is None or self.values is None:
+        if self.keys is None or self.values is None or not count:
             return []
         stop = (self._lengths[row] + self._shifts[row]) % self._columns or self._columns
         found = [x[row : row + 1, :, max(0, stop - count) : stop] for x in (self.keys, self.values)]
@@ -165,7 +185,7 @@ class KVRows:
         if most is not None and self._columns >= most:
             return
         parts = self._parts(range(len(self._lengths)))
-        step = _STEP if end < _SHORT else _LONG_STEP
+        step = SHORT_STEP if end < _SHORT else LONG_STEP
         room = -(-count // step) * step
         held = max((part[0].shape[2] for part in parts if part), default=0)
         self._lay(parts, self._lengths, room if most is None else min(room, most - held))

@@ -12,9 +12,9 @@ from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
-from runner.cache.session import Session
 from runner.drafts.dflash.config import DFlashConfig
-from runner.drafts.target import GROWTH_TOKENS, Draw, HiddenStateDrafter, Target
+from runner.drafts.target import GROWTH_TOKENS, Draw, HiddenStateDrafter, Target, Text, read_drafts
+from runner.engine.ports import DraftedAnswer
 
 # --- The layers of a DFlash draft, and the context that they see.
 
@@ -228,14 +228,49 @@ class BlockDraft(NamedTuple):
         return self.target.unembed(states[:, 1:])
 
 
-class BlockDrafter(HiddenStateDrafter):
-    """Drafts with a DFlash draft, one answer after the other: all tokens in one forward.
+class BlockText(Text):
+    """A text of which a draft has a context. Owner: the engine thread."""
 
-    Its context has keys and values of tokens that are certain, from the first one whose features it has seen: what a
+    def __init__(self, dflash: BlockDraft) -> None:
+        super().__init__()
+        self._dflash = dflash
+        self.context = dflash.make_context(0)
+        self.recorded: Sequence[int] = ()
+        """The text of the context, and what has come since."""
+        self.lacks = False
+        """True if more has to be read than fits beside a block."""
+
+    def go_back(self, to: int) -> None:
+        super().go_back(to)
+        if to < self.context.start:
+            self.begin(to)
+        elif to < self.context.stop:
+            self.context.trim(to)
+
+    def begin(self, at: int) -> None:
+        """Begins an empty context at this token."""
+        self.context = self._dflash.make_context(at)
+
+    def take(self, start: int, stop: int) -> mx.array:
+        """Returns the features [1, S, T D] of these tokens, which are to be read."""
+        features = self.waiting(start, stop)
+        self.skip(stop)
+        return features
+
+    @property
+    def nbytes(self) -> int:
+        return self.context.nbytes + super().nbytes
+
+
+class BlockDrafter(HiddenStateDrafter[BlockText]):
+    """Drafts with a DFlash draft: all tokens of an answer in one forward.
+
+    A context has keys and values of tokens that are certain, from the first one whose features it has seen: what a
     cache has restored is missing. Drafts get worse for it, answers never. Owner: the engine thread.
     """
 
     at_once = True
+    most_together = 4
     longest_forward = sys.maxsize  # the tap keeps the last rows of a prompt, however long
 
     def __init__(
@@ -246,77 +281,81 @@ class BlockDrafter(HiddenStateDrafter):
         windows = dflash.config.windows
         seen = min(context_tokens, max(windows)) if all(windows) else context_tokens
         self.context_tokens = max(seen, 2 * most_rows)
-        """The context is cut to these before it has twice as many: not often."""
-        # Of the text that is followed.
-        self._context = dflash.make_context(0)
-        self._recorded: Sequence[int] = ()  # the text of the context, and what has come since
+        """The contexts of answers that are drafted together share these, and are cut before they have twice as many:
+        not often."""
         context = dflash.make_context(0)
         dtype = dflash.target.embed(mx.zeros((1, 1), mx.uint32)).dtype
         row = mx.zeros((1, 1, len(dflash.config.taps) * dflash.config.width), dtype)
         dflash.read(row, context)
-        self.most_bytes = (2 * self.context_tokens // GROWTH_TOKENS + 2) * context.nbytes + 2 * most_rows * row.nbytes
+        tokens = 2 * max(self.context_tokens, most_rows * self.most_together)
+        self.most_bytes = (tokens // GROWTH_TOKENS + 2 * self.most_together) * context.nbytes
+        self.most_bytes += 2 * most_rows * self.most_together * row.nbytes
 
-    @property
-    def nbytes(self) -> int:
-        return self._context.nbytes + super().nbytes
+    def make_text(self) -> BlockText:
+        return BlockText(self.dflash)
 
-    def read(self, session: Session, *, briefly: bool) -> bool:
-        if not self.follows(session.layers):
+    def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
+        texts = [self.text_of(each) for each in answers]
+        for answer, text in zip(answers, texts, strict=True):
+            if text is None:
+                continue
+            first = text.first_waiting(answer.position)
+            if briefly and first is not None and answer.position - first > _PART_TOKENS:
+                text.skip(answer.position - _PART_TOKENS)
+            text.lacks = self._follow(answer, text) and answer.position - text.context.stop > _PART_TOKENS
+        followed = [text for text in texts if text is not None]
+        lacking = [text for text in followed if text.lacks]
+        self._share([text.context for text in followed])
+        if lacking:
+            start = lacking[0].context.stop
+            self.dflash.read(lacking[0].take(start, start + _PART_TOKENS), lacking[0].context)
+        return 0 < len(answers) == len(lacking)
+
+    def prepare(self, answer: DraftedAnswer, text: BlockText, layers: Sequence[object]) -> bool:  # noqa: ARG002
+        return not text.lacks and self._follow(answer, text)
+
+    def draft(
+        self,
+        answers: Sequence[DraftedAnswer],
+        texts: Sequence[BlockText],
+        layers: Sequence[object],  # noqa: ARG002
+        most: int,
+        draw: Draw,
+    ) -> Sequence[Sequence[int]]:
+        most = min(most, self.dflash.config.block - 1)
+        logits = []
+        for answer, text in zip(answers, texts, strict=True):
+            start, context = text.context.stop, text.context
+            features = text.take(start, answer.position) if start < answer.position else None
+            logits.append(self.dflash.logits(answer.session.recorded[-1], most, features, context))
+        rows = mx.concatenate(logits)
+        return read_drafts([draw(rows[:, place]) for place in range(most)])
+
+    def _follow(self, answer: DraftedAnswer, text: BlockText) -> bool:
+        """Makes the context one that the waiting features before the answer's position follow. Returns False if too
+        little is known."""
+        position, recorded = answer.position, answer.session.recorded
+        context = text.context
+        if recorded is not text.recorded and recorded[: context.stop] != text.recorded[: context.stop]:
+            # The layers of the target have become those of another answer.
+            text.begin(0)
+        text.recorded = recorded
+        if text.context.stop >= position:
+            text.context.trim(position)
+            return text.context.stop > text.context.start
+        first = text.first_waiting(position)
+        if first is None:
             return False
-        position = session.position
-        first = self.first_waiting(position)
-        if briefly and first is not None and position - first > _PART_TOKENS:
-            self.skip(position - _PART_TOKENS)
-        start = self._prepare(position, session.recorded)
-        if start is None or position - start <= _PART_TOKENS:
-            return False
-        self.dflash.read(self._taken(start, start + _PART_TOKENS), self._context)
+        if not text.context.start <= first <= text.context.stop or text.context.stop == text.context.start:
+            text.begin(first)
         return True
 
-    def draft(self, session: Session, most: int, draw: Draw) -> list[int]:
-        most = min(most, self.dflash.config.block - 1)
-        position, recorded = session.position, session.recorded
-        start = self._prepare(position, recorded)
-        if start is None:
-            return []
-        features = self._taken(start, position) if start < position else None
-        logits = self.dflash.logits(recorded[-1], most, features, self._context)
-        drafts = [draw(logits[:, place]) for place in range(most)]
-        return cast("list[int]", mx.concatenate(drafts).tolist())
-
-    def _taken(self, start: int, stop: int) -> mx.array:
-        features = self.waiting(start, stop)
-        self.skip(stop)
-        return features
-
-    def go_back(self, to: int) -> None:
-        super().go_back(to)
-        if to < self._context.start:
-            self._context = self.dflash.make_context(to)
-        elif to < self._context.stop:
-            self._context.trim(to)
-
-    def free(self) -> None:
-        super().free()
-        self._context = self.dflash.make_context(0)
-        self._recorded = ()
-
-    def _prepare(self, position: int, recorded: Sequence[int]) -> int | None:
-        """Makes the context one that the waiting features before `position` follow. Returns the first of them,
-        `position` if none wait; None if too little is known."""
-        context = self._context
-        if recorded is not self._recorded and recorded[: context.stop] != self._recorded[: context.stop]:
-            # The layers of the target have become those of another answer.
-            self._context = context = self.dflash.make_context(0)
-        self._recorded = recorded
-        if context.stop >= position:
-            context.trim(position)
-            return position if context.stop > context.start else None
-        first = self.first_waiting(position)
-        if first is None:
-            return None
-        if not context.start <= first <= context.stop or context.stop == context.start:
-            self._context = context = self.dflash.make_context(first)
-        if context.stop - context.start >= 2 * self.context_tokens - self._most_rows:
-            context.forget(max(context.start, context.stop - self.context_tokens))
-        return context.stop
+    def _share(self, contexts: Sequence[Context]) -> None:
+        """Cuts these contexts to their bound, and empties all others."""
+        for text in self._texts.values():
+            if text.context not in contexts and text.context.stop > text.context.start:
+                text.begin(0)
+        most = max(self.context_tokens // max(1, len(contexts)), self._most_rows)
+        for context in contexts:
+            if context.stop - context.start >= 2 * most - self._most_rows:
+                context.forget(max(context.start, context.stop - most))

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from runner.drafts.dflash.config import DFlashConfig, read_dflash_config
 from runner.drafts.dflash.drafter import BlockDraft, BlockDrafter, DFlashModule, Parts
-from runner.drafts.target import Tap, Target, counting, target_of
+from runner.drafts.target import Tap, Target, rows_of, target_of
 from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.weights.dtype import DtypePlan
@@ -77,7 +77,7 @@ def load_dflash(
 def _try(draft: BlockDraft, loaded: LoadedModel) -> None:
     """Drafts something: MLX refuses some layers only then. Of the target only shapes are computed."""
     layers = loaded.make_layers()
-    if counting(layers) is None:
+    if not rows_of(layers):
         raise ModelError("none of the model's layers tells how many tokens it has seen")
     tap, tokens = Tap(draft.tapped, _TRIED_TOKENS), mx.zeros((1, _TRIED_TOKENS), mx.uint32)
     tap.turn(True)

@@ -13,10 +13,10 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models import nemotron_h, qwen3_5, qwen3_next
 from mlx_lm.models.base import create_attention_mask
-from mlx_lm.models.cache import KVCache
 
-from runner.cache.session import Session
-from runner.drafts.target import GROWTH_TOKENS, Draw, HiddenStateDrafter, Target
+from runner.cache.layers.batch import LONG_STEP, SHORT_STEP, KVRows
+from runner.drafts.target import Draw, HiddenStateDrafter, Target, Text, read_drafts
+from runner.engine.ports import DraftedAnswer
 from runner.errors import ModelError
 from runner.model.weights.experts import Weights
 from runner.model.weights.parameters import parameters_of
@@ -35,9 +35,9 @@ class HeadModule(Module):
         Raises ModelError if there is no such head."""
 
     @abstractmethod
-    def __call__(self, embedded: mx.array, hidden: mx.array, layers: list[KVCache]) -> mx.array:
-        """Maps the rows of the next tokens and the hidden states before them, [1, L, D] each, to the hidden states of
-        the head, [1, L, D], and advances `layers`."""
+    def __call__(self, embedded: mx.array, hidden: mx.array, layers: Sequence[KVRows]) -> mx.array:
+        """Maps the embeddings of the next tokens and the hidden states before them, [B, L, D] each, to the hidden
+        states of the head, [B, L, D], and advances `layers`."""
 
     @property
     @abstractmethod
@@ -61,13 +61,13 @@ class Head(NamedTuple):
     module: HeadModule
     target: Target
 
-    def make_layers(self) -> list[KVCache]:
-        """Returns fresh layer caches for one text."""
-        return [KVCache() for _ in range(self.module.attentions)]
+    def make_layers(self, rows: int = 1) -> list[KVRows]:
+        """Returns fresh layer caches for so many texts."""
+        return [KVRows(None, [[]] * rows, [0] * rows) for _ in range(self.module.attentions)]
 
-    def states(self, hidden: mx.array, tokens: mx.array, layers: list[KVCache]) -> mx.array:
-        """Returns the head's hidden states [1, L, D] for the target's or its own, `hidden` [1, L, D], and the tokens
-        [1, L] after them. Advances `layers`. Lazy."""
+    def states(self, hidden: mx.array, tokens: mx.array, layers: Sequence[KVRows]) -> mx.array:
+        """Returns the head's hidden states [B, L, D] for the target's or its own, `hidden` [B, L, D], and the tokens
+        [B, L] after them. Advances `layers`. Lazy."""
         return self.module(self.target.embed(tokens), hidden, layers)
 
     @property
@@ -78,15 +78,38 @@ class Head(NamedTuple):
 
 _MOST_ROWS = 256
 _MOST_SLOTS = 4096
-"""With more than these the layers of the head begin again, so they stay small, however long the text."""
+"""The texts that are drafted together share so many: one with more begins again, so the layers of the head stay small,
+however long the text."""
 
 
-class HeadDrafter(HiddenStateDrafter):
-    """Drafts with the model's own head, one answer after the other.
+class HeadText(Text):
+    """A text that a head reads. Owner: the engine thread."""
 
-    Slot i of the head's layers stands for token i, whose hidden state the target has computed, and the token after it;
-    the logits of the slot are those of the token after that. Only tokens that are certain stay in the layers. The text
-    need not be followed from its beginning: drafts get worse, answers never.
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = 0
+        """The slot that comes next."""
+        self.slots = 0
+        """Those in its row of the layers."""
+
+    def begin(self, at: int) -> None:
+        """Forgets what was read. The next slot is this one."""
+        self.at = at
+        self.slots = 0
+
+    def go_back(self, to: int) -> None:
+        super().go_back(to)
+        if to < self.at:
+            self.begin(0)
+
+
+class HeadDrafter(HiddenStateDrafter[HeadText]):
+    """Drafts with the model's own head.
+
+    Slot i of a text stands for token i, whose hidden state the target has computed, and the token after it; the logits
+    of the slot are those of the token after that. The layers of the head have a row for each text that it drafted for
+    the last time, and only tokens that are certain stay in them. A text need not be followed from its beginning: drafts
+    get worse, answers never.
 
     Owner: the engine thread.
     """
@@ -96,71 +119,101 @@ class HeadDrafter(HiddenStateDrafter):
         super().__init__("the model's own head", [head.target.norm], most_rows)
         self.head = head
         self._most_slots = most_slots
-        # Of the text that is followed.
-        self._layers: list[KVCache] = []
-        self._at = 0  # the slot that comes next
-        self._slots = 0  # in the layers
-        self._last: mx.array | None = None  # the states of the slot before `_at`, [1, 1, D]
+        # Of the texts of the last drafts.
+        self._rows: list[HeadText] = []
+        self._layers: list[KVRows] = []
         layers, tokens = head.make_layers(), mx.zeros((1, 1), mx.uint32)
         states = head.states(head.target.embed(tokens), tokens, layers)
         mx.eval(head.target.unembed(states))  # MLX refuses some layers only when they compute
-        kept = sum(cast("int", layer.nbytes) for layer in layers) * (most_slots // GROWTH_TOKENS)
-        self.most_bytes = kept + 2 * most_rows * states.nbytes
+        slot_bytes = sum(layer.nbytes for layer in layers) // SHORT_STEP
+        self.most_bytes = slot_bytes * (most_slots + self.most_together * LONG_STEP)
+        self.most_bytes += 2 * most_rows * self.most_together * states.nbytes
 
     @property
     def nbytes(self) -> int:
-        return sum(cast("int", layer.nbytes) for layer in self._layers) + super().nbytes
+        return sum(layer.nbytes for layer in self._layers) + super().nbytes
 
-    def draft(self, session: Session, most: int, draw: Draw) -> list[int]:
-        states = self._read(session.position, session.recorded)
-        if states is None:
-            return []
+    def make_text(self) -> HeadText:
+        return HeadText()
+
+    def prepare(self, answer: DraftedAnswer, text: HeadText, layers: Sequence[object]) -> bool:  # noqa: ARG002
+        position, recorded = answer.position, answer.session.recorded
+        if position == text.at and text.slots:  # the last slot is read once more
+            text.at -= 1
+            text.slots -= 1
+        first = text.first_waiting(position)
+        if first is None:
+            return False
+        start = max(text.at, first)
+        pictures = [place for place in range(start, position) if recorded[place + 1] < 0]
+        if pictures:
+            start = pictures[-1] + 1
+        if start != text.at:
+            text.begin(start)
+        return True
+
+    def draft(
+        self,
+        answers: Sequence[DraftedAnswer],
+        texts: Sequence[HeadText],
+        layers: Sequence[object],  # noqa: ARG002
+        most: int,
+        draw: Draw,
+    ) -> Sequence[Sequence[int]]:
+        self._turn_to(texts)
+        states = self._read(answers)
         drafts = [draw(self.head.target.unembed(states)[:, -1])]
         for _ in range(most - 1):
             mx.async_eval(drafts[-1])
             states = self.head.states(states, drafts[-1][:, None], self._layers)
             drafts.append(draw(self.head.target.unembed(states)[:, -1]))
-        for layer in self._layers:
-            layer.trim(most - 1)
-        return cast("list[int]", mx.concatenate(drafts).tolist())
-
-    def go_back(self, to: int) -> None:
-        super().go_back(to)
-        if to < self._at:
-            self._begin(0)
+        return read_drafts(drafts)
 
     def free(self) -> None:
         super().free()
-        self._begin(0)
+        self._rows, self._layers = [], []
 
-    def _begin(self, at: int) -> None:
-        self._layers = []
-        self._at = at
-        self._slots = 0
-        self._last = None
+    def _turn_to(self, texts: Sequence[HeadText]) -> None:
+        """Gives each of these texts its row. Others begin anew when they come back."""
+        if self._rows == texts:
+            return
+        for text in self._rows:
+            if text not in texts:
+                text.begin(0)
+        fresh = [text for text in texts if text not in self._rows]
+        rows, self._rows = [*self._rows, *fresh], [*texts]
+        if len(rows) == len(fresh):
+            self._layers = self.head.make_layers(len(fresh))
+            return
+        for layer in self._layers:
+            if fresh:
+                layer.extend(KVRows(None, [[]] * len(fresh), [0] * len(fresh)))
+            layer.filter([rows.index(text) for text in texts])
 
-    def _read(self, position: int, recorded: Sequence[int]) -> mx.array | None:
-        """Reads what the target has seen, up to `position`. Returns the states of the last slot, [1, 1, D]; None if
-        they are not known."""
-        if position == self._at:
-            return self._last
-        first = self.first_waiting(position)
-        if first is None:
-            return None
-        start = max(self._at, first)
-        pictures = [place for place in range(start, position) if recorded[place + 1] < 0]
-        if pictures:
-            start = pictures[-1] + 1
-        if start != self._at or not self._layers or self._slots + position - start > self._most_slots:
-            self._begin(start)
-            self._layers = self.head.make_layers()
-        hidden = self.waiting(start, position)
-        self.skip(position)
-        states = self.head.states(hidden, mx.array([recorded[start + 1 : position + 1]]), self._layers)
-        self._slots += position - start
-        self._at = position
-        self._last = states[:, -1:]
-        return self._last
+    def _read(self, answers: Sequence[DraftedAnswer]) -> mx.array:
+        """Reads what the target has seen of the texts. Returns the states of their last slots, [B, 1, D]."""
+        counts = [answer.position - text.at for answer, text in zip(answers, self._rows, strict=True)]
+        longest, most = max(counts), self._most_slots // len(counts)
+        hidden, tokens = list[mx.array](), list[list[int]]()
+        for answer, text, count in zip(answers, self._rows, counts, strict=True):
+            if text.slots + count > most:
+                text.begin(text.at)
+            seen = text.waiting(text.at, answer.position)
+            hidden.append(mx.pad(seen, [(0, 0), (0, longest - count), (0, 0)]) if count < longest else seen)
+            tokens.append([*answer.session.recorded[text.at + 1 : answer.position + 1], *[0] * (longest - count)])
+        self._stand()  # without what was drafted
+        states = self.head.states(mx.concatenate(hidden), mx.array(tokens), self._layers)
+        for text, count in zip(self._rows, counts, strict=True):
+            text.slots += count
+            text.at += count
+            text.skip(text.at - 1)
+        self._stand()
+        return states[mx.arange(len(counts)), mx.array(counts) - 1][:, None]
+
+    def _stand(self) -> None:
+        """Lets each row of the layers end with the slots that are certain."""
+        for layer in self._layers:
+            layer.stand([text.slots for text in self._rows])
 
 
 # --- Qwen: layers of full attention, as the target's.
@@ -205,7 +258,7 @@ class QwenHead(HeadModule):
     def attentions(self) -> int:
         return len(self.layers)
 
-    def __call__(self, embedded: mx.array, hidden: mx.array, layers: list[KVCache]) -> mx.array:
+    def __call__(self, embedded: mx.array, hidden: mx.array, layers: Sequence[KVRows]) -> mx.array:
         joined = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
         x = self.fc(mx.concatenate(joined, axis=-1))
         mask = create_attention_mask(x, layers[0])
@@ -295,7 +348,7 @@ class NemotronHead(HeadModule):
     def attentions(self) -> int:
         return self._kinds.count("*")
 
-    def __call__(self, embedded: mx.array, hidden: mx.array, layers: list[KVCache]) -> mx.array:
+    def __call__(self, embedded: mx.array, hidden: mx.array, layers: Sequence[KVRows]) -> mx.array:
         x = self.eh_proj(mx.concatenate([self.enorm(embedded), self.hnorm(hidden)], axis=-1))
         mask = create_attention_mask(x, layers[0]) if layers else None
         caches = iter(layers)

@@ -8,12 +8,14 @@ import mlx.core as mx
 
 from runner.cache.interface import PrefixCache
 from runner.cache.session import Session
-from runner.drafts.target import Draw, HiddenStateDrafter
+from runner.drafts.target import AnyText, Draw, HiddenStateDrafter
+from runner.engine.ports import DraftedAnswer, Drafter
 from runner.model.weights.load import LoadedModel
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler
 
 PROMPT = [(7 * index + index * index) % 200 for index in range(21)]
+NOBODY = cast("Drafter", None)
 GREEDY = SamplingOptions(temperature=0)
 DRAWN = {
     "greedy": GREEDY,
@@ -35,20 +37,35 @@ class Counting:
     offset = 0
 
 
-def drawing(draw: Draw) -> Sampler:
-    """A sampler, as far as a drafter looks."""
-    return cast("Sampler", SimpleNamespace(preview=lambda: draw))
+class Drawing(NamedTuple):
+    """A sampler and its rows, as far as a drafter looks."""
+
+    draw: Draw
+    kind: object = None
+
+    def copied(self) -> "Drawing":
+        return self
+
+    def __call__(self, scores: mx.array) -> mx.array:
+        return self.draw(scores)
 
 
-def standing(layers: list[object], position: int, recorded: Sequence[int]) -> Session:
-    """A session whose layers have seen the first `position` of the `recorded` tokens, as far as a drafter looks."""
-    return cast("Session", SimpleNamespace(layers=layers, position=position, recorded=recorded))
+def standing(layers: list[object], position: int, recorded: Sequence[int], draw: Draw = greedy) -> DraftedAnswer:
+    """An answer whose layers have seen the first `position` of the `recorded` tokens, as far as a drafter looks."""
+    session = cast("Session", SimpleNamespace(layers=layers, recorded=recorded))
+    return DraftedAnswer(NOBODY, session, 99, cast("Sampler", Drawing(draw)), 0, position)
 
 
 def proposed(
-    drafter: HiddenStateDrafter, layers: list[object], position: int, recorded: Sequence[int], most: int, draw: Draw
+    drafter: HiddenStateDrafter[AnyText],
+    layers: list[object],
+    position: int,
+    recorded: Sequence[int],
+    most: int,
+    draw: Draw,
 ) -> list[int]:
-    return drafter.propose(standing(layers, position, recorded), most, drawing(draw))
+    (tokens,) = drafter.propose([standing(layers, position, recorded, draw)], layers, most)
+    return [*tokens]
 
 
 class Said(NamedTuple):
@@ -63,20 +80,13 @@ class Said(NamedTuple):
 Observe = Callable[[Session, list[int]], None]
 
 
-def preview(sampler: Sampler, session: Session, vocab_size: int) -> Draw:
-    """Draws what the sampler of the session would, and leaves it as it is."""
-    total = session.total
-    copied = Sampler(sampler.options, session.recorded[:total], vocab_size, 4096, session.recorded[total:])
-    return lambda logits: copied(logits).token
-
-
 def answer(
     loaded: LoadedModel,
     cache: PrefixCache,
     prompt: Sequence[int],
     count: int,
     options: SamplingOptions,
-    drafter: HiddenStateDrafter | None = None,
+    drafter: HiddenStateDrafter[AnyText] | None = None,
     most: int = 0,
     observe: Observe = lambda *_: None,
     part: int = 16,
@@ -98,8 +108,8 @@ def answer(
             drafts = list[int]()
             wanted = min(most, end - len(session.recorded) - 1)
             if drafter is not None and wanted > 0:
-                draw = preview(sampler, session, vocab_size)
-                drafts = drafter.propose(session, wanted, drawing(draw))
+                asking = DraftedAnswer(NOBODY, session, wanted, sampler, 0, session.position)
+                drafts = [*drafter.propose([asking], session.layers, wanted)[0]]
                 observe(session, drafts)
             tokens = mx.array([[session.recorded[-1], *drafts]])
             with session.draft_round(1 + len(drafts)) if drafts else session.forward(1):

@@ -2,39 +2,25 @@
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
-from runner.cache.session import Session
-from runner.drafts.assistant import Assistant, AssistantDrafter, check_assistant, load_assistant
-from runner.drafts.dflash.drafter import BlockDrafter
-from runner.drafts.drafting import Drafting, DraftModel
+from runner.drafts.assistant import check_assistant, load_assistant
 from runner.drafts.kinds import open_draft
 from runner.drafts.own_model import OwnDraftModel
-from runner.drafts.policy import Draft, DraftPolicy
-from runner.engine.generation import Forward
+from runner.engine.ports import DraftedAnswer
 from runner.errors import ModelError
-from runner.sampling.sampler import Sampler
 from scripts.tools.models.assistants import config_of
-from scripts.tools.models.tiny import VOCAB, tiny, words
+from scripts.tools.models.tiny import words
 from tests.lib.pairs import pairs
 from tests.lib.seeing_engine import SeeingEngine, picture
-from tests.lib.tiny_engine import (
-    ClientRequest,
-    RandomPolicy,
-    RequestSpec,
-    TinyEngine,
-    at_call,
-    oracle_answer,
-    plain_forward,
-    text_of,
-)
+from tests.lib.tiny_engine import ClientRequest, RandomPolicy, RequestSpec, TinyEngine, at_call, oracle_answer, text_of
 from tests.lib.told_drafts import DRAFTABLE, EOS, OPTIONS, STRATEGIES, UNMARKABLE, Seen, seen, spec, told
-from tests.model.drafts.assistant.made import tiny_assistant, write
-from tests.model.drafts.dflash.tiny_drafts import tiny_draft
+from tests.model.drafts.assistant.made import write
+from tests.model.drafts.models import ASSISTANTS, MODELS, Broken, Noting, Prompted, Willing, own_model, turns
 
 CACHES = ("trie", "single", "none")
 TARGETS = ("llama", "gemma3", "qwen3_next")
@@ -46,148 +32,6 @@ GRAMMARS = {
     "nested": 'start: value\nvalue: "(" (value ("," value)*)? ")" | /[1-3]{1,3}/',
     "anything": "start: /[^9]*/",
 }
-
-
-class Eager(DraftPolicy):
-    """Always lets the model draft, by itself, as many tokens as this."""
-
-    def __init__(self, length: int = 4) -> None:
-        super().__init__(7, [1.0] * 8)
-        self._drafts = length
-
-    def length(self, drafts: Sequence[Draft], context_tokens: int, together: int = 1) -> int:
-        return 0
-
-    def model_length(self, most: int, context_tokens: int) -> int:
-        return min(most, self._drafts)
-
-
-class Willing(Drafting):
-    """Drafts whatever the clock says."""
-
-    def __init__(self, model: DraftModel, length: int = 4) -> None:
-        super().__init__(Eager(length), model=model)
-        self.model_speed.record = lambda *_, **__: None  # type: ignore[method-assign]  # it would compare real times
-        self.watch = model.watch
-
-    @property
-    def drafted(self) -> int:
-        return self.counts().drafted["model"]
-
-    def engine(self, name: str, schedule: RandomPolicy | None = None, **arguments: object) -> TinyEngine:
-        """Returns an engine that drafts with this model."""
-        engine = TinyEngine(name, schedule, watch=self.watch, **arguments)  # type: ignore[arg-type]
-        engine.drafter = lambda generation: self.drafter(generation.request.prompt)
-        return engine
-
-
-# --- the models that draft
-
-
-def own_model(kind: str, vocab_size: int = VOCAB) -> OwnDraftModel:
-    return OwnDraftModel(kind, tiny(kind).make_layers, plain_forward(tiny(kind)), vocab_size)
-
-
-class Stranger:
-    """Drafts tokens at random, some of them beyond the vocabulary."""
-
-    name = "stranger"
-    at_once = False
-    nbytes = 0
-    most_bytes = 0
-
-    def __init__(self) -> None:
-        self._numbers = random.Random(3)
-
-    def watch(self, forward: Forward) -> Forward:
-        return forward
-
-    def read(self, session: Session, *, briefly: bool) -> bool:
-        return self._numbers.random() < 0.2
-
-    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
-        return [self._numbers.randint(-1, VOCAB) for _ in range(self._numbers.randint(0, most))]
-
-    def free(self) -> None: ...
-
-
-class Broken(Stranger):
-    """Raises in a call, and must not be called again."""
-
-    def __init__(self, calls: int) -> None:
-        super().__init__()
-        self._calls = calls
-        self.freed = False
-
-    def read(self, session: Session, *, briefly: bool) -> bool:
-        return False
-
-    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
-        self._calls -= 1
-        assert self._calls >= 0, "used again"
-        if not self._calls:
-            raise RuntimeError("the model is broken")
-        return [1] * most
-
-    def free(self) -> None:
-        self.freed = True
-
-
-class Prompted(BlockDrafter):
-    """Drafts blocks, and puts the right tokens in place of the first ones of every other block."""
-
-    def __init__(self, target: str) -> None:
-        super().__init__("a draft", tiny_draft(target))
-        self._target = target
-        self.asked: RequestSpec | None = None
-        """The first request of a conversation."""
-        self._count = 0
-
-    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
-        own = super().propose(session, most, sampler)
-        self._count += 1
-        if self._count % 2 or self.asked is None:
-            return own
-        for each in reversed(turns(self._target, self.asked)[:2]):
-            if session.recorded[: len(each.prompt)] == [*each.prompt]:
-                coming = oracle_answer(self._target, each).tokens[len(session.recorded) - len(each.prompt) :][:2]
-                return [*coming, *own[len(coming) :]][: len(own)]
-        return own
-
-
-class Noting(AssistantDrafter):
-    """Notes how many tokens it drafted each time."""
-
-    def __init__(self, assistant: Assistant) -> None:
-        super().__init__("noting", assistant)
-        self.lengths: list[int] = []
-
-    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
-        drafts = super().propose(session, most, sampler)
-        self.lengths.append(len(drafts))
-        return drafts
-
-
-MODELS: dict[str, Callable[[str], DraftModel]] = {
-    "itself": own_model,
-    "a stranger": lambda _: Stranger(),
-    "one that cannot draft": lambda _: Broken(3),
-    "blocks": Prompted,
-}
-ASSISTANTS: dict[str, Callable[[], Noting]] = {
-    "every token": lambda: Noting(tiny_assistant()),
-    "groups": lambda: Noting(tiny_assistant(groups=16, chosen=3)),
-}
-
-
-# --- an answer and what follows it
-
-
-def turns(name: str, asked: RequestSpec) -> Sequence[RequestSpec]:
-    """A request, one more turn of its conversation, and another one in place of a part of the prompt."""
-    again = (*asked.prompt, *oracle_answer(name, asked).tokens, *words(7, 3))
-    edited = (*asked.prompt[:25], *words(70, 4))
-    return [asked, *(asked._replace(prompt=prompt) for prompt in (again, edited))]
 
 
 def seen_in(engine: TinyEngine, asked: Sequence[RequestSpec]) -> Seen:
@@ -377,8 +221,8 @@ def test_a_long_prompt_is_read_in_parts_while_the_answer_goes_on(model: str, lea
     drafts = MODELS[model]("llama")
     reads, read = list[bool](), drafts.read
 
-    def noted(session: Session, *, briefly: bool) -> bool:
-        reads.append(read(session, briefly=briefly))
+    def noted(answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
+        reads.append(read(answers, briefly=briefly))
         return reads[-1]
 
     drafts.read = noted  # type: ignore[method-assign]

@@ -212,7 +212,7 @@ def test_a_models_drafts_are_as_long_as_pays_for_drafting_them(
         return share * (min(length, 1) if at_once else length)
 
     for number in range(3000):
-        length = policy.model_length(world.most, 1000)
+        length = policy.model_length([world.most], 1000)
         accepted = 0
         while accepted < length and rng.random() < right:
             accepted += 1

@@ -35,12 +35,16 @@ def begun(drafting: Drafting, prompt: Sequence[int], path: Sequence[int] = ()) -
     return drafter, cast("Session", SeenSession(prompt, path))
 
 
+def asking(drafter: AnswerDrafter, session: Session, most: int = MOST, row: int = 0) -> DraftedAnswer:
+    return DraftedAnswer(drafter, session, most, SAMPLER, row, len(session.recorded) - 1)
+
+
 def expects(drafter: AnswerDrafter, session: Session) -> bool:
-    return drafter.shared.expects([DraftedAnswer(drafter, session, MOST, SAMPLER)], 1)
+    return drafter.shared.expects([asking(drafter, session)], 1)
 
 
 def proposed(drafter: AnswerDrafter, session: Session, most: int = MOST) -> list[int]:
-    (tokens,) = drafter.shared.propose([DraftedAnswer(drafter, session, most, SAMPLER)], 1)
+    (tokens,) = drafter.shared.propose([asking(drafter, session, most)], 1, [])
     return [*tokens]
 
 
@@ -119,6 +123,7 @@ class Model:
 
     name = "mine"
     at_once = False
+    most_together = 4
     nbytes = 7
     most_bytes = 7
 
@@ -128,13 +133,13 @@ class Model:
     def watch(self, forward: Forward) -> Forward:
         return forward
 
-    def read(self, session: Session, *, briefly: bool) -> bool:
+    def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
         self.parts -= 1
         return self.parts >= 0
 
-    def propose(self, session: Session, most: int, sampler: Sampler) -> list[int]:
+    def propose(self, answers: Sequence[DraftedAnswer], layers: Sequence[object], most: int) -> Sequence[Sequence[int]]:
         self.asked.append(most)
-        return [8, 9, 10, 11, 12, 13, 14][:most]
+        return [[8, 9, 10, 11, 12, 13, 14][:most] for _ in answers]
 
     def free(self) -> None: ...
 
@@ -170,13 +175,49 @@ def test_a_model_waits_for_the_token_on_its_way_unless_it_has_to_read() -> None:
 def test_a_model_rests_by_the_clock_and_what_is_known_is_drafted_all_the_same() -> None:
     """Its drafts are right, and slower than none."""
     drafting = Drafting(DraftPolicy.for_cpu(), model=Model())
-    drafting.policy.model_length = lambda most, context_tokens: 2  # type: ignore[method-assign]  # thinks that it pays
+    drafting.policy.model_length = lambda *_: 2  # type: ignore[method-assign]  # thinks that it pays
     drafter, session = begun(drafting, [*range(40)])
     for _ in range(400):
         drafts = proposed(drafter, session)
         drafter.record_outcome(len(drafts), 1, Lifecycle(0, 0, 0))
-        drafter.model_s = 0.04 if drafts else 0.0
+        drafting.model_s = 0.04 if drafts else 0.0
         took(drafter, 2 if drafts else 1, 1 + len(drafts), 0.05 if drafts else 0.01)
-    assert (drafting.model_speed.state.name, drafting.speed(1).state.name) == ("resting", "on")
+    assert (drafting.speed(1, by_model=True).state.name, drafting.speed(1).state.name) == ("resting", "on")
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
     assert proposed(drafter, session) == QUOTED[20:27]
+
+
+def test_a_model_drafts_for_all_answers_of_a_forward_but_not_for_more_than_it_can() -> None:
+    model = Model()
+    drafting = Drafting(DraftPolicy.for_cpu(), model=model)
+    begun_answers = [begun(drafting, [*range(place, 40 + place)]) for place in range(5)]
+    answers = [asking(drafter, session, row=row) for row, (drafter, session) in enumerate(begun_answers)]
+    assert drafting.expects(answers[:3], 3)
+    found = drafting.propose(answers[:3], 3, [])
+    assert [*map(list, found)] == [[8, 9, 10, 11, 12, 13, 14][: model.asked[0]]] * 3
+    assert model.asked[0] > 0
+    drafting.record_time([each.drafter for each in answers[:3]], StepTime(0.01, 3, 3, 1 + len(found[0])))
+    assert not drafting.expects(answers, 5)
+    assert not any(drafting.propose(answers, 5, []))
+    assert len(model.asked) == 1
+
+
+def test_a_model_that_pays_for_one_answer_rests_where_several_lose_by_it() -> None:
+    drafting = Drafting(DraftPolicy.for_cpu(), model=Model())
+    drafting.policy.model_length = lambda *_: 2  # type: ignore[method-assign]  # thinks that it pays
+    for together in (1, 4):
+        begun_answers = [begun(drafting, [*range(place, 40 + place)]) for place in range(together)]
+        answers = [asking(drafter, session, row=row) for row, (drafter, session) in enumerate(begun_answers)]
+        for _ in range(400):
+            drafts = drafting.propose(answers, together, [])
+            worked = any(drafts)
+            for each in answers if worked else ():
+                each.drafter.record_outcome(2, 1, Lifecycle(0, 0, 0))
+            # A token more for each: in a round of 15 ms for one answer, and of 50 ms for four.
+            seconds = (0.015 if together == 1 else 0.05) if worked else 0.01
+            step = StepTime(seconds, together * (2 if worked else 1), together, 3 if worked else 1)
+            drafting.record_time([each.drafter for each in answers], step)
+        for each in answers:
+            each.drafter.close()
+    assert drafting.speed(1, by_model=True).state.name == "on"
+    assert drafting.speed(4, by_model=True).state.name == "resting"

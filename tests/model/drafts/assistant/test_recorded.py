@@ -30,7 +30,7 @@ def test_logits_and_hidden_states_are_those_of_transformers(kind: str, target: S
     shared = {name: Shared(*map(mx.array, pair)) for name, pair in cases.shared().items()}
     hidden, wanted = mx.array(cases.hidden())[None, None], recorded()
     for step, row in enumerate(cases.rows()):
-        logits, hidden = module(mx.array(row)[None, None], hidden, shared, cases.PLACES - 1)
+        logits, hidden = module(mx.array(row)[None, None], hidden, shared, mx.array([cases.PLACES - 1]))
         right, scores = wanted[f"{kind}.{step}.logits"], logits[0, 0]
         chosen = mx.isfinite(scores)
         assert chosen.sum().item() == (40 if "groups" in kind else VOCABULARY_SIZE)

@@ -11,7 +11,7 @@ from mlx.nn.layers.base import Module
 from runner.cache.session import Session
 from runner.cache.single import NullCache
 from runner.drafts.dflash.config import read_dflash_config
-from runner.drafts.dflash.drafter import BlockDrafter
+from runner.drafts.dflash.drafter import BlockDrafter, Context
 from runner.drafts.dflash.load import block_target, load_dflash
 from runner.drafts.kinds import open_draft
 from runner.drafts.target import Tap
@@ -97,7 +97,7 @@ def features(rows: int, seed: int = 0) -> mx.array:
 
 def drafter_of(rows: int, layer: object, **bounds: int) -> BlockDrafter:
     drafter = BlockDrafter("a draft", tiny_draft("llama"), **bounds)
-    drafter.saw([layer], 0, features(rows))
+    drafter.saw(layer, 0, features(rows))
     return drafter
 
 
@@ -106,7 +106,11 @@ def drafts(drafter: BlockDrafter, layer: object, position: int, most: int = 3) -
 
 
 def reads(drafter: BlockDrafter, layer: object, position: int, *, briefly: bool = False) -> bool:
-    return drafter.read(standing([layer], position, TEXT), briefly=briefly)
+    return drafter.read([standing([layer], position, TEXT)], briefly=briefly)
+
+
+def context_of(drafter: BlockDrafter, layer: object) -> Context:
+    return drafter._texts[layer].context
 
 
 def scores(drafter: BlockDrafter, layer: object, position: int, text: Sequence[int] = TEXT) -> mx.array:
@@ -131,9 +135,10 @@ def test_a_context_never_grows_beyond_its_bound(changes: dict[str, object], kept
     layer, drafter = Counting(), BlockDrafter("a draft", tiny_draft("llama", changes), most_rows=4, context_tokens=20)
     held, most = [], 0
     for end in range(1, 120):
-        drafter.saw([layer], end - 1, features(1, end))
+        drafter.saw(layer, end - 1, features(1, end))
+        assert not reads(drafter, layer, end)
         assert len(drafts(drafter, layer, end, 2)) == 2
-        held.append(drafter._context.stop - drafter._context.start)
+        held.append(context_of(drafter, layer).stop - context_of(drafter, layer).start)
         most = max(most, drafter.nbytes)
     assert max(held) <= 2 * kept
     assert min(held[40:]) > kept
@@ -146,7 +151,7 @@ def test_what_waits_is_read_in_parts() -> None:
     drafter, at_once = drafter_of(200, layer), drafter_of(200, other)
     stops = []
     while reads(drafter, layer, 200):
-        stops.append(drafter._context.stop)
+        stops.append(context_of(drafter, layer).stop)
     assert stops == [64, 128, 192]
     assert same(scores(drafter, layer, 200), scores(at_once, other, 200))
     assert not reads(drafter, layer, 200)
@@ -156,9 +161,9 @@ def test_for_a_single_try_little_is_read() -> None:
     layer, other = Counting(), Counting()
     drafter, short = drafter_of(100, layer), BlockDrafter("a draft", tiny_draft("llama"))
     assert not reads(drafter, layer, 90, briefly=True)
-    short.saw([other], 26, features(100)[:, 26:90])
+    short.saw(other, 26, features(100)[:, 26:90])
     assert same(scores(drafter, layer, 90), scores(short, other, 90))
-    assert (drafter._context.start, drafter._context.stop) == (26, 90)
+    assert (context_of(drafter, layer).start, context_of(drafter, layer).stop) == (26, 90)
 
 
 def test_a_block_is_never_longer_than_the_draft_knows() -> None:
@@ -170,7 +175,7 @@ def test_the_same_place_is_drafted_again_without_reading() -> None:
     layer = Counting()
     drafter = drafter_of(6, layer)
     assert same(scores(drafter, layer, 6), scores(drafter, layer, 6))
-    assert drafter._context.stop == 6
+    assert context_of(drafter, layer).stop == 6
 
 
 def test_nothing_is_drafted_where_the_text_is_not_known() -> None:
@@ -184,10 +189,10 @@ def test_nothing_is_drafted_where_the_text_is_not_known() -> None:
     assert proposed(drafter, [layer], 6, [*text[:6], -5], 3, greedy) == []  # behind a picture
     assert proposed(BlockDrafter("a draft", tiny_draft("llama")), [layer], 0, text[:1], 3, greedy) == []
     assert len(drafts(drafter, layer, 6)) == 3
-    drafter.saw([layer], 8, features(2))  # behind a gap
+    drafter.saw(layer, 8, features(2))  # behind a gap
     assert len(drafts(drafter, layer, 10)) == 3
-    assert drafter._context.start == 8
-    drafter.saw([layer], 10, features(1))
+    assert context_of(drafter, layer).start == 8
+    drafter.saw(layer, 10, features(1))
     drafter.free()
     assert drafter.nbytes == 0
 
@@ -196,18 +201,18 @@ def test_what_was_not_right_is_forgotten() -> None:
     """A round of which one token was right, and an answer that was set back, within its context and beyond."""
     layer, plain, rows = Counting(), Counting(), features(9)
     ours, theirs = (BlockDrafter("a draft", tiny_draft("llama")) for _ in range(2))
-    ours.saw([layer], 0, rows[:, :4])
+    ours.saw(layer, 0, rows[:, :4])
     assert len(drafts(ours, layer, 4)) == 3
-    ours.saw([layer], 4, mx.concatenate([rows[:, 4:5], features(3, 7)], axis=1))
+    ours.saw(layer, 4, mx.concatenate([rows[:, 4:5], features(3, 7)], axis=1))
     assert len(drafts(ours, layer, 5)) == 3
-    ours.saw([layer], 5, features(4, 8))
+    ours.saw(layer, 5, features(4, 8))
     assert len(drafts(ours, layer, 9)) == 3
-    ours.saw([layer], 5, rows[:, 5:])
-    theirs.saw([plain], 0, rows)
+    ours.saw(layer, 5, rows[:, 5:])
+    theirs.saw(plain, 0, rows)
     wanted = scores(theirs, plain, 9)
     assert same(scores(ours, layer, 9), wanted)
-    assert ours._context.start == 0
-    ours.saw([layer], 0, rows)  # all of it once more
+    assert context_of(ours, layer).start == 0
+    ours.saw(layer, 0, rows)  # all of it once more
     assert same(scores(ours, layer, 9), wanted)
 
 
@@ -218,7 +223,7 @@ def test_the_layers_of_another_answer_bring_no_context_of_this_one() -> None:
     assert len(drafts(ours, layer, 6)) == 3
     text = [2] * 9
     for drafter, each in ((ours, layer), (theirs, other)):
-        drafter.saw([each], 6, rows[:, 6:])
+        drafter.saw(each, 6, rows[:, 6:])
     wanted = scores(theirs, other, 8, text)
     assert same(scores(ours, layer, 8, text), wanted)
-    assert ours._context.start == 6
+    assert context_of(ours, layer).start == 6

@@ -6,11 +6,11 @@ from typing import cast
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from runner.cache.session import Session
 from runner.drafts.dflash.config import read_dflash_config
-from runner.drafts.dflash.drafter import BlockDraft, BlockDrafter, DFlashModule, Parts
+from runner.drafts.dflash.drafter import BlockDraft, BlockDrafter, BlockText, DFlashModule, Parts
 from runner.drafts.dflash.load import block_target
 from runner.drafts.target import Draw, Tap
+from runner.engine.ports import DraftedAnswer
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.dflash import DRAFT, dflash_config
@@ -59,7 +59,15 @@ class Prompted(BlockDrafter):
         self._count = 0
         self._coming = coming
 
-    def draft(self, session: Session, most: int, draw: Draw) -> list[int]:
+    def draft(
+        self,
+        answers: Sequence[DraftedAnswer],
+        texts: Sequence[BlockText],
+        layers: Sequence[object],
+        most: int,
+        draw: Draw,
+    ) -> Sequence[Sequence[int]]:
+        (answer,) = answers
         self.logits = []
         self._count += 1
 
@@ -67,6 +75,6 @@ class Prompted(BlockDrafter):
             self.logits.append(logits)
             return draw(logits)
 
-        own = super().draft(session, most, noted)
-        right = [*self._coming(session.recorded)[:2]] if self._count % 2 else []
-        return [*right, *own[len(right) :]][: len(own)]
+        ((*own,),) = super().draft(answers, texts, layers, most, noted)
+        right = [*self._coming(answer.session.recorded)[:2]] if self._count % 2 else []
+        return [[*right, *own[len(right) :]][: len(own)]]

@@ -8,11 +8,12 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_map_with_path
 
+from runner.cache.layers.batch import BatchedLayers
 from runner.cache.session import Session
 from runner.cache.single import NullCache
 from runner.drafts.heads.head import Head, HeadDrafter
 from runner.drafts.heads.load import load_head
-from runner.drafts.target import Tap
+from runner.drafts.target import Tap, rows_of
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.sources import Published
 from tests.model.drafts.answers import DRAWN, GREEDY, PROMPT, Counting, answer, greedy, proposed
@@ -119,8 +120,12 @@ def test_drafts_are_those_of_the_whole_text(name: str, most: int, pairs: Pairs) 
 
 def drafter_of(rows: int, layer: object, *, most_rows: int = 8, most_slots: int = 4096, pair: Pair) -> HeadDrafter:
     drafter = HeadDrafter(pair.head, most_rows, most_slots)
-    drafter.saw([layer], 0, hidden(rows))
+    drafter.saw(layer, 0, hidden(rows))
     return drafter
+
+
+def slots_of(drafter: HeadDrafter, layer: object) -> int:
+    return drafter._texts[layer].slots
 
 
 def hidden(rows: int, seed: int = 0) -> mx.array:
@@ -132,19 +137,19 @@ def test_a_drafter_keeps_the_last_rows_only(pairs: Pairs) -> None:
     drafter = drafter_of(100, layer, pair=pair)
     assert drafter.nbytes == 8 * 64 * 4
     for start in range(100, 300):
-        drafter.saw([layer], start, hidden(1, start))
+        drafter.saw(layer, start, hidden(1, start))
     assert drafter.nbytes <= 16 * 64 * 4
     assert len(proposed(drafter, [layer], 300, [1] * 301, 3, greedy)) == 3
-    assert drafter._slots <= 16
+    assert slots_of(drafter, layer) <= 16
 
 
 def test_layers_begin_again_when_they_are_full(pairs: Pairs) -> None:
     layer, pair = Counting(), pairs("qwen3.5")
     drafter, slots = drafter_of(4, layer, most_slots=10, pair=pair), []
     for end in range(5, 40):
-        drafter.saw([layer], end - 1, hidden(1, end))
+        drafter.saw(layer, end - 1, hidden(1, end))
         assert len(proposed(drafter, [layer], end, [1] * (end + 1), 2, greedy)) == 2
-        slots.append(drafter._slots)
+        slots.append(slots_of(drafter, layer))
     assert max(slots) == 10
     assert slots.count(1) == 3
 
@@ -166,9 +171,9 @@ def test_nothing_is_drafted_where_the_text_is_not_known(pairs: Pairs) -> None:
     assert proposed(drafter, [layer], 8, text[:9], 3, greedy) == []  # two tokens that only others have seen
     assert proposed(drafter, [], 6, text[:7], 3, greedy) == []
     assert len(proposed(drafter, [layer], 6, text[:7], 3, greedy)) == 3
-    drafter.saw([layer], 8, hidden(2))  # behind a gap
+    drafter.saw(layer, 8, hidden(2))  # behind a gap
     assert len(proposed(drafter, [layer], 10, text[:11], 3, greedy)) == 3
-    assert drafter._slots == 2
+    assert slots_of(drafter, layer) == 2
 
 
 def test_what_was_not_right_is_forgotten(pairs: Pairs) -> None:
@@ -177,15 +182,15 @@ def test_what_was_not_right_is_forgotten(pairs: Pairs) -> None:
     layer, plain = Counting(), Counting()
     rows = hidden(9)
     ours, theirs = (HeadDrafter(pair.head) for _ in range(2))
-    ours.saw([layer], 0, rows[:, :4])
-    ours.saw([layer], 4, mx.concatenate([rows[:, 4:5], hidden(3, 7)], axis=1))
-    ours.saw([layer], 5, rows[:, 5:])
-    theirs.saw([plain], 0, rows)
+    ours.saw(layer, 0, rows[:, :4])
+    ours.saw(layer, 4, mx.concatenate([rows[:, 4:5], hidden(3, 7)], axis=1))
+    ours.saw(layer, 5, rows[:, 5:])
+    theirs.saw(plain, 0, rows)
     wanted = proposed(theirs, [plain], 9, text, 3, greedy)
     assert proposed(ours, [layer], 9, text, 3, greedy) == wanted
-    ours.saw([layer], 0, rows)  # all of it once more
+    ours.saw(layer, 0, rows)  # all of it once more
     assert proposed(ours, [layer], 9, text, 3, greedy) == wanted
-    assert ours._slots == 9
+    assert slots_of(ours, layer) == 9
 
 
 def test_a_picture_is_not_read(pairs: Pairs) -> None:
@@ -193,20 +198,27 @@ def test_a_picture_is_not_read(pairs: Pairs) -> None:
     layer = Counting()
     drafter = drafter_of(8, layer, pair=pairs("qwen3.5"))
     assert len(proposed(drafter, [layer], 8, [1, 2, -5, -6, 3, 4, 5, 6, 7], 2, greedy)) == 2
-    assert drafter._slots == 5
-    drafter.saw([layer], 8, hidden(1))
+    assert slots_of(drafter, layer) == 5
+    drafter.saw(layer, 8, hidden(1))
     assert proposed(drafter, [layer], 9, [1, 2, -5, -6, 3, 4, 5, 6, 7, -8], 2, greedy) == []
 
 
-def test_the_rows_of_a_batch_are_not_followed_nor_long_parts_of_a_prompt(pairs: Pairs) -> None:
+def test_each_row_of_a_batch_is_followed_and_no_long_part_of_a_prompt(pairs: Pairs) -> None:
     pair = pairs("qwen3.5")
-    drafter = HeadDrafter(pair.head)
-    forward = drafter.watch(pair.loaded.logits)
-    forward(mx.array([PROMPT, PROMPT]), pair.loaded.make_layers())
-    forward(mx.array([PROMPT * 4]), pair.loaded.make_layers())
-    assert drafter.nbytes == 0
-    forward(mx.array([PROMPT]), pair.loaded.make_layers())
-    assert drafter.nbytes == len(PROMPT) * 64 * 4
+    drafter, prompts = HeadDrafter(pair.head), [PROMPT, PROMPT[3:], PROMPT * 4]
+    forward, own = drafter.watch(pair.loaded.logits), [pair.loaded.make_layers() for _ in prompts]
+    for prompt, layers in zip(prompts, own, strict=True):
+        forward(mx.array([prompt]), layers)
+    assert drafter.nbytes == len(PROMPT + PROMPT[3:]) * 64 * 4
+    forward(mx.array([[1], [2]]), BatchedLayers(own[:2]).layers)
+    seen = [drafter._texts[rows_of(layers)[0][0]] for layers in own[:2]]
+    for text, prompt, token in zip(seen, prompts, (1, 2), strict=False):
+        alone, layers = HeadDrafter(pair.head), pair.loaded.make_layers()
+        alone.watch(pair.loaded.logits)(mx.array([[*prompt, token]]), layers)
+        wanted = alone._texts[rows_of(layers)[0][0]].waiting(0, len(prompt) + 1)
+        assert mx.allclose(text.waiting(0, len(prompt) + 1), wanted, atol=1e-4)
+    forward(mx.array([[1]] * 9), BatchedLayers([own[0]] * 9).layers)
+    assert seen[0].first_waiting(len(PROMPT) + 2) is None, "more than it drafts for"
 
 
 def test_a_drafter_keeps_no_layers_of_the_target_alive(pairs: Pairs) -> None:
