@@ -1,14 +1,16 @@
-"""A draft model with weights of its own, which reads the text by itself."""
+"""A draft model with weights of its own, which reads the texts by itself."""
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from runner.cache.layers import flatten
+from runner.cache.layers.batch import LONG_STEP, SHORT_STEP, BatchedLayers, HeldStates, arrays_of, unbatchable_layers
 from runner.cache.node import common_prefix
-from runner.cache.sequence import LayerFacts, SequenceLayers, SequenceMark
-from runner.drafts.target import GROWTH_TOKENS, Draw
+from runner.cache.session import Session
+from runner.drafts.target import MOST_TOGETHER, read_drafts
 from runner.engine.generation import Forward
 from runner.engine.ports import DraftedAnswer
 from runner.errors import ModelError
@@ -18,188 +20,77 @@ from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.load import LoadedModel, load
 from runner.sampling.sampler import preview
 
-# --- The layers of a draft model, which follow one text after the other.
-
 WINDOW_TOKENS = 256
 """The end of a text with which a draft model begins. More would take longer to read than it makes drafts better."""
 MOST_TOKENS = 4 * WINDOW_TOKENS
-"""With more than these the model begins again, so its layers stay small, however long the text."""
+"""With more than these of all texts together, but twice a window of each, the model begins again. So its layers stay
+small, however long the texts."""
 _LEAD_TOKENS = 4  # of the text, before its end: many models look at their first tokens when there is nothing to see
-_FIRST_ROUND = 2  # tokens; a single one is written into the arrays that a mark holds
-MANY_TOKENS = 16
+_MANY_TOKENS = 16
 """What is left to read when drafting begins: the logits of more, all but the last unused, would take longer than
 another forward."""
-
-
-class Reader:
-    """Reads the end of a text, and drafts what follows. What it drafted and what came differ sooner or later: then it
-    goes back to what they have in common. A text that begins like the last one is read on from there.
-
-    Owner: the engine thread.
-    """
-
-    def __init__(self, make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int) -> None:
-        """`forward` maps tokens [1, L] below `vocab_size` and the layers to logits [1, L, V]."""
-        self._forward = forward
-        self._vocab_size = vocab_size
-        self._sequence = SequenceLayers(make_layers(), LayerFacts())
-        self._held: list[int] = []  # what the layers have seen
-        self._left: Sequence[int] = ()  # what they have yet to see of the text
-        self._start = self._lead = 0  # of the text they see the first `lead` tokens, and those from `start` on
-        self._mark: SequenceMark | None = None  # where layers that do not rewind by themselves can go back to
-
-    @property
-    def left(self) -> int:
-        """The number of tokens to read."""
-        return len(self._left)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the layers."""
-        return self._sequence.nbytes
-
-    def turn_to(self, text: Sequence[int], window: int = WINDOW_TOKENS) -> None:
-        """Turns to this text: goes back to what the layers have in common with it. If more than `window` tokens would
-        be left to read, begins anew with `window` of them. At least one is left, unless the model does not know the
-        last one."""
-        seen = self._part(text)
-        common = min(common_prefix(self._held, seen), len(seen) - 1)
-        goes_on = self._start < len(text) and len(seen) <= MOST_TOKENS and self._go_back(common)
-        self._left = seen[len(self._held) :]
-        if not goes_on or len(self._left) > window + _LEAD_TOKENS or not all(map(self._knows, self._left)):
-            self._begin(text, window)
-
-    def read(self, most: int) -> None:
-        """Reads at most `most` of the tokens that are left, but for the last two, with which drafting begins."""
-        count = min(most, len(self._left) - _FIRST_ROUND)
-        self._compute(mx.array([self._left[:count]]))
-        self._held += self._left[:count]
-        self._left = self._left[count:]
-        mx.async_eval(self._sequence.arrays())
-
-    def wait(self) -> None:
-        """Waits until everything is read."""
-        self._sequence.evaluate()
-
-    def draft(self, most: int, size: int, draw: Draw) -> list[int]:
-        """Reads what is left, and drafts the next `most` tokens, at least one; none if there is nothing to read. Each
-        is drawn from logits [1, size]."""
-        sequence = self._sequence
-        if not self._left:
-            return []
-        marked = not sequence.sliceable
-        if marked and len(self._left) < _FIRST_ROUND and not self._read_again():
-            return []
-        if len(self._left) > (_FIRST_ROUND if marked else MANY_TOKENS):
-            self.read(len(self._left))
-        if marked:
-            self._mark = sequence.mark(_FIRST_ROUND + most - 1)
-        drafts = [draw(_of_size(self._compute(mx.array([self._left])), size))]
-        self._held += self._left
-        self._left = ()
-        while len(drafts) < most:
-            mx.async_eval(drafts[-1])
-            drafts.append(draw(_of_size(self._compute(drafts[-1][:, None]), size)))
-        found = cast("list[int]", mx.concatenate(drafts).tolist())
-        self._held += found[:-1]
-        return found
-
-    def reset(self) -> None:
-        """Frees all that was read."""
-        self._sequence.reset()
-        self._held = []
-        self._left = ()
-        self._mark = None
-        self._start = 0
-        self._lead = 0
-
-    def _compute(self, tokens: mx.array) -> mx.array:
-        """Returns the logits [1, V] of the token after these, uint32 [1, L]. Lazy."""
-        logits = self._forward(tokens, self._sequence.layers)[:, -1]
-        self._sequence.advance(tokens.shape[1])
-        return logits
-
-    def _begin(self, text: Sequence[int], window: int) -> None:
-        self.reset()
-        end = max(0, len(text) - window)
-        unknown = [place for place in range(end, len(text)) if not self._knows(text[place])]
-        start = unknown[-1] + 1 if unknown else end
-        if start > _LEAD_TOKENS and all(map(self._knows, text[:_LEAD_TOKENS])):
-            self._lead = _LEAD_TOKENS
-        self._start = start
-        self._left = self._part(text)
-
-    def _part(self, text: Sequence[int]) -> list[int]:
-        """Returns the tokens of the text that the model gets to see."""
-        return [*text[: self._lead], *text[self._start :]]
-
-    def _knows(self, token: int) -> bool:
-        return 0 <= token < self._vocab_size
-
-    def _go_back(self, to: int) -> bool:
-        """Goes back to the first `to` tokens, or to fewer. Returns False if the layers cannot."""
-        mark = self._mark
-        if to < len(self._held):
-            if self._sequence.rewind(to):
-                if mark is None or mark.position > to:
-                    return False
-                to = mark.position
-                if not all(state.can_revert(each, to) for state, each in mark.marks):
-                    return False  # several forwards have passed, and a chunk ended in between
-                self._sequence.revert(mark, to)
-            self._mark = None
-            del self._held[to:]
-        return to >= 0
-
-    def _read_again(self) -> bool:
-        """Goes back by a token, which is left to read then. Returns False if the layers cannot."""
-        held = [*self._held]
-        if not held or not self._go_back(len(held) - 1):
-            return False
-        self._left = [*held[len(self._held) :], *self._left]
-        return True
-
-
-def _of_size(logits: mx.array, size: int) -> mx.array:
-    """Returns logits [1, size]: a model may have rows for fewer or for more tokens than there are."""
-    more = size - logits.shape[-1]
-    return mx.pad(logits, [(0, 0), (0, more)], constant_values=-mx.inf) if more > 0 else logits[:, :size]
-
-
 _PART_TOKENS = 64  # of a text, beside a step of its answer: takes about as long as a step of a model ten times as large
 _BRIEF_TOKENS = _PART_TOKENS // 2
 _SHORT_STEPS = 8  # of an answer that may be over before what is read for it has paid
+_MOST_DRAFTS = 64
 _TRIED_TOKENS = 4
 
 
-def unmarkable_layers(layers: list[object]) -> str:
-    """Returns why a model with these fresh layers cannot take back what it drafted; empty if it can."""
-    states = SequenceLayers(layers).states
-    names = {type(getattr(state, "layer", state)).__name__ for state in states if not state.markable}
-    return f"there is no way back in its {', '.join(sorted(names))}" if names else ""
+class _Text:
+    """The end of a text, with its first tokens, and how far the model has read it."""
+
+    def __init__(self, tokens: list[int], length: int, layers: list[object]) -> None:
+        self.left = tokens
+        """The tokens to read."""
+        self.length = length
+        """The tokens of the text, these and those before them."""
+        self.layers: list[object] | None = layers
+        """Its own, until it has a row in those of all texts."""
+        self.read = 0
+        """The tokens that the layers have seen, all of them certain."""
+        self.drafted: list[int] = []
+        """Those that they have seen beyond these."""
+        self.waited = 0
+        """The steps since there is more to read than fits beside one."""
+
+    def take(self, count: int) -> list[int]:
+        """Returns the next `count` tokens, which are read now."""
+        taken, self.left = self.left[:count], self.left[count:]
+        self.read += count
+        return taken
 
 
 class OwnDraftModel:
-    """A model that drafts from the end of the text. One for all answers: it turns from one to the next. Owner: the
-    engine thread."""
+    """A model that drafts from the ends of texts.
+
+    Each text is read by itself until something is drafted for it. Then it gets a row in the layers of all texts that
+    are drafted together. Drafts stay there until it is known whether they were right. Owner: the engine thread.
+    """
 
     at_once = False
-    most_together = 1
 
-    def __init__(self, name: str, make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int) -> None:
-        """`forward` is as in `Reader`. Raises ModelError if the layers of the model cannot go back, and what the
-        first forward raises."""
+    def __init__(
+        self,
+        name: str,
+        make_layers: Callable[[], list[object]],
+        forward: Forward,
+        vocab_size: int,
+        most_together: int = MOST_TOGETHER,
+    ) -> None:
+        """`forward` maps tokens [B, L] below `vocab_size` and the layers to logits [B, L, V], for at most
+        `most_together` texts. Raises ModelError if the layers of the model cannot be joined, and what the first forward
+        raises."""
         self.name = name
-        if fault := unmarkable_layers(make_layers()):
+        if fault := unbatchable_layers(make_layers()):
             raise ModelError(fault)
-        self._reader = Reader(make_layers, forward, vocab_size)
-        self._reader.turn_to([0] * _TRIED_TOKENS)
-        self._reader.read(_TRIED_TOKENS)
-        self._reader.draft(1, vocab_size, lambda logits: mx.argmax(logits, axis=-1))
-        self.most_bytes = (MOST_TOKENS // GROWTH_TOKENS + 1) * self._reader.nbytes
-        """The bytes that its layers may take."""
-        self._reader.reset()
-        self._waited = 0  # steps, since there is more to read than fits beside one
+        self._make_layers = make_layers
+        self._forward = forward
+        self._vocab_size = vocab_size
+        self._texts: WeakKeyDictionary[Session, _Text] = WeakKeyDictionary()
+        self._rows: list[_Text] = []
+        self._batch: BatchedLayers | None = None
+        self._states: HeldStates = ()  # before what was drafted
+        self.most_together, self.most_bytes = self._try(most_together)
 
     def watch(self, forward: Forward) -> Forward:
         """Returns the forward of the answer's model, which it takes no notice of."""
@@ -207,20 +98,31 @@ class OwnDraftModel:
 
     @property
     def nbytes(self) -> int:
-        return self._reader.nbytes
+        own = [text.layers for text in self._texts.values() if text.layers is not None]
+        held = sum(array.nbytes for layers in own for array in _arrays(layers))
+        return held + (0 if self._batch is None else self._batch.nbytes)
 
     def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
-        self._reader.turn_to(answers[0].session.recorded, _BRIEF_TOKENS if briefly else WINDOW_TOKENS)
-        if self._reader.left <= _PART_TOKENS:
-            self._waited = 0
-            if self._reader.left > MANY_TOKENS:
-                self._reader.read(self._reader.left)
-                self._reader.wait()  # else it would count as a part of what drafting takes
-            return False
-        self._waited += 1
-        if self._waited > _SHORT_STEPS:
-            self._reader.read(_PART_TOKENS)
-        return True
+        window = _BRIEF_TOKENS if briefly else WINDOW_TOKENS
+        most = max(MOST_TOKENS // len(answers), 2 * WINDOW_TOKENS)
+        texts = [self._follow(each.session, window, most) for each in answers]
+        self._settle()
+        lacking = [text for text in texts if len(text.left) > _PART_TOKENS]
+        for text in texts:
+            text.waited = text.waited + 1 if text in lacking else 0
+        part = next((text for text in lacking if text.waited > _SHORT_STEPS), None)
+        beside = part is not None and part in self._rows  # texts that have rows are read in one forward
+        wanted = [
+            text
+            for text in texts
+            if text is part
+            or (text in self._rows and beside)
+            or (text not in lacking and len(text.left) > _MANY_TOKENS)
+        ]
+        if wanted:
+            self._read(wanted)
+            self._wait(wanted)  # else it would count as a part of what drafting takes
+        return len(lacking) == len(texts)
 
     def propose(
         self,
@@ -228,19 +130,163 @@ class OwnDraftModel:
         layers: Sequence[object],  # noqa: ARG002
         most: int,
     ) -> Sequence[Sequence[int]]:
-        sampler = answers[0].sampler
-        self._reader.turn_to(answers[0].session.recorded)
-        return [self._reader.draft(most, sampler.vocab_size, preview([sampler]))]
+        known = {id(text): each for each in answers if (text := self._texts.get(each.session)) and self._is_ready(text)}
+        ready = [text for text in self._texts.values() if id(text) in known]
+        if not ready:
+            return [()] * len(answers)
+        self._read([text for text in ready if not text.read])
+        batch = self._turn_to(ready)
+        asked = [known[id(text)] for text in self._rows]
+        size, draw = asked[0].sampler.vocab_size, preview([each.sampler for each in asked])
+        drafts = [draw(_of_size(self._read_rows([len(text.left) for text in self._rows]), size))]
+        self._states = batch.states()
+        for _ in range(min(most, _MOST_DRAFTS) - 1):
+            mx.async_eval(drafts[-1])
+            drafts.append(draw(_of_size(self._forward(drafts[-1][:, None], batch.layers)[:, -1], size)))
+        found = {}
+        for each, text, tokens in zip(asked, self._rows, read_drafts(drafts), strict=True):
+            found[each.row] = tokens
+            text.drafted = tokens[:-1]
+        return [found.get(each.row, ()) for each in answers]
 
     def free(self) -> None:
-        self._reader.reset()
+        self._texts.clear()
+        self._rows, self._batch, self._states = [], None, ()
+
+    # --- texts
+
+    def _follow(self, session: Session, window: int, most: int) -> _Text:
+        """Returns what is read of the text of a session, with what has come since. If more than `window` tokens would
+        be left to read, or the layers would have more than `most`, it begins anew with `window` of them."""
+        recorded, text = session.recorded, self._texts.pop(session, None)
+        waited = 0
+        if text is not None:
+            waited = text.waited
+            more = recorded[text.length :]
+            text.left += more
+            text.length = len(recorded)
+            fits = len(text.left) <= window + _LEAD_TOKENS and text.read + len(text.left) <= most
+            is_held = text.layers is not None or text in self._rows
+            if not (fits and is_held and all(map(self._knows, more))):
+                text = None
+        if text is None:
+            text = _Text(self._end(recorded, window), len(recorded), self._make_layers())
+            text.waited = waited
+        self._texts[session] = text
+        if len(self._texts) > self.most_together:
+            del self._texts[next(iter(self._texts))]
+        return text
+
+    def _end(self, recorded: Sequence[int], window: int) -> list[int]:
+        """Returns the tokens of a text that the model gets to see."""
+        end = max(0, len(recorded) - window)
+        unknown = [place for place in range(end, len(recorded)) if not self._knows(recorded[place])]
+        start = unknown[-1] + 1 if unknown else end
+        lead = (
+            recorded[:_LEAD_TOKENS] if start > _LEAD_TOKENS and all(map(self._knows, recorded[:_LEAD_TOKENS])) else []
+        )
+        return [*lead, *recorded[start:]]
+
+    def _knows(self, token: int) -> bool:
+        return 0 <= token < self._vocab_size
+
+    def _is_ready(self, text: _Text) -> bool:
+        """Returns True if the model can draft after a text: it has a token to read, and has read one before or will."""
+        return 0 < len(text.left) <= _PART_TOKENS and text.read + len(text.left) > 1
+
+    # --- layers
+
+    def _read(self, texts: Sequence[_Text]) -> None:
+        """Reads a part of these texts, without their last tokens."""
+        for text in texts:
+            if text.layers is not None:
+                tokens = text.take(min(_PART_TOKENS, len(text.left) - 1))
+                self._forward(mx.array([tokens]), text.layers)
+        if any(text in self._rows for text in texts):
+            self._read_rows([min(_PART_TOKENS, len(each.left) - 1) if each in texts else 0 for each in self._rows])
+
+    def _settle(self) -> None:
+        """Takes what was drafted out of the rows again; in layers without states, what did not come."""
+        if self._batch is None or not any(text.drafted for text in self._rows):
+            return
+        for text in self._rows:
+            if not self._states:
+                text.take(common_prefix(text.drafted, text.left[:-1]))
+            text.drafted = []
+        self._batch.go_back(self._states, [text.read for text in self._rows])
+        self._states = ()
+
+    def _wait(self, texts: Sequence[_Text]) -> None:
+        """Waits until what was read is computed."""
+        own = [array for text in texts if text.layers is not None for array in _arrays(text.layers)]
+        mx.eval([*own, *(self._batch.arrays() if self._batch is not None else ())])
+
+    def _turn_to(self, texts: Sequence[_Text]) -> BatchedLayers:
+        """Gives each of these texts its row; others begin anew when they come back."""
+        kept = [row for row, text in enumerate(self._rows) if text in texts]
+        if len(kept) < len(self._rows) and kept and self._batch is not None:
+            self._batch.keep(kept)
+        self._rows = [self._rows[row] for row in kept]
+        more = [text for text in texts if text not in self._rows]
+        joining = [layers for text in more if (layers := text.layers) is not None]
+        if self._batch is None or not kept:
+            self._batch = BatchedLayers(joining, _MOST_DRAFTS)
+        elif joining:
+            self._batch.extend(joining)
+        for text in more:
+            text.layers = None
+        self._rows += more
+        return self._batch
+
+    def _read_rows(self, counts: Sequence[int]) -> mx.array:
+        """Reads the next tokens of each text that has a row. Returns the logits [B, V] after them (lazy)."""
+        assert self._batch is not None
+        tokens = [text.take(count) for text, count in zip(self._rows, counts, strict=True)]
+        if len(set(counts)) == 1:
+            logits = self._forward(mx.array(tokens), self._batch.layers)
+        else:
+            longest = max(2, *counts)
+            rows = mx.array([[*row, *[0] * (longest - len(row))] for row in tokens])
+            with self._batch.draft_round(longest):
+                logits = self._forward(rows, self._batch.layers)
+            self._batch.accept(counts)
+        return logits[mx.arange(len(counts)), mx.array([*counts]) - 1]
+
+    def _try(self, most_together: int) -> tuple[int, int]:
+        """Drafts something, as MLX refuses some layers only when they compute. Returns for how many answers the model
+        can draft, and the bytes that its layers may take."""
+        for length in (_TRIED_TOKENS, _TRIED_TOKENS + 1)[:most_together]:
+            text = _Text([0] * length, length, self._make_layers())
+            self._read([text])
+            self._rows.append(text)
+        self._batch = BatchedLayers([text.layers for text in self._rows if text.layers is not None], _MOST_DRAFTS)
+        self._read_rows([1] * len(self._rows))
+        with self._batch.draft_round(2):
+            logits = self._forward(mx.zeros((len(self._rows), 2), mx.uint32), self._batch.layers)
+        together = most_together if self._batch.may_accept else 1
+        mx.eval(logits)
+        columns = _TRIED_TOKENS + SHORT_STEP
+        token_bytes, state_bytes = (nbytes / len(self._rows) for nbytes in self._batch.nbytes_by_kind)
+        tokens = max(MOST_TOKENS, 2 * WINDOW_TOKENS * together) + together * LONG_STEP
+        self.free()
+        return together, int(token_bytes / columns * tokens + state_bytes * together)
+
+
+def _arrays(layers: Sequence[object]) -> list[mx.array]:
+    return [array for layer in flatten(layers) for array in arrays_of(layer)]
+
+
+def _of_size(logits: mx.array, size: int) -> mx.array:
+    """Returns logits [B, size]: a model may have rows for fewer or for more tokens than there are."""
+    more = size - logits.shape[-1]
+    return mx.pad(logits, [(0, 0), (0, more)], constant_values=-mx.inf) if more > 0 else logits[:, :size]
 
 
 def plan_own_model(draft: OpenedModel, dtype: str, budget_bytes: int) -> tuple[Module, DtypePlan]:
     """Returns the model made of placeholders, and the types of its weights. Raises ModelError if it could not draft."""
     module = rehearse(draft)[0]
     types = plan_dtypes(dtype, module, budget_bytes)
-    if fault := types.over_budget(budget_bytes, module) or unmarkable_layers(LoadedModel(module).make_layers()):
+    if fault := types.over_budget(budget_bytes, module) or unbatchable_layers(LoadedModel(module).make_layers()):
         raise ModelError(fault)
     return module, types
 
@@ -253,4 +299,5 @@ def load_own_model(
 ) -> OwnDraftModel:
     """Loads the model. Raises what loading and its first forward raise."""
     weights = load(draft, dtype, budget_bytes)
-    return OwnDraftModel(draft.name, weights.make_layers, weights.logits, draft.vocab_size)
+    most_together = 1 if weights.unbatchable else MOST_TOGETHER
+    return OwnDraftModel(draft.name, weights.make_layers, weights.logits, draft.vocab_size, most_together)

@@ -45,6 +45,8 @@ class KVRows:
         self.values: mx.array | None = None
         self.sources: Sequence[ref[object] | None] = [*map(ref, sources)] or [None] * len(lengths)
         """The layer that each row is a copy of."""
+        self.spare = 0
+        """The tokens that rows may go back by, over several forwards of one token each."""
         self._window = window
         self._lay(parts, lengths, 0)
 
@@ -122,7 +124,7 @@ class KVRows:
 
     def stand(self, lengths: Sequence[int]) -> None:
         """Lets rows stand after `lengths` tokens: no more than they have seen, and in a window no fewer than before the
-        last forward."""
+        last forward, or by `spare`."""
         self._lengths = [*lengths]
         self.offset = mx.array(self._lengths)
 
@@ -152,7 +154,8 @@ class KVRows:
         self._lay(self._parts(batch_indices), [self._lengths[row] for row in batch_indices], room)
 
     def _parts(self, rows: Sequence[int]) -> list[Buffers]:
-        return [self._row(row, min(self._lengths[row], self._window or self._lengths[row])) for row in rows]
+        most = max(self._lengths) if self._window is None else self._window + self.spare
+        return [self._row(row, min(self._lengths[row], most)) for row in rows]
 
     def _row(self, row: int, count: int) -> Buffers:
         """Returns the entries of the last `count` tokens of a row, oldest first."""
@@ -180,8 +183,8 @@ class KVRows:
         end = self._end()
         if end + count <= self._columns:
             return
-        # A single token takes the place of the one that leaves the window; rows of several may go back.
-        most = None if self._window is None else self._window + (count if count > 1 else 0)
+        # A single token takes the place of the one that leaves the window, unless rows may go back.
+        most = None if self._window is None else self._window + max(self.spare, count if count > 1 else 0)
         if most is not None and self._columns >= most:
             return
         parts = self._parts(range(len(self._lengths)))
@@ -236,6 +239,10 @@ def unbatchable_layers(layers: list[object]) -> str:
     return f"mlx-lm has no batch of {', '.join(sorted(unknown))}" if unknown else ""
 
 
+HeldStates = Sequence[tuple[ArraysCache, list[mx.array | None]]]
+"""Layers and what they held."""
+
+
 class BatchedLayers:
     """The layers of several rows that decode in one forward: copies of the rows' own layers, which stay as they are.
 
@@ -246,14 +253,18 @@ class BatchedLayers:
     layers: list[object]
     """The `cache=` argument of the model's forward, with tokens [B, L]."""
 
-    def __init__(self, rows: Sequence[list[object]]) -> None:
-        """`rows` are batchable cache lists of one model, which have seen at least one token each.
+    def __init__(self, rows: Sequence[list[object]], spare: int = 0) -> None:
+        """`rows` are batchable cache lists of one model, which have seen at least one token each. They may go back by
+        `spare` tokens, by `go_back`.
 
         Raises ValueError if they cannot be joined: a layer cache occurs twice in a list, or only some rows have a
         state.
         """
         self.layers = _merged(rows)
         self._count = len(rows)
+        for cache in self.batch_caches():
+            if isinstance(cache, KVRows):
+                cache.spare = spare
         self._marks: list[tuple[KVRows, Sequence[int]]] = []
         self._reads: list[tuple[ArraysCache, RoundReads]] = []
 
@@ -266,7 +277,7 @@ class BatchedLayers:
         for mine, theirs in zip(self.batch_caches(), others.batch_caches(), strict=True):
             _check_alike([mine, theirs])
             mine.extend(theirs)
-            mx.eval(_arrays(mine))
+            mx.eval(arrays_of(mine))
         self._count += len(others)
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -275,7 +286,7 @@ class BatchedLayers:
             raise ValueError(f"cannot keep the rows {list(rows)} of {self._count}")
         for cache in self.batch_caches():
             cache.filter(list(rows))
-            mx.eval(_arrays(cache))
+            mx.eval(arrays_of(cache))
         self._count = len(rows)
 
     # --- rounds
@@ -308,6 +319,23 @@ class BatchedLayers:
             arrays.state = reads.states_after(counts), None, None
         self._marks, self._reads = [], []
 
+    # --- forwards over one token of each row, at most `spare`, that are taken back
+
+    def states(self) -> HeldStates:
+        """Returns the states before these forwards; nothing if no layer has any."""
+        caches: list[object] = [*self.batch_caches()]
+        return [(cache, [*cache.cache]) for cache in caches if isinstance(cache, ArraysCache)]
+
+    def go_back(self, states: HeldStates, lengths: Sequence[int]) -> None:
+        """Brings these states back, and lets rows stand after `lengths` tokens, as many as they had before or, if there
+        are no states, more."""
+        for arrays, held in states:
+            arrays.state = held, None, None
+        caches: list[object] = [*self.batch_caches()]
+        for cache in caches:
+            if isinstance(cache, KVRows) and cache.keys is not None:
+                cache.stand(lengths)
+
     # --- what they hold
 
     def batch_caches(self) -> list[BatchCache]:
@@ -316,12 +344,19 @@ class BatchedLayers:
 
     def arrays(self) -> list[mx.array]:
         """Returns all arrays to evaluate after a forward."""
-        return [array for cache in self.batch_caches() for array in _arrays(cache)]
+        return [array for cache in self.batch_caches() for array in arrays_of(cache)]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers, including padding and room for tokens to come."""
         return sum(array.nbytes for array in self.arrays())
+
+    @property
+    def nbytes_by_kind(self) -> tuple[int, int]:
+        """The bytes of keys and values, which grow with the tokens, and those of states, which do not."""
+        caches: list[object] = [*self.batch_caches()]
+        kept = sum(cache.nbytes for cache in caches if isinstance(cache, KVRows))
+        return kept, self.nbytes - kept
 
 
 def _merged(rows: Sequence[list[object]]) -> list[object]:
@@ -343,7 +378,7 @@ def _joined(same: Sequence[object]) -> object:
         batch = _stacked(cast("Sequence[BatchCache]", same))
     else:
         batch = cast("BatchCache", KVRows.of(cast("Sequence[KVCache]", same)))
-    mx.eval(_arrays(batch))
+    mx.eval(arrays_of(batch))
     return batch
 
 
@@ -365,6 +400,7 @@ def _check_alike(caches: Sequence[BatchCache]) -> None:
         raise ValueError("a row lacks a state that another one has")
 
 
-def _arrays(cache: BatchCache) -> list[mx.array]:
+def arrays_of(cache: object) -> list[mx.array]:
+    """Returns the arrays that a layer cache holds."""
     values = [value if isinstance(value, list) else (value,) for value in vars(cache).values()]
     return [x for value in values for x in value if isinstance(x, mx.array)]

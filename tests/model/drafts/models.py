@@ -188,6 +188,10 @@ TOGETHER: dict[str, tuple[str, Callable[[], DraftModel]]] = {
     "blocks": ("llama", lambda: BlockDrafter("blocks", tiny_draft("llama"))),
     "blocks behind windows": ("gemma3", lambda: BlockDrafter("blocks", tiny_draft("gemma3"))),
     "blocks behind states": ("qwen3_next", lambda: BlockDrafter("blocks", tiny_draft("qwen3_next"))),
+    "itself": ("llama", lambda: own_model("llama")),
+    "one with windows": ("llama", lambda: own_model("gemma3")),
+    "one with states": ("gemma3", lambda: own_model("qwen3_next")),
+    "one with lists of layers": ("llama", lambda: own_model("falcon_h1")),
 }
 """Those that draft for several answers: their target, and what makes them."""
 

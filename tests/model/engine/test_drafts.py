@@ -12,13 +12,21 @@ from runner.drafts.assistant import check_assistant, load_assistant
 from runner.drafts.kinds import open_draft
 from runner.drafts.own_model import OwnDraftModel
 from runner.engine.ports import DraftedAnswer
-from runner.errors import ModelError
 from scripts.tools.models.assistants import config_of
 from scripts.tools.models.tiny import words
 from tests.lib.pairs import pairs
 from tests.lib.seeing_engine import SeeingEngine, picture
-from tests.lib.tiny_engine import ClientRequest, RandomPolicy, RequestSpec, TinyEngine, at_call, oracle_answer, text_of
-from tests.lib.told_drafts import DRAFTABLE, EOS, OPTIONS, STRATEGIES, UNMARKABLE, Seen, seen, spec, told
+from tests.lib.tiny_engine import (
+    BATCHABLE,
+    ClientRequest,
+    RandomPolicy,
+    RequestSpec,
+    TinyEngine,
+    at_call,
+    oracle_answer,
+    text_of,
+)
+from tests.lib.told_drafts import DRAFTABLE, EOS, OPTIONS, STRATEGIES, Seen, seen, spec, told
 from tests.model.drafts.assistant.made import write
 from tests.model.drafts.models import ASSISTANTS, MODELS, Broken, Noting, Prompted, Willing, own_model, turns
 
@@ -176,10 +184,9 @@ def test_a_request_may_limit_its_drafts() -> None:
 # --- what a model reads, and how it fails
 
 
-@pytest.mark.parametrize("name", [name for name in DRAFTABLE if name != "quantized"])
+@pytest.mark.parametrize("name", BATCHABLE)
 def test_a_model_that_is_the_answers_own_is_always_right(name: str) -> None:
-    """It draws with the same numbers, filters and penalties, and goes back to where it should. Quantized keys and
-    values are rounded otherwise when they come one by one."""
+    """It draws with the same numbers, filters and penalties, and goes back to where it should."""
     for options in ("greedy", "drawn", "filtered", "penalties"):
         drafting = Willing(own_model(name))
         with_model(drafting, name, spec(options))
@@ -201,12 +208,6 @@ def test_a_model_that_fails_is_not_used_again_and_the_log_says_so_once(caplog: p
     assert state.state == "off"
     assert "RuntimeError" in state.why
     assert drafting.counts().state == "on"  # what is known is still drafted
-
-
-@pytest.mark.parametrize("kind", UNMARKABLE)
-def test_a_model_that_cannot_go_back_is_refused(kind: str) -> None:
-    with pytest.raises(ModelError, match="there is no way back in its LayerCache"):
-        own_model(kind)
 
 
 @pytest.mark.parametrize(
@@ -237,13 +238,13 @@ def test_a_long_prompt_is_read_in_parts_while_the_answer_goes_on(model: str, lea
 
 def noted_lengths(model: OwnDraftModel) -> list[int]:
     """The tokens of each of its forwards from now on."""
-    lengths, compute = list[int](), model._reader._forward
+    lengths, compute = list[int](), model._forward
 
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
         lengths.append(tokens.shape[1])
         return compute(tokens, layers)
 
-    model._reader._forward = forward
+    model._forward = forward
     return lengths
 
 

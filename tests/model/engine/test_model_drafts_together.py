@@ -12,6 +12,7 @@ from runner.drafts.assistant import AssistantDrafter, read
 from runner.drafts.dflash.drafter import BlockDrafter
 from runner.drafts.drafting import DraftModel
 from runner.drafts.heads.head import HeadDrafter
+from runner.drafts.own_model import OwnDraftModel
 from runner.drafts.target import Tap, target_of
 from scripts.tools.models.tiny import tiny, words
 from tests.lib.pairs import pairs
@@ -137,6 +138,11 @@ def from_scratch(drafter: DraftModel, name: str, text: list[int], count: int) ->
     if isinstance(drafter, BlockDrafter):
         target = tiny_drafts.tiny_target(name)
         return [best(row) for row in tiny_drafts.from_scratch(drafter.dflash, target, text, count)]
+    if isinstance(drafter, OwnDraftModel):
+        own = tiny(drafter.name)
+        for _ in range(count):
+            drafts.append(best(own.logits(mx.array([[*text, *drafts]]), own.make_layers())[0, -1]))
+        return drafts
     assert isinstance(drafter, AssistantDrafter | HeadDrafter)
     tap = Tap([target_of(tiny_drafts.tiny_target(name)).norm], len(text))
     tap.turn(True)

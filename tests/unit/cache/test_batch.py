@@ -11,7 +11,7 @@ import pytest
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layer_interface import LayerState
 from runner.cache.layers import adapt, flatten
-from runner.cache.layers.batch import BatchedLayers, batchable
+from runner.cache.layers.batch import BatchedLayers, KVRows, batchable
 from runner.cache.layers.snapshot import Ledger, complete
 
 from mlx_lm.models.cache import (  # isort: skip
@@ -365,3 +365,21 @@ def test_only_rows_that_are_there_are_kept(rows: list[int]) -> None:
     assert len(batch) == 2
     batch.keep([1])
     assert len(batch) == 1
+
+
+@pytest.mark.parametrize("back", [1, 20, 64])
+def test_a_row_that_has_gone_back_sees_all_of_its_window(back: int) -> None:
+    """Its buffers have grown in between."""
+
+    def entries(start: int, stop: int) -> mx.array:
+        return mx.arange(start, stop).astype(mx.float32)[None, None, :, None]
+
+    rows = KVRows(100, [[entries(0, 90), entries(0, 90)]], [90])
+    rows.spare = 64
+    for token in range(90, 155):
+        rows.update_and_fetch(entries(token, token + 1), entries(token, token + 1))
+    rows.stand([155 - back])
+    seen, count = rows.make_mask(1)[0, 0, 0], 155 - back + 1
+    keys, _ = rows.update_and_fetch(entries(count - 1, count), entries(count - 1, count))
+    visible = mx.sort(mx.where(seen, keys.flatten(), mx.inf))[: seen.sum().item()]
+    assert visible.tolist() == [*range(max(0, count - 100), count)]
