@@ -56,6 +56,9 @@ FULL: Mapping[str, tuple[str, ...]] = {
     ),
     "tests/model/engine/test_model_drafts_together.py::test_one_of_them_may_end_anywhere_in_a_round": ("*-5-random",),
     "tests/model/engine/test_model_drafts_together.py::test_answers_come_and_go_and_some_find_no_memory": ("a head",),
+    "tests/model/engine/test_model_drafts_together.py::test_some_have_known_text_and_a_model_drafts_for_the_others": (
+        *("a head", "one with states"),
+    ),
     "tests/model/engine/test_model_drafts_together.py::test_formats_look_ahead_for_each_of_them": NONE,
     "tests/model/engine/test_model_drafts_together.py::test_the_drafts_of_each_are_those_of_its_whole_text": (
         *("a head", "an assistant", "blocks behind windows"),

@@ -225,8 +225,10 @@ class AssistantDrafter(HiddenStateDrafter[Text]):
     def __init__(self, name: str, assistant: Assistant) -> None:
         super().__init__(name, [assistant.target.norm], self.longest_forward)
         self.assistant = assistant
-        row_bytes = assistant.target.norm["weight"].shape[0] * mx.float32.size
-        self.most_bytes = 2 * self.longest_forward * row_bytes * self.most_together
+
+    def most_bytes(self, answers: int) -> int:
+        row_bytes = self.assistant.target.norm["weight"].shape[0] * mx.float32.size
+        return cast("int", 2 * answers * self.longest_forward * row_bytes)
 
     def make_text(self) -> Text:
         return Text()

@@ -44,12 +44,14 @@ class DraftModel(Protocol):
     """True if it takes as long for many drafts as for one."""
     most_together: int
     """The most answers that it drafts for."""
-    most_bytes: int
-    """The bytes that all but the weights may take."""
 
     @property
     def nbytes(self) -> int:
         """The bytes of all but the weights."""
+        ...
+
+    def most_bytes(self, answers: int) -> int:
+        """Returns the bytes that all but the weights may take for so many answers."""
         ...
 
     def watch(self, forward: "Forward") -> "Forward":
@@ -130,8 +132,8 @@ class Drafting:
     def propose(
         self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object]
     ) -> Sequence[Sequence[int]]:
-        """Returns for each answer tokens that may follow the recorded ones: of known text or, if there is none for any
-        of them, by the model."""
+        """Returns for each answer tokens that may follow the recorded ones: of known text or, where there is none, by
+        the model."""
         expected = [_own(each).check_expected(each.session) for each in answers]
         if not any(expected):
             self._choose(answers, together, ahead=0)
@@ -139,9 +141,10 @@ class Drafting:
         for each in answers:
             if _own(each).chosen is None and longest and together > 1:  # it would be padded
                 _own(each).chosen = _own(each).find(each.session, min(each.most, longest))
-        if not longest:
+        if any(_own(each).chosen is None for each in answers):
             for each, tokens in zip(answers, self._model_drafts(answers, together, layers), strict=True):
-                _own(each).chosen = Draft([*tokens[: each.most]], "model", MODEL_MATCH) if tokens else None
+                if _own(each).chosen is None and tokens:
+                    _own(each).chosen = Draft([*tokens[: each.most]], "model", MODEL_MATCH)
         return [_own(each).propose() for each in answers]
 
     def _choose(self, answers: Sequence[DraftedAnswer], together: int, *, ahead: int) -> bool:
@@ -160,16 +163,18 @@ class Drafting:
         return any(_own(each).waits for each in answers)
 
     def _model_length(self, answers: Sequence[DraftedAnswer], together: int) -> int:
-        """Returns how many tokens the model should draft now for each answer. If it lacks some of all texts, it reads a
-        part of one meanwhile, and the result is 0."""
+        """Returns how many tokens the model should draft now for each answer without known text. If it lacks some of
+        all texts, it reads a part of one meanwhile, and the result is 0."""
         model, own = self.model, [_own(each) for each in answers]
         if model is None or together > model.most_together:
             return 0
         if self.latest and not any(each in self.latest for each in own):
             return 0
+        beside = [draft for each in own if (draft := each.chosen) is not None]
+        mosts = [each.most for each in answers if _own(each).chosen is None]
         if not self._wanted:
             context_tokens = max(len(each.session.recorded) for each in answers)
-            self._wanted = self.policy.model_length([each.most for each in answers], context_tokens, together)
+            self._wanted = self.policy.model_length(mosts, context_tokens, together, beside)
         self._model_offered |= self._wanted > 0
         if not self._wanted or not self.speed(together, by_model=True).allows():
             return 0
@@ -181,12 +186,14 @@ class Drafting:
             self._drop_model(model, error)
             reads = True
         self.model_s += self.clock() - started
-        return 0 if reads else min(self._wanted, max(each.most for each in answers))
+        padded = max((len(draft.tokens) for draft in beside), default=self._wanted)
+        return 0 if reads else min(self._wanted, padded, max(mosts))
 
     def _model_drafts(
         self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object]
     ) -> Sequence[Sequence[int]]:
-        """Returns drafts of the model for each answer; none if they do not pay, or it lacks some of the text."""
+        """Returns drafts of the model for each answer, so that it follows all of them; none if they do not pay, or it
+        lacks some of the text."""
         model, length = self.model, self._model_length(answers, together)
         drafts: Sequence[Sequence[int]] = [()] * len(answers)
         if model is None or not length:

@@ -173,7 +173,7 @@ class DraftsWing(Wing):
     def plug(self, parts: Parts) -> None:
         if self._model is not None:
             parts.forward = self._model.watch(parts.forward)
-            parts.draft_bytes = self._model.most_bytes
+            parts.draft_bytes = self._model.most_bytes(min(parts.settings.parallel, self._model.most_together))
         if parts.settings.draft == DRAFT_OFF:
             return
         undraftable = parts.loaded.undraftable

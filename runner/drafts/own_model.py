@@ -90,7 +90,8 @@ class OwnDraftModel:
         self._rows: list[_Text] = []
         self._batch: BatchedLayers | None = None
         self._states: HeldStates = ()  # before what was drafted
-        self.most_together, self.most_bytes = self._try(most_together)
+        self.most_together = most_together
+        self._column_bytes, self._state_bytes = self._try()
 
     def watch(self, forward: Forward) -> Forward:
         """Returns the forward of the answer's model, which it takes no notice of."""
@@ -101,6 +102,10 @@ class OwnDraftModel:
         own = [text.layers for text in self._texts.values() if text.layers is not None]
         held = sum(array.nbytes for layers in own for array in _arrays(layers))
         return held + (0 if self._batch is None else self._batch.nbytes)
+
+    def most_bytes(self, answers: int) -> int:
+        tokens = max(MOST_TOKENS, 2 * WINDOW_TOKENS * answers) + answers * LONG_STEP
+        return tokens * self._column_bytes + answers * self._state_bytes
 
     def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
         window = _BRIEF_TOKENS if briefly else WINDOW_TOKENS
@@ -252,24 +257,23 @@ class OwnDraftModel:
             self._batch.accept(counts)
         return logits[mx.arange(len(counts)), mx.array([*counts]) - 1]
 
-    def _try(self, most_together: int) -> tuple[int, int]:
-        """Drafts something, as MLX refuses some layers only when they compute. Returns for how many answers the model
-        can draft, and the bytes that its layers may take."""
-        for length in (_TRIED_TOKENS, _TRIED_TOKENS + 1)[:most_together]:
+    def _try(self) -> tuple[int, int]:
+        """Drafts something, as MLX refuses some layers only when they compute, and finds out for how many answers the
+        model can. Returns the bytes of a token's keys and values, and those of the states of a text."""
+        for length in (_TRIED_TOKENS, _TRIED_TOKENS + 1)[: self.most_together]:
             text = _Text([0] * length, length, self._make_layers())
             self._read([text])
             self._rows.append(text)
         self._batch = BatchedLayers([text.layers for text in self._rows if text.layers is not None], _MOST_DRAFTS)
-        self._read_rows([1] * len(self._rows))
         with self._batch.draft_round(2):
             logits = self._forward(mx.zeros((len(self._rows), 2), mx.uint32), self._batch.layers)
-        together = most_together if self._batch.may_accept else 1
+        if not self._batch.may_accept:
+            self.most_together = 1
         mx.eval(logits)
-        columns = _TRIED_TOKENS + SHORT_STEP
-        token_bytes, state_bytes = (nbytes / len(self._rows) for nbytes in self._batch.nbytes_by_kind)
-        tokens = max(MOST_TOKENS, 2 * WINDOW_TOKENS * together) + together * LONG_STEP
+        kept, states = self._batch.nbytes_by_kind
+        rows = len(self._rows)
         self.free()
-        return together, int(token_bytes / columns * tokens + state_bytes * together)
+        return -(-kept // (rows * SHORT_STEP)), states // rows
 
 
 def _arrays(layers: Sequence[object]) -> list[mx.array]:

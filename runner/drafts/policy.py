@@ -287,11 +287,14 @@ class DraftPolicy:
         """
         known = self._costs_of(together)
         costs = self._within_gap(known, known.curve(context_tokens), together)
-        return self._length([(draft, len(draft.tokens)) for draft in drafts], costs, together)
+        return self._length([(draft, len(draft.tokens)) for draft in drafts], costs, together, together)
 
-    def model_length(self, mosts: Sequence[int], context_tokens: int, together: int = 1) -> int:
+    def model_length(
+        self, mosts: Sequence[int], context_tokens: int, together: int = 1, beside: Sequence[Draft] = ()
+    ) -> int:
         """Returns how many tokens a model should draft for each of some answers, which may have at most so many, after
-        `context_tokens` tokens: as `length`, plus the time of drafting itself."""
+        `context_tokens` tokens: as `length`, plus the time of drafting itself. If other answers of the forward try
+        drafts `beside` them, no more than these have, as they would be padded."""
         draft = Draft([], "model", MODEL_MATCH)
         if self.longest(together) < 1 or self._acceptance(draft).rests():
             return 0
@@ -299,8 +302,19 @@ class DraftPolicy:
         rounds = known.curve(context_tokens)
         drafting = self._draft_costs.get(together) if known.known else None
         drafts = (drafting or DraftCost(self.most)).curve(rounds[0])
-        costs = [seconds + drafts[self._units(length)] for length, seconds in enumerate(rounds)]
-        return self._length([(draft, most) for most in mosts], self._within_gap(known, costs, together), together)
+        longest = min(len(rounds) - 1, max((len(each.tokens) for each in beside), default=len(rounds) - 1))
+        costs = [rounds[longest if beside else length] + drafts[self._units(length)] for length in range(longest + 1)]
+        tokens = together + sum(map(self._expected, beside))
+        wanted = [(draft, most) for most in mosts]
+        return self._length(wanted, self._within_gap(known, costs, together), together, tokens)
+
+    def _expected(self, draft: Draft) -> float:
+        """Returns how many tokens of a draft are likely to be right."""
+        expected, right = 0.0, 1.0
+        for rate, _ in zip(self._acceptance(draft).rates(), draft.tokens, strict=False):
+            right *= rate
+            expected += right
+        return expected
 
     def _within_gap(self, known: RoundCosts, costs: Sequence[float], together: int) -> Sequence[float]:
         """Returns the costs that rounds of so many answers may have."""
@@ -308,9 +322,9 @@ class DraftPolicy:
             return costs
         return costs[: 1 + sum(seconds <= self._max_gap_s for seconds in costs[1:])]
 
-    def _length(self, drafts: Sequence[tuple[Draft, int]], costs: Sequence[float], together: int) -> int:
+    def _length(self, drafts: Sequence[tuple[Draft, int]], costs: Sequence[float], together: int, tokens: float) -> int:
         """Returns how many of at most so many tokens of each draft to take; `costs` are those of none, one, and so on,
-        as far as they may be taken."""
+        as far as they may be taken. A forward brings so many `tokens` without them."""
         most = min(len(costs) - 1, self.longest(together))
         acceptances = [self._acceptance(draft) for draft, _ in drafts]
         mosts = [
@@ -319,8 +333,8 @@ class DraftPolicy:
         ]
         rates = [each.rates() for each in acceptances]
         right = [1.0] * len(drafts)  # how likely it is that all tokens so far are
-        best, best_rate = 0, _WORTH * together / costs[0]
-        tokens = best_tokens = float(together)
+        best, best_rate = 0, _WORTH * tokens / costs[0]
+        best_tokens = tokens
         best_right = float(len(drafts))
         for length in range(1, max(mosts) + 1):
             for place, each in enumerate(mosts):

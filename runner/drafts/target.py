@@ -210,7 +210,6 @@ class HiddenStateDrafter(ABC, Generic[AnyText]):
     longest_forward = 80
     """Tokens of a forward of the target that is followed: a step, a round with forced tokens, the rest of a prompt.
     Long parts of a prompt would compute more than the prompt needs."""
-    most_bytes: int
 
     def __init__(self, name: str, tapped: Sequence[Module], most_rows: int) -> None:
         """Follows the outputs of the modules `tapped`. Keeps `most_rows` hidden states of each text that wait to be
@@ -220,6 +219,10 @@ class HiddenStateDrafter(ABC, Generic[AnyText]):
         self._most_rows = most_rows
         self._texts: WeakKeyDictionary[object, AnyText] = WeakKeyDictionary()
         """By a layer of the target, which stands for the text; the one that was seen last at the end."""
+
+    @abstractmethod
+    def most_bytes(self, answers: int) -> int:
+        """Returns the bytes that all but the weights may take for so many answers."""
 
     @abstractmethod
     def make_text(self) -> AnyText:

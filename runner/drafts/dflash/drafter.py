@@ -287,9 +287,12 @@ class BlockDrafter(HiddenStateDrafter[BlockText]):
         dtype = dflash.target.embed(mx.zeros((1, 1), mx.uint32)).dtype
         row = mx.zeros((1, 1, len(dflash.config.taps) * dflash.config.width), dtype)
         dflash.read(row, context)
-        tokens = 2 * max(self.context_tokens, most_rows * self.most_together)
-        self.most_bytes = (tokens // GROWTH_TOKENS + 2 * self.most_together) * context.nbytes
-        self.most_bytes += 2 * most_rows * self.most_together * row.nbytes
+        self._growth_bytes, self._row_bytes = context.nbytes, row.nbytes
+
+    def most_bytes(self, answers: int) -> int:
+        tokens = 2 * max(self.context_tokens, answers * self._most_rows)
+        contexts = (tokens // GROWTH_TOKENS + 2 * answers) * self._growth_bytes
+        return contexts + 2 * answers * self._most_rows * self._row_bytes
 
     def make_text(self) -> BlockText:
         return BlockText(self.dflash)

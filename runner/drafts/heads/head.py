@@ -125,13 +125,16 @@ class HeadDrafter(HiddenStateDrafter[HeadText]):
         layers, tokens = head.make_layers(), mx.zeros((1, 1), mx.uint32)
         states = head.states(head.target.embed(tokens), tokens, layers)
         mx.eval(head.target.unembed(states))  # MLX refuses some layers only when they compute
-        slot_bytes = sum(layer.nbytes for layer in layers) // SHORT_STEP
-        self.most_bytes = slot_bytes * (most_slots + self.most_together * LONG_STEP)
-        self.most_bytes += 2 * most_rows * self.most_together * states.nbytes
+        self._slot_bytes = sum(layer.nbytes for layer in layers) // SHORT_STEP
+        self._row_bytes = states.nbytes
 
     @property
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self._layers) + super().nbytes
+
+    def most_bytes(self, answers: int) -> int:
+        slots = self._most_slots + answers * LONG_STEP
+        return slots * self._slot_bytes + 2 * answers * self._most_rows * self._row_bytes
 
     def make_text(self) -> HeadText:
         return HeadText()

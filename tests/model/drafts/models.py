@@ -11,7 +11,7 @@ from mlx.utils import tree_map_with_path
 from runner.cache.session import Session
 from runner.drafts.assistant import Assistant, AssistantDrafter
 from runner.drafts.dflash.drafter import BlockDrafter
-from runner.drafts.drafting import Drafting, DraftModel
+from runner.drafts.drafting import AnswerDrafter, Drafting, DraftModel
 from runner.drafts.heads.head import Head, HeadDrafter, QwenHead
 from runner.drafts.own_model import OwnDraftModel
 from runner.drafts.policy import Draft, DraftPolicy
@@ -35,27 +35,41 @@ def turns(name: str, asked: RequestSpec) -> Sequence[RequestSpec]:
 
 
 class Eager(DraftPolicy):
-    """Always lets the model draft, by itself, as many tokens as this."""
+    """Always lets the model draft, by itself, as many tokens as this; and known text be drafted as many as that."""
 
-    def __init__(self, length: int = 4) -> None:
+    def __init__(self, length: int, known: int) -> None:
         super().__init__(7, [1.0] * 8)
-        self._drafts = length
+        self._drafts, self._known = length, known
 
     def length(self, drafts: Sequence[Draft], context_tokens: int, together: int = 1) -> int:
-        return 0
+        return self._known
 
-    def model_length(self, mosts: Sequence[int], context_tokens: int, together: int = 1) -> int:
+    def model_length(
+        self, mosts: Sequence[int], context_tokens: int, together: int = 1, beside: Sequence[Draft] = ()
+    ) -> int:
         return min(max(mosts), self._drafts)
 
 
 class Willing(Drafting):
     """Drafts whatever the clock says."""
 
-    def __init__(self, model: DraftModel, length: int = 4) -> None:
-        super().__init__(Eager(length), model=model)
-        for together in (1, 2, 4, 8):
-            self.speed(together, by_model=True).record = lambda *_, **__: None  # type: ignore[method-assign]  # real times
+    def __init__(self, model: DraftModel, length: int = 4, known: int = 0) -> None:
+        super().__init__(Eager(length, known), model=model)
+        for speed in (
+            self.speed(together, by_model=by_model) for together in (1, 2, 4, 8) for by_model in (True, False)
+        ):
+            speed.record = lambda *_, **__: None  # type: ignore[method-assign]  # it would compare real times
         self.watch = model.watch
+        self.mixed = 0
+        """The rounds in which some drafts are from known text, and some of the model."""
+
+    def propose(
+        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object]
+    ) -> Sequence[Sequence[int]]:
+        found = super().propose(answers, together, layers)
+        drafts = [cast("AnswerDrafter", each.drafter)._draft for each in answers]
+        self.mixed += len({draft.source == "model" for draft in drafts if draft is not None}) > 1
+        return found
 
     @property
     def drafted(self) -> int:
@@ -79,10 +93,12 @@ class Stranger:
     at_once = False
     most_together = 8
     nbytes = 0
-    most_bytes = 0
 
     def __init__(self) -> None:
         self._numbers = random.Random(3)
+
+    def most_bytes(self, answers: int) -> int:
+        return answers
 
     def watch(self, forward: Forward) -> Forward:
         return forward

@@ -115,7 +115,7 @@ def test_a_wished_model_drafts_and_nothing_does_without_a_wish_or_a_draft(store:
     found = opened(store, str(draft))
     assert found is not None
     assert found.name == str(draft)
-    assert found.nbytes == 0 < found.most_bytes
+    assert found.nbytes == 0 < found.most_bytes(8)
     write_store(store.models_dir, "small", draft)
     stored = opened(store, "small")
     assert stored is not None
@@ -148,7 +148,7 @@ def test_a_dflash_draft_beside_the_model_or_by_its_name(store: Store, tmp_path: 
     for found, name in ((beside, "the draft of tiny"), (named, str(directory))):
         assert isinstance(found, BlockDrafter)
         assert found.name == name
-        assert found.nbytes == 0 < found.most_bytes
+        assert found.nbytes == 0 < found.most_bytes(8)
     assert found_by(store, "off") is None
     report = " ".join(checked(store, "auto").split())
     assert f"from known text, and by the draft of tiny ({LAGUNA}, float32, " in report

@@ -92,7 +92,7 @@ def test_drafts_depend_on_each_text_alone(kind: str, seed: int) -> None:
             texts[0].recorded += words(numbers.randint(1, 90), 3)
         if numbers.random() < 0.1:  # another request
             texts[numbers.randrange(3)] = Spoken(words(numbers.randint(2, 40), numbers.randint(0, 4)))
-        assert model.nbytes <= model.most_bytes
+        assert model.nbytes <= model.most_bytes(8)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next"])
@@ -132,7 +132,7 @@ def test_a_text_that_grows_is_read_once_and_begun_again_when_it_is_long() -> Non
         most = max(most, model.nbytes)
     assert len(text.recorded) > 2000
     assert forward.tokens < 2 * len(text.recorded) + 3 * WINDOW_TOKENS
-    assert most <= model.most_bytes
+    assert most <= model.most_bytes(8)
 
 
 def test_a_text_that_waits_to_be_read_holds_up_no_other_one() -> None:

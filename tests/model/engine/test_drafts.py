@@ -90,7 +90,7 @@ def test_a_models_drafts_change_nothing(name: str, options: str, model: str, cac
     if isinstance(drafts, Prompted):
         assert 0 < drafting.counts().accepted["model"] < drafting.drafted
         assert (state := drafting.counts().model) is not None
-        assert 0 < state.bytes <= drafts.most_bytes
+        assert 0 < state.bytes <= drafts.most_bytes(8)
 
 
 @pytest.mark.parametrize(("options", "kind", "cache"), pairs(OPTIONS, ASSISTANTS, CACHES))
@@ -166,7 +166,7 @@ def test_one_model_drafts_for_answers_that_come_and_go(name: str, model: str, se
         assert drafting.counts().accepted["model"] > drafting.drafted / 2  # some of the answers ended inside a round
     assert (state := drafting.counts().model) is not None
     assert state.state == "on"
-    assert drafts.nbytes <= drafts.most_bytes
+    assert drafts.nbytes <= drafts.most_bytes(8)
 
 
 def test_a_request_may_limit_its_drafts() -> None:

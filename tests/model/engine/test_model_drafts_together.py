@@ -72,7 +72,7 @@ def test_each_answer_is_the_one_that_it_is_alone(model: str, options: str, strat
         assert max(drafts.proposed) > int(count) // 2
     assert strategy != "right" or counts.accepted["model"] == counts.drafted["model"] > 0
     assert strategy != "wrong" or not counts.accepted["model"]
-    assert drafts.nbytes <= drafts.most_bytes
+    assert drafts.nbytes <= drafts.most_bytes(8)
 
 
 @pytest.mark.parametrize(("model", "place", "strategy"), pairs(TOGETHER, map(str, range(1, 8)), ("right", "random")))
@@ -113,12 +113,34 @@ def test_answers_come_and_go_and_some_find_no_memory(model: str) -> None:
                 engine.forward.breaks = at_call(numbers.randint(1, 4))
         engine.finish()
         engine.check()
-        assert drafts.nbytes <= drafts.most_bytes
+        assert drafts.nbytes <= drafts.most_bytes(8)
         together += rounds_together(engine)
         state = drafting.counts().model
         assert state is not None
         assert state.state == "on"
     assert together
+
+
+@pytest.mark.parametrize("model", TOGETHER)
+def test_some_have_known_text_and_a_model_drafts_for_the_others(model: str) -> None:
+    """Two prompts repeat themselves, and so do their answers, at first; the model reads on with them."""
+    name, make = TOGETHER[model]
+    kinds = ("greedy", "filtered", "greedy", "filtered")
+    asked = [spec(kind, 40, prompt=words(12 + 7 * place, place)) for place, kind in enumerate(kinds)]
+    for place in (0, 2):
+        text = (*asked[place].prompt, *oracle_answer(name, asked[place]).tokens)
+        asked[place] = asked[place]._replace(prompt=(*text, *asked[place].prompt))
+    drafts = Righted(make(), name, "random", asked)
+    drafting = Willing(drafts, length=4, known=3)
+    engine = drafting.engine(name)
+    for each in asked:
+        engine.submit(each)
+    engine.finish()
+    for client in engine.requests:
+        client.check_answer()
+    engine.check_cache()
+    assert drafting.counts().drafted["own"] > 10
+    assert drafting.mixed > 0
 
 
 def test_formats_look_ahead_for_each_of_them() -> None:

@@ -335,3 +335,18 @@ def test_what_a_probe_costs_several_answers_makes_it_as_much_rarer() -> None:
         return found
 
     assert probes(8) < probes(1) / 3
+
+
+def test_a_model_drafts_more_where_the_rows_are_paid_for() -> None:
+    """Beside a draft of known text a token of the model costs no row; and never more tokens than that one has."""
+    policy = DraftPolicy(7, [1.0 + 0.5 * row for row in range(8)])
+    for _ in range(40):
+        policy.record_outcome(Draft([1] * 7, "model", MODEL_MATCH), 7, 1)
+        policy.record_outcome(Draft([1] * 7, "own", 16), 7, 7)
+        for length in range(1, 8):
+            policy.record_time(length, 0.01 * (1 + 0.5 * (2 * length - 2)), 1000, 2)
+            policy.record_drafting(length, 0.0005 * length, 2)
+    by_itself = {policy.model_length([7, 7], 1000, 2) for _ in range(4)}
+    beside = {policy.model_length([7], 1000, 2, [Draft([1] * 5, "own", 16)]) for _ in range(4)}
+    assert max(by_itself) == 0
+    assert 1 <= min(beside) <= max(beside) <= 5

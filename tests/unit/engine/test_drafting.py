@@ -125,10 +125,12 @@ class Model:
     at_once = False
     most_together = 4
     nbytes = 7
-    most_bytes = 7
 
     def __init__(self, parts: int = 0) -> None:
         self.parts, self.asked = parts, list[int]()
+
+    def most_bytes(self, answers: int) -> int:
+        return answers
 
     def watch(self, forward: Forward) -> Forward:
         return forward
@@ -221,3 +223,18 @@ def test_a_model_that_pays_for_one_answer_rests_where_several_lose_by_it() -> No
             each.drafter.close()
     assert drafting.speed(1, by_model=True).state.name == "on"
     assert drafting.speed(4, by_model=True).state.name == "resting"
+
+
+def test_a_model_drafts_beside_known_text_as_many_tokens_as_would_be_padded() -> None:
+    model = Model()
+    drafting = Drafting(DraftPolicy.for_cpu(), model=model)
+    quoting, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
+    other, silent = begun(drafting, [*range(40)])
+    quoted, found = drafting.propose([asking(quoting, session), asking(other, silent, row=1)], 2, [])
+    assert [*quoted] == QUOTED[20 : 20 + len(quoted)]
+    assert [*found] == [8, 9, 10, 11, 12, 13, 14][: len(found)]
+    assert 0 < len(found) == model.asked[0] <= len(quoted)
+    for drafter, drafts in ((quoting, quoted), (other, found)):
+        drafter.record_outcome(len(drafts), len(drafts), Lifecycle(0, 0, 0))
+    assert drafting.counts().accepted["own"] == len(quoted)
+    assert drafting.counts().accepted["model"] == len(found)
