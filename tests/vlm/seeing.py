@@ -50,6 +50,8 @@ class Loaded(NamedTuple):
     setup: Setup
     processor: Processor
     oracle: Any
+    known: dict[object, mx.array]
+    """What mlx-vlm has computed before, by tokens and pictures."""
 
     @property
     def module(self) -> Served:
@@ -65,7 +67,7 @@ def loaded(package: str) -> Loaded:
         opened = open_checkpoint(open_directory(directory, package), family=family)
         mx.disable_compile()
         setup, tokenizer, theirs = setup_of(opened), open_tokenizer(opened.file), oracle.load(directory)
-        return Loaded(opened, load(opened, "float32"), tokenizer, setup, Processor(setup), theirs)
+        return Loaded(opened, load(opened, "float32"), tokenizer, setup, Processor(setup), theirs, {})
 
 
 class HerePreparer:
@@ -145,9 +147,15 @@ class VlmEngine(SeeingEngine):
         """Returns a function that has mlx-vlm compute the logits before each token: all pictures at once, no cache."""
         ids, arrays = self._prepared_by_mlx_vlm(request)
 
+        shown = tuple(span.item.data for span in spans(request))
+
         def compute(answer: Sequence[int]) -> list[mx.array]:
-            found = oracle.logits(self.vlm.oracle, ids, answer[: steps - 1], **arrays)[0]
-            return [*found[len(request.prompt) - 1 :]][:steps]
+            key = (*ids, *answer[: steps - 1]), shown
+            found = self.vlm.known.get(key)
+            if found is None:
+                found = oracle.logits(self.vlm.oracle, ids, answer[: steps - 1], **arrays)[0, len(request.prompt) - 1 :]
+                self.vlm.known[key] = found
+            return [*found][:steps]
 
         return compute
 

@@ -22,6 +22,8 @@ PLACEHOLDERS = {
     "aya_vision": "<image>",
     "cohere_compass": "<|VISION_START|><|IMAGE_PAD|><|VISION_END|>",
     "deepseek_vl_v2": "<image>\n",
+    "deepseekocr": "<image>",
+    "deepseekocr_2": "<image>",
     "dots_ocr": "<|img|><|imgpad|><|endofimg|>",
     "ernie4_5_moe_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
     "fastvlm": "<image>\n",

@@ -44,6 +44,10 @@ USUAL_SOFT = -200
 """The id that stands for a picture, where a config names none."""
 PART = "/"
 """Between the name of a list of arrays and the place of one of them."""
+BFLOAT16 = "~"
+"""Behind the name of an array of such numbers, as the integers of their bits."""
+_DROPPED = {"deepseekocr": " ", "deepseekocr_2": " "}
+"""Package -> the end of each prompt by mlx-vlm's chat template, which its processor drops."""
 _QUIET = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TRANSFORMERS_VERBOSITY", "TOKENIZERS_PARALLELISM")
 
 Arrays = dict[str, "npt.NDArray[np.generic]"]
@@ -216,6 +220,7 @@ class Processor:
                 (Path(folder) / name).write_bytes(content)
             self._processor: Any = load_processor(folder, add_detokenizer=False)
         self.text = setup.placeholder
+        self._end = _DROPPED.get(setup.package, "")
         self._soft = msgspec.json.decode(setup.files["config.json"]).get("image_token_index", USUAL_SOFT)
         kind = getattr(classes, "ImageProcessor", object)
         if issubclass(kind, BaseImageProcessor):  # beside a tokenizer, as mlx-vlm's own loader has it
@@ -256,6 +261,7 @@ class Processor:
         import numpy as np
         from mlx_vlm.utils import prepare_inputs
 
+        text += self._end
         try:
             found = prepare_inputs(self._processor, images=pictures, prompts=text, image_token_index=self._soft)
         except ValueError:  # some processors do not know all that mlx-vlm passes to any
@@ -289,6 +295,10 @@ def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
     if _has_arrays(value):
         for at, each in enumerate(cast("Sequence[object]", value)):
             yield from _flat(f"{name}{PART}{at}", each)
+    elif str(getattr(value, "dtype", "")).endswith(".bfloat16"):
+        from runner.model.vlm.module import bits
+
+        yield name + BFLOAT16, bits(cast("Any", value))
     else:
         yield name, value
 

@@ -20,7 +20,7 @@ from runner.media.prompt import Item, MediaNames, Picture
 from runner.media.rows import MediaRows
 from runner.media.towers.tower import Tower
 from runner.media.vlm.family import PLACEHOLDERS, Expansion, Prepares, VlmFamily, VlmRows, VlmStore, VlmSupport
-from runner.media.vlm.process import PART, Prepared, Preparer, Setup
+from runner.media.vlm.process import BFLOAT16, PART, Prepared, Preparer, Setup
 from runner.model import OpenedModel
 from runner.model.vlm.module import Served
 from runner.model.vlm.packages import ALONE
@@ -76,7 +76,10 @@ class VlmEncoder(MediaEncoder):
 def joined(arrays: Mapping[str, mx.array]) -> dict[str, Any]:
     """Returns arrays by the names that a package takes, those of a list, and of lists in it, in their order."""
     found: dict[str, Any] = {}
-    for name, array in arrays.items():
+    for title, array in arrays.items():
+        name = title.removesuffix(BFLOAT16)
+        if name != title:
+            array = array.view(mx.bfloat16)
         base, *places = name.split(PART)
         if not places:
             found[name] = array

@@ -70,6 +70,11 @@ def import_package(package: str) -> ModuleType:
         logging.disable(logging.NOTSET)
 
 
+def bits(array: mx.array) -> mx.array:
+    """Returns the bits of numbers in bfloat16 as integers: NumPy has no such numbers."""
+    return array.view(mx.uint16)
+
+
 def _args(classes: ModuleType, config: dict[str, Any]) -> object:
     """Returns the config of a package as mlx-vlm makes it."""
     config.setdefault("text_config", config.pop("llm_config", {}))

@@ -4,15 +4,16 @@
 """
 
 import copy
-import dataclasses
 import inspect
-import operator
-from collections.abc import Mapping
-from types import FunctionType
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import SimpleNamespace
 from typing import Any, cast
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.convolution import Conv2d
 from mlx.utils import tree_unflatten
 
 from runner.model.vlm.module import Served, import_package, make_module
@@ -28,8 +29,7 @@ _TABLES = data.read("vlm")
 def config(package: str) -> Values:
     """The tiny `config.json` of a package. Makes the sizes small that its classes have fixed, too."""
     classes, own = import_package(package), _own(package)
-    for name, sizes in own.get("fixed", {}).items():
-        _shrink(operator.attrgetter(name)(classes), sizes)
+    _shrink(package)
     text = {**values(package), **_TABLES["text"], "model_type": package, **own.get("text", {})}
     made = _filled(classes.ModelConfig, {**text, **_TABLES["top"], **own.get("top", {})})
     if own.get("flat"):
@@ -76,14 +76,36 @@ def tiny_of(package: str, model: Module) -> Tiny:
     return Tiny(package, Cut(served), served.make_cache, 1e-3)
 
 
-def _shrink(kind: Any, sizes: Values) -> None:
-    """Replaces attributes, and the defaults of a class's fields, in this process."""
-    for name, value in sizes.items():
-        setattr(kind, name, value)
-    if dataclasses.is_dataclass(kind):
-        made = cast("FunctionType", vars(kind)["__init__"])
-        defaults = [each for each in inspect.signature(made).parameters.values() if each.default is not each.empty]
-        made.__defaults__ = tuple(sizes.get(each.name, each.default) for each in defaults)
+@cache
+def _shrink(package: str) -> None:
+    """Makes small, in this process, what the classes of a package have fixed: attributes of a class, and arguments that
+    it is made with."""
+    for path, sizes in _own(package).get("fixed", {}).items():
+        module, _, name = path.rpartition(".")
+        owner = import_package(module)
+        kind = getattr(owner, name)
+        arguments = inspect.signature(kind).parameters
+        made = {argument: value for argument, value in sizes.items() if argument in arguments}
+        for attribute, value in sizes.items():
+            if attribute not in made:
+                setattr(kind, attribute, value)
+        if made:
+            setattr(owner, name, _with(kind, **made))
+    for name, channels in _own(package).get("channels", {}).items():
+        cast("Any", import_package(name)).nn = _narrow({int(count): fewer for count, fewer in channels.items()})
+
+
+def _narrow(channels: Mapping[int, int]) -> SimpleNamespace:
+    """Returns a `mlx.nn` whose convolutions have fewer channels instead of these."""
+
+    def convolution(inputs: int, outputs: int, **others: Any) -> Conv2d:
+        return Conv2d(channels.get(inputs, inputs), channels.get(outputs, outputs), **others)
+
+    return SimpleNamespace(**{**vars(nn), "Conv2d": convolution})
+
+
+def _with(kind: Callable[..., object], **sizes: object) -> Callable[..., object]:
+    return lambda *args, **others: kind(*args, **{**others, **sizes})
 
 
 def _own(package: str) -> Values:

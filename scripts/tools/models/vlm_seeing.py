@@ -43,7 +43,7 @@ def write(package: str, directory: Path) -> Path:
     see, chosen = table(package), config(package)
     directory.mkdir(parents=True)
     write_weights(directory, parameters_of(vlm.filled(package, make_module(package, chosen))))
-    tokens = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<|eos|>"}
+    tokens = {"bos_token": see.get("bos", "<|bos|>"), "eos_token": "<|eos|>", "pad_token": "<|eos|>"}
     files: Values = {
         "config": chosen,
         "tokenizer": _tokenizer(see),
