@@ -36,6 +36,31 @@ _WHAT = {
     "SEEING": "The packages whose pictures were compared with mlx-vlm's own computation, and give equal answers",
 }
 NOT_YET = "it was not compared with it yet"
+_ITS_PICTURE_FIRST = "mlx-vlm puts its picture before the whole prompt"
+_NO_PROCESSOR = "mlx-vlm has no processor for it"
+_OTHER_PLACES = "mlx-vlm puts features in other places than its processor says"
+_TWO_PARTS = "it has an encoder beside its decoder"
+FOUND = {
+    "falcon_ocr": "the tokens of its pictures see each other",
+    "florence2": _TWO_PARTS,
+    "gemma3n": "mlx-vlm scales the embeddings of answers and not those of prompts",
+    "got": "its processor puts each prompt into a conversation of its own",
+    "granite_vision": _OTHER_PLACES,
+    "llama4": "mlx-vlm makes fewer pictures of one than its prompt has places for",
+    "llava_next": _OTHER_PLACES,
+    "llmjpvl": _NO_PROCESSOR,
+    "minicpmv4_7": "its pictures have places on a canvas",
+    "molmo": _ITS_PICTURE_FIRST,
+    "molmo_point": "its answers point into pictures that mlx-vlm keeps on the model",
+    "moondream2": _ITS_PICTURE_FIRST,
+    "moondream3": _ITS_PICTURE_FIRST,
+    "nemotron_parse": _TWO_PARTS,
+    "phi4_siglip": "its processor wants torchvision",
+    "phi4mm": "mlx-vlm changes its weights for a picture, and keeps them so",
+    "plamo2vl": "its tokenizer is a program",
+    "youtu_vl": _NO_PROCESSOR,
+}
+"""Package -> why it fails, or was not asked, as its code says. One that passes all questions is served all the same."""
 
 
 def main(names: list[str]) -> None:
@@ -50,7 +75,7 @@ def main(names: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             package = Package(name, Path(folder))
             if why := fault(package):
-                refused[name] = why
+                refused[name] = FOUND.get(name, why)
             else:
                 found["COMPARED"].add(name)
                 able = (title for title, find in ABILITIES.items() if not find(*package.forward, VOCAB))
@@ -59,7 +84,7 @@ def main(names: list[str]) -> None:
                 if name in SEEING:
                     why, alone = blindness(name)
                     found["ALONE"] |= {name} if alone else set()
-                    blind |= {name: why} if why else {}
+                    blind |= {name: FOUND.get(name, why)} if why else {}
                     found["SEEING"] |= set() if why else {name}
         _say(f"{name}: {refused.get(name) or blind.get(name) or 'compared'}")
     (ROOT / "runner/model/vlm/packages.py").write_text(_text(found, refused, blind))

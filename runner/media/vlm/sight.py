@@ -22,7 +22,7 @@ from runner.media.towers.tower import Tower
 from runner.media.vlm.family import PLACEHOLDERS, Expansion, Prepares, VlmFamily, VlmRows, VlmStore, VlmSupport
 from runner.media.vlm.process import BFLOAT16, PART, Prepared, Preparer, Setup
 from runner.model import OpenedModel
-from runner.model.vlm.module import Served
+from runner.model.vlm.module import Served, offsets
 from runner.model.vlm.packages import ALONE
 from runner.model.vlm.source import Choice, blindness
 
@@ -116,8 +116,10 @@ def encoded(module: Served, expansion: Expansion, arrays: dict[str, Any]) -> mx.
     added = getattr(added, "embeddings", added)
     if added is None:
         return mx.concatenate([embeddings, written], axis=1)
-    if module.full_deepstack:
+    if module.deepstack == "tokens":
         columns = [added[0, :, layer].astype(embeddings.dtype) for layer in range(added.shape[2])]
+    elif module.deepstack == "prompt":
+        columns = [each.astype(embeddings.dtype) for each in added]
     else:
         places = mx.array([index for index, each in enumerate(cast("list[bool]", seen.tolist())) if each])
         columns = [mx.zeros_like(embeddings).at[places].add(each.astype(embeddings.dtype)) for each in added]
@@ -157,15 +159,24 @@ class VlmForward:
                 added = beside
             parts["inputs_embeds"] = embeddings
             if added:
-                full = self._module.full_deepstack
-                parts |= {"visual_pos_masks": seen}
-                parts["deepstack_visual_embeds"] = mx.stack(added, axis=1)[None] if full else added
+                parts |= self._deepstack(added, seen, next(offsets(layers)))
             elif self._module.looks_at_places:
                 parts["visual_pos_masks"] = seen
         if positions is not None:
             parts["position_ids"] = mx.array([*map(list, positions)])[:, None]
         with self._module.during(parts):
             return forward(ids, layers)
+
+    def _deepstack(self, added: list[mx.array], seen: mx.array, offset: int | mx.array) -> dict[str, object]:
+        """Returns what is added in some layers, in the form that the text model takes, and where."""
+        form, made = self._module.deepstack, cast("object", added)
+        if form == "tokens":
+            made = mx.stack(added, axis=1)[None]
+        if form == "prompt":
+            before = int(offset)
+            made = mx.pad(mx.stack(added), [(0, 0), (before, 0), (0, 0)])
+            seen = mx.pad(seen, [(0, 0), (before, 0)])
+        return {"visual_pos_masks": seen, "deepstack_visual_embeds": made}
 
     def shifted(self, shifts: Sequence[int]) -> AbstractContextManager[None]:
         """Shifts the positions of every forward inside: those of each row of a batch by its own number."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -28,12 +28,16 @@ from runner.model.families import Config
 from runner.model.vlm.source import LIBRARY, NOT_INSTALLED
 
 Weights = dict[str, mx.array]
+Deepstack = Literal["rows", "tokens", "prompt"]
+"""The form of what is added in some layers: for each of them the rows of pictures alone, [rows, width]; for all tokens
+of a forward, [B, L, layers, width]; or for the prompt up to the end of a forward, [layers, offset + L, width]."""
 _PARTS = ("text", "vision", "perceiver", "projector", "audio")
 """The parts of a config: in mlx-vlm, `PART_config` is a field of it, and `PartConfig` its class."""
 _PICTURE_TOKENS = ("image_token_index", "image_token_id", "media_placeholder_token_id", "image_token")
 _OWN_CACHES = ("zaya1_vl",)
+_CHANNELS_LAST = ("ernie4_5_moe_vl",)
 _FLAT = ("minimax_m3", "minimax_m3_vl")
-_FULL_DEEPSTACK = ("qwen3_omni_moe",)
+_DEEPSTACKS: Mapping[str, Deepstack] = {"qwen3_omni_moe": "tokens", "granite4_vision": "prompt"}
 _ONE_TOKEN = ("fastvlm", "llava_bunny")
 _SANITIZERS = (("VisionModel", "vision_config"), ("LanguageModel", "text_config"), ("AudioModel", "audio_config"))
 """A class of a package, whose `sanitize` also sees all weights, and the part of the config that it is made from."""
@@ -99,9 +103,9 @@ class Served(Module):
     config: Any
     flat: bool
     """Positions have one channel."""
-    full_deepstack: bool
-    """What is added after the first layers is [B, L, layers, width], for all tokens; else [tokens of pictures, width]
-    for each layer."""
+    channels_last: bool
+    """Positions are [B, L, 3]."""
+    deepstack: Deepstack
     one_token: bool
     """Its processor has one token for a picture, of which it makes the same number of embeddings always."""
     keeps_caches: bool
@@ -117,9 +121,12 @@ class Served(Module):
         """
         text = self.text_model
         parts |= self.hooks.parts
-        if self.takes_positions and "position_ids" not in parts:
-            positions = plain_positions(tokens.shape[1], cache or ()) + self.hooks.shift
-            parts["position_ids"] = positions[0] if self.flat else positions
+        if self.takes_positions:
+            given = cast("mx.array | None", parts.get("position_ids"))
+            positions = plain_positions(tokens.shape[1], cache or ()) + self.hooks.shift if given is None else given
+            if self.flat:
+                positions = positions[0]
+            parts["position_ids"] = positions.transpose(1, 2, 0) if self.channels_last else positions
         return cast("mx.array", text(tokens, cache=cache, **parts).logits)
 
     @property
@@ -220,7 +227,8 @@ def _served(classes: ModuleType, package: str) -> Callable[[object], Module]:
         "__module__": f"{LIBRARY}.models.{package}",  # by which the tables of abilities know it
         "classes": classes,
         "flat": package in _FLAT,
-        "full_deepstack": package in _FULL_DEEPSTACK,
+        "channels_last": package in _CHANNELS_LAST,
+        "deepstack": _DEEPSTACKS.get(package, "rows"),
         "one_token": package in _ONE_TOKEN,
         "keeps_caches": package in _OWN_CACHES,
     }
@@ -229,16 +237,16 @@ def _served(classes: ModuleType, package: str) -> Callable[[object], Module]:
 
 def plain_positions(count: int, layers: Iterable[object]) -> mx.array:
     """Returns the positions [3, B, count] of the tokens after those that the layer caches have seen."""
-    offset = next(_offsets(layers), 0)
+    offset = next(offsets(layers), 0)
     first = mx.array(offset).reshape(-1, 1)
     positions = first + mx.arange(count)
     return mx.broadcast_to(positions[None], (3, *positions.shape))
 
 
-def _offsets(layers: Iterable[object]) -> Iterator[int | mx.array]:
+def offsets(layers: Iterable[object]) -> Iterator[int | mx.array]:
     for layer in layers:
         if isinstance(layer, CacheList):
-            yield from _offsets(layer.caches)
+            yield from offsets(layer.caches)
         elif hasattr(layer, "offset"):
             yield layer.offset
 

@@ -18,7 +18,7 @@ from runner.settings import Settings, flags_of
 from scripts.tools import ROOT
 from scripts.tools.docs.imports import imports_svg
 from scripts.tools.models.architectures import architectures
-from scripts.tools.models.packages import SEEING, TEXTS
+from scripts.tools.models.packages import TEXTS
 
 DOCS = ROOT / "docs"
 _MODELS = "mlx_lm.models"
@@ -86,20 +86,25 @@ def _listed(introduction: str, names: Iterable[str]) -> list[str]:
 
 
 def packages_table() -> str:
-    """Returns the packages of mlx-vlm as a Markdown list, then those that are refused, with the reason."""
-    blind = [name for name in SEEING if name in packages.COMPARED and name not in packages.SEEING]
+    """Returns the packages of mlx-vlm as a Markdown list, then those whose pictures are refused, or that are, with the
+    reasons."""
     kinds = (
         ("With pictures:", sorted(packages.SEEING - packages.ALONE)),
         ("With one picture a prompt:", sorted(packages.ALONE)),
         ("Text models that mlx-lm lacks:", [name for name in TEXTS if name in packages.COMPARED]),
-        ("Models that see, served as text models until their pictures are compared:", blind),
     )
     lines = [line for introduction, names in kinds for line in (*_listed(introduction, names), "")]
+    lines += [*_reasons("served as text models, without their pictures", packages.BLIND), ""]
+    lines += _reasons("not served with mlx-vlm", packages.REFUSED)
+    return "\n".join(lines) + "\n"
+
+
+def _reasons(title: str, why_not: Mapping[str, str]) -> list[str]:
     reasons: dict[str, list[str]] = {}
-    for name, why in packages.REFUSED.items():
+    for name, why in why_not.items():
         reasons.setdefault(why, []).append(f"`{name}`")
     rows = [f"| {', '.join(names)} | {why} |" for why, names in sorted(reasons.items(), key=lambda row: -len(row[1]))]
-    return "\n".join([*lines, "| not served with mlx-vlm | why |", "| --- | --- |", *rows]) + "\n"
+    return [f"| {title} | why |", "| --- | --- |", *rows]
 
 
 Parts = Mapping[str, Callable[[], str]]

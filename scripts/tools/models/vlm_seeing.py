@@ -9,7 +9,7 @@ from runner.model.vlm.module import make_module
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models import data, vlm
 from scripts.tools.models.checkpoints import SPECIAL_TOKENS, write_weights
-from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
+from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, fallback_byte, written_model
 
 Values = dict[str, Any]
 _TABLES = data.read("vlm")
@@ -55,9 +55,18 @@ def write(package: str, directory: Path) -> Path:
         "preprocessor_config": see.get("preprocessor", {}),
         "processor_config": see.get("processor", {}),
     }
+    if see.get("sentencepiece"):
+        del files["tokenizer"]
+        (directory / "tokenizer.model").write_bytes(_sentencepiece(see))
     for name, content in files.items():
         (directory / f"{name}.json").write_text(json.dumps(content))
     return directory
+
+
+def _sentencepiece(see: Values) -> bytes:
+    """Returns the same vocabulary as a `tokenizer.model`."""
+    pieces = [(fallback_byte(value), "byte") for value in range(len(ALL_BYTES))]
+    return written_model([*pieces, *((token, "user-defined") for token in _tokens(see)), ("<unk>", "unknown")])
 
 
 def _tokens(see: Values) -> list[str]:
