@@ -31,6 +31,45 @@ class ScoreRequest(msgspec.Struct):
     """For the markers `[img-ID]` of all prompts."""
 
 
+Span = tuple[int, int]
+
+
+class Question(msgspec.Struct, frozen=True, gc=False):
+    """A question about the state, in words."""
+
+    type: str = ""
+    instructions: str = ""
+    options: tuple[str, ...] = ()
+
+
+class QuestionRow(msgspec.Struct, frozen=True, gc=False):
+    """A row of a model that reads questions."""
+
+    question: Question | None = None
+
+
+class Field(msgspec.Struct, frozen=True, gc=False):
+    """A question as spans of segments, their ends exclusive."""
+
+    type: int = -1
+    question: Span = (0, 0)
+    options: tuple[Span, ...] = ()
+
+
+class DecisionRequest(msgspec.Struct, frozen=True):
+    """The body of a request to a model with a head of its own: `rows` and `state`, or `segments` and `fields`."""
+
+    max_tokens: int = 0
+    rows: tuple[QuestionRow, ...] = ()
+    state: str = ""
+    segments: tuple[str, ...] = ()
+    fields: tuple[Field, ...] = ()
+    images: tuple[str, ...] = ()
+
+
+_DECISION = msgspec.json.Decoder(DecisionRequest)
+
+
 class _Body(msgspec.Struct):
     max_tokens: int = 0
     rows: msgspec.Raw = msgspec.Raw(b"[]")
@@ -42,10 +81,10 @@ _ROWS = msgspec.json.Decoder(list[Row])
 _MEDIA = msgspec.json.Decoder(list[Media])
 
 
-class _Scores(msgspec.Struct, frozen=True):
+class _Scores(msgspec.Struct, frozen=True, omit_defaults=True):
     logits: list[list[float]]
     input_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None = None
 
 
 def decode_score(body: bytes) -> ScoreRequest:
@@ -64,7 +103,15 @@ def decode_score(body: bytes) -> ScoreRequest:
         raise BadRequestError(str(error)) from None
 
 
-def score_body(logits: list[list[float]], input_tokens: int, cached_tokens: int) -> bytes:
+def decode_decision(body: bytes) -> DecisionRequest:
+    """Returns the request in a body. Raises BadRequestError."""
+    try:
+        return _DECISION.decode(body)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(str(error)) from None
+
+
+def score_body(logits: list[list[float]], input_tokens: int, cached_tokens: int | None) -> bytes:
     """Returns the answer: a logit of each candidate of each row (here a log-probability: an offset that is common to
-    a row does not matter), the tokens of all rows, and those of them that a cache held."""
+    a row does not matter), the tokens of all rows, and those of them that a cache held, if the model has one."""
     return msgspec.json.encode(_Scores(logits, input_tokens, cached_tokens)) + b"\n"

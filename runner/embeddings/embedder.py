@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from time import perf_counter
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 
@@ -47,11 +47,12 @@ class Encoder(Protocol):
     @property
     def layers(self) -> Sequence[object]: ...
 
-    def encode(
-        self, inputs: mx.array, lengths: Sequence[int], media: Sequence[tuple[int, int, int, mx.array]] = ()
-    ) -> Iterator[Piece]:
-        """Builds a forward over tokens [B, L], each row padded behind its own length. `media` are features in the
-        places of tokens: row, start, stop, features. Yields it in pieces."""
+    def encode(self, inputs: mx.array, lengths: Sequence[int], media: Sequence[Any] = ()) -> Iterator[Piece]:
+        """Builds a forward over tokens [B, L], each row padded behind its own length. Yields it in pieces.
+
+        `media` are features in the places of tokens: row, start, stop, features. A model that decides gets what is
+        asked about each row instead.
+        """
 
 
 def choose(lengths: Sequence[int], most_tokens: int) -> list[int]:
@@ -113,7 +114,8 @@ class _Forward:
         tokens = [text.tokens + [0] * (longest - len(text.tokens)) for text in texts]
         for row, start, stop, _ in media:
             tokens[row][start:stop] = [0] * (stop - start)  # soft tokens may be beyond the table
-        self._pieces = encoder.encode(mx.array(tokens), lengths, media)
+        asked = [text.asked for text in texts if text.asked is not None]
+        self._pieces = encoder.encode(mx.array(tokens), lengths, asked or media)
 
     @property
     def left(self) -> bool:
@@ -150,13 +152,16 @@ class TextEmbedder:
         chunk_tokens: int,
         room_bytes: int,
         show: Callable[[ShownPrompt], PromptMedia] = lambda _: NoMedia(),
+        *,
+        together: bool = True,
     ) -> None:
-        """`room_bytes` is what the weights leave of the budget. `show` begins with the media of one text."""
+        """`room_bytes` is what the weights leave of the budget. `show` begins with the media of one text. Without
+        `together` every text has a forward of its own."""
         self.sizes = sizes
         self._encoder = encoder
         self._room_bytes = room_bytes
         self._piece = chunk_tokens * len(encoder.layers)
-        self._together = min(_MOST_TOGETHER, _CHUNKS_TOGETHER * chunk_tokens)
+        self._together = min(_MOST_TOGETHER, _CHUNKS_TOGETHER * chunk_tokens) if together else 0
         self._show = show
         self._showing: list[_Showing] = []
         """Texts whose media are not encoded yet, the oldest first."""
@@ -254,10 +259,10 @@ class TextEmbedder:
         )
         return self._counts
 
-    def warm_up(self) -> None:
+    def warm_up(self, text: TextToEmbed) -> None:
         """Computes a short text. Raises ComputeError if the model cannot compute."""
         try:
-            mx.eval([piece.arrays for piece in self._encoder.encode(mx.array([[0, 0]]), [2])])
+            _Forward(self._encoder, [text], {}).advance(float("inf"))
         except Exception as error:
             raise ComputeError(f"the model cannot compute: {error_line(error)}") from error
         mx.clear_cache()

@@ -1,19 +1,24 @@
 """Embeddings as part of an engine, for a model that is an encoder."""
 
 from collections.abc import Mapping
-from typing import cast
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
 from runner.embeddings.embedder import Encoder, TextEmbedder
 from runner.engine.parts import Examined, Facts, Parts, Wing
-from runner.engine.ports import EmbeddingSizes
+from runner.engine.ports import EmbeddingSizes, TextToEmbed
 from runner.errors import ModelError
 from runner.model import OpenedModel
-from runner.model.families import UNNEEDED
+from runner.model.families import DECIDERS, UNNEEDED
 from runner.model.weights.dtype import device
 from runner.model.weights.load import load
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, CheckSettings
+
+if TYPE_CHECKING:
+    from runner.embeddings.decisions.clef import Clef
+    from runner.embeddings.decisions.laya import Laya
 
 _USUAL = {768: (128, 256, 512, 768)}
 """The size of an embedding -> those to which it may be cut, where config.json does not say."""
@@ -91,14 +96,25 @@ def _has(model: OpenedModel, part: str) -> bool:
     return any(map(UNNEEDED[part].match, model.checkpoint.tensors))
 
 
+class DecisionFacts(Facts, frozen=True, kw_only=True):
+    """What a model that decides is for."""
+
+    @property
+    def text(self) -> str:
+        """The line of the report."""
+        return "none: it decides, by POST /v1/score"
+
+
 class EmbeddingsWing(Wing):
-    """Embeddings, for a model that makes them."""
+    """Embeddings or decisions, for a model that makes them."""
 
     name = "embeddings"
 
     def facts(self, settings: CheckSettings, found: Examined | None) -> Mapping[str, Facts | None]:
         if found is None or not found.model.family.is_encoder:
             return {}
+        if found.model.family.decides:
+            return {"embeddings": DecisionFacts()}
         sizes, together = sizes_of(found.model), None
         if settings.verify:
             if device() == "cpu":
@@ -109,12 +125,28 @@ class EmbeddingsWing(Wing):
         return {"embeddings": facts}
 
     def join(self, parts: Parts) -> None:
-        """Sets what computes embeddings, and how that is warmed up."""
+        """Sets what computes embeddings or decisions, and how that is warmed up."""
         if not parts.model.family.is_encoder:
             return
         chunk_tokens = parts.settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if parts.on_cpu else GPU_CHUNK_TOKENS)
-        encoder = cast("Encoder", parts.loaded.module)
-        embedder = TextEmbedder(encoder, sizes_of(parts.model), chunk_tokens, parts.free_bytes, parts.show)
+        encoder, together, warm = cast("Encoder", parts.loaded.module), True, TextToEmbed([0, 0])
+        if parts.model.family.decides:
+            decider = parts.decider = _decider(parts, chunk_tokens)
+            encoder, together, warm = cast("Encoder", decider), decider.together, decider.warm
+            sizes = EmbeddingSizes(0, (), frozenset(), decider.token_bytes, _SCORE_BYTES)
+        else:
+            sizes = sizes_of(parts.model)
+        embedder = TextEmbedder(encoder, sizes, chunk_tokens, parts.free_bytes, parts.show, together=together)
         parts.embedder = embedder
         parts.counts.embeddings = embedder.counts
-        parts.warm_up = embedder.warm_up
+        parts.warm_up = partial(embedder.warm_up, warm)
+
+
+def _decider(parts: Parts, chunk_tokens: int) -> "Clef | Laya":
+    from runner.embeddings.decisions.clef import Clef  # few models decide
+    from runner.embeddings.decisions.laya import Laya
+
+    module = parts.loaded.module
+    if parts.model.family.module == DECIDERS["LayaForDecision"]:
+        return Laya(module, parts.tokenizer)
+    return Clef(module, parts.model.context_length, chunk_tokens)

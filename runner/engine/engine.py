@@ -22,7 +22,7 @@ from runner.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from runner.engine.journal import EngineStats
     from runner.engine.parts import Parts, Post, World
-    from runner.engine.ports import Embedder, Ranks, TextToEmbed
+    from runner.engine.ports import Decider, Embedder, Ranks, TextToEmbed
 
 Answer = TypeVar("Answer")
 Message = Request | Callable[[], None] | None
@@ -82,8 +82,10 @@ class Engine:
     memory_bytes: int = 0
     """The bytes that MLX held when the engine last looked: in use, and kept for reuse."""
     embedder: "Embedder | None" = None
-    """Set once requests can be computed, if the model makes embeddings. It is for the engine thread, but for what any
-    thread may read of it."""
+    """Set once requests can be computed, if the model makes embeddings or decides. It is for the engine thread, but for
+    what any thread may read of it."""
+    decider: "Decider | None" = None
+    """Set once requests can be computed, if the model decides."""
     parts: "Parts"
     """For the engine thread alone, but for `tokenizer`, `vision` and `formats`."""
 
@@ -132,7 +134,7 @@ class Engine:
             self.parts.formats.compile(request.format, request.grammar)
 
     def embed(self, text: "TextToEmbed") -> None:
-        """Queues a text, whose future receives its embedding. Only for a model that makes embeddings."""
+        """Queues a text, whose future receives its embedding, or its scores. Only for a model that makes them."""
         assert self.embedder is not None
         add = self.embedder.add
         self._mailbox.put(lambda: add(text))
@@ -210,7 +212,7 @@ class Engine:
         self._add = self._turns.queue((self.parts.disk or self.parts.scheduler).add)
         self.tokenizer = self.parts.tokenizer
         self.vision = self.parts.vision
-        self.embedder = self.parts.embedder
+        self.embedder, self.decider = self.parts.embedder, self.parts.decider
         self._publish()
 
     def _step(self) -> None:

@@ -27,7 +27,7 @@ from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from runner.engine.guide import Grammar
-    from runner.engine.ports import Drafts, Embedder, Formats, Names, PromptMedia, Ranks, Shifted, Tier
+    from runner.engine.ports import Decider, Drafts, Embedder, Formats, Names, PromptMedia, Ranks, Shifted, Tier
 
 
 # --- The world of an engine: where the values come from that its decisions follow from. Here it is the world itself. A
@@ -135,7 +135,9 @@ class Parts:
     drafting: "Drafts | None" = None
     disk: "Tier | None" = None
     embedder: "Embedder | None" = None
-    """Set for a model that makes embeddings and no text."""
+    """Set for a model that makes embeddings, or scores of options, and no text."""
+    decider: "Decider | None" = None
+    """Set with it for scores of options."""
     counts: WingCounts = field(default_factory=WingCounts)
     draft_bytes: int = 0
     """What a model that drafts may hold beside its weights."""

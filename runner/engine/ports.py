@@ -2,7 +2,7 @@
 
 What a request needs of media before it reaches that thread is in `request.py`: `Vision`, `ShownPrompt`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from runner.engine.lifecycle import Lifecycle
     from runner.engine.request import Request, ShownPrompt
     from runner.sampling.sampler import Sampler
+    from runner.tokenizer import Tokenizer
 
 
 class Ranks(Protocol):
@@ -222,8 +223,10 @@ class TextToEmbed:
     tokens: list[int]
     shown: "ShownPrompt | None" = None
     """The same text, with its media."""
+    asked: object = None
+    """What is asked about the text, in the form of a `Decider`; None for its embedding."""
     found: "Future[list[float]]" = field(default_factory=Future)
-    """Its embedding. Raises RequestError if it cannot be computed."""
+    """Its embedding, or the scores of its options. Raises RequestError if it cannot be computed."""
 
 
 class Embedder(Protocol):
@@ -246,6 +249,25 @@ class Embedder(Protocol):
 
     def advance(self) -> None:
         """Computes about as much as a slice of a prompt is. Raises nothing for a fault of a text."""
+        ...
+
+
+class Decision(NamedTuple):
+    """A text, and the numbers of options of what is asked about it: each has as many scores."""
+
+    text: TextToEmbed
+    options: Sequence[int]
+
+
+class Decider(Protocol):
+    """Reads bodies of `POST /v1/score` for a model that decides by a head of its own. Any thread may call it."""
+
+    counts_cached: bool
+    """True if answers count tokens that were restored."""
+
+    def read(self, body: bytes, tokenizer: "Tokenizer") -> Iterator[Decision | None]:
+        """Yields the texts of a request, and None where others may have a turn. Raises RequestError, in the words that
+        hosts know."""
         ...
 
 

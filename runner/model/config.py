@@ -65,20 +65,20 @@ _CONTEXT_FIELDS = (
 _PHI3_SMALL_ROWS = 100352
 
 
-def read_config(checkpoint: Checkpoint, *, nulls: bool = False) -> Config:
-    """Returns the model's `config.json` without its nulls, which stand for defaults; with them if asked to.
+def read_config(checkpoint: Checkpoint, *, nulls: bool = False, name: str = "config.json") -> Config:
+    """Returns the model's `config.json`, or another file, without its nulls, which stand for defaults; with them if
+    asked to.
 
     Raises ModelError `failed to read config.json: ...`.
     """
     try:
-        config = json.loads(checkpoint.required_file("config.json"), object_hook=None if nulls else _read_object)
+        config = json.loads(checkpoint.required_file(name), object_hook=None if nulls else _read_object)
     except ModelError as error:
-        raise ModelError(f"failed to read config.json: {error}") from error
+        raise ModelError(f"failed to read {name}: {error}") from error
     except (ValueError, RecursionError) as error:
-        path = checkpoint.files["config.json"].path
-        raise ModelError(f"failed to read config.json: {path}: {error}") from error
+        raise ModelError(f"failed to read {name}: {checkpoint.files[name].path}: {error}") from error
     if not isinstance(config, dict):
-        raise ModelError(f"failed to read config.json: want an object, found {type(config).__name__}")
+        raise ModelError(f"failed to read {name}: want an object, found {type(config).__name__}")
     return config
 
 

@@ -77,8 +77,18 @@ class Family(NamedTuple):
 
     @property
     def is_encoder(self) -> bool:
-        """True if the model makes embeddings of texts, and no text."""
+        """True if the model makes something else of texts than text."""
+        return self.makes_embeddings or self.decides
+
+    @property
+    def makes_embeddings(self) -> bool:
+        """True if that is embeddings."""
         return self.module in ENCODERS
+
+    @property
+    def decides(self) -> bool:
+        """True if that is scores of options, by a head of its own."""
+        return self.of_mlx_vlm and self.module in DECIDERS.values()
 
 
 def _adapt_gemma3(text: Config) -> None:
@@ -283,6 +293,9 @@ ENCODERS = frozenset({"embedding_gemma2"})
 """Modules of ours that make embeddings of texts. They have no cache and no logits, so nothing that is said here of
 answers concerns them."""
 
+DECIDERS = {"ClefForDecision": "clef", "LayaForDecision": "laya"}
+"""Architecture of a model that scores options with a head of its own -> mlx-vlm's package."""
+
 METAL_ONLY = frozenset({"bitnet", "muse_spark"})
 """Modules whose kernels exist only for Metal. On a CPU the trials of abilities had plain MLX in place of these."""
 
@@ -351,8 +364,9 @@ def select_tensors(
 ) -> dict[str, Tensor]:
     """Returns the tensors that the text model needs, under the names that its module's `sanitize` knows."""
     chosen: dict[str, Tensor] = {}
+    sees = family.of_mlx_vlm and not family.decides
     for tensor in tensors.values():
-        if tensor.name in left_out or not (is_needed(tensor.name) or (family.of_mlx_vlm and _is_seen(tensor.name))):
+        if tensor.name in left_out or not (is_needed(tensor.name) or (sees and _is_seen(tensor.name))):
             continue
         name = family.renamed(tensor.name)
         if name in chosen:

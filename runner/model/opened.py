@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from runner.model.sources.directory import open_directory
 from runner.model.sources.manifest import find_manifest
 from runner.model.sources.name import parse_name
 from runner.model.sources.store import open_store
-from runner.model.vlm.source import USUAL, Choice, choose_family
+from runner.model.vlm.source import USUAL, Choice, choose_family, with_parts
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
@@ -129,7 +130,8 @@ def open_checkpoint(
             report(error)
             unreadable[name] = tensors.pop(name)
     if family.of_mlx_vlm:
-        mended = read_config(checkpoint, nulls=True)  # as mlx-vlm reads it
+        read = partial(read_config, checkpoint, nulls=True)  # as mlx-vlm reads it
+        mended = with_parts(family, read(), lambda name: read(name=name))
         check_depths(mended, len(unreadable) + len(tensors))
     else:
         mended = module_config(config, family, {**unreadable, **tensors})

@@ -107,9 +107,10 @@ def _lines(event: Event) -> list[bytes]:
 
 
 def refuse_encoder(engine: Engine) -> None:
-    """Raises RequestError for a model that makes embeddings and no text."""
+    """Raises RequestError for a model that makes no text."""
     if engine.embedder is not None:
-        raise RequestError("this model makes embeddings of texts, and no text", HTTPStatus.NOT_IMPLEMENTED)
+        instead = "embeddings of texts" if engine.decider is None else "decisions, by POST /v1/score"
+        raise RequestError(f"this model makes {instead}, and no text", HTTPStatus.NOT_IMPLEMENTED)
 
 
 @asynccontextmanager

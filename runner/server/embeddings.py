@@ -21,7 +21,7 @@ from runner.errors import RequestError
 from runner.server.completion import take_steps
 from runner.server.request_body import Body, RequestBodies
 from runner.server.tokenize import TokenizeThreads
-from runner.tokenizer import PART_CHARACTERS, Tokenizer
+from runner.tokenizer import Tokenizer
 
 MOST_BODY_BYTES = 32 << 20
 _TOWERS = {
@@ -41,7 +41,7 @@ class EmbeddingsEndpoint:
     async def post(self, http: web.Request) -> web.Response:
         """Answers with the embedding. The server cancels this when the client disconnects, and then nothing more is
         computed for it."""
-        if self._engine.embedder is None:
+        if self._engine.embedder is None or self._engine.decider is not None:
             raise RequestError("this model does not support embeddings", HTTPStatus.NOT_IMPLEMENTED)
         with self._bodies.body() as held:
             body = Body()
@@ -151,14 +151,9 @@ def _tokens(text: str, tokenizer: Tokenizer, most: int) -> Generator[None, None,
     of a long text. Raises RequestError once there are too many."""
     first = [tokenizer.bos] if tokenizer.bos is not None else []
     last = [tokenizer.end] if tokenizer.end is not None else []
-    if len(text) <= PART_CHARACTERS:
-        return [*first, *tokenizer.encode_without_bos(text), *last]
-    tokens: list[int] = []
-    for part in tokenizer.encode_parts([text]):
-        tokens += part
-        _refuse_long(len(tokens), most)
-        yield
-    return [*first, *tokens[tokenizer.add_bos :], *last]
+    tokens = yield from tokenizer.encode_within(text, most)
+    _refuse_long(len(tokens), most)
+    return [*first, *tokens, *last]
 
 
 def _refuse_long(count: int, most: int) -> None:

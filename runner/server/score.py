@@ -4,11 +4,13 @@ Each row is a request to the engine like any other, of no token: it is prefilled
 the cache, and leaves when its client does. Everything is checked before anything is computed.
 """
 
+import asyncio
 import json
 from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
 from http import HTTPStatus
+from itertools import accumulate, pairwise
 
 from aiohttp import web
 
@@ -25,6 +27,7 @@ from protocol.score import (
 )
 from runner.engine.engine import Engine
 from runner.engine.events import Failed, Finished, Refused, Scored
+from runner.engine.ports import Decider, Decision
 from runner.engine.request import Request, ShownPrompt, UnmeasuredError
 from runner.errors import RequestError
 from runner.sampling import SamplingOptions
@@ -53,6 +56,8 @@ class ScoreEndpoint:
 
     async def post(self, http: web.Request) -> web.Response:
         """Scores all rows. The server cancels this when the client disconnects."""
+        if self._engine.decider is not None:
+            return await self._decide(http, self._engine.decider)
         refuse_encoder(self._engine)
         vision = self._engine.vision
         with self._bodies.body() as held:
@@ -65,6 +70,30 @@ class ScoreEndpoint:
                 scores = [await self._scored(requests, row) for row in range(len(requests))]
         counts = (sum(len(each.prompt) for each in requests), sum(cached for _, cached in scores))
         return web.Response(body=score_body([logits for logits, _ in scores], *counts), content_type="application/json")
+
+    async def _decide(self, http: web.Request, decider: Decider) -> web.Response:
+        """The same by a model with a head of its own."""
+        with self._bodies.body() as held:
+            body = Body()
+            await held.read(http, MOST_TEXT_BYTES, body.take)
+            steps = _decisions(body.chunks, decider, self._engine)
+            decisions = await take_steps(self._threads, body, steps, Decision, self._engine.vision)
+            texts = [each.text for each in decisions]
+            try:
+                for text in texts:
+                    self._engine.embed(text)
+                found = [await asyncio.wrap_future(text.found) for text in texts]
+            finally:
+                for text in texts:
+                    text.found.cancel()
+        scores = list[list[float]]()
+        for decision, logits in zip(decisions, found, strict=True):
+            stops = [*accumulate(decision.options)]
+            scores += [logits[start:stop] for start, stop in pairwise((0, *stops))]
+        tokens = sum(len(text.tokens) for text in texts)
+        return web.Response(
+            body=score_body(scores, tokens, 0 if decider.counts_cached else None), content_type="application/json"
+        )
 
     async def _scored(self, requests: Sequence[Request], row: int) -> tuple[list[float], int]:
         """Returns the scores of a row, and the number of its tokens that the cache held. Raises RequestError."""
@@ -80,6 +109,16 @@ class ScoreEndpoint:
                         return scores, metrics.prompt_eval_cached_count or 0
                     case Failed(text) | Refused(text):
                         raise RequestError(text, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _decisions(chunks: Sequence[bytes], decider: Decider, engine: Engine) -> Iterator[Decision | None]:
+    """Yields the texts of a body. Raises RequestError."""
+    embedder = engine.embedder
+    assert embedder is not None
+    for decision in decider.read(b"".join(chunks), engine.tokenizer):
+        if decision is not None and (why := embedder.refusal(len(decision.text.tokens))):
+            raise RequestError(why, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        yield decision
 
 
 def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Iterator[Request | ShownPrompt | None]:

@@ -101,7 +101,7 @@ def check_recordable(settings: Settings, model: OpenedModel) -> None:
     if settings.disk_cache is not None:
         raise UsageError("--record does not record what comes from a disk: leave out --disk-cache")
     if model.family.is_encoder:
-        raise UsageError("--record does not record embeddings, and this model makes nothing else")
+        raise UsageError("--record records answers, and this model makes none")
     if (model.has_vision or model.has_audio) and not settings.no_media:
         raise UsageError("--record does not record pictures and sound: add --no-media for a model that takes some")
     check_blas(settings.blas)

@@ -1,7 +1,7 @@
 """Encodes text to ids and decodes ids to bytes, for all kinds of vocabularies."""
 
 import codecs
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Final, NamedTuple, Protocol
@@ -182,6 +182,19 @@ class Tokenizer:
                 yield encode(held[start:stop])
                 start, encode = stop, self._encode_later
         yield encode(held[start:])
+
+    def encode_within(self, text: str, most: int) -> Generator[None, None, list[int]]:
+        """Returns the tokens of a text without BOS; of a long one only some once there are more than `most`. Yields
+        after each part of a long text, so that others may have a turn."""
+        if len(text) <= PART_CHARACTERS:
+            return self.encode_without_bos(text)
+        tokens: list[int] = []
+        for part in self.encode_parts([text]):
+            tokens += part
+            if len(tokens) > most + self.add_bos:
+                break
+            yield
+        return tokens[self.add_bos :]
 
     def _encode_later(self, text: str) -> list[int]:
         """Encodes the continuation of a text, without the ids that mark the beginning of one."""

@@ -92,4 +92,4 @@ async def test_a_recording_is_refused_before_it_serves(models: Path, tmp_path: P
     arguments = ["--record", str(tmp_path / "tape")]
     with spawn(RUNNER, "e", models_dir=models, generation=HOST, arguments=arguments) as refused:
         assert await asyncio.to_thread(refused.wait, 60.0) == 1
-    assert any("Error: --record does not record embeddings" in line for line in refused.output.lines)
+    assert any("Error: --record records answers, and this model makes none" in line for line in refused.output.lines)

@@ -7,7 +7,7 @@ import pytest
 
 from runner.errors import ModelError
 from runner.model.config import text_config
-from runner.model.families import OLLAMA_ONLY, Config, Family
+from runner.model.families import DECIDERS, OLLAMA_ONLY, Config, Family
 from runner.model.vlm.packages import BATCHED, COMPARED, DRAFTED, REFUSED
 from runner.model.vlm.source import USUAL, Choice, blindness, choose_family, package_of, why_not
 
@@ -96,7 +96,7 @@ def test_any_other_type_is_refused_as_before(model_type: object, install: Instal
     assert package_of({"model_type": model_type}) == ""
 
 
-@pytest.mark.parametrize("architecture", OLLAMA_ONLY)
+@pytest.mark.parametrize("architecture", sorted(OLLAMA_ONLY.keys() - DECIDERS.keys()))
 def test_what_remains_with_ollama_is_not_taken_for_another_model(architecture: str, install: Install) -> None:
     install(True)
     with pytest.raises(ModelError, match="only Ollama's own runner serves it"):
@@ -107,6 +107,15 @@ def test_one_of_ollamas_own_is_served_by_mlx_vlm(install: Install) -> None:
     install(True)
     (name,) = (name for name in OLLAMA_ONLY if "Qwen4Exp" in name)
     assert choose({"model_type": "qwen4_exp"}, architecture=name).import_name == "mlx_vlm.models.qwen4_exp"
+
+
+@pytest.mark.parametrize("architecture", DECIDERS)
+def test_one_that_decides_is_mlx_vlms_if_that_is_installed(architecture: str, install: Install) -> None:
+    install(True)
+    assert choose({"model_type": "qwen3_5"}, architecture=architecture).decides
+    install(False)
+    with pytest.raises(ModelError, match="mlx-vlm is not installed"):
+        choose({"model_type": "qwen3_5"}, architecture=architecture)
 
 
 def test_the_table_agrees_with_itself() -> None:

@@ -288,7 +288,7 @@ def _tokenizer_warnings(tokenizer: Tokenizer, found: Examination) -> Iterator[st
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model rows for {scored}: prompts with others are"
             " refused"
         )
-    if not tokenizer.eos:
+    if not tokenizer.eos and not (found.opened and found.opened.family.is_encoder):
         yield "no end-of-sequence token is known: answers end only by num_predict, stop or the context limit"
     if tokenizer.bos is None and read_object(found.file, "tokenizer_config.json").get("add_bos_token") is True:
         yield "tokenizer_config.json asks for a beginning-of-sequence token (add_bos_token), but none is known"

@@ -23,6 +23,7 @@ from runner.model.sources.manifest import BLOBS, DIGEST, find_manifest, missing_
 from runner.model.sources.name import parse_name
 
 _TENSOR = "application/vnd.ollama.image.tensor"
+_TOKENIZER_FOLDER = "tokenizer/"
 _JSON = "application/vnd.ollama.image.json"
 _MODEL_FORMAT = "safetensors"
 _DRAFT = ("draft.", "draft/")
@@ -68,6 +69,8 @@ def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -
     for layer in layers:
         if layer.media_type == _JSON:
             files.setdefault(layer.name, layer.file)
+    for key, file in [*files.items()]:
+        files.setdefault(key.removeprefix(_TOKENIZER_FOLDER), file)  # where models that decide have it
     return Checkpoint(
         name=name,
         path=path,

@@ -24,7 +24,7 @@ import runner.process.lean_mlx_lm  # noqa: F401
 from mlx_lm.models.cache import CacheList, ConcatenateKVCache, KVCache, RotatingKVCache  # isort: skip
 
 from runner.errors import ModelError
-from runner.model.families import Config
+from runner.model.families import DECIDERS, Config
 from runner.model.vlm.source import LIBRARY, NOT_INSTALLED
 
 Weights = dict[str, mx.array]
@@ -39,6 +39,8 @@ _CHANNELS_LAST = ("ernie4_5_moe_vl",)
 _FLAT = ("minimax_m3", "minimax_m3_vl")
 _DEEPSTACKS: Mapping[str, Deepstack] = {"qwen3_omni_moe": "tokens", "granite4_vision": "prompt"}
 _ONE_TOKEN = ("fastvlm", "llava_bunny")
+_UNUSED = ("vision_tower", "act_head", "temperature")
+"""Parts of models that decide which no score needs."""
 _SANITIZERS = (("VisionModel", "vision_config"), ("LanguageModel", "text_config"), ("AudioModel", "audio_config"))
 """A class of a package, whose `sanitize` also sees all weights, and the part of the config that it is made from."""
 
@@ -55,6 +57,9 @@ def make_module(package: str, config: Config) -> "Served":
     except Exception as error:  # classes of many authors raise anything
         raise ModelError(f"config.json does not fit {name}: {type(error).__name__}: {error}") from error
     module.hooks = Hooks()
+    if package in DECIDERS.values():
+        for part in _UNUSED:
+            module.pop(part, None)
     return module
 
 
@@ -132,7 +137,7 @@ class Served(Module):
     @property
     def text_model(self) -> Any:
         """The part that takes tokens and embeddings."""
-        return getattr(self, "language_model", self)
+        return getattr(self, "language_model", getattr(self, "encoder", self))
 
     @property
     def layers(self) -> Sequence[object]:
@@ -197,6 +202,8 @@ class Served(Module):
     def make_cache(self) -> list[object]:
         """Returns fresh layer caches of mlx-lm's classes, where it has the same; others are mlx-vlm's own."""
         text = self.text_model
+        if "encoder" in self:
+            return []
         if hasattr(text, "make_cache"):
             made = text.make_cache()
             return list(made) if self.keeps_caches else [_mapped(each) for each in made]
@@ -210,7 +217,8 @@ class Served(Module):
             kind: Any = getattr(self.classes, name, None)
             if hasattr(kind, "sanitize") and hasattr(self.config, part):
                 weights = kind(getattr(self.config, part)).sanitize(weights)
-        return weights
+        unused = tuple(f"{part}." for part in _UNUSED if part not in self)
+        return {name: each for name, each in weights.items() if not f"{name}.".startswith(unused)}
 
 
 @dataclass

@@ -1,17 +1,18 @@
 """Chooses whether a model is one of mlx-lm's or of mlx-vlm's, from `config.json` alone. Imports neither."""
 
 import importlib.util
+from collections.abc import Callable
 from typing import NamedTuple, Self
 
 from runner.errors import ModelError
-from runner.model.families import OLLAMA_ONLY, Config, Family, family_of
+from runner.model.families import DECIDERS, OLLAMA_ONLY, Config, Family, family_of
 from runner.model.vlm.packages import BATCHED, BLIND, COMPARED, DRAFTED, REFUSED, SEEING
 from runner.settings import CheckSettings, Settings
 
 LIBRARY = "mlx_vlm"
 NOT_INSTALLED = "mlx-vlm is not installed: pip install --no-deps --require-hashes -r requirements/vlm.lock"
-OLLAMA_ONLY_TOO = "qwen4_exp"
-"""The package of an architecture that else only Ollama's own runner serves."""
+OLLAMA_ONLY_TOO = ("qwen4_exp", *DECIDERS.values())
+"""The packages of architectures that else only Ollama's own runner serves."""
 _TEXTS = ("text_config", "llm_config", "language_config")
 _WITHIN = "thinker_config"
 """The part of a config of Qwen's Omni models in which the others are."""
@@ -60,17 +61,18 @@ def package_of(config: Config) -> str:
 def choose_family(architecture: str, config: Config, *, from_store: bool, choice: Choice) -> Family:
     """Returns the family of a model: mlx-lm's, or mlx-vlm's if mlx-lm has none or sees nothing. Raises ModelError if
     neither serves it."""
-    package = package_of(config)
+    package = DECIDERS.get(architecture) or package_of(config)
     try:
         family = family_of(architecture, config, from_store=from_store)
     except ModelError:
-        if not package or (architecture in OLLAMA_ONLY and package != OLLAMA_ONLY_TOO):
+        if not package or (architecture in OLLAMA_ONLY and package not in OLLAMA_ONLY_TOO):
             raise
     else:
         sees = choice.media and not blindness(config, choice)
         return mlx_vlm_family(package, config) if sees and importlib.util.find_spec(LIBRARY) else family
     refused = f"unsupported architecture: {architecture}, which mlx-vlm has"
-    if package not in COMPARED and not choice.unproven:
+    compared = COMPARED.union(DECIDERS.values())
+    if package not in compared and not choice.unproven:
         raise ModelError(f"{refused}: {REFUSED[package]}; --unproven-models serves it all the same")
     if importlib.util.find_spec(LIBRARY) is None:
         raise ModelError(f"{refused}: {NOT_INSTALLED}")
@@ -85,6 +87,17 @@ def blindness(config: Config, choice: Choice) -> str:
     if not package or not described:
         return "a text model"
     return "" if package in SEEING or choice.unproven else BLIND.get(package, REFUSED.get(package, ""))
+
+
+def with_parts(family: Family, config: Config, part: Callable[[str], Config]) -> Config:
+    """Returns the config of a model of mlx-vlm with what stands in other files than `config.json`; `part` reads one."""
+    if family.module == DECIDERS["ClefForDecision"]:
+        return {**config, "head_config": part("joint_head_config.json")}
+    if family.module == DECIDERS["LayaForDecision"]:
+        decides = part("rl_agent_config.json")
+        parts = {"encoder_config": part("encoder/config.json"), "decision_config": decides}
+        return {**config, **parts, **{key: decides[key] for key in ("head_layers",) if key in decides}}
+    return config
 
 
 def mlx_vlm_family(package: str, config: Config) -> Family:

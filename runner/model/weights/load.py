@@ -16,7 +16,7 @@ from mlx_lm.models.switch_layers import SwitchLinear
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
 from runner.model.abilities import BATCHED, DRAFTED
-from runner.model.families import ENCODERS, UNBATCHABLE, UNDRAFTABLE
+from runner.model.families import DECIDERS, ENCODERS, UNBATCHABLE, UNDRAFTABLE
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.vlm.source import LIBRARY, why_not
@@ -54,10 +54,10 @@ class LoadedModel(NamedTuple):
 
     def _why_not(self, able: Container[str], reasons: Mapping[str, str]) -> str:
         library, _, name = type(self.module).__module__.rpartition(".")
+        if name in ENCODERS or name in DECIDERS.values():
+            return "it makes no text"
         if library == f"{LIBRARY}.models":
             return why_not(name, batches=able is BATCHED)
-        if name in ENCODERS:
-            return "it makes embeddings, and no text"
         return reasons.get(name, "" if name in able else f"nobody has tried mlx_lm.models.{name}: see check --verify")
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from runner.model.families import ENCODERS, FAMILIES, METAL_ONLY, OLLAMA_ONLY, RENAMED_MODULES
+from runner.model.families import DECIDERS, ENCODERS, FAMILIES, METAL_ONLY, OLLAMA_ONLY, RENAMED_MODULES
 from runner.model.vlm import packages
 from runner.settings import Settings, flags_of
 from scripts.tools import ROOT
@@ -68,7 +68,8 @@ def architecture_table() -> str:
 
 def remaining_list() -> str:
     """Returns the architectures that are left to Ollama's own runner as a Markdown list."""
-    with_it = {"Qwen4ExpForConditionalGeneration": "; [with mlx-vlm](vlm.md) its texts are served here"}
+    with_it = dict.fromkeys(DECIDERS, "; [with mlx-vlm](vlm.md) it is served here")
+    with_it["Qwen4ExpForConditionalGeneration"] = "; [with mlx-vlm](vlm.md) its texts are served here"
     return "".join(f"* `{name}`: {what}{with_it.get(name, '')}\n" for name, what in OLLAMA_ONLY.items())
 
 

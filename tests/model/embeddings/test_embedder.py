@@ -180,8 +180,8 @@ def test_a_text_that_memory_cannot_hold_is_refused(embedder: TextEmbedder) -> No
 def test_a_model_that_computes_nothing_ends_the_start(
     embedder: TextEmbedder, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    embedder.warm_up()
+    embedder.warm_up(TextToEmbed([0, 0]))
     assert encoder.forwards == [[2]]
     monkeypatch.setattr(encoder, "encode", lambda *_: 1 / 0)
     with pytest.raises(ComputeError, match="the model cannot compute: ZeroDivisionError"):
-        embedder.warm_up()
+        embedder.warm_up(TextToEmbed([0, 0]))

@@ -11,7 +11,7 @@ from aiohttp.web import Request as HttpRequest
 from protocol.stats import CacheNode, Stats
 from runner.engine.events import Event, Outbox
 from runner.engine.journal import Counters, EngineStats
-from runner.engine.ports import Embedder, TextToEmbed
+from runner.engine.ports import Decider, Embedder, TextToEmbed
 from runner.engine.request import Limits, NoVision, Request, Vision
 from runner.errors import RequestError
 from runner.grammar.compiler import Compiler
@@ -37,6 +37,7 @@ class Script:
         self.limits = Limits(CONTEXT, VOCABULARY)
         self.vision: Vision = NoVision()
         self.embedder: Embedder | None = None
+        self.decider: Decider | None = None
         self.memory_bytes = MEMORY_BYTES
         self.submitted: list[Request] = []
         self.stats = STATS
