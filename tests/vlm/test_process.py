@@ -1,9 +1,11 @@
 """The process with mlx-vlm's processor: what it makes, what it refuses, and how it ends."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,7 +13,8 @@ from PIL import Image
 from runner.errors import MediaError, ModelError
 from runner.media.header import Header, read_header
 from runner.media.vlm.process import MOST_PIXELS, Preparer, Setup, _order, prepare_bytes, resized
-from tests.vlm.pictures import RED
+from runner.media.vlm.sight import joined
+from tests.vlm.pictures import BLUE, RED
 from tests.vlm.seeing import loaded
 
 PACKAGE = "smolvlm"
@@ -20,22 +23,58 @@ STAYS = partial(bool, False)
 
 @pytest.fixture(scope="module")
 def preparer() -> Iterator[Preparer]:
-    started = Preparer(loaded(PACKAGE).setup)
-    started.start()
-    yield started
-    started._stop()
+    with started(PACKAGE) as preparer:
+        yield preparer
 
 
-def test_it_makes_what_the_processor_makes(preparer: Preparer) -> None:
+@contextmanager
+def started(package: str) -> Iterator[Preparer]:
+    """The process of a package's processor."""
+    preparer = Preparer(loaded(package).setup)
+    preparer.start()
+    yield preparer
+    preparer._stop()
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        PACKAGE,
+        "kimi_vl",  # numbers
+        "minicpmo",  # lists of arrays, and arrays that are empty
+        "deepseekocr",  # bfloat16
+        "fastvlm",  # one token
+    ],
+)
+def test_it_makes_what_the_processor_makes(package: str) -> None:
     header = read_header(RED)
-    here = loaded(PACKAGE).processor.prepared(Image.open(BytesIO(RED)).convert("RGB"))
-    arrays = preparer.prepare(RED, header, STAYS)
+    here = loaded(package).processor.prepared(Image.open(BytesIO(RED)).convert("RGB"))
+    with started(package) as preparer:
+        arrays = preparer.prepare(RED, header, STAYS)
+        measured = preparer.measure(header.width, header.height, STAYS)
     assert arrays.keys() == here[1].keys()
     for name, array in here[1].items():
         assert np.array_equal(arrays[name], array)
-        assert arrays[name].dtype == array.dtype
-    measured = preparer.measure(header.width, header.height, STAYS)
+        assert (arrays[name].dtype, arrays[name].shape) == (array.dtype, array.shape)
     assert measured.ids == here[0]
+
+
+def test_numbers_in_bfloat16_cross_as_their_bits() -> None:
+    processor, shown = loaded("deepseekocr").processor, Image.open(BytesIO(RED)).convert("RGB")
+    arrays = processor.prepared(shown)[1]
+    found = joined({name: mx.array(each) for name, each in arrays.items()})["pixel_values"][1]
+    assert found.dtype == mx.bfloat16
+    assert mx.array_equal(found, processor._processor(text=["<image> "], images=[shown])["images"][1])
+
+
+def test_the_crops_of_deepseeks_pictures_end_with_a_row_of_zeros() -> None:
+    """mlx-vlm reads a row for each tile, until one is zero."""
+    for shown in ([RED], [RED, BLUE]):
+        pictures = [Image.open(BytesIO(each)).convert("RGB") for each in shown]
+        arrays = loaded("deepseek_vl_v2").processor.together(pictures, "<image>" * len(shown))
+        crops, tiles = arrays["images_spatial_crop"][0], arrays["pixel_values"].shape[1]
+        assert len(crops) == tiles
+        assert crops.any(axis=1).tolist() == [True] * len(shown) + [False] * (tiles - len(shown))
 
 
 def test_a_damaged_picture_is_refused_and_the_next_one_is_not(preparer: Preparer) -> None:

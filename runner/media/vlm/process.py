@@ -235,7 +235,7 @@ class Processor:
         ids, arrays = self.prepared(self._picture(order, data))
         if not order.parts:
             return [msgspec.msgpack.encode(_described(ids, arrays))]
-        plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        plain = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         return [msgspec.msgpack.encode(_described(ids, plain)), *(array.tobytes() for array in plain.values())]
 
     def _picture(self, order: Order, data: bytes) -> "Image":
