@@ -49,10 +49,10 @@ class ShownPrompt(Protocol):
 
 
 class UnmeasuredError(RequestError):
-    """A prompt shows sounds whose length only decoding tells. `prompt` shows them, and nothing else."""
+    """A prompt shows media whose tokens only a helper can tell. `prompt` shows them, and nothing else."""
 
     def __init__(self, prompt: ShownPrompt) -> None:
-        super().__init__("too many sounds were decoded meanwhile: send it again", HTTPStatus.SERVICE_UNAVAILABLE)
+        super().__init__("too many others were decoded meanwhile: send it again", HTTPStatus.SERVICE_UNAVAILABLE)
         self.prompt = prompt
 
 

@@ -63,6 +63,20 @@ class Picture(Item):
 
 
 @dataclass(frozen=True, eq=False)
+class UnmeasuredPicture(Item):
+    """A picture of a size whose tokens are not known yet."""
+
+    kind: ClassVar[str] = IMAGE
+    data: bytes
+    header: Header
+    name: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return 1  # the fewest that there can be
+
+
+@dataclass(frozen=True, eq=False)
 class Sound(Item):
     """A sound. Without a clip it has to be decoded before its length is known."""
 

@@ -14,9 +14,18 @@ from runner.engine.request import ShownPrompt, UnmeasuredError
 from runner.errors import MediaError, RequestError
 from runner.logs import Log
 from runner.media.families import Family
-from runner.media.header import AUDIO, IMAGE, kind_of, read_header
+from runner.media.header import AUDIO, IMAGE, Header, kind_of, read_header
 from runner.media.hearing import SoundFamily
-from runner.media.prompt import Item, Marker, MediaNames, MediaPrompt, Picture, Sound, split_markers
+from runner.media.prompt import (
+    Item,
+    Marker,
+    MediaNames,
+    MediaPrompt,
+    Picture,
+    Sound,
+    UnmeasuredPicture,
+    split_markers,
+)
 from runner.media.rows import RowStore
 from runner.media.sound_header import read_sound_header
 from runner.tokenizer import Tokenizer
@@ -88,7 +97,7 @@ class MediaSupport:
         Each text between markers is tokenized by itself, with `bos` the first one as a whole prompt. Stops as soon as
         there are more than `context_length` tokens, so that the work is bounded: the media of such a prompt, which is
         refused, have no names. Raises RequestError, also when `left` returns True, which is asked before each item;
-        UnmeasuredError for sounds whose length only decoding tells.
+        UnmeasuredError for items whose tokens only a helper can tell.
         """
         items = {item.id: item for item in media}
         seen: dict[int, Item] = {}
@@ -133,8 +142,12 @@ class MediaSupport:
         return self._prompt([*parts, after])
 
     def _refuse_unmeasured(self, items: Sequence[Item]) -> None:
-        """Raises UnmeasuredError if there are sounds whose length is not known yet."""
-        if unmeasured := [item for item in items if isinstance(item, Sound) and item.clip is None]:
+        """Raises UnmeasuredError if there are items whose tokens are not known yet."""
+        if unmeasured := [
+            item
+            for item in items
+            if isinstance(item, UnmeasuredPicture) or (isinstance(item, Sound) and item.clip is None)
+        ]:
             raise UnmeasuredError(MediaPrompt(unmeasured, self.soft))
 
     def _prompt(self, parts: Sequence[Sequence[int] | Item]) -> MediaPrompt:
@@ -150,8 +163,7 @@ class MediaSupport:
         if isinstance(item, Sound):
             assert self.hearing is not None
             return [self.hearing.start], [self.hearing.end]
-        assert isinstance(item, Picture)
-        return self.around(item)
+        return self.around(item) if isinstance(item, Picture) else ([], [])
 
     def _unnamed(self, number: int, items: Mapping[int, Media]) -> Item:
         """Returns an item without its name, for which all of the file must be read."""
@@ -163,12 +175,15 @@ class MediaSupport:
             if kind == AUDIO and self.hearing is not None:
                 return self._sound(item.data, self.hearing.family)
             if kind == IMAGE and self.family is not None:
-                header = read_header(item.data)
-                return Picture(item.data, header, self.family.geometry(header.width, header.height), 0)
+                return self.picture(item.data, read_header(item.data), self.family)
         except MediaError as error:
             raise RequestError(str(error)) from error
         title = self.family.title if self.family is not None else "this model"
         raise RequestError(self.refusals.get(kind, f"{title} does not support {kind} input"))
+
+    def picture(self, data: bytes, header: Header, family: Family) -> Item:
+        """Returns a picture without its name. Raises MediaError."""
+        return Picture(data, header, family.geometry(header.width, header.height), 0)
 
     def _sound(self, data: bytes, family: SoundFamily) -> Sound:
         """Returns a sound, with its name if only decoding tells its length."""

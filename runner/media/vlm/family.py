@@ -1,8 +1,9 @@
 """A picture in a model of mlx-vlm: its tokens, which follow from its size alone, and its arrays."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from threading import Lock
 from typing import ClassVar, NamedTuple, Protocol, Self, cast
 
@@ -11,7 +12,7 @@ from runner.errors import MediaError, RequestError
 from runner.media.families import Around, Family
 from runner.media.geometry import Alpha, Geometry, Pixels
 from runner.media.header import Header
-from runner.media.prompt import MediaPrompt, Picture
+from runner.media.prompt import Item, MediaPrompt, Picture, UnmeasuredPicture
 from runner.media.rows import RowStore
 from runner.media.support import MediaSupport
 from runner.media.vlm.process import Arrays, Prepared, prepare_bytes
@@ -144,9 +145,14 @@ class VlmFamily(Family):
     def around(config: Config) -> Around:
         raise NotImplementedError  # each picture has its own: `expansion`
 
-    def expansion(self, width: int, height: int) -> Expansion:
-        """Returns the tokens of a picture of this size. Raises MediaError."""
-        return self._shared.expansion(width, height, three_channels=self.mrope)
+    def known(self, width: int, height: int) -> Expansion | None:
+        """Returns the tokens of a picture of this size; None if it was not measured yet."""
+        return self._shared.known(width, height)
+
+    def expansion(self, width: int, height: int, left: Callable[[], bool] = lambda: False) -> Expansion:
+        """Returns the tokens of a picture of this size, which may take a second. Raises MediaError, also when `left`
+        returns True."""
+        return self._shared.expansion(width, height, left, three_channels=self.mrope)
 
     def geometry(self, width: int, height: int) -> Geometry:
         found = self.expansion(width, height)
@@ -171,12 +177,15 @@ class _State:
         self._lock = Lock()
         self._sizes: OrderedDict[tuple[int, int], Expansion] = OrderedDict()
 
-    def expansion(self, width: int, height: int, *, three_channels: bool) -> Expansion:
+    def known(self, width: int, height: int) -> Expansion | None:
         with self._lock:
-            found = self._sizes.get((width, height))
+            return self._sizes.get((width, height))
+
+    def expansion(self, width: int, height: int, left: Callable[[], bool], *, three_channels: bool) -> Expansion:
+        found = self.known(width, height)
         if found is None:
             with self._busy:
-                measured = self._preparer.measure(width, height, lambda: False)
+                measured = self._preparer.measure(width, height, left)
             found = split(measured.ids, self._soft)
             if self._tokens:
                 [one] = found.own
@@ -240,10 +249,12 @@ class VlmSupport(MediaSupport):
         found = self._expansion(picture)
         return found.before, found.after
 
-    def _unnamed(self, number: int, items: Mapping[int, Media]) -> Picture:
-        picture = super()._unnamed(number, items)
-        assert isinstance(picture, Picture)  # none of these models hears here
-        return replace(picture, ids=tuple(self._expansion(picture).own))
+    def picture(self, data: bytes, header: Header, family: Family) -> Item:
+        assert isinstance(family, VlmFamily)
+        found = family.known(header.width, header.height)
+        if found is None:
+            return UnmeasuredPicture(data, header)
+        return Picture(data, header, family.geometry(header.width, header.height), 0, tuple(found.own))
 
     def _expansion(self, picture: Picture) -> Expansion:
         assert isinstance(self.family, VlmFamily)
@@ -263,6 +274,16 @@ class VlmRows:
 
 class VlmStore(RowStore):
     """The arrays of pictures that requests show."""
+
+    def check(self, item: Item, left: Callable[[], bool]) -> Future[None]:
+        """The same; measures a picture whose tokens are not known yet."""
+        if isinstance(item, UnmeasuredPicture):
+            return self._thread.submit(self._measure, item.header, left)
+        return super().check(item, left)
+
+    def _measure(self, header: Header, left: Callable[[], bool]) -> None:
+        assert isinstance(self._family, VlmFamily)
+        self._family.expansion(header.width, header.height, left)
 
     def needed_bytes(self, picture: Picture) -> int:
         return prepare_bytes(picture.header, len(picture.data))
