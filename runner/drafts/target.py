@@ -308,6 +308,84 @@ class HiddenStateDrafter(ABC, Generic[AnyText]):
         return sum(text.nbytes for text in self._texts.values())
 
 
+# --- Keys and values that are made of hidden states.
+
+
+class RowText(Text):
+    """A text of which a drafter has keys and values, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = 0
+        """The first place that they stand for."""
+        self.held = 0
+        """The number of places."""
+
+    @property
+    def at(self) -> int:
+        """The place after them."""
+        return self.start + self.held
+
+    def begin(self, at: int) -> None:
+        """Forgets the keys and values. The next ones are those of this place."""
+        self.start, self.held = at, 0
+
+
+AnyRowText = TypeVar("AnyRowText", bound=RowText)
+
+
+class RowDrafter(HiddenStateDrafter[AnyRowText]):
+    """A drafter whose layers have a row of keys and values for each text that it drafted for the last time. Only those
+    of tokens that are certain stay there. Owner: the engine thread."""
+
+    def __init__(self, name: str, tapped: Sequence[Module], most_rows: int) -> None:
+        super().__init__(name, tapped, most_rows)
+        self._rows: list[AnyRowText] = []
+        self._layers: list[KVRows] = []
+
+    @abstractmethod
+    def make_layers(self, rows: int) -> list[KVRows]:
+        """Returns fresh layer caches for so many texts."""
+
+    def turn_to(self, texts: Sequence[AnyRowText]) -> None:
+        """Gives each of these texts its row. Others begin anew when they come back."""
+        if self._rows == texts:
+            return
+        for text in self._rows:
+            if text not in texts:
+                text.begin(0)
+        fresh = [text for text in texts if text not in self._rows]
+        for text in fresh:
+            text.begin(text.at)
+        rows, self._rows = [*self._rows, *fresh], [*texts]
+        if len(rows) == len(fresh) or not texts:
+            self._layers = self.make_layers(len(texts)) if texts else []
+            return
+        for layer in self._layers:
+            if fresh:
+                layer.extend(KVRows(None, [[]] * len(fresh), [0] * len(fresh)))
+            layer.filter([rows.index(text) for text in texts])
+
+    def stand(self) -> None:
+        """Lets each row end with what is certain."""
+        for layer in self._layers:
+            layer.stand([text.held for text in self._rows])
+
+    def free(self) -> None:
+        super().free()
+        self._rows, self._layers = [], []
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self._layers) + super().nbytes
+
+
+def padded(hidden: mx.array, length: int) -> mx.array:
+    """Returns hidden states [1, length, D] that begin with these, [1, L, D]."""
+    more = length - hidden.shape[1]
+    return mx.pad(hidden, [(0, 0), (0, more), (0, 0)]) if more else hidden
+
+
 def read_drafts(drafts: Sequence[mx.array]) -> list[list[int]]:
     """Waits for drafts, uint32 [B] for each place, and returns those of each row."""
     return cast("list[list[int]]", mx.stack(list(drafts), axis=1).tolist())

@@ -63,12 +63,15 @@ class KVRows:
         N: int,  # noqa: N803  the name is mlx-lm's
         return_array: bool = False,  # noqa: ARG002
         window_size: int | None = None,
+        *,
+        causal: bool = True,
     ) -> mx.array:
-        """Returns which columns each of the next `N` tokens may look at, bool [B, 1, N, columns]."""
+        """Returns which columns each of the next `N` tokens may look at, bool [B, 1, N, columns]; unless `causal`,
+        those of the tokens after it, too."""
         self._make_room(N)
-        return self._seen_from(mx.arange(N), N, window_size or self._window)
+        return self._seen_from(mx.arange(N), N, window_size or self._window, causal=causal)
 
-    def _seen_from(self, ahead: mx.array, count: int, window: int | None) -> mx.array:
+    def _seen_from(self, ahead: mx.array, count: int, window: int | None, *, causal: bool = True) -> mx.array:
         """Returns which columns may be seen from the tokens `ahead` of each row's end, int [N], when the rows have
         `count` tokens more than now: bool [B, 1, N, columns]."""
         lengths, shifts = (mx.array(each)[:, None] for each in (self._lengths, self._shifts))
@@ -80,7 +83,8 @@ class KVRows:
             positions = last - (last + shifts - columns) % self._columns
         tokens = (lengths + ahead)[:, None, :, None]
         positions = positions[:, None, None, :]
-        mask = (positions <= tokens) & (positions >= 0)
+        last = tokens if causal else (lengths + (count - 1))[:, None, :, None]
+        mask = (positions <= last) & (positions >= 0)
         return mask if window is None else mask & (positions > tokens - window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -152,6 +156,10 @@ class KVRows:
         room = max(0, self._columns - self._end())
         self.sources = [self.sources[row] for row in batch_indices]
         self._lay(self._parts(batch_indices), [self._lengths[row] for row in batch_indices], room)
+
+    def keep_last(self, counts: Sequence[int]) -> None:
+        """Keeps the last entries of each row, as many as `counts` says, as if they were all. Not in a window."""
+        self._lay([self._row(row, count) for row, count in enumerate(counts)], counts, 0)
 
     def _parts(self, rows: Sequence[int]) -> list[Buffers]:
         most = max(self._lengths) if self._window is None else self._window + self.spare

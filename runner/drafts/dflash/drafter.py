@@ -1,7 +1,7 @@
 """A DFlash draft: its layers, the context that they see, and the blocks that it drafts."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
 import mlx.core as mx
@@ -9,11 +9,11 @@ from mlx.nn.layers.activations import silu, softplus
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
-from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
+from runner.cache.layers.batch import LONG_STEP, SHORT_STEP, KVRows, arrays_of
 from runner.drafts.dflash.config import DFlashConfig
-from runner.drafts.target import GROWTH_TOKENS, Draw, HiddenStateDrafter, Target, Text, read_drafts
+from runner.drafts.target import Draw, RowDrafter, RowText, Target, padded, read_drafts
 from runner.engine.ports import DraftedAnswer
 
 # --- The layers of a DFlash draft, and the context that they see.
@@ -30,43 +30,12 @@ class Parts(NamedTuple):
     """Biases of queries, keys and values."""
 
 
-class Context:
-    """Keys and values of consecutive tokens of one text, for each layer."""
+class Context(NamedTuple):
+    """Keys and values of consecutive tokens of some texts: a row for each text."""
 
-    def __init__(self, layers: int, start: int) -> None:
-        """`start` is the place of the first token in the text."""
-        self.layers = [KVCache() for _ in range(layers)]
-        self.start = start
-
-    @property
-    def stop(self) -> int:
-        """The place after the last token."""
-        return self.start + self.layers[0].offset
-
-    def trim(self, stop: int) -> None:
-        """Forgets the tokens from `stop` on."""
-        for layer in self.layers:
-            layer.trim(self.start + layer.offset - stop)
-
-    def forget(self, start: int) -> None:
-        """Forgets the tokens before `start`, one of those that it has."""
-        for layer in self.layers:
-            kept = [mx.contiguous(part[..., start - self.start : layer.offset, :]) for part in _parts(layer)]
-            layer.keys, layer.values = kept
-            layer.offset -= start - self.start
-        self.start = start
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        return [part for layer in self.layers for part in _parts(layer)]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(cast("int", layer.nbytes) for layer in self.layers)
-
-
-def _parts(layer: KVCache) -> list[mx.array]:
-    return [part for part in (layer.keys, layer.values) if part is not None]
+    layers: Sequence[KVRows]
+    starts: Sequence[int]
+    """The place of the first token of each row in its text."""
 
 
 class _Attention(Module):
@@ -87,24 +56,18 @@ class _Attention(Module):
         rope = config.rope
         self._rope = initialize_rope(rope.width, rope.base, rope.interleaved, rope.scaling, rope.most_tokens)
 
-    def remember(self, before: mx.array, cache: KVCache, start: int) -> tuple[mx.array, mx.array]:
-        """Adds the keys and values of rows [1, S, D] to the cache, whose first token is the one at `start` of the text.
-        Returns all that it has."""
-        keys = self._rope(self._split(self.k_norm, self.k_proj(before)), offset=start + cache.offset)
-        found = cache.update_and_fetch(keys, self._split(None, self.v_proj(before)))
-        return cast("tuple[mx.array, mx.array]", found)
+    def remember(self, x: mx.array, cache: KVRows, starts: mx.array) -> tuple[mx.array, mx.array]:
+        """Adds the keys and values of `x` [B, S, D] to the cache, whose rows begin at these places, int [B]. Returns
+        all that it has."""
+        keys = self._rope(self._split(self.k_norm, self.k_proj(x)), offset=starts + cache.offset)
+        return cache.update_and_fetch(keys, self._split(None, self.v_proj(x)))
 
-    def __call__(self, x: mx.array, before: mx.array | None, cache: KVCache, start: int) -> mx.array:
-        """Returns what the rows `x` [1, L, D] see. Those `before` them stay in the cache."""
-        rows = x.shape[1]
-        keys, values = self.remember(x if before is None else mx.concatenate([before, x], axis=1), cache, start)
-        cache.trim(rows)
-        queries = self._rope(self._split(self.q_norm, self.q_proj(x)), offset=start + cache.offset)
-        if self._window:
-            keys, values = (part[:, :, -(self._window - 1 + rows) :] for part in (keys, values))
-        seen = mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=self._width**-0.5, mask=self._mask(rows, keys.shape[2])
-        )
+    def __call__(self, x: mx.array, cache: KVRows, starts: mx.array) -> mx.array:
+        """Returns what the rows of a block, `x` [B, L, D], see, and adds them to the cache."""
+        mask = cache.make_mask(x.shape[1], window_size=self._window, causal=self._causal)
+        queries = self._rope(self._split(self.q_norm, self.q_proj(x)), offset=starts + cache.offset)
+        keys, values = self.remember(x, cache, starts)
+        seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self._width**-0.5, mask=mask)
         seen = seen.swapaxes(1, 2)
         if "g_proj" in self:
             gates = softplus(self.g_proj(x).astype(mx.float32)).astype(seen.dtype)
@@ -112,17 +75,9 @@ class _Attention(Module):
         return self.o_proj(seen.flatten(2))
 
     def _split(self, norm: Module | None, projected: mx.array) -> mx.array:
-        """Returns [1, H, L, W] for [1, L, H W]."""
+        """Returns [B, H, L, W] for [B, L, H W]."""
         heads = mx.unflatten(projected, -1, (-1, self._width))
         return cast("mx.array", heads if norm is None else norm(heads)).swapaxes(1, 2)
-
-    def _mask(self, rows: int, keys: int) -> mx.array | None:
-        """Returns which keys each of the last `rows` places sees, bool [rows, keys]; None for all of them."""
-        if not self._causal and not 0 < self._window < keys:
-            return None
-        place, key = keys - rows + mx.arange(rows)[:, None], mx.arange(keys)
-        near = place - key < (self._window or keys)
-        return mx.logical_and(near, key <= place) if self._causal else near
 
 
 class _Perceptron(Module):
@@ -145,16 +100,12 @@ class _Layer(Module):
         self.post_attention_layernorm = RMSNorm(config.width, config.eps)
         self._context_norm = config.context_norm
 
-    def remember(self, before: mx.array, cache: KVCache, start: int) -> None:
-        self.self_attn.remember(self._normalized(before), cache, start)
+    def remember(self, x: mx.array, cache: KVRows, starts: mx.array) -> None:
+        self.self_attn.remember(self.input_layernorm(x) if self._context_norm else x, cache, starts)
 
-    def __call__(self, x: mx.array, before: mx.array | None, cache: KVCache, start: int) -> mx.array:
-        before = None if before is None else self._normalized(before)
-        x = x + self.self_attn(self.input_layernorm(x), before, cache, start)
+    def __call__(self, x: mx.array, cache: KVRows, starts: mx.array) -> mx.array:
+        x = x + self.self_attn(self.input_layernorm(x), cache, starts)
         return x + self.mlp(self.post_attention_layernorm(x))
-
-    def _normalized(self, before: mx.array) -> mx.array:
-        return self.input_layernorm(before) if self._context_norm else before
 
 
 class DFlashModule(Module):
@@ -173,17 +124,17 @@ class DFlashModule(Module):
         self.norm = RMSNorm(config.width, config.eps)
 
     def remember(self, features: mx.array, context: Context) -> None:
-        """Adds to the context the features [1, S, T D] of the tokens that come next. Lazy."""
-        before = self._projected(features)
+        """Adds to the context the features [B, S, T D] of the tokens that come next. Lazy."""
+        x, starts = self._projected(features), mx.array([*context.starts])
         for layer, cache in zip(self.layers, context.layers, strict=True):
-            layer.remember(before, cache, context.start)
+            layer.remember(x, cache, starts)
 
-    def __call__(self, embedded: mx.array, features: mx.array | None, context: Context) -> mx.array:
-        """Returns the states [1, L, D] of a block, for the rows of its tokens, [1, L, D]. It follows the context,
-        to which `features` are added before, if there are any. Lazy."""
-        before, x = None if features is None else self._projected(features), embedded
+    def __call__(self, embedded: mx.array, context: Context) -> mx.array:
+        """Returns the states [B, L, D] of blocks, for the embeddings of their tokens, [B, L, D]. They follow the
+        context, which has them then, too. Lazy."""
+        x, starts = embedded, mx.array([*context.starts])
         for layer, cache in zip(self.layers, context.layers, strict=True):
-            x = layer(x, before, cache, context.start)
+            x = layer(x, cache, starts)
         return cast("mx.array", self.norm(x))
 
     def _projected(self, features: mx.array) -> mx.array:
@@ -211,30 +162,23 @@ class BlockDraft(NamedTuple):
         """The layers of the target whose outputs are the draft's context."""
         return [self.target.layers[tap] for tap in self.config.taps]
 
-    def make_context(self, start: int) -> Context:
-        """Returns an empty context of a text from its token `start` on."""
-        return Context(len(self.config.windows), start)
+    def make_layers(self, rows: int) -> list[KVRows]:
+        """Returns fresh layers of a context of so many texts."""
+        return [KVRows(None, [[]] * rows, [0] * rows) for _ in self.config.windows]
 
-    def read(self, features: mx.array, context: Context) -> None:
-        """Adds features [1, S, T D] to the context, and lets MLX begin to compute them."""
-        self.module.remember(features, context)
-        mx.async_eval(context.arrays)
-
-    def logits(self, token: int, count: int, features: mx.array | None, context: Context) -> mx.array:
-        """Returns logits [1, count, V] of the tokens after `token`, which follows the context. `features` are added to
-        that before. Lazy."""
-        block = mx.array([[token, *[self.config.mask_token] * count]])
-        states = self.module(self.target.embed(block), features, context)
+    def logits(self, tokens: Sequence[int], count: int, context: Context) -> mx.array:
+        """Returns logits [B, count, V] of the tokens after these, which follow the context. It has the blocks then.
+        Lazy."""
+        blocks = mx.array([[token, *[self.config.mask_token] * count] for token in tokens])
+        states = self.module(self.target.embed(blocks), context)
         return self.target.unembed(states[:, 1:])
 
 
-class BlockText(Text):
+class BlockText(RowText):
     """A text of which a draft has a context. Owner: the engine thread."""
 
-    def __init__(self, dflash: BlockDraft) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._dflash = dflash
-        self.context = dflash.make_context(0)
         self.recorded: Sequence[int] = ()
         """The text of the context, and what has come since."""
         self.lacks = False
@@ -242,35 +186,19 @@ class BlockText(Text):
 
     def go_back(self, to: int) -> None:
         super().go_back(to)
-        if to < self.context.start:
+        if to < self.start:
             self.begin(to)
-        elif to < self.context.stop:
-            self.context.trim(to)
-
-    def begin(self, at: int) -> None:
-        """Begins an empty context at this token."""
-        self.context = self._dflash.make_context(at)
-
-    def take(self, start: int, stop: int) -> mx.array:
-        """Returns the features [1, S, T D] of these tokens, which are to be read."""
-        features = self.waiting(start, stop)
-        self.skip(stop)
-        return features
-
-    @property
-    def nbytes(self) -> int:
-        return self.context.nbytes + super().nbytes
+        self.held = min(self.held, to - self.start)
 
 
-class BlockDrafter(HiddenStateDrafter[BlockText]):
-    """Drafts with a DFlash draft: all tokens of an answer in one forward.
+class BlockDrafter(RowDrafter[BlockText]):
+    """Drafts with a DFlash draft: all tokens of all answers in one forward.
 
-    A context has keys and values of tokens that are certain, from the first one whose features it has seen: what a
-    cache has restored is missing. Drafts get worse for it, answers never. Owner: the engine thread.
+    Its context has keys and values of tokens from the first one on whose features it has seen: what a cache has
+    restored is missing. Drafts get worse for it, answers never. Owner: the engine thread.
     """
 
     at_once = True
-    most_together = 4
     longest_forward = sys.maxsize  # the tap keeps the last rows of a prompt, however long
 
     def __init__(
@@ -281,38 +209,46 @@ class BlockDrafter(HiddenStateDrafter[BlockText]):
         windows = dflash.config.windows
         seen = min(context_tokens, max(windows)) if all(windows) else context_tokens
         self.context_tokens = max(seen, 2 * most_rows)
-        """The contexts of answers that are drafted together share these, and are cut before they have twice as many:
-        not often."""
-        context = dflash.make_context(0)
+        """Texts that are drafted together share these; what is kept of one is cut before it has twice as many: not
+        often."""
         dtype = dflash.target.embed(mx.zeros((1, 1), mx.uint32)).dtype
         row = mx.zeros((1, 1, len(dflash.config.taps) * dflash.config.width), dtype)
-        dflash.read(row, context)
-        self._growth_bytes, self._row_bytes = context.nbytes, row.nbytes
+        layers = self.make_layers(1)
+        dflash.module.remember(row, Context(layers, [0]))
+        self._token_bytes = sum(layer.nbytes for layer in layers) // SHORT_STEP
+        self._row_bytes = row.nbytes
 
     def most_bytes(self, answers: int) -> int:
-        tokens = 2 * max(self.context_tokens, answers * self._most_rows)
-        contexts = (tokens // GROWTH_TOKENS + 2 * answers) * self._growth_bytes
-        return contexts + 2 * answers * self._most_rows * self._row_bytes
+        tokens = 2 * max(self.context_tokens, answers * self._most_rows) + answers * LONG_STEP
+        return tokens * self._token_bytes + 2 * answers * self._most_rows * self._row_bytes
 
     def make_text(self) -> BlockText:
-        return BlockText(self.dflash)
+        return BlockText()
+
+    def make_layers(self, rows: int) -> list[KVRows]:
+        return self.dflash.make_layers(rows)
 
     def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:
-        texts = [self.text_of(each) for each in answers]
-        for answer, text in zip(answers, texts, strict=True):
+        known, parts = list[BlockText](), dict[BlockText, int]()
+        for answer in answers:
+            text = self.text_of(answer)
             if text is None:
                 continue
             first = text.first_waiting(answer.position)
             if briefly and first is not None and answer.position - first > _PART_TOKENS:
                 text.skip(answer.position - _PART_TOKENS)
-            text.lacks = self._follow(answer, text) and answer.position - text.context.stop > _PART_TOKENS
-        followed = [text for text in texts if text is not None]
-        lacking = [text for text in followed if text.lacks]
-        self._share([text.context for text in followed])
-        if lacking:
-            start = lacking[0].context.stop
-            self.dflash.read(lacking[0].take(start, start + _PART_TOKENS), lacking[0].context)
-        return 0 < len(answers) == len(lacking)
+            text.lacks = False
+            if self._follow(answer, text):
+                known.append(text)
+                text.lacks = answer.position - text.at > _PART_TOKENS
+            if text.lacks:
+                parts[text] = text.at + _PART_TOKENS
+        self.turn_to(known)
+        if known:
+            self._cut(max(self.context_tokens // len(known), self._most_rows))
+        self._read(parts)
+        mx.async_eval([part for layer in self._layers for part in arrays_of(layer)] if parts else [])
+        return 0 < len(answers) == len(parts)
 
     def prepare(self, answer: DraftedAnswer, text: BlockText, layers: Sequence[object]) -> bool:  # noqa: ARG002
         return not text.lacks and self._follow(answer, text)
@@ -325,40 +261,64 @@ class BlockDrafter(HiddenStateDrafter[BlockText]):
         most: int,
         draw: Draw,
     ) -> Sequence[Sequence[int]]:
+        if any(text not in self._rows for text in texts):
+            self.turn_to(texts)
+        self._read({text: answer.position for answer, text in zip(answers, texts, strict=True)})
         most = min(most, self.dflash.config.block - 1)
-        logits = []
-        for answer, text in zip(answers, texts, strict=True):
-            start, context = text.context.stop, text.context
-            features = text.take(start, answer.position) if start < answer.position else None
-            logits.append(self.dflash.logits(answer.session.recorded[-1], most, features, context))
-        rows = mx.concatenate(logits)
-        return read_drafts([draw(rows[:, place]) for place in range(most)])
+        rows = [self._rows.index(text) for text in texts]
+        tokens = [0] * len(self._rows)  # texts that are read still are padded
+        for row, answer in zip(rows, answers, strict=True):
+            tokens[row] = answer.session.recorded[-1]
+        logits = self.dflash.logits(tokens, most, self._context)
+        if len(rows) < len(tokens):
+            logits = logits[mx.array(rows)]
+        return read_drafts([draw(logits[:, place]) for place in range(most)])
+
+    @property
+    def _context(self) -> Context:
+        return Context(self._layers, [text.start for text in self._rows])
+
+    def _read(self, stops: Mapping[BlockText, int]) -> None:
+        """Reads these texts, up to these places."""
+        counts = [stops.get(text, text.at) - text.at for text in self._rows]
+        self.stand()  # without the last blocks
+        if not any(counts):
+            return
+        read = zip(self._rows, counts, strict=True)
+        seen = [text.waiting(text.at, text.at + count) if count else None for text, count in read]
+        nothing = next(each for each in seen if each is not None)[:, :0]
+        rows = [padded(nothing if each is None else each, max(counts)) for each in seen]
+        self.dflash.module.remember(mx.concatenate(rows), self._context)
+        for text, count in zip(self._rows, counts, strict=True):
+            text.held += count
+            text.skip(text.at)
+        self.stand()
+
+    def _cut(self, most: int) -> None:
+        """Cuts what is kept of each text to so many tokens before it has twice as many."""
+        kept = [most if text.held >= 2 * most - self._most_rows else text.held for text in self._rows]
+        if kept == [text.held for text in self._rows]:
+            return
+        self.stand()
+        for text, count in zip(self._rows, kept, strict=True):
+            text.start, text.held = text.at - count, count
+        for layer in self._layers:
+            layer.keep_last(kept)
 
     def _follow(self, answer: DraftedAnswer, text: BlockText) -> bool:
-        """Makes the context one that the waiting features before the answer's position follow. Returns False if too
-        little is known."""
+        """Makes what is kept of a text end where the waiting features before the answer's position begin. Returns False
+        if too little is known."""
         position, recorded = answer.position, answer.session.recorded
-        context = text.context
-        if recorded is not text.recorded and recorded[: context.stop] != text.recorded[: context.stop]:
+        if recorded is not text.recorded and recorded[: text.at] != text.recorded[: text.at]:
             # The layers of the target have become those of another answer.
             text.begin(0)
         text.recorded = recorded
-        if text.context.stop >= position:
-            text.context.trim(position)
-            return text.context.stop > text.context.start
+        if text.at >= position:
+            text.held = max(0, position - text.start)
+            return text.held > 0
         first = text.first_waiting(position)
         if first is None:
             return False
-        if not text.context.start <= first <= text.context.stop or text.context.stop == text.context.start:
+        if not (text.held and text.start <= first <= text.at):
             text.begin(first)
         return True
-
-    def _share(self, contexts: Sequence[Context]) -> None:
-        """Cuts these contexts to their bound, and empties all others."""
-        for text in self._texts.values():
-            if text.context not in contexts and text.context.stop > text.context.start:
-                text.begin(0)
-        most = max(self.context_tokens // max(1, len(contexts)), self._most_rows)
-        for context in contexts:
-            if context.stop - context.start >= 2 * most - self._most_rows:
-                context.forget(max(context.start, context.stop - most))

@@ -7,7 +7,7 @@ from functools import partial
 import mlx.core as mx
 
 from runner.drafts.dflash.config import DFlashConfig, read_dflash_config
-from runner.drafts.dflash.drafter import BlockDraft, BlockDrafter, DFlashModule, Parts
+from runner.drafts.dflash.drafter import BlockDraft, BlockDrafter, Context, DFlashModule, Parts
 from runner.drafts.target import Tap, Target, rows_of, target_of
 from runner.errors import ModelError
 from runner.model.opened import OpenedModel
@@ -90,7 +90,9 @@ def _try(draft: BlockDraft, loaded: LoadedModel) -> None:
     if features is None or features.shape != wanted:
         found = "nothing" if features is None else f"{list(features.shape)}"
         raise ModelError(f"it draws on layers that return {list(wanted)}, and those of the model return {found}")
-    mx.eval(draft.logits(0, 1, mx.zeros(wanted, features.dtype), draft.make_context(0)))
+    context = Context(draft.make_layers(1), [0])
+    draft.module.remember(mx.zeros(wanted, features.dtype), context)
+    mx.eval(draft.logits([0], 1, context))
 
 
 def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> DFlashModule:

@@ -15,7 +15,7 @@ from mlx_lm.models import nemotron_h, qwen3_5, qwen3_next
 from mlx_lm.models.base import create_attention_mask
 
 from runner.cache.layers.batch import LONG_STEP, SHORT_STEP, KVRows
-from runner.drafts.target import Draw, HiddenStateDrafter, Target, Text, read_drafts
+from runner.drafts.target import Draw, RowDrafter, RowText, Target, padded, read_drafts
 from runner.engine.ports import DraftedAnswer
 from runner.errors import ModelError
 from runner.model.weights.experts import Weights
@@ -82,20 +82,8 @@ _MOST_SLOTS = 4096
 however long the text."""
 
 
-class HeadText(Text):
-    """A text that a head reads. Owner: the engine thread."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.at = 0
-        """The slot that comes next."""
-        self.slots = 0
-        """Those in its row of the layers."""
-
-    def begin(self, at: int) -> None:
-        """Forgets what was read. The next slot is this one."""
-        self.at = at
-        self.slots = 0
+class HeadText(RowText):
+    """A text that a head reads: its places are slots. Owner: the engine thread."""
 
     def go_back(self, to: int) -> None:
         super().go_back(to)
@@ -103,7 +91,7 @@ class HeadText(Text):
             self.begin(0)
 
 
-class HeadDrafter(HiddenStateDrafter[HeadText]):
+class HeadDrafter(RowDrafter[HeadText]):
     """Drafts with the model's own head.
 
     Slot i of a text stands for token i, whose hidden state the target has computed, and the token after it; the logits
@@ -119,18 +107,11 @@ class HeadDrafter(HiddenStateDrafter[HeadText]):
         super().__init__("the model's own head", [head.target.norm], most_rows)
         self.head = head
         self._most_slots = most_slots
-        # Of the texts of the last drafts.
-        self._rows: list[HeadText] = []
-        self._layers: list[KVRows] = []
         layers, tokens = head.make_layers(), mx.zeros((1, 1), mx.uint32)
         states = head.states(head.target.embed(tokens), tokens, layers)
         mx.eval(head.target.unembed(states))  # MLX refuses some layers only when they compute
         self._slot_bytes = sum(layer.nbytes for layer in layers) // SHORT_STEP
         self._row_bytes = states.nbytes
-
-    @property
-    def nbytes(self) -> int:
-        return sum(layer.nbytes for layer in self._layers) + super().nbytes
 
     def most_bytes(self, answers: int) -> int:
         slots = self._most_slots + answers * LONG_STEP
@@ -139,11 +120,13 @@ class HeadDrafter(HiddenStateDrafter[HeadText]):
     def make_text(self) -> HeadText:
         return HeadText()
 
+    def make_layers(self, rows: int) -> list[KVRows]:
+        return self.head.make_layers(rows)
+
     def prepare(self, answer: DraftedAnswer, text: HeadText, layers: Sequence[object]) -> bool:  # noqa: ARG002
         position, recorded = answer.position, answer.session.recorded
-        if position == text.at and text.slots:  # the last slot is read once more
-            text.at -= 1
-            text.slots -= 1
+        if position == text.at and text.held:  # the last slot is read once more
+            text.held -= 1
         first = text.first_waiting(position)
         if first is None:
             return False
@@ -163,7 +146,7 @@ class HeadDrafter(HiddenStateDrafter[HeadText]):
         most: int,
         draw: Draw,
     ) -> Sequence[Sequence[int]]:
-        self._turn_to(texts)
+        self.turn_to(texts)
         states = self._read(answers)
         drafts = [draw(self.head.target.unembed(states)[:, -1])]
         for _ in range(most - 1):
@@ -172,51 +155,23 @@ class HeadDrafter(HiddenStateDrafter[HeadText]):
             drafts.append(draw(self.head.target.unembed(states)[:, -1]))
         return read_drafts(drafts)
 
-    def free(self) -> None:
-        super().free()
-        self._rows, self._layers = [], []
-
-    def _turn_to(self, texts: Sequence[HeadText]) -> None:
-        """Gives each of these texts its row. Others begin anew when they come back."""
-        if self._rows == texts:
-            return
-        for text in self._rows:
-            if text not in texts:
-                text.begin(0)
-        fresh = [text for text in texts if text not in self._rows]
-        rows, self._rows = [*self._rows, *fresh], [*texts]
-        if len(rows) == len(fresh):
-            self._layers = self.head.make_layers(len(fresh))
-            return
-        for layer in self._layers:
-            if fresh:
-                layer.extend(KVRows(None, [[]] * len(fresh), [0] * len(fresh)))
-            layer.filter([rows.index(text) for text in texts])
-
     def _read(self, answers: Sequence[DraftedAnswer]) -> mx.array:
         """Reads what the target has seen of the texts. Returns the states of their last slots, [B, 1, D]."""
         counts = [answer.position - text.at for answer, text in zip(answers, self._rows, strict=True)]
         longest, most = max(counts), self._most_slots // len(counts)
         hidden, tokens = list[mx.array](), list[list[int]]()
         for answer, text, count in zip(answers, self._rows, counts, strict=True):
-            if text.slots + count > most:
+            if text.held + count > most:
                 text.begin(text.at)
-            seen = text.waiting(text.at, answer.position)
-            hidden.append(mx.pad(seen, [(0, 0), (0, longest - count), (0, 0)]) if count < longest else seen)
+            hidden.append(padded(text.waiting(text.at, answer.position), longest))
             tokens.append([*answer.session.recorded[text.at + 1 : answer.position + 1], *[0] * (longest - count)])
-        self._stand()  # without what was drafted
+        self.stand()  # without what was drafted
         states = self.head.states(mx.concatenate(hidden), mx.array(tokens), self._layers)
         for text, count in zip(self._rows, counts, strict=True):
-            text.slots += count
-            text.at += count
+            text.held += count
             text.skip(text.at - 1)
-        self._stand()
+        self.stand()
         return states[mx.arange(len(counts)), mx.array(counts) - 1][:, None]
-
-    def _stand(self) -> None:
-        """Lets each row of the layers end with the slots that are certain."""
-        for layer in self._layers:
-            layer.stand([text.slots for text in self._rows])
 
 
 # --- Qwen: layers of full attention, as the target's.

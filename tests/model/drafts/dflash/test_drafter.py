@@ -11,7 +11,7 @@ from mlx.nn.layers.base import Module
 from runner.cache.session import Session
 from runner.cache.single import NullCache
 from runner.drafts.dflash.config import read_dflash_config
-from runner.drafts.dflash.drafter import BlockDrafter, Context
+from runner.drafts.dflash.drafter import BlockDrafter, BlockText
 from runner.drafts.dflash.load import block_target, load_dflash
 from runner.drafts.kinds import open_draft
 from runner.drafts.target import Tap
@@ -109,8 +109,8 @@ def reads(drafter: BlockDrafter, layer: object, position: int, *, briefly: bool 
     return drafter.read([standing([layer], position, TEXT)], briefly=briefly)
 
 
-def context_of(drafter: BlockDrafter, layer: object) -> Context:
-    return drafter._texts[layer].context
+def text_of(drafter: BlockDrafter, layer: object) -> BlockText:
+    return drafter._texts[layer]
 
 
 def scores(drafter: BlockDrafter, layer: object, position: int, text: Sequence[int] = TEXT) -> mx.array:
@@ -138,7 +138,7 @@ def test_a_context_never_grows_beyond_its_bound(changes: dict[str, object], kept
         drafter.saw(layer, end - 1, features(1, end))
         assert not reads(drafter, layer, end)
         assert len(drafts(drafter, layer, end, 2)) == 2
-        held.append(context_of(drafter, layer).stop - context_of(drafter, layer).start)
+        held.append(text_of(drafter, layer).held)
         most = max(most, drafter.nbytes)
     assert max(held) <= 2 * kept
     assert min(held[40:]) > kept
@@ -151,7 +151,7 @@ def test_what_waits_is_read_in_parts() -> None:
     drafter, at_once = drafter_of(200, layer), drafter_of(200, other)
     stops = []
     while reads(drafter, layer, 200):
-        stops.append(context_of(drafter, layer).stop)
+        stops.append(text_of(drafter, layer).at)
     assert stops == [64, 128, 192]
     assert same(scores(drafter, layer, 200), scores(at_once, other, 200))
     assert not reads(drafter, layer, 200)
@@ -163,7 +163,7 @@ def test_for_a_single_try_little_is_read() -> None:
     assert not reads(drafter, layer, 90, briefly=True)
     short.saw(other, 26, features(100)[:, 26:90])
     assert same(scores(drafter, layer, 90), scores(short, other, 90))
-    assert (context_of(drafter, layer).start, context_of(drafter, layer).stop) == (26, 90)
+    assert (text_of(drafter, layer).start, text_of(drafter, layer).at) == (26, 90)
 
 
 def test_a_block_is_never_longer_than_the_draft_knows() -> None:
@@ -175,7 +175,7 @@ def test_the_same_place_is_drafted_again_without_reading() -> None:
     layer = Counting()
     drafter = drafter_of(6, layer)
     assert same(scores(drafter, layer, 6), scores(drafter, layer, 6))
-    assert context_of(drafter, layer).stop == 6
+    assert text_of(drafter, layer).at == 6
 
 
 def test_nothing_is_drafted_where_the_text_is_not_known() -> None:
@@ -191,7 +191,7 @@ def test_nothing_is_drafted_where_the_text_is_not_known() -> None:
     assert len(drafts(drafter, layer, 6)) == 3
     drafter.saw(layer, 8, features(2))  # behind a gap
     assert len(drafts(drafter, layer, 10)) == 3
-    assert context_of(drafter, layer).start == 8
+    assert text_of(drafter, layer).start == 8
     drafter.saw(layer, 10, features(1))
     drafter.free()
     assert drafter.nbytes == 0
@@ -211,7 +211,7 @@ def test_what_was_not_right_is_forgotten() -> None:
     theirs.saw(plain, 0, rows)
     wanted = scores(theirs, plain, 9)
     assert same(scores(ours, layer, 9), wanted)
-    assert context_of(ours, layer).start == 0
+    assert text_of(ours, layer).start == 0
     ours.saw(layer, 0, rows)  # all of it once more
     assert same(scores(ours, layer, 9), wanted)
 
@@ -226,4 +226,4 @@ def test_the_layers_of_another_answer_bring_no_context_of_this_one() -> None:
         drafter.saw(each, 6, rows[:, 6:])
     wanted = scores(theirs, other, 8, text)
     assert same(scores(ours, layer, 8, text), wanted)
-    assert context_of(ours, layer).start == 6
+    assert text_of(ours, layer).start == 6

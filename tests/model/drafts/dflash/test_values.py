@@ -6,9 +6,10 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.drafts.dflash.drafter import BlockDraft
+from runner.drafts.dflash.drafter import BlockDraft, Context
 from runner.drafts.dflash.load import load_dflash
 from runner.drafts.kinds import open_draft, open_own_draft
+from runner.drafts.target import padded
 from runner.model import open_model
 from runner.model.weights.load import load
 from scripts.tools.models.checkpoints import write_checkpoint
@@ -20,53 +21,82 @@ from tests.model.drafts.dflash.cases import CASES, RECORDED, steps
 from tests.model.drafts.dflash.conftest import Load
 
 
-def blocks(draft: BlockDraft, *, beside: bool = True) -> mx.array:
-    """The states of all blocks of the cases, one below the other; with features read `beside` a block, or before."""
-    context, found = draft.make_context(0), []
+def context_of(draft: BlockDraft, *starts: int) -> Context:
+    return Context(draft.make_layers(len(starts)), starts)
+
+
+def stand(context: Context, *counts: int) -> None:
+    for layer in context.layers:
+        layer.stand(counts)
+
+
+def blocks(draft: BlockDraft, part: int = 99) -> mx.array:
+    """The states of all blocks of the cases, one below the other; `part` features are read at a time."""
+    context, seen, found = context_of(draft, 0), 0, []
     for step in steps():
-        if beside:
-            found.append(draft.module(step.embedded, step.features, context)[0])
-            continue
-        draft.read(step.features[:, :2], context)
-        if step.features.shape[1] > 2:
-            draft.read(step.features[:, 2:], context)
-        found.append(draft.module(step.embedded, None, context)[0])
+        for begin in range(0, step.features.shape[1], part):
+            draft.module.remember(step.features[:, begin : begin + part], context)
+        seen += step.features.shape[1]
+        found.append(draft.module(step.embedded, context)[0])
+        stand(context, seen)
     return mx.concatenate(found)
 
 
-@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("part", [99, 2])
 @pytest.mark.parametrize("name", CASES)
-def test_a_draft_computes_what_mlx_vlm_does(name: str, beside: bool, loaded_draft: Load, tmp_path: Path) -> None:
+def test_a_draft_computes_what_mlx_vlm_does(name: str, part: int, loaded_draft: Load, tmp_path: Path) -> None:
     architecture, changes = CASES[name]
     draft = loaded_draft(write_dflash(tmp_path, architecture, changes))
     wanted = cast("dict[str, mx.array]", mx.load(str(RECORDED)))[name]
-    found = blocks(draft, beside=beside)
+    found = blocks(draft, part)
     assert found.shape == wanted.shape
     assert mx.abs(found - wanted).max() < 1e-5 * mx.abs(wanted).max()
 
 
 def test_a_context_may_begin_anywhere(loaded_draft: Load, tmp_path: Path) -> None:
-    """Attention is relative: the same tokens further back give the same block."""
+    """Attention is relative: the same tokens further back give the same block, in one forward, too."""
     draft = loaded_draft(write_dflash(tmp_path, LAGUNA))
     (first, *_) = steps()
-    near, far = (draft.module(first.embedded, first.features, draft.make_context(start)) for start in (0, 1000))
+    context = context_of(draft, 0, 1000)
+    draft.module.remember(mx.concatenate([first.features] * 2), context)
+    near, far = draft.module(mx.concatenate([first.embedded] * 2), context)
     assert mx.abs(near - far).max() < 1e-3
     assert not mx.array_equal(near, far)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_text_of_a_forward_is_seen_by_its_own_block(name: str, loaded_draft: Load, tmp_path: Path) -> None:
+    """Texts of other lengths, which begin elsewhere."""
+    architecture, changes = CASES[name]
+    draft = loaded_draft(write_dflash(tmp_path, architecture, changes))
+    first, second, *_ = steps()
+    rows, starts = [first.features[:, :3], second.features[:, :1], first.features], (5, 0, 9)
+    counts = [each.shape[1] for each in rows]
+    context = context_of(draft, *starts)
+    draft.module.remember(mx.concatenate([padded(each, max(counts)) for each in rows]), context)
+    stand(context, *counts)
+    embedded = mx.concatenate([first.embedded] * 3)
+    found = draft.module(embedded, context)
+    for row, (features, start) in enumerate(zip(rows, starts, strict=True)):
+        alone = context_of(draft, start)
+        draft.module.remember(features, alone)
+        assert mx.allclose(found[row], draft.module(first.embedded, alone)[0], atol=1e-5)
 
 
 def test_what_is_forgotten_is_not_seen(loaded_draft: Load, tmp_path: Path) -> None:
     draft = loaded_draft(write_dflash(tmp_path, DRAFT))
     first, second, third, _ = steps()
-    context, short = draft.make_context(0), draft.make_context(5)
+    context, short = context_of(draft, 0), context_of(draft, 5)
     for step in (first, second, third):
-        draft.read(step.features, context)
-    context.trim(9)
-    context.forget(5)
-    assert context.nbytes == 4 * 512
-    draft.read(second.features, short)
-    draft.read(third.features[:, :2], short)
-    assert (context.start, context.stop) == (short.start, short.stop) == (5, 9)
-    found, wanted = (draft.module(third.embedded, None, each) for each in (context, short))
+        draft.module.remember(step.features, context)
+    stand(context, 9)
+    for layer in context.layers:
+        layer.keep_last([4])
+    context = context._replace(starts=[5])
+    draft.module.remember(second.features, short)
+    draft.module.remember(third.features[:, :2], short)
+    assert [layer.lengths for layer in context.layers] == [layer.lengths for layer in short.layers] == [[4]] * 2
+    found, wanted = (draft.module(third.embedded, each) for each in (context, short))
     assert mx.allclose(found, wanted, atol=1e-5)
 
 

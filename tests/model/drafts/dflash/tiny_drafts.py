@@ -7,7 +7,7 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from runner.drafts.dflash.config import read_dflash_config
-from runner.drafts.dflash.drafter import BlockDraft, BlockDrafter, BlockText, DFlashModule, Parts
+from runner.drafts.dflash.drafter import BlockDraft, BlockDrafter, BlockText, Context, DFlashModule, Parts
 from runner.drafts.dflash.load import block_target
 from runner.drafts.target import Draw, Tap
 from runner.engine.ports import DraftedAnswer
@@ -42,7 +42,10 @@ def from_scratch(draft: BlockDraft, loaded: LoadedModel, text: Sequence[int], co
     loaded.logits(mx.array([text[:-1]]), loaded.make_layers())
     features = tap.take()
     tap.turn(False)
-    return draft.logits(text[-1], count, features, draft.make_context(0))[0]
+    assert features is not None
+    context = Context(draft.make_layers(1), [0])
+    draft.module.remember(features, context)
+    return draft.logits(text[-1:], count, context)[0]
 
 
 Coming = Callable[[Sequence[int]], Sequence[int]]

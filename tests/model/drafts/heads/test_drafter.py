@@ -125,7 +125,7 @@ def drafter_of(rows: int, layer: object, *, most_rows: int = 8, most_slots: int 
 
 
 def slots_of(drafter: HeadDrafter, layer: object) -> int:
-    return drafter._texts[layer].slots
+    return drafter._texts[layer].held
 
 
 def hidden(rows: int, seed: int = 0) -> mx.array:
