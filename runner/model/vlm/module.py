@@ -21,7 +21,7 @@ from mlx.nn.layers.base import Module
 
 import runner.process.lean_mlx_lm  # noqa: F401
 
-from mlx_lm.models.cache import CacheList, ConcatenateKVCache, KVCache, RotatingKVCache  # isort: skip
+from mlx_lm.models.cache import ArraysCache, CacheList, ConcatenateKVCache, KVCache, RotatingKVCache  # isort: skip
 
 from runner.errors import ModelError
 from runner.model.families import DECIDERS, Config
@@ -271,4 +271,35 @@ def _mapped(layer: object) -> object:
         return ConcatenateKVCache()
     if kind == "CacheList":
         return CacheList(*map(_mapped, cast("CacheList", layer).caches))
+    if kind == "ArraysCache":
+        return ArraysCache(len(cast("ArraysCache", layer).cache))
     return layer
+
+
+# --- What mlx-vlm's classes ask of recurrent caches, beside what those of mlx-lm have.
+
+
+def _update_recurrent(cache: ArraysCache, index: int, length: int, update: Callable[..., Sequence[Any]]) -> Any:
+    """Runs `update` of a state and a number of states to keep beside it; keeps the last state alone."""
+    del length
+    output, state, *_ = update(cache[index], None)
+    cache[index] = state
+    return output, state
+
+
+def _update_window(
+    cache: ArraysCache, index: int, source: mx.array, width: int, *, lengths: mx.array | None = None
+) -> mx.array:
+    """Keeps the last `width` rows of `source` [B, L, D] that are no padding."""
+    last = source.shape[1] - width
+    if lengths is None:
+        state = mx.contiguous(source[:, last:])
+    else:
+        at = mx.clip(lengths, 0, last)[:, None] + mx.arange(width)
+        state = mx.take_along_axis(source, at.reshape(*at.shape, *[1] * (source.ndim - 2)), axis=1)
+    cache[index] = state
+    return state
+
+
+_states: Any = ArraysCache
+_states.update_recurrent, _states.update_window = _update_recurrent, _update_window
