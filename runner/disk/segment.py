@@ -310,7 +310,7 @@ class Form(NamedTuple):
     tensors: tuple[Tensor, ...]
     content: str
     grows: bool
-    """True for a state whose arrays may be longer after more tokens, on the last axis but one, or not be there yet."""
+    """True for a state whose arrays may be longer after more tokens, each on one axis, or not be there yet."""
 
 
 Layers: TypeAlias = dict[str, tuple[Form, ...]]
@@ -373,7 +373,7 @@ def _grown(record: Record, form: Form) -> bool:
 
 
 def _longer(tensor: Tensor, known: Tensor) -> bool:
-    """Returns True if a tensor differs from a known one in its length at most: the last axis but one."""
+    """Returns True if a tensor differs from a known one in its length at most: on one axis."""
     if (tensor.dtype, len(tensor.shape)) != (known.dtype, len(known.shape)):
         return False
-    return (tensor.shape[:-2], tensor.shape[-1:]) == (known.shape[:-2], known.shape[-1:]) or len(known.shape) == 1
+    return sum(size != other for size, other in zip(tensor.shape, known.shape, strict=True)) <= 1

@@ -1,23 +1,28 @@
 """A file is the segment that was written, or it is refused."""
 
 import json
+from contextlib import nullcontext
 from random import Random
 
 import pytest
+from msgspec import structs
 
 from runner.disk.segment import (
     SEAL_BYTES,
     STATE,
+    Form,
     Name,
     Segment,
     SegmentError,
+    Tensor,
     checked,
+    compare,
     header_bytes,
     parse_name,
     read_facts,
     sealed,
 )
-from tests.unit.disk.made import NAMESPACE, named, segment
+from tests.unit.disk.made import LAYERS, NAMESPACE, named, segment
 
 TOKENS = list(range(40))
 WHOLE = segment(TOKENS, 3, 33)
@@ -95,3 +100,23 @@ def test_names_carry_everything() -> None:
     for wrong in ("about.json", file + ".tmp", file.replace("kv", "state"), file.replace(".3-33", ".33-3"), f"x{file}"):
         assert parse_name(wrong) is None
     assert parse_name(file.replace(".3-", ".03-")) is None  # no two files of one segment
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "fits"),
+    [
+        ("F32", (1, 16, 8), True),
+        ("F32", (1, 41, 8), True),
+        ("F32", (3, 16, 8), True),
+        ("F32", (3, 41, 8), False),
+        ("F16", (1, 16, 8), False),
+        ("F32", (1, 16), False),
+    ],
+)
+def test_a_state_may_be_longer_on_one_axis(dtype: str, shape: tuple[int, ...], fits: bool) -> None:
+    content = '["l",[["a",0]]]'
+    facts = segment(TOKENS, 3, 33, STATE).facts
+    record = structs.replace(facts.records[0], tensors=(Tensor(dtype, shape),), content=content)
+    form = Form(STATE, "B", (Tensor("F32", (1, 16, 8)),), content, grows=True)
+    with nullcontext() if fits else pytest.raises(SegmentError, match="layers"):
+        compare(structs.replace(facts, records=(record,)), {**LAYERS, "1": (form,)})
