@@ -122,8 +122,6 @@ def _tapped(tap: Tap, module: Module, place: int) -> type[Module]:
 
 # --- Drafts from hidden states of the target.
 
-GROWTH_TOKENS = 256
-"""mlx-lm's layers grow by this many at a time."""
 MOST_TOGETHER = 8
 """The most answers for which a model drafts."""
 

@@ -1,5 +1,6 @@
 """A process that drafts: the same answers, and its counts."""
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -17,9 +18,16 @@ REQUESTS = [
 ]
 
 
+TOGETHER = [
+    Request(f"{place} upon a time", {"num_predict": 150, "temperature": 0.5 * (place % 2), "seed": place})
+    for place in range(4)
+]
+
+
 async def answers(process: Process) -> tuple[list[tuple[str, int]], Stats]:
     async with Client.of(process) as client:
         found = [await client.complete(request) for request in REQUESTS]
+        found += await asyncio.gather(*map(client.complete, TOGETHER))
         return [(each.text, each.final.eval_count) for each in found], await stats(client)
 
 

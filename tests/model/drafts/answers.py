@@ -41,7 +41,8 @@ class Drawing(NamedTuple):
     """A sampler and its rows, as far as a drafter looks."""
 
     draw: Draw
-    kind: object = None
+    kind: object
+    """No two are of one kind."""
 
     def copied(self) -> "Drawing":
         return self
@@ -53,7 +54,7 @@ class Drawing(NamedTuple):
 def standing(layers: list[object], position: int, recorded: Sequence[int], draw: Draw = greedy) -> DraftedAnswer:
     """An answer whose layers have seen the first `position` of the `recorded` tokens, as far as a drafter looks."""
     session = cast("Session", SimpleNamespace(layers=layers, recorded=recorded))
-    return DraftedAnswer(NOBODY, session, 99, cast("Sampler", Drawing(draw)), 0, position)
+    return DraftedAnswer(NOBODY, session, 99, cast("Sampler", Drawing(draw, object())), 0, position)
 
 
 def proposed(

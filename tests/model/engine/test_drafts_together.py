@@ -276,3 +276,20 @@ def test_known_text_is_looked_up_for_each_row_and_one_that_has_none_is_padded() 
     assert any(together == 3 for _, together in policy.asked)
     assert rounds_together(engine)
     assert max(length for rows, length in engine.forward.calls if rows > 1) <= 4
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_four_requests_about_one_text_that_are_asked_again_take_few_forwards(name: str) -> None:
+    """Their answers are paths of the cache."""
+    drafting = Drafting(Willing(7))
+    drafting.speed(4).record = lambda *_, **__: None  # type: ignore[method-assign]  # it would compare real times
+    engine, text, counts = TinyEngine(name, drafting=drafting), words(80), list[int]()
+    asked = [spec("drawn", 64, prompt=(*text, *words(5 + 2 * place, place))) for place in range(4)]
+    for _ in range(2):
+        before = len(engine.forward.calls)
+        for each in asked:
+            engine.submit(each)
+        finish(engine)
+        counts.append(len(engine.forward.calls) - before)
+    assert drafting.counts().accepted["path"] > 200
+    assert counts[1] < counts[0] / 4

@@ -157,6 +157,22 @@ def test_what_waits_is_read_in_parts() -> None:
     assert not reads(drafter, layer, 200)
 
 
+def test_a_text_that_waits_to_be_read_holds_up_no_other_one() -> None:
+    short, long = Counting(), Counting()
+    drafter = drafter_of(9, short)
+    drafter.saw(long, 0, features(200, 1))
+    answers = [standing([short], 9, TEXT[:10]), standing([long], 200, TEXT[:201])._replace(row=1)]
+    wanted = [drafts(drafter_of(9, short), short, 9)]
+    for _ in range(3):
+        assert not drafter.read(answers, briefly=False)
+        assert [*map(list, drafter.propose(answers, [], 3))] == [*wanted, []]
+    alone = BlockDrafter("a draft", tiny_draft("llama"))
+    alone.saw(long, 0, features(200, 1))
+    wanted.append(drafts(alone, long, 200))
+    assert not drafter.read(answers, briefly=False)
+    assert [*map(list, drafter.propose(answers, [], 3))] == wanted
+
+
 def test_for_a_single_try_little_is_read() -> None:
     layer, other = Counting(), Counting()
     drafter, short = drafter_of(100, layer), BlockDrafter("a draft", tiny_draft("llama"))
