@@ -67,8 +67,8 @@ def test_a_packed_model_is_read_like_those_of_mlx_lm(quantization: Quantization,
 
 
 def test_a_package_that_was_not_compared_is_served_to_those_who_ask_for_it(tmp_path: Path) -> None:
-    package = Package("limite", tmp_path)
-    with pytest.raises(ModelError, match=r"limiteX, which mlx-vlm has: .*; --unproven-models serves it all the same$"):
+    package = Package("mllama", tmp_path)
+    with pytest.raises(ModelError, match=r"mllamaX, which mlx-vlm has: .*; --unproven-models serves it all the same$"):
         open_model(str(package.directory), tmp_path)
     assert load(open_model(str(package.directory), tmp_path, Choice(unproven=True))).module is not None
 
