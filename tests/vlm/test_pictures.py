@@ -9,7 +9,7 @@ import pytest
 from runner.errors import RequestError
 from runner.media.vlm.family import PLACEHOLDERS, VlmSupport
 from runner.model.vlm import packages
-from tests.lib.seeing_engine import NotingPolicy, four_together
+from tests.lib.seeing_engine import NotingPolicy, four_together, picture
 from tests.unit.media.pictures import spans
 from tests.vlm.pictures import BLUE, FIVE, RED, WIDE, answers_about_one_as_mlx_vlm_does, answers_as_mlx_vlm_does
 from tests.vlm.seeing import VlmEngine
@@ -122,6 +122,7 @@ def test_a_size_is_measured_once() -> None:
 
 def test_nothing_waits_for_a_picture_but_the_request_that_shows_it() -> None:
     engine = VlmEngine("smolvlm")
+    engine.answer("see [img-0] of the same size", picture("blue"))
     engine.helper.waits = True
     asked, other = engine.ask("see [img-0]", RED), engine.ask("a text")
     engine.finish()
