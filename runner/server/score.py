@@ -41,6 +41,8 @@ _LONG = 1 << 12
 _MOST_KNOWN = 4096
 """Rows whose candidates are known, by the digest of their texts: a repeat does not tokenize them again."""
 _Known = dict[bytes, list[int]]
+_TOGETHER = 8
+"""The texts of one client that wait for a decision at once: others' get their turn between them."""
 _AT_ONCE = 2
 """The rows of one client that are computed at once: from the second one the cache learns where their prefixes part."""
 
@@ -79,10 +81,14 @@ class ScoreEndpoint:
             steps = _decisions(body.chunks, decider, self._engine)
             decisions = await take_steps(self._threads, body, steps, Decision, self._engine.vision)
             texts = [each.text for each in decisions]
+            found = list[list[float]]()
             try:
-                for text in texts:
+                for text in texts[:_TOGETHER]:
                     self._engine.embed(text)
-                found = [await asyncio.wrap_future(text.found) for text in texts]
+                for number, text in enumerate(texts):
+                    found.append(await asyncio.wrap_future(text.found))
+                    for other in texts[number + _TOGETHER : number + _TOGETHER + 1]:
+                        self._engine.embed(other)
             finally:
                 for text in texts:
                     text.found.cancel()

@@ -178,3 +178,12 @@ async def test_a_client_that_leaves_ends_its_texts(processes: dict[str, Process]
         after = (await read_stats(client)).embeddings
     assert after.texts - before.texts < 40
     assert after.waiting == 0
+
+
+async def test_a_request_of_many_rows_lets_others_have_a_turn(processes: dict[str, Process]) -> None:
+    long = {**LAYA, "state": STATE * 9, "rows": LAYA["rows"] * 12}  # type: ignore[operator]
+    many = asyncio.ensure_future(decided(processes["laya"], long))
+    await asyncio.sleep(0.02)
+    await decided(processes["laya"], LAYA)
+    assert not many.done()
+    assert len((await many)["logits"]) == 60

@@ -73,14 +73,14 @@ class Clef:
             raise RequestError("invalid Clef question count or context limit")
         for each in wanted.fields:
             _check(each, segments)
-        parts = list[list[int]]()
+        parts, count = list[list[int]](), 0
         for number, segment in enumerate(wanted.segments):
             parts.append((yield from tokenizer.encode_within(segment, wanted.max_tokens)))
-            _refuse_long(len(parts[-1]), wanted)
+            count += len(parts[-1])
+            _refuse_long(count, wanted)
             if number % _TOGETHER == 0:
                 yield None
         ends = [0, *accumulate(map(len, parts))]
-        _refuse_long(ends[-1], wanted)
         ids = [token for part in parts for token in part]
         rows = self._module.language_model.lm_head.weight.shape[0]
         if max(ids, default=0) >= rows:

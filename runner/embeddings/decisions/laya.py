@@ -89,11 +89,12 @@ class Laya:
         if question.type not in _TYPES or not 2 <= len(question.options) <= _MOST_OPTIONS:
             raise RequestError(f"question {number}: invalid type or number of options")
 
-        def tokens(text: str) -> list[int]:
-            return tokenizer.encode_without_bos(text[: self._most * tokenizer.longest_bytes].replace("[MASK]", " "))
+        def first(text: str, most: int) -> list[int]:
+            text = text[: (most + 1) * tokenizer.longest_bytes]  # a cut changes the last token at most
+            return tokenizer.encode_without_bos(text.replace("[MASK]", " "))[:most]
 
-        head = tokens(f"{question.type} question: {question.instructions}")
-        options = [[self._mark, *tokens(f" {text}")[:_MOST_OPTION_TOKENS]] for text in question.options]
+        head = first(f"{question.type} question: {question.instructions}", self._most_head)
+        options = [[self._mark, *first(f" {text}", _MOST_OPTION_TOKENS)] for text in question.options]
         room = self._most_head - sum(map(len, options))
         if room < _LEAST_QUESTION:
             each = max(_LEAST_OPTION, (self._most_head - _LEAST_QUESTION) // len(options))
