@@ -39,10 +39,12 @@ _TRIED_TOKENS = 4
 class _Text:
     """The end of a text, with its first tokens, and how far the model has read it."""
 
-    def __init__(self, tokens: list[int], length: int, layers: list[object]) -> None:
+    def __init__(self, recorded: Sequence[int], tokens: list[int], layers: list[object]) -> None:
+        self.recorded = recorded
+        """The whole text, which grows."""
         self.left = tokens
         """The tokens to read."""
-        self.length = length
+        self.length = len(recorded)
         """The tokens of the text, these and those before them."""
         self.layers: list[object] | None = layers
         """Its own, until it has a row in those of all texts."""
@@ -163,8 +165,8 @@ class OwnDraftModel:
     def _follow(self, session: Session, window: int, most: int) -> _Text:
         """Returns what is read of the text of a session, with what has come since. If more than `window` tokens would
         be left to read, or the layers would have more than `most`, it begins anew with `window` of them."""
-        recorded, text = session.recorded, self._texts.pop(session, None)
-        waited = 0
+        recorded, waited = session.recorded, 0
+        text = self._texts.pop(session, None) or self._left_behind(recorded)
         if text is not None:
             waited = text.waited
             more = recorded[text.length :]
@@ -175,12 +177,22 @@ class OwnDraftModel:
             if not (fits and is_held and all(map(self._knows, more))):
                 text = None
         if text is None:
-            text = _Text(self._end(recorded, window), len(recorded), self._make_layers())
+            text = _Text(recorded, self._end(recorded, window), self._make_layers())
             text.waited = waited
         self._texts[session] = text
         if len(self._texts) > self.most_together:
             del self._texts[next(iter(self._texts))]
         return text
+
+    def _left_behind(self, recorded: Sequence[int]) -> _Text | None:
+        """Returns what is read of a text whose session has ended, if this one begins with it: one more turn."""
+        followed = [*self._texts.values()]
+        for text in self._rows:
+            at = text.length - len(text.left)
+            if text not in followed and at < len(recorded) and text.recorded[:at] == recorded[:at]:
+                text.recorded, text.left, text.length = recorded, [], at
+                return text
+        return None
 
     def _end(self, recorded: Sequence[int], window: int) -> list[int]:
         """Returns the tokens of a text that the model gets to see."""
@@ -261,7 +273,7 @@ class OwnDraftModel:
         """Drafts something, as MLX refuses some layers only when they compute, and finds out for how many answers the
         model can. Returns the bytes of a token's keys and values, and those of the states of a text."""
         for length in (_TRIED_TOKENS, _TRIED_TOKENS + 1)[: self.most_together]:
-            text = _Text([0] * length, length, self._make_layers())
+            text = _Text([], [0] * length, self._make_layers())
             self._read([text])
             self._rows.append(text)
         self._batch = BatchedLayers([text.layers for text in self._rows if text.layers is not None], _MOST_DRAFTS)

@@ -135,6 +135,25 @@ def test_a_text_that_grows_is_read_once_and_begun_again_when_it_is_long() -> Non
     assert most <= model.most_bytes(8)
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3_next"])
+def test_one_more_turn_of_a_conversation_is_read_on(kind: str) -> None:
+    """An edited one is begun anew, and so is one that begins like one that goes on."""
+    forward = Counted(kind)
+    model, text = own(kind, forward), Spoken(words(200))
+    text.recorded += drafts(model, [text])[0][:2]
+    for edited, more in ((0, words(20, 5)), (0, [8]), (9, words(20, 6))):
+        said = text.recorded[: len(text.recorded) - edited]
+        del text
+        text = Spoken([*said, *more])
+        forward.calls.clear()
+        assert drafts(model, [text]) == [alone(kind, text.recorded)]
+        assert forward.tokens > 200 if edited else forward.tokens < 40
+    other = Spoken([*text.recorded, 8])
+    forward.calls.clear()
+    assert drafts(model, [other]) == [alone(kind, other.recorded)]
+    assert forward.tokens > 200
+
+
 def test_a_text_that_waits_to_be_read_holds_up_no_other_one() -> None:
     model, short, long = own("llama"), Spoken(words(20)), Spoken(words(1000, 2))
     answers, reads = asking([short, long]), 0
