@@ -55,6 +55,7 @@ FOUND = {
     "moondream2": _ITS_PICTURE_FIRST,
     "moondream3": _ITS_PICTURE_FIRST,
     "nemotron_parse": _TWO_PARTS,
+    "phi3_v": "mlx-vlm drops the first token after a picture",
     "phi4_siglip": "its processor wants torchvision",
     "phi4mm": "mlx-vlm changes its weights for a picture, and keeps them so",
     "plamo2vl": "its tokenizer is a program",

@@ -191,10 +191,11 @@ class VlmEngine(SeeingEngine):
         return ids[more:], joined({name: mx.array(array) for name, array in found.items()})
 
     def _expanded(self, ids: Sequence[int], request: Request) -> list[int]:
-        """Returns ids in which the one token that a processor has for a picture is as many as the tower makes of it."""
-        shown = {}
+        """Returns ids in which those that a processor has for a picture are the ones that the tower makes of them."""
+        shown: dict[int, Sequence[int]] = {}
         for span in spans(request):
             assert isinstance(span.item, Picture)
             found = self.family.expansion(span.item.header.width, span.item.header.height)
-            shown[found.one] = found.own
+            each = len(found.own) // max(len(found.other), 1)
+            shown |= dict.fromkeys(found.other, found.own[:each])
         return [each for token in ids for each in shown.get(token, [token])]

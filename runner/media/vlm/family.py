@@ -60,6 +60,7 @@ PLACEHOLDERS = {
     "mistral3": "[IMG]",
     "molmo2": "<|image|>",
     "paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+    "phi3_v": "<|image_1|>",
     "phi4_siglip": "<image>\n",
     "pixtral": "[IMG]",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
@@ -86,8 +87,9 @@ class Expansion(NamedTuple):
     rows: int = 0
     columns: int = 0
     """Of its own tokens, where positions have three channels."""
-    one: int | None = None
-    """The id that the processor has in the place of all of its own, if the tower makes more of it."""
+    other: Sequence[int] = ()
+    """What the processor has in the place of its own, if it is not that: one id, of which the tower makes more, or ids
+    that no vocabulary has."""
 
     @property
     def ids(self) -> list[int]:
@@ -96,7 +98,7 @@ class Expansion(NamedTuple):
     @property
     def asked(self) -> list[int]:
         """The ids that the tower takes."""
-        return self.ids if self.one is None else [*self.before, self.one, *self.after]
+        return [*self.before, *(self.other or self.own), *self.after]
 
 
 class Prepares(Protocol):
@@ -187,9 +189,9 @@ class _State:
             with self._busy:
                 measured = self._preparer.measure(width, height, left)
             found = split(measured.ids, self._soft)
-            if self._tokens:
-                [one] = found.own
-                found = found._replace(one=one, own=[max(one, 0)] * self._tokens)
+            if self._tokens or min(found.own) < 0:
+                own = [max(token, 0) for token in found.own]
+                found = found._replace(other=found.own, own=own * self._tokens if self._tokens else own)
             if three_channels:
                 found = _with_grid(found, measured.grid, self._merge)
             with self._lock:

@@ -132,7 +132,8 @@ class Served(Module):
             if self.flat:
                 positions = positions[0]
             parts["position_ids"] = positions.transpose(1, 2, 0) if self.channels_last else positions
-        return cast("mx.array", text(tokens, cache=cache, **parts).logits)
+        call = cast("Any", super()).__call__ if text is self else text
+        return cast("mx.array", call(tokens, cache=cache, **parts).logits)
 
     @property
     def text_model(self) -> Any:
@@ -204,8 +205,9 @@ class Served(Module):
         text = self.text_model
         if "encoder" in self:
             return []
-        if hasattr(text, "make_cache"):
-            made = text.make_cache()
+        owner: Any = super() if text is self else text
+        if hasattr(owner, "make_cache"):
+            made = owner.make_cache()
             return list(made) if self.keeps_caches else [_mapped(each) for each in made]
         return [KVCache() for _ in text.layers]
 

@@ -6,7 +6,7 @@ COMPARED = frozenset(
     gemma3 glm4v glm4v_moe glm5_next glm_ocr granite4_vision granite_vision hrm_text hy_v4 idefics2 idefics3 internvl
     internvl_chat jina_vlm k2_horizon kimi_k25 kimi_k3 kimi_vl kolibri1 lfm2_vl limite llama4 llava llava_bunny
     llava_next llava_onevision llmjpvl locateanything longcat_flash_sparse mage_vl mimo_v2 minicpmo minicpmv4_6
-    minicpmv4_7 minimax_m3 minimax_m3_vl mistral3 mistral_large3 molmo2 paddleocr_vl phi4_siglip pixtral plamo2vl
+    minicpmv4_7 minimax_m3 minimax_m3_vl mistral3 mistral_large3 molmo2 paddleocr_vl phi3_v phi4_siglip pixtral plamo2vl
     qwen2_5_vl qwen2_vl qwen3_omni_moe qwen3_vl qwen3_vl_moe qwen4_exp smolvlm step3p7 xing4_0 youtu_vl z1t zaya1_vl
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
@@ -18,7 +18,7 @@ BATCHED = frozenset(
     gemma3 glm4v glm4v_moe glm_ocr granite4_vision granite_vision hrm_text idefics2 idefics3 internvl internvl_chat
     k2_horizon kimi_k25 kimi_k3 kimi_vl kolibri1 lfm2_vl llava llava_bunny llava_next llava_onevision llmjpvl
     locateanything longcat_flash_sparse mage_vl mimo_v2 minicpmo minicpmv4_6 minicpmv4_7 minimax_m3 mistral3
-    mistral_large3 molmo2 paddleocr_vl phi4_siglip pixtral plamo2vl qwen2_5_vl qwen2_vl qwen3_omni_moe qwen3_vl
+    mistral_large3 molmo2 paddleocr_vl phi3_v phi4_siglip pixtral plamo2vl qwen2_5_vl qwen2_vl qwen3_omni_moe qwen3_vl
     qwen3_vl_moe smolvlm step3p7 xing4_0 youtu_vl
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
@@ -30,7 +30,7 @@ DRAFTED = frozenset(
     gemma3 glm4v glm4v_moe glm_ocr granite4_vision granite_vision hrm_text idefics2 idefics3 internvl internvl_chat
     jina_vlm k2_horizon kimi_k25 kimi_k3 kimi_vl kolibri1 lfm2_vl limite llava llava_bunny llava_next llava_onevision
     llmjpvl locateanything longcat_flash_sparse mage_vl mimo_v2 minicpmo minicpmv4_6 minicpmv4_7 minimax_m3 mistral3
-    mistral_large3 molmo2 paddleocr_vl phi4_siglip pixtral plamo2vl qwen2_5_vl qwen2_vl qwen3_omni_moe qwen3_vl
+    mistral_large3 molmo2 paddleocr_vl phi3_v phi4_siglip pixtral plamo2vl qwen2_5_vl qwen2_vl qwen3_omni_moe qwen3_vl
     qwen3_vl_moe smolvlm step3p7 xing4_0 youtu_vl
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
@@ -61,6 +61,7 @@ BLIND: dict[str, str] = {
     "llava_next": "mlx-vlm puts features in other places than its processor says",
     "llmjpvl": "mlx-vlm has no processor for it",
     "minicpmv4_7": "its pictures have places on a canvas",
+    "phi3_v": "mlx-vlm drops the first token after a picture",
     "phi4_siglip": "its processor wants torchvision",
     "plamo2vl": "its tokenizer is a program",
     "youtu_vl": "mlx-vlm has no processor for it",
@@ -82,7 +83,6 @@ REFUSED: dict[str, str] = {
     "multi_modality": "mlx-vlm cannot be used here: No module named 'cv2'",
     "nemotron_parse": "it has an encoder beside its decoder",
     "paligemma": "its answers depend on where prompts are cut",
-    "phi3_v": "it was not compared with it yet",
     "phi4mm": "mlx-vlm changes its weights for a picture, and keeps them so",
     "unlimited_ocr": "its answers depend on where prompts are cut",
 }

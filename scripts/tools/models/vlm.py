@@ -52,7 +52,7 @@ def make(package: str) -> Served:
 def filled(name: str, model: Served) -> Served:
     """The same of a fresh model."""
     size = sum(array.size for array in parameters_of(model).values())
-    if size > LARGEST:
+    if size > _own(name).get("largest", LARGEST):
         raise ValueError(f"{name} has {size} parameters: a size is missing in vlm.toml")
     mx.disable_compile()
     mx.random.seed(7)
@@ -88,7 +88,7 @@ def _shrink(package: str) -> None:
         made = {argument: value for argument, value in sizes.items() if argument in arguments}
         for attribute, value in sizes.items():
             if attribute not in made:
-                setattr(kind, attribute, value)
+                setattr(kind, attribute, SimpleNamespace(**value) if isinstance(value, dict) else value)
         if made:
             setattr(owner, name, _with(kind, **made))
     for name, channels in _own(package).get("channels", {}).items():

@@ -2,6 +2,7 @@
 files of its processor. `vlm.toml` has their tables, `see-PACKAGE`."""
 
 import json
+import string
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ from runner.model.vlm.module import make_module
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models import data, vlm
 from scripts.tools.models.checkpoints import SPECIAL_TOKENS, write_weights
-from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, fallback_byte, written_model
+from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, fallback_byte, sentencepiece, written_model
 
 Values = dict[str, Any]
 _TABLES = data.read("vlm")
@@ -28,8 +29,7 @@ def table(package: str) -> Values:
 def config(package: str) -> Values:
     """The tiny `config.json` of a package, with the tokens that stand for pictures."""
     see, plain = table(package), vlm.config(package)
-    tokens = _tokens(see)
-    ids = {name: see.get("first", len(ALL_BYTES)) + index for index, name in enumerate(tokens)}
+    ids = {name: each["id"] for each in _tokenizer(see)["added_tokens"] for name in [each["content"]]}
     fields: Values = dict.fromkeys(_TEXT, _rounded(max(ids.values()) + 1))
     fields |= dict.fromkeys(_SOFT, ids[see["soft"]])
     fields |= {name: ids[see[key]] for key, names in (("start", _START), ("end", _END)) if key in see for name in names}
@@ -74,6 +74,8 @@ def _tokens(see: Values) -> list[str]:
 
 
 def _tokenizer(see: Values) -> Values:
+    if see.get("prefix"):
+        return sentencepiece([" ", *string.ascii_lowercase], _tokens(see), prepend_space=True)
     return byte_level([*ALL_BYTES, *_filling(see)], _tokens(see), merge=False)
 
 
