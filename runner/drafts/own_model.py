@@ -114,22 +114,13 @@ class OwnDraftModel:
         most = max(MOST_TOKENS // len(answers), 2 * WINDOW_TOKENS)
         texts = [self._follow(each.session, window, most) for each in answers]
         self._settle()
-        lacking = [text for text in texts if len(text.left) > _PART_TOKENS]
         for text in texts:
-            text.waited = text.waited + 1 if text in lacking else 0
-        part = next((text for text in lacking if text.waited > _SHORT_STEPS), None)
-        beside = part is not None and part in self._rows  # texts that have rows are read in one forward
-        wanted = [
-            text
-            for text in texts
-            if text is part
-            or (text in self._rows and beside)
-            or (text not in lacking and len(text.left) > _MANY_TOKENS)
-        ]
-        if wanted:
-            self._read(wanted)
-            self._wait(wanted)  # else it would count as a part of what drafting takes
-        return len(lacking) == len(texts)
+            text.waited = text.waited + 1 if len(text.left) > _PART_TOKENS else 0
+        behind = [text for text in texts if len(text.left) > _MANY_TOKENS and not 0 < text.waited <= _SHORT_STEPS]
+        if behind:
+            # One text, or in one forward those that have rows, as they fall behind together.
+            self._read([text for text in behind if text in self._rows] if behind[0] in self._rows else behind[:1])
+        return not any(map(self._is_ready, texts))
 
     def propose(
         self,
@@ -137,23 +128,24 @@ class OwnDraftModel:
         layers: Sequence[object],  # noqa: ARG002
         most: int,
     ) -> Sequence[Sequence[int]]:
-        known = {id(text): each for each in answers if (text := self._texts.get(each.session)) and self._is_ready(text)}
-        ready = [text for text in self._texts.values() if id(text) in known]
+        asked = {text: each for each in answers if (text := self._texts.get(each.session)) is not None}
+        ready = [text for text in asked if self._is_ready(text)]
         if not ready:
             return [()] * len(answers)
         self._read([text for text in ready if not text.read])
-        batch = self._turn_to(ready)
-        asked = [known[id(text)] for text in self._rows]
-        size, draw = asked[0].sampler.vocab_size, preview([each.sampler for each in asked])
-        drafts = [draw(_of_size(self._read_rows([len(text.left) for text in self._rows]), size))]
+        batch = self._turn_to([text for text in asked if text in ready or text in self._rows])
+        samplers = [asked[text].sampler for text in self._rows]
+        size, draw = samplers[0].vocab_size, preview(samplers)
+        counts = [len(text.left) if text in ready else 0 for text in self._rows]
+        drafts = [draw(_of_size(self._read_rows(counts), size))]
         self._states = batch.states()
         for _ in range(min(most, _MOST_DRAFTS) - 1):
             mx.async_eval(drafts[-1])
             drafts.append(draw(_of_size(self._forward(drafts[-1][:, None], batch.layers)[:, -1], size)))
         found = {}
-        for each, text, tokens in zip(asked, self._rows, read_drafts(drafts), strict=True):
-            found[each.row] = tokens
+        for text, tokens in zip(self._rows, read_drafts(drafts), strict=True):
             text.drafted = tokens[:-1]
+            found[asked[text].row] = tokens if text in ready else ()
         return [found.get(each.row, ()) for each in answers]
 
     def free(self) -> None:
@@ -209,18 +201,24 @@ class OwnDraftModel:
 
     def _is_ready(self, text: _Text) -> bool:
         """Returns True if the model can draft after a text: it has a token to read, and has read one before or will."""
-        return 0 < len(text.left) <= _PART_TOKENS and text.read + len(text.left) > 1
+        return 0 < len(text.left) <= _MANY_TOKENS and text.read + len(text.left) > 1
 
     # --- layers
 
     def _read(self, texts: Sequence[_Text]) -> None:
-        """Reads a part of these texts, without their last tokens."""
+        """Reads a part of these texts, without their last tokens, and waits until it is computed: else it would count
+        as a part of what drafting takes."""
+        arrays = list[mx.array]()
         for text in texts:
             if text.layers is not None:
                 tokens = text.take(min(_PART_TOKENS, len(text.left) - 1))
                 self._forward(mx.array([tokens]), text.layers)
-        if any(text in self._rows for text in texts):
-            self._read_rows([min(_PART_TOKENS, len(each.left) - 1) if each in texts else 0 for each in self._rows])
+                arrays += _arrays(text.layers)
+        if self._batch is not None and any(text in self._rows for text in texts):
+            most = _PART_TOKENS // len(self._rows)
+            self._read_rows([min(most, len(each.left) - 1) if each in texts else 0 for each in self._rows])
+            arrays += self._batch.arrays()
+        mx.eval(arrays)
 
     def _settle(self) -> None:
         """Takes what was drafted out of the rows again; in layers without states, what did not come."""
@@ -233,13 +231,8 @@ class OwnDraftModel:
         self._batch.go_back(self._states, [text.read for text in self._rows])
         self._states = ()
 
-    def _wait(self, texts: Sequence[_Text]) -> None:
-        """Waits until what was read is computed."""
-        own = [array for text in texts if text.layers is not None for array in _arrays(text.layers)]
-        mx.eval([*own, *(self._batch.arrays() if self._batch is not None else ())])
-
     def _turn_to(self, texts: Sequence[_Text]) -> BatchedLayers:
-        """Gives each of these texts its row; others begin anew when they come back."""
+        """Gives each of these texts a row; others begin anew when they come back."""
         kept = [row for row, text in enumerate(self._rows) if text in texts]
         if len(kept) < len(self._rows) and kept and self._batch is not None:
             self._batch.keep(kept)

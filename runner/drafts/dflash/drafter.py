@@ -241,14 +241,14 @@ class BlockDrafter(RowDrafter[BlockText]):
             if self._follow(answer, text):
                 known.append(text)
                 text.lacks = answer.position - text.at > _PART_TOKENS
-            if text.lacks:
+            if text.lacks and not parts:  # one text at a time
                 parts[text] = text.at + _PART_TOKENS
         self.turn_to(known)
         if known:
             self._cut(max(self.context_tokens // len(known), self._most_rows))
         self._read(parts)
         mx.async_eval([part for layer in self._layers for part in arrays_of(layer)] if parts else [])
-        return 0 < len(answers) == len(parts)
+        return 0 < len(answers) == sum(text.lacks for text in known)
 
     def prepare(self, answer: DraftedAnswer, text: BlockText, layers: Sequence[object]) -> bool:  # noqa: ARG002
         return not text.lacks and self._follow(answer, text)

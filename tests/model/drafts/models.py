@@ -167,10 +167,13 @@ class Noting(AssistantDrafter):
     def __init__(self, assistant: Assistant) -> None:
         super().__init__("noting", assistant)
         self.lengths: list[int] = []
+        self.most = 0
+        """The most answers that it drafted for at once."""
 
     def propose(self, answers: Sequence[DraftedAnswer], layers: Sequence[object], most: int) -> Sequence[Sequence[int]]:
         drafts = super().propose(answers, layers, most)
         self.lengths += map(len, drafts)
+        self.most = max(self.most, sum(map(bool, drafts)))
         return drafts
 
 

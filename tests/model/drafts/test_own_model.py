@@ -109,7 +109,10 @@ def test_one_forward_drafts_a_token_of_each_text_and_reads_what_came() -> None:
     for kind, again in (("llama", 2), ("qwen3_next", 5)):
         forward = Counted(kind)
         model, texts = own(kind, forward), [Spoken(words(count, count)) for count in (30, 40, 20)]
-        found = drafts(model, texts)
+        answers = asking(texts)
+        for _ in texts:  # one after the other
+            assert not model.read(answers, briefly=False)
+        found = model.propose(answers, [], 4)
         assert forward.calls == [(1, 29), (1, 39), (1, 19), *[(3, 1)] * 4]
         forward.calls.clear()
         for text, own_drafts in zip(texts, found, strict=True):
@@ -175,6 +178,19 @@ def test_a_text_that_waits_to_be_read_holds_up_no_other_one() -> None:
         seen.append(token)
 
 
+def test_no_more_is_read_at_once_than_one_text_may() -> None:
+    """Texts that begin together are read one after the other, and those that fell behind together a bit of each."""
+    forward = Counted("llama")
+    model, texts = own("llama", forward), [Spoken(words(50, place)) for place in range(3)]
+    drafts(model, texts)
+    assert [call for call in forward.calls if call[1] > 2] == [(1, 49)] * 3
+    for text in texts:
+        text.recorded += words(40, 7)
+    forward.calls.clear()
+    assert drafts(model, texts, 2) == [alone("llama", text.recorded, 2) for text in texts]
+    assert max(rows * length for rows, length in forward.calls) <= 64
+
+
 def test_nothing_is_read_up_to_a_token_that_the_model_has_not() -> None:
     for unknown in (-5, VOCAB):
         text = [*words(20), unknown, *words(9, 2)]
@@ -186,7 +202,7 @@ def test_nothing_is_read_up_to_a_token_that_the_model_has_not() -> None:
         assert drafts(model, [grows]) == [wanted]
         for nothing in ([3, unknown], [3]):
             answers = asking([Spoken(nothing)])
-            assert not model.read(answers, briefly=False)
+            assert model.read(answers, briefly=False)
             assert model.propose(answers, [], 4) == [()]
 
 

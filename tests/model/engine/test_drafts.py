@@ -261,13 +261,17 @@ def test_for_a_single_try_a_short_end_of_the_text_is_read() -> None:
     assert sum(lengths) <= 64
 
 
+ABOUT_PICTURES = ("what is [img-0] here?", "what is [img-0] here? and there", "Look, with care, at that: [img-0]")
+
+
 def asked_about_pictures(engine: SeeingEngine) -> list[Sequence[int]]:
-    prompts = ("what is [img-0] here?", "what is [img-0] here? and there", "Look, with care, at that: [img-0]")
-    return [engine.answer(prompt, picture("red"), max_tokens=12, temperature=0.7, seed=3).tokens for prompt in prompts]
+    asked = [engine.answer(prompt, picture("red"), max_tokens=12, temperature=0.7, seed=3) for prompt in ABOUT_PICTURES]
+    return [each.tokens for each in asked]
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("name", ["gemma4-seeing", "gemma4-unified-seeing"])
-def test_an_assistant_drafts_behind_pictures(name: str, tmp_path: Path) -> None:
+def test_an_assistant_drafts_behind_pictures(name: str, together: bool, tmp_path: Path) -> None:
     """The engine's own check compares each answer with a plain loop."""
     plain = SeeingEngine(name)
     opened = open_draft(str(write(tmp_path / "assistant", config_of())), tmp_path).model
@@ -275,7 +279,13 @@ def test_an_assistant_drafts_behind_pictures(name: str, tmp_path: Path) -> None:
     model = Noting(load_assistant(opened, plain.model.loaded).assistant)
     drafting = Willing(model)
     engine = SeeingEngine(name, drafting=drafting, watch=model.watch)
-    assert asked_about_pictures(engine) == asked_about_pictures(plain)
+    if together:
+        for prompt in (*ABOUT_PICTURES, "and there is none"):
+            engine.ask(prompt, *[picture("red")] * ("img" in prompt), max_tokens=24, temperature=0.7, seed=3)
+        engine.finish()
+        assert model.most > 2
+    else:
+        assert asked_about_pictures(engine) == asked_about_pictures(plain)
+        assert all(model.lengths)
     engine.check()
     assert drafting.drafted > 20
-    assert all(model.lengths)
