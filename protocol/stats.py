@@ -213,7 +213,8 @@ class DraftCounts(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, int], Counter("accepted_tokens", "Drafted tokens that were right, by source.", "source")
     ] = {}
     state: str = "off"
-    """`on`, `resting` (drafts were slower lately) or `off`: of drafts from known text."""
+    """`on`, `resting` (drafts were slower lately) or `off`: of drafts from known text, for about as many answers
+    as were computed together last."""
     why: str = ""
     """The reason for the state."""
     model: DraftModelState | None = None

@@ -100,6 +100,7 @@ class Drafting:
         self._model_fault = ""
         self.latest: list[AnswerDrafter] = []
         """Those of the latest step. The model drafts for answers that go on together, not for those that take turns."""
+        self._together = 1  # answers in that step
         self._wanted = 0  # tokens that the model should draft next
         # Of the present step.
         self._model_offered = False  # it could have tried drafts of the model
@@ -224,7 +225,7 @@ class Drafting:
             speed.record(step.tokens, step.seconds, drafted=self._model_worked, offered=self._model_offered)
         if own != self.latest:
             self._wanted = 0  # it was for others
-        self.latest = own
+        self.latest, self._together = own, step.together
         self._model_offered = self._model_worked = False
         self.model_s = 0.0
         for each in own:
@@ -249,12 +250,12 @@ class Drafting:
 
     def counts(self) -> DraftCounts:
         """Returns the counts so far."""
-        state, why = self.speed(1).state
+        state, why = self.speed(self._together).state
         if self.undraftable:
             state, why = "off", self.undraftable
         model = None
         if self.model is not None:
-            model_state, model_why = self.speed(1, by_model=True).state
+            model_state, model_why = self.speed(self._together, by_model=True).state
             model = DraftModelState(name=self.model.name, bytes=self.model.nbytes, state=model_state, why=model_why)
         return DraftCounts(
             rounds=self._rounds,
