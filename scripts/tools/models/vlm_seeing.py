@@ -6,7 +6,6 @@ import string
 from pathlib import Path
 from typing import Any, cast
 
-from runner.model.vlm.module import make_module
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models import data, vlm
 from scripts.tools.models.checkpoints import SPECIAL_TOKENS, write_weights
@@ -42,7 +41,7 @@ def write(package: str, directory: Path) -> Path:
     """Writes a model, the same weights every time, and returns its directory."""
     see, chosen = table(package), config(package)
     directory.mkdir(parents=True)
-    write_weights(directory, parameters_of(vlm.filled(package, make_module(package, chosen))))
+    write_weights(directory, parameters_of(vlm.filled(package, chosen)))
     tokens = {"bos_token": see.get("bos", "<|bos|>"), "eos_token": "<|eos|>", "pad_token": "<|eos|>"}
     files: Values = {
         "config": chosen,
