@@ -16,6 +16,7 @@ from runner.cache import PrefixCache, make_cache
 from runner.cache.layers.batch import unbatchable_layers
 from runner.engine.context import EngineContext
 from runner.engine.events import Outbox
+from runner.engine.first_tokens import FirstTokens
 from runner.engine.generation import Forward
 from runner.engine.memory import MemoryBudget, MLXMeter, set_limits
 from runner.engine.parts import Parts, Post, Sources, Wing, World
@@ -177,6 +178,8 @@ def _context(parts: Parts, chunk_tokens: int) -> EngineContext:
         draft_bytes=parts.draft_bytes,
         one_grammar_bytes=parts.grammar_bytes,
     )
+    first_tokens = FirstTokens(parts.model.context_length)
+    parts.drop_unused.append(first_tokens.clear)
     return EngineContext(
         forward=parts.forward,
         tokenizer=parts.tokenizer,
@@ -190,6 +193,7 @@ def _context(parts: Parts, chunk_tokens: int) -> EngineContext:
         drafting=parts.drafting,
         begin=sources.begin,
         ranks=parts.world.ranks,
+        first_tokens=first_tokens if parts.world.ranks is None and settings.cache != "none" else None,
         scoring=partial(in_float32, parts.loaded.module),
     )
 

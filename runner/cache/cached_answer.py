@@ -48,11 +48,14 @@ def known_choices(trie: PrefixTrie, root: Node, tokens: Sequence[int], most: int
 class CachedAnswers(TrieCache):
     """A trie cache that knows choices."""
 
-    def begin_greedy(self, tokens: Sequence[int], most: int, ends: Collection[int], salt: str = "") -> TrieSession:
+    def begin_greedy(
+        self, tokens: Sequence[int], most: int, ends: Collection[int], salt: str = "", known: Sequence[int] = ()
+    ) -> TrieSession:
         if not tokens:
             raise ValueError("a session needs a prompt of at least one token")
         choices = known_choices(self.trie, self.trie.root(salt), tokens, most)
-        session = self._open([*tokens], salt, [*takewhile(lambda token: token not in ends, choices)])
+        choices = [*takewhile(lambda token: token not in ends, choices)]
+        session = self._open([*tokens], salt, choices) if choices else self.begin(tokens, salt, known)
         session.greedy = True
         return session
 

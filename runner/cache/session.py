@@ -23,6 +23,8 @@ from runner.logs import Log
 log = Log(__name__)
 _NOT_READY = "a forward in a session that is closed or failed, or has a round to accept"
 
+_FEW = 16
+"""The tokens of a prompt that are computed after a known one was sent: a repeat has no more, whatever the layers."""
 CHECK_TOKENS = 64
 """The decode steps between two checks of the bytes held; layers grow by more tokens at a time."""
 
@@ -144,6 +146,11 @@ class Session:
     def end_known(self) -> None:
         """Forgets the rest of the known tokens: the layers have not seen the last recorded token any more."""
         self.known = []
+
+    def end_known_if_far(self) -> None:
+        """Does so if more than a few tokens of the prompt are left: they would be a pause after the first known one."""
+        if self.known and self.total - self.position > _FEW:
+            self.end_known()
 
     def close(self, failed: bool = False) -> None:
         """Ends the session; call it in a `finally`. A second call does nothing.

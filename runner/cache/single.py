@@ -47,17 +47,26 @@ class SingleEntryCache:
     def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:  # noqa: ARG002  at most one
         return sequence_node(self._facts, self.sequence, self.tokens, spell)
 
-    def begin(self, tokens: Sequence[int], salt: str = "") -> Session:
+    def begin(self, tokens: Sequence[int], salt: str = "", known: Sequence[int] = ()) -> Session:
         if not tokens:
             raise ValueError("a session needs a prompt of at least one token")
         if self._open:
             raise RuntimeError("another session of this cache is open")
         session = self._open_session(list(tokens), salt)
+        session.known = [*known]
+        session.end_known_if_far()
         self._open = True
         return session
 
-    def begin_greedy(self, tokens: Sequence[int], most: int, ends: Collection[int], salt: str = "") -> Session:  # noqa: ARG002
-        return self.begin(tokens, salt)
+    def begin_greedy(
+        self,
+        tokens: Sequence[int],
+        most: int,  # noqa: ARG002
+        ends: Collection[int],  # noqa: ARG002
+        salt: str = "",
+        known: Sequence[int] = (),
+    ) -> Session:
+        return self.begin(tokens, salt, known)
 
     def follows(self, tokens: Sequence[int], salt: str = "") -> bool:  # noqa: ARG002
         return False

@@ -72,13 +72,22 @@ class TrieCache:
 
     # --- begin
 
-    def begin(self, tokens: Sequence[int], salt: str = "") -> Session:
+    def begin(self, tokens: Sequence[int], salt: str = "", known: Sequence[int] = ()) -> TrieSession:
         if not tokens:
             raise ValueError("a session needs a prompt of at least one token")
-        return self._open(list(tokens), salt)
+        session = self._open(list(tokens), salt, known)
+        session.end_known_if_far()
+        return session
 
-    def begin_greedy(self, tokens: Sequence[int], most: int, ends: Collection[int], salt: str = "") -> Session:  # noqa: ARG002
-        return self.begin(tokens, salt)
+    def begin_greedy(
+        self,
+        tokens: Sequence[int],
+        most: int,  # noqa: ARG002
+        ends: Collection[int],  # noqa: ARG002
+        salt: str = "",
+        known: Sequence[int] = (),
+    ) -> Session:
+        return self.begin(tokens, salt, known)
 
     def follows(self, tokens: Sequence[int], salt: str = "") -> bool:
         try:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from runner.cache import PrefixCache
 from runner.cache.session import Session
+from runner.engine.first_tokens import FirstTokens
 from runner.engine.generation import Forward, Generation, NoMedia
 from runner.engine.memory import MemoryBudget
 from runner.engine.request import Request, ShownPrompt
@@ -37,6 +39,8 @@ class EngineContext(NamedTuple):
     """Makes a generation; with a tape, one that notes its tokens there."""
     ranks: "Ranks | None" = None
     """The processes that compute the model together; None if this one has all of it."""
+    first_tokens: FirstTokens | None = None
+    """The logits after late prompts; None if every first token is computed."""
     scoring: Callable[[Forward, Sequence[int]], Forward] = lambda forward, _: forward
     """Makes a forward whose last logits of these tokens are as exact as scores of the model have to be."""
 
@@ -51,12 +55,29 @@ class EngineContext(NamedTuple):
         media = NoMedia() if request.shown is None else self.show(request.shown)
         drafter = self.drafting.drafter(request.keys) if self.drafting is not None else None
         broadcast = self.ranks.broadcast if self.ranks is not None else None
-        return self.begin(request, session, self.tokenizer, self.context_length, started_ns, media, drafter, broadcast)
+        rest = (started_ns, media, drafter, broadcast)
+        generation = self.begin(request, session, self.tokenizer, self.context_length, *rest)
+        if self.first_tokens is not None and _draws_plainly(request):
+            generation.keep_logits = partial(self.first_tokens.keep, request.keys)
+        return generation
 
     def _open_session(self, request: Request, cache: PrefixCache) -> Session:
         """Opens a session. The tokens of a plain greedy answer will be known choices, and it begins with those that the
-        cache knows if no probabilities are wanted."""
+        cache knows if no probabilities are wanted. If the same prompt was computed of late, the first one
+        is known, whatever the answer is drawn by."""
+        first = self._first_token(request)
         if request.sampling.greedy and request.grammar is None:
             most = 0 if request.sampling.logprobs else request.max_tokens - 1
-            return cache.begin_greedy(request.keys, most, self.tokenizer.eos, self.salt)
-        return cache.begin(request.keys, self.salt)
+            return cache.begin_greedy(request.keys, most, self.tokenizer.eos, self.salt, first)
+        return cache.begin(request.keys, self.salt, first)
+
+    def _first_token(self, request: Request) -> list[int]:
+        """Returns the first token of an answer if it is known and others follow it."""
+        if self.first_tokens is None or request.max_tokens < 2 or not _draws_plainly(request):
+            return []
+        token = self.first_tokens.draw(request)
+        return [] if token is None or token in self.tokenizer.eos else [token]
+
+
+def _draws_plainly(request: Request) -> bool:
+    return request.grammar is None and not request.sampling.logprobs and not request.sampling.candidates

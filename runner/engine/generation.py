@@ -94,6 +94,9 @@ class Generation:
         self.text: Detokenizer[Logprob] = Detokenizer(tokenizer, request.stops)
         self.life = Lifecycle(request.arrived_ns, started_ns, computed_ns=perf_counter_ns())
         self._broadcast = broadcast
+        # Until the first token.
+        self.keep_logits: Callable[[mx.array], None] | None = None
+        """Keeps the logits [1, V] after the prompt."""
         # Until it restarts.
         self.session = session
         self.restarted = False

@@ -35,6 +35,7 @@ from runner.cache.trie_cache import TrieCache
 from runner.drafts.drafting import Drafting
 from runner.engine.context import EngineContext
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
+from runner.engine.first_tokens import FirstTokens
 from runner.engine.generation import Forward, Generation
 from runner.engine.guide import Follow, Grammar, Guide, State, StateSource
 from runner.engine.memory import MemoryBudget
@@ -562,6 +563,7 @@ class TinyEngine(SlicedEngine):
         tape: Tape | None = None,
         outbox: Outbox | None = None,
         ranks: Ranks | None = None,
+        first_tokens: bool = False,
     ) -> None:
         """`watch` puts something between the engine and the forward of the model."""
         self.kind = tiny(name)
@@ -581,6 +583,7 @@ class TinyEngine(SlicedEngine):
             drafting=drafting,
             begin=Generation if tape is None else partial(taped.TapedGeneration, tape),
             ranks=ranks,
+            first_tokens=FirstTokens(CONTEXT) if first_tokens and ranks is None and cache != "none" else None,
         )
         super().__init__(context, schedule or SlicePolicy(2048, 0.1), parallel, clock, outbox)
 

@@ -244,8 +244,8 @@ def test_a_salt_leaves_nothing_behind() -> None:
     cache = TrieCache(model.make_layers)
     for salt in range(50):
         session = cache.begin([1, 2, 3], f"salt {salt}")
-        assert cache.trie.root(f"salt {salt}") is session.node  # type: ignore[attr-defined]
+        assert cache.trie.root(f"salt {salt}") is session.node
         cache.follows([1, 2, 3], f"another {salt}")
-        assert cache.trie.root(f"salt {salt}") is session.node  # type: ignore[attr-defined]
+        assert cache.trie.root(f"salt {salt}") is session.node
         session.close()
     assert len(cache.trie.roots) <= 2

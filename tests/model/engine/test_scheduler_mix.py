@@ -122,6 +122,7 @@ class Mix:
             budget=self.budget,
             eos=EOS,
             known=self.more == "known",
+            first_tokens=True,
         )
         engine.late = lambda: self._numbers.choice(self.late)
         engine.forward.error = MemoryError

@@ -1,0 +1,53 @@
+"""The logits after late prompts: the first token after the same prompt needs no forward."""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import sha256
+
+import mlx.core as mx
+
+from runner.engine.request import Request
+from runner.sampling.sampler import Sampler
+
+_MOST_BYTES = 16 << 20
+"""Sixteen prompts of a model with a quarter of a million tokens."""
+
+
+class FirstTokens:
+    """Keeps the logits of the last token of some prompts, by the keys of their tokens. Owner: the engine thread."""
+
+    def __init__(self, context_length: int, most_bytes: int = _MOST_BYTES) -> None:
+        self._context_length = context_length
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[bytes, mx.array] = OrderedDict()
+        self._nbytes = 0
+
+    def keep(self, keys: Sequence[int], logits: mx.array) -> None:
+        """Keeps the logits [1, V] after a prompt."""
+        name = _name(keys)
+        if name not in self._kept:
+            self._nbytes += logits.nbytes
+        self._kept[name] = logits
+        self._kept.move_to_end(name)
+        while self._nbytes > self._most_bytes:
+            self._nbytes -= self._kept.popitem(last=False)[1].nbytes
+
+    def draw(self, request: Request) -> int | None:
+        """Returns the token that a request without a grammar draws first; None if its prompt is not known."""
+        name = _name(request.keys)
+        logits = self._kept.get(name)
+        if logits is None:
+            return None
+        self._kept.move_to_end(name)
+        sampler = Sampler(request.sampling, request.prompt, logits.shape[-1], self._context_length)
+        return sampler(logits).read()[0].token
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        self._kept.clear()
+        self._nbytes = 0
+
+
+def _name(keys: Sequence[int]) -> bytes:
+    return sha256(array("q", keys)).digest()
