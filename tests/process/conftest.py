@@ -1,5 +1,6 @@
 """The process under test: this repository's runner, spawned by `scripts.tools.host.lib` on stores written here."""
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -40,6 +41,13 @@ MARKER = "mlx:latest"
 async def read_stats(client: Client) -> Stats:
     """Returns the statistics, which may be those of a moment ago."""
     return msgspec.json.decode((await client.send("GET", "/v1/stats")).body, type=Stats)
+
+
+async def written(client: Client) -> None:
+    """Returns when everything in memory is on disk. Statistics of the moment before the answer do not count."""
+    await asyncio.sleep(0.3)
+    while (disk := (await read_stats(client)).disk).pending_tokens or not disk.segments:
+        await asyncio.sleep(0.05)
 
 
 SpawnModel = Callable[..., Process]

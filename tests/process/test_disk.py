@@ -6,15 +6,9 @@ from pathlib import Path
 from random import Random
 
 from scripts.tools.host.lib import Client, Process, Request
-from tests.process.conftest import RANDOM, SpawnModel, read_stats
+from tests.process.conftest import RANDOM, SpawnModel, read_stats, written
 
 PROMPT = "so many words about zebras " * 14
-
-
-async def written(client: Client) -> None:
-    """Returns when everything in memory is on disk."""
-    while (await read_stats(client)).disk.pending_tokens or not (await read_stats(client)).disk.segments:
-        await asyncio.sleep(0.05)
 
 
 async def answer(process: Process, prompt: str) -> tuple[str, int]:

@@ -1,6 +1,5 @@
 """Models of mlx-vlm in processes of their own: with hosts, with a disk, and with what a host is refused."""
 
-import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from scripts.tools.host.lib.generations import F, H
 from scripts.tools.models import vlm_seeing
 from scripts.tools.models.png import png
 from scripts.tools.models.store import write_store
-from tests.process.conftest import read_stats
+from tests.process.conftest import written
 from tests.tools.scripts.test_host_media import BLUE, RED
 from tests.tools.scripts.test_host_process import ask, served
 from tests.vlm.pictures import FIVE
@@ -44,8 +43,7 @@ async def told(process: Process, prompt: str, *media: Medium) -> tuple[list[floa
     when all is written."""
     async with Client.of(process) as client:
         found = await client.complete(Request(prompt, FEW, logprobs=True, media=media))
-        while (await read_stats(client)).disk.pending_tokens or not (await read_stats(client)).disk.segments:
-            await asyncio.sleep(0.05)
+        await written(client)
     process.kill()
     return scores(found), cached(found)
 
