@@ -30,7 +30,7 @@ class Lifecycle:
     forced: int = 0
     """The number of them that the grammar forced."""
     known: int = 0
-    """The number of them that were known choices."""
+    """The number of them that were known choices, or the first of a repeated prompt."""
     drafted: int = 0
     """Drafts that were tried."""
     accepted: int = 0
