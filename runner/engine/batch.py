@@ -184,14 +184,14 @@ class Batch:
             for each in self.generations:
                 each.start_decode()
             first = self._run(self._rows.compute, mx.array(self._rows.unseen))
-            self._keep_logits(first, self.generations)
+            self._note_first(first, self.generations)
             drawn = Drawn(self._draw(first))
         logits = following = None
         # Not before the first token is read: a CPU computes as it dispatches, and would delay the token by a forward.
         if dispatch and self.steps and any(generation.room > 1 for generation in self.generations):
             logits = self._run(self._rows.compute, drawn.sample.token[:, None])
             if drawn.recorded:
-                self._keep_logits(logits, drawn.recorded)
+                self._note_first(logits, drawn.recorded)
             if self._guided:
                 mx.async_eval([logits, *self._rows.arrays()])
             else:
@@ -409,13 +409,12 @@ class Batch:
             TRACE.lap("dispatch")
         return sample
 
-    def _keep_logits(self, logits: mx.array, new: Sequence[Generation]) -> None:
-        """Keeps those after the prompts of these generations, if nothing of their answers is there yet."""
+    def _note_first(self, logits: mx.array, new: Sequence[Generation]) -> None:
+        """Gives these generations the logits after their prompts, if nothing of their answers is there yet."""
         for generation in new:
-            keep, generation.keep_logits = generation.keep_logits, None
-            if keep is not None and len(generation.session.recorded) == generation.session.total:
+            if generation.keep_logits and len(generation.session.recorded) == generation.session.total:
                 row = self.generations.index(generation)
-                keep(mx.contiguous(logits[row : row + 1, -1]))  # without those of other rows
+                generation.first_logits = mx.contiguous(logits[row : row + 1, -1])
 
     def _release(self) -> None:
         """Gives the samplers of a batch their states back."""

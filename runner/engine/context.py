@@ -40,7 +40,7 @@ class EngineContext(NamedTuple):
     ranks: "Ranks | None" = None
     """The processes that compute the model together; None if this one has all of it."""
     first_tokens: FirstTokens | None = None
-    """The logits after late prompts; None if every first token is computed."""
+    """The logits after recent prompts; None if every first token is computed."""
     scoring: Callable[[Forward, Sequence[int]], Forward] = lambda forward, _: forward
     """Makes a forward whose last logits of these tokens are as exact as scores of the model have to be."""
 
@@ -63,8 +63,8 @@ class EngineContext(NamedTuple):
 
     def _open_session(self, request: Request, cache: PrefixCache) -> Session:
         """Opens a session. The tokens of a plain greedy answer will be known choices, and it begins with those that the
-        cache knows if no probabilities are wanted. If the same prompt was computed of late, the first one
-        is known, whatever the answer is drawn by."""
+        cache knows if no probabilities are wanted. If the same prompt was computed recently, the first one is
+        known, whatever the sampling options."""
         first = self._first_token(request)
         if request.sampling.greedy and request.grammar is None:
             most = 0 if request.sampling.logprobs else request.max_tokens - 1

@@ -1,4 +1,4 @@
-"""The logits after late prompts: the first token after the same prompt needs no forward."""
+"""The logits after recent prompts: the first token after the same prompt needs no forward."""
 
 from array import array
 from collections import OrderedDict
@@ -24,7 +24,8 @@ class FirstTokens:
         self._nbytes = 0
 
     def keep(self, keys: Sequence[int], logits: mx.array) -> None:
-        """Keeps the logits [1, V] after a prompt."""
+        """Keeps the logits [1, V] after a prompt, by themselves: without the arrays that they are part of."""
+        mx.eval(logits)
         name = _name(keys)
         if name not in self._kept:
             self._nbytes += logits.nbytes

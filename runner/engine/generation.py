@@ -97,6 +97,8 @@ class Generation:
         # Until the first token.
         self.keep_logits: Callable[[mx.array], None] | None = None
         """Keeps the logits [1, V] after the prompt."""
+        self.first_logits: mx.array | None = None
+        """These logits, once their forward is dispatched."""
         # Until it restarts.
         self.session = session
         self.restarted = False
@@ -218,6 +220,9 @@ class Generation:
         *before, last = choice, *choice.following
         events: list[Event] = []
         try:
+            if self.first_logits is not None and self.keep_logits is not None:  # the token is read: they are sound
+                self.keep_logits(self.first_logits)
+                self.first_logits = self.keep_logits = None
             for each in before:
                 if not self.done:
                     events += self._take(each)

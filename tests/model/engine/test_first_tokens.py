@@ -1,9 +1,10 @@
-"""A prompt that was computed of late has its first token without a forward: the one that it would have anyway."""
+"""A prompt that was computed recently has its first token without a forward: the one that it would have anyway."""
 
 import mlx.core as mx
 import pytest
 
 from runner.engine.first_tokens import FirstTokens
+from runner.sampling.sample import Choice, Sample
 from scripts.tools.models.tiny import KINDS, words
 from tests.lib.tiny_engine import RequestSpec, TinyEngine, oracle_answer
 from tests.model.engine.test_known import WAYS, spec, taken
@@ -126,3 +127,22 @@ def test_the_oldest_are_forgotten_where_there_are_many() -> None:
     assert kept._nbytes == 3 * 4 * 50 == sum(each.nbytes for each in kept._kept.values())
     kept.clear()
     assert (kept._nbytes, len(kept._kept)) == (0, 0)
+
+
+def test_logits_of_a_forward_that_failed_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TinyEngine("llama", first_tokens=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Sample, "read", fails)
+        engine.submit(spec())
+        engine.finish()
+    assert engine.requests[0].failed
+    kept = engine.scheduler._context.first_tokens
+    assert kept is not None
+    assert not kept._kept
+    forwards_before_text(engine, spec())
+    assert len(kept._kept) == 1
+    engine.requests[1].check_answer()
+
+
+def fails(_: Sample) -> list[Choice]:
+    raise RuntimeError("the device is gone")
