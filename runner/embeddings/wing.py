@@ -97,7 +97,7 @@ def _has(model: OpenedModel, part: str) -> bool:
 
 
 class DecisionFacts(Facts, frozen=True, kw_only=True):
-    """What a model that decides is for."""
+    """The use of a model that decides."""
 
     @property
     def text(self) -> str:

@@ -24,7 +24,7 @@ _TOGETHER = 64
 
 
 class Spans(NamedTuple):
-    """What is asked about a text, in tokens."""
+    """The questions about a text, in tokens."""
 
     questions: Sequence[Span]
     options: Sequence[Span]
@@ -53,7 +53,7 @@ class Clef:
 
     @property
     def token_bytes(self) -> int:
-        """What computing takes for each token of a text: keys and values, hidden states, and what the head makes."""
+        """The bytes that computing takes for each token: keys and values, hidden states, and those of the head."""
         text, width = self._module.config.text_config, int(self._module.config.head_config["width"])
         keys = 2 * int(text.num_key_value_heads) * int(text.head_dim or text.hidden_size // text.num_attention_heads)
         layers = keys * int(text.num_hidden_layers) + 3 * int(text.hidden_size)

@@ -34,7 +34,7 @@ class Built(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """What is asked about a text."""
+    """The question about a text."""
 
     places: Sequence[int]
     """Of the mark before each option."""
@@ -64,7 +64,7 @@ class Laya:
 
     @property
     def token_bytes(self) -> int:
-        """What computing takes for each token of a text: masks and activations."""
+        """The bytes that computing takes for each token of a text: masks and activations."""
         config = self._module.encoder.config
         return 4 * (2 * self._most + 8 * int(config.hidden_size) + 3 * int(config.intermediate_size))
 
