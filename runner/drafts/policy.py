@@ -5,7 +5,7 @@ from itertools import pairwise
 from math import inf
 from typing import Literal, NamedTuple, get_args
 
-from runner.settings import CPU_DRAFT_TOKENS, GPU_DRAFT_TOKENS
+from runner.settings import CPU_DRAFT_TOKENS, GPU_DRAFT_TOKENS, LEAST_SLICE_TOKENS
 
 # --- How often drafts like this one were right, token by token.
 
@@ -99,7 +99,7 @@ _EACH = 0.5  # of the first token: what each further one is taken to need, as lo
 
 def cpu_costs(most: int) -> list[float]:
     """Returns what rounds of 1 to `most` rows cost on a CPU, in plain steps, as long as nothing is known."""
-    known = {1: 1.0, 2: 1.15, 4: 1.4, 5: 1.5, 8: 2.0, 9: 2.9, 16: 3.6}
+    known = {1: 1.0, 2: 1.15, 4: 1.5, 8: 2.4, 16: 3.5, 32: 5.9, 64: 10.0}
     return _between(known, most)
 
 
@@ -249,10 +249,11 @@ class DraftPolicy:
     def __init__(
         self, most: int, first_costs: Sequence[float], *, at_once: bool = False, max_gap_s: float = inf
     ) -> None:
-        """`most` is the most drafted tokens a round; `first_costs` has the relative costs of rounds of 1 to `most` + 1
-        rows, as long as nothing is known. `at_once` is True if the model that drafts takes as long for many tokens as
-        for one. Rounds of several answers take no longer than `max_gap_s`, as some of these wait for others' drafts."""
-        assert len(first_costs) == most + 1
+        """`most` is the most drafted tokens a round; `first_costs` has the relative costs of rounds of 1 row, 2 rows, and
+        so on, of all answers together, as long as nothing is known: of `most` + 1 rows at least. `at_once` is True if the model that drafts takes as long for many tokens as
+        for one. Rounds of several answers take no longer than `max_gap_s`, as some of these wait for others' drafts,
+        or have no more drafts than a slice of a prompt may have tokens."""
+        assert len(first_costs) > most
         self.most = most
         self._max_gap_s = max_gap_s
         self._at_once = at_once
@@ -268,12 +269,12 @@ class DraftPolicy:
     @classmethod
     def for_cpu(cls, most: int = CPU_DRAFT_TOKENS, *, at_once: bool = False, max_gap_s: float = inf) -> "DraftPolicy":
         """Returns a policy that begins with the costs of CPUs."""
-        return cls(most, cpu_costs(most + 1), at_once=at_once, max_gap_s=max_gap_s)
+        return cls(most, cpu_costs(_MOST_TOGETHER), at_once=at_once, max_gap_s=max_gap_s)
 
     @classmethod
     def for_gpu(cls, most: int = GPU_DRAFT_TOKENS, *, at_once: bool = False, max_gap_s: float = inf) -> "DraftPolicy":
         """Returns a policy that begins with the costs of GPUs."""
-        return cls(most, gpu_costs(most + 1), at_once=at_once, max_gap_s=max_gap_s)
+        return cls(most, gpu_costs(_MOST_TOGETHER), at_once=at_once, max_gap_s=max_gap_s)
 
     def longest(self, together: int) -> int:
         """Returns the most tokens that each of several answers may draft in one round."""
@@ -320,7 +321,8 @@ class DraftPolicy:
         """Returns the costs that rounds of so many answers may have."""
         if together == 1 or not known.known:
             return costs
-        return costs[: 1 + sum(seconds <= self._max_gap_s for seconds in costs[1:])]
+        always = LEAST_SLICE_TOKENS // together
+        return costs[: 1 + max(always, sum(seconds <= self._max_gap_s for seconds in costs[1:]))]
 
     def _length(self, drafts: Sequence[tuple[Draft, int]], costs: Sequence[float], together: int, tokens: float) -> int:
         """Returns how many of at most so many tokens of each draft to take; `costs` are those of none, one, and so on,

@@ -22,6 +22,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -64,13 +65,14 @@ Figures = Mapping[str, float]
 
 
 class Heard(NamedTuple):
-    """An answer: its text, the seconds until its first text, and the tokens that came after that."""
+    """An answer: its text, the seconds until its first text and between two texts, and the tokens after the first."""
 
     text: str
     first_s: float
     began: float
     ended: float
     later_tokens: int
+    longest_gap_s: float
 
 
 class Conversations:
@@ -143,7 +145,8 @@ class Conversations:
         if not times:
             raise MismeasuredError("an answer had no text")
         later = self._count("".join(pieces[1:])) if len(pieces) > 1 else 0
-        return Heard("".join(pieces), times[0] - sent, times[0], times[-1], later)
+        gap_s = max((after - before for before, after in pairwise(times)), default=0.0)
+        return Heard("".join(pieces), times[0] - sent, times[0], times[-1], later, gap_s)
 
 
 LLAMA = "llama.cpp"

@@ -17,6 +17,7 @@ from runner.drafts.policy import (
     DraftCost,
     DraftPolicy,
     RoundCosts,
+    cpu_costs,
     gpu_costs,
     match_class,
 )
@@ -309,15 +310,20 @@ def test_one_answer_whose_drafts_are_right_is_not_drafted_at_the_cost_of_seven_o
     assert policy.length([good] * 8, 1000, 8) == 7
 
 
-def test_a_round_of_several_answers_takes_no_longer_than_the_gap() -> None:
-    policy = DraftPolicy.for_cpu(max_gap_s=0.0185)
-    draft = trusting(policy)
-    assert policy.length([draft] * 2, 1000, 2) == 7
-    for rows in [*range(1, 9)] * 20:
-        policy.record_time(rows, 0.01 * (0.8 + 0.2 * rows), 1000, 2)
+@pytest.mark.parametrize(("max_gap_s", "together", "length"), [(0.025, 4, 7), (0.001, 4, 4), (0.001, 8, 2)])
+def test_a_round_of_several_answers_takes_no_longer_than_the_gap_or_a_few_rows_more(
+    max_gap_s: float, together: int, length: int
+) -> None:
+    policy = DraftPolicy(15, cpu_costs(64), max_gap_s=max_gap_s)
+    draft = Draft([1] * 15, "own", 20)
+    for _ in range(100):
+        policy.record_outcome(draft, 15, 15)
+    assert policy.length([draft] * together, 1000, together) == policy.longest(together)
+    for rows in [*range(1, 17)] * 20:
+        policy.record_time(rows, 0.01 * (0.8 + 0.2 * rows), 1000, together)
         policy.record_time(rows, 0.01 * (0.8 + 0.2 * rows), 1000, 1)
-    assert policy.length([draft] * 2, 1000, 2) == 4
-    assert policy.length([draft], 1000, 1) == 7
+    assert policy.length([draft] * together, 1000, together) == length
+    assert policy.length([draft], 1000, 1) == 15
 
 
 def test_a_forward_has_no_more_tokens_than_are_allowed() -> None:

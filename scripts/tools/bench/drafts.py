@@ -1,0 +1,160 @@
+"""`scripts/bench drafts`: what drafts bring to one answer, and to several that are computed together.
+
+The model is SmolLM2-135M-Instruct in 4 bits, which `scripts/real-model` makes (93 MB are fetched once). `ours` runs at
+its default settings, `no drafts` with --draft off; they take turns, after one round that does not count.
+
+repeat   each user's prompt has a passage three times, and the answer goes on with it
+fresh    each user's answer is a story of its own
+agents   all users have one file in their prompts, and are to write it with another change
+gap      the longest time between two lines of an answer, in milliseconds, in the same rounds
+
+Figures are tokens per second of all answers, by the number of users, from the first text of any to the last. The
+prompts have been read before.
+"""
+
+import argparse
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from random import Random
+
+from tokenizers import Tokenizer
+
+from scripts.tools.bench.real import Conversations, Figures, Heard
+from scripts.tools.bench.report import Report, Rounds, Table, Target, median_ratio
+from scripts.tools.bench.servers import OURS, Endpoint, open_endpoint, this_runner
+from scripts.tools.real.chat import render
+from scripts.tools.real.main import FetchError, make_model
+
+PLAIN = "no drafts"
+TARGETS = {
+    "repeat 1": 1.8,
+    "repeat 2": 2.0,
+    "repeat 4": 1.7,
+    "repeat 8": 1.4,
+    "fresh 1": 0.98,
+    "fresh 4": 0.98,
+    "fresh 8": 0.98,
+    "agents 4": 1.2,
+}
+"""The tokens per second with drafts over those without, at least."""
+MOST_GAP = 1.05
+"""The longest gap of repeating answers with drafts over that without, at most."""
+TWO_OVER_ONE = 1.2
+"""The tokens per second of two repeating answers over those of one, at least."""
+ANSWER_TOKENS = 128
+_PASSAGE_TOKENS = 40
+_PARALLEL = 8
+_FILE = """class Account:
+    def __init__(self, owner, balance=0):
+        self.owner = owner
+        self.balance = balance
+        self.history = []
+
+    def deposit(self, amount):
+        self.balance = self.balance + amount
+        self.history.append(("deposit", amount))
+
+    def withdraw(self, amount):
+        if amount > self.balance:
+            raise ValueError("not enough money")
+        self.balance = self.balance - amount
+        self.history.append(("withdraw", amount))
+"""
+
+
+def gap_of(case: str) -> str:
+    """Returns the name of a case's longest gap."""
+    return f"{case} gap ms"
+
+
+class Users:
+    """Prompts of each case, new ones in each round; the rounds of all contenders have the same."""
+
+    def __init__(self, seed: int, conversations: Conversations) -> None:
+        self._random = Random(seed)
+        self._conversations = conversations
+
+    def prompts(self, case: str) -> list[str]:
+        kind, users = case.split()
+        return [getattr(self, f"_{kind}")() for _ in range(int(users))]
+
+    def _repeat(self) -> str:
+        passage = self._conversations.text(_PASSAGE_TOKENS)
+        return f"{passage}\n" * 3 + passage[:20]
+
+    def _fresh(self) -> str:
+        return self._conversations.story()
+
+    def _agents(self) -> str:
+        name = self._random.choice(("client", "holder", "person", "member"))
+        return render([("user", f"Here is a file:\n```python\n{_FILE}```\nWrite it again with {name} for owner.")])
+
+
+async def answer_all(endpoint: Endpoint, conversations: Conversations, prompts: Sequence[str]) -> tuple[float, float]:
+    """Asks all at once, once their prompts are known. Returns the tokens per second of all, and the longest gap in
+    milliseconds."""
+    for prompt in prompts:
+        await conversations.hear(endpoint, prompt, 1)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(conversations.hear(endpoint, prompt, ANSWER_TOKENS)) for prompt in prompts]
+    answers: list[Heard] = [task.result() for task in tasks]
+    seconds = max(each.ended for each in answers) - min(each.began for each in answers)
+    return sum(each.later_tokens for each in answers) / seconds, 1e3 * max(each.longest_gap_s for each in answers)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--case", action="append", choices=[*TARGETS], metavar="CASE", help=f"one of {', '.join(TARGETS)}; default: all"
+    )
+
+
+def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
+    """The whole benchmark. ValueError if the model cannot be had."""
+    cases: Sequence[str] = arguments.case or [*TARGETS]
+    try:
+        model = make_model()
+    except FetchError as error:
+        raise ValueError(str(error)) from error
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    conversations = Conversations(arguments.seed, lambda text: len(tokenizer.encode(text).ids))
+    users = Users(arguments.seed, conversations)
+    ours = this_runner(OURS, _PARALLEL)
+    plain = ours._replace(name=PLAIN, environment={**ours.environment, "MLX_RUNNER_DRAFT": "off"})
+    found: dict[str, list[Figures]] = {OURS: [], PLAIN: []}
+    with asyncio.Runner() as loop, ExitStack() as stack:
+        endpoints = {
+            server.name: open_endpoint(server, server.start(model, stack), model, stack, loop)
+            for server in (ours, plain)
+        }
+
+        for number in range(-1, arguments.turns):
+            figures: dict[str, dict[str, float]] = {name: {} for name in found}
+            for case in cases:  # both right after each other: a machine may be twice as fast a minute later
+                prompts = users.prompts(case)
+                for name in [*found][:: 1 if number % 2 else -1]:
+                    answered = answer_all(endpoints[name], conversations, prompts)
+                    figures[name][case], figures[name][gap_of(case)] = loop.run(answered)
+                say(f"{case}: {figures[OURS][case]:.0f} over {figures[PLAIN][case]:.0f} tokens/s")
+            if number >= 0:
+                for name, rounds in found.items():
+                    rounds.append(figures[name])
+    return report(arguments.turns, cases, Rounds(found))
+
+
+def report(turns: int, cases: Sequence[str], rounds: Rounds) -> Report:
+    """Returns the results of the cases that were measured."""
+    targets = [Target(case, rounds.ratio(OURS, PLAIN, case), TARGETS[case], most=False) for case in cases]
+    targets += [
+        Target(f"{case}, longest gap", rounds.ratio(OURS, PLAIN, gap_of(case)), MOST_GAP)
+        for case in cases
+        if case in ("repeat 2", "repeat 4", "repeat 8")
+    ]
+    if "repeat 1" in cases and "repeat 2" in cases:
+        two = median_ratio(rounds.of(OURS, "repeat 2"), rounds.of(OURS, "repeat 1"))
+        targets.append(Target("two that repeat over one", two, TWO_OVER_ONE, most=False))
+    both = [*cases, *map(gap_of, cases)]
+    cells = rounds.rows(both, ",.0f")
+    rows = [(case, *(cells[name][place] for name in (OURS, PLAIN))) for place, case in enumerate(both)]
+    table = Table(f"tokens per second of all, medians of {turns} rounds", ("", OURS, PLAIN), rows)
+    return Report(targets, [table], {"turns": turns, "rounds": rounds.found})
