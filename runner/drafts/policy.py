@@ -249,10 +249,12 @@ class DraftPolicy:
     def __init__(
         self, most: int, first_costs: Sequence[float], *, at_once: bool = False, max_gap_s: float = inf
     ) -> None:
-        """`most` is the most drafted tokens a round; `first_costs` has the relative costs of rounds of 1 row, 2 rows, and
-        so on, of all answers together, as long as nothing is known: of `most` + 1 rows at least. `at_once` is True if the model that drafts takes as long for many tokens as
-        for one. Rounds of several answers take no longer than `max_gap_s`, as some of these wait for others' drafts,
-        or have no more drafts than a slice of a prompt may have tokens."""
+        """`most` is the most drafted tokens a round; `first_costs` has the relative costs of rounds of 1 row, 2 rows,
+        and so on, of all answers together, as long as nothing is known: of `most` + 1 rows at least. `at_once` is True
+        if the model that drafts takes as long for many tokens as for one. Rounds of several answers take no longer than
+        `max_gap_s`, as some of these wait for others' drafts, or have no more drafts than the least slice of a prompt
+        has tokens.
+        """
         assert len(first_costs) > most
         self.most = most
         self._max_gap_s = max_gap_s
