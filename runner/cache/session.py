@@ -406,7 +406,7 @@ class DecodeRows:
             self.sessions[row].absorb(self._batch.batch_caches(), row, count)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, which are ascending. A session that is left alone takes over its row."""
+        """Keeps only these rows, in this order. A session that is left alone takes over its row."""
         if len(rows) == 1:
             self.settle(rows[0])
         self.sessions = [self.sessions[row] for row in rows]

@@ -7,7 +7,15 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from runner.cache.layers import flatten
-from runner.cache.layers.batch import LONG_STEP, SHORT_STEP, BatchedLayers, HeldStates, arrays_of, unbatchable_layers
+from runner.cache.layers.batch import (
+    LONG_STEP,
+    SHORT_STEP,
+    BatchedLayers,
+    HeldStates,
+    arrays_of,
+    staying,
+    unbatchable_layers,
+)
 from runner.cache.node import common_prefix
 from runner.cache.session import Session
 from runner.drafts.target import MOST_TOGETHER, read_drafts
@@ -233,7 +241,7 @@ class OwnDraftModel:
 
     def _turn_to(self, texts: Sequence[_Text]) -> BatchedLayers:
         """Gives each of these texts a row; others begin anew when they come back."""
-        kept = [row for row, text in enumerate(self._rows) if text in texts]
+        kept = staying(len(self._rows), {row for row, text in enumerate(self._rows) if text not in texts})
         if len(kept) < len(self._rows) and kept and self._batch is not None:
             self._batch.keep(kept)
         self._rows = [self._rows[row] for row in kept]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import mlx.core as mx
 
+from runner.cache.layers.batch import staying
 from runner.cache.session import DecodeRows
 from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation, Results
@@ -343,26 +344,26 @@ class Batch:
         for which that failed. If this raises, the remaining ones can only decode one by one, after `break_up`."""
         rows = self.generations
         self._accept(leaving)
-        staying = [row for row, generation in enumerate(rows) if generation not in leaving]
-        self.generations = [rows[row] for row in staying]
+        stay = staying(len(rows), {row for row, generation in enumerate(rows) if generation in leaving})
+        self.generations = [rows[row] for row in stay]
         self._guided = any(each.grammar.guide is not None for each in self.generations)
         self._drafters = _drafters(self.generations)
         self._has_changed = True
         self._release()
-        if staying and isinstance(self._in_flight, Drawn):
-            self._in_flight = self._in_flight._replace(sample=self._in_flight.sample.take(staying))
-        elif staying and isinstance(self._in_flight, StepAwaitingMasks):
-            self._in_flight = self._in_flight.of(staying)
+        if stay and isinstance(self._in_flight, Drawn):
+            self._in_flight = self._in_flight._replace(sample=self._in_flight.sample.take(stay))
+        elif stay and isinstance(self._in_flight, StepAwaitingMasks):
+            self._in_flight = self._in_flight.of(stay)
         failed: Results = []
         for row, generation in enumerate(rows):
-            if row not in staying:
+            if row not in stay:
                 try:
                     self._rows.settle(row)
                     if generation.drafter is not None and self.steps > 1:
                         self._see_end(generation)
                 except Exception as error:
                     failed.append((generation, generation.fail(error)))
-        self._rows.keep(staying)  # last: layers that have settled have seen the token that they would go back to
+        self._rows.keep(stay)  # last: layers that have settled have seen the token that they would go back to
         return failed
 
     def _see_end(self, generation: Generation) -> None:

@@ -4,7 +4,7 @@ rows.
 After a round each row goes back to its own mark, so rows need not end together.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, cast
@@ -29,6 +29,9 @@ class KVRows:
     and a forward over one token of each then writes one column. Once rows have gone back by different counts, each
     writes at its own end, until they are laid anew: when the buffers grow, and when rows come or leave.
 
+    The buffers may have more rows than these. A row that leaves gives its place to the last one, and the next one that
+    comes takes the place of that: neither moves the others.
+
     A window keeps room for itself and the tokens of a forward, and its columns are taken in turn: (p + shift) modulo
     their number. Whatever a column holds, the mask shows a token only the columns of those that it may look at.
 
@@ -45,6 +48,7 @@ class KVRows:
         self.values: mx.array | None = None
         self.sources: Sequence[ref[object] | None] = [*map(ref, sources)] or [None] * len(lengths)
         """The layer that each row is a copy of."""
+        self._shifts: list[int] = []
         self.spare = 0
         """The tokens that rows may go back by, over several forwards of one token each."""
         self._window = window
@@ -97,23 +101,26 @@ class KVRows:
             )
         first = [(length + shift) % self._columns for length, shift in zip(self._lengths, self._shifts, strict=True)]
         start, shown = first[0], self._shown(count)
-        if first == [start] * len(first) and start + count <= self._columns:
-            self.keys[..., start : start + count, :] = keys
-            self.values[..., start : start + count, :] = values
+        rows = len(first)
+        if first == [start] * rows and start + count <= self._columns:
+            self.keys[:rows, :, start : start + count] = keys
+            self.values[:rows, :, start : start + count] = values
         else:
-            places = (mx.array(first)[:, None] + mx.arange(count)) % self._columns
-            places = places[:, None, :, None]
+            free = [(0, self.keys.shape[0] - rows), (0, 0), (0, 0), (0, 0)]
+            first += [0] * free[0][1]
+            places = ((mx.array(first)[:, None] + mx.arange(count)) % self._columns)[:, None, :, None]
+            keys, values = (mx.pad(x, free) if free[0][1] else x for x in (keys, values))
             self.keys = mx.put_along_axis(self.keys, places, keys.astype(self.keys.dtype), axis=2)
             self.values = mx.put_along_axis(self.values, places, values.astype(self.values.dtype), axis=2)
         self.stand([length + count for length in self._lengths])
-        return self.keys[..., :shown, :], self.values[..., :shown, :]
+        return self.keys[:rows, :, :shown], self.values[:rows, :, :shown]
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Returns the columns that the last forward has seen."""
         assert self.keys is not None
         assert self.values is not None
-        shown = self._shown(0)
-        return self.keys[..., :shown, :], self.values[..., :shown, :]
+        rows, shown = len(self._lengths), self._shown(0)
+        return self.keys[:rows, :, :shown], self.values[:rows, :, :shown]
 
     def visible(self) -> mx.array:
         """Returns which of these columns are seen from the last token of each row, bool [B, 1, 1, columns]."""
@@ -145,17 +152,39 @@ class KVRows:
     def extend(self, other: "KVRows") -> None:
         """Appends the rows of another one."""
         self.sources = [*self.sources, *other.sources]
-        self._lay(
-            [part for rows in (self, other) for part in rows._parts(range(len(rows._lengths)))],
-            [*self._lengths, *other._lengths],
-            0,
-        )
+        parts, end, lengths = other._parts(range(len(other._lengths))), self._end(), [*self._lengths, *other._lengths]
+        most = max(part[0].shape[2] if part else 0 for part in parts)
+        if self.keys is None or self.values is None or most > end or end > self._columns:
+            self._lay([*self._parts(range(len(self._lengths))), *parts], lengths, 0)
+            return
+        if (more := len(lengths) - self.keys.shape[0]) > 0:
+            self.keys, self.values = (
+                mx.concatenate([x, mx.zeros((more, *x.shape[1:]), x.dtype)]) for x in (self.keys, self.values)
+            )
+        for row, part in enumerate(parts, len(self._lengths)):
+            for buffer, entries in zip((self.keys, self.values), part, strict=False):
+                buffer[row : row + 1, :, end - entries.shape[2] : end] = entries
+        self._shifts += [end - length for length in other._lengths]
+        self.stand(lengths)
 
     def filter(self, batch_indices: Sequence[int]) -> None:
-        """Keeps only these rows."""
-        room = max(0, self._columns - self._end())
+        """Keeps only these rows, in this order. The buffers stay as they are while more than half of them is in use, if
+        no row moves back."""
+        lengths = [self._lengths[row] for row in batch_indices]
+        used = len(lengths) * min(max(lengths), self._columns)
         self.sources = [self.sources[row] for row in batch_indices]
-        self._lay(self._parts(batch_indices), [self._lengths[row] for row in batch_indices], room)
+        buffers = [x for x in (self.keys, self.values) if x is not None]
+        moved = [(new, old) for new, old in enumerate(batch_indices) if new != old]
+        if any(2 * used <= x.shape[0] * self._columns for x in buffers) or any(old < new for new, old in moved):
+            self._lay(self._parts(batch_indices), lengths, max(0, self._columns - self._end()))
+            return
+        for new, old in moved:
+            last = [own(buffer[old]) for buffer in buffers]
+            mx.eval(last)  # or they would hold the buffers, which would be copied as a whole
+            for buffer, entries in zip(buffers, last, strict=True):
+                buffer[new] = entries
+        self._shifts = [self._shifts[row] for row in batch_indices]
+        self.stand(lengths)
 
     def keep_last(self, counts: Sequence[int]) -> None:
         """Keeps the last entries of each row, as many as `counts` says, as if they were all. Not in a window."""
@@ -228,6 +257,13 @@ def _entries(cache: KVCache | RotatingKVCache) -> Buffers:
     return [cache._temporal_order(x)[..., -cache.size() :, :] for x in (cache.keys, cache.values)]
 
 
+def staying(count: int, leaving: Collection[int]) -> list[int]:
+    """Returns which of `count` rows stay, the last ones in the places of those that leave."""
+    rows = [row for row in range(count) if row not in leaving]
+    kept = len(rows)
+    return [row if row not in leaving else rows.pop() for row in range(kept)]
+
+
 class BatchCache(Protocol):
     """The methods that caches of several rows share."""
 
@@ -289,8 +325,9 @@ class BatchedLayers:
         self._count += len(others)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows. Raises ValueError unless they are at least one, present, and ascending."""
-        if not rows or list(rows) != sorted(set(rows) & set(range(self._count))):
+        """Keeps only these rows, in this order: cheapest in that of `staying`. Raises ValueError unless they are at
+        least one, present, and different."""
+        if not rows or sorted(rows) != sorted(set(rows) & set(range(self._count))):
             raise ValueError(f"cannot keep the rows {list(rows)} of {self._count}")
         for cache in self.batch_caches():
             cache.filter(list(rows))

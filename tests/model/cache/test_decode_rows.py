@@ -18,6 +18,7 @@ import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.checkpoints import TurnCheckpoints
 from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layers.batch import staying
 from runner.cache.layers.snapshot import LayerSnapshot
 from runner.cache.node import spelled
 from runner.cache.session import DecodeRows, TrieSession
@@ -76,9 +77,10 @@ class Sessions:
         rows = self.rows[place]
         if len(rows.sessions) == 1:
             return
-        stay = [row for row, session in enumerate(rows.sessions) if session is not self.sessions[place]]
+        leaving = rows.sessions.index(self.sessions[place])
+        stay = staying(len(rows.sessions), {leaving})
         if settle:
-            rows.settle(rows.sessions.index(self.sessions[place]))
+            rows.settle(leaving)
         if len(stay) == 1:
             rows.settle(stay[0])
         rows.keep(stay)

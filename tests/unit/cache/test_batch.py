@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from random import Random
 from typing import Protocol, cast
 
@@ -11,7 +12,7 @@ import pytest
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layer_interface import LayerState
 from runner.cache.layers import adapt, flatten
-from runner.cache.layers.batch import BatchedLayers, KVRows, batchable
+from runner.cache.layers.batch import BatchedLayers, KVRows, batchable, staying
 from runner.cache.layers.snapshot import Ledger, complete
 
 from mlx_lm.models.cache import (  # isort: skip
@@ -22,7 +23,7 @@ from mlx_lm.models.cache import (  # isort: skip
 )
 
 from tests.lib import layer_caches
-from tests.lib.layer_caches import HEADS, WIDTH, adapted, held, layer, positions, taken, write
+from tests.lib.layer_caches import HEADS, WIDTH, adapted, allocated, held, layer, positions, taken, write
 from tests.lib.memory import held_bytes
 
 SLACK = 16384  # what an array may be larger than its bytes
@@ -164,17 +165,20 @@ def test_rows_come_and_go(seed: int) -> None:
             count = random.choice((1, 1, 2, 5, 16))
             step(batch, inside, count, [random.randint(0, count) for _ in inside] if count > 1 else ())
         if random.random() < 0.4:
-            staying = [index for index in range(len(inside)) if random.random() < 0.6]
-            for index in set(range(len(inside))) - set(staying):
+            leaving = {index for index in range(len(inside)) if random.random() < 0.4}
+            stay = staying(len(inside), leaving)
+            if random.random() < 0.3:
+                random.shuffle(stay)
+            for index in leaving:
                 row = inside[index]
                 if row.waiting:
                     row.absorb(batch, index)
                 row.check(row.position)
                 row.write(random.choice((1, 2, 9)), at_once=random.random() < 0.5)
                 outside.append(row)
-            inside = [inside[index] for index in staying]
+            inside = [inside[index] for index in stay]
             if inside:
-                batch.keep(staying)
+                batch.keep(stay)
             else:
                 batch = None
 
@@ -234,6 +238,20 @@ def test_padding_is_given_back_with_the_row_that_needed_it() -> None:
     batch.keep([0, 2])
     assert batch.nbytes <= 2 * 20 * layer_caches.ENTRY + SLACK
     assert held_bytes() - fresh <= batch.nbytes + SLACK
+
+
+@pytest.mark.parametrize("kind", ["plain", "window"])
+def test_a_row_that_leaves_or_takes_its_place_moves_no_other(kind: str) -> None:
+    states = [_filled(2000, kind) for _ in range(8)]
+    batch = BatchedLayers([_list(state) for state in states])
+    _write_to(batch, 2000)
+    row = batch.nbytes // 8
+    for leaving in (2, 7, 0):
+        stay = staying(8, {leaving})
+        assert stay == [7 if row == leaving else row for row in range(7)]
+        assert allocated(partial(batch.keep, stay))[1] <= row + SLACK
+        assert allocated(lambda: batch.extend([_list(states[0])]))[1] <= 2 * row + SLACK
+    assert batch.nbytes == 8 * row
 
 
 @pytest.mark.usefixtures("exact_bytes")
@@ -357,7 +375,7 @@ def test_a_state_that_only_some_rows_have_is_refused() -> None:
         BatchedLayers([[all_]]).extend([[some]])
 
 
-@pytest.mark.parametrize("rows", [[], [0, 2], [-1], [1, 0], [1, 1]])
+@pytest.mark.parametrize("rows", [[], [0, 2], [-1], [1, 1]])
 def test_only_rows_that_are_there_are_kept(rows: list[int]) -> None:
     batch = BatchedLayers([Row(3).layers, Row(5).layers])
     with pytest.raises(ValueError, match="cannot keep the rows"):
