@@ -6,10 +6,11 @@ its default settings, `no drafts` with --draft off; they take turns, after one r
 repeat   each user's prompt has a passage three times, and the answer goes on with it
 fresh    each user's answer is a story of its own
 agents   all users have one file in their prompts, and are to write it with another change
-gap      the longest time between two lines of an answer, in milliseconds, in the same rounds
+gap      the longest time between two lines of answers that repeat, in milliseconds, while somebody else's prompt of 300
+         tokens is read
 
-Figures are tokens per second of all answers, by the number of users, from the first text of any to the last. The
-prompts have been read before.
+Other figures are tokens per second of all answers, by the number of users, from the first text of any to the last. The
+users' prompts have been read before.
 """
 
 import argparse
@@ -17,9 +18,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from random import Random
+from time import perf_counter
 
 from tokenizers import Tokenizer
 
+from scripts.tools.bench.parallel import largest_gap
 from scripts.tools.bench.real import Conversations, Figures, Heard
 from scripts.tools.bench.report import Report, Rounds, Table, Target, median_ratio
 from scripts.tools.bench.servers import OURS, Endpoint, open_endpoint, this_runner
@@ -38,13 +41,15 @@ TARGETS = {
     "agents 4": 1.2,
 }
 """The tokens per second with drafts over those without, at least."""
-MOST_GAP = 1.05
-"""The longest gap of repeating answers with drafts over that without, at most."""
+GAPS = {"gap 2": 1.05, "gap 4": 1.05, "gap 8": 1.05}
+"""The longest gap with drafts over that without, at most."""
 TWO_OVER_ONE = 1.2
 """The tokens per second of two repeating answers over those of one, at least."""
-ANSWER_TOKENS = 128
+_CASES = [*TARGETS, *GAPS]
+ANSWER_TOKENS, _LONG_TOKENS = 128, 256
 _PASSAGE_TOKENS = 40
-_PARALLEL = 8
+_NEWCOMER_TOKENS, _NEWCOMER_S = 300, 0.5  # of a prompt, and when it comes
+_PARALLEL = 9
 _FILE = """class Account:
     def __init__(self, owner, balance=0):
         self.owner = owner
@@ -63,11 +68,6 @@ _FILE = """class Account:
 """
 
 
-def gap_of(case: str) -> str:
-    """Returns the name of a case's longest gap."""
-    return f"{case} gap ms"
-
-
 class Users:
     """Prompts of each case, new ones in each round; the rounds of all contenders have the same."""
 
@@ -83,6 +83,8 @@ class Users:
         passage = self._conversations.text(_PASSAGE_TOKENS)
         return f"{passage}\n" * 3 + passage[:20]
 
+    _gap = _repeat
+
     def _fresh(self) -> str:
         return self._conversations.story()
 
@@ -91,27 +93,34 @@ class Users:
         return render([("user", f"Here is a file:\n```python\n{_FILE}```\nWrite it again with {name} for owner.")])
 
 
-async def answer_all(endpoint: Endpoint, conversations: Conversations, prompts: Sequence[str]) -> tuple[float, float]:
-    """Asks all at once, once their prompts are known. Returns the tokens per second of all, and the longest gap in
-    milliseconds."""
+async def measure(endpoint: Endpoint, conversations: Conversations, case: str, prompts: Sequence[str]) -> float:
+    """Asks all at once, once their prompts are known. Returns the figure of the case."""
     for prompt in prompts:
         await conversations.hear(endpoint, prompt, 1)
+    newcomers: list[Heard] = []
+    tokens = _LONG_TOKENS if case in GAPS else ANSWER_TOKENS
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(conversations.hear(endpoint, prompt, ANSWER_TOKENS)) for prompt in prompts]
-    answers: list[Heard] = [task.result() for task in tasks]
+        tasks = [group.create_task(conversations.hear(endpoint, prompt, tokens)) for prompt in prompts]
+        if case in GAPS:
+            await asyncio.sleep(_NEWCOMER_S)
+            began = perf_counter()
+            newcomers.append(await conversations.hear(endpoint, conversations.text(_NEWCOMER_TOKENS), 2))
+    answers = [task.result() for task in tasks]
+    if newcomers:
+        return 1e3 * max(largest_gap(each.times, began, newcomers[0].ended) for each in answers)
     seconds = max(each.ended for each in answers) - min(each.began for each in answers)
-    return sum(each.later_tokens for each in answers) / seconds, 1e3 * max(each.longest_gap_s for each in answers)
+    return sum(each.later_tokens for each in answers) / seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--case", action="append", choices=[*TARGETS], metavar="CASE", help=f"one of {', '.join(TARGETS)}; default: all"
+        "--case", action="append", choices=_CASES, metavar="CASE", help=f"one of {', '.join(_CASES)}; default: all"
     )
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """The whole benchmark. ValueError if the model cannot be had."""
-    cases: Sequence[str] = arguments.case or [*TARGETS]
+    cases: Sequence[str] = arguments.case or _CASES
     try:
         model = make_model()
     except FetchError as error:
@@ -133,9 +142,8 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
             for case in cases:  # both right after each other: a machine may be twice as fast a minute later
                 prompts = users.prompts(case)
                 for name in [*found][:: 1 if number % 2 else -1]:
-                    answered = answer_all(endpoints[name], conversations, prompts)
-                    figures[name][case], figures[name][gap_of(case)] = loop.run(answered)
-                say(f"{case}: {figures[OURS][case]:.0f} over {figures[PLAIN][case]:.0f} tokens/s")
+                    figures[name][case] = loop.run(measure(endpoints[name], conversations, case, prompts))
+                say(f"{case}: {figures[OURS][case]:.0f} over {figures[PLAIN][case]:.0f}")
             if number >= 0:
                 for name, rounds in found.items():
                     rounds.append(figures[name])
@@ -144,17 +152,13 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
 
 def report(turns: int, cases: Sequence[str], rounds: Rounds) -> Report:
     """Returns the results of the cases that were measured."""
-    targets = [Target(case, rounds.ratio(OURS, PLAIN, case), TARGETS[case], most=False) for case in cases]
-    targets += [
-        Target(f"{case}, longest gap", rounds.ratio(OURS, PLAIN, gap_of(case)), MOST_GAP)
-        for case in cases
-        if case in ("repeat 2", "repeat 4", "repeat 8")
+    targets = [
+        Target(case, rounds.ratio(OURS, PLAIN, case), {**TARGETS, **GAPS}[case], most=case in GAPS) for case in cases
     ]
     if "repeat 1" in cases and "repeat 2" in cases:
         two = median_ratio(rounds.of(OURS, "repeat 2"), rounds.of(OURS, "repeat 1"))
         targets.append(Target("two that repeat over one", two, TWO_OVER_ONE, most=False))
-    both = [*cases, *map(gap_of, cases)]
-    cells = rounds.rows(both, ",.0f")
-    rows = [(case, *(cells[name][place] for name in (OURS, PLAIN))) for place, case in enumerate(both)]
-    table = Table(f"tokens per second of all, medians of {turns} rounds", ("", OURS, PLAIN), rows)
+    cells = rounds.rows(cases, ",.0f")
+    rows = [(case, *(cells[name][place] for name in (OURS, PLAIN))) for place, case in enumerate(cases)]
+    table = Table(f"tokens per second of all, and gaps in ms: medians of {turns} rounds", ("", OURS, PLAIN), rows)
     return Report(targets, [table], {"turns": turns, "rounds": rounds.found})

@@ -22,7 +22,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -65,14 +64,20 @@ Figures = Mapping[str, float]
 
 
 class Heard(NamedTuple):
-    """An answer: its text, the seconds until its first text and between two texts, and the tokens after the first."""
+    """An answer: its text, the seconds until its first text, the times of all texts, and the tokens after the first."""
 
     text: str
     first_s: float
-    began: float
-    ended: float
+    times: Sequence[float]
     later_tokens: int
-    longest_gap_s: float
+
+    @property
+    def began(self) -> float:
+        return self.times[0]
+
+    @property
+    def ended(self) -> float:
+        return self.times[-1]
 
 
 class Conversations:
@@ -145,8 +150,7 @@ class Conversations:
         if not times:
             raise MismeasuredError("an answer had no text")
         later = self._count("".join(pieces[1:])) if len(pieces) > 1 else 0
-        gap_s = max((after - before for before, after in pairwise(times)), default=0.0)
-        return Heard("".join(pieces), times[0] - sent, times[0], times[-1], later, gap_s)
+        return Heard("".join(pieces), times[0] - sent, times, later)
 
 
 LLAMA = "llama.cpp"
