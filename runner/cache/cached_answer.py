@@ -1,15 +1,16 @@
 """Cached answers: the beginning of a greedy answer that need not be computed, because the trie holds its tokens.
 
 A *known choice* is a token of the trie that was the most probable one after exactly its prefix. `CachedAnswers` marks
-every recorded token of the answers that it begins with `begin_greedy`. Where the trie goes on with such tokens after
+every recorded token of the greedy answers. Where the trie goes on with such tokens after
 the prompt of a later one, its session has them in `known`. Layers that can go back to any token are *ahead* then:
 restored up to the last but one of them, though nothing is recorded after the prompt. `end_known` takes them back to
 what was recorded. Other layers stand where a plain session would begin, and read the known tokens like a prompt.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 
+from runner.cache.interface import Greedy
 from runner.cache.node import Node, keys
 from runner.cache.session import TrieSession
 from runner.cache.trie import PrefixTrie
@@ -48,15 +49,15 @@ def known_choices(trie: PrefixTrie, root: Node, tokens: Sequence[int], most: int
 class CachedAnswers(TrieCache):
     """A trie cache that knows choices."""
 
-    def begin_greedy(
-        self, tokens: Sequence[int], most: int, ends: Collection[int], salt: str = "", known: Sequence[int] = ()
+    def begin(
+        self, tokens: Sequence[int], salt: str = "", known: Sequence[int] = (), greedy: Greedy | None = None
     ) -> TrieSession:
-        if not tokens:
-            raise ValueError("a session needs a prompt of at least one token")
-        choices = known_choices(self.trie, self.trie.root(salt), tokens, most)
-        choices = [*takewhile(lambda token: token not in ends, choices)]
-        session = self._open([*tokens], salt, choices) if choices else self.begin(tokens, salt, known)
-        session.greedy = True
+        choices: list[int] = []
+        if greedy is not None and tokens:
+            choices = known_choices(self.trie, self.trie.root(salt), tokens, greedy.most)
+            choices = [*takewhile(lambda token: token not in greedy.ends, choices)]
+        session = self._open([*tokens], salt, choices) if choices else super().begin(tokens, salt, known)
+        session.greedy = greedy is not None
         return session
 
     def _store(self, session: TrieSession) -> None:

@@ -41,6 +41,15 @@ class CacheDescription(NamedTuple):
     """Held by batches, in addition to the layers of their sessions; part of `counts.live_bytes`."""
 
 
+class Greedy(NamedTuple):
+    """An answer whose tokens are each the most probable one after those before it."""
+
+    most: int
+    """The most tokens that may be known."""
+    ends: Collection[int]
+    """From the first of these on none is known."""
+
+
 class PrefixCache(Protocol):
     """Reuses what the layers computed for earlier prompts, within a budget.
 
@@ -56,20 +65,17 @@ class PrefixCache(Protocol):
 
     # --- sessions
 
-    def begin(self, tokens: Sequence[int], salt: str = "", known: Sequence[int] = ()) -> "Session":
+    def begin(
+        self, tokens: Sequence[int], salt: str = "", known: Sequence[int] = (), greedy: "Greedy | None" = None
+    ) -> "Session":
         """Opens a session for a prompt, after which these tokens are `known` to follow: it has them if little of the
         prompt is left to compute. Prompts of different salts share nothing.
+
+        Of a `greedy` answer a cache may know more: those tokens are then known in place of these.
 
         Raises ValueError for an empty prompt, and RuntimeError while another session is open unless the cache is
         concurrent; both leave the cache as it was. `tokens` is copied.
         """
-
-    def begin_greedy(
-        self, tokens: Sequence[int], most: int, ends: Collection[int], salt: str = "", known: Sequence[int] = ()
-    ) -> "Session":
-        """Opens a session as `begin` does, for an answer whose tokens are each the most probable one after those
-        before it. A cache that knows such tokens gives the session up to `most` of them, and none from the first one in
-        `ends` on; if there are none, those that are `known`."""
 
     def follows(self, tokens: Sequence[int], salt: str = "") -> bool:
         """Returns True if an open session is about to compute more of this prompt than is cached. That session then

@@ -4,10 +4,10 @@ Invariants between sessions: all layers stand at `len(self.tokens)`, and hold ex
 says nothing about the layers; they are reset before use.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from protocol.stats import CacheNode
-from runner.cache.interface import CacheDescription, Spell
+from runner.cache.interface import CacheDescription, Greedy, Spell
 from runner.cache.layer_interface import Match, Miss
 from runner.cache.node import common_prefix
 from runner.cache.report import describe_sequence, sequence_node
@@ -47,7 +47,13 @@ class SingleEntryCache:
     def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:  # noqa: ARG002  at most one
         return sequence_node(self._facts, self.sequence, self.tokens, spell)
 
-    def begin(self, tokens: Sequence[int], salt: str = "", known: Sequence[int] = ()) -> Session:
+    def begin(
+        self,
+        tokens: Sequence[int],
+        salt: str = "",
+        known: Sequence[int] = (),
+        greedy: Greedy | None = None,  # noqa: ARG002
+    ) -> Session:
         if not tokens:
             raise ValueError("a session needs a prompt of at least one token")
         if self._open:
@@ -57,16 +63,6 @@ class SingleEntryCache:
         session.end_known_if_far()
         self._open = True
         return session
-
-    def begin_greedy(
-        self,
-        tokens: Sequence[int],
-        most: int,  # noqa: ARG002
-        ends: Collection[int],  # noqa: ARG002
-        salt: str = "",
-        known: Sequence[int] = (),
-    ) -> Session:
-        return self.begin(tokens, salt, known)
 
     def follows(self, tokens: Sequence[int], salt: str = "") -> bool:  # noqa: ARG002
         return False

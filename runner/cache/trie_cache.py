@@ -8,13 +8,13 @@ one session runs at a time, each token's bytes exist once. Concurrent sessions e
 Invariants: those of `LiveSequences`; and the ledger counts exactly the snapshots in the trie.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from protocol.stats import CacheNode
 from runner.cache import resume
 from runner.cache.checkpoints import CheckpointPolicy, TurnCheckpoints
 from runner.cache.eviction import BudgetEnforcer
-from runner.cache.interface import CacheDescription, Spell
+from runner.cache.interface import CacheDescription, Greedy, Spell
 from runner.cache.layer_interface import Match, Miss
 from runner.cache.node import Node, common_prefix, keys
 from runner.cache.report import describe_trie, trie_nodes
@@ -72,22 +72,18 @@ class TrieCache:
 
     # --- begin
 
-    def begin(self, tokens: Sequence[int], salt: str = "", known: Sequence[int] = ()) -> TrieSession:
+    def begin(
+        self,
+        tokens: Sequence[int],
+        salt: str = "",
+        known: Sequence[int] = (),
+        greedy: Greedy | None = None,  # noqa: ARG002
+    ) -> TrieSession:
         if not tokens:
             raise ValueError("a session needs a prompt of at least one token")
         session = self._open(list(tokens), salt, known)
         session.end_known_if_far()
         return session
-
-    def begin_greedy(
-        self,
-        tokens: Sequence[int],
-        most: int,  # noqa: ARG002
-        ends: Collection[int],  # noqa: ARG002
-        salt: str = "",
-        known: Sequence[int] = (),
-    ) -> Session:
-        return self.begin(tokens, salt, known)
 
     def follows(self, tokens: Sequence[int], salt: str = "") -> bool:
         try:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from runner.cache import PrefixCache
+from runner.cache.interface import Greedy
 from runner.cache.session import Session
 from runner.engine.first_tokens import FirstTokens
 from runner.engine.generation import Forward, Generation, NoMedia
@@ -65,11 +66,10 @@ class EngineContext(NamedTuple):
         """Opens a session. The tokens of a plain greedy answer will be known choices, and it begins with those that the
         cache knows if no probabilities are wanted. If the same prompt was computed recently, the first one is
         known, whatever the sampling options."""
-        first = self._first_token(request)
+        first, greedy = self._first_token(request), None
         if request.sampling.greedy and request.grammar is None:
-            most = 0 if request.sampling.logprobs else request.max_tokens - 1
-            return cache.begin_greedy(request.keys, most, self.tokenizer.eos, self.salt, first)
-        return cache.begin(request.keys, self.salt, first)
+            greedy = Greedy(0 if request.sampling.logprobs else request.max_tokens - 1, self.tokenizer.eos)
+        return cache.begin(request.keys, self.salt, first, greedy)
 
     def _first_token(self, request: Request) -> list[int]:
         """Returns the first token of an answer if it is known and others follow it."""

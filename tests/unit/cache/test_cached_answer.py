@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 import pytest
 
 from runner.cache.cached_answer import CachedAnswers, known_choices, mark
+from runner.cache.interface import Greedy
 from runner.cache.node import keys, spelled
 from runner.cache.session import TrieSession
 from runner.cache.trie import PrefixTrie
@@ -97,7 +98,7 @@ def answer(users: Conversation, session: TrieSession, tokens: Sequence[int] = AN
 
 def known(users: Conversation, cache: CachedAnswers, most: int = 9, ends: Sequence[int] = (), salt: str = "") -> object:
     """What a session would begin with, which is closed at once."""
-    session = cache.begin_greedy(PROMPT, most, ends, salt)
+    session = cache.begin(PROMPT, salt, greedy=Greedy(most, ends))
     found = [*session.known]
     session.close()
     users.check_closed()
@@ -107,7 +108,7 @@ def known(users: Conversation, cache: CachedAnswers, most: int = 9, ends: Sequen
 @pytest.mark.parametrize("family", ["K", "S", "R"])
 def test_a_greedy_answer_is_known_as_far_as_the_layers_have_seen_it(family: str) -> None:
     users, cache = greedy_users(family)
-    answer(users, cache.begin_greedy(PROMPT, 0, ()))
+    answer(users, cache.begin(PROMPT, greedy=Greedy(0, ())))
     assert known(users, cache) == ANSWER[:-1]
     assert known(users, cache, most=2) == ANSWER[:2]
     assert known(users, cache, most=0) == []
@@ -127,16 +128,16 @@ def test_other_answers_are_not_known(family: str) -> None:
 @pytest.mark.parametrize("family", ["K", "S", "R"])
 def test_prompts_are_not_known(family: str) -> None:
     users, cache = greedy_users(family)
-    answer(users, cache.begin_greedy(PROMPT, 0, ()))
-    session = cache.begin_greedy(PROMPT[:2], 9, ())
+    answer(users, cache.begin(PROMPT, greedy=Greedy(0, ())))
+    session = cache.begin(PROMPT[:2], greedy=Greedy(9, ()))
     assert session.known == []
     session.close()
 
 
 def test_layers_that_are_ahead_return_to_what_was_taken() -> None:
     users, cache = greedy_users("K")
-    answer(users, cache.begin_greedy(PROMPT, 0, ()))
-    session = cache.begin_greedy(PROMPT, 9, ())
+    answer(users, cache.begin(PROMPT, greedy=Greedy(0, ())))
+    session = cache.begin(PROMPT, greedy=Greedy(9, ()))
     assert (session.cached, session.position) == (len(PROMPT) - 1, len(PROMPT) + 2)
     session.record(session.known.pop(0))
     session.end_known()
