@@ -41,11 +41,11 @@ class Batches:
 
     @property
     def joining(self) -> list[int]:
-        """The ids of the batches before their first step whose answers can be computed with others."""
+        """The ids of the batches of one answer that can be computed with others."""
         if self._unbatchable:
             return []
-        new = [each for each in self.all if not each.steps]
-        return [each.id for each in new if each.generations[0].may_batch and each.batchable]
+        alone = [each for each in self.all if len(each.generations) == 1]
+        return [each.id for each in alone if each.generations[0].may_batch and each.batchable]
 
     @property
     def nbytes(self) -> int:

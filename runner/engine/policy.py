@@ -17,6 +17,7 @@ from runner.settings import LEAST_SLICE_TOKENS
 _FIRST_TOKENS = 32  # beside decoding batches, until the cost of a token is known
 _STEP_TOKENS = 8  # larger slices are multiples of it
 _WORTH = 0.5  # of the gap: a second forward between two steps is worth its cost only if the first one was cut short
+_KNOWN = 0.5  # of the gap: known tokens are taken for so long before a step
 _WEIGHT = 0.5  # of the latest measurement in an average
 
 
@@ -67,7 +68,7 @@ class Workload(NamedTuple):
     encoding: int = 0
     """The number of prompts that wait for a picture which can be encoded."""
     joining: Sequence[int] = ()
-    """The ids of the batches before their first step that would join another one."""
+    """The ids of the batches that would join another one, at least of those before their first step."""
 
 
 @dataclass(slots=True)
@@ -96,6 +97,7 @@ class SlicePolicy:
         self._slices = 0
         self._last_other = 0  # the number of the latest slice that was not a step
         self._paces: dict[int, _Pace] = {}
+        self._known_s = 0.0  # since the last step, for tokens that were known: they do not count as a slice
         self._begin_s = 0.0
         self._encode_s = 0.0
         self._encoded_last = False  # of prompts and pictures: they take turns
@@ -147,7 +149,12 @@ class SlicePolicy:
             self._paces = {batch: self._paces[batch] for batch in work.decoding if batch in self._paces}
         if isinstance(slice, Decode):
             self._stepped(work.decoding[slice.index], seconds)
+            self._known_s = 0.0
             return
+        if isinstance(slice, Prefill) and not slice.tokens:
+            self._known_s += seconds
+            if self._known_s <= self.max_gap_s * _KNOWN:
+                return
         self._last_other = self._slices
         if isinstance(slice, Begin):
             self._begin_s += (seconds - self._begin_s) * _WEIGHT

@@ -259,6 +259,22 @@ def test_every_batch_must_step_within_the_gap_in_its_turn() -> None:
     assert policy.next(work) == Prefill(0, 48)
 
 
+def test_answers_whose_first_tokens_are_known_do_not_wait_for_steps() -> None:
+    """For half of the gap at most."""
+    policy = learned(Costs())
+    step(policy, 1, seconds=GAP_S)
+    work = Workload(prefilling=[1, 1, 1], decoding=[1])
+    for _ in range(3):
+        known = policy.next(work)
+        assert known == Prefill(0, 1)
+        policy.took(Prefill(0, 0), work, 0.2 * GAP_S)
+    assert policy.next(work) == Decode(0)
+    policy.took(Decode(0), work, GAP_S)
+    assert policy.next(work) == Prefill(0, 1)
+    policy.took(Prefill(0, 1), work, 0.2 * GAP_S)
+    assert policy.next(work) == Decode(0)
+
+
 def test_the_last_part_of_a_prompt_is_given_whole() -> None:
     policy = learned(Costs())
     work = Workload(0, [5], [1])
