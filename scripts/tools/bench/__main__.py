@@ -105,6 +105,12 @@ def _common_options() -> argparse.ArgumentParser:
         metavar="NAME=COMMAND",
         help="another contender: any executable that speaks the runner protocol; may be repeated",
     )
+    common.add_argument(
+        "--ollama",
+        metavar="COMMAND",
+        type=shlex.split,
+        help="an executable of Ollama: beside its own runner, instead of mlx_lm.server; an MLX for it must be there",
+    )
     common.add_argument("--busy", action="store_true", help="report even if others use the machine")
     common.add_argument(
         "--blas", default="auto", metavar="auto|off|PATH", help="as the runner's (default: %(default)s)"

@@ -112,10 +112,10 @@ def _keep_to(cores: int) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 
 
-def _serve(hidden: str, layers: str, dtype: str, seed: str) -> None:
+def _serve(hidden: str, layers: str, dtype: str, bits: str, seed: str) -> None:
     if device() == "cpu":
         mx.disable_compile()  # as the runner does
-    model = make_model(Size(int(hidden), int(layers), dtype), int(seed))
+    model = make_model(Size(int(hidden), int(layers), dtype, int(bits)), int(seed))
     for line in sys.stdin:
         what, *words = json.loads(line)
         print(decode_bare(model, *words) if what == "decode" else first_token_s(model, *words), flush=True)

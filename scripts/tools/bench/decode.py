@@ -20,8 +20,8 @@ from scripts.tools.bench.report import Report, Table, Target, interleave, median
 from scripts.tools.bench.servers import (
     BARE,
     BARE_ONE_CORE,
-    MLX_LM,
     OURS,
+    PEERS,
     SHORT_TOKENS,
     SIZES,
     Endpoint,
@@ -31,7 +31,7 @@ from scripts.tools.bench.servers import (
     servers,
 )
 
-TOKENS = {"1M": 200, "10M": 100, "60M": 40, "700M": 200, "3B": 200}
+TOKENS = {"1M": 200, "10M": 100, "10M-packed": 100, "60M": 40, "700M": 200, "3B": 200}
 """Of a turn: short ones, for what disturbs the machine comes and goes within seconds."""
 OF_BARE = {"1M": 0.88, "10M": 0.95, "60M": 0.95}
 """The least that is to be reached of the faster bare loop."""
@@ -52,9 +52,9 @@ def report(turns: int, models: Mapping[str, Speeds]) -> Report:
         if bound := OF_BARE.get(size):
             least = min(median_ratio(speeds[OURS], speeds[name]) for name in (BARE, BARE_ONE_CORE) if name in speeds)
             targets.append(Target(f"{size}, ours over the {BARE}", least, bound, most=False))
-        if MLX_LM in speeds:
-            ratio = median_ratio(speeds[OURS], speeds[MLX_LM])
-            targets.append(Target(f"{size}, ours over {MLX_LM}", ratio, 1.0, most=False))
+        for peer in filter(speeds.__contains__, PEERS):
+            ratio = median_ratio(speeds[OURS], speeds[peer])
+            targets.append(Target(f"{size}, ours over {peer}", ratio, 1.0, most=False))
     names = dict.fromkeys(name for speeds in models.values() for name in speeds)
     rows = [
         (

@@ -14,6 +14,7 @@ from random import Random
 from typing import NamedTuple
 
 import mlx.core as mx
+from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten
 
 import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
@@ -22,7 +23,7 @@ from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, write_tokeniz
 # isort: split
 from mlx_lm.models import llama
 
-HEAD = 64
+HEAD = GROUP_SIZE = 64
 VOCABULARY = 4096
 CONTEXT_TOKENS = 16384
 _END = "<|end|>"
@@ -37,10 +38,13 @@ class Size(NamedTuple):
     hidden: int = 384
     layers: int = 6
     dtype: str = "float32"
+    bits: int = 0
+    """Of each packed weight; 0 if none is packed."""
 
 
 M1, M10, M60 = Size(128, 4), Size(), Size(768, 9)
 """Of about as many million parameters."""
+M10_PACKED = M10._replace(bits=4)
 M700, B3 = Size(1536, 28, "bfloat16"), Size(3072, 28, "bfloat16")
 """Such as GPUs are asked to compute: 0.7 and 2.8 billion parameters."""
 
@@ -75,6 +79,8 @@ def make_model(size: Size, seed: int) -> llama.Model:
     spoken = [FIRST_WORD <= token < END_TOKEN for token in range(VOCABULARY)]
     model.model.embed_tokens.weight *= mx.array(spoken)[:, None]
     model.set_dtype(getattr(mx, size.dtype))
+    if size.bits:
+        quantize(model, GROUP_SIZE, size.bits)
     model.eval()
     mx.eval(model.parameters())
     return model
@@ -95,7 +101,8 @@ def write_model(directory: Path, model: llama.Model, size: Size) -> None:
 def config_of(size: Size, vocabulary: int = VOCABULARY) -> dict[str, object]:
     """Returns the contents of `config.json`, as mlx-lm's `ModelArgs` take them."""
     heads = size.hidden // HEAD
-    return {
+    packing = {"quantization": {"group_size": GROUP_SIZE, "bits": size.bits, "mode": "affine"}} if size.bits else {}
+    return packing | {
         "model_type": "llama",
         "hidden_size": size.hidden,
         "num_hidden_layers": size.layers,

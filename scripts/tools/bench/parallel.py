@@ -1,6 +1,6 @@
 """`scripts/bench parallel`: several users of one runner at once, over real processes and real HTTP.
 
-The model is a Llama of random weights (11 M parameters). The contenders are servers that all run
+The model is a Llama of random weights, of 11 M parameters by default. The contenders are servers that all run
 from the beginning to the end, and rest while another one is measured; they take turns, after one round that does not
 count. `ours` runs eight requests at once, `in turn` is the same runner with --parallel 1, `bare loop` is mlx-lm's
 model and caches without a server, which only decodes.
@@ -27,13 +27,14 @@ from statistics import median
 from time import perf_counter
 
 from scripts.tools.bench.bare_loop import BareLoop
-from scripts.tools.bench.llamas import M10, Prompts
+from scripts.tools.bench.llamas import Prompts
 from scripts.tools.bench.report import Report, Rounds, Table, Target, interleave, median_ratio
 from scripts.tools.bench.servers import (
     BARE,
     FEW_TOKENS,
     OURS,
     SHORT_TOKENS,
+    SIZES,
     Endpoint,
     MismeasuredError,
     answer,
@@ -44,7 +45,6 @@ from scripts.tools.bench.servers import (
 )
 
 IN_TURN = "in turn"
-SIZE = M10
 STREAMS, STREAM_TOKENS = (1, 2, 4, 8), 128
 """The streams that decode at once, and the tokens of each."""
 LENGTHS, PREFIX_TOKENS = (500, 2000), 500
@@ -205,16 +205,18 @@ def report(turns: int, found: Mapping[str, Sequence[Mapping[str, float]]]) -> Re
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds none: those of all benchmarks suffice."""
+    parser.add_argument(
+        "--size", choices=SIZES, default="10M", help="of the model, in parameters (default: %(default)s)"
+    )
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """The whole benchmark. `say` is told how far it is. ValueError when the options make no sense."""
-    prompts = Prompts(arguments.seed)
+    size, prompts = SIZES[arguments.size], Prompts(arguments.seed)
     with asyncio.Runner() as loop, ExitStack() as stack:
         contenders = [*servers(arguments, say, _PARALLEL), this_runner(IN_TURN, 1)]
-        started = serve(SIZE, arguments.seed, contenders, stack, loop)
-        bare = BareLoop(SIZE, arguments.seed, stack)
+        started = serve(size, arguments.seed, contenders, stack, loop)
+        bare = BareLoop(size, arguments.seed, stack)
 
         def served(name: str, endpoint: Endpoint) -> Mapping[str, float]:
             say(f"{name} ...")

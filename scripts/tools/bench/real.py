@@ -1,8 +1,9 @@
 """`scripts/bench real`: a trained model, SmolLM2-135M-Instruct in 4 bits, beside what people would pick for it.
 
 Every server runs at its default settings: `ours` with the directory that `scripts/real-model` makes (93 MB are fetched
-once), llama.cpp's server, if --llama-server names one, with the GGUF file it was made from. mlx_lm.server has the same
-directory on a GPU; on a CPU, where it needs seconds for a token of packed or 16-bit weights, it has them in float32.
+once), llama.cpp's server, if --llama-server names one, with the GGUF file it was made from. mlx_lm.server, or Ollama's
+own runner, has the same weights on a GPU; on a CPU, where they need seconds for a token of packed or 16-bit weights, it
+has them in float32.
 All rest while another one is measured; every round has prompts of its own.
 
 start   from the spawn until the first text of an answer to a short prompt
@@ -36,8 +37,8 @@ from runner.model.weights.dtype import device
 from scripts.tools import ROOT
 from scripts.tools.bench.report import Report, Rounds, Table, Target, interleave
 from scripts.tools.bench.servers import (
-    MLX_LM,
     OURS,
+    PEERS,
     SHORT_TOKENS,
     Endpoint,
     MismeasuredError,
@@ -174,10 +175,10 @@ def report(
     rounds = Rounds(found)
     speeds = [*SPEEDS.values()]
     targets = []
-    if MLX_LM in found:
+    for peer in filter(found.__contains__, PEERS):
         for case in (*CASES, *speeds):
-            ratio = rounds.ratio(OURS, MLX_LM, case)
-            targets.append(Target(f"{case}, ours over {MLX_LM}", ratio, 1.0, most=case in CASES))
+            ratio = rounds.ratio(OURS, peer, case)
+            targets.append(Target(f"{case}, ours over {peer}", ratio, 1.0, most=case in CASES))
     if LLAMA in found:
         for case, bound in BOUNDS.items():
             ratio = rounds.ratio(OURS, LLAMA, case)
@@ -244,8 +245,9 @@ def _contenders(arguments: argparse.Namespace, say: Callable[[str], None], stack
     try:
         work = Path(stack.enter_context(TemporaryDirectory(prefix="bench-")))
         for server in servers(arguments, say, max(SPEEDS)):
-            slow = server.name == MLX_LM and device() == "cpu"
-            contenders.append(Contender(server, _in_float32(work / "float32") if slow else make_model()))
+            slow = server.name in PEERS and device() == "cpu"
+            model = _in_float32(work / "float32") if slow else make_model()
+            contenders.append(Contender(server, server.prepare(model, stack)))
         if arguments.llama_server:
             llama = Server(LLAMA, shlex.split(arguments.llama_server), {}, speaks_openai=True)
             contenders.append(Contender(llama, fetch_gguf(work)))

@@ -20,12 +20,14 @@ import aiohttp
 
 from runner.model.weights.dtype import device
 from scripts.tools import ROOT
-from scripts.tools.bench.llamas import B3, M1, M10, M60, M700, Size, make_model, write_model
+from scripts.tools.bench.llamas import B3, M1, M10, M10_PACKED, M60, M700, Size, make_model, write_model
 from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import F_SECOND, A, Client, LoadError, Process, Request, StatusError, free_port, spawn
+from scripts.tools.models.store import write_store
 
 _START_S = 120
 _DATA, _DONE = b"data: ", b"[DONE]"
+_STORED = "bench"
 
 
 Lines = AsyncIterator[str]
@@ -46,20 +48,33 @@ class Endpoint(Protocol):
 
 
 class Server(NamedTuple):
-    """A contender: the command that starts it, and the protocol, that of hosts or that of OpenAI's clients."""
+    """A contender: the command that starts it, the protocol, that of hosts or that of OpenAI's clients, and whether it
+    takes models from an Ollama store only."""
 
     name: str
     command: Sequence[str]
     environment: dict[str, str]
     speaks_openai: bool = False
+    needs_store: bool = False
+
+    def prepare(self, directory: Path, stack: ExitStack) -> Path:
+        """Returns what it opens: the model's directory, or a store with the same model, which ends with the stack."""
+        if not self.needs_store:
+            return directory
+        store = Path(stack.enter_context(TemporaryDirectory(prefix="bench-store-")))
+        write_store(store, _STORED, directory)
+        return store
 
     def launch(self, model: Path) -> Process:
-        """Returns a process that may not be ready."""
+        """Returns a process that may not be ready; `model` is what `prepare` returned."""
         if self.speaks_openai:
             port = free_port()
             argv = [*self.command, "--model", str(model), "--port", str(port)]
             return Process(argv, port, A, {**os.environ, **self.environment}, ROOT)
-        return spawn(self.command, str(model), generation=F_SECOND, environment=self.environment, cwd=ROOT)
+        name, models_dir = (_STORED, model) if self.needs_store else (str(model), None)
+        return spawn(
+            self.command, name, models_dir=models_dir, generation=F_SECOND, environment=self.environment, cwd=ROOT
+        )
 
     def start(self, model: Path, stack: ExitStack) -> Process:
         """Starts a process that is ready, and ends with the stack. ValueError if it does not start."""
@@ -176,8 +191,9 @@ async def first_line_s(endpoint: Endpoint, prompt: str) -> float:
     return (await answer(endpoint, prompt, FEW_TOKENS)).first_s
 
 
-OURS, MLX_LM, BARE, BARE_ONE_CORE = "ours", "mlx_lm.server", "bare loop", "bare loop, one core"
-SIZES = {"1M": M1, "10M": M10, "60M": M60, "700M": M700, "3B": B3}
+OURS, BARE, BARE_ONE_CORE = "ours", "bare loop", "bare loop, one core"
+MLX_LM, OLLAMA = PEERS = ("mlx_lm.server", "Ollama's")
+SIZES = {"1M": M1, "10M": M10, "10M-packed": M10_PACKED, "60M": M60, "700M": M700, "3B": B3}
 
 
 def default_sizes() -> tuple[str, ...]:
@@ -186,10 +202,12 @@ def default_sizes() -> tuple[str, ...]:
 
 
 def servers(arguments: argparse.Namespace, say: Callable[[str], None], parallel: int = 1) -> list[Server]:
-    """Returns our runner, the peers, which speak its protocol, and mlx-lm's server if that is installed; for `parallel`
-    requests at once."""
+    """Returns our runner, the peers, which speak its protocol, and Ollama's own if it is named, else mlx-lm's server if
+    that is installed; for `parallel` requests at once."""
     peers = [Server(name, command, {"OLLAMA_NUM_PARALLEL": str(parallel)}) for name, command in arguments.peer]
     ours = [this_runner(OURS, parallel), *peers]
+    if arguments.ollama:
+        return [*ours, Server(OLLAMA, arguments.ollama, {}, needs_store=True)]
     if importlib.util.find_spec("transformers") is None:
         say(f"{MLX_LM} is left out: it needs transformers")
         return ours
@@ -207,7 +225,10 @@ def serve(
     directory = Path(stack.enter_context(TemporaryDirectory(prefix="bench-")))
     write_model(directory, make_model(size, seed), size)
     return {
-        server.name: open_endpoint(server, server.start(directory, stack), directory, stack, loop) for server in servers
+        server.name: open_endpoint(
+            server, server.start(server.prepare(directory, stack), stack), directory, stack, loop
+        )
+        for server in servers
     }
 
 

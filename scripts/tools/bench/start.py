@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -127,11 +127,13 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     try:
         for size in arguments.size or default_sizes():
             say(f"{size} ...")
-            with TemporaryDirectory(prefix="bench-start-") as folder:
+            with ExitStack() as stack, TemporaryDirectory(prefix="bench-start-") as folder:
                 model = Path(folder)
                 write_model(model, make_model(SIZES[size], arguments.seed), SIZES[size])
                 prompts = Prompts(arguments.seed)
-                turns = {server.name: partial(start, server, model, prompts) for server in contenders}
+                turns = {
+                    server.name: partial(start, server, server.prepare(model, stack), prompts) for server in contenders
+                }
                 started[size] = interleave(turns, arguments.turns)
     except LoadError as error:
         raise ValueError(f"a contender did not start: {error}") from error

@@ -23,7 +23,7 @@ from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS
 from scripts.tools.bench.bare_loop import BareLoop
 from scripts.tools.bench.llamas import Prompts
 from scripts.tools.bench.report import Report, Rounds, Table, Target, interleave
-from scripts.tools.bench.servers import BARE, FEW_TOKENS, MLX_LM, OURS, SIZES, Endpoint, answer, serve, servers
+from scripts.tools.bench.servers import BARE, FEW_TOKENS, OURS, PEERS, SIZES, Endpoint, answer, serve, servers
 
 COLD_TOKENS, PREFIX_TOKENS, OWN_TOKENS = 2000, 1500, 200
 ANSWER_TOKENS, APPENDED_TOKENS = 16, 32
@@ -47,8 +47,8 @@ def report(size: str, turns: int, found: Mapping[str, Sequence[Times]]) -> Repor
     for case in CASES[1:]:
         bound = REUSE_RATIO * rounds.median(BARE, case) + REUSE_MS
         targets.append(Target(f"{case}, ours", rounds.median(OURS, case), bound, unit=" ms"))
-    if MLX_LM in found:
-        targets += [Target(f"{case}, ours over {MLX_LM}", rounds.ratio(OURS, MLX_LM, case), 1.0) for case in CASES]
+    for peer in filter(found.__contains__, PEERS):
+        targets += [Target(f"{case}, ours over {peer}", rounds.ratio(OURS, peer, case), 1.0) for case in CASES]
     computed = {name: ["-" if count is None else str(count) for count in found[name][-1].computed] for name in found}
     rows = [(name, *cells, " ".join(computed[name])) for name, cells in rounds.rows(CASES).items()]
     title = f"time to the first token, ms: medians of {turns} turns; {size} parameters"

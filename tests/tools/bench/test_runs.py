@@ -1,6 +1,7 @@
 """A miniature run of each benchmark: what it says it measures is there."""
 
 import json
+import shlex
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,11 +14,14 @@ from scripts.tools.bench import decode, embeddings, parallel, start, ttft
 from scripts.tools.bench.llamas import Size
 from scripts.tools.bench.servers import (
     BARE,
+    OLLAMA,
     OURS,
     SIZES,
     Server,
+    servers,
     this_runner,
 )
+from scripts.tools.conformance.this_runner import RUNNER
 
 Found = Mapping[str, Any]
 
@@ -35,12 +39,11 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., F
     for module in (start, decode, ttft, parallel):
         monkeypatch.setattr(module, "servers", ours_alone)
     for module, name, value in (
-        (decode, "TOKENS", {"1M": 20}),
+        (decode, "TOKENS", {"1M": 20, "10M-packed": 20}),
         (ttft, "COLD_TOKENS", 60),
         (ttft, "PREFIX_TOKENS", 50),
         (ttft, "OWN_TOKENS", 20),
         (ttft, "APPENDED_TOKENS", 8),
-        (parallel, "SIZE", tiny),
         (parallel, "STREAMS", (1, 2)),
         (parallel, "STREAM_TOKENS", 6),
         (parallel, "LENGTHS", (100,)),
@@ -48,7 +51,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., F
         (parallel, "PATIENCE_S", 0.5),
     ):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setitem(SIZES, "1M", tiny)
+    for size in ("1M", "10M"):
+        monkeypatch.setitem(SIZES, size, tiny)
+    monkeypatch.setitem(SIZES, "10M-packed", Size(192, 1, bits=4))
 
     def run(*words: str) -> Found:
         file = tmp_path / "found.json"
@@ -71,6 +76,14 @@ def test_decode(measured: Callable[..., Found]) -> None:
     assert {OURS, BARE} <= {*model["tokens_per_s"]}
     assert all(len(speeds) == 1 and speeds[0] > 0 for speeds in model["tokens_per_s"].values())
     assert model["of_bare"][BARE] == 1.0
+
+
+def test_ollamas_own_runner_gets_the_model_in_a_store(
+    measured: Callable[..., Found], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode, "servers", servers)
+    found = measured("decode", "--size=10M-packed", "--turns=1", f"--ollama={shlex.join(RUNNER)}")
+    assert {*found["models"]["10M-packed"]["tokens_per_s"]} >= {OURS, OLLAMA}
 
 
 def test_ttft(measured: Callable[..., Found]) -> None:
