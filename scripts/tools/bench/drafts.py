@@ -128,8 +128,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     conversations = Conversations(arguments.seed, lambda text: len(tokenizer.encode(text).ids))
     users = Users(arguments.seed, conversations)
-    ours = this_runner(OURS, _PARALLEL)
-    plain = ours._replace(name=PLAIN, environment={**ours.environment, "MLX_RUNNER_DRAFT": "off"})
+    ours, plain = this_runner(OURS, _PARALLEL, "auto"), this_runner(PLAIN, _PARALLEL)
     found: dict[str, list[Figures]] = {OURS: [], PLAIN: []}
     with asyncio.Runner() as loop, ExitStack() as stack:
         endpoints = {

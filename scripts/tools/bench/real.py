@@ -244,7 +244,7 @@ def _contenders(arguments: argparse.Namespace, say: Callable[[str], None], stack
     contenders = []
     try:
         work = Path(stack.enter_context(TemporaryDirectory(prefix="bench-")))
-        for server in servers(arguments, say, max(SPEEDS)):
+        for server in servers(arguments, say, max(SPEEDS), "auto"):
             slow = server.name in PEERS and device() == "cpu"
             model = _in_float32(work / "float32") if slow else make_model()
             contenders.append(Contender(server, server.prepare(model, stack)))

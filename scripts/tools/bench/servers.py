@@ -90,8 +90,9 @@ class Server(NamedTuple):
         return _OpenAI(process.port, str(model)) if self.speaks_openai else _Runner(Client.of(process))
 
 
-def this_runner(name: str, parallel: int) -> Server:
-    return Server(name, RUNNER, {"MLX_RUNNER_PARALLEL": str(parallel)})
+def this_runner(name: str, parallel: int, draft: str = "off") -> Server:
+    """Drafts are off by default: random models repeat themselves, and would be several times as fast with them."""
+    return Server(name, RUNNER, {"MLX_RUNNER_PARALLEL": str(parallel), "MLX_RUNNER_DRAFT": draft})
 
 
 class _Runner:
@@ -201,11 +202,13 @@ def default_sizes() -> tuple[str, ...]:
     return ("1M", "10M", "60M") if device() == "cpu" else ("10M", "700M", "3B")
 
 
-def servers(arguments: argparse.Namespace, say: Callable[[str], None], parallel: int = 1) -> list[Server]:
+def servers(
+    arguments: argparse.Namespace, say: Callable[[str], None], parallel: int = 1, draft: str = "off"
+) -> list[Server]:
     """Returns our runner, the peers, which speak its protocol, and Ollama's own if it is named, else mlx-lm's server if
     that is installed; for `parallel` requests at once."""
     peers = [Server(name, command, {"OLLAMA_NUM_PARALLEL": str(parallel)}) for name, command in arguments.peer]
-    ours = [this_runner(OURS, parallel), *peers]
+    ours = [this_runner(OURS, parallel, draft), *peers]
     if arguments.ollama:
         return [*ours, Server(OLLAMA, arguments.ollama, {}, needs_store=True)]
     if importlib.util.find_spec("transformers") is None:
