@@ -1,10 +1,10 @@
 """Cached answers: the beginning of a greedy answer that need not be computed, because the trie holds its tokens.
 
 A *known choice* is a token of the trie that was the most probable one after exactly its prefix. `CachedAnswers` marks
-every recorded token of the greedy answers. Where the trie goes on with such tokens after
-the prompt of a later one, its session has them in `known`. Layers that can go back to any token are *ahead* then:
-restored up to the last but one of them, though nothing is recorded after the prompt. `end_known` takes them back to
-what was recorded. Other layers stand where a plain session would begin, and read the known tokens like a prompt.
+every recorded token of greedy answers. Where the trie goes on with such tokens after the prompt of a later one, its
+session has them in `known`. Layers that can go back to any token are *ahead* then: restored up to the last but one of
+them, though nothing is recorded after the prompt. `end_known` takes them back to what was recorded. Other layers stand
+where a plain session would begin, and read the known tokens like a prompt.
 """
 
 from collections.abc import Sequence

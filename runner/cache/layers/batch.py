@@ -27,7 +27,7 @@ class KVRows:
 
     The entry of token p of a row is in column (p + shift) of the buffers. Rows are laid so that all end in one column,
     and a forward over one token of each then writes one column. Once rows have gone back by different counts, each
-    writes at its own end, until they are laid anew: when the buffers grow, and when rows come or leave.
+    writes at its own end, until they are laid anew, as the buffers grow or are half empty.
 
     The buffers may have more rows than these. A row that leaves gives its place to the last one, and the next one that
     comes takes the place of that: neither moves the others.
@@ -106,10 +106,10 @@ class KVRows:
             self.keys[:rows, :, start : start + count] = keys
             self.values[:rows, :, start : start + count] = values
         else:
-            free = [(0, self.keys.shape[0] - rows), (0, 0), (0, 0), (0, 0)]
-            first += [0] * free[0][1]
+            if free := self.keys.shape[0] - rows:
+                first += [0] * free
+                keys, values = (mx.pad(x, [(0, free), (0, 0), (0, 0), (0, 0)]) for x in (keys, values))
             places = ((mx.array(first)[:, None] + mx.arange(count)) % self._columns)[:, None, :, None]
-            keys, values = (mx.pad(x, free) if free[0][1] else x for x in (keys, values))
             self.keys = mx.put_along_axis(self.keys, places, keys.astype(self.keys.dtype), axis=2)
             self.values = mx.put_along_axis(self.values, places, values.astype(self.values.dtype), axis=2)
         self.stand([length + count for length in self._lengths])
