@@ -25,7 +25,7 @@ from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import F_SECOND, A, Client, LoadError, Process, Request, StatusError, free_port, spawn
 from scripts.tools.models.store import write_store
 
-_START_S = 120
+_START_S, _POLL_S = 120, 0.01
 _DATA, _DONE = b"data: ", b"[DONE]"
 _STORED = "bench"
 
@@ -81,7 +81,7 @@ class Server(NamedTuple):
         process = self.launch(model)
         stack.callback(process.kill)
         try:
-            process.wait_ready(_START_S)
+            process.wait_ready(_START_S, _POLL_S)
         except LoadError as error:
             raise ValueError(f"{self.name} did not start: {error}") from error
         return process

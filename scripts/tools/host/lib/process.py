@@ -262,10 +262,11 @@ class Process:
             raise LoadError(f"timeout waiting for mlx runner{suffix}")
         return self.poll_ready(remaining if remaining < math.inf else None)
 
-    def wait_ready(self, timeout_s: float | None = None) -> float:
-        """Polls every 100 ms until ready and returns the seconds since the start. Raises `LoadError`."""
+    def wait_ready(self, timeout_s: float | None = None, poll_s: float = POLL_S) -> float:
+        """Polls until ready, every 100 ms as Ollama does, and returns the seconds since the start. Raises
+        `LoadError`."""
         while True:
-            time.sleep(POLL_S)
+            time.sleep(poll_s)
             if self.try_ready(timeout_s):
                 return time.monotonic() - self.started
 
