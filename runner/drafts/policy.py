@@ -250,12 +250,12 @@ class DraftPolicy:
         self, most: int, first_costs: Sequence[float], *, at_once: bool = False, max_gap_s: float = inf
     ) -> None:
         """`most` is the most drafted tokens a round; `first_costs` has the relative costs of rounds of 1 row, 2 rows,
-        and so on, of all answers together, as long as nothing is known: of `most` + 1 rows at least. `at_once` is True
-        if the model that drafts takes as long for many tokens as for one. Rounds of several answers take no longer than
-        `max_gap_s`, as some of these wait for others' drafts, or have no more drafts than the least slice of a prompt
-        has tokens.
+        and so on, of all answers together, as long as nothing is known: as many as a forward may have. `at_once` is
+        True if the model that drafts takes as long for many tokens as for one. Rounds of several answers take no longer
+        than `max_gap_s`, as some of these wait for others' drafts, or have no more drafts than the least slice of a
+        prompt has tokens.
         """
-        assert len(first_costs) > most
+        assert len(first_costs) >= _MOST_TOGETHER > most
         self.most = most
         self._max_gap_s = max_gap_s
         self._at_once = at_once
@@ -359,10 +359,8 @@ class DraftPolicy:
     def _costs_of(self, together: int) -> RoundCosts:
         """Returns what is known of forwards over as many answers."""
         if together not in self._costs:
-            slope = self._first_costs[-1] - self._first_costs[-2]
-            rows = [together * (1 + length) - 1 for length in range(max(0, self.longest(together)) + 1)]
-            last = len(self._first_costs) - 1
-            costs = [self._first_costs[min(row, last)] + slope * max(0, row - last) for row in rows]
+            rows = [together * (1 + length) for length in range(max(0, self.longest(together)) + 1)]
+            costs = [self._first_costs[row - 1] for row in rows]
             self._costs[together] = RoundCosts(costs)
         return self._costs[together]
 

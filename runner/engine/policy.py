@@ -4,8 +4,8 @@ A decode step of a batch follows its previous one within `max_gap_s`. The time t
 to prompts and to pictures. If it leaves too little, every round of steps is followed by one new request, one prompt
 slice of `LEAST_SLICE_TOKENS`, or one piece of a picture. So the gap of a batch is at most `max_gap_s`, or one round and
 that one slice if these take longer. The first step of an answer waits, as long, for short prompts that come with it, so
-that their answers begin in one batch. Two things cannot be foreseen and come on top: a slice that takes longer than the
-last ones did, and the first step of a new batch.
+that their answers begin in one batch. Tokens that are known cost nothing, and are sent before that step. Two things
+cannot be foreseen and come on top: a slice that takes longer than the last ones did, and the first step of a new batch.
 """
 
 from collections.abc import Sequence

@@ -30,7 +30,7 @@ from scripts.tools.real.chat import render
 from scripts.tools.real.main import FetchError, make_model
 
 PLAIN = "no drafts"
-TARGETS = {
+BOUNDS = {
     "repeat 1": 1.8,
     "repeat 2": 2.0,
     "repeat 4": 1.7,
@@ -39,14 +39,15 @@ TARGETS = {
     "fresh 4": 0.98,
     "fresh 8": 0.98,
     "agents 4": 1.2,
+    "gap 2": 1.05,
+    "gap 4": 1.05,
+    "gap 8": 1.05,
 }
-"""The tokens per second with drafts over those without, at least."""
-GAPS = {"gap 2": 1.05, "gap 4": 1.05, "gap 8": 1.05}
-"""The longest gap with drafts over that without, at most."""
+"""With drafts over without: tokens per second, at least, and gaps, at most."""
 TWO_OVER_ONE = 1.2
 """The tokens per second of two repeating answers over those of one, at least."""
-_CASES = [*TARGETS, *GAPS]
 ANSWER_TOKENS, _LONG_TOKENS = 128, 256
+_GAP = "gap"
 _PASSAGE_TOKENS = 40
 _NEWCOMER_TOKENS, _NEWCOMER_S = 300, 0.5  # of a prompt, and when it comes
 _PARALLEL = 9
@@ -93,18 +94,19 @@ class Users:
         return render([("user", f"Here is a file:\n```python\n{_FILE}```\nWrite it again with {name} for owner.")])
 
 
-async def measure(endpoint: Endpoint, conversations: Conversations, case: str, prompts: Sequence[str]) -> float:
-    """Asks all at once, once their prompts are known. Returns the figure of the case."""
+async def measure(endpoint: Endpoint, conversations: Conversations, prompts: Sequence[str], newcomer: str) -> float:
+    """Asks all at once, once their prompts are known. Returns the longest gap in milliseconds while the `newcomer`, a
+    prompt, is read; without one the tokens per second of all."""
     for prompt in prompts:
         await conversations.hear(endpoint, prompt, 1)
     newcomers: list[Heard] = []
-    tokens = _LONG_TOKENS if case in GAPS else ANSWER_TOKENS
+    tokens = _LONG_TOKENS if newcomer else ANSWER_TOKENS
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(conversations.hear(endpoint, prompt, tokens)) for prompt in prompts]
-        if case in GAPS:
+        if newcomer:
             await asyncio.sleep(_NEWCOMER_S)
             began = perf_counter()
-            newcomers.append(await conversations.hear(endpoint, conversations.text(_NEWCOMER_TOKENS), 2))
+            newcomers.append(await conversations.hear(endpoint, newcomer, 2))
     answers = [task.result() for task in tasks]
     if newcomers:
         return 1e3 * max(largest_gap(each.times, began, newcomers[0].ended) for each in answers)
@@ -114,13 +116,13 @@ async def measure(endpoint: Endpoint, conversations: Conversations, case: str, p
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--case", action="append", choices=_CASES, metavar="CASE", help=f"one of {', '.join(_CASES)}; default: all"
+        "--case", action="append", choices=BOUNDS, metavar="CASE", help=f"one of {', '.join(BOUNDS)}; default: all"
     )
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """The whole benchmark. ValueError if the model cannot be had."""
-    cases: Sequence[str] = arguments.case or _CASES
+    cases: Sequence[str] = arguments.case or [*BOUNDS]
     try:
         model = make_model()
     except FetchError as error:
@@ -140,8 +142,9 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
             figures: dict[str, dict[str, float]] = {name: {} for name in found}
             for case in cases:  # both right after each other: a machine may be twice as fast a minute later
                 prompts = users.prompts(case)
+                newcomer = conversations.text(_NEWCOMER_TOKENS) if case.startswith(_GAP) else ""
                 for name in [*found][:: 1 if number % 2 else -1]:
-                    figures[name][case] = loop.run(measure(endpoints[name], conversations, case, prompts))
+                    figures[name][case] = loop.run(measure(endpoints[name], conversations, prompts, newcomer))
                 say(f"{case}: {figures[OURS][case]:.0f} over {figures[PLAIN][case]:.0f}")
             if number >= 0:
                 for name, rounds in found.items():
@@ -152,7 +155,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
 def report(turns: int, cases: Sequence[str], rounds: Rounds) -> Report:
     """Returns the results of the cases that were measured."""
     targets = [
-        Target(case, rounds.ratio(OURS, PLAIN, case), {**TARGETS, **GAPS}[case], most=case in GAPS) for case in cases
+        Target(case, rounds.ratio(OURS, PLAIN, case), BOUNDS[case], most=case.startswith(_GAP)) for case in cases
     ]
     if "repeat 1" in cases and "repeat 2" in cases:
         two = median_ratio(rounds.of(OURS, "repeat 2"), rounds.of(OURS, "repeat 1"))

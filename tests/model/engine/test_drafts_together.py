@@ -251,7 +251,7 @@ class Willing(DraftPolicy):
     """Takes as many tokens as it was told."""
 
     def __init__(self, length: int) -> None:
-        super().__init__(7, cpu_costs(8))
+        super().__init__(7, cpu_costs(64))
         self.told = length
         self.asked = list[tuple[list[int], int]]()
 

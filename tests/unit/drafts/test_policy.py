@@ -126,7 +126,7 @@ def test_matches_are_told_apart_by_their_length_and_their_source() -> None:
 def test_a_length_is_never_more_than_was_drafted_or_allowed(
     size: int, match: int, accepted: list[int], most: int
 ) -> None:
-    policy = DraftPolicy(most, gpu_costs(most + 1))
+    policy = DraftPolicy(most, gpu_costs(64))
     draft = Draft([1] * size, "path", match)
     for each in accepted:
         length = policy.length([draft], 100)
@@ -345,7 +345,7 @@ def test_what_a_probe_costs_several_answers_makes_it_as_much_rarer() -> None:
 
 def test_a_model_drafts_more_where_the_rows_are_paid_for() -> None:
     """Beside a draft of known text a token of the model costs no row; and never more tokens than that one has."""
-    policy = DraftPolicy(7, [1.0 + 0.5 * row for row in range(8)])
+    policy = DraftPolicy(7, [1.0 + 0.5 * row for row in range(64)])
     for _ in range(40):
         policy.record_outcome(Draft([1] * 7, "model", MODEL_MATCH), 7, 1)
         policy.record_outcome(Draft([1] * 7, "own", 16), 7, 7)
