@@ -15,6 +15,7 @@ from runner.drafts.lookup import Lookup, Ring
 from runner.drafts.policy import MODEL_MATCH, SOURCES, Draft, DraftPolicy
 from runner.drafts.speed_check import SpeedCheck
 from runner.engine.lifecycle import Lifecycle
+from runner.engine.policy import UNLIMITED, RoundLimit
 from runner.engine.ports import DraftedAnswer, Drafter, Drafts, StepTime
 from runner.logs import Log
 
@@ -126,29 +127,29 @@ class Drafting:
                 self._speeds[key].turn_off(self._model_fault)
         return self._speeds[key]
 
-    def expects(self, answers: Sequence[DraftedAnswer], together: int) -> bool:
+    def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit = UNLIMITED) -> bool:
         """Returns True if a round should follow the tokens that are on their way, which are not recorded yet."""
-        return self._choose(answers, together, ahead=1) or self._model_length(answers, together) > 0
+        return self._choose(answers, together, limit, ahead=1) or self._model_length(answers, together, limit) > 0
 
     def propose(
-        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object]
+        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: RoundLimit = UNLIMITED
     ) -> Sequence[Sequence[int]]:
         """Returns for each answer tokens that may follow the recorded ones: of known text or, where there is none, by
         the model."""
         expected = [_own(each).check_expected(each.session) for each in answers]
         if not any(expected):
-            self._choose(answers, together, ahead=0)
+            self._choose(answers, together, limit, ahead=0)
         longest = max(len(draft.tokens) if (draft := _own(each).chosen) is not None else 0 for each in answers)
         for each in answers:
             if _own(each).chosen is None and longest and together > 1:  # it would be padded
                 _own(each).chosen = _own(each).find(each.session, min(each.most, longest))
         if any(_own(each).chosen is None for each in answers):
-            for each, tokens in zip(answers, self._model_drafts(answers, together, layers), strict=True):
+            for each, tokens in zip(answers, self._model_drafts(answers, together, layers, limit), strict=True):
                 if _own(each).chosen is None and tokens:
                     _own(each).chosen = Draft([*tokens[: each.most]], "model", MODEL_MATCH)
         return [_own(each).propose() for each in answers]
 
-    def _choose(self, answers: Sequence[DraftedAnswer], together: int, *, ahead: int) -> bool:
+    def _choose(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit, *, ahead: int) -> bool:
         """Chooses what to draft of known text for each answer, `ahead` tokens of which are on their way. Returns True
         if that is anything."""
         if self.undraftable or (longest := self.policy.longest(together)) < 1:
@@ -157,13 +158,13 @@ class Drafting:
         found = [_own(each).find(each.session, min(each.most + ahead, longest)) for each in answers]
         drafts = [draft for draft in found if draft is not None]
         context_tokens = max(len(each.session.recorded) for each in answers)
-        length = self.policy.length(drafts, context_tokens, together) if drafts else 0
+        length = self.policy.length(drafts, context_tokens, together, limit) if drafts else 0
         allowed = self.speed(together).allows()
         for each, draft in zip(answers, found, strict=True):
             _own(each).offer(draft, length, ahead, allowed=allowed)
         return any(_own(each).waits for each in answers)
 
-    def _model_length(self, answers: Sequence[DraftedAnswer], together: int) -> int:
+    def _model_length(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit) -> int:
         """Returns how many tokens the model should draft now for each answer without known text. If it lacks some of
         all texts, it reads a part of one meanwhile, and the result is 0."""
         model, own = self.model, [_own(each) for each in answers]
@@ -175,7 +176,7 @@ class Drafting:
         mosts = [each.most for each in answers if _own(each).chosen is None]
         if not self._wanted:
             context_tokens = max(len(each.session.recorded) for each in answers)
-            self._wanted = self.policy.model_length(mosts, context_tokens, together, beside)
+            self._wanted = self.policy.model_length(mosts, context_tokens, together, beside, limit)
         self._model_offered |= self._wanted > 0
         if not self._wanted or not self.speed(together, by_model=True).allows():
             return 0
@@ -191,11 +192,11 @@ class Drafting:
         return 0 if reads else min(self._wanted, padded, max(mosts))
 
     def _model_drafts(
-        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object]
+        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: RoundLimit
     ) -> Sequence[Sequence[int]]:
         """Returns drafts of the model for each answer, so that it follows all of them; none if they do not pay, or it
         lacks some of the text."""
-        model, length = self.model, self._model_length(answers, together)
+        model, length = self.model, self._model_length(answers, together, limit)
         drafts: Sequence[Sequence[int]] = [()] * len(answers)
         if model is None or not length:
             return drafts

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from math import inf
 from typing import Literal, NamedTuple, get_args
 
-from runner.settings import CPU_DRAFT_TOKENS, GPU_DRAFT_TOKENS, LEAST_SLICE_TOKENS
+from runner.engine.policy import UNLIMITED, RoundLimit
+from runner.settings import CPU_DRAFT_TOKENS, GPU_DRAFT_TOKENS
 
 # --- How often drafts like this one were right, token by token.
 
@@ -246,18 +246,13 @@ class DraftPolicy:
     ones are padded. Owner: the engine thread.
     """
 
-    def __init__(
-        self, most: int, first_costs: Sequence[float], *, at_once: bool = False, max_gap_s: float = inf
-    ) -> None:
+    def __init__(self, most: int, first_costs: Sequence[float], *, at_once: bool = False) -> None:
         """`most` is the most drafted tokens a round; `first_costs` has the relative costs of rounds of 1 row, 2 rows,
         and so on, of all answers together, as long as nothing is known: as many as a forward may have. `at_once` is
-        True if the model that drafts takes as long for many tokens as for one. Rounds of several answers take no longer
-        than `max_gap_s`, as some of these wait for others' drafts, or have no more drafts than the least slice of a
-        prompt has tokens.
+        True if the model that drafts takes as long for many tokens as for one.
         """
         assert len(first_costs) >= _MOST_TOGETHER > most
         self.most = most
-        self._max_gap_s = max_gap_s
         self._at_once = at_once
         self._first_costs = first_costs
         self._costs: dict[int, RoundCosts] = {}  # by the number of answers
@@ -269,31 +264,38 @@ class DraftPolicy:
         }
 
     @classmethod
-    def for_cpu(cls, most: int = CPU_DRAFT_TOKENS, *, at_once: bool = False, max_gap_s: float = inf) -> "DraftPolicy":
+    def for_cpu(cls, most: int = CPU_DRAFT_TOKENS, *, at_once: bool = False) -> "DraftPolicy":
         """Returns a policy that begins with the costs of CPUs."""
-        return cls(most, cpu_costs(_MOST_TOGETHER), at_once=at_once, max_gap_s=max_gap_s)
+        return cls(most, cpu_costs(_MOST_TOGETHER), at_once=at_once)
 
     @classmethod
-    def for_gpu(cls, most: int = GPU_DRAFT_TOKENS, *, at_once: bool = False, max_gap_s: float = inf) -> "DraftPolicy":
+    def for_gpu(cls, most: int = GPU_DRAFT_TOKENS, *, at_once: bool = False) -> "DraftPolicy":
         """Returns a policy that begins with the costs of GPUs."""
-        return cls(most, gpu_costs(_MOST_TOGETHER), at_once=at_once, max_gap_s=max_gap_s)
+        return cls(most, gpu_costs(_MOST_TOGETHER), at_once=at_once)
 
     def longest(self, together: int) -> int:
         """Returns the most tokens that each of several answers may draft in one round."""
         return self.most if together == 1 else min(self.most, _MOST_TOGETHER // together - 1)
 
-    def length(self, drafts: Sequence[Draft], context_tokens: int, together: int = 1) -> int:
+    def length(
+        self, drafts: Sequence[Draft], context_tokens: int, together: int = 1, limit: RoundLimit = UNLIMITED
+    ) -> int:
         """Returns how many tokens of each of these drafts to take after `context_tokens` tokens, in a forward over as
         many answers or some more: `together`. Ask once for each: now and then the result is a probe.
 
         At first no more are taken than matched.
         """
         known = self._costs_of(together)
-        costs = self._within_gap(known, known.curve(context_tokens), together)
+        costs = _within(limit, known, known.curve(context_tokens), together)
         return self._length([(draft, len(draft.tokens)) for draft in drafts], costs, together, together)
 
     def model_length(
-        self, mosts: Sequence[int], context_tokens: int, together: int = 1, beside: Sequence[Draft] = ()
+        self,
+        mosts: Sequence[int],
+        context_tokens: int,
+        together: int = 1,
+        beside: Sequence[Draft] = (),
+        limit: RoundLimit = UNLIMITED,
     ) -> int:
         """Returns how many tokens a model should draft for each of some answers, which may have at most so many, after
         `context_tokens` tokens: as `length`, plus the time of drafting itself. If other answers of the forward try
@@ -309,7 +311,7 @@ class DraftPolicy:
         costs = [rounds[longest if beside else length] + drafts[self._units(length)] for length in range(longest + 1)]
         tokens = together + sum(map(self._expected, beside))
         wanted = [(draft, most) for most in mosts]
-        return self._length(wanted, self._within_gap(known, costs, together), together, tokens)
+        return self._length(wanted, _within(limit, known, costs, together), together, tokens)
 
     def _expected(self, draft: Draft) -> float:
         """Returns how many tokens of a draft are likely to be right."""
@@ -318,13 +320,6 @@ class DraftPolicy:
             right *= rate
             expected += right
         return expected
-
-    def _within_gap(self, known: RoundCosts, costs: Sequence[float], together: int) -> Sequence[float]:
-        """Returns the costs that rounds of so many answers may have."""
-        if together == 1 or not known.known:
-            return costs
-        always = LEAST_SLICE_TOKENS // together
-        return costs[: 1 + max(always, sum(seconds <= self._max_gap_s for seconds in costs[1:]))]
 
     def _length(self, drafts: Sequence[tuple[Draft, int]], costs: Sequence[float], together: int, tokens: float) -> int:
         """Returns how many of at most so many tokens of each draft to take; `costs` are those of none, one, and so on,
@@ -383,3 +378,10 @@ class DraftPolicy:
 
     def _acceptance(self, draft: Draft) -> Acceptance:
         return self._acceptances[draft.source, match_class(draft.match)]
+
+
+def _within(limit: RoundLimit, known: RoundCosts, costs: Sequence[float], together: int) -> Sequence[float]:
+    """Returns the costs that rounds of so many answers may have: all of them, as long as no time is known."""
+    if not known.known:
+        return costs
+    return costs[: 1 + max(limit.drafts // together, sum(seconds <= limit.seconds for seconds in costs[1:]))]

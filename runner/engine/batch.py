@@ -26,6 +26,7 @@ from runner.cache.layers.batch import staying
 from runner.cache.session import DecodeRows
 from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation, Results
+from runner.engine.policy import RoundLimit
 from runner.engine.ports import StepTime
 from runner.engine.round import Round, RoundDrafts, find_drafts, padded, unseen_at_end
 from runner.engine.trace import TRACE
@@ -132,9 +133,10 @@ class Batch:
 
     # --- steps
 
-    def step(self, *, may_draft: bool) -> Sequence[Choice | None]:
+    def step(self, limit: RoundLimit | None) -> Sequence[Choice | None]:
         """Returns the next tokens of each generation, for `take`, None for one that joined before it drew; nothing if
-        a mask is late: step again when `ready`. Only with `may_draft` the tokens may be several."""
+        a mask is late: step again when `ready`. The tokens may be several, by a round within the `limit`; None: no
+        drafts."""
         if TRACE.on:
             TRACE.name("decode", rows=len(self.generations))
         started_s = monotonic()
@@ -142,7 +144,7 @@ class Batch:
         choices: Sequence[Choice | None]
         if isinstance(self._in_flight, StepAwaitingMasks):
             choices = self._step_with_masks()
-        elif (drafts := self._find_drafts(may_draft)) and self._in_flight is None:
+        elif (drafts := self._find_drafts(limit)) and self._in_flight is None:
             choices = self._step_round(drafts)
         else:
             choices = self._step_drawn(dispatch=not drafts)
@@ -157,13 +159,15 @@ class Batch:
             self._drafters[0].shared.record_time(self._drafters, time)
         return choices
 
-    def _find_drafts(self, may_draft: bool) -> list[RoundDrafts]:
+    def _find_drafts(self, limit: RoundLimit | None) -> list[RoundDrafts]:
         """Accepts the last round. Returns what to try in this step or, if its tokens are already drawn, in the next."""
-        if not self._accept() or not (may_draft and self._drafters and self._vocab_size and self._rows.may_draft):
+        may_draft = self._drafters and self._vocab_size and self._rows.may_draft
+        if not self._accept() or limit is None or not may_draft:
             return []
         if self._in_flight is None:
             self._release()  # a model that drafts draws as the answers do
-        return find_drafts(self.generations, self._rows, self._vocab_size, on_its_way=self._in_flight is not None)
+        on_its_way = self._in_flight is not None
+        return find_drafts(self.generations, self._rows, self._vocab_size, limit, on_its_way=on_its_way)
 
     def _accept(self, leaving: Sequence[Generation] = ()) -> bool:
         """Ends a round, if there is one. Its right tokens are recorded by now; those of masks that are awaited will be,

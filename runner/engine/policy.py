@@ -10,6 +10,7 @@ cannot be foreseen and come on top: a slice that takes longer than the last ones
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from runner.settings import LEAST_SLICE_TOKENS
@@ -54,6 +55,16 @@ class Encode(NamedTuple):
 
 
 Slice = Begin | Prefill | Encode | Decode
+
+
+class RoundLimit(NamedTuple):
+    """How long a round of drafts may be: no longer than `seconds`, or of no more than `drafts` in all."""
+
+    seconds: float = inf
+    drafts: int = 0
+
+
+UNLIMITED = RoundLimit()
 
 
 class Workload(NamedTuple):
@@ -133,6 +144,15 @@ class SlicePolicy:
         prefill = self._next_prefill(work, max(tokens, LEAST_SLICE_TOKENS) if fresh else tokens)
         worth = not is_first and tokens >= LEAST_SLICE_TOKENS and room_s >= self.max_gap_s * _WORTH
         return prefill if fresh or worth or tokens >= work.prefilling[prefill.index] else step
+
+    def round_limit(self, work: Workload) -> RoundLimit:
+        """Returns the limit of a round of drafts if a batch steps now. Batches that take turns share the gap, as they
+        share it with prompts. Where even plain steps take longer, a round may have as many drafts as the least slice
+        of a prompt has tokens, unless prompts wait: with those slices, too, the gap would be longer than without
+        drafts."""
+        prompts = bool(work.startable or work.prefilling or work.encoding)
+        batches = max(1, len(work.decoding))
+        return RoundLimit(self.max_gap_s / (batches + prompts), 0 if prompts else LEAST_SLICE_TOKENS // batches)
 
     def took(self, slice: Slice, work: Workload, seconds: float) -> None:  # noqa: A002 - it is the field's word
         """Learns how long a slice took that `next` returned for this work.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 from protocol.stats import RankCounts
+from runner.engine.policy import UNLIMITED, RoundLimit
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -94,16 +95,16 @@ class Drafts(Protocol):
         """Returns a drafter for the answer to this prompt, whose media stand in it by their names."""
         ...
 
-    def expects(self, answers: Sequence[DraftedAnswer], together: int) -> bool:
-        """Returns True if a round should follow the tokens that are on their way, which are not recorded yet. Nothing
-        is dispatched before it then. The forward is over `together` answers, these among them."""
+    def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit = UNLIMITED) -> bool:
+        """Returns True if a round within the limit should follow the tokens that are on their way, which are not
+        recorded yet. Nothing is dispatched before it then. The forward is over `together` answers, these among them."""
         ...
 
     def propose(
-        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object]
+        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: RoundLimit = UNLIMITED
     ) -> Sequence[Sequence[int]]:
-        """Returns for each answer tokens that may follow its prompt and what there is of it. `layers` are those of the
-        forward."""
+        """Returns for each answer tokens that may follow its prompt and what there is of it, for a round within the
+        limit. `layers` are those of the forward."""
         ...
 
     def record_time(self, drafters: Sequence[Drafter], step: "StepTime") -> None:

@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from runner.cache.session import DecodeRows
 from runner.engine.generation import Generation
+from runner.engine.policy import RoundLimit
 from runner.engine.ports import DraftedAnswer
 from runner.sampling.filters import Mask
 from runner.sampling.sample import Choice, Sample
@@ -107,10 +108,10 @@ def padded(rounds: Sequence[Round]) -> mx.array:
 
 
 def find_drafts(
-    generations: Sequence[Generation], rows: DecodeRows, vocab_size: int, *, on_its_way: bool
+    generations: Sequence[Generation], rows: DecodeRows, vocab_size: int, limit: RoundLimit, *, on_its_way: bool
 ) -> list[RoundDrafts]:
     """Returns tokens that may follow the recorded ones of each answer; the last of them may end it. Empty if a round
-    does not pay.
+    within the limit does not pay.
 
     If tokens are `on_its_way` and not recorded yet, returns a token that stands for those that a round should try after
     them.
@@ -125,9 +126,9 @@ def find_drafts(
         return []
     drafts = answers[0].drafter.shared
     if on_its_way:
-        return [RoundDrafts((0,))] if drafts.expects(answers, len(generations)) else []
+        return [RoundDrafts((0,))] if drafts.expects(answers, len(generations), limit) else []
     proposed: list[Sequence[int]] = [()] * len(generations)
-    found = drafts.propose(answers, len(generations), rows.layers)
+    found = drafts.propose(answers, len(generations), rows.layers, limit)
     for answer, tokens in zip(answers, found, strict=True):
         proposed[answer.row] = tokens[: answer.most]
     allowed = [_allowed(each, tokens, vocab_size) for each, tokens in zip(generations, proposed, strict=True)]

@@ -8,7 +8,7 @@ from runner.engine.context import EngineContext
 from runner.engine.events import Failed, Outbox, Refused, Started
 from runner.engine.generation import Generation, Results
 from runner.engine.journal import Journal
-from runner.engine.policy import Begin, Decode, Encode, Prefill, SlicePolicy, Workload
+from runner.engine.policy import Begin, Decode, Encode, Prefill, RoundLimit, SlicePolicy, Workload
 from runner.engine.queue import MediaQueue, RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
 from runner.engine.request import Request
@@ -88,9 +88,10 @@ class Scheduler:
         batch. Events for clients are in the outbox then."""
         started = perf_counter()
         self._remove_dropped()
-        for generation in [each for each in self._compiling if each.grammar.compiled]:
-            self._compiling.remove(generation)
-            self._continue(generation)
+        for generation in [*self._compiling]:
+            if generation.grammar.compiled:
+                self._compiling.remove(generation)
+                self._continue(generation)
         startable = self._next_request
         ready = [batch for batch in self.batches.all if batch.ready]
         work = Workload(
@@ -112,7 +113,8 @@ class Scheduler:
             case Encode():
                 self._resume(self._media.encode_piece(self.cache))
             case Decode(index):
-                done = Decode(work.decoding.index(self._decode(ready[index])))
+                stepped = self._decode(ready[index], self._policy.round_limit(work))
+                done = Decode(work.decoding.index(stepped))
         if done is not None:
             self._policy.took(done, work, perf_counter() - started)
             self.journal.counters.sliced(done, perf_counter() - started)
@@ -190,14 +192,15 @@ class Scheduler:
 
     # --- decode
 
-    def _decode(self, batch: Batch) -> int:
-        """Computes a step of this batch, or of the one that it joins. Returns the id of the batch that stepped."""
+    def _decode(self, batch: Batch, limit: RoundLimit) -> int:
+        """Computes a step of this batch, or of the one that it joins, or a round of drafts within the limit. Returns
+        the id of the batch that stepped."""
         may_draft = True
         if len(self.batches.all) > 1:
             batch = self._join(batch)
             may_draft = self.batches.may_draft(self.cache)
         try:
-            choices = batch.step(may_draft=may_draft)
+            choices = batch.step(limit if may_draft else None)
         except Exception as error:
             results = self.batches.end(batch, error)
             if len(batch.generations) > 1:  # an answer alone holds nothing beside its layers

@@ -11,6 +11,7 @@ from runner.cache.session import Session
 from runner.engine.events import Event, Finished, Text
 from runner.engine.generation import Generation
 from runner.engine.lifecycle import Lifecycle
+from runner.engine.policy import UNLIMITED, RoundLimit
 from runner.engine.ports import DraftedAnswer, Drafter, Drafts, StepTime
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, VOCAB, words
@@ -89,7 +90,7 @@ class ToldTogether:
     def drafter(self, prompt: Sequence[int]) -> Drafter:
         raise NotImplementedError
 
-    def expects(self, answers: Sequence[DraftedAnswer], together: int) -> bool:
+    def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit = UNLIMITED) -> bool:
         return any(len(drafts) > 1 for drafts in self._coming(answers, together))
 
     def propose(
@@ -97,6 +98,7 @@ class ToldTogether:
         answers: Sequence[DraftedAnswer],
         together: int,
         layers: Sequence[object],
+        limit: RoundLimit = UNLIMITED,
     ) -> Sequence[Sequence[int]]:
         return self._coming(answers, together)
 

@@ -17,6 +17,7 @@ from runner.drafts.own_model import OwnDraftModel
 from runner.drafts.policy import Draft, DraftPolicy
 from runner.drafts.target import target_of
 from runner.engine.generation import Forward
+from runner.engine.policy import UNLIMITED, RoundLimit
 from runner.engine.ports import DraftedAnswer
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.parameters import parameters_of
@@ -38,14 +39,21 @@ class Eager(DraftPolicy):
     """Always lets the model draft, by itself, as many tokens as this; and known text be drafted as many as that."""
 
     def __init__(self, length: int, known: int) -> None:
-        super().__init__(7, [1.0] * 8)
+        super().__init__(7, [1.0] * 64)
         self._drafts, self._known = length, known
 
-    def length(self, drafts: Sequence[Draft], context_tokens: int, together: int = 1) -> int:
+    def length(
+        self, drafts: Sequence[Draft], context_tokens: int, together: int = 1, limit: RoundLimit = UNLIMITED
+    ) -> int:
         return self._known
 
     def model_length(
-        self, mosts: Sequence[int], context_tokens: int, together: int = 1, beside: Sequence[Draft] = ()
+        self,
+        mosts: Sequence[int],
+        context_tokens: int,
+        together: int = 1,
+        beside: Sequence[Draft] = (),
+        limit: RoundLimit = UNLIMITED,
     ) -> int:
         return min(max(mosts), self._drafts)
 
@@ -64,9 +72,9 @@ class Willing(Drafting):
         """The rounds in which some drafts are from known text, and some of the model."""
 
     def propose(
-        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object]
+        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: RoundLimit = UNLIMITED
     ) -> Sequence[Sequence[int]]:
-        found = super().propose(answers, together, layers)
+        found = super().propose(answers, together, layers, limit)
         drafts = [cast("AnswerDrafter", each.drafter)._draft for each in answers]
         self.mixed += len({draft.source == "model" for draft in drafts if draft is not None}) > 1
         return found

@@ -21,6 +21,7 @@ from runner.drafts.policy import (
     gpu_costs,
     match_class,
 )
+from runner.engine.policy import RoundLimit
 
 MATCHES = (2, 3, 4, 6, 8, 12, 20)
 CPU = {1: 1, 2: 1.15, 3: 1.3, 4: 1.4, 5: 1.5, 6: 1.7, 7: 1.85, 8: 2.0}
@@ -310,20 +311,30 @@ def test_one_answer_whose_drafts_are_right_is_not_drafted_at_the_cost_of_seven_o
     assert policy.length([good] * 8, 1000, 8) == 7
 
 
-@pytest.mark.parametrize(("max_gap_s", "together", "length"), [(0.025, 4, 7), (0.001, 4, 4), (0.001, 8, 2)])
-def test_a_round_of_several_answers_takes_no_longer_than_the_gap_or_a_few_rows_more(
-    max_gap_s: float, together: int, length: int
+@pytest.mark.parametrize(
+    ("limit", "together", "length"),
+    [
+        (RoundLimit(0.025, 16), 4, 7),
+        (RoundLimit(0.001, 16), 4, 4),
+        (RoundLimit(0.001, 16), 8, 2),
+        (RoundLimit(0.001, 16), 1, 15),
+        (RoundLimit(0.025), 4, 7),
+        (RoundLimit(0.025), 1, 7),
+        (RoundLimit(0.001), 1, 0),
+    ],
+)
+def test_a_round_takes_no_longer_than_its_limit_or_has_as_few_drafts(
+    limit: RoundLimit, together: int, length: int
 ) -> None:
-    policy = DraftPolicy(15, cpu_costs(64), max_gap_s=max_gap_s)
+    policy = DraftPolicy(15, cpu_costs(64))
     draft = Draft([1] * 15, "own", 20)
     for _ in range(100):
         policy.record_outcome(draft, 15, 15)
-    assert policy.length([draft] * together, 1000, together) == policy.longest(together)
+    assert policy.length([draft] * together, 1000, together, limit) == policy.longest(together), "nothing is known"
     for rows in [*range(1, 17)] * 20:
         policy.record_time(rows, 0.01 * (0.8 + 0.2 * rows), 1000, together)
-        policy.record_time(rows, 0.01 * (0.8 + 0.2 * rows), 1000, 1)
-    assert policy.length([draft] * together, 1000, together) == length
-    assert policy.length([draft], 1000, 1) == 15
+    assert policy.length([draft] * together, 1000, together, limit) == length
+    assert policy.length([draft] * together, 1000, together) == policy.longest(together)
 
 
 def test_a_forward_has_no_more_tokens_than_are_allowed() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runner.engine.policy import Begin, Decode, Encode, Prefill, Slice, SlicePolicy, Workload
+from runner.engine.policy import Begin, Decode, Encode, Prefill, RoundLimit, Slice, SlicePolicy, Workload
 from runner.settings import LEAST_SLICE_TOKENS
 
 CHUNK, GAP_S = 512, 0.1
@@ -283,6 +283,23 @@ def test_the_last_part_of_a_prompt_is_given_whole() -> None:
     assert policy.next(work) == Prefill(0, 5)
     assert policy.next(Workload(0, [6], [1])) == Prefill(0, 6)
     assert policy.next(Workload(0, [7], [1])) == Decode(0)
+
+
+# Rounds of drafts
+
+
+@pytest.mark.parametrize(
+    ("work", "limit"),
+    [
+        (Workload(decoding=[1]), RoundLimit(GAP_S, 16)),
+        (Workload(decoding=[1, 2, 3, 4]), RoundLimit(GAP_S / 4, 4)),
+        (Workload(prefilling=[7], decoding=[1]), RoundLimit(GAP_S / 2, 0)),
+        (Workload(startable=1, decoding=[1]), RoundLimit(GAP_S / 2, 0)),
+        (Workload(encoding=1, decoding=[1, 2, 3]), RoundLimit(GAP_S / 4, 0)),
+    ],
+)
+def test_rounds_of_drafts_share_the_gap_with_all_that_waits(work: Workload, limit: RoundLimit) -> None:
+    assert SlicePolicy(CHUNK, GAP_S).round_limit(work) == limit
 
 
 # First steps
