@@ -386,18 +386,19 @@ class DecodeRows:
         need the positions."""
         return [] if self._batch is None else self._batch.arrays()
 
-    def join(self, other: "DecodeRows") -> None:
-        """Appends the one session of `other`. Waits for all that both have under way. Raises RuntimeError if one of
-        them has a round to accept."""
-        (session,) = other.sessions
-        if self._in_round or any(each.in_round for each in (*self.sessions, session)):
+    def join(self, others: Sequence["DecodeRows"]) -> None:
+        """Appends the one session of each of `others`. Waits for all that all have under way. Raises RuntimeError if
+        one of them has a round to accept."""
+        sessions = [session for each in others for session in each.sessions]
+        if self._in_round or any(each.in_round for each in (*self.sessions, *sessions)):
             raise RuntimeError("layers with drafts in them cannot be joined")
+        rows = [each.layers for each in sessions]
         if self._batch is None:
-            self._batch = BatchedLayers([self.sessions[0].layers, session.layers])
+            self._batch = BatchedLayers([self.sessions[0].layers, *rows])
         else:
-            self._batch.extend([session.layers])
-        self.sessions.append(session)
-        self._seen.append(0)
+            self._batch.extend(rows)
+        self.sessions += sessions
+        self._seen += [0] * len(sessions)
 
     def settle(self, row: int) -> None:
         """Lets the session's own layers take over what its row has seen."""

@@ -307,40 +307,42 @@ class Batch:
         tokens = mx.array(self._rows.unseen, mx.uint32)[:, 0]
         return Drawn(Sample(tokens), recorded=self.generations)
 
-    def accepts(self, other: "Batch") -> bool:
-        """Returns True if the generation of `other`, which has one, may join. Rows are padded to the longest: a much
-        shorter row would cost more in padding than in forwards of its own."""
-        if len(other.generations) > 1 or not all(each.may_batch for each in (*self.generations, *other.generations)):
+    def accepts(self, others: Sequence["Batch"]) -> bool:
+        """Returns True if the generations of `others`, which have one each, may join. Rows are padded to the longest: a
+        much shorter row would cost more in padding than in forwards of its own."""
+        batches = [self, *others]
+        if not all(each.may_batch for batch in batches for each in batch.generations):
             return False
-        lengths = [*self._rows.lengths, *other._rows.lengths]
+        lengths = [length for batch in batches for length in batch._rows.lengths]
         return max(lengths) * len(lengths) <= 2 * sum(lengths) + _PADDING_TOKENS * len(lengths)
 
-    def padded(self, other: "Batch") -> int:
-        """Returns the tokens of the longest row of both batches."""
-        return max(*self._rows.lengths, *other._rows.lengths)
+    def padded(self, others: Sequence["Batch"] = ()) -> int:
+        """Returns the tokens of the longest row of all these batches."""
+        return max(length for batch in (self, *others) for length in batch._rows.lengths)
 
-    def join(self, other: "Batch") -> None:
-        """Takes over the generation of `other`, which this batch `accepts` and `may_meet`. If this raises, `other` is
-        unchanged, and so is this batch if it had one generation."""
-        ours, theirs = self._coming(), other._coming()
-        sample = Sample.joined([ours.sample, theirs.sample])
-        self._release()
-        other._release()
-        alone = len(self.generations) == 1
-        rows = DecodeRows(self.generations[0].session) if alone else self._rows
-        rows.join(other._rows)
+    def join(self, others: Sequence["Batch"]) -> None:
+        """Takes over the generations of `others`, which this batch `accepts`, and each of which it `may_meet`. If this
+        raises, `others` are unchanged, and so is this batch if it had one generation."""
+        batches = [self, *others]
+        coming = [each._coming() for each in batches]
+        sample = Sample.joined([each.sample for each in coming])
+        for batch in batches:
+            batch._release()
+        rows = DecodeRows(self.generations[0].session) if len(self.generations) == 1 else self._rows
+        rows.join([each._rows for each in others])
         self._rows = rows
-        own = {self.generations[0]: ours.sample} if alone and not ours.recorded else {**ours.own}
-        if not theirs.recorded:
-            own[other.generations[0]] = theirs.sample
-        self.generations = self.generations + other.generations
-        recorded = [*ours.recorded, *theirs.recorded]
+        own = {**coming[0].own}
+        for batch, drawn in zip(batches, coming, strict=True):
+            if len(batch.generations) == 1 and not drawn.recorded:
+                own[batch.generations[0]] = drawn.sample
+        self.generations = [each for batch in batches for each in batch.generations]
+        recorded = [generation for each in coming for generation in each.recorded]
         for generation in recorded:
             generation.start_decode()
         self._in_flight = Drawn(sample, own, recorded) if len(recorded) < len(self.generations) else None
         self._has_changed = True
-        self._shifts |= other._shifts
-        self._guided |= other._guided
+        self._shifts = any(each._shifts for each in batches)
+        self._guided = any(each._guided for each in batches)
         self._drafters = _drafters(self.generations)
 
     def leave(self, leaving: Sequence[Generation]) -> Results:

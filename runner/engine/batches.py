@@ -1,6 +1,9 @@
 """The batches that decode: adds requests to them, joins them, and takes requests out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
+from types import MappingProxyType
 
 from runner.cache import PrefixCache
 from runner.engine.batch import Batch
@@ -71,33 +74,42 @@ class Batches:
         return all(self._target_of(each, cache) is None for each in self.all if len(each.generations) == 1)
 
     def join(self, batch: Batch, cache: PrefixCache) -> tuple[Batch, Results]:
-        """Joins each batch of one request, this one first, with the one that suits it best, if any. Returns the batch
-        that the request is in now, and the requests of a batch that was broken up."""
+        """Joins each batch of one request, this one first, with the one that suits it best, if any; all that join the
+        same one at once, as its rows are copied. Returns the batch that the request is in now, and the requests of a
+        batch that was broken up."""
+        joining: dict[Batch, list[Batch]] = {}
         for each in [batch, *(other for other in self.all if other is not batch and len(other.generations) == 1)]:
-            target = self._target_of(each, cache)
-            if target is None or not each.may_meet(target):
-                continue
+            target = None if each in joining else self._target_of(each, cache, joining)
+            if target is not None and all(map(each.may_meet, (target, *joining.get(target, ())))):
+                joining.setdefault(target, []).append(each)
+        for target, others in joining.items():
             try:
-                target.join(each)
+                target.join(others)
             except Exception as error:
-                each.generations[0].may_batch = False
+                for each in others:
+                    each.generations[0].may_batch = False
                 if len(target.generations) > 1:
-                    return each, self.end(target, error)
-                log.exception("two answers could not be joined; computing them in turns")
+                    return others[0], self.end(target, error)
+                log.exception("answers could not be joined; computing them in turns")
             else:
-                self.all.remove(each)
-                batch = target if each is batch else batch
+                self.all = [each for each in self.all if each not in others]
+                batch = target if batch in others else batch
         return batch, []
 
-    def _target_of(self, batch: Batch, cache: PrefixCache) -> Batch | None:
-        """Returns the batch that this one, of one request, should join, if memory has room for it."""
+    def _target_of(
+        self, batch: Batch, cache: PrefixCache, joining: Mapping[Batch, Sequence[Batch]] = MappingProxyType({})
+    ) -> Batch | None:
+        """Returns the batch that this one, of one request, should join, if memory has room for it. `joining` are those
+        that will have joined others before it."""
         if (
             len(batch.generations) > 1
             or len(self.all) < 2
-            or batch.steps < min(self.lone_steps, batch.padded(batch) // _COPIED_TOKENS)
+            or batch.steps < min(self.lone_steps, batch.padded() // _COPIED_TOKENS)
         ):
             return None
-        targets = [other for other in self.all if other is not batch and other.accepts(batch)]
+        gone = {batch, *chain(*joining.values())}
+        with_it = {each: [*joining.get(each, ()), batch] for each in self.all if each not in gone}
+        targets = [each for each, others in with_it.items() if each.accepts(others)]
         if not targets:
             return None
         if self._unbatchable:
@@ -107,9 +119,8 @@ class Batches:
             return None
         if not batch.batchable:
             return None
-        target = max(targets, key=lambda other: len(other.generations))
-        rows = len(target.generations) + 1
-        room = cache.allows(cache.session_bytes(target.padded(batch)) * rows - target.nbytes)
+        rows, target = max(((len(each.generations) + len(with_it[each]), each) for each in targets), key=itemgetter(0))
+        room = cache.allows(cache.session_bytes(target.padded(with_it[target])) * rows - target.nbytes)
         return target if room else None
 
     def leave(self, batch: Batch, leaving: Sequence[Generation]) -> Results:

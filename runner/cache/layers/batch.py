@@ -18,8 +18,9 @@ from runner.cache.layers import adapt, flatten
 from runner.cache.layers.scans import RoundReads, watched
 from runner.cache.layers.snapshot import Buffers, Ledger, own
 
-_SHORT, SHORT_STEP, LONG_STEP = 1024, 64, 256
-"""Buffers grow by `SHORT_STEP` columns, those of at least `_SHORT` by `LONG_STEP`: long ones cost more to copy."""
+SHORT_STEP, LONG_STEP = 64, 256
+"""Rows are laid with room for `SHORT_STEP` columns, as many answers are short; buffers that are full grow by
+`LONG_STEP`, as each growth copies all, and the memory that it takes is new to the system."""
 
 
 class KVRows:
@@ -52,7 +53,7 @@ class KVRows:
         self.spare = 0
         """The tokens that rows may go back by, over several forwards of one token each."""
         self._window = window
-        self._lay(parts, lengths, 0)
+        self._lay(parts, lengths)
 
     @classmethod
     def of(cls, caches: Sequence[KVCache | RotatingKVCache]) -> "KVRows":
@@ -155,7 +156,7 @@ class KVRows:
         parts, end, lengths = other._parts(range(len(other._lengths))), self._end(), [*self._lengths, *other._lengths]
         most = max(part[0].shape[2] if part else 0 for part in parts)
         if self.keys is None or self.values is None or most > end or end > self._columns:
-            self._lay([*self._parts(range(len(self._lengths))), *parts], lengths, 0)
+            self._lay([*self._parts(range(len(self._lengths))), *parts], lengths)
             return
         if (more := len(lengths) - self.keys.shape[0]) > 0:
             self.keys, self.values = (
@@ -176,7 +177,7 @@ class KVRows:
         buffers = [x for x in (self.keys, self.values) if x is not None]
         moved = [(new, old) for new, old in enumerate(batch_indices) if new != old]
         if any(2 * used <= x.shape[0] * self._columns for x in buffers) or any(old < new for new, old in moved):
-            self._lay(self._parts(batch_indices), lengths, max(0, self._columns - self._end()))
+            self._lay(self._parts(batch_indices), lengths)
             return
         for new, old in moved:
             last = [own(buffer[old]) for buffer in buffers]
@@ -188,7 +189,7 @@ class KVRows:
 
     def keep_last(self, counts: Sequence[int]) -> None:
         """Keeps the last entries of each row, as many as `counts` says, as if they were all. Not in a window."""
-        self._lay([self._row(row, count) for row, count in enumerate(counts)], counts, 0)
+        self._lay([self._row(row, count) for row, count in enumerate(counts)], counts)
 
     def _parts(self, rows: Sequence[int]) -> list[Buffers]:
         most = max(self._lengths) if self._window is None else self._window + self.spare
@@ -217,24 +218,21 @@ class KVRows:
 
     def _make_room(self, count: int) -> None:
         """Makes room for `count` more tokens of each row."""
-        end = self._end()
-        if end + count <= self._columns:
-            return
-        # A single token takes the place of the one that leaves the window, unless rows may go back.
-        most = None if self._window is None else self._window + max(self.spare, count if count > 1 else 0)
-        if most is not None and self._columns >= most:
-            return
-        parts = self._parts(range(len(self._lengths)))
-        step = SHORT_STEP if end < _SHORT else LONG_STEP
-        room = -(-count // step) * step
-        held = max((part[0].shape[2] for part in parts if part), default=0)
-        self._lay(parts, self._lengths, room if most is None else min(room, most - held))
+        most = self._most_columns(count)
+        if self._end() + count > self._columns and (most is None or self._columns < most):
+            self._lay(self._parts(range(len(self._lengths))), self._lengths, count, LONG_STEP)
 
-    def _lay(self, parts: Sequence[Buffers], lengths: Sequence[int], room: int) -> None:
-        """Lays rows anew, with `room` columns after them."""
+    def _most_columns(self, count: int) -> int | None:
+        """Returns the columns that a window needs in a forward over `count` tokens; None without one. A single token
+        takes the place of the one that leaves it, unless rows may go back."""
+        return None if self._window is None else self._window + max(self.spare, count if count > 1 else 0)
+
+    def _lay(self, parts: Sequence[Buffers], lengths: Sequence[int], count: int = 1, step: int = SHORT_STEP) -> None:
+        """Lays rows anew, with room for `count` more tokens of each: a multiple of `step`."""
         held = [part[0].shape[2] if part else 0 for part in parts]
-        end = max(held)
-        self._columns = end + room
+        end, most = max(held), self._most_columns(count)
+        room = -(-count // step) * step
+        self._columns = end + room if most is None else max(end, min(end + room, most))
         self._shifts = [end - length for length in lengths]
         self.stand(lengths)
         like = next((part for part in parts if part), None)

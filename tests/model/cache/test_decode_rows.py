@@ -68,8 +68,8 @@ class Sessions:
     def join(self, *places: int) -> None:
         """The first one's row takes in the others."""
         if self.together:
+            self.rows[places[0]].join([self.rows[place] for place in places[1:]])
             for place in places[1:]:
-                self.rows[places[0]].join(self.rows[place])
                 self.rows[place] = self.rows[places[0]]
 
     def leave(self, place: int, settle: bool = True) -> None:
@@ -139,7 +139,7 @@ class Sessions:
         logits = rows.draft(self._model_forward, mx.array(drafts))
         assert logits is not None
         with pytest.raises(RuntimeError, match="drafts in them"):
-            rows.join(DecodeRows(rows.sessions[0]))
+            rows.join([DecodeRows(rows.sessions[0])])
         assert rows.accept(right)
         mx.eval(logits, rows.arrays())
         assert rows.lengths == [length + count for length, count in zip(before, right, strict=True)]

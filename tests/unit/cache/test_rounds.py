@@ -172,7 +172,7 @@ def test_a_session_in_a_round_computes_nothing_else(kind: str) -> None:
     other = DecodeRows(session)
     for rows, joined in ((DecodeRows(session_of(kind, PROMPT)), other), (other, DecodeRows(session_of(kind, PROMPT)))):
         with pytest.raises(RuntimeError, match="drafts in them"):
-            rows.join(joined)
+            rows.join([joined])
     assert session.accept(1) in (True, False)
     with pytest.raises(RuntimeError, match="no round"):
         session.accept(1)
