@@ -286,8 +286,9 @@ class DraftPolicy:
         At first no more are taken than matched.
         """
         known = self._costs_of(together)
-        costs = _within(limit, known, known.curve(context_tokens), together)
-        return self._length([(draft, len(draft.tokens)) for draft in drafts], costs, together, together)
+        wanted = [(draft, len(draft.tokens)) for draft in drafts]
+        limit = limit if known.known else UNLIMITED
+        return self._length(wanted, known.curve(context_tokens), together, together, limit)
 
     def model_length(
         self,
@@ -311,7 +312,7 @@ class DraftPolicy:
         costs = [rounds[longest if beside else length] + drafts[self._units(length)] for length in range(longest + 1)]
         tokens = together + sum(map(self._expected, beside))
         wanted = [(draft, most) for most in mosts]
-        return self._length(wanted, _within(limit, known, costs, together), together, tokens)
+        return self._length(wanted, costs, together, tokens, limit if known.known else UNLIMITED)
 
     def _expected(self, draft: Draft) -> float:
         """Returns how many tokens of a draft are likely to be right."""
@@ -321,10 +322,18 @@ class DraftPolicy:
             expected += right
         return expected
 
-    def _length(self, drafts: Sequence[tuple[Draft, int]], costs: Sequence[float], together: int, tokens: float) -> int:
-        """Returns how many of at most so many tokens of each draft to take; `costs` are those of none, one, and so on,
-        as far as they may be taken. A forward brings so many `tokens` without them."""
-        most = min(len(costs) - 1, self.longest(together))
+    def _length(
+        self,
+        drafts: Sequence[tuple[Draft, int]],
+        costs: Sequence[float],
+        together: int,
+        tokens: float,
+        limit: RoundLimit,
+    ) -> int:
+        """Returns how many of at most so many tokens of each draft to take; `costs` are those of none, one, and so on.
+        A forward brings so many `tokens` without them."""
+        free = max(limit.drafts // together, sum(seconds <= limit.seconds for seconds in costs[1:]))
+        most = min(max(free, sum(seconds <= limit.burst_s for seconds in costs[1:])), self.longest(together))
         acceptances = [self._acceptance(draft) for draft, _ in drafts]
         mosts = [
             min(count, most if acceptance.trusted else min(draft.match, most))
@@ -332,16 +341,22 @@ class DraftPolicy:
         ]
         rates = [each.rates() for each in acceptances]
         right = [1.0] * len(drafts)  # how likely it is that all tokens so far are
+        each_gets = [1.0] * together  # tokens; one without a draft gets no more
+        tried = 0
         best, best_rate = 0, _WORTH * tokens / costs[0]
         best_tokens = tokens
         best_right = float(len(drafts))
         for length in range(1, max(mosts) + 1):
             for place, each in enumerate(mosts):
                 right[place] *= next(rates[place]) if length <= each else 0.0
+                each_gets[place] += right[place]
+            if length > free and min(each_gets) * costs[0] < costs[length]:
+                break
+            tried = length
             tokens += sum(right)
             if tokens / costs[length] > best_rate:
                 best, best_rate, best_tokens, best_right = length, tokens / costs[length], tokens, sum(right)
-        if best == max(mosts):
+        if best == tried:
             return best
         self._undecided += 1
         if self._undecided % together:
@@ -378,10 +393,3 @@ class DraftPolicy:
 
     def _acceptance(self, draft: Draft) -> Acceptance:
         return self._acceptances[draft.source, match_class(draft.match)]
-
-
-def _within(limit: RoundLimit, known: RoundCosts, costs: Sequence[float], together: int) -> Sequence[float]:
-    """Returns the costs that rounds of so many answers may have: all of them, as long as no time is known."""
-    if not known.known:
-        return costs
-    return costs[: 1 + max(limit.drafts // together, sum(seconds <= limit.seconds for seconds in costs[1:]))]
