@@ -99,9 +99,10 @@ class PrefixCache(Protocol):
     def reserve(self, nbytes: int) -> None:
         """Sets the bytes that batches of open sessions hold, in addition to the sessions' own layers."""
 
-    def bound(self, nbytes: int) -> None:
+    def bound(self, nbytes: int) -> int:
         """Limits the cache to `nbytes`, or to the budget that it was made with if that is less, and evicts unused
-        entries until it fits."""
+        entries until it fits. Returns the bytes that it leaves to others in the second case."""
+        ...
 
     def evict(self) -> None:
         """Frees everything that no open session uses."""

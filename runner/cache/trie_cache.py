@@ -291,9 +291,10 @@ class TrieCache:
         self.reserved_bytes = nbytes
         self._enforce_safely()
 
-    def bound(self, nbytes: int) -> None:
+    def bound(self, nbytes: int) -> int:
         self.budget_bytes = nbytes if self._most_bytes is None else min(nbytes, self._most_bytes)
         self._enforce_safely()
+        return nbytes - self.budget_bytes
 
     def evict(self) -> None:
         if not self.sequences.sessions:

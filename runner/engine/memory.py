@@ -155,6 +155,7 @@ class MemoryBudget:
         # As of the last `fit`.
         self._running = 0
         self._longest = 0  # tokens of the longest context
+        self._spare_bytes = 0  # which the cache may not hold
         # Of the present slice.
         self._start_bytes = 0
 
@@ -200,7 +201,7 @@ class MemoryBudget:
         others = self._others(cache)
         compiling = self.one_grammar_bytes * sum(not each.grammar.compiled for each in running)
         headroom = self._headroom(cache, self._running, self._longest)
-        cache.bound(max(0, self.room_bytes - others - compiling - headroom))
+        self._spare_bytes = cache.bound(max(0, self.room_bytes - others - compiling - headroom))
         for generation in running:
             if text := self.refusal(cache, len(generation.session.recorded)):
                 return generation, text
@@ -252,9 +253,10 @@ class MemoryBudget:
         )
 
     def allows_drafts(self, cache: PrefixCache) -> bool:
-        """Returns True if there is room, beside what runs, for steps over several tokens, and some to spare."""
-        needed = _ROUND_ROWS * self._step_bytes + self._draft_bytes
-        return cache.allows(needed + self.room_bytes // _SHARE)
+        """Returns True if there is room, beside what runs as of the last `fit`, for steps over several tokens, and some
+        to spare."""
+        needed = _ROUND_ROWS * self._step_bytes + self._draft_bytes + self.room_bytes // _SHARE
+        return cache.allows(max(0, needed - self._spare_bytes))
 
     def free(self, cache: PrefixCache) -> None:
         """Frees all unused memory, because MLX found none."""

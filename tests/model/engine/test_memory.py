@@ -270,6 +270,20 @@ def test_a_round_of_drafts_does_not_raise_the_cost_of_a_step() -> None:
         assert 900 < memory._step_bytes <= 1000
 
 
+@pytest.mark.parametrize(
+    ("budget_bytes", "cache_bytes", "allowed"),
+    [(10_000_000, None, True), (10_000_000, 500_000, True), (5_000_000, None, False), (5_000_000, 500_000, False)],
+)
+def test_drafts_take_what_the_cache_may_not_hold(budget_bytes: int, cache_bytes: int | None, allowed: bool) -> None:
+    """A small budget of the cache does not mean that memory is short."""
+    engine = make_engine(budget_bytes, Dial(), cache_bytes=cache_bytes)
+    engine.scheduler.memory._step_bytes = 500_000
+    engine.ask(words(300), 4)
+    engine.until(lambda: bool(engine.scheduler.batches.all))
+    assert 100_000 < engine.trie.nbytes < 500_000
+    assert engine.scheduler.memory.allows_drafts(engine.trie) is allowed
+
+
 # --- no memory
 
 
