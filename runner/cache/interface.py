@@ -101,7 +101,7 @@ class PrefixCache(Protocol):
 
     def bound(self, nbytes: int) -> int:
         """Limits the cache to `nbytes`, or to the budget that it was made with if that is less, and evicts unused
-        entries until it fits. Returns the bytes that it leaves to others in the second case."""
+        entries until it fits. Returns by how many bytes that budget is less than `nbytes`; 0 if it is not."""
         ...
 
     def evict(self) -> None:

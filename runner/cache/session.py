@@ -387,7 +387,7 @@ class DecodeRows:
         return [] if self._batch is None else self._batch.arrays()
 
     def join(self, others: Sequence["DecodeRows"]) -> None:
-        """Appends the one session of each of `others`. Waits for all that all have under way. Raises RuntimeError if
+        """Appends the one session of each of `others`. Waits for all that they have under way. Raises RuntimeError if
         one of them has a round to accept."""
         sessions = [session for each in others for session in each.sessions]
         if self._in_round or any(each.in_round for each in (*self.sessions, *sessions)):

@@ -332,8 +332,9 @@ class DraftPolicy:
     ) -> int:
         """Returns how many of at most so many tokens of each draft to take; `costs` are those of none, one, and so on.
         A forward brings so many `tokens` without them."""
-        free = max(limit.drafts // together, sum(seconds <= limit.seconds for seconds in costs[1:]))
-        most = min(max(free, sum(seconds <= limit.burst_s for seconds in costs[1:])), self.longest(together))
+        # Up to `unconditional` drafts it does not matter who gains; beyond them all must.
+        unconditional = max(limit.drafts // together, sum(seconds <= limit.seconds for seconds in costs[1:]))
+        most = min(max(unconditional, sum(seconds <= limit.burst_s for seconds in costs[1:])), self.longest(together))
         acceptances = [self._acceptance(draft) for draft, _ in drafts]
         mosts = [
             min(count, most if acceptance.trusted else min(draft.match, most))
@@ -350,7 +351,7 @@ class DraftPolicy:
             for place, each in enumerate(mosts):
                 right[place] *= next(rates[place]) if length <= each else 0.0
                 each_gets[place] += right[place]
-            if length > free and min(each_gets) * costs[0] < costs[length]:
+            if length > unconditional and min(each_gets) * costs[0] < costs[length]:
                 break
             tried = length
             tokens += sum(right)

@@ -155,7 +155,7 @@ class MemoryBudget:
         # As of the last `fit`.
         self._running = 0
         self._longest = 0  # tokens of the longest context
-        self._spare_bytes = 0  # which the cache may not hold
+        self._spare_bytes = 0  # of the room, beyond what the cache may ever hold
         # Of the present slice.
         self._start_bytes = 0
 

@@ -19,8 +19,8 @@ from runner.cache.layers.scans import RoundReads, watched
 from runner.cache.layers.snapshot import Buffers, Ledger, own
 
 SHORT_STEP, LONG_STEP = 64, 256
-"""Rows are laid with room for `SHORT_STEP` columns, as many answers are short; buffers that are full grow by
-`LONG_STEP`, as each growth copies all, and the memory that it takes is new to the system."""
+"""Rows are laid with room for `SHORT_STEP` columns, as many answers are short. Buffers that are full grow by
+`LONG_STEP`, as each growth copies all rows into new memory."""
 
 
 class KVRows:

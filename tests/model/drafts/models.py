@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -14,7 +14,7 @@ from runner.drafts.dflash.drafter import BlockDrafter
 from runner.drafts.drafting import AnswerDrafter, Drafting, DraftModel
 from runner.drafts.heads.head import Head, HeadDrafter, QwenHead
 from runner.drafts.own_model import OwnDraftModel
-from runner.drafts.policy import Draft, DraftPolicy
+from runner.drafts.policy import DraftPolicy
 from runner.drafts.target import target_of
 from runner.engine.generation import Forward
 from runner.engine.policy import UNLIMITED, RoundLimit
@@ -42,19 +42,10 @@ class Eager(DraftPolicy):
         super().__init__(7, [1.0] * 64)
         self._drafts, self._known = length, known
 
-    def length(
-        self, drafts: Sequence[Draft], context_tokens: int, together: int = 1, limit: RoundLimit = UNLIMITED
-    ) -> int:
+    def length(self, *_: Any, **__: Any) -> int:
         return self._known
 
-    def model_length(
-        self,
-        mosts: Sequence[int],
-        context_tokens: int,
-        together: int = 1,
-        beside: Sequence[Draft] = (),
-        limit: RoundLimit = UNLIMITED,
-    ) -> int:
+    def model_length(self, mosts: Sequence[int], *_: Any, **__: Any) -> int:
         return min(max(mosts), self._drafts)
 
 
