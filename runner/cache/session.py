@@ -382,8 +382,7 @@ class DecodeRows:
         return True
 
     def arrays(self) -> list[mx.array]:
-        """Returns the arrays to evaluate together with the logits of a batch: nothing else may
-        need the positions."""
+        """Returns the arrays to evaluate together with the logits of a batch, which do not need them."""
         return [] if self._batch is None else self._batch.arrays()
 
     def join(self, others: Sequence["DecodeRows"]) -> None:
@@ -399,6 +398,11 @@ class DecodeRows:
             self._batch.extend(rows)
         self.sessions += sessions
         self._seen += [0] * len(sessions)
+
+    def make_room(self, sessions: int, tokens: int) -> bool:
+        """Makes room in a batch for so many more sessions, of at most `tokens` tokens, and for the next tokens of all:
+        a piece of it. Returns True if there is all of it."""
+        return self._batch is None or self._batch.make_room(len(self.sessions) + sessions, tokens)
 
     def settle(self, row: int) -> None:
         """Lets the session's own layers take over what its row has seen."""

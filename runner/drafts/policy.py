@@ -235,7 +235,10 @@ class Draft(NamedTuple):
     """How many tokens right before the draft are the same where it is from."""
 
 
-_WORTH = 1.01  # times the tokens a second of a shorter draft: less would be noise
+_WORTH = 1.01  # times the tokens a second of a plain step: less would be noise
+_WORTH_TOGETHER = 1.1
+"""As much for several answers. Those of them that gain nothing wait longer for each token, and the others leave the
+batch to them the sooner."""
 _MOST_TOGETHER = 64  # tokens of a forward over several answers
 
 
@@ -344,7 +347,7 @@ class DraftPolicy:
         right = [1.0] * len(drafts)  # how likely it is that all tokens so far are
         each_gets = [1.0] * together  # tokens; one without a draft gets no more
         tried = 0
-        best, best_rate = 0, _WORTH * tokens / costs[0]
+        best, best_rate = 0, (_WORTH if together == 1 else _WORTH_TOGETHER) * tokens / costs[0]
         best_tokens = tokens
         best_right = float(len(drafts))
         for length in range(1, max(mosts) + 1):

@@ -144,10 +144,14 @@ class Batch:
         choices: Sequence[Choice | None]
         if isinstance(self._in_flight, StepAwaitingMasks):
             choices = self._step_with_masks()
-        elif (drafts := self._find_drafts(limit)) and self._in_flight is None:
-            choices = self._step_round(drafts)
         else:
-            choices = self._step_drawn(dispatch=not drafts)
+            drafts = self._find_drafts(limit)
+            if TRACE.on:
+                TRACE.lap("drafts")
+            if drafts and self._in_flight is None:
+                choices = self._step_round(drafts)
+            else:
+                choices = self._step_drawn(dispatch=not drafts)
         if not choices:
             return []
         self.steps += 1
@@ -222,6 +226,8 @@ class Batch:
         samples = [each.draw(row[: len(each.tokens)]) for each, row in zip(rounds, logits, strict=True)]
         mx.async_eval([array for sample in samples for array in sample.arrays()])
         choices = [each.read() for each in rounds]
+        if TRACE.on:
+            TRACE.lap("wait")
         if not self._guided:
             self._in_flight = RoundToAccept(rounds)
             return choices
@@ -307,18 +313,23 @@ class Batch:
         tokens = mx.array(self._rows.unseen, mx.uint32)[:, 0]
         return Drawn(Sample(tokens), recorded=self.generations)
 
-    def accepts(self, others: Sequence["Batch"]) -> bool:
-        """Returns True if the generations of `others`, which have one each, may join. Rows are padded to the longest: a
-        much shorter row would cost more in padding than in forwards of its own."""
-        batches = [self, *others]
-        if not all(each.may_batch for batch in batches for each in batch.generations):
-            return False
-        lengths = [length for batch in batches for length in batch._rows.lengths]
-        return max(lengths) * len(lengths) <= 2 * sum(lengths) + _PADDING_TOKENS * len(lengths)
+    @property
+    def lengths(self) -> Sequence[int]:
+        """The tokens of each row."""
+        return self._rows.lengths
 
-    def padded(self, others: Sequence["Batch"] = ()) -> int:
-        """Returns the tokens of the longest row of all these batches."""
-        return max(length for batch in (self, *others) for length in batch._rows.lengths)
+    def accepts(self, lengths: Sequence[int]) -> bool:
+        """Returns True if generations whose rows have these lengths may join. Rows are padded to the longest: a much
+        shorter row would cost more in padding than in forwards of its own."""
+        rows = [*self.lengths, *lengths]
+        fits = max(rows) * len(rows) <= 2 * sum(rows) + _PADDING_TOKENS * len(rows)
+        return fits and all(each.may_batch for each in self.generations)
+
+    def make_room(self, lengths: Sequence[int]) -> bool:
+        """Makes room for rows of these lengths, which are to join, and for the next tokens of all: a piece of it, as
+        all rows are copied. Returns True if there is all of it. If this raises, several generations can only decode one
+        by one, after `break_up`."""
+        return self._rows.make_room(len(lengths), max(lengths, default=0))
 
     def join(self, others: Sequence["Batch"]) -> None:
         """Takes over the generations of `others`, which this batch `accepts`, and each of which it `may_meet`. If this

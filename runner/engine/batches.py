@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from operator import itemgetter
 from types import MappingProxyType
 
 from runner.cache import PrefixCache
@@ -73,10 +72,18 @@ class Batches:
         """Returns True unless a batch waits to join another one: both have to make a step without drafts before."""
         return all(self._target_of(each, cache) is None for each in self.all if len(each.generations) == 1)
 
+    def make_room(self, batch: Batch, coming: Sequence[Generation], cache: PrefixCache) -> None:
+        """Lets a batch of several requests make a piece of the room that it will need: for tokens to come, and for
+        those of the `coming` requests that may join it."""
+        lengths = [each.session.total for each in coming if each.may_batch and not self._unbatchable]
+        if lengths and not (batch.accepts(lengths) and _has_memory(cache, batch, lengths)):
+            lengths = []
+        batch.make_room(lengths)
+
     def join(self, batch: Batch, cache: PrefixCache) -> tuple[Batch, Results]:
         """Joins each batch of one request, this one first, with the one that suits it best, if any; all that join the
-        same one at once, as its rows are copied. Returns the batch that the request is in now, and the requests of a
-        batch that was broken up."""
+        same one at once, as soon as that has made room for them. Returns the batch that the request is in now, and the
+        requests of a batch that was broken up."""
         joining: dict[Batch, list[Batch]] = {}
         for each in [batch, *(other for other in self.all if other is not batch and len(other.generations) == 1)]:
             target = None if each in joining else self._target_of(each, cache, joining)
@@ -84,6 +91,8 @@ class Batches:
                 joining.setdefault(target, []).append(each)
         for target, others in joining.items():
             try:
+                if not target.make_room([length for each in others for length in each.lengths]):
+                    continue
                 target.join(others)
             except Exception as error:
                 for each in others:
@@ -104,12 +113,17 @@ class Batches:
         if (
             len(batch.generations) > 1
             or len(self.all) < 2
-            or batch.steps < min(self.lone_steps, batch.padded() // _COPIED_TOKENS)
+            or batch.steps < min(self.lone_steps, batch.lengths[0] // _COPIED_TOKENS)
+            or not batch.generations[0].may_batch
         ):
             return None
         gone = {batch, *chain(*joining.values())}
-        with_it = {each: [*joining.get(each, ()), batch] for each in self.all if each not in gone}
-        targets = [each for each, others in with_it.items() if each.accepts(others)]
+        lengths = {
+            each: [length for other in (*joining.get(each, ()), batch) for length in other.lengths]
+            for each in self.all
+            if each not in gone
+        }
+        targets = [each for each, coming in lengths.items() if each.accepts(coming)]
         if not targets:
             return None
         if self._unbatchable:
@@ -119,9 +133,8 @@ class Batches:
             return None
         if not batch.batchable:
             return None
-        rows, target = max(((len(each.generations) + len(with_it[each]), each) for each in targets), key=itemgetter(0))
-        room = cache.allows(cache.session_bytes(target.padded(with_it[target])) * rows - target.nbytes)
-        return target if room else None
+        target = max(targets, key=lambda each: len(each.generations) + len(lengths[each]))
+        return target if _has_memory(cache, target, lengths[target]) else None
 
     def leave(self, batch: Batch, leaving: Sequence[Generation]) -> Results:
         """Takes requests out of their batch, and ends the batch when none is left. Returns the others if it had to be
@@ -152,3 +165,9 @@ class Batches:
         log.exception("a batch failed; computing its answers one by one", answers=len(batch.generations))
         self._recovery.note(error)
         return batch.break_up(error)
+
+
+def _has_memory(cache: PrefixCache, batch: Batch, lengths: Sequence[int]) -> bool:
+    """Returns True if there is memory for a batch after rows of these lengths have joined it."""
+    rows = [*batch.lengths, *lengths]
+    return cache.allows(cache.session_bytes(max(rows)) * len(rows) - batch.nbytes)

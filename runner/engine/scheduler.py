@@ -200,6 +200,8 @@ class Scheduler:
             batch = self._join(batch)
             may_draft = self.batches.may_draft(self.cache)
         try:
+            if len(batch.generations) > 1:
+                self.batches.make_room(batch, (*self.prefilling, *self._compiling), self.cache)
             choices = batch.step(limit if may_draft else None)
         except Exception as error:
             results = self.batches.end(batch, error)

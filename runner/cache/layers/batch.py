@@ -21,6 +21,25 @@ from runner.cache.layers.snapshot import Buffers, Ledger, own
 SHORT_STEP, LONG_STEP = 64, 256
 """Rows are laid with room for `SHORT_STEP` columns, as many answers are short. Buffers that are full grow by
 `LONG_STEP`, as each growth copies all rows into new memory."""
+_AHEAD = 32  # columns before the end of buffers at which they begin to grow, layer by layer
+_MOST_PLACES = 4  # kinds of layers, by their windows
+_PIECE_BYTES, _PIECES = 1 << 24, 32  # of a batch that grows: a piece has as many bytes, or this part of all
+
+
+class Places:
+    """The columns that the rows of a forward write. All layers have the same ones or, with a window, others."""
+
+    def __init__(self) -> None:
+        self._latest: dict[tuple[object, ...], mx.array] = {}
+
+    def of(self, first: list[int], count: int, columns: int) -> mx.array:
+        """Returns `count` columns for each row from its `first` one on, in turn: int [B, 1, count, 1]."""
+        key = (*first, count, columns)
+        if key not in self._latest:
+            if len(self._latest) > _MOST_PLACES:
+                self._latest.clear()
+            self._latest[key] = ((mx.array(first)[:, None] + mx.arange(count)) % columns)[:, None, :, None]
+        return self._latest[key]
 
 
 class KVRows:
@@ -28,10 +47,11 @@ class KVRows:
 
     The entry of token p of a row is in column (p + shift) of the buffers. Rows are laid so that all end in one column,
     and a forward over one token of each then writes one column. Once rows have gone back by different counts, each
-    writes at its own end, until they are laid anew, as the buffers grow or are half empty.
+    writes at its own end, until they are laid anew, as half of the columns are before all of them.
 
     The buffers may have more rows than these. A row that leaves gives its place to the last one, and the next one that
-    comes takes the place of that: neither moves the others.
+    comes takes the place of that: neither moves the others. Buffers that grow or shrink keep each entry in its column,
+    so that layers need not do so at the same time, and one mask still fits all.
 
     A window keeps room for itself and the tokens of a forward, and its columns are taken in turn: (p + shift) modulo
     their number. Whatever a column holds, the mask shows a token only the columns of those that it may look at.
@@ -52,7 +72,10 @@ class KVRows:
         self._shifts: list[int] = []
         self.spare = 0
         """The tokens that rows may go back by, over several forwards of one token each."""
+        self.places = Places()
+        """Shared by all layers of a batch."""
         self._window = window
+        self._columns = 0
         self._lay(parts, lengths)
 
     @classmethod
@@ -110,7 +133,7 @@ class KVRows:
             if free := self.keys.shape[0] - rows:
                 first += [0] * free
                 keys, values = (mx.pad(x, [(0, free), (0, 0), (0, 0), (0, 0)]) for x in (keys, values))
-            places = ((mx.array(first)[:, None] + mx.arange(count)) % self._columns)[:, None, :, None]
+            places = self.places.of(first, count, self._columns)
             self.keys = mx.put_along_axis(self.keys, places, keys.astype(self.keys.dtype), axis=2)
             self.values = mx.put_along_axis(self.values, places, values.astype(self.values.dtype), axis=2)
         self.stand([length + count for length in self._lengths])
@@ -154,38 +177,71 @@ class KVRows:
         """Appends the rows of another one."""
         self.sources = [*self.sources, *other.sources]
         parts, end, lengths = other._parts(range(len(other._lengths))), self._end(), [*self._lengths, *other._lengths]
-        most = max(part[0].shape[2] if part else 0 for part in parts)
-        if self.keys is None or self.values is None or most > end or end > self._columns:
+        held = [part[0].shape[2] if part else 0 for part in parts]
+        in_turn = end > self._columns
+        if self.keys is None or self.values is None or (in_turn and max(held) > self._columns):
             self._lay([*self._parts(range(len(self._lengths))), *parts], lengths)
             return
-        if (more := len(lengths) - self.keys.shape[0]) > 0:
-            self.keys, self.values = (
-                mx.concatenate([x, mx.zeros((more, *x.shape[1:]), x.dtype)]) for x in (self.keys, self.values)
-            )
-        for row, part in enumerate(parts, len(self._lengths)):
+        ends = [max(end, count) for count in held]
+        self._grow(len(lengths), 0 if in_turn else max(ends))
+        for row, (part, stop) in enumerate(zip(parts, ends, strict=True), len(self._lengths)):
             for buffer, entries in zip((self.keys, self.values), part, strict=False):
-                buffer[row : row + 1, :, end - entries.shape[2] : end] = entries
-        self._shifts += [end - length for length in other._lengths]
+                first = (stop - entries.shape[2]) % self._columns
+                fits = min(entries.shape[2], self._columns - first)
+                buffer[row : row + 1, :, first : first + fits] = entries[:, :, :fits]
+                if rest := entries.shape[2] - fits:
+                    buffer[row : row + 1, :, :rest] = entries[:, :, fits:]
+        self._shifts += [stop - length for stop, length in zip(ends, other._lengths, strict=True)]
         self.stand(lengths)
+
+    @property
+    def has_window(self) -> bool:
+        return self._window is not None
+
+    def has_room(self, rows: int, tokens: int) -> bool:
+        """Returns True if there is room for `rows` rows, of at most `tokens` tokens, and for the next tokens of all."""
+        assert self.keys is not None
+        has_columns = self.has_window or max(tokens, self._end() + _AHEAD) <= self._columns
+        return has_columns and rows <= self.keys.shape[0]
+
+    def make_room(self, rows: int, tokens: int) -> None:
+        """Makes such room."""
+        columns = 0 if self.has_room(0, tokens) else max(tokens + SHORT_STEP, self._columns + LONG_STEP)
+        self._grow(rows, columns)
+
+    def _grow(self, rows: int, columns: int) -> None:
+        """Gives the buffers at least as many rows and columns."""
+        assert self.keys is not None
+        assert self.values is not None
+        more_rows, more_columns = max(0, rows - self.keys.shape[0]), max(0, columns - self._columns)
+        if more_rows or more_columns:
+            width = [(0, more_rows), (0, 0), (0, more_columns), (0, 0)]
+            self.keys, self.values = mx.pad(self.keys, width), mx.pad(self.values, width)
+            self._columns += more_columns
 
     def filter(self, batch_indices: Sequence[int]) -> None:
         """Keeps only these rows, in this order. The buffers stay as they are while more than half of them is in use, if
         no row moves back."""
         lengths = [self._lengths[row] for row in batch_indices]
-        used = len(lengths) * min(max(lengths), self._columns)
-        self.sources = [self.sources[row] for row in batch_indices]
-        buffers = [x for x in (self.keys, self.values) if x is not None]
         moved = [(new, old) for new, old in enumerate(batch_indices) if new != old]
-        if any(2 * used <= x.shape[0] * self._columns for x in buffers) or any(old < new for new, old in moved):
+        shifts = [self._shifts[row] for row in batch_indices]
+        self.sources = [self.sources[row] for row in batch_indices]
+        end = max(map(sum, zip(lengths, shifts, strict=True)))
+        if any(old < new for new, old in moved) or 2 * min(shifts) >= end:
             self._lay(self._parts(batch_indices), lengths)
             return
+        buffers = [x for x in (self.keys, self.values) if x is not None]
         for new, old in moved:
             last = [own(buffer[old]) for buffer in buffers]
             mx.eval(last)  # or they would hold the buffers, which would be copied as a whole
             for buffer, entries in zip(buffers, last, strict=True):
                 buffer[new] = entries
-        self._shifts = [self._shifts[row] for row in batch_indices]
+        self._shifts = shifts
         self.stand(lengths)
+        columns = self._columns if self._window is not None else min(self._columns, end + SHORT_STEP)
+        if buffers and 2 * len(lengths) * columns <= buffers[0].shape[0] * self._columns:
+            self.keys, self.values = (own(x[: len(lengths), :, :columns]) for x in buffers)
+            self._columns = columns
 
     def keep_last(self, counts: Sequence[int]) -> None:
         """Keeps the last entries of each row, as many as `counts` says, as if they were all. Not in a window."""
@@ -218,9 +274,13 @@ class KVRows:
 
     def _make_room(self, count: int) -> None:
         """Makes room for `count` more tokens of each row."""
-        most = self._most_columns(count)
-        if self._end() + count > self._columns and (most is None or self._columns < most):
+        most, wanted = self._most_columns(count), self._end() + count
+        if wanted <= self._columns or (most is not None and most <= self._columns):
+            return
+        if self.keys is None or most is not None:
             self._lay(self._parts(range(len(self._lengths))), self._lengths, count, LONG_STEP)
+        else:
+            self._grow(0, self._columns - (self._columns - wanted) // LONG_STEP * LONG_STEP)
 
     def _most_columns(self, count: int) -> int | None:
         """Returns the columns that a window needs in a forward over `count` tokens; None without one. A single token
@@ -304,9 +364,13 @@ class BatchedLayers:
         """
         self.layers = _merged(rows)
         self._count = len(rows)
-        for cache in self.batch_caches():
-            if isinstance(cache, KVRows):
-                cache.spare = spare
+        self._caches: list[object] = [*flatten(self.layers)]
+        used = [cache for cache in self._caches if isinstance(cache, KVRows) and cache.keys is not None]
+        self._growing = sorted(used, key=lambda cache: not cache.has_window)
+        """Keys and values in the order in which they grow, those that take up most room last."""
+        places = Places()
+        for cache in self._growing:
+            cache.spare, cache.places = spare, places
         self._marks: list[tuple[KVRows, Sequence[int]]] = []
         self._reads: list[tuple[ArraysCache, RoundReads]] = []
 
@@ -321,6 +385,21 @@ class BatchedLayers:
             mine.extend(theirs)
             mx.eval(arrays_of(mine))
         self._count += len(others)
+
+    def make_room(self, rows: int, tokens: int) -> bool:
+        """Makes room for `rows` rows, of at most `tokens` tokens, and for the next tokens of all: a piece of it.
+        Returns True if there is all of it."""
+        if not self._growing or self._growing[-1].has_room(rows, tokens):
+            return True  # as all before it
+        piece_bytes, copied = max(_PIECE_BYTES, self.nbytes // _PIECES), 0
+        for cache in self._growing:
+            if not cache.has_room(rows, tokens):
+                cache.make_room(rows, tokens)
+                mx.eval(arrays_of(cache))
+                copied += cache.nbytes
+                if copied >= piece_bytes:
+                    break
+        return self._growing[-1].has_room(rows, tokens)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order: cheapest in that of `staying`. Raises ValueError unless they are at
@@ -383,16 +462,18 @@ class BatchedLayers:
 
     def batch_caches(self) -> list[BatchCache]:
         """Returns one batch cache for each layer that `flatten` finds in a row, in the same order."""
-        return cast("list[BatchCache]", list(flatten(self.layers)))
+        return cast("list[BatchCache]", self._caches)
 
     def arrays(self) -> list[mx.array]:
-        """Returns all arrays to evaluate after a forward."""
-        return [array for cache in self.batch_caches() for array in arrays_of(cache)]
+        """Returns the arrays to evaluate after a forward: of what it has changed, its logits need all but the last
+        states."""
+        caches = [cache for cache in self._caches if isinstance(cache, ArraysCache)]
+        return [array for cache in caches for array in arrays_of(cache)]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers, including padding and room for tokens to come."""
-        return sum(array.nbytes for array in self.arrays())
+        return sum(array.nbytes for cache in self._caches for array in arrays_of(cache))
 
     @property
     def nbytes_by_kind(self) -> tuple[int, int]:

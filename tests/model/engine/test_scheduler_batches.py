@@ -71,6 +71,24 @@ def test_an_answer_begins_beside_those_that_run_unless_it_is_one_token_or_its_pr
     assert [rows for rows, _ in engine.forward.calls[last_prompt + 1 :]][:11] == [1, 1, *[3] * 8, 2]
 
 
+@batchable
+@pytest.mark.parametrize("tokens", [5, 300])
+def test_a_batch_makes_room_layer_by_layer_before_others_join(name: str, tokens: int) -> None:
+    """Nobody waits until all rows are copied: while the prompt of the newcomer is read, or it decodes alone."""
+    engine = TinyEngine(name)
+    asked = [engine.ask(words(20, number), 80) for number in range(2)]
+    engine.until(lambda: all(engine.phase(each) == "batch" for each in asked))
+    with patch("runner.cache.layers.batch._PIECE_BYTES", 1), patch("runner.cache.layers.batch._PIECES", 1 << 30):
+        engine.ask(words(tokens, 7), 20)
+        engine.finish()
+    engine.check()
+    last_prompt = max(at for at, (_, length) in enumerate(engine.forward.calls) if length > 1)
+    rows = [rows for rows, _ in engine.forward.calls[last_prompt + 1 :]]
+    waits = tokens == 5 and name not in ("mamba2", "qwen3_next")  # these two have at most one layer of keys and values
+    assert rows[0] == (1 if waits else 3)
+    assert 3 in rows[:8]
+
+
 @pytest.mark.parametrize(("copied_tokens", "tokens", "rows"), [(4, 4, 1), (4, 30, 3), (64, 4, 3)])
 def test_the_longer_a_row_the_later_it_joins_others(copied_tokens: int, tokens: int, rows: int) -> None:
     """Joining copies the layers of a row, which does not pay for long prompts with very short answers."""

@@ -64,6 +64,7 @@ ANSWERS = [
 
 BATCHES = [
     Place(DecodeRows, "join", 0),
+    Place(DecodeRows, "make_room", 0),
     Place(DecodeRows, "settle", 1),
     Place(Session, "absorb", 1),
     Place(SequenceLayers, "absorb", 1),

@@ -126,6 +126,7 @@ _CONCURRENT: dict[str, tuple[str, ...]] = {
     "join samplers": ("runner.sampling.sampler:SamplerBatch.__init__",),
     "sample together": ("runner.sampling.sampler:SamplerBatch.__call__",),
     "release samplers": ("runner.sampling.sampler:SamplerBatch.release",),
+    "make room": (f"{_LAYERS}.batch:BatchedLayers.make_room",),
     "part layers": (f"{_LAYERS}.batch:BatchedLayers.keep",),
     "part samples": ("runner.sampling.sample:Sample.take",),
     "absorb": ("runner.cache.session:Session.absorb",),

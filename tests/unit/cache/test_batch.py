@@ -12,7 +12,7 @@ import pytest
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layer_interface import LayerState
 from runner.cache.layers import adapt, flatten
-from runner.cache.layers.batch import SHORT_STEP, BatchedLayers, KVRows, batchable, staying
+from runner.cache.layers.batch import LONG_STEP, SHORT_STEP, BatchedLayers, KVRows, batchable, staying
 from runner.cache.layers.snapshot import Ledger, complete
 
 from mlx_lm.models.cache import (  # isort: skip
@@ -101,13 +101,16 @@ def step(batch: BatchedLayers, rows: Sequence[Row], count: int = 1, right: Seque
     """A forward over `count` tokens of each row, each of which sees what it should; of several, the first ones are
     `right`, and no other one is seen by what follows."""
     right = right or [1] * len(rows)
+    masks: dict[object, mx.array] = {}  # by the window: a model makes one for all layers of a kind
     with batch.draft_round(count) if count > 1 else nullcontext():
         for batch_cache, states in zip(
             batch.batch_caches(), zip(*(row.states for row in rows), strict=True), strict=True
         ):
             wrong = (mx.arange(count) >= mx.array([*right])[:, None])[:, None, :, None] * WRONG
             entries = mx.concatenate([positions(row.position, count) for row in rows]) + wrong
-            found = _append(batch_cache, entries, [row.position for row in rows])
+            cache = cast("Attending", batch_cache)
+            mask = masks.setdefault(getattr(vars(states[0])["layer"], "max_size", None), cache.make_mask(count))
+            found = _append(cache, entries, [row.position for row in rows], mask)
             for row, state, read, passed in zip(rows, states, found, right, strict=True):
                 assert read[:passed] == [seen(state, row.position + 1 + place) for place in range(passed)]
     if count > 1:
@@ -118,11 +121,10 @@ def step(batch: BatchedLayers, rows: Sequence[Row], count: int = 1, right: Seque
         row.waiting += passed
 
 
-def _append(batch_cache: object, entries: mx.array, offsets: list[int]) -> list[list[list[int]]]:
+def _append(cache: Attending, entries: mx.array, offsets: list[int], mask: mx.array) -> list[list[list[int]]]:
     """The write of a forward to all rows; returns the positions that each token of each of them could attend to."""
-    cache, count = cast("Attending", batch_cache), entries.shape[2]
+    count = entries.shape[2]
     assert cache.offset.tolist() == offsets
-    mask = cache.make_mask(count)
     keys, values = cache.update_and_fetch(entries, -entries)
     assert mask.shape == (len(offsets), 1, count, keys.shape[2])
     assert mx.array_equal(keys, -values)
@@ -142,8 +144,10 @@ LENGTHS = (1, 2, 7, 8, 9, 15, 16, 17, 40, 255, 256, 257, 299, 300, 301, 310, 520
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_rows_come_and_go(seed: int) -> None:
-    """Short and long ones, before and after their windows have wrapped, some of them again and again."""
+def test_rows_come_and_go(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short and long ones, before and after their windows have wrapped, some of them again and again; now and then
+    some layers have more room than others."""
+    monkeypatch.setattr("runner.cache.layers.batch._PIECE_BYTES", 1)
     random = Random(seed)
     lengths, chunks = (LENGTHS, (100, 1000)) if seed % 4 == 0 else (LENGTHS[:9], (3, 11, 1000))
     batch: BatchedLayers | None = None
@@ -162,6 +166,8 @@ def test_rows_come_and_go(seed: int) -> None:
         assert batch is not None
         assert len(batch) == len(inside)
         for _ in range(random.choice((0, 1, 2, 5, 11))):
+            if random.random() < 0.2:
+                batch.make_room(len(inside) + random.randint(0, 2), random.choice(lengths))
             count = random.choice((1, 1, 2, 5, 16))
             step(batch, inside, count, [random.randint(0, count) for _ in inside] if count > 1 else ())
         if random.random() < 0.4:
@@ -252,6 +258,23 @@ def test_a_row_that_leaves_or_takes_its_place_moves_no_other(kind: str) -> None:
         assert allocated(partial(batch.keep, stay))[1] <= row + SLACK
         assert allocated(lambda: batch.extend([_list(states[0])]))[1] <= 2 * row + SLACK
     assert batch.nbytes == 8 * row
+
+
+def test_room_is_made_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For rows that come, longer ones, and tokens to come; after that nothing copies the rows that are there."""
+    monkeypatch.setattr("runner.cache.layers.batch._PIECE_BYTES", 1)
+    layers, longest = 20, 2000 + 3 * LONG_STEP
+    batch = BatchedLayers([[_list(_filled(2000))[0] for _ in range(layers)] for _ in range(8)])
+    layer_bytes = batch.nbytes // layers
+    for rows, tokens in ((9, 0), (9, longest)):
+        for piece in range(layers):
+            made: list[bool] = []
+            _, peak = allocated(lambda: made.append(batch.make_room(rows, tokens)))  # noqa: B023  called at once
+            assert made == [piece == layers - 1]
+            assert layer_bytes < peak <= 2 * layer_bytes
+    before = batch.nbytes_by_kind
+    batch.extend([[_list(_filled(longest))[0] for _ in range(layers)]])
+    assert batch.nbytes_by_kind[0] == before[0]
 
 
 @pytest.mark.usefixtures("exact_bytes")

@@ -337,14 +337,14 @@ def test_a_round_takes_no_longer_than_its_limit_or_has_as_few_drafts(
     assert policy.length([draft] * together, 1000, together) == policy.longest(together)
 
 
-@pytest.mark.parametrize(("drafted", "burst_s", "length"), [(4, 0.1, 12), (4, 0.06, 7), (3, 0.1, 2), (4, 0.0, 2)])
+@pytest.mark.parametrize(("drafted", "burst_s", "length"), [(4, 0.08, 11), (4, 0.06, 8), (3, 0.08, 2), (4, 0.0, 2)])
 def test_a_round_takes_longer_if_all_its_answers_gain(drafted: int, burst_s: float, length: int) -> None:
     policy = DraftPolicy(15, cpu_costs(64))
     draft = Draft([1] * 15, "own", 20)
     for _ in range(100):
         policy.record_outcome(draft, 15, 15)
     for rows in [*range(1, 17)] * 20:
-        policy.record_time(rows, 0.01 * (0.3 + 0.7 * rows), 1000, 4)
+        policy.record_time(rows, 0.01 * (0.4 + 0.6 * rows), 1000, 4)
     limit = RoundLimit(0.025, 0, burst_s)
     assert policy.length([draft] * drafted, 1000, 4, limit) == length
 

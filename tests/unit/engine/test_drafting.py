@@ -191,7 +191,7 @@ def test_a_model_rests_by_the_clock_and_what_is_known_is_drafted_all_the_same() 
 
 def test_a_model_drafts_for_all_answers_of_a_forward_but_not_for_more_than_it_can() -> None:
     model = Model()
-    drafting = Drafting(DraftPolicy.for_cpu(), model=model)
+    drafting = Drafting(DraftPolicy.for_gpu(), model=model)
     begun_answers = [begun(drafting, [*range(place, 40 + place)]) for place in range(5)]
     answers = [asking(drafter, session, row=row) for row, (drafter, session) in enumerate(begun_answers)]
     assert drafting.expects(answers[:3], 3)
