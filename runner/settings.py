@@ -36,7 +36,7 @@ DEFAULT_PARALLEL = 4
 MOST_PARALLEL = 64
 """Requests that run at once."""
 CACHE_KINDS = ("trie", "single", "none")
-CPU_DRAFT_TOKENS, GPU_DRAFT_TOKENS, MOST_DRAFT_TOKENS = 7, 15, 63
+DEFAULT_DRAFT_TOKENS, MOST_DRAFT_TOKENS = 15, 63
 """The most drafted tokens a round: by default, where the kernel for few rows of a CPU's BLAS ends at 8, and ever."""
 LEAST_SLICE_TOKENS = 16
 """The shortest slice worth computing: a forward over fewer tokens is hardly cheaper."""
@@ -244,14 +244,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stored beside it, suggests, as long as that is faster; the name or directory of a small model with the same
     vocabulary makes that model draft; `off` tries none."""
     draft_tokens: Annotated[
-        int | None,
-        _computing(
-            f"most drafted tokens a step [{GPU_DRAFT_TOKENS} on GPUs, {CPU_DRAFT_TOKENS} on CPUs]",
-            most=MOST_DRAFT_TOKENS,
-        ),
-    ] = None
+        int, _computing(f"most drafted tokens a step [{DEFAULT_DRAFT_TOKENS}]", most=MOST_DRAFT_TOKENS)
+    ] = DEFAULT_DRAFT_TOKENS
     """The most tokens drafted in one step, at most 63; a request may set less with the option `draft_num_predict`;
-    default: 15 on GPUs, 7 on CPUs."""
+    default: 15."""
     draft_known: Annotated[bool, _computing("reuse a greedy answer that the prefix cache has")] = False
     """Take the tokens of an answer from the prefix cache as far as the same prompt was answered before, and compute
     only what follows; for requests at temperature 0 without penalties, log-probabilities or a format; needs `--cache

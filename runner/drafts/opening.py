@@ -181,8 +181,7 @@ class DraftsWing(Wing):
             log.info("answers are not drafted", why=undraftable)
         make = DraftPolicy.for_cpu if parts.on_cpu else DraftPolicy.for_gpu
         at_once = self._model is not None and self._model.at_once
-        tokens = parts.settings.draft_tokens
-        policy = make(tokens, at_once=at_once) if tokens else make(at_once=at_once)
+        policy = make(parts.settings.draft_tokens, at_once=at_once)
         drafting = Drafting(policy, undraftable, parts.salt, self._model, parts.sources.clock)
         parts.drafting = drafting
         parts.counts.drafts = drafting.counts

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
 
 from runner.engine.policy import UNLIMITED, RoundLimit
-from runner.settings import CPU_DRAFT_TOKENS, GPU_DRAFT_TOKENS
+from runner.settings import DEFAULT_DRAFT_TOKENS
 
 # --- How often drafts like this one were right, token by token.
 
@@ -267,12 +267,12 @@ class DraftPolicy:
         }
 
     @classmethod
-    def for_cpu(cls, most: int = CPU_DRAFT_TOKENS, *, at_once: bool = False) -> "DraftPolicy":
+    def for_cpu(cls, most: int = DEFAULT_DRAFT_TOKENS, *, at_once: bool = False) -> "DraftPolicy":
         """Returns a policy that begins with the costs of CPUs."""
         return cls(most, cpu_costs(_MOST_TOGETHER), at_once=at_once)
 
     @classmethod
-    def for_gpu(cls, most: int = GPU_DRAFT_TOKENS, *, at_once: bool = False) -> "DraftPolicy":
+    def for_gpu(cls, most: int = DEFAULT_DRAFT_TOKENS, *, at_once: bool = False) -> "DraftPolicy":
         """Returns a policy that begins with the costs of GPUs."""
         return cls(most, gpu_costs(_MOST_TOGETHER), at_once=at_once)
 

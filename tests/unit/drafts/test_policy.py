@@ -255,7 +255,7 @@ def play_together(
     forward over so many tokens costs `cost(tokens)`. Returns the tokens per cost, over those without drafts."""
     rng, tokens, spent = random.Random(1), 0, 0.0
     for number in range(count):
-        drafts = [Draft([1] * 7, "own", 4 * (1 + answer % 2)) for answer in range(together)]
+        drafts = [Draft([1] * 15, "own", 4 * (1 + answer % 2)) for answer in range(together)]
         length = policy.length(drafts, 1000, together)
         for answer, draft in enumerate(drafts):
             accepted = 0

@@ -58,7 +58,7 @@ def ready() -> Drafting:
 
 def test_a_quotation_is_drafted_from_the_requests_own_text() -> None:
     drafter, session = begun(ready(), [*QUOTED, 7, *QUOTED[:20]])
-    assert proposed(drafter, session) == QUOTED[20:25]
+    assert proposed(drafter, session) == QUOTED[20:30]
     assert len(proposed(drafter, session, 3)) <= 3
 
 
@@ -162,7 +162,7 @@ def test_a_model_drafts_where_nothing_is_known() -> None:
     assert counts.model is not None
     assert (counts.model.name, counts.model.bytes, counts.model.state) == ("mine", 7, "on")
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
-    assert proposed(drafter, session) == QUOTED[20:25]
+    assert proposed(drafter, session) == QUOTED[20:30]
     assert len(model.asked) == 1
 
 
@@ -186,7 +186,7 @@ def test_a_model_rests_by_the_clock_and_what_is_known_is_drafted_all_the_same() 
         took(drafter, 2 if drafts else 1, 1 + len(drafts), 0.05 if drafts else 0.01)
     assert (drafting.speed(1, by_model=True).state.name, drafting.speed(1).state.name) == ("resting", "on")
     drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
-    assert proposed(drafter, session) == QUOTED[20:25]
+    assert proposed(drafter, session) == QUOTED[20:30]
 
 
 def test_a_model_drafts_for_all_answers_of_a_forward_but_not_for_more_than_it_can() -> None:
