@@ -236,9 +236,8 @@ class Draft(NamedTuple):
 
 
 _WORTH = 1.01  # times the tokens a second of a plain step: less would be noise
-_WORTH_TOGETHER = 1.1
-"""As much for several answers. Those of them that gain nothing wait longer for each token, and the others leave the
-batch to them the sooner."""
+_LEAST_PACE = 0.8
+"""What each answer keeps of the tokens a second that it has without drafts, however much the others gain."""
 _MOST_TOGETHER = 64  # tokens of a forward over several answers
 
 
@@ -291,7 +290,7 @@ class DraftPolicy:
         known = self._costs_of(together)
         wanted = [(draft, len(draft.tokens)) for draft in drafts]
         limit = limit if known.known else UNLIMITED
-        return self._length(wanted, known.curve(context_tokens), together, together, limit)
+        return self._length(wanted, known.curve(context_tokens), together, together, limit, together)
 
     def model_length(
         self,
@@ -315,7 +314,8 @@ class DraftPolicy:
         costs = [rounds[longest if beside else length] + drafts[self._units(length)] for length in range(longest + 1)]
         tokens = together + sum(map(self._expected, beside))
         wanted = [(draft, most) for most in mosts]
-        return self._length(wanted, costs, together, tokens, limit if known.known else UNLIMITED)
+        limit = limit if known.known else UNLIMITED
+        return self._length(wanted, costs, together, tokens, limit, together - len(beside))
 
     def _expected(self, draft: Draft) -> float:
         """Returns how many tokens of a draft are likely to be right."""
@@ -332,12 +332,13 @@ class DraftPolicy:
         together: int,
         tokens: float,
         limit: RoundLimit,
+        counted: int,
     ) -> int:
         """Returns how many of at most so many tokens of each draft to take; `costs` are those of none, one, and so on.
-        A forward brings so many `tokens` without them."""
-        # Up to `unconditional` drafts it does not matter who gains; beyond them all must.
-        unconditional = max(limit.drafts // together, sum(seconds <= limit.seconds for seconds in costs[1:]))
-        most = min(max(unconditional, sum(seconds <= limit.burst_s for seconds in costs[1:])), self.longest(together))
+        A forward brings so many `tokens` without them. `counted` are the answers that must keep their pace, those
+        without a draft too."""
+        most = max(limit.drafts // together, sum(seconds <= limit.seconds for seconds in costs[1:]))
+        most = min(most, self.longest(together))
         acceptances = [self._acceptance(draft) for draft, _ in drafts]
         mosts = [
             min(count, most if acceptance.trusted else min(draft.match, most))
@@ -345,22 +346,19 @@ class DraftPolicy:
         ]
         rates = [each.rates() for each in acceptances]
         right = [1.0] * len(drafts)  # how likely it is that all tokens so far are
-        each_gets = [1.0] * together  # tokens; one without a draft gets no more
-        tried = 0
-        best, best_rate = 0, (_WORTH if together == 1 else _WORTH_TOGETHER) * tokens / costs[0]
+        each_gets = [1.0] * counted  # tokens; one without a draft gets no more
+        best, best_rate = 0, _WORTH * tokens / costs[0]
         best_tokens = tokens
         best_right = float(len(drafts))
         for length in range(1, max(mosts) + 1):
             for place, each in enumerate(mosts):
                 right[place] *= next(rates[place]) if length <= each else 0.0
                 each_gets[place] += right[place]
-            if length > unconditional and min(each_gets) * costs[0] < costs[length]:
-                break
-            tried = length
             tokens += sum(right)
-            if tokens / costs[length] > best_rate:
+            keeps_pace = min(each_gets) * costs[0] >= costs[length] * _LEAST_PACE
+            if keeps_pace and tokens / costs[length] > best_rate:
                 best, best_rate, best_tokens, best_right = length, tokens / costs[length], tokens, sum(right)
-        if best == tried:
+        if best == max(mosts):
             return best
         self._undecided += 1
         if self._undecided % together:

@@ -18,7 +18,6 @@ from runner.settings import LEAST_SLICE_TOKENS
 _FIRST_TOKENS = 32  # beside decoding batches, until the cost of a token is known
 _STEP_TOKENS = 8  # larger slices are multiples of it
 _WORTH = 0.5  # of the gap: a second forward between two steps is worth its cost only if the first one was cut short
-_BURST = 4.0  # times the gap: a round of drafts by which all its answers gain
 _KNOWN = 0.5  # of the gap: known tokens are taken for so long before a step
 _WEIGHT = 0.5  # of the latest measurement in an average
 
@@ -65,8 +64,6 @@ class RoundLimit(NamedTuple):
     """No longer than this."""
     drafts: int = 0
     """It has no more drafts than these, of all its answers."""
-    burst_s: float = 0.0
-    """No longer than this, if each of its answers is likely to get more tokens a second than without drafts."""
 
 
 UNLIMITED = RoundLimit()
@@ -154,13 +151,10 @@ class SlicePolicy:
         """Returns the limit of a round of drafts if a batch steps now. Batches that take turns share the gap, as they
         share it with prompts. Where even plain steps take longer, a round may have as many drafts as the least slice
         of a prompt has tokens, unless prompts wait: with those slices, too, the gap would be longer than without
-        drafts. Where nothing waits but the answers of the round, they may wait for each other's drafts if all gain."""
+        drafts."""
         prompts = bool(work.startable or work.prefilling or work.encoding)
         batches = max(1, len(work.decoding))
-        seconds = self.max_gap_s / (batches + prompts)
-        if prompts:
-            return RoundLimit(seconds)
-        return RoundLimit(seconds, LEAST_SLICE_TOKENS // batches, 0.0 if batches > 1 else self.max_gap_s * _BURST)
+        return RoundLimit(self.max_gap_s / (batches + prompts), 0 if prompts else LEAST_SLICE_TOKENS // batches)
 
     def took(self, slice: Slice, work: Workload, seconds: float) -> None:  # noqa: A002 - it is the field's word
         """Learns how long a slice took that `next` returned for this work.

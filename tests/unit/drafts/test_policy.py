@@ -337,16 +337,16 @@ def test_a_round_takes_no_longer_than_its_limit_or_has_as_few_drafts(
     assert policy.length([draft] * together, 1000, together) == policy.longest(together)
 
 
-@pytest.mark.parametrize(("drafted", "burst_s", "length"), [(4, 0.08, 11), (4, 0.06, 8), (3, 0.08, 2), (4, 0.0, 2)])
-def test_a_round_takes_longer_if_all_its_answers_gain(drafted: int, burst_s: float, length: int) -> None:
+@pytest.mark.parametrize(("row_cost", "length"), [(0.6, 0), (0.05, 4), (0.01, 15)])
+def test_an_answer_without_drafts_keeps_its_pace_whatever_the_others_gain(row_cost: float, length: int) -> None:
     policy = DraftPolicy(15, cpu_costs(64))
     draft = Draft([1] * 15, "own", 20)
     for _ in range(100):
         policy.record_outcome(draft, 15, 15)
     for rows in [*range(1, 17)] * 20:
-        policy.record_time(rows, 0.01 * (0.4 + 0.6 * rows), 1000, 4)
-    limit = RoundLimit(0.025, 0, burst_s)
-    assert policy.length([draft] * drafted, 1000, 4, limit) == length
+        policy.record_time(rows, 0.01 * (1 - row_cost + row_cost * rows), 1000, 4)
+    assert policy.length([draft] * 4, 1000, 4) == 15
+    assert policy.length([draft] * 3, 1000, 4) == length
 
 
 def test_a_forward_has_no_more_tokens_than_are_allowed() -> None:

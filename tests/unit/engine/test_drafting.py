@@ -228,7 +228,7 @@ def test_a_model_that_pays_for_one_answer_rests_where_several_lose_by_it() -> No
 
 def test_a_model_drafts_beside_known_text_as_many_tokens_as_would_be_padded() -> None:
     model = Model()
-    drafting = Drafting(DraftPolicy.for_cpu(), model=model)
+    drafting = Drafting(DraftPolicy.for_gpu(), model=model)
     drafting.policy.model_length = lambda *_: 7  # type: ignore[method-assign]  # as it was when nothing was known
     quoting, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
     other, silent = begun(drafting, [*range(40)])

@@ -291,7 +291,7 @@ def test_the_last_part_of_a_prompt_is_given_whole() -> None:
 @pytest.mark.parametrize(
     ("work", "limit"),
     [
-        (Workload(decoding=[1]), RoundLimit(GAP_S, 16, 4 * GAP_S)),
+        (Workload(decoding=[1]), RoundLimit(GAP_S, 16)),
         (Workload(decoding=[1, 2, 3, 4]), RoundLimit(GAP_S / 4, 4)),
         (Workload(prefilling=[7], decoding=[1]), RoundLimit(GAP_S / 2, 0)),
         (Workload(startable=1, decoding=[1]), RoundLimit(GAP_S / 2, 0)),
