@@ -49,7 +49,7 @@ async def flowing(victim: Victim) -> AsyncIterator[None]:
     gaps: list[float] = []
     over = asyncio.Event()
     reader, writer = await victim.open()
-    writer.write(completion(json.dumps({"Prompt": "0", "Options": {"num_predict": 60_000}})))
+    writer.write(completion(json.dumps({"Prompt": "0", "Options": {"num_predict": 60_000, "draft_num_predict": 1}})))
     await reader.readuntil(b'"Done":false')
 
     async def read() -> None:
