@@ -37,7 +37,7 @@ MOST_PARALLEL = 64
 """Requests that run at once."""
 CACHE_KINDS = ("trie", "single", "none")
 DEFAULT_DRAFT_TOKENS, MOST_DRAFT_TOKENS = 15, 63
-"""The most drafted tokens a round: by default, where the kernel for few rows of a CPU's BLAS ends at 8, and ever."""
+"""The most drafted tokens a round: by default, and ever."""
 LEAST_SLICE_TOKENS = 16
 """The shortest slice worth computing: a forward over fewer tokens is hardly cheaper."""
 

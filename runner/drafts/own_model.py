@@ -225,7 +225,7 @@ class OwnDraftModel:
         if self._batch is not None and any(text in self._rows for text in texts):
             most = _PART_TOKENS // len(self._rows)
             self._read_rows([min(most, len(each.left) - 1) if each in texts else 0 for each in self._rows])
-            arrays += self._batch.arrays()
+            arrays += _arrays(self._batch.layers)  # all of them: nobody computes the logits
         mx.eval(arrays)
 
     def _settle(self) -> None:

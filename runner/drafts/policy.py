@@ -237,7 +237,7 @@ class Draft(NamedTuple):
 
 _WORTH = 1.01  # times the tokens a second of a plain step: less would be noise
 _LEAST_PACE = 0.8
-"""What each answer keeps of the tokens a second that it has without drafts, however much the others gain."""
+"""The share of its tokens a second without drafts that each answer keeps, however much the others gain."""
 _MOST_TOGETHER = 64  # tokens of a forward over several answers
 
 

@@ -47,7 +47,7 @@ class KVRows:
 
     The entry of token p of a row is in column (p + shift) of the buffers. Rows are laid so that all end in one column,
     and a forward over one token of each then writes one column. Once rows have gone back by different counts, each
-    writes at its own end, until they are laid anew, as half of the columns are before all of them.
+    writes at its own end, until they are laid anew, when half of the columns in use lie before the first token of each.
 
     The buffers may have more rows than these. A row that leaves gives its place to the last one, and the next one that
     comes takes the place of that: neither moves the others. Buffers that grow or shrink keep each entry in its column,
@@ -205,7 +205,7 @@ class KVRows:
         return has_columns and rows <= self.keys.shape[0]
 
     def make_room(self, rows: int, tokens: int) -> None:
-        """Makes such room."""
+        """Makes room as `has_room` asks for it."""
         columns = 0 if self.has_room(0, tokens) else max(tokens + SHORT_STEP, self._columns + LONG_STEP)
         self._grow(rows, columns)
 
@@ -465,8 +465,8 @@ class BatchedLayers:
         return cast("list[BatchCache]", self._caches)
 
     def arrays(self) -> list[mx.array]:
-        """Returns the arrays to evaluate after a forward: of what it has changed, its logits need all but the last
-        states."""
+        """Returns the states, which have to be evaluated beside the logits of a forward: these need all else that it
+        changes."""
         caches = [cache for cache in self._caches if isinstance(cache, ArraysCache)]
         return [array for cache in caches for array in arrays_of(cache)]
 

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
+from runner.cache.layers.batch import arrays_of
 from runner.cache.session import Session
 from runner.drafts.own_model import WINDOW_TOKENS, OwnDraftModel
 from runner.engine.ports import DraftedAnswer
@@ -176,6 +177,29 @@ def test_a_text_that_waits_to_be_read_holds_up_no_other_one() -> None:
         logits = kind.logits(mx.array([seen]), kind.make_layers())[0, -1]
         assert token == mx.argmax(logits).item()
         seen.append(token)
+
+
+@pytest.mark.parametrize("kind", BATCHABLE)
+def test_what_several_texts_read_is_computed_before_they_draft(kind: str) -> None:
+    """Or it would count as a part of what drafting takes."""
+    model, texts = own(kind), [Spoken(words(40, number)) for number in range(2)]
+    answers, computed = asking(texts), list[mx.array]()
+
+    def evaluate(arrays: list[mx.array]) -> None:
+        computed.extend(arrays)
+        evaluated(*arrays)
+
+    while model.read(answers, briefly=False):
+        pass
+    model.propose(answers, [], 2)
+    for text in texts:
+        text.recorded += words(40, 9)
+    evaluated = mx.eval
+    with patch.object(mx, "eval", evaluate):
+        model.read(answers, briefly=False)
+    assert model._batch is not None
+    held = [array for cache in model._batch.batch_caches() for array in arrays_of(cache)]
+    assert {*map(id, held)} <= {*map(id, computed)}
 
 
 def test_no_more_is_read_at_once_than_one_text_may() -> None:
