@@ -7,7 +7,7 @@ After a round each row goes back to its own mark, so rows need not end together.
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 from weakref import ref
 
 import mlx.core as mx
@@ -169,9 +169,16 @@ class KVRows:
         return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
 
     def latest(self, row: int, count: int) -> Buffers:
-        """Returns copies of the keys and values of the last `count` tokens of a row; empty if the model does not use
-        the layer."""
-        return [own(x) for x in self._row(row, count)]
+        """Returns the keys and values of the last `count` tokens of a row, oldest first (lazy); empty if the model does
+        not use the layer."""
+        if self.keys is None or self.values is None or not count:
+            return []
+        stop = (self._lengths[row] + self._shifts[row]) % self._columns or self._columns
+        found = [x[row : row + 1, :, max(0, stop - count) : stop] for x in (self.keys, self.values)]
+        if count <= stop:
+            return found
+        older = [x[row : row + 1, :, stop - count :] for x in (self.keys, self.values)]
+        return [mx.concatenate([*pair], axis=2) for pair in zip(older, found, strict=True)]
 
     def extend(self, other: "KVRows") -> None:
         """Appends the rows of another one."""
@@ -219,23 +226,29 @@ class KVRows:
             self.keys, self.values = mx.pad(self.keys, width), mx.pad(self.values, width)
             self._columns += more_columns
 
-    def filter(self, batch_indices: Sequence[int]) -> None:
-        """Keeps only these rows, in this order. The buffers stay as they are while more than half of them is in use, if
-        no row moves back."""
-        lengths = [self._lengths[row] for row in batch_indices]
-        moved = [(new, old) for new, old in enumerate(batch_indices) if new != old]
-        shifts = [self._shifts[row] for row in batch_indices]
-        self.sources = [self.sources[row] for row in batch_indices]
-        end = max(map(sum, zip(lengths, shifts, strict=True)))
-        if any(old < new for new, old in moved) or 2 * min(shifts) >= end:
-            self._lay(self._parts(batch_indices), lengths)
-            return
+    def moving(self, rows: Sequence[int]) -> list[mx.array]:
+        """Returns copies (lazy) of the rows that `filter` moves if it keeps these. They are evaluated before it: they
+        would hold the buffers, and MLX would copy all of these."""
         buffers = [x for x in (self.keys, self.values) if x is not None]
-        for new, old in moved:
-            last = [own(buffer[old]) for buffer in buffers]
-            mx.eval(last)  # or they would hold the buffers, which would be copied as a whole
-            for buffer, entries in zip(buffers, last, strict=True):
-                buffer[new] = entries
+        return [own(buffer[old]) for new, old in enumerate(rows) if old != new for buffer in buffers]
+
+    def filter(self, batch_indices: Sequence[int], moving: Sequence[mx.array] = ()) -> None:
+        """Keeps only these rows, in this order, given the copies that `moving` has returned. The buffers stay as they
+        are while more than half of them is in use."""
+        rows = batch_indices
+        lengths, shifts = [self._lengths[row] for row in rows], [self._shifts[row] for row in rows]
+        self.sources = [self.sources[row] for row in rows]
+        end = max(map(sum, zip(lengths, shifts, strict=True)))
+        if 2 * min(shifts) >= end:
+            self._lay(self._parts(rows), lengths)
+            return
+        if not moving:
+            mx.eval(moving := self.moving(rows))
+        copies = iter(moving)
+        buffers = [x for x in (self.keys, self.values) if x is not None]
+        for new, old in enumerate(rows):
+            for buffer in buffers if old != new else ():
+                buffer[new] = next(copies)
         self._shifts = shifts
         self.stand(lengths)
         columns = self._columns if self._window is not None else min(self._columns, end + SHORT_STEP)
@@ -245,22 +258,11 @@ class KVRows:
 
     def keep_last(self, counts: Sequence[int]) -> None:
         """Keeps the last entries of each row, as many as `counts` says, as if they were all. Not in a window."""
-        self._lay([self._row(row, count) for row, count in enumerate(counts)], counts)
+        self._lay([self.latest(row, count) for row, count in enumerate(counts)], counts)
 
     def _parts(self, rows: Sequence[int]) -> list[Buffers]:
         most = max(self._lengths) if self._window is None else self._window + self.spare
-        return [self._row(row, min(self._lengths[row], most)) for row in rows]
-
-    def _row(self, row: int, count: int) -> Buffers:
-        """Returns the entries of the last `count` tokens of a row, oldest first."""
-        if self.keys is None or self.values is None or not count:
-            return []
-        stop = (self._lengths[row] + self._shifts[row]) % self._columns or self._columns
-        found = [x[row : row + 1, :, max(0, stop - count) : stop] for x in (self.keys, self.values)]
-        if count <= stop:
-            return found
-        older = [x[row : row + 1, :, stop - count :] for x in (self.keys, self.values)]
-        return [mx.concatenate([*pair], axis=2) for pair in zip(older, found, strict=True)]
+        return [self.latest(row, min(self._lengths[row], most)) for row in rows]
 
     # --- columns
 
@@ -330,6 +332,9 @@ class BatchCache(Protocol):
     def filter(self, batch_indices: list[int]) -> None: ...
 
 
+AnyCache = TypeVar("AnyCache")
+
+
 def batchable(states: Sequence[LayerState]) -> bool:
     """Returns True if mlx-lm has a batch cache for each of these layers."""
     return bool(states) and all(state.batchable for state in states)
@@ -348,8 +353,9 @@ HeldStates = Sequence[tuple[ArraysCache, list[mx.array | None]]]
 class BatchedLayers:
     """The layers of several rows that decode in one forward: copies of the rows' own layers, which stay as they are.
 
-    Every change is evaluated at once, layer by layer, so that it needs room for the batch, one more layer of it, and
-    copies of the rows that join. A change that raised leaves the batch unusable. Owner: the engine thread.
+    Every change is evaluated at once, a few layers after the other, so that it needs room for the batch, for a 32nd of
+    it or 16 MB, and for copies of the rows that join. A change that raised leaves the batch unusable. Owner: the engine
+    thread.
     """
 
     layers: list[object]
@@ -373,6 +379,8 @@ class BatchedLayers:
             cache.spare, cache.places = spare, places
         self._marks: list[tuple[KVRows, Sequence[int]]] = []
         self._reads: list[tuple[ArraysCache, RoundReads]] = []
+        for piece in self._pieces():
+            mx.eval(*map(arrays_of, piece))
 
     def __len__(self) -> int:
         return self._count
@@ -380,10 +388,12 @@ class BatchedLayers:
     def extend(self, rows: Sequence[list[object]]) -> None:
         """Appends further rows. Raises as the constructor does."""
         others = BatchedLayers(rows)
-        for mine, theirs in zip(self.batch_caches(), others.batch_caches(), strict=True):
-            _check_alike([mine, theirs])
-            mine.extend(theirs)
-            mx.eval(arrays_of(mine))
+        coming = iter(others.batch_caches())
+        for piece in self._pieces():
+            for mine in piece:
+                _check_alike([mine, theirs := next(coming)])
+                mine.extend(theirs)
+            mx.eval(*map(arrays_of, piece))
         self._count += len(others)
 
     def make_room(self, rows: int, tokens: int) -> bool:
@@ -391,14 +401,11 @@ class BatchedLayers:
         Returns True if there is all of it."""
         if not self._growing or self._growing[-1].has_room(rows, tokens):
             return True  # as all before it
-        piece_bytes, copied = max(_PIECE_BYTES, self.nbytes // _PIECES), 0
-        for cache in self._growing:
-            if not cache.has_room(rows, tokens):
-                cache.make_room(rows, tokens)
-                mx.eval(arrays_of(cache))
-                copied += cache.nbytes
-                if copied >= piece_bytes:
-                    break
+        lacking = [cache for cache in self._growing if not cache.has_room(rows, tokens)]
+        piece = next(_pieces(lacking, self.nbytes))
+        for cache in piece:
+            cache.make_room(rows, tokens)
+        mx.eval(*map(arrays_of, piece))
         return self._growing[-1].has_room(rows, tokens)
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -406,9 +413,15 @@ class BatchedLayers:
         least one, present, and different."""
         if not rows or sorted(rows) != sorted(set(rows) & set(range(self._count))):
             raise ValueError(f"cannot keep the rows {list(rows)} of {self._count}")
-        for cache in self.batch_caches():
-            cache.filter(list(rows))
-            mx.eval(arrays_of(cache))
+        for piece in self._pieces():
+            moving = [cache.moving(rows) if isinstance(cache, KVRows) else list[mx.array]() for cache in piece]
+            mx.eval(moving)
+            for cache, copies in zip(piece, moving, strict=True):
+                if isinstance(cache, KVRows):
+                    cache.filter(rows, copies)
+                else:
+                    cache.filter([*rows])
+            mx.eval(*map(arrays_of, piece))
         self._count = len(rows)
 
     # --- rounds
@@ -464,6 +477,9 @@ class BatchedLayers:
         """Returns one batch cache for each layer that `flatten` finds in a row, in the same order."""
         return cast("list[BatchCache]", self._caches)
 
+    def _pieces(self) -> Iterator[Sequence[BatchCache]]:
+        return _pieces(self.batch_caches(), self.nbytes)
+
     def arrays(self) -> list[mx.array]:
         """Returns the states, which have to be evaluated beside the logits of a forward: these need all else that it
         changes."""
@@ -491,7 +507,7 @@ def _merged(rows: Sequence[list[object]]) -> list[object]:
 
 
 def _joined(same: Sequence[object]) -> object:
-    """Returns the evaluated batch cache of one layer of all rows."""
+    """Returns the batch cache of one layer of all rows (lazy)."""
     first = same[0]
     if first is None:
         return None
@@ -502,7 +518,6 @@ def _joined(same: Sequence[object]) -> object:
         batch = _stacked(cast("Sequence[BatchCache]", same))
     else:
         batch = cast("BatchCache", KVRows.of(cast("Sequence[KVCache]", same)))
-    mx.eval(arrays_of(batch))
     return batch
 
 
@@ -522,6 +537,20 @@ def _check_alike(caches: Sequence[BatchCache]) -> None:
     held = {tuple(state is None for state in vars(cache).get("cache", ())) for cache in caches}
     if len(held) > 1:
         raise ValueError("a row lacks a state that another one has")
+
+
+def _pieces(caches: Sequence[AnyCache], batch_bytes: int) -> Iterator[Sequence[AnyCache]]:
+    """Yields the caches of a batch in groups that are changed and evaluated together: an evaluation takes a while,
+    whatever its size, and a group needs room for itself."""
+    piece, held = list[AnyCache](), 0
+    for cache in caches:
+        piece.append(cache)
+        held += sum(array.nbytes for array in arrays_of(cache))
+        if held >= max(_PIECE_BYTES, batch_bytes // _PIECES):
+            yield piece
+            piece, held = [], 0
+    if piece:
+        yield piece
 
 
 def arrays_of(cache: object) -> list[mx.array]:

@@ -96,24 +96,28 @@ class KVState(LayerAdapter[Buffers]):
         """Writes snapshots into the buffers, from the offset on. Those that own their bytes move; those live elsewhere
         are copied."""
         complete(self.page_out())  # snapshots that were live here own their bytes now
-        at = self.offset
         parts = [list(same) for same in zip(*(each.parts(each.start, each.stop) for each in snapshots), strict=True)]
-        to = snapshots[-1].stop
-        buffers = self.arrays()
-        if buffers and to <= buffers[0].shape[-2] <= to + spare_room(to):
-            for buffer, pieces in zip(buffers, parts, strict=True):
-                buffer[..., at:to, :] = pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=-2)
-        else:  # the buffer is too small, or that of a much longer conversation
-            before = [[x[..., :at, :]] if at else [] for x in buffers] or [[] for _ in parts]
-            buffers = [
-                mx.concatenate([*old, *pieces, self._room(pieces[0], to)], axis=-2)
-                for old, pieces in zip(before, parts, strict=True)
-            ]
+        buffers = self._appended(parts, snapshots[-1].stop)
         mx.eval(buffers)
         self._put(buffers)
         for snapshot in snapshots:
             if not snapshot.live:
                 snapshot.page_in(self)
+
+    def _appended(self, parts: Sequence[Sequence[mx.array]], to: int) -> list[mx.array]:
+        """Returns the buffers with the entries from the offset up to `to` (lazy), given the parts of each. They are the
+        layer's own if these have room."""
+        at, buffers = self.offset, self.arrays()
+        if buffers and to <= buffers[0].shape[-2] <= to + spare_room(to):
+            for buffer, pieces in zip(buffers, parts, strict=True):
+                buffer[..., at:to, :] = pieces[0] if len(pieces) == 1 else mx.concatenate([*pieces], axis=-2)
+            return buffers
+        # The buffer is too small, or that of a much longer conversation.
+        before = [[x[..., :at, :]] if at else [] for x in buffers] or [[] for _ in parts]
+        return [
+            mx.concatenate([*old, *pieces, self._room(pieces[0], to)], axis=-2)
+            for old, pieces in zip(before, parts, strict=True)
+        ]
 
     def _room(self, like: mx.array, used: int) -> mx.array:
         """Returns empty entries up to the next multiple of the step."""
@@ -125,18 +129,12 @@ class KVState(LayerAdapter[Buffers]):
         self.layer.keys, self.layer.values = (keys[0], values[0]) if half == 1 else (keys, values)
 
 
-class Growing(Appended, Protocol):
-    """The methods that KVCache has in addition."""
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> object: ...
-
-
 class Latest(Protocol):
     """The layer of a batch (`batch.py`), as a row that leaves it sees it."""
 
     def latest(self, row: int, count: int) -> Buffers:
-        """Returns copies of the keys and values of the last `count` tokens of a row; empty if the model does not use
-        the layer."""
+        """Returns the keys and values of the last `count` tokens of a row, oldest first (lazy); empty if the model does
+        not use the layer."""
         ...
 
 
@@ -144,11 +142,11 @@ class PlainKVState(KVState):
     """KVCache."""
 
     batchable = True
-    layer: Growing
 
     def absorb(self, batch_cache: object, row: int, count: int) -> None:
         if latest := cast("Latest", batch_cache).latest(row, count):
-            self.layer.update_and_fetch(*latest)
+            self._put(self._appended([[x] for x in latest], self.offset + count))
+            self.layer.offset += count
 
 
 class ExactKVState(KVState):

@@ -112,7 +112,7 @@ class WindowState(TailState):
         offset = self.offset + count
         if latest := cast("Latest", batch_cache).latest(row, min(offset, self.layer.max_size)):
             self._check_none_live()
-            self._put(latest, offset)
+            self._put([own(x) for x in latest], offset)
 
     def copy(self, start: int, stop: int) -> Owned[Buffers]:
         entries = [own(self._between(x, start, stop)) for x in self.arrays()]
