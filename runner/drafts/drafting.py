@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from protocol.stats import DraftCounts, DraftModelState
 from runner.cache.session import Session
 from runner.drafts.lookup import Lookup, Ring
-from runner.drafts.policy import MODEL_MATCH, SOURCES, Draft, DraftPolicy
+from runner.drafts.policy import FIRST_SLACK_S, MODEL_MATCH, SOURCES, Draft, DraftPolicy
 from runner.drafts.speed_check import SpeedCheck
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.policy import UNLIMITED, RoundLimit
@@ -158,7 +158,9 @@ class Drafting:
         found = [_own(each).find(each.session, min(each.most + ahead, longest)) for each in answers]
         drafts = [draft for draft in found if draft is not None]
         context_tokens = max(len(each.session.recorded) for each in answers)
-        length = self.policy.length(drafts, context_tokens, together, limit) if drafts else 0
+        drafted_first = sorted(zip(answers, found, strict=True), key=lambda pair: pair[1] is None)
+        slacks = [_own(each).slack_s for each, _ in drafted_first]
+        length = self.policy.length(drafts, context_tokens, together, limit, slacks) if drafts else 0
         allowed = self.speed(together).allows()
         for each, draft in zip(answers, found, strict=True):
             _own(each).offer(draft, length, ahead, allowed=allowed)
@@ -176,7 +178,8 @@ class Drafting:
         mosts = [each.most for each in answers if _own(each).chosen is None]
         if not self._wanted:
             context_tokens = max(len(each.session.recorded) for each in answers)
-            self._wanted = self.policy.model_length(mosts, context_tokens, together, beside, limit)
+            slacks = [each.slack_s for each in own if each.chosen is None]
+            self._wanted = self.policy.model_length(mosts, context_tokens, together, beside, limit, slacks)
         self._model_offered |= self._wanted > 0
         if not self._wanted or not self.speed(together, by_model=True).allows():
             return 0
@@ -229,8 +232,9 @@ class Drafting:
         self.latest, self._together = own, step.together
         self._model_offered = self._model_worked = False
         self.model_s = 0.0
+        context_tokens = max((each.known for each in own), default=0)
         for each in own:
-            each.end_step()
+            each.end_step(max(1, step.length), context_tokens, step.together)
 
     def record_outcome(self, draft: Draft, taken: int, right: int) -> None:
         """Records that of the first `taken` tokens of a draft the first `right` were right."""
@@ -280,12 +284,15 @@ class AnswerDrafter:
         self._lookup = Lookup(prompt, shared.ring, shared.salt)
         self.known = len(prompt)
         """The tokens that the lookup has."""
+        self.slack_s = FIRST_SLACK_S
+        """The time by which rounds for others may still delay it."""
         self._vain = 0  # looks in a row for a draft that was worth its rows
         self._expected: Draft | None = None  # what the next round tries, the token on its way being the first
         # Of the present step.
         self.chosen: Draft | None = None
         """What it should try."""
         self._draft: Draft | None = None  # what its round tries
+        self._right = 0  # drafts of it
         self.offered = False
         """True if it could have tried a draft of known text."""
         self.waits = False
@@ -340,6 +347,7 @@ class AnswerDrafter:
 
     def record_outcome(self, drafts: int, right: int, life: Lifecycle) -> None:
         """Records how many drafts of a round were right; those of a model in `life`, the counts of the answer, too."""
+        self._right = right
         if self._draft is not None:
             self._shared.record_outcome(self._draft, drafts, right)
             if self._draft.source == "model":
@@ -351,9 +359,11 @@ class AnswerDrafter:
         """True if the step has tried, or waits for, a draft of known text."""
         return (self._draft is not None and self._draft.source != "model") or self.waits
 
-    def end_step(self) -> None:
-        """Ends the step."""
-        self._draft = None
+    def end_step(self, rows: int, context_tokens: int, together: int) -> None:
+        """Ends the step, whose forward was over so many rows of each of the answers."""
+        policy = self._shared.policy
+        self.slack_s = policy.slack_after(self.slack_s, 1 + self._right, rows, context_tokens, together)
+        self._draft, self._right = None, 0
         self.offered = self.waits = False
 
     def close(self) -> None:

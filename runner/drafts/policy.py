@@ -236,8 +236,10 @@ class Draft(NamedTuple):
 
 
 _WORTH = 1.01  # times the tokens a second of a plain step: less would be noise
-_LEAST_PACE = 0.8
+_LEAST_PACE = 0.95
 """The share of its tokens a second without drafts that each answer keeps, however much the others gain."""
+FIRST_SLACK_S, _MOST_SLACK_S = 0.1, 1.0
+"""The time by which an answer may fall behind that pace at first, and at most, after drafts have brought it ahead."""
 _MOST_TOGETHER = 64  # tokens of a forward over several answers
 
 
@@ -280,17 +282,24 @@ class DraftPolicy:
         return self.most if together == 1 else min(self.most, _MOST_TOGETHER // together - 1)
 
     def length(
-        self, drafts: Sequence[Draft], context_tokens: int, together: int = 1, limit: RoundLimit = UNLIMITED
+        self,
+        drafts: Sequence[Draft],
+        context_tokens: int,
+        together: int = 1,
+        limit: RoundLimit = UNLIMITED,
+        slacks: Sequence[float] = (),
     ) -> int:
         """Returns how many tokens of each of these drafts to take after `context_tokens` tokens, in a forward over as
-        many answers or some more: `together`. Ask once for each: now and then the result is a probe.
+        many answers or some more: `together`. `slacks` are those of the answers, the drafted ones first; what is
+        missing is 0. Ask once for each: now and then the result is a probe.
 
         At first no more are taken than matched.
         """
         known = self._costs_of(together)
         wanted = [(draft, len(draft.tokens)) for draft in drafts]
+        slacks = [*(slacks if known.known else ()), *[0.0] * together][:together]
         limit = limit if known.known else UNLIMITED
-        return self._length(wanted, known.curve(context_tokens), together, together, limit, together)
+        return self._length(wanted, known.curve(context_tokens), together, together, limit, slacks)
 
     def model_length(
         self,
@@ -299,6 +308,7 @@ class DraftPolicy:
         together: int = 1,
         beside: Sequence[Draft] = (),
         limit: RoundLimit = UNLIMITED,
+        slacks: Sequence[float] = (),
     ) -> int:
         """Returns how many tokens a model should draft for each of some answers, which may have at most so many, after
         `context_tokens` tokens: as `length`, plus the time of drafting itself. If other answers of the forward try
@@ -314,8 +324,10 @@ class DraftPolicy:
         costs = [rounds[longest if beside else length] + drafts[self._units(length)] for length in range(longest + 1)]
         tokens = together + sum(map(self._expected, beside))
         wanted = [(draft, most) for most in mosts]
+        counted = together - len(beside)
+        slacks = [*(slacks if known.known else ()), *[0.0] * counted][:counted]
         limit = limit if known.known else UNLIMITED
-        return self._length(wanted, costs, together, tokens, limit, together - len(beside))
+        return self._length(wanted, costs, together, tokens, limit, slacks)
 
     def _expected(self, draft: Draft) -> float:
         """Returns how many tokens of a draft are likely to be right."""
@@ -332,11 +344,11 @@ class DraftPolicy:
         together: int,
         tokens: float,
         limit: RoundLimit,
-        counted: int,
+        slacks: Sequence[float],
     ) -> int:
         """Returns how many of at most so many tokens of each draft to take; `costs` are those of none, one, and so on.
-        A forward brings so many `tokens` without them. `counted` are the answers that must keep their pace, those
-        without a draft too."""
+        A forward brings so many `tokens` without them. `slacks` are those of the answers that must keep their pace,
+        the drafted ones first."""
         most = max(limit.drafts // together, sum(seconds <= limit.seconds for seconds in costs[1:]))
         most = min(most, self.longest(together))
         acceptances = [self._acceptance(draft) for draft, _ in drafts]
@@ -346,7 +358,7 @@ class DraftPolicy:
         ]
         rates = [each.rates() for each in acceptances]
         right = [1.0] * len(drafts)  # how likely it is that all tokens so far are
-        each_gets = [1.0] * counted  # tokens; one without a draft gets no more
+        each_gets = [1.0] * len(slacks)  # tokens; one without a draft gets no more
         best, best_rate = 0, _WORTH * tokens / costs[0]
         best_tokens = tokens
         best_right = float(len(drafts))
@@ -355,7 +367,8 @@ class DraftPolicy:
                 right[place] *= next(rates[place]) if length <= each else 0.0
                 each_gets[place] += right[place]
             tokens += sum(right)
-            keeps_pace = min(each_gets) * costs[0] >= costs[length] * _LEAST_PACE
+            least_s = costs[length] * _LEAST_PACE
+            keeps_pace = all(gets * costs[0] + slack >= least_s for gets, slack in zip(each_gets, slacks, strict=True))
             if keeps_pace and tokens / costs[length] > best_rate:
                 best, best_rate, best_tokens, best_right = length, tokens / costs[length], tokens, sum(right)
         if best == max(mosts):
@@ -367,6 +380,15 @@ class DraftPolicy:
         probed = max(range(len(drafts)), key=mosts.__getitem__)
         hopeful = drafts[probed][0].source != "model" or (best_tokens + best_right) / costs[best + 1] > best_rate
         return best + acceptances[probed].probes(best, hopeful=hopeful)
+
+    def slack_after(self, slack_s: float, tokens: int, rows: int, context_tokens: int, together: int) -> float:
+        """Returns the slack of an answer after a round that brought it so many tokens, of so many rows of each answer,
+        or after a plain step of one row."""
+        known = self._costs_of(together)
+        if not known.known or rows > self.longest(together) + 1:
+            return slack_s
+        costs = known.curve(context_tokens)
+        return min(_MOST_SLACK_S, slack_s + tokens * costs[0] - costs[rows - 1] * _LEAST_PACE)
 
     def _costs_of(self, together: int) -> RoundCosts:
         """Returns what is known of forwards over as many answers."""

@@ -257,7 +257,12 @@ class Willing(DraftPolicy):
         self.asked = list[tuple[list[int], int]]()
 
     def length(
-        self, drafts: Sequence[Draft], context_tokens: int, together: int = 1, limit: RoundLimit = UNLIMITED
+        self,
+        drafts: Sequence[Draft],
+        context_tokens: int,
+        together: int = 1,
+        limit: RoundLimit = UNLIMITED,
+        slacks: Sequence[float] = (),
     ) -> int:
         self.asked.append(([len(draft.tokens) for draft in drafts], together))
         return self.told

@@ -181,9 +181,14 @@ class _Willing(DraftPolicy):
     """Takes all of every draft, of two answers at most: more of them make steps without drafts."""
 
     def length(
-        self, drafts: Sequence[Draft], context_tokens: int, together: int = 1, limit: RoundLimit = UNLIMITED
+        self,
+        drafts: Sequence[Draft],
+        context_tokens: int,
+        together: int = 1,
+        limit: RoundLimit = UNLIMITED,
+        slacks: Sequence[float] = (),
     ) -> int:
-        super().length(drafts, context_tokens, together)  # it learns from drafts that it was asked about
+        super().length(drafts, context_tokens, together, limit, slacks)  # it learns from drafts that it was asked about
         return max(len(draft.tokens) for draft in drafts) if together <= 2 else 0
 
 

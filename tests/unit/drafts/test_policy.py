@@ -337,16 +337,35 @@ def test_a_round_takes_no_longer_than_its_limit_or_has_as_few_drafts(
     assert policy.length([draft] * together, 1000, together) == policy.longest(together)
 
 
-@pytest.mark.parametrize(("row_cost", "length"), [(0.6, 0), (0.05, 4), (0.01, 15)])
+@pytest.mark.parametrize(("row_cost", "length"), [(0.6, 0), (0.02, 2), (0.003, 15)])
 def test_an_answer_without_drafts_keeps_its_pace_whatever_the_others_gain(row_cost: float, length: int) -> None:
     policy = DraftPolicy(15, cpu_costs(64))
     draft = Draft([1] * 15, "own", 20)
     for _ in range(100):
         policy.record_outcome(draft, 15, 15)
-    for rows in [*range(1, 17)] * 20:
+    for rows in [*range(1, 17)] * 200:
         policy.record_time(rows, 0.01 * (1 - row_cost + row_cost * rows), 1000, 4)
     assert policy.length([draft] * 4, 1000, 4) == 15
     assert policy.length([draft] * 3, 1000, 4) == length
+
+
+def test_an_answer_that_is_ahead_lets_others_draft() -> None:
+    policy = DraftPolicy(15, cpu_costs(64))
+    draft, step_s, round_s = Draft([1] * 15, "own", 20), 0.01, 0.05
+    for _ in range(100):
+        policy.record_outcome(draft, 15, 15)
+    assert policy.slack_after(0.3, 1, 16, 1000, 4) == 0.3, "nothing is known"
+    for rows in [*range(1, 17)] * 20:
+        policy.record_time(rows, step_s + (round_s - step_s) * (rows - 1) / 15, 1000, 4)
+    lost = 0.95 * round_s - step_s
+    for slack, length in ((0.0, 0), (lost / 2, 7), (lost * 1.01, 15)):
+        assert policy.length([draft] * 3, 1000, 4, slacks=[0.0, 0.0, 0.0, slack]) == pytest.approx(length, abs=1)
+        assert policy.length([draft] * 3, 1000, 4, slacks=[slack, slack, slack, 0.0]) == 0
+    assert policy.slack_after(0.3, 1, 16, 1000, 4) == pytest.approx(0.3 - lost, rel=0.01)
+    assert policy.slack_after(0.3, 16, 16, 1000, 4) == pytest.approx(0.3 + 16 * step_s - 0.95 * round_s, rel=0.01)
+    assert policy.slack_after(0.3, 1, 1, 1000, 4) == pytest.approx(0.3 + 0.05 * step_s, rel=0.01)
+    assert policy.slack_after(0.999, 16, 16, 1000, 4) == 1.0
+    assert policy.slack_after(0.3, 17, 17, 1000, 4) == 0.3, "nothing is learned from forced tokens"
 
 
 def test_a_forward_has_no_more_tokens_than_are_allowed() -> None:

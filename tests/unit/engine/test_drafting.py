@@ -226,10 +226,35 @@ def test_a_model_that_pays_for_one_answer_rests_where_several_lose_by_it() -> No
     assert drafting.speed(1, by_model=True).state.name == "on"
 
 
+def test_an_answer_that_gains_nothing_falls_behind_by_a_tenth_of_a_second_at_most() -> None:
+    """Three of four answers quote, and rounds bring them eight tokens for each one of the fourth."""
+    drafting, spent_s, rounds = ready(), 0.0, 0
+    for rows in [*range(1, 17)] * 40:
+        drafting.policy.record_time(rows, 0.01 * (1 + rows), 100, 4)
+    begun_answers = [begun(drafting, [*QUOTED, 7, *QUOTED[:20]]) for _ in range(3)] + [begun(drafting, [1, 2, 3])]
+    answers = [asking(drafter, session, row=row) for row, (drafter, session) in enumerate(begun_answers)]
+    for number in range(1, 601):
+        drafts = drafting.propose(answers, 4, [])
+        rounds += any(drafts)
+        for each, its in zip(answers, drafts, strict=True):
+            if its:
+                each.drafter.record_outcome(len(its), len(its), Lifecycle(0, 0, 0))
+            begin = QUOTED.index(each.session.recorded[-1]) + 1 if each.row < 3 else 0
+            come = [QUOTED[(begin + place) % len(QUOTED)] for place in range(1 + len(its))]
+            each.session.recorded.extend(come if each.row < 3 else [1000 + number])
+        rows = 1 + max(map(len, drafts))
+        spent_s += 0.01 * (1 + rows)
+        tokens = len(answers) + sum(map(len, drafts))
+        drafting.record_time([each.drafter for each in answers], StepTime(0.01 * (1 + rows), tokens, 4, rows))
+        assert 0.02 * number >= 0.95 * spent_s - 0.11
+    assert rounds > 10
+
+
 def test_a_model_drafts_beside_known_text_as_many_tokens_as_would_be_padded() -> None:
     model = Model()
     drafting = Drafting(DraftPolicy.for_gpu(), model=model)
     drafting.policy.model_length = lambda *_: 7  # type: ignore[method-assign]  # as it was when nothing was known
+    drafting.policy.record_time(1, 0.01, 40, 2)
     quoting, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
     other, silent = begun(drafting, [*range(40)])
     quoted, found = drafting.propose([asking(quoting, session, 3), asking(other, silent, row=1)], 2, [])
