@@ -49,6 +49,7 @@ enum : size_t {
   WORTH_SHARING = 150000, /* multiplications */
   BRIEF_ROWS = 8,         /* those of answers */
   ROWS_AT_ONCE = 96,      /* for which packed values are unpacked once */
+  LINE = 64,              /* bytes, of the cache */
 };
 
 int type_of(mx::Dtype type) {
@@ -57,11 +58,14 @@ int type_of(mx::Dtype type) {
 bool is_float(const array &a) { return type_of(a.dtype()) >= F32 && type_of(a.dtype()) <= BF16; }
 bool serves(mx::StreamOrDevice s, const array &x) { return kernels && x.size() > 0 && mx::to_stream(s).device == mx::Device::cpu; }
 
+/* Memory for the kernels begins with a line of the cache: otherwise every load of a whole vector may cross two of them. */
+float *aligned(float *p) { return (float *)(((uintptr_t)p + LINE - 1) / LINE * LINE); }
+
 /* Memory of one thread for the kernels, which grows with what they ask for. */
 float *scratch(size_t floats) {
   static thread_local std::vector<float> room;
-  if (room.size() < floats) room.resize(floats);
-  return room.data();
+  if (room.size() < floats + LINE) room.resize(floats + LINE);
+  return aligned(room.data());
 }
 
 enum Sharing { ALONE, BRIEFLY, WHOLLY };
@@ -87,6 +91,10 @@ array temporary(mx::Shape shape, mx::Dtype type, mx::cpu::CommandEncoder &encode
   allocate(a);
   encoder.add_temporary(a);
   return a;
+}
+/* Memory for `rows` rows of k numbers, a line of the cache or more, while an operation runs. */
+float *room_for(size_t rows, size_t k, mx::cpu::CommandEncoder &encoder) {
+  return aligned(temporary({(int)rows + 1, (int)k}, mx::float32, encoder).data<float>());
 }
 
 enum { MOST_AXES = 8 };
@@ -277,9 +285,10 @@ struct Packing {
   }
 };
 
-/* The outputs that one call of a kernel computes: so many that starting it costs little, so few that threads can share. */
+/* The outputs that one call of a kernel computes: so many that starting it costs little, so few that threads can share,
+ * the fewer the shorter a product is, as the last call leaves the other threads idle. */
 size_t outputs_at_once(const Product &p) {
-  size_t fitting = p.m <= FEW ? ((size_t)1 << 16) / p.k : std::min<size_t>(UNPACKED / p.k, 96);
+  size_t fitting = p.m <= FEW ? ((size_t)1 << 16) / p.k : std::min<size_t>(UNPACKED / p.k, p.m < 48 ? 48 : 96);
   return std::max<size_t>(4, fitting / 4 * 4);
 }
 int parts_of(const Product &p) { return (int)((p.n + outputs_at_once(p) - 1) / outputs_at_once(p)); }
@@ -320,8 +329,8 @@ struct PackedProduct {
     Product p = product(1, out), gated{};
     Rows rows(x);
     p.m = rows.count;
-    const bool in_place = x.dtype() == mx::float32 && rows.axes <= 1 && kernels->takes_in_place(p);
-    float *floats = in_place ? nullptr : temporary({(int)p.m, (int)p.k}, mx::float32, encoder).data<float>();
+    const bool in_place = p.m <= BRIEF_ROWS && x.dtype() == mx::float32 && rows.axes <= 1 && kernels->takes_in_place(p);
+    float *floats = in_place ? nullptr : room_for(p.m, p.k, encoder);
     p.x = in_place ? (const float *)rows.p : floats;
     if (in_place && rows.axes) p.ldx = rows.strides[0];
     if (form == ADDED) p.added = whole(in.back(), encoder).data<float>();
@@ -367,7 +376,7 @@ struct ExpertProduct {
     Maybe biases = in.size() > 4 ? Maybe(with_matrices(in[4], encoder)) : std::nullopt;
     Product p = packing.product(w, scales, biases ? biases->data<void>() : nullptr, x.shape(-1), out);
     Rows rows(x, chosen.shape());
-    float *floats = temporary({(int)rows.count, (int)p.k}, mx::float32, encoder).data<float>();
+    float *floats = room_for(rows.count, p.k, encoder);
     encoder.dispatch([p, rows, floats, type = type_of(x.dtype()), experts = matrices_of(w), chosen = chosen.data<uint32_t>(), each_rows = x.shape(-2),
                       expert_bytes = *matrix_stride(w) * 4, scale_bytes = *matrix_stride(scales) * scales.itemsize(),
                       bias_bytes = biases ? *matrix_stride(*biases) * biases->itemsize() : 0] {

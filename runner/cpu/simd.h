@@ -377,12 +377,17 @@ template <int R> __attribute__((noinline)) void dots_of(const Product &a, const 
   }
 }
 
+template <int R> void dots_of_up_to(const Product &a, const float *w, size_t rows, size_t row, size_t n, size_t count) {
+  if (rows == R) return dots_of<R>(a, w, row, n, count);
+  if constexpr (R > 1) dots_of_up_to<R - 1>(a, w, rows, row, n, count);
+}
+
 /* Outputs `from` to `to`. `scratch` holds that many unpacked rows of weights. */
 template <int BITS, int GROUP, int MODE> void product_of(const Product &a, size_t from, size_t to, float *scratch) {
   if (a.m == 1) return few_rows<BITS, GROUP, MODE, 1>(a, from, to);
   if constexpr (BITS == 4 || BITS == 8) {
     /* With enough registers, unpacking once for each four rows costs less than to store the weights and to load them. */
-    if (a.m <= (REGISTERS == 32 ? MANY : FEW)) {
+    if (a.m <= (REGISTERS == 32 ? 2 * FEW : FEW)) {
       const size_t outputs = a.m <= FEW ? to - from : 4;
       for (size_t n = from; n < to; n += outputs) {
         const size_t end = least(n + outputs, to);
@@ -401,10 +406,11 @@ template <int BITS, int GROUP, int MODE> void product_of(const Product &a, size_
   for (size_t n = from; n < to; n += most) {
     const size_t count = least(most, to - n);
     for (size_t i = 0; i < count; i++) unpack_row<BITS, GROUP, MODE>(a, n + i, scratch + i * a.k);
-    size_t row = 0;
-    for (; row + AT_ONCE <= a.m; row += AT_ONCE) dots_of<AT_ONCE>(a, scratch, row, n, count);
-    for (; row + 2 <= a.m; row += 2) dots_of<2>(a, scratch, row, n, count);
-    for (; row < a.m; row++) dots_of<1>(a, scratch, row, n, count);
+    for (size_t row = 0, left = (a.m + AT_ONCE - 1) / AT_ONCE; left; left--) { /* tiles of nearly as many rows */
+      const size_t rows = (a.m - row + left - 1) / left;
+      dots_of_up_to<AT_ONCE>(a, scratch, rows, row, n, count);
+      row += rows;
+    }
   }
 }
 
@@ -440,10 +446,14 @@ int takes_in_place(const Product &a) { return !is_paired(a); }
 void take(const Product &a, const void *row, int type, float *out) {
   if (!is_paired(a)) return to_float(row, type, a.k, out);
   float room[2 * WIDTH];
+  I even;
+  UNROLLED for (int i = 0; i < WIDTH; i++) even[i] = 2 * i;
   for (size_t at = 0; at < a.k; at += 2 * WIDTH) {
     const float *x = (const float *)row + at;
     if (type != F32) to_float((const uint16_t *)row + at, type, 2 * WIDTH, room), x = room;
-    UNROLLED for (int i = 0; i < WIDTH; i++) out[at + i] = x[2 * i], out[at + WIDTH + i] = x[2 * i + 1];
+    const V first = load(x), second = load(x + WIDTH);
+    store(out + at, __builtin_shuffle(first, second, even));
+    store(out + at + WIDTH, __builtin_shuffle(first, second, even + 1));
   }
 }
 

@@ -140,7 +140,7 @@ def test_rows_may_be_longer_than_what_is_unpacked_at_a_time() -> None:
 def test_a_row_is_the_same_in_any_company_and_on_any_number_of_threads(packing: Packing) -> None:
     parts, x = packing.of(made(193, 384)), made(70, 384, seed=1)
     alone = mx.concatenate([packing.times(x[i : i + 1], parts) for i in range(70)])
-    for threads, rows in product((1, 3), (2, 3, 4, 5, 8, 9, 70)):
+    for threads, rows in product((1, 3), (2, 3, 4, 5, 7, 8, 9, 13, 17, 70)):
         use(16, threads, threads)
         together = [packing.times(x[i : i + rows], parts) for i in range(0, 70, rows)]
         assert mx.array_equal(mx.concatenate(together), alone)
