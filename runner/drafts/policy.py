@@ -91,8 +91,10 @@ class Acceptance:
 
 # --- How long rounds take by their rows, measured while they happen.
 
-_LEAST_WEIGHT = 0.1  # of the latest round in an average; the first ones weigh more
-_MOST_CHANGE = 0.5  # times that weight, of an average by one round
+_LEAST_WEIGHT = 0.05  # of the latest round in an average; the first ones weigh more
+_COMMON_WEIGHT = 0.1  # of the latest round in all averages: a machine that becomes slower does so for all lengths
+_SURE = 4  # rounds of one length, until it takes the others along
+_MOST_CHANGE = 0.5  # of an average by one round, times these weights
 _FIRST_SHARE = 0.2  # of a plain step: what a model is taken to need for a token, as long as nothing is known
 _EACH = 0.5  # of the first token: what each further one is taken to need, as long as none was drafted
 
@@ -184,7 +186,13 @@ class _Context:
     def record(self, rows: int, seconds: float) -> None:
         if self._known:
             self._counts[rows] = count = self._counts.get(rows, 0) + 1
-            seconds = _moved(self.curve()[rows - 1], seconds, count)
+            average = self.curve()[rows - 1]
+            change = max(-_MOST_CHANGE, min(_MOST_CHANGE, seconds / average - 1))
+            seconds = average * (1 + change * max(_LEAST_WEIGHT, 1 / (count + 1)))
+            if count > _SURE:
+                common = 1 + change * _COMMON_WEIGHT
+                self._known = {other: known * common for other, known in self._known.items()}
+                seconds *= common
         self._known[rows] = seconds
         self._curve = ()
 
@@ -195,12 +203,6 @@ class _Context:
             costs = [factor * cost for factor, cost in zip(factors, self._shape, strict=True)]
             self._curve = [max(costs[0], cost) for cost in costs]
         return self._curve
-
-
-def _moved(average: float, latest: float, count: int) -> float:
-    """Returns the average of `count` measurements after one more."""
-    most = average * _MOST_CHANGE
-    return average + max(-most, min(most, latest - average)) * max(_LEAST_WEIGHT, 1 / (count + 1))
 
 
 def _between(known: dict[int, float], most: int) -> list[float]:

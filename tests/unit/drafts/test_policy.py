@@ -177,6 +177,20 @@ def test_costs_are_learned_and_lie_between_known_ones() -> None:
     assert costs.curve(100) == pytest.approx([4, 4, 6, 8, 8], rel=0.01)
 
 
+def test_rounds_that_do_not_run_follow_those_that_do_when_the_machine_becomes_slower() -> None:
+    costs = RoundCosts([1.0] * 4)
+    for rows in [1, 2, 4] * 100:
+        costs.record(rows, float(rows), 100)
+    for _ in range(60):
+        costs.record(2, 2 * 1.8, 100)
+    assert costs.curve(100)[1] == pytest.approx(3.6, rel=0.01)
+    assert costs.curve(100)[0] > 1.4
+    assert costs.curve(100)[3] > 5.6
+    for rows in [1, 2, 4] * 100:
+        costs.record(rows, float(rows), 100)
+    assert costs.curve(100) == pytest.approx([1, 2, 3, 4], rel=0.01)
+
+
 def test_a_round_moves_an_average_by_a_quarter_at_most() -> None:
     costs = RoundCosts([1.0, 2.0])
     costs.record(1, 1.0, 100)
