@@ -1,0 +1,168 @@
+"""What drafts bring to several answers: recorded ones are played through the real drafters and their policy, and each
+forward takes as long as it did on one machine.
+
+`answers.json` has greedy answers of SmolLM2-135M-Instruct in 4 bits to prompts of `scripts/bench drafts`: by case, for
+several rounds of eight users, the tokens of each prompt and the first 128 of its answer.
+"""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import NamedTuple, cast
+
+import pytest
+
+from runner.cache.session import Session
+from runner.drafts.drafting import AnswerDrafter, Drafting
+from runner.drafts.policy import DraftPolicy
+from runner.engine.lifecycle import Lifecycle
+from runner.engine.policy import RoundLimit
+from runner.engine.ports import DraftedAnswer, StepTime
+from runner.sampling.sampler import Sampler
+
+USERS = json.loads((Path(__file__).parent / "answers.json").read_text())
+FORWARD_MS = {1: 12.0, 2: 13.5, 4: 16.5, 8: 26.5, 16: 42.0, 32: 71.0, 48: 97.0, 64: 122.0}
+"""By its rows, on two cores of a Zen 4 with AVX-512."""
+LOOK_S = 50e-6
+"""Looking for known text costs so long for each answer."""
+LEAVE_S = 0.007
+"""The others wait so long for an answer that leaves."""
+UNEVEN = 1.03
+"""A step takes so many times as long once answers have gained different numbers of tokens."""
+LIMIT = RoundLimit(0.1, 16)
+MOST = 15
+
+
+def forward_s(rows: int) -> float:
+    for (low, low_ms), (high, high_ms) in pairwise(FORWARD_MS.items()):
+        if rows <= high:
+            return (low_ms + (high_ms - low_ms) * (rows - low) / (high - low)) / 1000
+    raise ValueError(rows)
+
+
+class SeenSession:
+    """What a drafter sees of a session."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.recorded = [*prompt]
+
+    def continuation(self, most: int) -> list[int]:
+        return []
+
+
+class Answer:
+    """One that is being played."""
+
+    def __init__(self, drafting: Drafting, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+        self.session = cast("Session", SeenSession(prompt))
+        self.drafter: AnswerDrafter = drafting.drafter(prompt)
+        self.drafter.index(1 << 20)
+        self.left = [*tokens]
+        self.end_s = 0.0
+
+    def take(self, drafts: Sequence[int]) -> int:
+        """Takes its next token, and those after it that were drafted right. Returns how many."""
+        right = 0
+        while right < min(len(drafts), len(self.left) - 1) and drafts[right] == self.left[right]:
+            right += 1
+        if drafts:
+            self.drafter.record_outcome(len(drafts), right, Lifecycle(0, 0, 0))
+        self.session.recorded.extend(self.left[: right + 1])
+        del self.left[: right + 1]
+        return right + 1
+
+
+class Played(NamedTuple):
+    """Over what it would be without drafts."""
+
+    all: float
+    """Tokens a second of all answers until the last one ends: as they are of one length, those of the slowest one."""
+    together: float
+    """Tokens a second of all until the first one ends."""
+
+
+def play(drafting: Drafting, users: Sequence[tuple[Sequence[int], Sequence[int]]], varies: Random | None) -> Played:
+    """Plays answers that begin together, as `engine/batch.py` steps; the speed of the machine may vary, for drafters to
+    see: what is returned is of an even one."""
+    answers = [Answer(drafting, prompt, tokens) for prompt, tokens in users]
+    live, tokens, first_tokens, spent_s = [*answers], 0, 0, 0.0
+    plain_s = forward_s(len(users)) * max(len(tokens) for _, tokens in users)
+    drawn, uneven, slowness, slow_until_s = False, 1.0, 1.0, 0.0
+    while live:
+        many = len(live)
+        asked = [
+            DraftedAnswer(each.drafter, each.session, most, cast("Sampler", None), row, len(each.session.recorded))
+            for row, each in enumerate(live)
+            if (most := min(MOST, len(each.left) - 1)) > int(drawn)
+        ]
+        step_s = forward_s(many) * uneven
+        drafts: list[Sequence[int]] = [()] * many
+        if drawn:
+            waits = bool(asked) and drafting.expects(asked, many, LIMIT)
+            length, seconds, drawn = (0, 0.002, False) if waits else (1, step_s, True)
+        else:
+            for answer, found in zip(asked, drafting.propose(asked, many, [], LIMIT) if asked else (), strict=True):
+                drafts[answer.row] = found[: answer.most]
+            rows = 1 + max(map(len, drafts))
+            if rows > 1:
+                length, seconds, uneven = rows, forward_s(many * rows), UNEVEN
+            else:
+                length, seconds, drawn = -1, 2 * step_s, True
+        got = [each.take(its) for each, its in zip(live, drafts, strict=True)]
+        seconds += LOOK_S * many
+        spent_s += seconds
+        tokens += sum(got)
+        if varies is not None:
+            if spent_s > slow_until_s:
+                slow_until_s, slowness = spent_s + varies.expovariate(0.7), varies.choice((1.0, 1.0, 1.0, 1.3, 1.8))
+            seconds *= slowness * varies.lognormvariate(0, 0.06)
+        drafting.record_time([each.drafter for each in live], StepTime(seconds, sum(got), many, length))
+        for each in [each for each in live if not each.left]:
+            first_tokens = first_tokens or round(tokens / spent_s * 1e6)
+            each.end_s = spent_s
+            each.drafter.close()
+            live.remove(each)
+            spent_s += LEAVE_S
+    plain_rate, ends = tokens / plain_s, [each.end_s for each in answers]
+    return Played(tokens / max(ends) / plain_rate, first_tokens / 1e6 / plain_rate)
+
+
+def play_all(cases: Sequence[tuple[str, int]], *, varies: bool = False) -> Played:
+    """Plays so many users of each case together, round after round: the mean of all rounds but the first."""
+    drafting, random = Drafting(DraftPolicy.for_cpu()), Random(1) if varies else None
+    played = list[Played]()
+    for number in range(min(len(USERS[name]) for name, _ in cases)):
+        for group in range(min(8 // count for _, count in cases)):
+            users = [user for name, count in cases for user in USERS[name][number][group * count :][:count]]
+            played.append(play(drafting, users, random))
+    later = played[1:]
+    return Played(*(sum(values) / len(later) for values in zip(*later, strict=True)))
+
+
+CASES = (
+    ([("repeat", 2)], 2.3, 2.35),
+    ([("repeat", 4)], 1.6, 1.65),
+    ([("repeat", 8)], 1.4, 1.45),
+    ([("agents", 4)], 1.7, 1.75),
+    ([("fresh", 4)], 0.98, 1.05),
+    ([("fresh", 8)], 0.97, 1.02),
+    ([("repeat", 2), ("fresh", 2)], 1.0, 1.15),
+    ([("repeat", 4), ("fresh", 4)], 1.03, 1.15),
+)
+"""Users of each case, and what drafts should bring them."""
+
+
+@pytest.mark.parametrize("varies", [False, True], ids=["an even machine", "a machine whose speed varies"])
+@pytest.mark.parametrize(
+    ("cases", "all_of_it", "together"),
+    CASES,
+    ids=[" and ".join(f"{n} {name}" for name, n in case) for case, *_ in CASES],
+)
+def test_drafts_make_several_answers_faster_and_none_slower(
+    cases: Sequence[tuple[str, int]], all_of_it: float, together: float, varies: bool
+) -> None:
+    played, share = play_all(cases, varies=varies), 0.45 if varies else 1.0
+    assert played.all >= min(all_of_it, 1 + (all_of_it - 1) * share)
+    assert played.together >= 1 + (together - 1) * share
