@@ -9,12 +9,14 @@ agents   all users have one file in their prompts, and are to write it with anot
 gap      the longest time between two lines of answers that repeat, in milliseconds, while somebody else's prompt of 300
          tokens is read
 
-Other figures are tokens per second of all answers, by the number of users, from the first text of any to the last. The
-users' prompts have been read before.
+Other figures are tokens per second of all answers, by the number of users, from the first text of any to the last one,
+and in a row of their own to the end of the first answer, while all users are there. The users' prompts have been read
+before.
 """
 
 import argparse
 import asyncio
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from random import Random
@@ -47,7 +49,7 @@ BOUNDS = {
 TWO_OVER_ONE = 1.2
 """The tokens per second of two repeating answers over those of one, at least."""
 ANSWER_TOKENS, _LONG_TOKENS = 128, 256
-_GAP = "gap"
+_GAP, _ALL_THERE = "gap", ", while all are there"
 _PASSAGE_TOKENS = 40
 _NEWCOMER_TOKENS, _NEWCOMER_S = 300, 0.5  # of a prompt, and when it comes
 _PARALLEL = 9
@@ -94,9 +96,12 @@ class Users:
         return render([("user", f"Here is a file:\n```python\n{_FILE}```\nWrite it again with {name} for owner.")])
 
 
-async def measure(endpoint: Endpoint, conversations: Conversations, prompts: Sequence[str], newcomer: str) -> float:
-    """Asks all at once, once their prompts are known. Returns the longest gap in milliseconds while the `newcomer`, a
-    prompt, is read; without one the tokens per second of all."""
+async def measure(
+    endpoint: Endpoint, conversations: Conversations, prompts: Sequence[str], newcomer: str
+) -> tuple[float, float]:
+    """Asks all at once, once their prompts are known. Returns the tokens per second of all until the last answer ends,
+    and until the first one does; with a `newcomer`, a prompt, the longest gap in milliseconds while it is read, twice.
+    """
     for prompt in prompts:
         await conversations.hear(endpoint, prompt, 1)
     newcomers: list[Heard] = []
@@ -109,9 +114,13 @@ async def measure(endpoint: Endpoint, conversations: Conversations, prompts: Seq
             newcomers.append(await conversations.hear(endpoint, newcomer, 2))
     answers = [task.result() for task in tasks]
     if newcomers:
-        return 1e3 * max(largest_gap(each.times, began, newcomers[0].ended) for each in answers)
-    seconds = max(each.ended for each in answers) - min(each.began for each in answers)
-    return sum(each.later_tokens for each in answers) / seconds
+        gap = 1e3 * max(largest_gap(each.times, began, newcomers[0].ended) for each in answers)
+        return gap, gap
+    began, end = min(each.began for each in answers), min(each.ended for each in answers)
+    there = [bisect_right(each.times, end) / len(each.times) for each in answers]  # of the texts, and about the tokens
+    early_tokens = sum(each.later_tokens * share for each, share in zip(answers, there, strict=True))
+    seconds = max(each.ended for each in answers) - began
+    return sum(each.later_tokens for each in answers) / seconds, early_tokens / (end - began)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +153,8 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
                 prompts = users.prompts(case)
                 newcomer = conversations.text(_NEWCOMER_TOKENS) if case.startswith(_GAP) else ""
                 for name in [*found][:: 1 if number % 2 else -1]:
-                    figures[name][case] = loop.run(measure(endpoints[name], conversations, prompts, newcomer))
+                    measured = loop.run(measure(endpoints[name], conversations, prompts, newcomer))
+                    figures[name] |= dict(zip((case, case + _ALL_THERE), measured, strict=True))
                 say(f"{case}: {figures[OURS][case]:.0f} over {figures[PLAIN][case]:.0f}")
             if number >= 0:
                 for name, rounds in found.items():
@@ -160,7 +170,14 @@ def report(turns: int, cases: Sequence[str], rounds: Rounds) -> Report:
     if "repeat 1" in cases and "repeat 2" in cases:
         two = median_ratio(rounds.of(OURS, "repeat 2"), rounds.of(OURS, "repeat 1"))
         targets.append(Target("two that repeat over one", two, TWO_OVER_ONE, most=False))
-    cells = rounds.rows(cases, ",.0f")
-    rows = [(case, *(cells[name][place] for name in (OURS, PLAIN))) for place, case in enumerate(cases)]
-    table = Table(f"tokens per second of all, and gaps in ms: medians of {turns} rounds", ("", OURS, PLAIN), rows)
+    several = [case + _ALL_THERE for case in cases if not case.endswith(" 1") and not case.startswith(_GAP)]
+    figures = sorted([*cases, *several], key=lambda figure: cases.index(figure.removesuffix(_ALL_THERE)))
+    cells = rounds.rows(figures, ",.0f")
+    rows = [
+        (figure, *(cells[name][place] for name in (OURS, PLAIN)), f"{rounds.ratio(OURS, PLAIN, figure):.2f}")
+        for place, figure in enumerate(figures)
+    ]
+    table = Table(
+        f"tokens per second of all, and gaps in ms: medians of {turns} rounds", ("", OURS, PLAIN, "ratio"), rows
+    )
     return Report(targets, [table], {"turns": turns, "rounds": rounds.found})
