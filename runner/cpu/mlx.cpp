@@ -329,6 +329,7 @@ struct PackedProduct {
     Product p = product(1, out), gated{};
     Rows rows(x);
     p.m = rows.count;
+    /* Copying more rows costs less than loading them from where no line of the cache begins. */
     const bool in_place = p.m <= BRIEF_ROWS && x.dtype() == mx::float32 && rows.axes <= 1 && kernels->takes_in_place(p);
     float *floats = in_place ? nullptr : room_for(p.m, p.k, encoder);
     p.x = in_place ? (const float *)rows.p : floats;

@@ -158,9 +158,11 @@ class Drafting:
         found = [_own(each).find(each.session, min(each.most + ahead, longest)) for each in answers]
         drafts = [draft for draft in found if draft is not None]
         context_tokens = max(len(each.session.recorded) for each in answers)
-        drafted_first = sorted(zip(answers, found, strict=True), key=lambda pair: pair[1] is None)
-        slacks = [_own(each).slack_s for each, _ in drafted_first]
-        length = self.policy.length(drafts, context_tokens, together, limit, slacks) if drafts else 0
+        length = 0
+        if drafts:
+            drafted_first = sorted(zip(answers, found, strict=True), key=lambda pair: pair[1] is None)
+            slacks = [_own(each).slack_s for each, _ in drafted_first]
+            length = self.policy.length(drafts, context_tokens, together, limit, slacks)
         allowed = self.speed(together).allows()
         for each, draft in zip(answers, found, strict=True):
             _own(each).offer(draft, length, ahead, allowed=allowed)
@@ -218,9 +220,9 @@ class Drafting:
     def record_time(self, drafters: Sequence[Drafter], step: StepTime) -> None:
         """Records how long a step took, given the drafters of its answers."""
         own = [each for each in drafters if isinstance(each, AnswerDrafter)]
+        context_tokens = max((each.known for each in own), default=0)
         if step.length > 1 or (step.length == 1 and not self._model_worked):
-            seconds = step.seconds - self.model_s
-            self.policy.record_time(step.length, seconds, max(each.known for each in own), step.together)
+            self.policy.record_time(step.length, step.seconds - self.model_s, context_tokens, step.together)
         drafted = any(each.drafted for each in own)
         offered = drafted or any(each.offered for each in own)
         self.speed(step.together).record(step.tokens, step.seconds, drafted=drafted, offered=offered)
@@ -232,7 +234,6 @@ class Drafting:
         self.latest, self._together = own, step.together
         self._model_offered = self._model_worked = False
         self.model_s = 0.0
-        context_tokens = max((each.known for each in own), default=0)
         for each in own:
             each.end_step(max(1, step.length), context_tokens, step.together)
 

@@ -292,16 +292,14 @@ class DraftPolicy:
         slacks: Sequence[float] = (),
     ) -> int:
         """Returns how many tokens of each of these drafts to take after `context_tokens` tokens, in a forward over as
-        many answers or some more: `together`. `slacks` are those of the answers, the drafted ones first; what is
-        missing is 0. Ask once for each: now and then the result is a probe.
+        many answers or some more: `together`. `slacks` are those of all answers, the drafted ones first, or of none
+        if all are 0. Ask once for each: now and then the result is a probe.
 
         At first no more are taken than matched.
         """
         known = self._costs_of(together)
         wanted = [(draft, len(draft.tokens)) for draft in drafts]
-        slacks = [*(slacks if known.known else ()), *[0.0] * together][:together]
-        limit = limit if known.known else UNLIMITED
-        return self._length(wanted, known.curve(context_tokens), together, together, limit, slacks)
+        return self._length(wanted, known.curve(context_tokens), together, together, limit, slacks, together)
 
     def model_length(
         self,
@@ -326,10 +324,7 @@ class DraftPolicy:
         costs = [rounds[longest if beside else length] + drafts[self._units(length)] for length in range(longest + 1)]
         tokens = together + sum(map(self._expected, beside))
         wanted = [(draft, most) for most in mosts]
-        counted = together - len(beside)
-        slacks = [*(slacks if known.known else ()), *[0.0] * counted][:counted]
-        limit = limit if known.known else UNLIMITED
-        return self._length(wanted, costs, together, tokens, limit, slacks)
+        return self._length(wanted, costs, together, tokens, limit, slacks, together - len(beside))
 
     def _expected(self, draft: Draft) -> float:
         """Returns how many tokens of a draft are likely to be right."""
@@ -347,10 +342,14 @@ class DraftPolicy:
         tokens: float,
         limit: RoundLimit,
         slacks: Sequence[float],
+        counted: int,
     ) -> int:
         """Returns how many of at most so many tokens of each draft to take; `costs` are those of none, one, and so on.
-        A forward brings so many `tokens` without them. `slacks` are those of the answers that must keep their pace,
-        the drafted ones first."""
+        A forward brings so many `tokens` without them. `counted` answers must keep their pace, the drafted ones first;
+        `slacks` are theirs."""
+        if not self._costs_of(together).known:  # costs are no seconds, as limits and slacks are
+            limit, slacks = UNLIMITED, ()
+        slacks = [*slacks, *[0.0] * (counted - len(slacks))]
         most = max(limit.drafts // together, sum(seconds <= limit.seconds for seconds in costs[1:]))
         most = min(most, self.longest(together))
         acceptances = [self._acceptance(draft) for draft, _ in drafts]

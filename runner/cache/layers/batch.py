@@ -227,15 +227,14 @@ class KVRows:
             self._columns += more_columns
 
     def moving(self, rows: Sequence[int]) -> list[mx.array]:
-        """Returns copies (lazy) of the rows that `filter` moves if it keeps these. They are evaluated before it: they
-        would hold the buffers, and MLX would copy all of these."""
+        """Returns copies (lazy) of the rows that `filter` moves if it keeps these. Evaluate them before it: they
+        hold the buffers until then, and MLX would copy these as a whole."""
         buffers = [x for x in (self.keys, self.values) if x is not None]
         return [own(buffer[old]) for new, old in enumerate(rows) if old != new for buffer in buffers]
 
-    def filter(self, batch_indices: Sequence[int], moving: Sequence[mx.array] = ()) -> None:
+    def filter(self, rows: Sequence[int], moving: Sequence[mx.array] = ()) -> None:
         """Keeps only these rows, in this order, given the copies that `moving` has returned. The buffers stay as they
         are while more than half of them is in use."""
-        rows = batch_indices
         lengths, shifts = [self._lengths[row] for row in rows], [self._shifts[row] for row in rows]
         self.sources = [self.sources[row] for row in rows]
         end = max(map(sum, zip(lengths, shifts, strict=True)))
@@ -515,10 +514,8 @@ def _joined(same: Sequence[object]) -> object:
         children = zip(*(cast("CacheList", each).caches for each in same), strict=True)
         return CacheList(*(_joined(child) for child in children))
     if type(first) is ArraysCache:
-        batch = _stacked(cast("Sequence[BatchCache]", same))
-    else:
-        batch = cast("BatchCache", KVRows.of(cast("Sequence[KVCache]", same)))
-    return batch
+        return _stacked(cast("Sequence[BatchCache]", same))
+    return KVRows.of(cast("Sequence[KVCache]", same))
 
 
 def _stacked(caches: Sequence[BatchCache]) -> BatchCache:

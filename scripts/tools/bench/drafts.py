@@ -96,12 +96,9 @@ class Users:
         return render([("user", f"Here is a file:\n```python\n{_FILE}```\nWrite it again with {name} for owner.")])
 
 
-async def measure(
-    endpoint: Endpoint, conversations: Conversations, prompts: Sequence[str], newcomer: str
-) -> tuple[float, float]:
-    """Asks all at once, once their prompts are known. Returns the tokens per second of all until the last answer ends,
-    and until the first one does; with a `newcomer`, a prompt, the longest gap in milliseconds while it is read, twice.
-    """
+async def measure(endpoint: Endpoint, conversations: Conversations, prompts: Sequence[str], newcomer: str) -> Figures:
+    """Asks all at once, once their prompts are known. Returns the longest gap in milliseconds while the `newcomer`, a
+    prompt, is read; without one the tokens per second of all, until the last answer ends and while all are there."""
     for prompt in prompts:
         await conversations.hear(endpoint, prompt, 1)
     newcomers: list[Heard] = []
@@ -114,13 +111,12 @@ async def measure(
             newcomers.append(await conversations.hear(endpoint, newcomer, 2))
     answers = [task.result() for task in tasks]
     if newcomers:
-        gap = 1e3 * max(largest_gap(each.times, began, newcomers[0].ended) for each in answers)
-        return gap, gap
+        return {"": 1e3 * max(largest_gap(each.times, began, newcomers[0].ended) for each in answers)}
     began, end = min(each.began for each in answers), min(each.ended for each in answers)
     there = [bisect_right(each.times, end) / len(each.times) for each in answers]  # of the texts, and about the tokens
     early_tokens = sum(each.later_tokens * share for each, share in zip(answers, there, strict=True))
     seconds = max(each.ended for each in answers) - began
-    return sum(each.later_tokens for each in answers) / seconds, early_tokens / (end - began)
+    return {"": sum(each.later_tokens for each in answers) / seconds, _ALL_THERE: early_tokens / (end - began)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +150,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
                 newcomer = conversations.text(_NEWCOMER_TOKENS) if case.startswith(_GAP) else ""
                 for name in [*found][:: 1 if number % 2 else -1]:
                     measured = loop.run(measure(endpoints[name], conversations, prompts, newcomer))
-                    figures[name] |= dict(zip((case, case + _ALL_THERE), measured, strict=True))
+                    figures[name] |= {case + what: figure for what, figure in measured.items()}
                 say(f"{case}: {figures[OURS][case]:.0f} over {figures[PLAIN][case]:.0f}")
             if number >= 0:
                 for name, rounds in found.items():
@@ -170,8 +166,8 @@ def report(turns: int, cases: Sequence[str], rounds: Rounds) -> Report:
     if "repeat 1" in cases and "repeat 2" in cases:
         two = median_ratio(rounds.of(OURS, "repeat 2"), rounds.of(OURS, "repeat 1"))
         targets.append(Target("two that repeat over one", two, TWO_OVER_ONE, most=False))
-    several = [case + _ALL_THERE for case in cases if not case.endswith(" 1") and not case.startswith(_GAP)]
-    figures = sorted([*cases, *several], key=lambda figure: cases.index(figure.removesuffix(_ALL_THERE)))
+    alone = tuple(case for case in cases if case.endswith(" 1") or case.startswith(_GAP))
+    figures = [case + what for case in cases for what in (("",) if case in alone else ("", _ALL_THERE))]
     cells = rounds.rows(figures, ",.0f")
     rows = [
         (figure, *(cells[name][place] for name in (OURS, PLAIN)), f"{rounds.ratio(OURS, PLAIN, figure):.2f}")

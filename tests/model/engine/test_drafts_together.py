@@ -11,7 +11,6 @@ from runner.cache.session import Session
 from runner.drafts.drafting import Drafting
 from runner.drafts.policy import Draft, DraftPolicy, cpu_costs
 from runner.engine.generation import Generation
-from runner.engine.policy import UNLIMITED, RoundLimit
 from scripts.tools.models.tiny import words
 from tests.lib.pairs import pairs
 from tests.lib.seeing_engine import SeeingEngine, picture
@@ -256,14 +255,7 @@ class Willing(DraftPolicy):
         self.told = length
         self.asked = list[tuple[list[int], int]]()
 
-    def length(
-        self,
-        drafts: Sequence[Draft],
-        context_tokens: int,
-        together: int = 1,
-        limit: RoundLimit = UNLIMITED,
-        slacks: Sequence[float] = (),
-    ) -> int:
+    def length(self, drafts: Sequence[Draft], context_tokens: int, together: int = 1, *_: object, **__: object) -> int:
         self.asked.append(([len(draft.tokens) for draft in drafts], together))
         return self.told
 

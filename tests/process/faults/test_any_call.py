@@ -23,7 +23,7 @@ from runner.drafts.drafting import AnswerDrafter, Drafting
 from runner.drafts.policy import Draft, DraftPolicy, cpu_costs
 from runner.engine.events import Failed
 from runner.engine.generation import Forward
-from runner.engine.policy import UNLIMITED, RoundLimit, SlicePolicy
+from runner.engine.policy import SlicePolicy
 from runner.sampling import SamplingOptions
 from scripts.tools.host.lib import OUT_OF_MEMORY
 from scripts.tools.models.tiny import VOCAB, words
@@ -180,15 +180,8 @@ class SweptDrafter(AnswerDrafter):
 class _Willing(DraftPolicy):
     """Takes all of every draft, of two answers at most: more of them make steps without drafts."""
 
-    def length(
-        self,
-        drafts: Sequence[Draft],
-        context_tokens: int,
-        together: int = 1,
-        limit: RoundLimit = UNLIMITED,
-        slacks: Sequence[float] = (),
-    ) -> int:
-        super().length(drafts, context_tokens, together, limit, slacks)  # it learns from drafts that it was asked about
+    def length(self, drafts: Sequence[Draft], context_tokens: int, together: int = 1, *_: object, **__: object) -> int:
+        super().length(drafts, context_tokens, together)  # it learns from drafts that it was asked about
         return max(len(draft.tokens) for draft in drafts) if together <= 2 else 0
 
 

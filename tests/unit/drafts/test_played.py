@@ -1,5 +1,5 @@
-"""What drafts bring to several answers: recorded ones are played through the real drafters and their policy, and each
-forward takes as long as it did on one machine.
+"""The gain of drafts where several answer: recorded answers are played through the real drafters and their policy, and
+each forward takes as long as it did on one machine.
 
 `answers.json` has greedy answers of SmolLM2-135M-Instruct in 4 bits to prompts of `scripts/bench drafts`: by case, for
 several rounds of eight users, the tokens of each prompt and the first 128 of its answer.
@@ -21,6 +21,7 @@ from runner.engine.lifecycle import Lifecycle
 from runner.engine.policy import RoundLimit
 from runner.engine.ports import DraftedAnswer, StepTime
 from runner.sampling.sampler import Sampler
+from tests.lib.seen_session import SeenSession
 
 USERS = json.loads((Path(__file__).parent / "answers.json").read_text())
 FORWARD_MS = {1: 12.0, 2: 13.5, 4: 16.5, 8: 26.5, 16: 42.0, 32: 71.0, 48: 97.0, 64: 122.0}
@@ -40,16 +41,6 @@ def forward_s(rows: int) -> float:
         if rows <= high:
             return (low_ms + (high_ms - low_ms) * (rows - low) / (high - low)) / 1000
     raise ValueError(rows)
-
-
-class SeenSession:
-    """What a drafter sees of a session."""
-
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self.recorded = [*prompt]
-
-    def continuation(self, most: int) -> list[int]:
-        return []
 
 
 class Answer:
@@ -75,7 +66,7 @@ class Answer:
 
 
 class Played(NamedTuple):
-    """Over what it would be without drafts."""
+    """Figures over those without drafts."""
 
     all: float
     """Tokens a second of all answers until the last one ends: as they are of one length, those of the slowest one."""
@@ -87,7 +78,7 @@ def play(drafting: Drafting, users: Sequence[tuple[Sequence[int], Sequence[int]]
     """Plays answers that begin together, as `engine/batch.py` steps; the speed of the machine may vary, for drafters to
     see: what is returned is of an even one."""
     answers = [Answer(drafting, prompt, tokens) for prompt, tokens in users]
-    live, tokens, first_tokens, spent_s = [*answers], 0, 0, 0.0
+    live, tokens, first_rate, spent_s = [*answers], 0, 0.0, 0.0
     plain_s = forward_s(len(users)) * max(len(tokens) for _, tokens in users)
     drawn, uneven, slowness, slow_until_s = False, 1.0, 1.0, 0.0
     while live:
@@ -120,13 +111,13 @@ def play(drafting: Drafting, users: Sequence[tuple[Sequence[int], Sequence[int]]
             seconds *= slowness * varies.lognormvariate(0, 0.06)
         drafting.record_time([each.drafter for each in live], StepTime(seconds, sum(got), many, length))
         for each in [each for each in live if not each.left]:
-            first_tokens = first_tokens or round(tokens / spent_s * 1e6)
+            first_rate = first_rate or tokens / spent_s
             each.end_s = spent_s
             each.drafter.close()
             live.remove(each)
             spent_s += LEAVE_S
     plain_rate, ends = tokens / plain_s, [each.end_s for each in answers]
-    return Played(tokens / max(ends) / plain_rate, first_tokens / 1e6 / plain_rate)
+    return Played(tokens / max(ends) / plain_rate, first_rate / plain_rate)
 
 
 def play_all(cases: Sequence[tuple[str, int]], *, varies: bool = False) -> Played:

@@ -11,22 +11,12 @@ from runner.engine.generation import Forward
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.ports import DraftedAnswer, StepTime
 from runner.sampling.sampler import Sampler
+from tests.lib.seen_session import SeenSession
 
 QUOTED = [*range(100, 140)]
 MOST = 50
 SAMPLER = cast("Sampler", None)
 """Only models draw their drafts."""
-
-
-class SeenSession:
-    """What a drafter sees of a session."""
-
-    def __init__(self, recorded: Sequence[int], path: Sequence[int] = ()) -> None:
-        self.recorded = [*recorded]
-        self.path = [*path]
-
-    def continuation(self, most: int) -> list[int]:
-        return self.path[:most]
 
 
 def begun(drafting: Drafting, prompt: Sequence[int], path: Sequence[int] = ()) -> tuple[AnswerDrafter, Session]:
