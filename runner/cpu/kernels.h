@@ -24,6 +24,7 @@ struct Product {
   int out_type;
   const uint32_t *order; /* NULL: rows of the result stand in the order of x */
   const float *added;    /* as the result, if that is float32; NULL: nothing */
+  size_t ahead;          /* from outputs that are computed to those whose weights are fetched meanwhile */
 };
 
 /* softmax(scale * q @ k.T + mask) @ v, for `heads` heads of queries to each head of keys. Strides: batch, head, row. */

@@ -41,7 +41,7 @@ typedef void (*share_fn)(void (*)(const void *, int), const void *, int, int);
 
 const Kernels *kernels = nullptr; /* nullptr: everything goes to libmlx */
 share_fn share = nullptr;   /* of the threads in pool.h */
-bool share_many = false, share_few = false;
+int many = 1, few = 1;       /* threads, for products of many and of few rows */
 int64_t calls = 0;
 
 enum : size_t {
@@ -73,7 +73,7 @@ enum Sharing { ALONE, BRIEFLY, WHOLLY };
 /* How work on rows, of so many multiplications, is shared among threads. */
 Sharing shares(size_t rows, size_t work) {
   if (work <= WORTH_SHARING) return ALONE;
-  return rows <= BRIEF_ROWS ? (share_few ? BRIEFLY : ALONE) : share_many ? WHOLLY : ALONE;
+  return rows <= BRIEF_ROWS ? (few > 1 ? BRIEFLY : ALONE) : many > 1 ? WHOLLY : ALONE;
 }
 
 /* Calls f(0) to f(count - 1), on the threads that `sharing` says. */
@@ -294,7 +294,9 @@ size_t outputs_at_once(const Product &p) {
 int parts_of(const Product &p) { return (int)((p.n + outputs_at_once(p) - 1) / outputs_at_once(p)); }
 void compute_part(const Product &p, int part) {
   size_t from = part * outputs_at_once(p), to = std::min(from + outputs_at_once(p), p.n);
-  kernels->product(p, from, to, scratch((to - from) * p.k));
+  Product mine = p;
+  mine.ahead = many * outputs_at_once(p); /* the part that this thread is likely to take next */
+  kernels->product(mine, from, to, scratch((to - from) * p.k));
 }
 
 /* A product with packed weights, and what follows it in a forward: a residual that is added, or a gate.
@@ -615,7 +617,7 @@ struct Elementwise {
     const float *factor = in.size() > 1 ? whole(in[1], encoder).data<float>() : nullptr;
     encoder.dispatch([what = what, x = x.data<float>(), factor, out = out.data<float>(), n = x.size()] {
       const size_t part = 1 << 14; /* a multiple of every width */
-      each((int)((n + part - 1) / part), n > part && share_many ? WHOLLY : ALONE, [&](int i) {
+      each((int)((n + part - 1) / part), n > part && many > 1 ? WHOLLY : ALONE, [&](int i) {
         const size_t from = i * part;
         kernels->unary(what, x + from, factor ? factor + from : nullptr, out + from, std::min(part, n - from));
       });
@@ -836,11 +838,11 @@ extern "C" EXPORT int kernels_width(int width) { return widest(width) ? widest(w
 
 /* Puts the kernels with the widest vectors of at most `width` float32 numbers in front of MLX, MLX's own if there are none;
  * `many` and `few` are the numbers of threads for products of many and of few rows. Returns the kernels. */
-extern "C" EXPORT const Kernels *kernels_use(int width, share_fn sharing, int many, int few) {
+extern "C" EXPORT const Kernels *kernels_use(int width, share_fn sharing, int for_many, int for_few) {
   kernels = widest(width);
   share = sharing;
-  share_many = many > 1;
-  share_few = few > 1;
+  many = for_many;
+  few = for_few;
   return kernels;
 }
 

@@ -10,7 +10,11 @@
 
 typedef void (*block_fn)(const void *product, int block);
 
-enum { MOST_THREADS = 63, SPINS = 4000 };
+enum {
+  MOST_THREADS = 63,
+  IDLE_SPINS = 12000, /* more than lies between two products of a forward: a thread that slept comes late */
+  WAIT_SPINS = 4000,  /* for threads that other programs may keep from their cores */
+};
 
 static pthread_mutex_t caller_lock = PTHREAD_MUTEX_INITIALIZER, pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t pool_wake = PTHREAD_COND_INITIALIZER, pool_left = PTHREAD_COND_INITIALIZER;
@@ -29,7 +33,7 @@ static int take_blocks(void) {
 static void *work(void *nothing) {
   unsigned seen = 0;
   for (;;) {
-    for (int spin = 0; spin < SPINS && atomic_load(&round_number) == seen; spin++) atomic_thread_fence(memory_order_seq_cst);
+    for (int spin = 0; spin < IDLE_SPINS && atomic_load(&round_number) == seen; spin++) atomic_thread_fence(memory_order_seq_cst);
     pthread_mutex_lock(&pool_lock);
     while (atomic_load(&round_number) == seen) pthread_cond_wait(&pool_wake, &pool_lock);
     seen = atomic_load(&round_number);
@@ -110,7 +114,7 @@ static void share(block_fn function, const void *product, int count, int brief) 
   pthread_mutex_unlock(&pool_lock);
   int own = take_blocks();
   double computed = brief ? now_s() : 0;
-  for (int spin = 0; spin < SPINS && atomic_load(&inside); spin++) atomic_thread_fence(memory_order_seq_cst);
+  for (int spin = 0; spin < WAIT_SPINS && atomic_load(&inside); spin++) atomic_thread_fence(memory_order_seq_cst);
   pthread_mutex_lock(&pool_lock);
   open_to_threads = 0;
   while (atomic_load(&inside)) pthread_cond_wait(&pool_left, &pool_lock);

@@ -363,10 +363,23 @@ template <int R, int O> INLINE void dots(const float *x, size_t ldx, const float
 
 enum { AT_ONCE = WIDTH == 8 ? 3 : 6 /* rows of the kernels for many rows, each with four outputs or keys */ };
 
-template <int R> __attribute__((noinline)) void dots_of(const Product &a, const float *w, size_t row, size_t n, size_t count) {
+/* Fetches the lines whose turn it is of `bytes` bytes for four outputs from `n` on. */
+INLINE void fetch(const void *p, size_t n, size_t bytes, size_t turn, size_t turns) {
+  for (size_t at = 64 * turn; at < bytes; at += 64 * turns) __builtin_prefetch((const char *)p + n * bytes / 4 + at, 0, 2);
+}
+
+/* R rows, the tile `turn` of `turns`, and `count` outputs, whose weights are unpacked in `w`. Unpacking is bound by
+ * memory, which is idle meanwhile, so each tile fetches a part of the weights that come next. */
+template <int R> __attribute__((noinline)) void dots_of(const Product &a, const float *w, size_t row, size_t n, size_t count, size_t turn, size_t turns) {
+  const size_t bytes = 4 * a.k * a.bits / 8, scale_bytes = 4 * a.k / a.group * (a.mode == AFFINE ? size_of(a.scale_type) : 1);
   size_t i = 0;
   for (; i + 4 <= count; i += 4) {
     V sums[4][R];
+    if (n + i + a.ahead < a.n) {
+      fetch(a.w, n + i + a.ahead, bytes, turn, turns);
+      fetch(a.scales, n + i + a.ahead, scale_bytes, turn, turns);
+      if (a.mode == AFFINE) fetch(a.biases, n + i + a.ahead, scale_bytes, turn, turns);
+    }
     dots<R, 4>(a.x + row * a.ldx, a.ldx, w + i * a.k, a.k, a.k, sums);
     finish<R, 4>(a, sums, row, n + i);
   }
@@ -377,9 +390,9 @@ template <int R> __attribute__((noinline)) void dots_of(const Product &a, const 
   }
 }
 
-template <int R> void dots_of_up_to(const Product &a, const float *w, size_t rows, size_t row, size_t n, size_t count) {
-  if (rows == R) return dots_of<R>(a, w, row, n, count);
-  if constexpr (R > 1) dots_of_up_to<R - 1>(a, w, rows, row, n, count);
+template <int R> void dots_of_up_to(const Product &a, const float *w, size_t rows, size_t row, size_t n, size_t count, size_t turn, size_t turns) {
+  if (rows == R) return dots_of<R>(a, w, row, n, count, turn, turns);
+  if constexpr (R > 1) dots_of_up_to<R - 1>(a, w, rows, row, n, count, turn, turns);
 }
 
 /* Outputs `from` to `to`. `scratch` holds that many unpacked rows of weights. */
@@ -406,9 +419,10 @@ template <int BITS, int GROUP, int MODE> void product_of(const Product &a, size_
   for (size_t n = from; n < to; n += most) {
     const size_t count = least(most, to - n);
     for (size_t i = 0; i < count; i++) unpack_row<BITS, GROUP, MODE>(a, n + i, scratch + i * a.k);
-    for (size_t row = 0, left = (a.m + AT_ONCE - 1) / AT_ONCE; left; left--) { /* tiles of nearly as many rows */
+    const size_t tiles = (a.m + AT_ONCE - 1) / AT_ONCE;
+    for (size_t row = 0, left = tiles; left; left--) { /* tiles of nearly as many rows */
       const size_t rows = (a.m - row + left - 1) / left;
-      dots_of_up_to<AT_ONCE>(a, scratch, rows, row, n, count);
+      dots_of_up_to<AT_ONCE>(a, scratch, rows, row, n, count, tiles - left, tiles);
       row += rows;
     }
   }
@@ -518,7 +532,14 @@ template <int R> INLINE void weigh_all(const float *weights, const float *v, siz
 /* Adds the mask to the scores of one query, or hides keys. */
 INLINE void mask_scores(const Attention &a, size_t at, int keys, float hidden, float *scores) {
   const int64_t step = a.ms[3];
-  for (int i = 0; i < keys; i++) {
+  int i = 0;
+  for (; step == 1 && i + WIDTH <= keys; i += WIDTH) {
+    const V score = load(scores + i);
+    if (a.mask_type == BOOL) store(scores + i, widened((const uint8_t *)a.mask + at + i) ? score : all(hidden));
+    else if (a.mask_type == F32) store(scores + i, score + load((const float *)a.mask + at + i));
+    else store(scores + i, score + load_half((const uint16_t *)a.mask + at + i, a.mask_type));
+  }
+  for (; i < keys; i++) {
     if (a.mask_type != BOOL) scores[i] += get(a.mask, a.mask_type, at + i * step);
     else if (!((const uint8_t *)a.mask)[at + i * step]) scores[i] = hidden;
   }
