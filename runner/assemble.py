@@ -26,6 +26,7 @@ from runner.engine.scheduler import Scheduler
 from runner.errors import ComputeError
 from runner.logs import Log, error_line
 from runner.model import OpenedModel
+from runner.model.attention import use_on_cuda
 from runner.model.device import gpu_usable_bytes, usable_bytes
 from runner.model.weights.dtype import device, in_float32
 from runner.model.weights.load import LoadedModel, load
@@ -135,6 +136,8 @@ def _begin(settings: Settings, model: OpenedModel, post: Post, world: World) -> 
     total_bytes = gpu_usable_bytes(mx.device_info(), mx.get_memory_limit())
     if not on_cpu and mx.metal.is_available():
         mx.set_wired_limit(min(total_bytes, budget_bytes))  # lest weights are paged out between two requests
+    elif not on_cpu:
+        use_on_cuda()
     total_bytes, budget_bytes = world.machine(total_bytes, budget_bytes)
     return Parts(settings, model, world, post, on_cpu, total_bytes, budget_bytes)
 

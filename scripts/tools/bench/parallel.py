@@ -78,8 +78,11 @@ def rate(answers: Sequence[Sequence[float]]) -> float:
 
 def largest_gap(lines: Sequence[float], begin: float, end: float) -> float:
     """Returns the largest time between two of the lines; one counts as a whole when a part of it lies between `begin`
-    and `end`. The last line is after `end`."""
-    return max(later - earlier for earlier, later in pairwise(lines) if later > begin and earlier < end)
+    and `end`. ValueError if none does."""
+    gaps = [later - earlier for earlier, later in pairwise(lines) if later > begin and earlier < end]
+    if not gaps:
+        raise ValueError("an answer ended before the other prompt came: it was too short for this machine")
+    return max(gaps)
 
 
 async def decode(endpoint: Endpoint, prompts: Prompts, streams: int) -> float:
