@@ -20,6 +20,8 @@ import ctypes
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -35,6 +37,8 @@ _SETS = {4: "NEON", 8: "AVX2", 16: "AVX-512"}
 """The number of float32 numbers in a vector -> the instruction set."""
 _WIDEST = max(_SETS)
 _KERNELS = "_kernels.*.so"
+_in_use: list[ctypes.CDLL] = []
+"""The kernels, once they stand before MLX's."""
 
 
 class Blas(NamedTuple):
@@ -124,6 +128,24 @@ def preload_for(settings: Wanted) -> Preloaded:
     return preload(settings.blas, settings.blas_threads, settings.kernels)
 
 
+def skips_padding() -> bool:
+    """Returns True if the kernels leave out what is not asked for."""
+    return bool(_in_use)
+
+
+@contextmanager
+def asks_for(counts: Sequence[int], length: int) -> Iterator[None]:
+    """Within it, this thread builds a forward over tokens [B, length] of which the first `counts` of each row, at least
+    one, are asked for: kernels may leave out the others."""
+    for library in _in_use:
+        library.kernels_ask(len(counts), length, (ctypes.c_int * len(counts))(*counts))
+    try:
+        yield
+    finally:
+        for library in _in_use:
+            library.kernels_ask(0, 0, None)
+
+
 def find_kernels(choice: str = "auto") -> str:
     """Returns the description of the kernels that `preload` would put in front of MLX, without doing so."""
     try:
@@ -155,6 +177,7 @@ def _preload_kernels(choice: str, threads: Threads) -> str:
         share = ctypes.c_void_p(shim.shim_start(*threads))
         ctypes.CDLL(library._name, mode=ctypes.RTLD_GLOBAL)  # from now on it stands before libmlx
         library.kernels_use(_WIDEST, share, *threads)
+        _in_use.append(library)
         return _described(library)
     except OSError as error:
         return f"{_OWN} ({error})"

@@ -246,6 +246,22 @@ const auto own_rms_norm = libmlx(&mx::fast::rms_norm);
 const auto own_rope = libmlx((RopeFromArray *)&mx::fast::rope);
 const auto own_attention = libmlx(&mx::fast::scaled_dot_product_attention);
 
+/* --- Padding */
+
+/* Which tokens of a forward [batch, length] are asked for: the first ones of each row. The others are padding: what they
+ * compute is never used, so that products and attention may leave it out, and return zeros. */
+struct Asked {
+  int batch, length;
+  std::vector<int> counts;     /* of each row of the batch */
+  std::vector<uint32_t> rows; /* of [batch * length] */
+};
+using MaybeAsked = std::shared_ptr<const Asked>;
+thread_local MaybeAsked asked; /* in the graph that this thread builds; nullptr: all */
+
+MaybeAsked asked_of(const array &x) {
+  return asked && x.ndim() == 3 && x.shape(0) == asked->batch && x.shape(1) == asked->length ? asked : nullptr;
+}
+
 /* --- Products with packed weights */
 
 struct Packing {
@@ -305,6 +321,7 @@ void compute_part(const Product &p, int part) {
 struct PackedProduct {
   static constexpr const char *name = "FastQuantizedMatmul";
   Packing packing;
+  MaybeAsked asked;
   enum { PLAIN, ADDED, GATED } form = PLAIN;
   bool operator==(const PackedProduct &) const = default;
 
@@ -330,9 +347,10 @@ struct PackedProduct {
     };
     Product p = product(1, out), gated{};
     Rows rows(x);
-    p.m = rows.count;
+    p.m = asked ? asked->rows.size() : rows.count;
+    if (asked) p.order = asked->rows.data();
     /* Copying more rows costs less than loading them from where no line of the cache begins. */
-    const bool in_place = p.m <= BRIEF_ROWS && x.dtype() == mx::float32 && rows.axes <= 1 && kernels->takes_in_place(p);
+    const bool in_place = !asked && p.m <= BRIEF_ROWS && x.dtype() == mx::float32 && rows.axes <= 1 && kernels->takes_in_place(p);
     float *floats = in_place ? nullptr : room_for(p.m, p.k, encoder);
     p.x = in_place ? (const float *)rows.p : floats;
     if (in_place && rows.axes) p.ldx = rows.strides[0];
@@ -340,16 +358,21 @@ struct PackedProduct {
     if (form == GATED) {
       array second = temporary(out.shape(), mx::float32, encoder);
       gated = product(1 + parts(), second);
-      gated.m = p.m, gated.x = p.x, gated.ldx = p.ldx;
+      gated.m = p.m, gated.x = p.x, gated.ldx = p.ldx, gated.order = p.order;
     }
-    encoder.dispatch([p, gated, rows, floats, type = type_of(x.dtype())] {
-      if (floats) each((int)p.m, shares(p.m, p.m * p.k), [&](int row) { kernels->take(p, rows[row], type, floats + row * p.k); });
+    encoder.dispatch([p, gated, rows, floats, type = type_of(x.dtype()), asked = asked, row_bytes = out.itemsize() * p.n] {
+      if (floats) each((int)p.m, shares(p.m, p.m * p.k), [&](int i) { kernels->take(p, rows[p.order ? p.order[i] : i], type, floats + i * p.k); });
+      for (int i = 0; asked && i < asked->batch; i++)
+        memset((char *)p.out + row_bytes * (i * asked->length + asked->counts[i]), 0, row_bytes * (asked->length - asked->counts[i]));
       each(parts_of(p), shares(p.m, p.m * p.n * p.k), [&](int part) {
         compute_part(p, part);
         if (!gated.m) return;
         compute_part(gated, part);
         const size_t from = part * outputs_at_once(p), count = std::min(outputs_at_once(p), p.n - from);
-        for (size_t at = from; at < p.m * p.n; at += p.n) kernels->unary(SILU, (float *)p.out + at, (float *)gated.out + at, (float *)p.out + at, count);
+        for (size_t i = 0; i < p.m; i++) {
+          const size_t at = (p.order ? p.order[i] : i) * p.n + from;
+          kernels->unary(SILU, (float *)p.out + at, (float *)gated.out + at, (float *)p.out + at, count);
+        }
       });
     });
   }
@@ -488,6 +511,7 @@ struct FusedAttention {
   static constexpr const char *name = "FastAttention";
   float scale;
   bool causal, mask, sinks;
+  MaybeAsked asked;
   bool operator==(const FusedAttention &) const = default;
 
   array original(const Arrays &in, mx::StreamOrDevice s) const {
@@ -510,13 +534,16 @@ struct FusedAttention {
       for (int i = 0; i < 4; i++) a.ms[i] = in[3].strides()[i];
     }
     if (sinks) a.sinks = whole(in.back(), encoder).data<void>();
-    encoder.dispatch([a, batch = q.shape(0), width = (size_t)kernels->width] {
+    encoder.dispatch([a, batch = q.shape(0), width = (size_t)kernels->width, asked = asked, row_bytes = out.itemsize() * a.dv] {
       const int queries = std::max(8, 96 / a.heads), parts = (a.queries + queries - 1) / queries;
       const size_t rows = a.heads * std::min(queries, a.queries), d = (a.d + width - 1) / width * width, dv = (a.dv + width - 1) / width * width;
       const size_t room = rows * (d + dv + KEYS + 3) + KEYS * (d + dv), work = (size_t)batch * a.kv_heads * a.heads * a.queries * a.keys * (a.d + a.dv);
       each(batch * a.kv_heads * parts, shares(a.queries, work), [&](int i) {
-        const int part = parts - 1 - i % parts; /* the longest first */
-        kernels->attend(a, i / parts / a.kv_heads, i / parts % a.kv_heads, part * queries, std::min((part + 1) * queries, a.queries), scratch(room));
+        const int part = parts - 1 - i % parts, row = i / parts / a.kv_heads, kv_head = i / parts % a.kv_heads; /* the longest first */
+        const int from = part * queries, to = std::min(from + queries, a.queries), end = asked ? std::clamp(asked->counts[row], from, to) : to;
+        if (end > from) kernels->attend(a, row, kv_head, from, end, scratch(room));
+        for (int head = 0; end < to && head < a.heads; head++)
+          memset((char *)a.out + row_bytes * (((size_t)(row * a.kv_heads + kv_head) * a.heads + head) * a.queries + end), 0, row_bytes * (to - end));
       });
     });
   }
@@ -663,11 +690,11 @@ Maybe fused_product(const array &a, const array &b, mx::StreamOrDevice s) {
   if (!is_function(a, SILU) || !serves(s, a)) return std::nullopt;
   const array &gate = a.inputs()[0];
   auto *first = product_of(gate), *second = product_of(b);
-  if (!first || !second || !(first->packing == second->packing) || gate.inputs()[0].id() != b.inputs()[0].id())
+  if (!first || !second || !(first->packing == second->packing) || first->asked != second->asked || gate.inputs()[0].id() != b.inputs()[0].id())
     return make(s, Elementwise{SILU}, mx::float32, {gate, b});
   Arrays inputs = gate.inputs();
   inputs.insert(inputs.end(), b.inputs().begin() + 1, b.inputs().end());
-  return make(s, PackedProduct{first->packing, PackedProduct::GATED}, mx::float32, std::move(inputs));
+  return make(s, PackedProduct{first->packing, first->asked, PackedProduct::GATED}, mx::float32, std::move(inputs));
 }
 
 /* The sum of a product and a residual as one operation. */
@@ -677,7 +704,7 @@ Maybe fused_sum(const array &a, const array &b, mx::StreamOrDevice s) {
   if (!product_of(product)) return std::nullopt;
   Arrays inputs = product.inputs();
   inputs.push_back(&product == &a ? b : a);
-  return make(s, PackedProduct{product_of(product)->packing, PackedProduct::ADDED}, mx::float32, std::move(inputs));
+  return make(s, PackedProduct{product_of(product)->packing, product_of(product)->asked, PackedProduct::ADDED}, mx::float32, std::move(inputs));
 }
 
 }  // namespace
@@ -720,7 +747,7 @@ EXPORT array quantized_matmul(const array &x, const array &w, const array &scale
     return own_quantized_matmul(x, w, scales, biases, transpose, group_size, bits, mode, s);
   Arrays inputs = {x, w, scales};
   if (biases) inputs.push_back(*biases);
-  return make(s, PackedProduct{*packing}, packing->mode == AFFINE ? promote_types(x.dtype(), scales.dtype()) : x.dtype(), std::move(inputs));
+  return make(s, PackedProduct{*packing, asked_of(x)}, packing->mode == AFFINE ? promote_types(x.dtype(), scales.dtype()) : x.dtype(), std::move(inputs));
 }
 
 EXPORT array gather_qmm(const array &x, const array &w, const array &scales, const Maybe &biases, Maybe lhs_indices, Maybe rhs_indices, bool transpose,
@@ -811,7 +838,8 @@ EXPORT array scaled_dot_product_attention(const array &q, const array &k, const 
     inputs.push_back(mask->shape() == shape ? *mask : broadcast_to(*mask, shape, s));
   }
   if (sinks) inputs.push_back(*sinks);
-  return make(s, FusedAttention{scale, mode == "causal" && q.shape(2) > 1, mask.has_value(), sinks.has_value()}, q.dtype(), std::move(inputs));
+  const bool rounds = asked && q.shape(0) == asked->batch && q.shape(2) == asked->length;
+  return make(s, FusedAttention{scale, mode == "causal" && q.shape(2) > 1, mask.has_value(), sinks.has_value(), rounds ? asked : nullptr}, q.dtype(), std::move(inputs));
 }
 
 }  // namespace fast
@@ -844,6 +872,17 @@ extern "C" EXPORT const Kernels *kernels_use(int width, share_fn sharing, int fo
   many = for_many;
   few = for_few;
   return kernels;
+}
+
+/* Says which tokens of a forward [batch, length] are asked for in what this thread builds from now on: the first `counts`
+ * of each row; all if batch is 0. */
+extern "C" EXPORT void kernels_ask(int batch, int length, const int *counts) {
+  asked = nullptr;
+  if (!batch) return;
+  auto some = std::make_shared<Asked>(Asked{batch, length, {counts, counts + batch}, {}});
+  for (int row = 0; row < batch; row++)
+    for (int i = 0; i < counts[row]; i++) some->rows.push_back(row * length + i);
+  asked = some;
 }
 
 /* The number of operations that kernels computed so far. */

@@ -91,6 +91,7 @@ class Drafting:
         """Nothing is drafted if there is a reason why the model must not. Answers under different salts know nothing of
         each other. The `model` drafts where no known text does."""
         self.policy = policy
+        self.skips_padding = policy.skips_padding
         self.salt = salt
         self.undraftable = undraftable
         self.model = model
@@ -140,8 +141,9 @@ class Drafting:
         if not any(expected):
             self._choose(answers, together, limit, ahead=0)
         longest = max(len(draft.tokens) if (draft := _own(each).chosen) is not None else 0 for each in answers)
+        pads = together > 1 and longest and not self.skips_padding
         for each in answers:
-            if _own(each).chosen is None and longest and together > 1:  # it would be padded
+            if pads and _own(each).chosen is None:
                 _own(each).chosen = _own(each).find(each.session, min(each.most, longest))
         if any(_own(each).chosen is None for each in answers):
             for each, tokens in zip(answers, self._model_drafts(answers, together, layers, limit), strict=True):
@@ -158,14 +160,15 @@ class Drafting:
         found = [_own(each).find(each.session, min(each.most + ahead, longest)) for each in answers]
         drafts = [draft for draft in found if draft is not None]
         context_tokens = max(len(each.session.recorded) for each in answers)
-        length = 0
+        lengths: Sequence[int] = ()
         if drafts:
             drafted_first = sorted(zip(answers, found, strict=True), key=lambda pair: pair[1] is None)
             slacks = [_own(each).slack_s for each, _ in drafted_first]
-            length = self.policy.length(drafts, context_tokens, together, limit, slacks)
+            lengths = self.policy.lengths(drafts, context_tokens, together, limit, slacks)
+        length_of = iter(lengths)
         allowed = self.speed(together).allows()
         for each, draft in zip(answers, found, strict=True):
-            _own(each).offer(draft, length, ahead, allowed=allowed)
+            _own(each).offer(draft, next(length_of) if draft is not None else 0, ahead, allowed=allowed)
         return any(_own(each).waits for each in answers)
 
     def _model_length(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit) -> int:
@@ -360,7 +363,7 @@ class AnswerDrafter:
         """True if the step has tried, or waits for, a draft of known text."""
         return (self._draft is not None and self._draft.source != "model") or self.waits
 
-    def end_step(self, rows: int, context_tokens: int, together: int) -> None:
+    def end_step(self, rows: float, context_tokens: int, together: int) -> None:
         """Ends the step, whose forward was over so many rows of each of the answers."""
         policy = self._shared.policy
         self.slack_s = policy.slack_after(self.slack_s, 1 + self._right, rows, context_tokens, together)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from runner import cpu
 from runner.drafts.drafting import Drafting, DraftModel
 from runner.drafts.policy import DraftPolicy
 from runner.engine.parts import Examined, Facts, Parts, Wing
@@ -179,9 +180,13 @@ class DraftsWing(Wing):
         undraftable = parts.loaded.undraftable
         if undraftable:
             log.info("answers are not drafted", why=undraftable)
-        make = DraftPolicy.for_cpu if parts.on_cpu else DraftPolicy.for_gpu
-        at_once = self._model is not None and self._model.at_once
-        policy = make(parts.settings.draft_tokens, at_once=at_once)
+        most, at_once = parts.settings.draft_tokens, self._model is not None and self._model.at_once
+        if parts.on_cpu:
+            alone = parts.world.ranks is None  # followers know nothing of padding
+            skips_padding = alone and cpu.skips_padding() and parts.loaded.is_packed
+            policy = DraftPolicy.for_cpu(most, at_once=at_once, skips_padding=skips_padding)
+        else:
+            policy = DraftPolicy.for_gpu(most, at_once=at_once)
         drafting = Drafting(policy, undraftable, parts.salt, self._model, parts.sources.clock)
         parts.drafting = drafting
         parts.counts.drafts = drafting.counts

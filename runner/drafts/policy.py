@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import ceil
 from typing import Literal, NamedTuple, get_args
 
 from runner.engine.policy import UNLIMITED, RoundLimit
@@ -150,15 +151,16 @@ class RoundCosts:
         self._first = first
         self._contexts: dict[int, _Context] = {}
 
-    def record(self, rows: int, seconds: float, context_tokens: int) -> None:
-        """Records how long a round of `rows` rows took after `context_tokens` tokens. Others than drafts may lengthen
-        it: nothing is learned from one of more rows than there are costs."""
+    def record(self, rows: float, seconds: float, context_tokens: int) -> None:
+        """Records how long a round of `rows` rows, a mean, took after `context_tokens` tokens. Others than drafts may
+        lengthen it: nothing is learned from one of more rows than there are costs."""
         if rows > len(self._first):
             return
         key = context_tokens.bit_length()
         if key not in self._contexts:
             self._contexts[key] = _Context(self.curve(context_tokens))
-        self._contexts[key].record(rows, seconds)
+        curve, above = self._contexts[key].curve(), ceil(rows)  # a plain step counts as such, and nothing else does
+        self._contexts[key].record(above, seconds * curve[above - 1] / cost_of(curve, rows))
 
     @property
     def known(self) -> bool:
@@ -197,12 +199,23 @@ class _Context:
         self._curve = ()
 
     def curve(self) -> Sequence[float]:
+        if not self._known:
+            return self._shape
         if not self._curve:
             known = {rows: seconds / self._shape[rows - 1] for rows, seconds in self._known.items()}
             factors = _between(known, len(self._shape))
             costs = [factor * cost for factor, cost in zip(factors, self._shape, strict=True)]
             self._curve = [max(costs[0], cost) for cost in costs]
         return self._curve
+
+
+def cost_of(curve: Sequence[float], rows: float) -> float:
+    """Returns the cost of a mean number of rows, from 1 on, on straight lines between those of 1 row, 2 rows, and so
+    on."""
+    below = int(rows)
+    if below == rows:
+        return curve[below - 1]
+    return curve[below - 1] + (rows - below) * (curve[below] - curve[below - 1])
 
 
 def _between(known: dict[int, float], most: int) -> list[float]:
@@ -248,18 +261,22 @@ _MOST_TOGETHER = 64  # tokens of a forward over several answers
 class DraftPolicy:
     """Chooses the length that promises the most tokens a second, 0 included, and learns from the outcomes.
 
-    One for all requests of the process. Answers that are computed together are drafted to one length, as the shorter
-    ones are padded. Owner: the engine thread.
+    One for all requests of the process. Of answers that are computed together the shorter ones are padded: they are
+    drafted to one length, unless the forward skips padding. Owner: the engine thread.
     """
 
-    def __init__(self, most: int, first_costs: Sequence[float], *, at_once: bool = False) -> None:
+    def __init__(
+        self, most: int, first_costs: Sequence[float], *, at_once: bool = False, skips_padding: bool = False
+    ) -> None:
         """`most` is the most drafted tokens a round; `first_costs` has the relative costs of rounds of 1 row, 2 rows,
         and so on, of all answers together, as long as nothing is known: as many as a forward may have. `at_once` is
-        True if the model that drafts takes as long for many tokens as for one.
+        True if the model that drafts takes as long for many tokens as for one, `skips_padding` if padding costs nothing
+        in the forward of the answers' model.
         """
         assert len(first_costs) >= _MOST_TOGETHER > most
         self.most = most
         self._at_once = at_once
+        self.skips_padding = skips_padding
         self._first_costs = first_costs
         self._costs: dict[int, RoundCosts] = {}  # by the number of answers
         self._draft_costs: dict[int, DraftCost] = {}  # also
@@ -270,9 +287,11 @@ class DraftPolicy:
         }
 
     @classmethod
-    def for_cpu(cls, most: int = DEFAULT_DRAFT_TOKENS, *, at_once: bool = False) -> "DraftPolicy":
+    def for_cpu(
+        cls, most: int = DEFAULT_DRAFT_TOKENS, *, at_once: bool = False, skips_padding: bool = False
+    ) -> "DraftPolicy":
         """Returns a policy that begins with the costs of CPUs."""
-        return cls(most, cpu_costs(_MOST_TOGETHER), at_once=at_once)
+        return cls(most, cpu_costs(_MOST_TOGETHER), at_once=at_once, skips_padding=skips_padding)
 
     @classmethod
     def for_gpu(cls, most: int = DEFAULT_DRAFT_TOKENS, *, at_once: bool = False) -> "DraftPolicy":
@@ -280,17 +299,21 @@ class DraftPolicy:
         return cls(most, gpu_costs(_MOST_TOGETHER), at_once=at_once)
 
     def longest(self, together: int) -> int:
-        """Returns the most tokens that each of several answers may draft in one round."""
+        """Returns the most tokens that one of several answers may draft in one round."""
+        return self.most if self.skips_padding else self._longest_of_all(together)
+
+    def _longest_of_all(self, together: int) -> int:
+        """Returns the most tokens that all of them may draft."""
         return self.most if together == 1 else min(self.most, _MOST_TOGETHER // together - 1)
 
-    def length(
+    def lengths(
         self,
         drafts: Sequence[Draft],
         context_tokens: int,
         together: int = 1,
         limit: RoundLimit = UNLIMITED,
         slacks: Sequence[float] = (),
-    ) -> int:
+    ) -> Sequence[int]:
         """Returns how many tokens of each of these drafts to take after `context_tokens` tokens, in a forward over as
         many answers or some more: `together`. `slacks` are those of all answers, the drafted ones first, or of none
         if all are 0. Ask once for each: now and then the result is a probe.
@@ -299,7 +322,10 @@ class DraftPolicy:
         """
         known = self._costs_of(together)
         wanted = [(draft, len(draft.tokens)) for draft in drafts]
-        return self._length(wanted, known.curve(context_tokens), together, together, limit, slacks, together)
+        padded = together == 1 or not self.skips_padding
+        return self._lengths(
+            wanted, known.curve(context_tokens), together, together, limit, slacks, together, padded=padded
+        )
 
     def model_length(
         self,
@@ -311,10 +337,10 @@ class DraftPolicy:
         slacks: Sequence[float] = (),
     ) -> int:
         """Returns how many tokens a model should draft for each of some answers, which may have at most so many, after
-        `context_tokens` tokens: as `length`, plus the time of drafting itself. If other answers of the forward try
+        `context_tokens` tokens: as `lengths`, plus the time of drafting itself. If other answers of the forward try
         drafts `beside` them, no more than these have, as they would be padded."""
         draft = Draft([], "model", MODEL_MATCH)
-        if self.longest(together) < 1 or self._acceptance(draft).rests():
+        if self._longest_of_all(together) < 1 or self._acceptance(draft).rests():
             return 0
         known = self._costs_of(together)
         rounds = known.curve(context_tokens)
@@ -324,7 +350,7 @@ class DraftPolicy:
         costs = [rounds[longest if beside else length] + drafts[self._units(length)] for length in range(longest + 1)]
         tokens = together + sum(map(self._expected, beside))
         wanted = [(draft, most) for most in mosts]
-        return self._length(wanted, costs, together, tokens, limit, slacks, together - len(beside))
+        return self._lengths(wanted, costs, together, tokens, limit, slacks, together - len(beside), padded=True)[0]
 
     def _expected(self, draft: Draft) -> float:
         """Returns how many tokens of a draft are likely to be right."""
@@ -334,7 +360,7 @@ class DraftPolicy:
             expected += right
         return expected
 
-    def _length(
+    def _lengths(
         self,
         drafts: Sequence[tuple[Draft, int]],
         costs: Sequence[float],
@@ -343,58 +369,83 @@ class DraftPolicy:
         limit: RoundLimit,
         slacks: Sequence[float],
         counted: int,
-    ) -> int:
-        """Returns how many of at most so many tokens of each draft to take; `costs` are those of none, one, and so on.
-        A forward brings so many `tokens` without them. `counted` answers must keep their pace, the drafted ones first;
-        `slacks` are theirs."""
+        *,
+        padded: bool,
+    ) -> Sequence[int]:
+        """Returns how many of at most so many tokens of each draft to take; `costs` are those of none, one, and so on
+        for each answer. A forward brings so many `tokens` without them. `counted` answers must keep their pace, the
+        drafted ones first; `slacks` are theirs. `padded` drafts cost as much as the longest one."""
         if not self._costs_of(together).known:  # costs are no seconds, as limits and slacks are
             limit, slacks = UNLIMITED, ()
         slacks = [*slacks, *[0.0] * (counted - len(slacks))]
-        most = max(limit.drafts // together, sum(seconds <= limit.seconds for seconds in costs[1:]))
-        most = min(most, self.longest(together))
         acceptances = [self._acceptance(draft) for draft, _ in drafts]
         mosts = [
-            min(count, most if acceptance.trusted else min(draft.match, most))
+            min(count, self.most if acceptance.trusted else min(draft.match, self.most))
             for (draft, count), acceptance in zip(drafts, acceptances, strict=True)
         ]
         rates = [each.rates() for each in acceptances]
         right = [1.0] * len(drafts)  # how likely it is that all tokens so far are
         each_gets = [1.0] * len(slacks)  # tokens; one without a draft gets no more
-        best, best_rate = 0, _WORTH * tokens / costs[0]
-        best_tokens = tokens
-        best_right = float(len(drafts))
-        for length in range(1, max(mosts) + 1):
-            for place, each in enumerate(mosts):
-                right[place] *= next(rates[place]) if length <= each else 0.0
-                each_gets[place] += right[place]
+        row_cost = (costs[-1] - costs[0]) / max(1, len(costs) - 1) / together
+        lengths, best, longest, cost = [0] * len(drafts), [0] * len(drafts), 0, costs[0]
+        best_rate, best_tokens, best_right = _WORTH * tokens / costs[0], tokens, float(len(drafts))
+        while longest < max(mosts):
+            right = [
+                chance * next(rate) if longest < most else 0.0
+                for chance, rate, most in zip(right, rates, mosts, strict=True)
+            ]
+            if not padded:  # a row has to bring more for its cost than those so far
+                right = [chance if chance * cost > tokens * row_cost else 0.0 for chance in right]
+            longest += 1
+            more = [length + (chance > 0) for length, chance in zip(lengths, right, strict=True)]
+            rows = together * longest if padded else sum(more)
+            if more == lengths:
+                break
+            if rows > together * (len(costs) - 1):
+                mosts = lengths
+                break
+            cost = cost_of(costs, 1 + rows / together)
+            if cost > limit.seconds and rows > limit.drafts:
+                mosts = lengths
+                break
+            lengths = more
             tokens += sum(right)
-            least_s = costs[length] * _LEAST_PACE
+            for place, chance in enumerate(right):
+                each_gets[place] += chance
+            least_s = cost * _LEAST_PACE
             keeps_pace = all(gets * costs[0] + slack >= least_s for gets, slack in zip(each_gets, slacks, strict=True))
-            if keeps_pace and tokens / costs[length] > best_rate:
-                best, best_rate, best_tokens, best_right = length, tokens / costs[length], tokens, sum(right)
-        if best == max(mosts):
+            if keeps_pace and tokens / cost > best_rate:
+                best, best_rate, best_tokens, best_right = lengths, tokens / cost, tokens, sum(right)
+        left = [most - length for most, length in zip(mosts, best, strict=True)]
+        if padded:
+            best = [max(best)] * len(best)
+        if max(left) <= 0:
             return best
         self._undecided += 1
-        if self._undecided % together:
+        if padded and self._undecided % together:
             return best  # a probe costs a row of each answer: it is as rare as if each were alone
         # Known text costs nothing to look up, and a round may become cheaper; a model is asked in vain.
-        probed = max(range(len(drafts)), key=mosts.__getitem__)
-        hopeful = drafts[probed][0].source != "model" or (best_tokens + best_right) / costs[best + 1] > best_rate
-        return best + acceptances[probed].probes(best, hopeful=hopeful)
+        probed = left.index(max(left))
+        hopeful = (
+            drafts[probed][0].source != "model" or (best_tokens + best_right) / costs[best[probed] + 1] > best_rate
+        )
+        if not acceptances[probed].probes(best[probed], hopeful=hopeful):
+            return best
+        return [length + (padded or place == probed) for place, length in enumerate(best)]
 
-    def slack_after(self, slack_s: float, tokens: int, rows: int, context_tokens: int, together: int) -> float:
+    def slack_after(self, slack_s: float, tokens: int, rows: float, context_tokens: int, together: int) -> float:
         """Returns the slack of an answer after a round that brought it so many tokens, of so many rows of each answer,
         or after a plain step of one row."""
         known = self._costs_of(together)
-        if not known.known or rows > self.longest(together) + 1:
+        if not known.known or rows > self._longest_of_all(together) + 1:
             return slack_s
         costs = known.curve(context_tokens)
-        return min(_MOST_SLACK_S, slack_s + tokens * costs[0] - costs[rows - 1] * _LEAST_PACE)
+        return min(_MOST_SLACK_S, slack_s + tokens * costs[0] - cost_of(costs, rows) * _LEAST_PACE)
 
     def _costs_of(self, together: int) -> RoundCosts:
         """Returns what is known of forwards over as many answers."""
         if together not in self._costs:
-            rows = [together * (1 + length) for length in range(max(0, self.longest(together)) + 1)]
+            rows = [together * (1 + length) for length in range(max(0, self._longest_of_all(together)) + 1)]
             costs = [self._first_costs[row - 1] for row in rows]
             self._costs[together] = RoundCosts(costs)
         return self._costs[together]
@@ -404,7 +455,7 @@ class DraftPolicy:
         if taken:
             self._acceptance(draft).record(taken, accepted)
 
-    def record_time(self, rows: int, seconds: float, context_tokens: int, together: int = 1) -> None:
+    def record_time(self, rows: float, seconds: float, context_tokens: int, together: int = 1) -> None:
         """Records how long a round over so many answers took, of one row each if it was a plain step."""
         self._costs_of(together).record(rows, seconds, context_tokens)
 

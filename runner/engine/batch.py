@@ -24,6 +24,7 @@ import mlx.core as mx
 
 from runner.cache.layers.batch import staying
 from runner.cache.session import DecodeRows
+from runner.cpu import asks_for
 from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation, Results
 from runner.engine.policy import RoundLimit
@@ -115,8 +116,8 @@ class Batch:
         self.steps = steps
         """The number of steps so far."""
         # Of the last step.
-        self.forward_rows = 0
-        """The rows of an answer in its forward; 0 if there was none, -1 if there were several."""
+        self.forward_rows: float = 0
+        """The rows of an answer in its forward, on average; 0 if there was none, -1 if there were several."""
         self._lost: Results = []  # late generations that could not be split off
         self.split_off: list[Batch] = []
         """Batches of one, split off because their masks took too long for the others; the reader empties the list."""
@@ -220,9 +221,14 @@ class Batch:
         """Draws the next token of each generation, and those after it that were drafted right, by one forward."""
         answers = zip(self.generations, drafts, self._rows.unseen, strict=True)
         rounds = [Round(generation, each, unseen) for generation, each, unseen in answers]
-        logits = self._run(self._rows.draft, padded(rounds))
+        tokens, counts = padded(rounds), [len(each.tokens) for each in rounds]
+        skips = len(rounds) > 1 and self._drafters[0].shared.skips_padding
+        with asks_for(counts, tokens.shape[1]) if skips else nullcontext():
+            logits = self._run(self._rows.draft, tokens)
         if logits is None:
             return self._step_drawn(dispatch=True)
+        if skips:
+            self.forward_rows = sum(counts) / len(counts)
         samples = [each.draw(row[: len(each.tokens)]) for each, row in zip(rounds, logits, strict=True)]
         mx.async_eval([array for sample in samples for array in sample.arrays()])
         choices = [each.read() for each in rounds]

@@ -91,6 +91,9 @@ class DraftedAnswer(NamedTuple):
 class Drafts(Protocol):
     """What all drafted answers of an engine share. Owner: the engine thread."""
 
+    skips_padding: bool
+    """True if a round of several answers should compute no padding, where it can leave it out."""
+
     def drafter(self, prompt: Sequence[int]) -> Drafter:
         """Returns a drafter for the answer to this prompt, whose media stand in it by their names."""
         ...
@@ -120,8 +123,9 @@ class StepTime(NamedTuple):
     """Those that it brought, of all answers."""
     together: int
     """The number of answers in it."""
-    length: int
-    """The positions of each answer in its forward; 0 if it had none, -1 if it had several."""
+    length: float
+    """The positions of each answer in its forward, on average, without padding if that is skipped; 0 if it had none, -1
+    if it had several."""
 
 
 Shifted = Callable[[Sequence[int]], AbstractContextManager[None]]

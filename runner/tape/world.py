@@ -122,6 +122,7 @@ class TapedDrafts:
         self.drafter = drafts.drafter
         self.expects = drafts.expects
         self.propose = drafts.propose
+        self.skips_padding = drafts.skips_padding
 
     def record_time(self, drafters: "Sequence[Drafter]", step: "StepTime") -> None:
         seconds = self._tape.input(EntryKind.SECONDS, lambda: step.seconds)

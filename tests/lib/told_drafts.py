@@ -83,9 +83,11 @@ class Told:
 class ToldTogether:
     """Lets each answer of a forward try what it knows."""
 
+    skips_padding = True
+
     def __init__(self) -> None:
-        self.rounds_together = 0
-        """The rounds of several answers."""
+        self.rounds_together: list[float] = []
+        """The length of each round of several answers."""
 
     def drafter(self, prompt: Sequence[int]) -> Drafter:
         raise NotImplementedError
@@ -106,7 +108,8 @@ class ToldTogether:
         assert step.tokens >= step.together >= len(drafters) > 0
         assert step.length >= -1
         assert step.seconds >= 0
-        self.rounds_together += step.together > 1 and step.length > 1
+        if step.together > 1 and step.length > 1:
+            self.rounds_together.append(step.length)
 
     def _coming(self, answers: Sequence[DraftedAnswer], together: int) -> Sequence[Sequence[int]]:
         assert 0 < len(answers) <= together

@@ -690,3 +690,40 @@ def test_what_check_says_is_what_serves() -> None:
     looked, used, _ = chosen("")
     assert looked == used
     assert used in ("for AVX2", "for AVX-512", "for NEON")
+
+
+@pytest.mark.parametrize("counts", [(1, 5, 2), (5, 5, 5), (1, 1, 1), (5, 5, 4)])
+@pytest.mark.parametrize("packing", [AFFINE[6], AFFINE[15], PACKINGS[-1]], ids=str)
+def test_products_leave_out_the_rows_that_are_not_asked_for(packing: Packing, counts: tuple[int, ...]) -> None:
+    """What is asked for is equal to the bit, and the others are zeros."""
+    x, residual, first, second = (mx.random.normal(shape) for shape in ((3, 5, 64), (3, 5, 96), (96, 64), (96, 64)))
+    gates, values = packing.of(first), packing.of(second)
+
+    def all_forms() -> list[mx.array]:
+        y, gate = packing.times(x, values), packing.times(x, gates)
+        turned = packing.times(x.swapaxes(0, 1), values)
+        forms = [y, residual + packing.times(x, values), gate * mx.sigmoid(gate) * packing.times(x, values), turned]
+        mx.eval(forms)
+        return forms
+
+    whole = all_forms()
+    with cpu.asks_for(counts, 5):
+        found = all_forms()
+    assert mx.array_equal(found[-1], whole[-1]), "another shape is left alone"
+    for part, wanted in zip(found[:-1], whole[:-1], strict=True):
+        for row, count in enumerate(counts):
+            assert mx.array_equal(part[row, :count], wanted[row, :count])
+            assert not mx.any(part[row, count:])
+    assert mx.array_equal(all_forms()[0], whole[0]), "all are asked for again"
+
+
+@pytest.mark.parametrize("counts", [(1, 5, 2), (5, 5, 5), (1, 1, 1)])
+def test_attention_leaves_out_the_queries_that_are_not_asked_for(counts: tuple[int, ...]) -> None:
+    q, k, v = (mx.random.normal((3, heads, tokens, 16)) for heads, tokens in ((4, 5), (2, 9), (2, 9)))
+    mask = mx.random.uniform(shape=(3, 1, 5, 9)) < 0.8
+    whole = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.3, mask=mask)
+    with cpu.asks_for(counts, 5):
+        found = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.3, mask=mask)
+    for row, count in enumerate(counts):
+        assert mx.array_equal(found[row, :, :count], whole[row, :, :count])
+        assert not mx.any(found[row, :, count:])

@@ -9,9 +9,10 @@ from typing import NamedTuple, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
+from mlx.nn.layers.quantized import QuantizedLinear
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
-from mlx_lm.models.switch_layers import SwitchLinear
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
@@ -66,6 +67,12 @@ class LoadedModel(NamedTuple):
         # mlx-vlm has a class of that name too.
         experts = (each for each in self.module.modules() if type(each).__name__ == SwitchLinear.__name__)
         return any(layer.weight.dtype in (mx.bfloat16, mx.float16) for layer in experts)
+
+    @property
+    def is_packed(self) -> bool:
+        """True if its products are those of packed weights, other than of experts."""
+        kinds = {type(each) for each in self.module.modules()}
+        return QuantizedLinear in kinds and not kinds & {SwitchLinear, QuantizedSwitchLinear}
 
     @property
     def dtypes(self) -> list[str]:

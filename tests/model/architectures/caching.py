@@ -9,7 +9,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import mlx.core as mx
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import quantize
 
+from runner import cpu
 from runner.cache.layers.batch import BatchedLayers
 from runner.cache.layers.quantized_trial import find_format
 from runner.cache.single import NullCache
@@ -113,7 +116,7 @@ def answers_in_rounds_together_as_alone(it: Subject) -> None:
             [*said[:passed], *((wrong + 1) % VOCAB for wrong in said[passed:])]
             for said, passed in zip(coming, right, strict=True)
         ]
-        with batch.draft_round(count) if count > 1 else nullcontext():
+        with batch.draft_round(count) if count > 1 else nullcontext(), cpu.asks_for(right, count):
             logits = it.tiny.logits(mx.array(drafts), batch.layers)
         if count > 1:
             assert batch.may_accept == (it.name not in NOT_BY_ROW)
@@ -126,6 +129,35 @@ def answers_in_rounds_together_as_alone(it: Subject) -> None:
                 own = it.tiny.logits(mx.array([[coming[row][place]]]), alone[row])[0, 0]
                 assert largest(logits[row, place] - own) <= it.tiny.tolerance
             at[row] += passed
+
+
+def changes_no_answer_by_leaving_out_padding(name: str) -> None:
+    """To the bit, where weights are packed."""
+    module = made.make_module(name)
+    quantize(module, 32, 8, class_predicate=lambda _, layer: type(layer) is Linear and layer.weight.shape[1] % 32 == 0)
+    tiny, texts, at, counts = (
+        made.tiny_of(name, module),
+        [words(60, seed) for seed in (1, 2, 3)],
+        [9, 40, 23],
+        (3, 1, 2),
+    )
+    rounds = [
+        [*text[start : start + count], *[0] * (3 - count)] for text, start, count in zip(texts, at, counts, strict=True)
+    ]
+    found = []
+    for leaves_out in (False, True):
+        batch = BatchedLayers([_read(tiny, text[:length]) for text, length in zip(texts, at, strict=True)])
+        with batch.draft_round(3), cpu.asks_for(counts, 3) if leaves_out else nullcontext():
+            logits = tiny.logits(mx.array(rounds), batch.layers)
+        if not batch.may_accept:
+            return
+        batch.accept(counts)
+        found.append([logits, tiny.logits(mx.array([[5], [6], [7]]), batch.layers)])
+        mx.eval(found[-1])
+    (whole, after), (part, after_part) = found
+    for row, count in enumerate(counts):
+        assert mx.array_equal(whole[row, :count], part[row, :count])
+    assert mx.array_equal(after, after_part)
 
 
 def _read(tiny: Tiny, tokens: Sequence[int]) -> list[object]:

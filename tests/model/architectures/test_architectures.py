@@ -57,6 +57,13 @@ def test_an_architecture(name: str, two: Pair, tmp_path: Path, subtests: pytest.
             splitting.computes_the_same_over_two_ranks(subject, two)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name in SERVED if name in BATCHED and name in DRAFTED and name != "kimi_k3"])
+def test_an_architecture_with_packed_weights(name: str) -> None:
+    """Kimi K3 packs its own layers."""
+    caching.changes_no_answer_by_leaving_out_padding(name)
+
+
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """A group of two processes for all architectures."""

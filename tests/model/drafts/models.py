@@ -14,7 +14,7 @@ from runner.drafts.dflash.drafter import BlockDrafter
 from runner.drafts.drafting import AnswerDrafter, Drafting, DraftModel
 from runner.drafts.heads.head import Head, HeadDrafter, QwenHead
 from runner.drafts.own_model import OwnDraftModel
-from runner.drafts.policy import DraftPolicy
+from runner.drafts.policy import Draft, DraftPolicy
 from runner.drafts.target import target_of
 from runner.engine.generation import Forward
 from runner.engine.policy import UNLIMITED, RoundLimit
@@ -42,8 +42,8 @@ class Eager(DraftPolicy):
         super().__init__(7, [1.0] * 64)
         self._drafts, self._known = length, known
 
-    def length(self, *_: Any, **__: Any) -> int:
-        return self._known
+    def lengths(self, drafts: Sequence[Draft], *_: Any, **__: Any) -> list[int]:
+        return [self._known] * len(drafts)
 
     def model_length(self, mosts: Sequence[int], *_: Any, **__: Any) -> int:
         return min(max(mosts), self._drafts)

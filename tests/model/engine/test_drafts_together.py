@@ -3,6 +3,7 @@
 import logging
 import random
 from collections.abc import Iterator, Sequence
+from typing import cast
 from unittest.mock import patch
 
 import pytest
@@ -81,6 +82,12 @@ def test_each_answer_is_the_one_that_it_is_alone(name: str, options: str, strate
     outcomes = [each for drafter in drafters for each in drafter.rounds]
     assert strategy != "right" or all(drafts == right for drafts, right in outcomes)
     assert strategy != "wrong" or not any(right for _, right in outcomes)
+
+
+def test_a_round_counts_by_what_it_computes() -> None:
+    _, drafters = all_at_once("llama", several(4, "greedy"), "right, of any length")
+    lengths = cast("ToldTogether", drafters[0].shared).rounds_together
+    assert any(length % 1 for length in lengths), "four of one length cannot be meant"
 
 
 @pytest.mark.parametrize("name", BATCHABLE)
@@ -240,7 +247,7 @@ def test_answers_about_pictures_are_drafted_behind_their_own_positions(name: str
     engine.ask("Look, with care, at that: [img-0] and say more", picture("red"), max_tokens=20, temperature=0.7, seed=5)
     engine.finish()
     engine.check()
-    assert shared.rounds_together > 3
+    assert len(shared.rounds_together) > 3
     assert sum(bool(drafter.rounds) for drafter in drafters) == 3
 
 
@@ -255,9 +262,11 @@ class Willing(DraftPolicy):
         self.told = length
         self.asked = list[tuple[list[int], int]]()
 
-    def length(self, drafts: Sequence[Draft], context_tokens: int, together: int = 1, *_: object, **__: object) -> int:
+    def lengths(
+        self, drafts: Sequence[Draft], context_tokens: int, together: int = 1, *_: object, **__: object
+    ) -> Sequence[int]:
         self.asked.append(([len(draft.tokens) for draft in drafts], together))
-        return self.told
+        return [self.told] * len(drafts)
 
 
 def test_known_text_is_looked_up_for_each_row_and_one_that_has_none_is_padded() -> None:

@@ -180,9 +180,11 @@ class SweptDrafter(AnswerDrafter):
 class _Willing(DraftPolicy):
     """Takes all of every draft, of two answers at most: more of them make steps without drafts."""
 
-    def length(self, drafts: Sequence[Draft], context_tokens: int, together: int = 1, *_: object, **__: object) -> int:
-        super().length(drafts, context_tokens, together)  # it learns from drafts that it was asked about
-        return max(len(draft.tokens) for draft in drafts) if together <= 2 else 0
+    def lengths(
+        self, drafts: Sequence[Draft], context_tokens: int, together: int = 1, *_: object, **__: object
+    ) -> Sequence[int]:
+        super().lengths(drafts, context_tokens, together)  # it learns from drafts that it was asked about
+        return [max(len(draft.tokens) for draft in drafts) if together <= 2 else 0] * len(drafts)
 
 
 def draft_always(kind: str) -> Drafting:

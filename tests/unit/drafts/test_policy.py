@@ -71,7 +71,7 @@ def rounds(
     rng, done = random.Random(seed), list[Round]()
     for number in range(count):
         draft = Draft([1] * world.most, "own", rng.choice(matches))
-        length = policy.length([draft], 1000)
+        [length] = policy.lengths([draft], 1000)
         accepted = 0
         while accepted < length and rng.random() < right(number):
             accepted += 1
@@ -113,13 +113,14 @@ def test_matches_are_told_apart_by_their_length_and_their_source() -> None:
     assert [match_class(match) for match in (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     policy = DraftPolicy.for_cpu()
     short, long, other = Draft([1] * 7, "own", 4), Draft([1] * 7, "own", 20), Draft([1] * 7, "earlier", 4)
-    before = policy.length([other], 10)
+    [before] = policy.lengths([other], 10)
     for _ in range(20):
         policy.record_outcome(short, 2, 0)
         policy.record_outcome(long, 7, 7)
-    assert policy.length([short], 10) == 0
-    assert policy.length([long], 10) == 7
-    assert policy.length([other], 10) == before > 0
+    assert policy.lengths([short], 10) == [0]
+    assert policy.lengths([long], 10) == [7]
+    assert policy.lengths([other], 10) == [before]
+    assert before > 0
 
 
 @given(st.integers(1, 40), st.integers(1, 32), st.lists(st.integers(0, 15), max_size=60), st.integers(1, 15))
@@ -130,7 +131,7 @@ def test_a_length_is_never_more_than_was_drafted_or_allowed(
     policy = DraftPolicy(most, gpu_costs(64))
     draft = Draft([1] * size, "path", match)
     for each in accepted:
-        length = policy.length([draft], 100)
+        [length] = policy.lengths([draft], 100)
         assert 0 <= length <= min(size, most)
         policy.record_outcome(draft, length, min(each, length))
         policy.record_time(length + 1, 0.01 * (1 + each), 100)
@@ -263,27 +264,28 @@ def test_the_first_time_that_a_model_drafts_counts_for_nothing() -> None:
 
 
 def play_together(
-    policy: DraftPolicy, together: int, right: Callable[[int], float], cost: Callable[[int], float], count: int
+    policy: DraftPolicy, together: int, right: Callable[[int], float], cost: Callable[[float], float], count: int
 ) -> float:
     """Plays steps in which each answer has a draft, whose tokens are right with the probability `right(answer)`, and a
     forward over so many tokens costs `cost(tokens)`. Returns the tokens per cost, over those without drafts."""
     rng, tokens, spent = random.Random(1), 0, 0.0
     for number in range(count):
         drafts = [Draft([1] * 15, "own", 4 * (1 + answer % 2)) for answer in range(together)]
-        length = policy.length(drafts, 1000, together)
-        for answer, draft in enumerate(drafts):
+        lengths = policy.lengths(drafts, 1000, together)
+        for answer, (draft, length) in enumerate(zip(drafts, lengths, strict=True)):
             accepted = 0
             while accepted < length and rng.random() < right(answer):
                 accepted += 1
             policy.record_outcome(draft, length, accepted)
             tokens += 1 + accepted
-        spent += cost(together * (1 + length))
-        for rows in (1, length + 1)[number % 8 > 0 :]:
+        mean = 1 + (sum(lengths) / together if policy.skips_padding else max(lengths))
+        spent += cost(together * mean)
+        for rows in (1, mean)[number % 8 > 0 :]:
             policy.record_time(rows, 0.01 * cost(together * rows) * rng.lognormvariate(0, 0.1), 1000, together)
     return tokens / spent / (together / cost(together))
 
 
-def packed(tokens: int) -> float:
+def packed(tokens: float) -> float:
     """What a forward of a small model costs on a CPU, as measured."""
     return 0.92 + 0.08 * tokens
 
@@ -296,18 +298,26 @@ def trusting(policy: DraftPolicy) -> Draft:
     return draft
 
 
+either_way = pytest.mark.parametrize("skips_padding", [False, True], ids=["with padding", "without padding"])
+
+
+@either_way
 @pytest.mark.parametrize("together", [2, 4, 8, 20])
-def test_drafts_of_several_answers_that_are_never_right_cost_next_to_nothing(together: int) -> None:
-    assert play_together(DraftPolicy.for_cpu(), together, lambda _: 0.0, packed, 3000) >= 0.98
+def test_drafts_of_several_answers_that_are_never_right_cost_next_to_nothing(
+    together: int, skips_padding: bool
+) -> None:
+    policy = DraftPolicy.for_cpu(skips_padding=skips_padding)
+    assert play_together(policy, together, lambda _: 0.0, packed, 3000) >= 0.98
 
 
+@either_way
 @pytest.mark.parametrize("together", [2, 4, 8])
-def test_several_answers_are_drafted_as_far_as_that_pays_for_all(together: int) -> None:
-    policy = DraftPolicy.for_cpu()
+def test_several_answers_are_drafted_as_far_as_that_pays_for_all(together: int, skips_padding: bool) -> None:
+    policy = DraftPolicy.for_cpu(skips_padding=skips_padding)
     played = play_together(policy, together, lambda _: 0.97, packed, 1000)
     fixed = max(
         sum(0.97**place for place in range(length + 1)) * packed(together) / packed(together * (1 + length))
-        for length in range(policy.longest(together) + 1)
+        for length in range(DraftPolicy.for_cpu().longest(together) + 1)
     )
     assert played >= 0.93 * fixed > 1.2
 
@@ -320,9 +330,33 @@ def test_one_answer_whose_drafts_are_right_is_not_drafted_at_the_cost_of_seven_o
         for rows in (1, 2, 4, 8):
             policy.record_time(rows, 0.01 * packed(8 * rows), 1000, 8)
         policy.record_outcome(bad, 7, 0)
-    assert policy.length([good], 1000, 8) == 0
-    assert policy.length([good, bad], 1000, 8) == 0
-    assert policy.length([good] * 8, 1000, 8) == 7
+    assert policy.lengths([good], 1000, 8) == [0]
+    assert policy.lengths([good, bad], 1000, 8) == [0, 0]
+    assert policy.lengths([good] * 8, 1000, 8) == [7] * 8
+
+
+def test_without_padding_each_answer_is_drafted_as_far_as_its_own_drafts_pay() -> None:
+    policy = DraftPolicy.for_cpu(skips_padding=True)
+    good, fair, bad = trusting(policy), Draft([1] * 7, "earlier", 20), Draft([1] * 7, "own", 4)
+    for _ in range(100):
+        for rows in (1, 2, 4, 8):
+            policy.record_time(rows, 0.01 * packed(8 * rows), 1000, 8)
+        policy.record_outcome(fair, 7, 2)
+        policy.record_outcome(bad, 7, 0)
+    slacks = [1.0] * 8
+    assert policy.lengths([good, fair, bad], 1000, 8, slacks=slacks) == [7, 2, 0]
+    assert policy.lengths([good] * 7 + [bad], 1000, 8, slacks=slacks) == [7] * 7 + [0]
+
+
+def test_of_answers_without_padding_each_round_counts_by_its_rows() -> None:
+    policy, draft = DraftPolicy(15, cpu_costs(64), skips_padding=True), Draft([1] * 15, "own", 20)
+    for _ in range(100):
+        policy.record_outcome(draft, 15, 15)
+        policy.record_time(1, 0.01, 1000, 8)
+        policy.record_time(1 + 15 / 8, 0.02, 1000, 8)
+    assert policy.lengths([draft], 1000, 8, slacks=[0.0] + [0.02] * 7) == [15]
+    assert max(policy.lengths([draft], 1000, 8, slacks=[0.0] + [0.002] * 7)) < 5
+    assert sum(policy.lengths([draft] * 8, 1000, 8)) <= 64 - 8
 
 
 @pytest.mark.parametrize(
@@ -344,11 +378,13 @@ def test_a_round_takes_no_longer_than_its_limit_or_has_as_few_drafts(
     draft = Draft([1] * 15, "own", 20)
     for _ in range(100):
         policy.record_outcome(draft, 15, 15)
-    assert policy.length([draft] * together, 1000, together, limit) == policy.longest(together), "nothing is known"
+    assert policy.lengths([draft] * together, 1000, together, limit) == [policy.longest(together)] * together, (
+        "nothing is known"
+    )
     for rows in [*range(1, 17)] * 20:
         policy.record_time(rows, 0.01 * (0.8 + 0.2 * rows), 1000, together)
-    assert policy.length([draft] * together, 1000, together, limit) == length
-    assert policy.length([draft] * together, 1000, together) == policy.longest(together)
+    assert policy.lengths([draft] * together, 1000, together, limit) == [length] * together
+    assert policy.lengths([draft] * together, 1000, together) == [policy.longest(together)] * together
 
 
 @pytest.mark.parametrize(("row_cost", "length"), [(0.6, 0), (0.02, 2), (0.003, 15)])
@@ -359,8 +395,8 @@ def test_an_answer_without_drafts_keeps_its_pace_whatever_the_others_gain(row_co
         policy.record_outcome(draft, 15, 15)
     for rows in [*range(1, 17)] * 200:
         policy.record_time(rows, 0.01 * (1 - row_cost + row_cost * rows), 1000, 4)
-    assert policy.length([draft] * 4, 1000, 4) == 15
-    assert policy.length([draft] * 3, 1000, 4) == length
+    assert policy.lengths([draft] * 4, 1000, 4) == [15] * 4
+    assert policy.lengths([draft] * 3, 1000, 4) == [length] * 3
 
 
 def test_an_answer_that_is_ahead_lets_others_draft() -> None:
@@ -373,8 +409,9 @@ def test_an_answer_that_is_ahead_lets_others_draft() -> None:
         policy.record_time(rows, step_s + (round_s - step_s) * (rows - 1) / 15, 1000, 4)
     lost = 0.95 * round_s - step_s
     for slack, length in ((0.0, 0), (lost / 2, 7), (lost * 1.01, 15)):
-        assert policy.length([draft] * 3, 1000, 4, slacks=[0.0, 0.0, 0.0, slack]) == pytest.approx(length, abs=1)
-        assert policy.length([draft] * 3, 1000, 4, slacks=[slack, slack, slack, 0.0]) == 0
+        found = policy.lengths([draft] * 3, 1000, 4, slacks=[0.0, 0.0, 0.0, slack])
+        assert found == pytest.approx([length] * 3, abs=1)
+        assert policy.lengths([draft] * 3, 1000, 4, slacks=[slack, slack, slack, 0.0]) == [0] * 3
     assert policy.slack_after(0.3, 1, 16, 1000, 4) == pytest.approx(0.3 - lost, rel=0.01)
     assert policy.slack_after(0.3, 16, 16, 1000, 4) == pytest.approx(0.3 + 16 * step_s - 0.95 * round_s, rel=0.01)
     assert policy.slack_after(0.3, 1, 1, 1000, 4) == pytest.approx(0.3 + 0.05 * step_s, rel=0.01)
@@ -391,7 +428,7 @@ def test_what_a_probe_costs_several_answers_makes_it_as_much_rarer() -> None:
     def probes(together: int) -> int:
         policy, draft, found = DraftPolicy.for_cpu(), Draft([1] * 7, "own", 8), 0
         for _ in range(6000):
-            length = policy.length([draft] * together, 1000, together)
+            length = max(policy.lengths([draft] * together, 1000, together))
             policy.record_outcome(draft, length, 0)
             found += length > 0
         return found
