@@ -141,7 +141,7 @@ class Drafting:
         if not any(expected):
             self._choose(answers, together, limit, ahead=0)
         longest = max(len(draft.tokens) if (draft := _own(each).chosen) is not None else 0 for each in answers)
-        pads = together > 1 and longest and not self.skips_padding
+        pads = together > 1 and longest and not self.skips_padding  # a draft costs no more than padding then
         for each in answers:
             if pads and _own(each).chosen is None:
                 _own(each).chosen = _own(each).find(each.session, min(each.most, longest))

@@ -259,10 +259,10 @@ _MOST_TOGETHER = 64  # tokens of a forward over several answers
 
 
 class DraftPolicy:
-    """Chooses the length that promises the most tokens a second, 0 included, and learns from the outcomes.
+    """Chooses the lengths that promise the most tokens a second, 0 included, and learns from the outcomes.
 
-    One for all requests of the process. Of answers that are computed together the shorter ones are padded: they are
-    drafted to one length, unless the forward skips padding. Owner: the engine thread.
+    One for all requests of the process. Answers that are computed together are drafted to one length, as the shorter
+    ones are padded; or each to its own, if the forward skips padding. Owner: the engine thread.
     """
 
     def __init__(
@@ -300,10 +300,11 @@ class DraftPolicy:
 
     def longest(self, together: int) -> int:
         """Returns the most tokens that one of several answers may draft in one round."""
-        return self.most if self.skips_padding else self._longest_of_all(together)
+        of_all = self._longest_of_all(together)
+        return self.most if self.skips_padding and of_all > 0 else of_all
 
     def _longest_of_all(self, together: int) -> int:
-        """Returns the most tokens that all of them may draft."""
+        """Returns the most tokens that each of them may draft in one round, if all draft as many."""
         return self.most if together == 1 else min(self.most, _MOST_TOGETHER // together - 1)
 
     def lengths(

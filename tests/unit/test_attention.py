@@ -25,9 +25,9 @@ def test_equals_mlxs(queries: int, mask: str, sinks: bool, dtype: mx.Dtype) -> N
         "hidden by row": mx.random.uniform(shape=(3, 1, queries, KEYS)) < 0.7,
         "added": mx.random.normal((3, 6, queries, KEYS)).astype(dtype),
     }
-    drains = mx.random.normal((6,)).astype(dtype) if sinks else None
-    found = attention(q, k, v, scale=0.3, mask=masks[mask], sinks=drains)
-    wanted = OWN(q, k, v, scale=0.3, mask=masks[mask], sinks=drains)
+    scores = mx.random.normal((6,)).astype(dtype) if sinks else None
+    found = attention(q, k, v, scale=0.3, mask=masks[mask], sinks=scores)
+    wanted = OWN(q, k, v, scale=0.3, mask=masks[mask], sinks=scores)
     assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
     assert mx.allclose(found, wanted, rtol=0, atol=1e-6 if dtype == mx.float32 else 0.02)
 

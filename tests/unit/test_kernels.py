@@ -695,7 +695,7 @@ def test_what_check_says_is_what_serves() -> None:
 @pytest.mark.parametrize("counts", [(1, 5, 2), (5, 5, 5), (1, 1, 1), (5, 5, 4)])
 @pytest.mark.parametrize("packing", [AFFINE[6], AFFINE[15], PACKINGS[-1]], ids=str)
 def test_products_leave_out_the_rows_that_are_not_asked_for(packing: Packing, counts: tuple[int, ...]) -> None:
-    """What is asked for is equal to the bit, and the others are zeros."""
+    """Those that are asked for are equal to the bit; the others are zeros."""
     x, residual, first, second = (mx.random.normal(shape) for shape in ((3, 5, 64), (3, 5, 96), (96, 64), (96, 64)))
     gates, values = packing.of(first), packing.of(second)
 

@@ -422,6 +422,8 @@ def test_an_answer_that_is_ahead_lets_others_draft() -> None:
 def test_a_forward_has_no_more_tokens_than_are_allowed() -> None:
     policy = DraftPolicy.for_gpu()
     assert [policy.longest(together) for together in (1, 2, 4, 8, 16, 32, 64)] == [15, 15, 15, 7, 3, 1, 0]
+    policy = DraftPolicy.for_cpu(skips_padding=True)
+    assert [policy.longest(together) for together in (1, 8, 32, 64)] == [15, 15, 15, 0]
 
 
 def test_what_a_probe_costs_several_answers_makes_it_as_much_rarer() -> None:
