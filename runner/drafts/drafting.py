@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from protocol.stats import DraftCounts, DraftModelState
 from runner.cache.session import Session
 from runner.drafts.lookup import Lookup, Ring
-from runner.drafts.policy import FIRST_SLACK_S, MODEL_MATCH, SOURCES, Draft, DraftPolicy
+from runner.drafts.policy import FIRST_SLACK_S, MODEL_MATCH, SOURCES, Draft, DraftPolicy, rows_of
 from runner.drafts.speed_check import SpeedCheck
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.policy import UNLIMITED, RoundLimit
@@ -28,6 +28,8 @@ _INDEX_TOKENS = 512
 _FIRST_VAIN, _MOST_VAIN = 5, 3
 """After 2 ** 5 steps of an answer without a draft that was worth its rows one is looked for in every second step only,
 after twice as many in every fourth, then in every eighth: it takes some 50 microseconds."""
+_WINDOW, _LEAST_WINDOW = 16, 6
+"""Tokens of plain steps, and at least so many steps, after which drafts and no drafts are compared."""
 _EARLIER_TOKENS = 1 << 18
 """Of all earlier answers together, at 20 bytes each."""
 
@@ -123,7 +125,7 @@ class Drafting:
         steps with drafts of the model, where no known text was drafted."""
         key = (together - 1).bit_length(), by_model
         if key not in self._speeds:
-            self._speeds[key] = SpeedCheck()
+            self._speeds[key] = SpeedCheck(max(_LEAST_WINDOW, _WINDOW // together))
             if by_model and self._model_fault:
                 self._speeds[key].turn_off(self._model_fault)
         return self._speeds[key]
@@ -224,8 +226,9 @@ class Drafting:
         """Records how long a step took, given the drafters of its answers."""
         own = [each for each in drafters if isinstance(each, AnswerDrafter)]
         context_tokens = max((each.known for each in own), default=0)
+        rows = max(1, rows_of(step.asked, step.length))
         if step.length > 1 or (step.length == 1 and not self._model_worked):
-            self.policy.record_time(step.length, step.seconds - self.model_s, context_tokens, step.together)
+            self.policy.record_time(rows, step.seconds - self.model_s, context_tokens, step.together)
         drafted = any(each.drafted for each in own)
         offered = drafted or any(each.offered for each in own)
         self.speed(step.together).record(step.tokens, step.seconds, drafted=drafted, offered=offered)
@@ -238,7 +241,7 @@ class Drafting:
         self._model_offered = self._model_worked = False
         self.model_s = 0.0
         for each in own:
-            each.end_step(max(1, step.length), context_tokens, step.together)
+            each.end_step(rows, context_tokens, step.together)
 
     def record_outcome(self, draft: Draft, taken: int, right: int) -> None:
         """Records that of the first `taken` tokens of a draft the first `right` were right."""

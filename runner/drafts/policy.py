@@ -96,6 +96,9 @@ _LEAST_WEIGHT = 0.05  # of the latest round in an average; the first ones weigh 
 _COMMON_WEIGHT = 0.1  # of the latest round in all averages: a machine that becomes slower does so for all lengths
 _SURE = 4  # rounds of one length, until it takes the others along
 _MOST_CHANGE = 0.5  # of an average by one round, times these weights
+_PADDING = 0.1  # of a row that is asked for: what one costs that is padding, and skipped
+_FIRST_PATIENCE, _MOST_PATIENCE = 32, 1024  # plain steps until what is known of rounds is forgotten
+_STREAK = 16  # rounds that pay: those that stop to do so are tried again soon
 _FIRST_SHARE = 0.2  # of a plain step: what a model is taken to need for a token, as long as nothing is known
 _EACH = 0.5  # of the first token: what each further one is taken to need, as long as none was drafted
 
@@ -143,13 +146,17 @@ class RoundCosts:
     """The average time of rounds for each number of rows and each power of two of the context.
 
     Numbers of rows that never ran are taken to lie between their neighbours, in proportion to the curve of the nearest
-    context that is known, or to the first one. Owner: the engine thread.
+    context that is known, or to the first one. Once there was no round for a while, all but plain steps is forgotten,
+    ever more rarely: a few rounds that took long for another reason would keep all others away. Owner: the engine
+    thread.
     """
 
     def __init__(self, first: Sequence[float]) -> None:
         """`first` has the relative costs of 1 row, 2 rows, and so on, as long as nothing is known."""
         self._first = first
         self._contexts: dict[int, _Context] = {}
+        self._plain = 0  # plain steps, less the rounds among them
+        self._patience = _FIRST_PATIENCE
 
     def record(self, rows: float, seconds: float, context_tokens: int) -> None:
         """Records how long a round of `rows` rows, a mean, took after `context_tokens` tokens. Others than drafts may
@@ -159,8 +166,14 @@ class RoundCosts:
         key = context_tokens.bit_length()
         if key not in self._contexts:
             self._contexts[key] = _Context(self.curve(context_tokens))
-        curve, above = self._contexts[key].curve(), ceil(rows)  # a plain step counts as such, and nothing else does
-        self._contexts[key].record(above, seconds * curve[above - 1] / cost_of(curve, rows))
+        self._contexts[key].record(rows, seconds)
+        self._plain = max(-_STREAK, self._plain + (1 if rows == 1 else -1))
+        if self._plain == -_STREAK:
+            self._patience = _FIRST_PATIENCE
+        elif self._plain == self._patience:
+            self._plain, self._patience = 0, min(2 * self._patience, _MOST_PATIENCE)
+            for context in self._contexts.values():
+                context.forget(self._first)
 
     @property
     def known(self) -> bool:
@@ -182,21 +195,31 @@ class _Context:
         """`shape` has relative costs that hold as far as nothing else is known."""
         self._shape = shape
         self._known: dict[int, float] = {}
-        self._counts: dict[int, int] = {}
+        self._counts: dict[int, float] = {}
         self._curve: Sequence[float] = ()
 
-    def record(self, rows: int, seconds: float) -> None:
-        if self._known:
-            self._counts[rows] = count = self._counts.get(rows, 0) + 1
-            average = self.curve()[rows - 1]
-            change = max(-_MOST_CHANGE, min(_MOST_CHANGE, seconds / average - 1))
+    def record(self, rows: float, seconds: float) -> None:
+        """Records how long a round took. A mean number of rows is a measure of the next whole one, as far as it is from
+        the one below."""
+        curve, above = self.curve(), ceil(rows)
+        if not self._known:
+            seconds *= curve[above - 1] / cost_of(curve, rows)
+        else:
+            share, average = 1 + rows - above, curve[above - 1]
+            self._counts[above] = count = self._counts.get(above, 0) + share
+            change = share * max(-_MOST_CHANGE, min(_MOST_CHANGE, (seconds - cost_of(curve, rows)) / average))
             seconds = average * (1 + change * max(_LEAST_WEIGHT, 1 / (count + 1)))
             if count > _SURE:
                 common = 1 + change * _COMMON_WEIGHT
                 self._known = {other: known * common for other, known in self._known.items()}
                 seconds *= common
-        self._known[rows] = seconds
+        self._known[above] = seconds
         self._curve = ()
+
+    def forget(self, shape: Sequence[float]) -> None:
+        """Forgets all but plain steps."""
+        self._known, self._counts = {1: self.curve()[0]}, {1: self._counts.get(1, 0)}
+        self._shape, self._curve = shape, ()
 
     def curve(self) -> Sequence[float]:
         if not self._known:
@@ -207,6 +230,12 @@ class _Context:
             costs = [factor * cost for factor, cost in zip(factors, self._shape, strict=True)]
             self._curve = [max(costs[0], cost) for cost in costs]
         return self._curve
+
+
+def rows_of(asked: float, padded: float) -> float:
+    """Returns how many rows cost as much as `asked` ones among as many that are `padded` to one length, if padding is
+    skipped."""
+    return asked + _PADDING * (padded - asked)
 
 
 def cost_of(curve: Sequence[float], rows: float) -> float:
@@ -399,7 +428,7 @@ class DraftPolicy:
                 right = [chance if chance * cost > tokens * row_cost else 0.0 for chance in right]
             longest += 1
             more = [length + (chance > 0) for length, chance in zip(lengths, right, strict=True)]
-            rows = together * longest if padded else sum(more)
+            rows = together * longest if padded else rows_of(sum(more), together * longest)
             if more == lengths:
                 break
             if rows > together * (len(costs) - 1):

@@ -9,12 +9,12 @@ where it would not without drafts.
 
 from typing import Literal, NamedTuple
 
-_WINDOW_STEPS = 16  # that count
-_CLEAR_STEPS, _CLEAR = 4, 2.0  # a check is over after 4 steps if they are more than twice as slow a token
+_CLEAR_STEPS, _CLEAR = 4, 1.4  # a check is over after 4 steps if they are so many times slower a token
 _WINDOWS = 3  # that a way must be better for to take over
 _BETTER = 0.98  # times the seconds a token of the other one
 _FIRST_REST, _MOST_REST = 16, 128  # times what a check has cost
 _LEAST_COST = 1 / 8  # of a window: a check that cost less counts as much
+_SPEED_WEIGHT = 1 / 16  # of the latest step in the average of its way
 _MOST_SPIKE = 4  # times the average step of its way: whatever took longer had other reasons
 _WEIGHT = 0.5  # of the latest window in an average
 
@@ -46,7 +46,7 @@ class _Way:
         """Adds a step to the window."""
         if self.step_s:
             seconds = min(seconds, self.step_s * _MOST_SPIKE)
-            self.step_s += (seconds - self.step_s) / _WINDOW_STEPS
+            self.step_s += (seconds - self.step_s) * _SPEED_WEIGHT
         else:
             self.step_s = seconds
         self.steps += 1
@@ -62,8 +62,10 @@ class _Way:
 class SpeedCheck:
     """Says whether to draft. One for all requests of the process. Owner: the engine thread."""
 
-    def __init__(self) -> None:
-        """Begins with drafts, and soon checks whether it is faster without."""
+    def __init__(self, window: int) -> None:
+        """Begins with drafts, and soon checks whether it is faster without. A `window` is of so many steps that
+        count."""
+        self._window = window
         self._drafts = _Way()
         self._plain = _Way()
         self._used = self._drafts
@@ -105,11 +107,11 @@ class SpeedCheck:
             return
         self._now.count(tokens, seconds)
         if self._now is not self._used:
-            if self._now.steps == _WINDOW_STEPS or self._is_clear():
+            if self._now.steps == self._window or self._is_clear():
                 self._compare()
             return
         self._rest_s -= seconds
-        if self._now.steps == _WINDOW_STEPS:
+        if self._now.steps == self._window:
             self._now.end(_WEIGHT)
             self._turn_to(self._other if self._better or self._rest_s <= 0 else self._used)
 
@@ -131,7 +133,7 @@ class SpeedCheck:
         checked.end(_WEIGHT if self._better else 1.0)
         if checked.token_s > used.token_s * _BETTER:
             self._rest = min(2 * self._rest, _MOST_REST)
-            self._end_check(max(self._cost_s, used.token_s * _WINDOW_STEPS * _LEAST_COST))
+            self._end_check(max(self._cost_s, used.token_s * self._window * _LEAST_COST))
         elif self._better + 1 < _WINDOWS:
             self._better += 1
             self._turn_to(used)

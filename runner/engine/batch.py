@@ -116,8 +116,9 @@ class Batch:
         self.steps = steps
         """The number of steps so far."""
         # Of the last step.
-        self.forward_rows: float = 0
-        """The rows of an answer in its forward, on average; 0 if there was none, -1 if there were several."""
+        self.forward_rows = 0
+        """The rows of an answer in its forward, with padding; 0 if there was none, -1 if there were several."""
+        self._asked_rows = 0.0  # those that are no padding if that is skipped, on average
         self._lost: Results = []  # late generations that could not be split off
         self.split_off: list[Batch] = []
         """Batches of one, split off because their masks took too long for the others; the reader empties the list."""
@@ -160,7 +161,8 @@ class Batch:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
         if self._drafters and all(choices):  # a step in which others only joined is no measure
             tokens = sum(len(choice.tokens) for choice in choices if choice)
-            time = StepTime(monotonic() - started_s, tokens, len(choices), self.forward_rows)
+            length, asked = self.forward_rows, self._asked_rows
+            time = StepTime(monotonic() - started_s, tokens, len(choices), length, asked)
             self._drafters[0].shared.record_time(self._drafters, time)
         return choices
 
@@ -228,7 +230,7 @@ class Batch:
         if logits is None:
             return self._step_drawn(dispatch=True)
         if skips:
-            self.forward_rows = sum(counts) / len(counts)
+            self._asked_rows = sum(counts) / len(counts)
         samples = [each.draw(row[: len(each.tokens)]) for each, row in zip(rounds, logits, strict=True)]
         mx.async_eval([array for sample in samples for array in sample.arrays()])
         choices = [each.read() for each in rounds]
@@ -406,6 +408,7 @@ class Batch:
     def _run(self, compute: Callable[[Forward, mx.array], _Logits], tokens: mx.array) -> _Logits:
         """Runs the forward over tokens [B, L] by a method of the rows. Returns what that does."""
         self.forward_rows = -1 if self.forward_rows else tokens.shape[1]
+        self._asked_rows = self.forward_rows
         with self._shifted([each.shift for each in self.generations]) if self._shifts else nullcontext():
             logits = compute(self._forward, tokens)
         if TRACE.on:

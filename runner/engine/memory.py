@@ -289,7 +289,7 @@ class MemoryBudget:
         """Learns from a measured slice of `tokens`, which ended at `position`."""
         self.workspace.add(tokens, position, self._taken())
 
-    def stepped(self, rows: float) -> None:
+    def stepped(self, rows: int) -> None:
         """Learns from a measured decode step of `rows` an answer; nothing from one of several, which no answer
         needs. The maximum over all steps fades slowly."""
         if rows > 1:

@@ -123,9 +123,10 @@ class StepTime(NamedTuple):
     """Those that it brought, of all answers."""
     together: int
     """The number of answers in it."""
-    length: float
-    """The positions of each answer in its forward, on average, without padding if that is skipped; 0 if it had none, -1
-    if it had several."""
+    length: int
+    """The positions of each answer in its forward, with padding; 0 if it had none, -1 if it had several."""
+    asked: float
+    """Those that are no padding if that is skipped, on average."""
 
 
 Shifted = Callable[[Sequence[int]], AbstractContextManager[None]]

@@ -87,7 +87,7 @@ class ToldTogether:
 
     def __init__(self) -> None:
         self.rounds_together: list[float] = []
-        """The length of each round of several answers."""
+        """The positions of each round of several answers that are no padding, on average."""
 
     def drafter(self, prompt: Sequence[int]) -> Drafter:
         raise NotImplementedError
@@ -109,7 +109,7 @@ class ToldTogether:
         assert step.length >= -1
         assert step.seconds >= 0
         if step.together > 1 and step.length > 1:
-            self.rounds_together.append(step.length)
+            self.rounds_together.append(step.asked)
 
     def _coming(self, answers: Sequence[DraftedAnswer], together: int) -> Sequence[Sequence[int]]:
         assert 0 < len(answers) <= together

@@ -20,6 +20,7 @@ from runner.drafts.policy import (
     cpu_costs,
     gpu_costs,
     match_class,
+    rows_of,
 )
 from runner.engine.policy import RoundLimit
 
@@ -176,6 +177,69 @@ def test_costs_are_learned_and_lie_between_known_ones() -> None:
     assert costs.curve(100) == pytest.approx([4, 4, 6, 8, 8], rel=0.01)
     costs.record(6, 100.0, 100)  # more rows than there are
     assert costs.curve(100) == pytest.approx([4, 4, 6, 8, 8], rel=0.01)
+
+
+def test_a_mean_of_rows_is_a_measure_of_the_next_number_as_far_as_it_is_from_the_one_below() -> None:
+    for rows, least, most in ((1.1, 1.99, 2.0), (1.5, 1.8, 1.85), (1.9, 1.55, 1.65)):
+        costs = RoundCosts([1.0, 2.0, 3.0])
+        costs.record(1, 1.0, 100)
+        costs.record(rows, 1.0, 100)  # a round that costs no more than a plain step
+        assert least <= costs.curve(100)[1] <= most
+        assert costs.curve(100)[0] == 1.0
+    costs = RoundCosts([1.0, 2.0, 3.0])
+    costs.record(2.5, 5.0, 100)
+    assert costs.curve(100) == pytest.approx([2, 4, 6])
+
+
+def test_how_long_rounds_take_is_forgotten_if_there_is_none_for_a_while() -> None:
+    """Another program may have slowed the few that there were."""
+    costs, tried, pauses = RoundCosts([1.0, 1.5]), 0, list[int]()
+    costs.record(1, 1.0, 100)
+    for step in range(4000):
+        if costs.curve(100)[1] < 1.9:  # worth a try
+            costs.record(2, 100.0, 100)
+            tried += 1
+        elif tried:
+            pauses.append(step)
+            tried = 0
+        costs.record(1, 1.0, 100)
+    gaps = [after - before for before, after in pairwise(pauses)]
+    assert gaps == sorted(gaps)
+    assert 32 <= gaps[0] <= 48 < 1024 <= gaps[-1] <= 1040
+    assert costs.curve(100)[0] == pytest.approx(1.0, rel=0.15)
+
+
+def test_rounds_that_paid_for_a_while_are_tried_again_soon() -> None:
+    costs = RoundCosts([1.0, 1.5])
+
+    def plain_steps() -> int:
+        costs.record(2, 1000.0, 100)
+        costs.record(2, 1000.0, 100)
+        known, count = costs.curve(100)[1], 0
+        while costs.curve(100)[1] > 0.9 * known:
+            costs.record(1, 1.0, 100)
+            count += 1
+        return count
+
+    costs.record(1, 1.0, 100)
+    rare = [plain_steps() for _ in range(4)]
+    assert rare[-1] > 4 * rare[0]
+    for _ in range(16):
+        costs.record(2, 1.5, 100)
+    assert plain_steps() < 2 * rare[0]
+
+
+def test_padding_that_is_skipped_costs_a_tenth_of_a_row() -> None:
+    assert rows_of(8, 8) == 8
+    assert rows_of(24, 128) == pytest.approx(34.4)
+    policy, draft = DraftPolicy(15, cpu_costs(64), skips_padding=True), Draft([1] * 15, "own", 20)
+    for _ in range(100):
+        policy.record_outcome(draft, 15, 15)
+        for rows in range(1, 9):
+            policy.record_time(rows, 0.01 * (0.25 + 0.75 * rows), 1000, 8)
+    slacks = [1.0] * 8
+    assert policy.lengths([draft] * 8, 1000, 8, slacks=slacks) == [7] * 8
+    assert policy.lengths([draft], 1000, 8, slacks=slacks) == [0], "seven rows of padding for each draft"
 
 
 def test_rounds_that_do_not_run_follow_those_that_do_when_the_machine_becomes_slower() -> None:

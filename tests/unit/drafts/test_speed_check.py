@@ -45,7 +45,7 @@ def play(
     spikes: float = 0.0,
 ) -> Played:
     """Plays until so many tokens; `world` is asked with how many there are. Only some steps have a draft."""
-    check, rng, played = SpeedCheck(), random.Random(seed), Played()
+    check, rng, played = SpeedCheck(16), random.Random(seed), Played()
     while played.tokens < tokens:
         now = world(played.tokens)
         offered = rng.random() < offers
@@ -95,7 +95,7 @@ def test_what_becomes_faster_is_used_before_long() -> None:
 
 def test_tokens_count_and_not_steps() -> None:
     """A step with drafts takes twice as long, and gives eight tokens."""
-    check = SpeedCheck()
+    check = SpeedCheck(16)
     for _ in range(500):
         drafts = check.allows()
         check.record(8 if drafts else 1, 2.0 if drafts else 1.0, drafted=drafts, offered=True)
@@ -105,7 +105,7 @@ def test_tokens_count_and_not_steps() -> None:
 
 def test_the_step_behind_a_draft_counts() -> None:
     """Rounds are no slower than steps, but the step behind each is three times as slow."""
-    check, behind, drafted = SpeedCheck(), False, 0
+    check, behind, drafted = SpeedCheck(16), False, 0
     for number in range(4_000):
         offered = number % 2 == 0
         drafts = offered and check.allows()
@@ -117,7 +117,7 @@ def test_the_step_behind_a_draft_counts() -> None:
 
 
 def test_it_can_be_turned_off() -> None:
-    check = SpeedCheck()
+    check = SpeedCheck(16)
     check.turn_off("going back failed in the trial")
     assert not check.allows()
     for _ in range(1_000):

@@ -39,7 +39,7 @@ def proposed(drafter: AnswerDrafter, session: Session, most: int = MOST) -> list
 
 
 def took(drafter: AnswerDrafter, tokens: int, rows: int, seconds: float) -> None:
-    drafter.shared.record_time([drafter], StepTime(seconds, tokens, 1, rows))
+    drafter.shared.record_time([drafter], StepTime(seconds, tokens, 1, rows, rows))
 
 
 def ready() -> Drafting:
@@ -188,7 +188,9 @@ def test_a_model_drafts_for_all_answers_of_a_forward_but_not_for_more_than_it_ca
     found = drafting.propose(answers[:3], 3, [])
     assert [*map(list, found)] == [[8, 9, 10, 11, 12, 13, 14][: model.asked[0]]] * 3
     assert model.asked[0] > 0
-    drafting.record_time([each.drafter for each in answers[:3]], StepTime(0.01, 3, 3, 1 + len(found[0])))
+    drafting.record_time(
+        [each.drafter for each in answers[:3]], StepTime(0.01, 3, 3, 1 + len(found[0]), 1 + len(found[0]))
+    )
     assert not drafting.expects(answers, 5)
     assert not any(drafting.propose(answers, 5, []))
     assert len(model.asked) == 1
@@ -207,7 +209,7 @@ def test_a_model_that_pays_for_one_answer_rests_where_several_lose_by_it() -> No
                 each.drafter.record_outcome(2, 1, Lifecycle(0, 0, 0))
             # A token more for each: in a round of 15 ms for one answer, and of 50 ms for four.
             seconds = (0.015 if together == 1 else 0.05) if worked else 0.01
-            step = StepTime(seconds, together * (2 if worked else 1), together, 3 if worked else 1)
+            step = StepTime(seconds, together * (2 if worked else 1), together, 3 if worked else 1, 3 if worked else 1)
             drafting.record_time([each.drafter for each in answers], step)
         for each in answers:
             each.drafter.close()
@@ -235,7 +237,7 @@ def test_an_answer_that_gains_nothing_falls_behind_by_a_tenth_of_a_second_at_mos
         rows = 1 + max(map(len, drafts))
         spent_s += 0.01 * (1 + rows)
         tokens = len(answers) + sum(map(len, drafts))
-        drafting.record_time([each.drafter for each in answers], StepTime(0.01 * (1 + rows), tokens, 4, rows))
+        drafting.record_time([each.drafter for each in answers], StepTime(0.01 * (1 + rows), tokens, 4, rows, rows))
         assert 0.02 * number >= 0.95 * spent_s - 0.11
     assert rounds > 10
 
