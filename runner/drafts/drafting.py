@@ -27,7 +27,7 @@ _INDEX_TOKENS = 512
 """Tokens of an earlier answer that are indexed beside a step: half a millisecond."""
 _FIRST_VAIN, _MOST_VAIN = 5, 3
 """After 2 ** 5 steps of an answer without a draft that was worth its rows one is looked for in every second step only,
-after twice as many in every fourth, then in every eighth: it takes some 50 microseconds."""
+after twice as many in every fourth, then in every eighth: it takes some 50 microseconds of each answer."""
 _WINDOW, _LEAST_WINDOW = 16, 6
 """Tokens of plain steps, and at least so many steps, after which drafts and no drafts are compared."""
 _EARLIER_TOKENS = 1 << 18
@@ -107,6 +107,8 @@ class Drafting:
         self._together = 1  # answers in that step
         self._wanted = 0  # tokens that the model should draft next
         # Of the present step.
+        self.steps = 0
+        """Its number: answers that look for drafts every few steps do so in the same ones."""
         self._model_offered = False  # it could have tried drafts of the model
         self._model_worked = False  # the model has worked for it, or it waits for the model
         self.model_s = 0.0
@@ -157,6 +159,8 @@ class Drafting:
         """Chooses what to draft of known text for each answer, `ahead` tokens of which are on their way. Returns True
         if that is anything."""
         if self.undraftable or (longest := self.policy.longest(together)) < 1:
+            return False
+        if all(_own(each).rests for each in answers):
             return False
         self.ring.index(_INDEX_TOKENS)
         found = [_own(each).find(each.session, min(each.most + ahead, longest)) for each in answers]
@@ -240,8 +244,11 @@ class Drafting:
         self.latest, self._together = own, step.together
         self._model_offered = self._model_worked = False
         self.model_s = 0.0
-        for each in own:
-            each.end_step(rows, context_tokens, step.together)
+        slacks, tokens = [each.slack_s for each in own], [1 + each.right for each in own]
+        after = self.policy.slacks_after(slacks, tokens, rows, context_tokens, step.together)
+        for each, slack_s in zip(own, after, strict=True):
+            each.end_step(slack_s)
+        self.steps += 1
 
     def record_outcome(self, draft: Draft, taken: int, right: int) -> None:
         """Records that of the first `taken` tokens of a draft the first `right` were right."""
@@ -293,13 +300,14 @@ class AnswerDrafter:
         """The tokens that the lookup has."""
         self.slack_s = FIRST_SLACK_S
         """The time by which rounds for others may still delay it."""
-        self._vain = 0  # looks in a row for a draft that was worth its rows
+        self._vain = 0  # steps in a row without a draft that was worth its rows
         self._expected: Draft | None = None  # what the next round tries, the token on its way being the first
         # Of the present step.
         self.chosen: Draft | None = None
         """What it should try."""
         self._draft: Draft | None = None  # what its round tries
-        self._right = 0  # drafts of it
+        self.right = 0
+        """The drafts of its round that were right."""
         self.offered = False
         """True if it could have tried a draft of known text."""
         self.waits = False
@@ -309,11 +317,16 @@ class AnswerDrafter:
         """Indexes the next `tokens` prompt tokens (about 1 µs each)."""
         self._lookup.index(tokens)
 
+    @property
+    def rests(self) -> bool:
+        """True if it does not look for known text in this step."""
+        rare = max(0, self._vain.bit_length() - _FIRST_VAIN)
+        return self._shared.steps % (1 << min(_MOST_VAIN, rare)) > 0
+
     def find(self, session: Session, most: int) -> Draft | None:
         """Returns a draft of known text of at most `most` tokens; None if there is none, or it is not looked for. A
         path of the cache comes first: it has all of the text."""
-        self._vain += 1
-        if self._vain % (1 << min(_MOST_VAIN, max(0, self._vain.bit_length() - _FIRST_VAIN))):
+        if self.rests:
             return None
         recorded = session.recorded
         self._lookup.extend(recorded[self.known :])
@@ -354,7 +367,7 @@ class AnswerDrafter:
 
     def record_outcome(self, drafts: int, right: int, life: Lifecycle) -> None:
         """Records how many drafts of a round were right; those of a model in `life`, the counts of the answer, too."""
-        self._right = right
+        self.right = right
         if self._draft is not None:
             self._shared.record_outcome(self._draft, drafts, right)
             if self._draft.source == "model":
@@ -366,11 +379,11 @@ class AnswerDrafter:
         """True if the step has tried, or waits for, a draft of known text."""
         return (self._draft is not None and self._draft.source != "model") or self.waits
 
-    def end_step(self, rows: float, context_tokens: int, together: int) -> None:
-        """Ends the step, whose forward was over so many rows of each of the answers."""
-        policy = self._shared.policy
-        self.slack_s = policy.slack_after(self.slack_s, 1 + self._right, rows, context_tokens, together)
-        self._draft, self._right = None, 0
+    def end_step(self, slack_s: float) -> None:
+        """Ends the step, which leaves the answer this slack."""
+        self.slack_s = slack_s
+        self._vain += 1
+        self._draft, self.right = None, 0
         self.offered = self.waits = False
 
     def close(self) -> None:

@@ -463,14 +463,20 @@ class DraftPolicy:
             return best
         return [length + (padded or place == probed) for place, length in enumerate(best)]
 
-    def slack_after(self, slack_s: float, tokens: int, rows: float, context_tokens: int, together: int) -> float:
-        """Returns the slack of an answer after a round that brought it so many tokens, of so many rows of each answer,
+    def slacks_after(
+        self, slacks: Sequence[float], tokens: Sequence[int], rows: float, context_tokens: int, together: int
+    ) -> Sequence[float]:
+        """Returns the slacks of answers after a round that brought each so many tokens, of so many rows of each answer,
         or after a plain step of one row."""
         known = self._costs_of(together)
         if not known.known or rows > self._longest_of_all(together) + 1:
-            return slack_s
+            return slacks
         costs = known.curve(context_tokens)
-        return min(_MOST_SLACK_S, slack_s + tokens * costs[0] - cost_of(costs, rows) * _LEAST_PACE)
+        least_s = cost_of(costs, rows) * _LEAST_PACE
+        return [
+            min(_MOST_SLACK_S, slack + brought * costs[0] - least_s)
+            for slack, brought in zip(slacks, tokens, strict=True)
+        ]
 
     def _costs_of(self, together: int) -> RoundCosts:
         """Returns what is known of forwards over as many answers."""

@@ -93,19 +93,41 @@ def test_rounds_are_counted_by_source() -> None:
 def test_drafts_are_looked_for_ever_more_rarely_until_one_is_worth_it() -> None:
     drafter, session = begun(ready(), [*range(40)])
     looks = list[int]()
-    for step in range(400):
+    for step in range(402):
         seen = drafter.known
         session.recorded.append(1000 + step)
         assert not expects(drafter, session)
         took(drafter, 1, 1, 0.01)
         looks += [step] if drafter.known > seen else []
     gaps = [later - earlier for earlier, later in pairwise(looks)]
-    assert [gaps.count(gap) for gap in (1, 2, 4, 8)] == [31, 16, 16, 34]
+    assert [gaps.count(gap) for gap in (1, 2, 4, 8)] == [32, 16, 16, 34]
     assert gaps == sorted(gaps)
     session.recorded.extend([*range(8)])
-    looked = [proposed(drafter, session) for _ in range(8)]
-    assert sum(map(bool, looked)) == 1
+    steps = 0
+    while not proposed(drafter, session):
+        took(drafter, 1, 1, 0.01)
+        steps += 1
+    assert steps == 6, "the next multiple of eight"
+    took(drafter, 1, 1, 0.01)
     assert proposed(drafter, session), "at once again"
+
+
+def test_answers_that_look_rarely_do_so_in_the_same_steps() -> None:
+    drafting = ready()
+    first, second = (begun(drafting, [*range(1000 * row, 1000 * row + 40)]) for row in (1, 2))
+    looks: dict[AnswerDrafter, list[int]] = {drafter: [] for drafter, _ in (first, second)}
+    for step in range(600):
+        answers = [first, second] if step > 100 else [first]
+        seen = [drafter.known for drafter, _ in answers]
+        for row, (_, session) in enumerate(answers):
+            session.recorded.append(5000 + 1000 * row + step)
+        assert not drafting.expects([asking(*each, row=row) for row, each in enumerate(answers)], len(answers))
+        drafting.record_time([drafter for drafter, _ in answers], StepTime(0.01, len(answers), len(answers), 1, 1))
+        for (drafter, _), before in zip(answers, seen, strict=True):
+            looks[drafter] += [step] if drafter.known > before else []
+    late = [[step for step in each if step > 400] for each in looks.values()]
+    assert late[0] == late[1]
+    assert len(late[0]) == 24
 
 
 class Model:
