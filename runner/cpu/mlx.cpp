@@ -47,6 +47,7 @@ int64_t calls = 0;
 enum : size_t {
   UNPACKED = 96 * 1024,   /* weights unpacked at a time: with a thread's rows of x, they fit into a second-level cache */
   WORTH_SHARING = 150000, /* multiplications */
+  WORTH_JOINING = 1 << 14, /* bytes */
   BRIEF_ROWS = 8,         /* those of answers */
   ROWS_AT_ONCE = 96,      /* for which packed values are unpacked once */
   LINE = 64,              /* bytes, of the cache */
@@ -231,6 +232,7 @@ template <typename F> F *libmlx(F *exported) {
 }
 
 using RopeFromArray = array(const array &, int, bool, std::optional<float>, float, const array &, const Maybe &, mx::StreamOrDevice);
+using JoinedAlong = array(std::vector<array>, int, mx::StreamOrDevice);
 using SoftmaxOfAxes = array(const array &, const std::vector<int> &, bool, mx::StreamOrDevice);
 
 const auto own_quantized_matmul = libmlx(&mx::quantized_matmul);
@@ -241,6 +243,7 @@ const auto own_tanh = libmlx(&mx::tanh);
 const auto own_exp = libmlx(&mx::exp);
 const auto own_multiply = libmlx(&mx::multiply);
 const auto own_add = libmlx(&mx::add);
+const auto own_concatenate = libmlx((JoinedAlong *)&mx::concatenate);
 const auto own_softmax = libmlx((SoftmaxOfAxes *)&mx::softmax);
 const auto own_rms_norm = libmlx(&mx::fast::rms_norm);
 const auto own_rope = libmlx((RopeFromArray *)&mx::fast::rope);
@@ -666,6 +669,46 @@ struct RowSoftmax {
   }
 };
 
+/* Arrays one after the other along an axis, copied in whole pieces; MLX copies number by number. */
+struct Joined {
+  static constexpr const char *name = "FastConcatenate";
+  int axis;
+  bool operator==(const Joined &) const = default;
+
+  array original(const Arrays &in, mx::StreamOrDevice s) const { return own_concatenate(in, axis, s); }
+  mx::Shape shape(const Arrays &in) const {
+    auto shape = in[0].shape();
+    for (size_t i = 1; i < in.size(); i++) shape[axis] += in[i].shape(axis);
+    return shape;
+  }
+  void run(const Arrays &in, array &out, mx::cpu::CommandEncoder &encoder) const {
+    struct Part {
+      Rows rows;
+      size_t count, bytes; /* rows that follow each other in the result, and the bytes of one */
+      bool gapless;
+    };
+    std::vector<Part> parts;
+    for (const array &a : in) {
+      array x = with_rows(a, encoder);
+      const int last = (int)x.ndim() - 1;
+      Part part{Rows(x), 1, x.itemsize() * x.shape(last), true};
+      for (int i = last - 1; i >= axis; part.count *= x.shape(i--)) part.gapless = part.gapless && (x.shape(i) == 1 || x.strides()[i] == (int64_t)part.count * x.shape(last));
+      parts.push_back(part);
+    }
+    int count = 1;
+    for (int i = 0; i < axis; i++) count *= out.shape(i);
+    encoder.dispatch([parts = std::move(parts), to = out.data<char>(), count, step = out.nbytes() / count] {
+      each(count, shares(BRIEF_ROWS + 1, count * step / sizeof(float)), [&](int i) {
+        char *p = to + i * step;
+        for (const Part &part : parts) {
+          const size_t pieces = part.gapless ? 1 : part.count, bytes = part.count / pieces * part.bytes;
+          for (size_t piece = 0; piece < pieces; piece++, p += bytes) memcpy(p, part.rows[i * part.count + piece], bytes);
+        }
+      });
+    });
+  }
+};
+
 array function(int what, const array &x, mx::StreamOrDevice s) { return make(s, Elementwise{what}, mx::float32, {x}); }
 
 template <typename Operation> const Operation *operation_of(const array &a) {
@@ -794,6 +837,19 @@ EXPORT array multiply(const array &a, const array &b, StreamOrDevice s) {
 EXPORT array add(const array &a, const array &b, StreamOrDevice s) {
   auto fused = fused_sum(a, b, s);
   return fused ? *fused : own_add(a, b, s);
+}
+EXPORT array concatenate(std::vector<array> arrays, int axis, StreamOrDevice s) {
+  const int ndim = arrays.empty() ? 0 : (int)arrays[0].ndim(), along = axis < 0 ? axis + ndim : axis;
+  bool fits = kernels && ndim >= 1 && ndim <= MOST_AXES && along >= 0 && along < ndim;
+  size_t bytes = 0;
+  for (size_t i = 0; fits && i < arrays.size(); bytes += arrays[i++].nbytes()) {
+    auto shape = arrays[i].shape();
+    if ((int)shape.size() == ndim) shape[along] = arrays[0].shape(along);
+    fits = shape == arrays[0].shape() && arrays[i].dtype() == arrays[0].dtype() && serves(s, arrays[i]);
+  }
+  if (!fits || arrays.size() < 2 || bytes < WORTH_JOINING) return own_concatenate(std::move(arrays), axis, s);
+  const Dtype type = arrays[0].dtype();
+  return make(s, Joined{along}, type, std::move(arrays));
 }
 EXPORT array softmax(const array &x, const std::vector<int> &axes, bool precise, StreamOrDevice s) {
   bool fits = kernels && x.dtype() == float32 && x.ndim() >= 1 && x.ndim() <= MOST_AXES && axes.size() == 1 && (axes[0] == -1 || axes[0] + 1 == (int)x.ndim()) && serves(s, x);

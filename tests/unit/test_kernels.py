@@ -394,6 +394,38 @@ def test_what_follows_a_product_is_computed_with_it_to_the_same_bits(form: str, 
     assert mx.array_equal(fused, FUSED[form](x, y, z))
 
 
+# --- Copies
+
+PARTS_OF: dict[str, Callable[[mx.array], mx.array]] = {
+    "whole": lambda x: x,
+    "columns of longer ones": lambda x: mx.concatenate([x, x], axis=2)[:, :, 2 : 2 + x.shape[2]],
+    "rows turned": lambda x: mx.contiguous(x.swapaxes(1, 2)).swapaxes(1, 2),
+    "one for all rows": lambda x: mx.broadcast_to(x[:1, :1, :1], x.shape),
+    "every other number": lambda x: mx.repeat(x, 2, axis=-1)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8"])
+@pytest.mark.parametrize("second", PARTS_OF)
+def test_arrays_are_joined_as_by_mlx(second: str, dtype: str, axis: int) -> None:
+    first, x = ((10 * made(6, 5, 40, 32, seed=seed)).astype(getattr(mx, dtype)) for seed in (1, 2))
+    x = x[tuple(slice(3) if at == axis % 4 else slice(None) for at in range(4))]
+    parts = [first, PARTS_OF[second](x), first]
+    for threads in (1, 2):
+        use(16, threads, threads)
+        joined = by_kernels(lambda: mx.concatenate(parts, axis=axis))
+        assert joined.dtype == first.dtype
+        assert mx.array_equal(joined, by_mlx(lambda: mx.concatenate(parts, axis=axis)))
+
+
+def test_a_join_of_unlike_arrays_is_refused_as_by_mlx() -> None:
+    long = mx.zeros((40, 300))
+    for parts, axis in (([long, long[:, :200]], 0), ([long, long[0]], 0), ([long, long], 2), ([], 0)):
+        with pytest.raises((ValueError, IndexError), match=r"\[concatenate\]|dimensions"):
+            mx.concatenate(parts, axis=axis)
+
+
 def test_gradients_are_those_of_mlx() -> None:
     packing, x, weight = PACKINGS[7], made(5, 128), made(128, seed=1)
     parts = packing.of(made(30, 128, seed=2))
@@ -401,7 +433,8 @@ def test_gradients_are_those_of_mlx() -> None:
     def loss(x: mx.array, weight: mx.array) -> mx.array:
         y = packing.times(mx.fast.rms_norm(x, weight, 1e-5), parts)
         gated = (y * mx.sigmoid(y)) * packing.times(x, parts)
-        return (gated + packing.times(x, parts)).square().sum()
+        joined = mx.concatenate([gated + packing.times(x, parts)] * 40, axis=1)
+        return joined.square().mean()
 
     gradient = mx.grad(loss, argnums=(0, 1))
     for found, wanted in zip(gradient(x, weight), by_mlx(lambda: gradient(x, weight)), strict=True):
@@ -414,6 +447,10 @@ OTHERS: dict[str, Callable[[], mx.array]] = {
     "sigmoid of halves": lambda: mx.sigmoid(X.astype(mx.float16)),
     "softmax of columns": lambda: mx.softmax(X, axis=0),
     "nothing": lambda: mx.fast.rms_norm(X[:0], None, 1e-5),
+    "a short join": lambda: mx.concatenate([X, X]),
+    "a join with nothing": lambda: mx.concatenate([mx.zeros((64, 128)), X[:0]]),
+    "a join of two types": lambda: mx.concatenate([mx.zeros((64, 128)), mx.zeros((64, 128), mx.float16)]),
+    "a join of one": lambda: mx.concatenate([mx.zeros((64, 128))]),
     "complex numbers": lambda: mx.exp(X.astype(mx.complex64)),
 }
 

@@ -221,10 +221,10 @@ class KVRows:
         assert self.keys is not None
         assert self.values is not None
         more_rows, more_columns = max(0, rows - self.keys.shape[0]), max(0, columns - self._columns)
-        if more_rows or more_columns:
-            width = [(0, more_rows), (0, 0), (0, more_columns), (0, 0)]
-            self.keys, self.values = mx.pad(self.keys, width), mx.pad(self.values, width)
-            self._columns += more_columns
+        for axis, more in ((2, more_columns), (0, more_rows)):
+            if more:
+                self.keys, self.values = (_longer(x, axis, more) for x in (self.keys, self.values))
+        self._columns += more_columns
 
     def moving(self, rows: Sequence[int]) -> list[mx.array]:
         """Returns copies (lazy) of the rows that `filter` moves if it keeps these. Evaluate them before it: they
@@ -305,6 +305,12 @@ class KVRows:
             for buffer, entries in zip(buffers, part, strict=False):
                 buffer[row : row + 1, :, end - count : end] = entries
         self.keys, self.values = buffers
+
+
+def _longer(x: mx.array, axis: int, more: int) -> mx.array:
+    """Returns `x` with `more` zeros along an axis (lazy)."""
+    zeros = mx.broadcast_to(mx.zeros(x.shape[-1], x.dtype), (*x.shape[:axis], more, *x.shape[axis + 1 :]))
+    return mx.concatenate([x, zeros], axis=axis)
 
 
 def _entries(cache: KVCache | RotatingKVCache) -> Buffers:
