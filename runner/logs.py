@@ -20,7 +20,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import NoReturn
 
-from runner.errors import RunnerError
+from runner.errors import RankError, RunnerError
 from runner.terminal import STATUS_LINE
 
 TRACE = 5
@@ -235,12 +235,12 @@ def _triple(error: BaseException) -> tuple[type[BaseException], BaseException, T
     return type(error), error, error.__traceback__
 
 
-def die(error: RunnerError, status: int = 1, *, apart: bool = False) -> NoReturn:
-    """Ends the process with this error. Its advice comes a line earlier, since hosts report the last line. `apart` is
-    as for `fatal`."""
+def die(error: RunnerError, status: int = 1) -> NoReturn:
+    """Ends the process with this error. Its advice comes a line earlier, since hosts report the last line. That of
+    ranks stands apart, as MLX's ring writes of lost peers."""
     if error.advice:
         logging.getLogger(__name__).warning("what to do: %s", error.advice)
-    fatal(str(error), status, apart=apart)
+    fatal(str(error), status, apart=isinstance(error, RankError))
 
 
 def fatal(text: str, status: int = 1, *, apart: bool = False) -> NoReturn:

@@ -240,8 +240,7 @@ class Leader:
             name, why = killed[0], ""
         else:
             name = peer.name
-        error = RankError(f"{name}: {why}" if why else f"{name} ended: {ends[name]}")
-        logs.die(error, apart=True)  # MLX's ring writes of lost peers
+        logs.die(RankError(f"{name}: {why}" if why else f"{name} ended: {ends[name]}"))
 
     @staticmethod
     def _memory() -> int:

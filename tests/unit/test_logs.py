@@ -94,6 +94,14 @@ def test_nothing_comes_after_a_fatal_error() -> None:
     assert (done.stderr, done.returncode) == (b"Error: no model\n", 1)
 
 
+def test_an_error_of_ranks_begins_a_line_whatever_the_ring_has_begun_to_write() -> None:
+    done = run(
+        "import os; from runner import logs; from runner.errors import RankError\n"
+        "os.write(2, b'[ring] Socket 15'); logs.die(RankError('rank 0: out of memory'))"
+    )
+    assert (done.stderr, done.returncode) == (b"[ring] Socket 15\nError: rank 0: out of memory\n", 1)
+
+
 def test_a_fatal_error_is_written_after_the_crash_of_another_process(tmp_path: Path) -> None:
     """Its report goes to the end of a file, which moves no place but its own."""
     code = (
