@@ -47,7 +47,7 @@ int64_t calls = 0;
 enum : size_t {
   UNPACKED = 96 * 1024,   /* weights unpacked at a time: with a thread's rows of x, they fit into a second-level cache */
   WORTH_SHARING = 150000, /* multiplications */
-  WORTH_JOINING = 1 << 14, /* bytes */
+  WORTH_JOINING = 1 << 14, /* bytes of a result */
   BRIEF_ROWS = 8,         /* those of answers */
   ROWS_AT_ONCE = 96,      /* for which packed values are unpacked once */
   LINE = 64,              /* bytes, of the cache */
@@ -255,7 +255,7 @@ const auto own_attention = libmlx(&mx::fast::scaled_dot_product_attention);
  * compute is never used, so that products and attention may leave it out, and return zeros. */
 struct Asked {
   int batch, length;
-  std::vector<int> counts;     /* of each row of the batch */
+  std::vector<int> counts;    /* of each row of the batch */
   std::vector<uint32_t> rows; /* of [batch * length] */
 };
 using MaybeAsked = std::shared_ptr<const Asked>;

@@ -29,7 +29,7 @@ _FIRST_VAIN, _MOST_VAIN = 5, 3
 """After 2 ** 5 steps of an answer without a draft that was worth its rows one is looked for in every second step only,
 after twice as many in every fourth, then in every eighth: it takes some 50 microseconds of each answer."""
 _WINDOW, _LEAST_WINDOW = 16, 6
-"""Tokens of plain steps, and at least so many steps, after which drafts and no drafts are compared."""
+"""The tokens that plain steps bring in a window of the check of speed, and the fewest steps of one."""
 _EARLIER_TOKENS = 1 << 18
 """Of all earlier answers together, at 20 bytes each."""
 

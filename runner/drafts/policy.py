@@ -96,7 +96,7 @@ _LEAST_WEIGHT = 0.05  # of the latest round in an average; the first ones weigh 
 _COMMON_WEIGHT = 0.1  # of the latest round in all averages: a machine that becomes slower does so for all lengths
 _SURE = 4  # rounds of one length, until it takes the others along
 _MOST_CHANGE = 0.5  # of an average by one round, times these weights
-_PADDING = 0.1  # of a row that is asked for: what one costs that is padding, and skipped
+_PADDING = 0.1  # what a row of skipped padding costs, as a share of a row that is asked for
 _FIRST_PATIENCE, _MOST_PATIENCE = 32, 1024  # plain steps until what is known of rounds is forgotten
 _STREAK = 16  # rounds that pay: those that stop to do so are tried again soon
 _FIRST_SHARE = 0.2  # of a plain step: what a model is taken to need for a token, as long as nothing is known
@@ -233,8 +233,7 @@ class _Context:
 
 
 def rows_of(asked: float, padded: float) -> float:
-    """Returns how many rows cost as much as `asked` ones among as many that are `padded` to one length, if padding is
-    skipped."""
+    """Returns the number of rows without padding that cost as much as `padded` rows of which `asked` are computed."""
     return asked + _PADDING * (padded - asked)
 
 

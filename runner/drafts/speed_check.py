@@ -9,7 +9,7 @@ where it would not without drafts.
 
 from typing import Literal, NamedTuple
 
-_CLEAR_STEPS, _CLEAR = 4, 1.4  # a check is over after 4 steps if they are so many times slower a token
+_CLEAR_STEPS, _CLEAR = 4, 1.4  # a check is over after 4 steps if a token takes so many times as long
 _WINDOWS = 3  # that a way must be better for to take over
 _BETTER = 0.98  # times the seconds a token of the other one
 _FIRST_REST, _MOST_REST = 16, 128  # times what a check has cost
@@ -63,8 +63,8 @@ class SpeedCheck:
     """Says whether to draft. One for all requests of the process. Owner: the engine thread."""
 
     def __init__(self, window: int) -> None:
-        """Begins with drafts, and soon checks whether it is faster without. A `window` is of so many steps that
-        count."""
+        """Begins with drafts, and soon checks whether it is faster without. `window` is the number of steps of a
+        window."""
         self._window = window
         self._drafts = _Way()
         self._plain = _Way()
