@@ -268,10 +268,11 @@ def test_room_is_made_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     layer_bytes = batch.nbytes // layers
     for rows, tokens in ((9, 0), (9, longest)):
         for piece in range(layers):
-            made: list[bool] = []
+            made, held = list[bool](), batch.nbytes
             _, peak = allocated(lambda: made.append(batch.make_room(rows, tokens)))  # noqa: B023  called at once
             assert made == [piece == layers - 1]
-            assert layer_bytes < peak <= 2 * layer_bytes
+            assert batch.nbytes > held
+            assert peak <= 2 * layer_bytes  # less, if old keys are freed before there are new values
     before = batch.nbytes_by_kind
     batch.extend([[_list(_filled(longest))[0] for _ in range(layers)]])
     assert batch.nbytes_by_kind[0] == before[0]
