@@ -409,19 +409,23 @@ def test_only_rows_that_are_there_are_kept(rows: list[int]) -> None:
     assert len(batch) == 1
 
 
-@pytest.mark.parametrize("back", [1, 20, 64])
-def test_a_row_that_has_gone_back_sees_all_of_its_window(back: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "start", "end", "back"),
+    [(100, 90, 155, 1), (100, 90, 155, 20), (100, 90, 155, 64), (400, 85, 406, 64)],
+    ids=["one token", "some", "all that it may", "all, of columns that grew when its window was full"],
+)
+def test_a_row_that_has_gone_back_sees_all_of_its_window(window: int, start: int, end: int, back: int) -> None:
     """Its buffers have grown in between."""
 
     def entries(start: int, stop: int) -> mx.array:
         return mx.arange(start, stop).astype(mx.float32)[None, None, :, None]
 
-    rows = KVRows(100, [[entries(0, 90), entries(0, 90)]], [90])
+    rows = KVRows(window, [[entries(0, start), entries(0, start)]], [start])
     rows.spare = 64
-    for token in range(90, 155):
+    for token in range(start, end):
         rows.update_and_fetch(entries(token, token + 1), entries(token, token + 1))
-    rows.stand([155 - back])
-    seen, count = rows.make_mask(1)[0, 0, 0], 155 - back + 1
+    rows.stand([end - back])
+    seen, count = rows.make_mask(1)[0, 0, 0], end - back + 1
     keys, _ = rows.update_and_fetch(entries(count - 1, count), entries(count - 1, count))
     visible = mx.sort(mx.where(seen, keys.flatten(), mx.inf))[: seen.sum().item()]
-    assert visible.tolist() == [*range(max(0, count - 100), count)]
+    assert visible.tolist() == [*range(max(0, count - window), count)]
