@@ -19,8 +19,8 @@ from runner.cache.layers.scans import RoundReads, watched
 from runner.cache.layers.snapshot import Buffers, Ledger, own
 
 SHORT_STEP, LONG_STEP = 64, 256
-"""Rows are laid with room for `SHORT_STEP` columns, as many answers are short. Buffers that are full grow by
-`LONG_STEP`, as each growth copies all rows into new memory."""
+"""Rows are laid with room for `SHORT_STEP` columns, as many answers are short. Buffers that are full grow by half, from
+`SHORT_STEP` to `LONG_STEP` columns, as each growth copies all rows into new memory."""
 _AHEAD = 32  # columns before the end of buffers at which they begin to grow, layer by layer
 _MOST_PLACES = 4  # kinds of layers, by their windows
 _PIECE_BYTES, _PIECES = 1 << 24, 32  # of a batch that grows: a piece has as many bytes, or this part of all
@@ -213,7 +213,8 @@ class KVRows:
 
     def make_room(self, rows: int, tokens: int) -> None:
         """Makes room as `has_room` asks for it."""
-        columns = 0 if self.has_room(0, tokens) else max(tokens + SHORT_STEP, self._columns + LONG_STEP)
+        more = max(SHORT_STEP, min(LONG_STEP, self._columns // 2))
+        columns = 0 if self.has_room(0, tokens) else max(tokens + SHORT_STEP, self._columns + more)
         self._grow(rows, columns)
 
     def _grow(self, rows: int, columns: int) -> None:
