@@ -200,7 +200,11 @@ class BudgetEnforcer:
         anything has to go, goes on until `spare_bytes` are free."""
         sequences, ledger, eviction = self._sequences, self._sequences.facts.ledger, self._current()
         eviction.refresh()
-        if budget_bytes is None or sequences.nbytes + reserved_bytes <= budget_bytes:
+        if budget_bytes is None:
+            return
+        while sequences.parked and sequences.nbytes + reserved_bytes > budget_bytes:
+            sequences.evict_parked()
+        if sequences.nbytes + reserved_bytes <= budget_bytes:
             return
         if sequences.end is not None:
             if sequences.sessions:

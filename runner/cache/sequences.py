@@ -1,10 +1,14 @@
-"""The sequences of layers over one trie: one for each open session, and one kept between sessions.
+"""The sequences of layers over one trie: one for each open session, and those kept between sessions.
+
+What was released last is `kept`. Those before it are `parked`, as long as there are no more sequences than there were
+sessions at once: conversations that take turns go on where they stand, and nothing is copied.
 
 Invariants: the live snapshots of a sequence lie on the path to where it stands, or beyond and not yet overwritten;
-the kept sequence stands at `end` while no session uses it. `end` is None at the root, and while a session uses it.
+the kept sequence stands at `end` while no session uses it. `end` is None at the root, and while a session uses it. A
+parked sequence stands at its node, which is locked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from runner.cache import resume
 from runner.cache.layer_interface import Snapshot
@@ -12,18 +16,23 @@ from runner.cache.layers.snapshot import Ledger
 from runner.cache.node import Node
 from runner.cache.sequence import LayerFacts, SequenceLayers
 from runner.cache.session import TrieSession
+from runner.cache.trie import PrefixTrie
 
 
 class LiveSequences:
     """Assigns layers to sessions. A session detached from the trie stays listed until it closes, but shares nothing."""
 
-    def __init__(self, make_layers: Callable[[], list[object]]) -> None:
+    def __init__(self, make_layers: Callable[[], list[object]], trie: PrefixTrie) -> None:
         """`make_layers` returns a fresh cache list of the same model every time."""
         self._make_layers = make_layers
+        self._trie = trie
         self.facts = LayerFacts()
         self.sessions: list[TrieSession] = []
         self.kept = self.fresh()
         self.end: Node | None = None
+        self.parked: dict[SequenceLayers, Node] = {}
+        """Those that were kept before, least recently used first, and where they stand."""
+        self._most = 1  # sessions that were open at once
         self._untrusted_known = 0
 
     @property
@@ -38,8 +47,8 @@ class LiveSequences:
 
     @property
     def all(self) -> set[SequenceLayers]:
-        """The sequences of open sessions, and the kept one."""
-        return {self.kept, *(session.sequence for session in self.sessions)}
+        """The sequences of open sessions, and those that are kept."""
+        return {self.kept, *self.parked, *(session.sequence for session in self.sessions)}
 
     @property
     def layer_bytes(self) -> int:
@@ -55,24 +64,63 @@ class LiveSequences:
         """Evaluates the pending copies of nodes that were split or joined. Raises what MLX raises."""
         self.facts.ledger.flush()
 
-    def acquire(self) -> tuple[SequenceLayers, Node | None]:
-        """Returns layers for a session, and the node where they stand: the kept sequence if it is idle, a fresh one
-        otherwise."""
-        if not self.idle:
+    def choose(self, path: Sequence[Node], matched: int) -> tuple[SequenceLayers | None, Node | None]:
+        """Returns the sequence for a session whose prompt begins with the first `matched` tokens of this path, and
+        where it stands; None for a fresh one. One that goes on takes the layers of its conversation; any other one
+        takes those that have been idle for longest, once there are enough."""
+        idle: dict[SequenceLayers, Node | None] = {**self.parked}
+        if self.idle:
+            idle[self.kept] = self.end
+        if not idle:
+            return None, None
+        shared = {sequence: resume.shared_tokens(path, matched, end) for sequence, end in idle.items()}
+        best = max(idle, key=lambda sequence: (shared[sequence], sequence is self.kept))
+        end = idle[best]
+        if end is None or 2 * shared[best] >= end.end:
+            return best, end
+        if self.idle and self.end is None:
+            return self.kept, None
+        if len(idle) + len(self.sessions) < self._most:
+            return None, None
+        return next(iter(idle.items()))
+
+    def acquire(self, path: Sequence[Node], matched: int) -> tuple[SequenceLayers, Node | None]:
+        """Returns layers for a session that is about to open, as `choose` does."""
+        self._most = max(self._most, len(self.sessions) + 1)
+        sequence, end = self.choose(path, matched)
+        if sequence is None:
             return self.fresh(), None
-        end, self.end = self.end, None
-        return self.kept, end
+        if sequence is self.kept:
+            self.end = None
+        else:
+            self._trie.unlock(self.parked.pop(sequence))
+        return sequence, end
 
     def release(self, sequence: SequenceLayers, end: Node) -> None:
-        """Takes back a session's layers, which stand at `end`: they are kept, and the idle sequence kept before is
-        evicted."""
-        former, idle = self.kept, self.idle
+        """Takes back a session's layers, which stand at `end`: they are kept. The idle sequence kept before is parked,
+        or evicted if others hold most of its tokens, too."""
+        former, former_end, idle = self.kept, self.end, self.idle
         self.kept = sequence
         self.end = end
         for node in end.path():
             resume.make_live(sequence, node)  # so that no snapshots of two sequences are joined, which would copy them
         if idle and former is not sequence:
-            self._evict(former)
+            if former_end is not None and self._is_mostly_its_own(former_end):
+                self.parked[former] = former_end
+                self._trie.lock(former_end)
+            else:
+                self._evict(former)
+
+    def _is_mostly_its_own(self, end: Node) -> bool:
+        """Returns True if a sequence that stands at `end` shares less than half of its tokens with any other one."""
+        held = set(self.end.path()) if self.end else set[Node]()
+        return 2 * max(node.end for node in end.path() if node.locks or node in held or node.parent is None) < end.end
+
+    def evict_parked(self) -> None:
+        """Pages out what only the sequence holds that was parked first, and empties it."""
+        sequence = next(iter(self.parked))
+        self._trie.unlock(self.parked.pop(sequence))
+        self._evict(sequence)
 
     def evict_kept(self) -> None:
         """Pages out what only the kept sequence holds, and empties it."""
@@ -80,22 +128,24 @@ class LiveSequences:
         self._evict(self.kept)
 
     def hand_over_shared(self, sequence: SequenceLayers) -> set[Snapshot]:
-        """Makes the snapshots that other sessions hold too live in their layers, and returns those that only `sequence`
-        holds. The kept sequence has claimed all of its path before."""
-        for session in self.sharing:
-            if session.sequence is not sequence:
+        """Makes the snapshots that other sequences hold too live in their layers, and returns those that only
+        `sequence` holds. The kept sequence has claimed all of its path before."""
+        standing = [*self.parked.items(), *((session.sequence, session.node) for session in self.sharing)]
+        for other, end in standing:
+            if other is not sequence:
                 left = sequence.live()
-                for node in session.node.path():
-                    resume.make_live(session.sequence, node, left)
+                for node in end.path():
+                    resume.make_live(other, node, left)
         return sequence.live()
 
     def detach_sessions(self) -> None:
-        """Detaches the open sessions, which keep their layers, and forgets the kept sequence. No snapshot may be open
+        """Detaches the open sessions, which keep their layers, and forgets the other sequences. No snapshot may be open
         any more."""
         for session in self.sessions:
             session.detached = True
-        if self.idle:
-            self.kept.discard()
+        for sequence in (*self.parked, *([self.kept] if self.idle else [])):
+            sequence.discard()
+        self.parked.clear()
         self.facts.ledger = Ledger()
         self.kept = self.fresh()
         self.end = None

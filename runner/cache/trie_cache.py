@@ -1,9 +1,10 @@
 """The trie cache: many conversations, their common prefixes stored once, each resumed exactly where it can be.
 
 Every open session runs on layers of its own, and the nodes of the trie on its path are views into their buffers.
-Between sessions one sequence of layers is kept, with the conversation that ran last. When another conversation needs
-these buffers, snapshots that would be overwritten are copied out (page out), and stored ones move in (page in): while
-one session runs at a time, each token's bytes exist once. Concurrent sessions each hold a copy of their shared prefix.
+Between sessions the conversation that ran last keeps its layers, and others before it, as many as ran at once. When
+another conversation needs these buffers, snapshots that would be overwritten are copied out (page out), and stored ones
+move in (page in): while one session runs at a time, each token's bytes exist once. Sequences of layers that are there
+together each hold a copy of their shared prefix.
 
 Invariants: those of `LiveSequences`; and the ledger counts exactly the snapshots in the trie.
 """
@@ -45,7 +46,7 @@ class TrieCache:
         # As long as the cache
         self.policy = policy or TurnCheckpoints()
         self.trie = PrefixTrie()
-        self.sequences = LiveSequences(make_layers)
+        self.sequences = LiveSequences(make_layers, self.trie)
         self.enforcer = BudgetEnforcer(self.trie, self.sequences)
         self._most_bytes = budget_bytes
 
@@ -124,13 +125,13 @@ class TrieCache:
 
     def _resume(self, prompt: list[int], salt: str, known: Sequence[int] = ()) -> TrieSession:
         root = self.trie.root(salt)
-        sequence, end = self.sequences.acquire()
-        wanted = [*prompt, *known] if known and sequence.sliceable else prompt
+        wanted = [*prompt, *known] if known and self.sequences.kept.sliceable else prompt
         path, matched = self.trie.match(root, keys(wanted))
         # One token is always evaluated again: the first logits come from it.
         branch = min(matched, len(wanted) - 1)
         if path[-1].start == branch < matched:
             path.pop()
+        sequence, end = self.sequences.acquire(path, branch)
         miss = Miss.NONE if matched else self._why_nothing(root)
         node, refusal = self._restore(sequence, end, path, branch)
         last = len(prompt) - 1

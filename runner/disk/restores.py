@@ -34,8 +34,8 @@ def reusable_tokens(cache: TrieCache, tokens: Tokens, salt: str) -> int:
     branch = min(matched, len(tokens) - 1)
     if path[-1].start == branch < matched:
         path.pop()
-    sequence, end = (sequences.kept, sequences.end) if sequences.idle else (sequences.fresh(), None)
-    return deepest_offset(sequence, path, branch, shared_tokens(path, branch, end))[0]
+    sequence, end = sequences.choose(path, branch)
+    return deepest_offset(sequence or sequences.fresh(), path, branch, shared_tokens(path, branch, end))[0]
 
 
 def insert_restored(cache: TrieCache, prefix: Tokens, salt: str, segment: Segment) -> bool:

@@ -1,5 +1,6 @@
 """Serves a request over a real model and a cache in the order of the engine, and checks the cache afterwards."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, cast
@@ -128,12 +129,13 @@ def check_trie(cache: TrieCache) -> None:
     """Checks between sessions that edges, snapshots, bytes and layers of a trie cache agree with each other."""
     sequence, end = cache.sequences.kept, cache.sequences.end
     assert {state.offset for _, state in sequence.used if not state.empty} <= {end.end if end else 0}
+    locks = Counter(node for end in cache.sequences.parked.values() for node in end.path())
     count = nbytes = 0
     for node in cache.trie.nodes():
         assert node.parent is not None
         assert node.parent.children[node.tokens[0]] is node
         assert node.start == node.parent.end < node.end
-        assert node.locks == 0
+        assert node.locks == locks[node]
         for slot, snapshot in enumerate(node.slots):
             if snapshot is not None:
                 count, nbytes = count + 1, nbytes + snapshot.nbytes

@@ -242,7 +242,8 @@ def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
     """Checks that edges, locks, snapshots, bytes, sequences and the order of eviction agree with each other, however
     many sessions are open."""
     sequences = cache.sequences
-    locks = Counter(node for session in sequences.sharing for node in session.node.path())
+    ends = [*sequences.parked.values(), *(session.node for session in sequences.sharing)]
+    locks = Counter(node for end in ends for node in end.path())
     held: list[Snapshot] = []
     for root in cache.trie.roots.values():
         assert not root.tokens
@@ -252,7 +253,7 @@ def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
     owned = sum(snapshot.nbytes for snapshot in held)
     described = cache.describe()
     assert (len(held), owned) == (described.snapshots, described.counts.paged_bytes)
-    among = {sequences.kept, *(session.sequence for session in sequences.sharing)}
+    among = {sequences.kept, *sequences.parked, *(session.sequence for session in sequences.sharing)}
     live = Counter(snapshot for sequence in among for state in sequence.states for snapshot in state.live)
     assert live == Counter(snapshot for snapshot in held if snapshot.live), "live elsewhere, or twice"
     everyone = among | {session.sequence for session in sequences.sessions}
@@ -268,6 +269,9 @@ def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
             check_content(sequences.kept.layers, kinds, recorded)
     else:
         assert sequences.end is None
+    for sequence, end in sequences.parked.items():
+        assert sequence.position == end.end
+        check_content(sequence.layers, kinds, spelled(end.path()))
     check_order(cache)
 
 

@@ -9,6 +9,7 @@ from itertools import cycle, permutations
 
 import pytest
 
+from runner.cache.session import TrieSession
 from tests.lib.fakes import FAMILIES, FakeKV
 from tests.lib.story import BranchOnly, Every
 from tests.lib.together import Client, Together
@@ -58,6 +59,65 @@ def test_an_open_session_takes_over_what_it_shares(family: str) -> None:
     assert users.cache.describe().counts.paged_bytes == owned
 
 
+# --- conversations that take turns
+
+
+def talks(users: Together, begin: list[int]) -> list[TrieSession]:
+    """Two conversations that ran at once, with one beginning; the second was kept last."""
+    clients = [users.begin([*begin, *own(user, 20)]).say(7) for user in (1, 2)]
+    for client in clients:
+        client.close()
+    return [client.session for client in clients]
+
+
+@everyone
+def test_conversations_that_take_turns_keep_their_layers(family: str) -> None:
+    users = Together(family)
+    last = talks(users, [])
+    for turn in range(3):
+        for place, session in enumerate(last):
+            last[place] = users.turn([*session.recorded, turn])
+            assert last[place].sequence is session.sequence
+            assert last[place].cached == len(session.recorded)
+    counts = users.cache.describe().counts
+    assert counts.restored_bytes == 0
+    assert counts.paged_bytes == 0 or family != "K"
+
+
+@everyone
+def test_as_many_conversations_keep_their_layers_as_ran_at_once(family: str) -> None:
+    """Another one takes those that have been idle for longest, and the same conversation finds them wherever it is."""
+    users = Together(family)
+    first, second = talks(users, [])
+    third = users.turn(own(3, 20))
+    assert third.sequence is first.sequence
+    assert users.turn([*second.recorded, 8]).sequence is second.sequence
+    assert users.cached([*first.recorded, 8]) == len(first.recorded)
+    assert len(users.cache.sequences.all) == 2
+
+
+@everyone
+def test_layers_of_conversations_that_rest_go_first_where_memory_is_short(family: str) -> None:
+    users = Together(family)
+    first, second = talks(users, [])
+    assert users.cache.sequences.parked == {first.sequence: first.node}
+    users.bound(users.cache.nbytes - 1)
+    assert not users.cache.sequences.parked
+    assert users.turn([*second.recorded, 8]).sequence is second.sequence
+
+
+@pytest.mark.parametrize("family", ["K", "S", "R"])
+def test_a_conversation_that_rests_takes_over_what_it_shares(family: str) -> None:
+    """The session that held it before fails."""
+    users = Together(family)
+    first, second = talks(users, PREFIX[:8])
+    shared = users.nodes[0]
+    users.begin([*second.recorded, 8]).fail()
+    assert first.sequence in users.cache.sequences.parked
+    assert users.nodes == [shared, first.node]
+    assert shared.slots[0] in first.sequence.live()
+
+
 # --- ends
 
 ENDS: dict[str, Callable[[Client], None]] = {
@@ -92,7 +152,6 @@ def test_the_end_of_one_session_leaves_the_others_alone(family: str) -> None:
         last = clients[order[2]]
         assert not last.session.detached
         assert users.cached([*last.seen, 999]) == len(last.seen)
-        assert all(not node.locks for node in users.nodes)
 
 
 @everyone

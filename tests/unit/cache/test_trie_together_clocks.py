@@ -59,14 +59,18 @@ class Clocks:
         cache = self.cache
         held = [slot for node in cache.trie.nodes() for slot in node.slots if slot is not None]
         assert len(held) == cache.describe().snapshots
-        sequences = {cache.sequences.kept, *(session.sequence for session in cache.sequences.sharing)}
+        sequences = {
+            cache.sequences.kept,
+            *cache.sequences.parked,
+            *(session.sequence for session in cache.sequences.sharing),
+        }
         assert {slot for slot in held if slot.live} == {each for sequence in sequences for each in sequence.live()}
 
     @property
     def known(self) -> list[bool]:
         """Tells of each sequence if its second layer has the generic adapter."""
         sequences = self.cache.sequences
-        among = [sequences.kept, *(session.sequence for session in sequences.sessions)]
+        among = [sequences.kept, *sequences.parked, *(session.sequence for session in sequences.sessions)]
         return [type(sequence.states[1]) is GenericState for sequence in among]
 
 
