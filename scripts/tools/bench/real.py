@@ -12,6 +12,7 @@ long    the same for a prompt of 2,000 tokens
 again   the same prompt once more
 append  its answer and another question behind it
 switch  two conversations over one prefix of 200 tokens take turns: the median of four
+agents  four conversations whose first answers came at once go on one after the other: the median
 users   tokens per second of 1, 4 and 8 answers at once, all together
 memory  resident, after all that
 """
@@ -51,9 +52,10 @@ from scripts.tools.real.main import FetchError, fetch_gguf, make_model
 
 PROMPT_TOKENS, LONG_TOKENS, PREFIX_TOKENS, STREAM_TOKENS, ANSWER_TOKENS = 256, 2000, 200, 48, 12
 """Of two cold prompts, of what two conversations share, of a timed answer, and of an answer between two turns."""
+AGENTS = 4
 SPEEDS = {users: f"{users} tokens/s" for users in (1, 4, 8)}
 """By how many users."""
-CASES = ("cold", "long", "again", "append", "switch")
+CASES = ("cold", "long", "again", "append", "switch", "agents")
 _SWITCHES = 4
 _SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 _ASK, _ANSWER = "<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
@@ -128,8 +130,16 @@ class Conversations:
             heard = await self.hear(endpoint, prompts[which], ANSWER_TOKENS)
             answers[which] = heard.text
             switches.append(heard.first_s)
-        times = (cold.first_s, long.first_s, again.first_s, append.first_s, median(switches))
+        agents = await self._agents_s(endpoint)
+        times = (cold.first_s, long.first_s, again.first_s, append.first_s, median(switches), agents)
         return {case: 1e3 * seconds for case, seconds in zip(CASES, times, strict=True)}
+
+    async def _agents_s(self, endpoint: Endpoint) -> float:
+        prompts = [self.begin(self.text(PROMPT_TOKENS)) for _ in range(AGENTS)]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self.hear(endpoint, prompt, ANSWER_TOKENS)) for prompt in prompts]
+        later = [self.go_on(prompt, task.result().text) for prompt, task in zip(prompts, tasks, strict=True)]
+        return median([(await self.hear(endpoint, prompt, ANSWER_TOKENS)).first_s for prompt in later])
 
     async def _speed(self, endpoint: Endpoint, users: int) -> float:
         """Returns the tokens per second of answers written at once, from the first text of all to the last."""
@@ -155,7 +165,15 @@ class Conversations:
 
 
 LLAMA = "llama.cpp"
-BOUNDS = {"cold": 0.5, "long": 0.5, "again": 1.2, "append": 0.8, "switch": 0.8, **dict.fromkeys(SPEEDS.values(), 0.9)}
+BOUNDS = {
+    "cold": 0.5,
+    "long": 0.5,
+    "again": 1.2,
+    "append": 0.8,
+    "switch": 0.8,
+    "agents": 0.8,
+    **dict.fromkeys(SPEEDS.values(), 0.9),
+}
 """Ours over llama.cpp's: at most for times, at least for speeds."""
 
 
