@@ -3,6 +3,7 @@
 Reading changes nothing: no node counts as used, nothing is copied or evaluated.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
@@ -41,7 +42,8 @@ def trie_nodes(sequences: LiveSequences, trie: PrefixTrie, spell: Spell | None, 
     """Returns the nodes of a trie as `PrefixCache.nodes` promises."""
     used = sorted(sequences.facts.used)
     sizes, now = _sizes(sequences.all, used), trie.now
-    return [_described(node, now, used, sizes, spell) for node in _latest(trie, most)]
+    requests = Counter(node for session in sequences.sharing for node in session.node.path())
+    return [_described(node, now, requests[node], used, sizes, spell) for node in _latest(trie, most)]
 
 
 def sequence_node(
@@ -102,7 +104,7 @@ def _size(state: LayerState) -> tuple[int, int]:
 
 
 def _described(
-    node: Node, now: int, used: Sequence[int], sizes: dict[int, tuple[int, int]], spell: Spell | None
+    node: Node, now: int, requests: int, used: Sequence[int], sizes: dict[int, tuple[int, int]], spell: Spell | None
 ) -> CacheNode:
     slots, parent = node.slots, node.parent
     live = paged = live_bytes = paged_bytes = 0
@@ -130,7 +132,7 @@ def _described(
         paged_layers=paged,
         missing_layers=len(used) - live - paged,
         idle_uses=now - node.used,
-        locks=node.locks,
+        locks=requests,
         restore_point=node.checkpoint,
         stored=node.stored,
         restored=node.restored,

@@ -94,6 +94,7 @@ def test_as_many_conversations_keep_their_layers_as_ran_at_once(family: str) -> 
     assert users.turn([*second.recorded, 8]).sequence is second.sequence
     assert users.cached([*first.recorded, 8]) == len(first.recorded)
     assert len(users.cache.sequences.all) == 2
+    assert not any(node.locks for node in users.cache.nodes()), "no request is under way"
 
 
 @everyone
