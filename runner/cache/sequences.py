@@ -32,7 +32,7 @@ class LiveSequences:
         self.end: Node | None = None
         self.parked: dict[SequenceLayers, Node] = {}
         """Those that were kept before, least recently used first, and where they stand."""
-        self._parked_bytes = 0  # of their layers, which do not change: to count them takes 70 us for each
+        self._parked_bytes: dict[SequenceLayers, int] = {}  # of their layers: to count them anew takes 70 us for each
         self._most = 1  # sessions that were open at once
         self._untrusted_known = 0
 
@@ -54,7 +54,8 @@ class LiveSequences:
     @property
     def layer_bytes(self) -> int:
         """Bytes of all layers."""
-        return self._parked_bytes + sum(sequence.nbytes for sequence in self.all if sequence not in self.parked)
+        running = (sequence.nbytes for sequence in self.all if sequence not in self.parked)
+        return sum(self._parked_bytes.values()) + sum(running)
 
     @property
     def nbytes(self) -> int:
@@ -108,7 +109,7 @@ class LiveSequences:
         if idle and former is not sequence:
             if former_end is not None and self._is_mostly_its_own(former_end):
                 self.parked[former] = former_end
-                self._parked_bytes += former.nbytes
+                self._parked_bytes[former] = former.nbytes
                 self._trie.lock(former_end)
             else:
                 self._evict(former)
@@ -125,7 +126,7 @@ class LiveSequences:
         self._evict(sequence)
 
     def _unpark(self, sequence: SequenceLayers) -> None:
-        self._parked_bytes -= sequence.nbytes
+        del self._parked_bytes[sequence]
         self._trie.unlock(self.parked.pop(sequence))
 
     def evict_kept(self) -> None:
@@ -152,7 +153,7 @@ class LiveSequences:
         for sequence in (*self.parked, *([self.kept] if self.idle else [])):
             sequence.discard()
         self.parked.clear()
-        self._parked_bytes = 0
+        self._parked_bytes.clear()
         self.facts.ledger = Ledger()
         self.kept = self.fresh()
         self.end = None
