@@ -202,9 +202,11 @@ class BudgetEnforcer:
         eviction.refresh()
         if budget_bytes is None:
             return
-        while sequences.parked and sequences.nbytes + reserved_bytes > budget_bytes:
+        while sequences.nbytes + reserved_bytes > budget_bytes:
+            if not sequences.parked:
+                break
             sequences.evict_parked()
-        if sequences.nbytes + reserved_bytes <= budget_bytes:
+        else:
             return
         if sequences.end is not None:
             if sequences.sessions:

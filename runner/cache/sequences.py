@@ -1,7 +1,7 @@
 """The sequences of layers over one trie: one for each open session, and those kept between sessions.
 
-What was released last is `kept`. Those before it are `parked`, as long as there are no more sequences than there were
-sessions at once: conversations that take turns go on where they stand, and nothing is copied.
+The one that was released last is `kept`. Those released before it are `parked`, as long as there are no more sequences
+than there were sessions at once: conversations that take turns go on where they stand, and nothing is copied.
 
 Invariants: the live snapshots of a sequence lie on the path to where it stands, or beyond and not yet overwritten;
 the kept sequence stands at `end` while no session uses it. `end` is None at the root, and while a session uses it. A
@@ -31,9 +31,9 @@ class LiveSequences:
         self.kept = self.fresh()
         self.end: Node | None = None
         self.parked: dict[SequenceLayers, Node] = {}
-        """Those that were kept before, least recently used first, and where they stand."""
-        self._parked_bytes: dict[SequenceLayers, int] = {}  # of their layers: to count them anew takes 70 us for each
-        self._most = 1  # sessions that were open at once
+        """Sequences that were kept before, least recently used first, and the nodes where they stand."""
+        self._parked_bytes: dict[SequenceLayers, int] = {}  # of their layers: counting them takes 70 us for each
+        self._most = 1  # the most sessions that were open at once
         self._untrusted_known = 0
 
     @property
@@ -68,8 +68,8 @@ class LiveSequences:
 
     def choose(self, path: Sequence[Node], matched: int) -> tuple[SequenceLayers | None, Node | None]:
         """Returns the sequence for a session whose prompt begins with the first `matched` tokens of this path, and
-        where it stands; None for a fresh one. One that goes on takes the layers of its conversation; any other one
-        takes those that have been idle for longest, once there are enough."""
+        where it stands; None for a fresh one. A prompt that continues a conversation gets its layers; any other one
+        gets those that have been idle for longest, once there are enough."""
         idle: dict[SequenceLayers, Node | None] = {**self.parked}
         if self.idle:
             idle[self.kept] = self.end
@@ -120,7 +120,7 @@ class LiveSequences:
         return 2 * max(node.end for node in end.path() if node.locks or node in held or node.parent is None) < end.end
 
     def evict_parked(self) -> None:
-        """Pages out what only the sequence holds that was parked first, and empties it."""
+        """Pages out what only the least recently used parked sequence holds, and empties it."""
         sequence = next(iter(self.parked))
         self._unpark(sequence)
         self._evict(sequence)

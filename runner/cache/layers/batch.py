@@ -19,8 +19,9 @@ from runner.cache.layers.scans import RoundReads, watched
 from runner.cache.layers.snapshot import Buffers, Ledger, own
 
 SHORT_STEP, LONG_STEP = 64, 256
-"""Rows are laid with room for `SHORT_STEP` columns, as many answers are short. Buffers that are full grow by half, from
-`SHORT_STEP` to `LONG_STEP` columns, as each growth copies all rows into new memory."""
+"""Rows are laid with room for `SHORT_STEP` columns, as many answers are short. Each growth copies all rows into new
+memory: a batch grows ahead by half of its columns, from `SHORT_STEP` to `LONG_STEP`; full buffers grow by multiples of
+`LONG_STEP`."""
 _AHEAD = 32  # columns before the end of buffers at which they begin to grow, layer by layer
 _MOST_PLACES = 4  # kinds of layers, by their windows
 _PIECE_BYTES, _PIECES = 1 << 24, 32  # of a batch that grows: a piece has as many bytes, or this part of all

@@ -98,7 +98,7 @@ def test_as_many_conversations_keep_their_layers_as_ran_at_once(family: str) -> 
 
 
 @everyone
-def test_layers_of_conversations_that_rest_go_first_where_memory_is_short(family: str) -> None:
+def test_parked_layers_go_first_where_memory_is_short(family: str) -> None:
     users = Together(family)
     first, second = talks(users, [])
     assert users.cache.sequences.parked == {first.sequence: first.node}
@@ -108,7 +108,7 @@ def test_layers_of_conversations_that_rest_go_first_where_memory_is_short(family
 
 
 @pytest.mark.parametrize("family", ["K", "S", "R"])
-def test_a_conversation_that_rests_takes_over_what_it_shares(family: str) -> None:
+def test_parked_layers_take_over_what_they_share(family: str) -> None:
     """The session that held it before fails."""
     users = Together(family)
     first, second = talks(users, PREFIX[:8])
@@ -153,6 +153,7 @@ def test_the_end_of_one_session_leaves_the_others_alone(family: str) -> None:
         last = clients[order[2]]
         assert not last.session.detached
         assert users.cached([*last.seen, 999]) == len(last.seen)
+        assert not any(node.locks for node in users.cache.nodes())
 
 
 @everyone
