@@ -8,12 +8,13 @@ same up to rounding, many times slower.
   shares them among threads (`pool.h`); `rows.h` has the products of a decode step. OpenBLAS's own threads are not used:
   with them a product takes many times as long while other programs want the cores, and its last bits depend on their
   number.
-* `_kernels`, from `mlx.cpp` and `simd.h`, replaces functions of MLX: products with packed weights, attention, rotary
-  positions, norms, elementwise functions, and joins of large arrays. It is loaded only for exactly the MLX that it was
-  built for. In a forward over texts of different lengths it leaves out the padding, if it is told of it (`asks_for`).
+* `_kernels`, from `mlx.cpp`, `simd.h` and `integers.h`, replaces functions of MLX: products with packed weights,
+  attention, rotary positions, norms, elementwise functions, and joins of large arrays. It is loaded only for exactly
+  the MLX that it was built for. In a forward over texts of different lengths it leaves out the padding, if it is told
+  of it (`asks_for`).
 
 `preload` is called once, on the main thread, before `mlx` is imported. Read this module first, then `blas.c`, `pool.h`
-and `rows.h`; `kernels.h`, `mlx.cpp` and `simd.h`. `cores` counts the cores that prompts are read on.
+and `rows.h`; `kernels.h`, `mlx.cpp`, `simd.h` and `integers.h`. `cores` counts the cores that prompts are read on.
 """
 
 import ctypes

@@ -2,5 +2,6 @@
 #pragma GCC target("avx2,fma,f16c")
 #define WIDTH 8
 #define TABLE kernels_avx2
+#define INTEGERS
 #include "simd.h"
 #endif

@@ -13,7 +13,7 @@ enum { KEYS = 64 /* of a tile of attention */, FEW = 4 /* rows whose weights are
 
 /* out[order[r]][n] = sum over k of x[r][k] * weight[n][k] + added[order[r]][n], for m rows and n outputs. */
 struct Product {
-  const float *x;       /* m rows of k numbers, in the order of `take` */
+  const float *x;       /* m rows, each of them in the room of k numbers, as `take` lays it out */
   size_t ldx;           /* from a row to the next */
   size_t m, n, k;
   int bits, group, mode;
@@ -38,7 +38,6 @@ struct Attention {
 
 struct Kernels {
   int width; /* of a vector, in float32 numbers */
-  int (*takes_in_place)(const Product &); /* true if rows of float32 may stand as they are */
   void (*take)(const Product &, const void *row, int type, float *out);
   void (*product)(const Product &, size_t from, size_t to, float *scratch);
   void (*unpack)(const Product &, size_t row, float *out);

@@ -307,15 +307,15 @@ struct Packing {
 /* The outputs that one call of a kernel computes: so many that starting it costs little, so few that threads can share,
  * the fewer the shorter a product is, as the last call leaves the other threads idle. */
 size_t outputs_at_once(const Product &p) {
-  size_t fitting = p.m <= FEW ? ((size_t)1 << 16) / p.k : std::min<size_t>(UNPACKED / p.k, p.m < 48 ? 48 : 96);
-  return std::max<size_t>(4, fitting / 4 * 4);
+  size_t fitting = p.m <= FEW ? ((size_t)1 << 16) / p.k : std::min<size_t>(UNPACKED / p.k, p.m < 48 ? 64 : 96);
+  return std::max<size_t>(1, fitting / kernels->width) * kernels->width;
 }
 int parts_of(const Product &p) { return (int)((p.n + outputs_at_once(p) - 1) / outputs_at_once(p)); }
 void compute_part(const Product &p, int part) {
   size_t from = part * outputs_at_once(p), to = std::min(from + outputs_at_once(p), p.n);
   Product mine = p;
   mine.ahead = many * outputs_at_once(p); /* the part that this thread is likely to take next */
-  kernels->product(mine, from, to, scratch((to - from) * p.k));
+  kernels->product(mine, from, to, scratch(outputs_at_once(p) * p.k));
 }
 
 /* A product with packed weights, and what follows it in a forward: a residual that is added, or a gate.
@@ -352,19 +352,16 @@ struct PackedProduct {
     Rows rows(x);
     p.m = asked ? asked->rows.size() : rows.count;
     if (asked) p.order = asked->rows.data();
-    /* Copying more rows costs less than loading them from where no line of the cache begins. */
-    const bool in_place = !asked && p.m <= BRIEF_ROWS && x.dtype() == mx::float32 && rows.axes <= 1 && kernels->takes_in_place(p);
-    float *floats = in_place ? nullptr : room_for(p.m, p.k, encoder);
-    p.x = in_place ? (const float *)rows.p : floats;
-    if (in_place && rows.axes) p.ldx = rows.strides[0];
+    float *floats = room_for(p.m, p.k, encoder);
+    p.x = floats;
     if (form == ADDED) p.added = whole(in.back(), encoder).data<float>();
     if (form == GATED) {
       array second = temporary(out.shape(), mx::float32, encoder);
       gated = product(1 + parts(), second);
-      gated.m = p.m, gated.x = p.x, gated.ldx = p.ldx, gated.order = p.order;
+      gated.m = p.m, gated.x = p.x, gated.order = p.order;
     }
     encoder.dispatch([p, gated, rows, floats, type = type_of(x.dtype()), asked = asked, row_bytes = out.itemsize() * p.n] {
-      if (floats) each((int)p.m, shares(p.m, p.m * p.k), [&](int i) { kernels->take(p, rows[p.order ? p.order[i] : i], type, floats + i * p.k); });
+      each((int)p.m, shares(p.m, p.m * p.k), [&](int i) { kernels->take(p, rows[p.order ? p.order[i] : i], type, floats + i * p.k); });
       for (int i = 0; asked && i < asked->batch; i++)
         memset((char *)p.out + row_bytes * (i * asked->length + asked->counts[i]), 0, row_bytes * (asked->length - asked->counts[i]));
       each(parts_of(p), shares(p.m, p.m * p.n * p.k), [&](int part) {
@@ -908,7 +905,8 @@ extern "C" EXPORT int kernels_fit() { return all_found && std::string(mx::versio
 static const Kernels *widest(int width) {
 #ifdef __x86_64__
   __builtin_cpu_init();
-  bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                    __builtin_cpu_supports("avx512vnni");
   if (width >= 16 && has_avx512) return &kernels_avx512;
   if (width >= 8 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return &kernels_avx2;
   return nullptr;

@@ -121,6 +121,11 @@ INLINE V load_half(const uint16_t *p, int type) {
 
 INLINE size_t size_of(int type) { return type == F32 ? 4 : type == BOOL ? 1 : 2; }
 
+/* WIDTH numbers from place i on. */
+INLINE V load_as(const void *p, int type, size_t i) {
+  return type == F32 ? load((const float *)p + i) : load_half((const uint16_t *)p + i, type);
+}
+
 INLINE float get(const void *p, int type, size_t i) {
   if (type == F32) return ((const float *)p)[i];
   uint16_t padded[WIDTH] = {((const uint16_t *)p)[i]};
@@ -390,28 +395,37 @@ template <int R> __attribute__((noinline)) void dots_of(const Product &a, const 
   }
 }
 
-template <int R> void dots_of_up_to(const Product &a, const float *w, size_t rows, size_t row, size_t n, size_t count, size_t turn, size_t turns) {
-  if (rows == R) return dots_of<R>(a, w, row, n, count, turn, turns);
-  if constexpr (R > 1) dots_of_up_to<R - 1>(a, w, rows, row, n, count, turn, turns);
+template <int N> struct Count { static constexpr int COUNT = N; };
+
+/* Calls f with a constant that is `count`, of at most MOST. */
+template <int MOST, typename F> INLINE void with_count(size_t count, const F &f) {
+  if (count == MOST) return f(Count<MOST>{});
+  if constexpr (MOST > 1) with_count<MOST - 1>(count, f);
 }
 
-/* Outputs `from` to `to`. `scratch` holds that many unpacked rows of weights. */
-template <int BITS, int GROUP, int MODE> void product_of(const Product &a, size_t from, size_t to, float *scratch) {
+/* Calls f with the first row of each tile, its number of rows, at most `most` and nearly alike, the tile's number, and
+ * how many there are. */
+template <typename F> INLINE void in_tiles(size_t rows, size_t most, const F &f) {
+  const size_t tiles = (rows + most - 1) / most;
+  for (size_t tile = 0, row = 0, count; tile < tiles; tile++, row += count) f(row, count = (rows - row + tiles - tile - 1) / (tiles - tile), tile, tiles);
+}
+
+#ifdef INTEGERS
+#include "integers.h"
+#else
+template <int BITS, int GROUP, int MODE> struct Integers { static constexpr bool SERVE = false; };
+#endif
+
+/* As `product_in_integers`, in float32. */
+template <int BITS, int GROUP, int MODE> void product_in_floats(const Product &a, size_t from, size_t to, float *scratch) {
   if (a.m == 1) return few_rows<BITS, GROUP, MODE, 1>(a, from, to);
   if constexpr (BITS == 4 || BITS == 8) {
     /* With enough registers, unpacking once for each four rows costs less than to store the weights and to load them. */
     if (a.m <= (REGISTERS == 32 ? 2 * FEW : FEW)) {
       const size_t outputs = a.m <= FEW ? to - from : 4;
-      for (size_t n = from; n < to; n += outputs) {
-        const size_t end = least(n + outputs, to);
-        for (size_t row = 0; row < a.m; row += 4) {
-          const size_t rows = a.m - row;
-          if (rows == 1) few_rows<BITS, GROUP, MODE, 1>(a, n, end, row);
-          else if (rows == 2) few_rows<BITS, GROUP, MODE, 2>(a, n, end, row);
-          else if (rows == 3) few_rows<BITS, GROUP, MODE, 3>(a, n, end, row);
-          else few_rows<BITS, GROUP, MODE, 4>(a, n, end, row);
-        }
-      }
+      for (size_t n = from; n < to; n += outputs)
+        for (size_t row = 0; row < a.m; row += FEW)
+          with_count<FEW>(least(a.m - row, FEW), [&](auto rows) { few_rows<BITS, GROUP, MODE, rows.COUNT>(a, n, least(n + outputs, to), row); });
       return;
     }
   }
@@ -419,13 +433,15 @@ template <int BITS, int GROUP, int MODE> void product_of(const Product &a, size_
   for (size_t n = from; n < to; n += most) {
     const size_t count = least(most, to - n);
     for (size_t i = 0; i < count; i++) unpack_row<BITS, GROUP, MODE>(a, n + i, scratch + i * a.k);
-    const size_t tiles = (a.m + AT_ONCE - 1) / AT_ONCE;
-    for (size_t row = 0, left = tiles; left; left--) { /* tiles of nearly as many rows */
-      const size_t rows = (a.m - row + left - 1) / left;
-      dots_of_up_to<AT_ONCE>(a, scratch, rows, row, n, count, tiles - left, tiles);
-      row += rows;
-    }
+    in_tiles(a.m, AT_ONCE, [&](size_t row, size_t rows, size_t tile, size_t tiles) {
+      with_count<AT_ONCE>(rows, [&](auto rows) { dots_of<rows.COUNT>(a, scratch, row, n, count, tile, tiles); });
+    });
   }
+}
+
+template <int BITS, int GROUP, int MODE> void product_of(const Product &a, size_t from, size_t to, float *scratch) {
+  if constexpr (Integers<BITS, GROUP, MODE>::SERVE) product_in_integers<BITS, GROUP, MODE>(a, from, to, scratch);
+  else product_in_floats<BITS, GROUP, MODE>(a, from, to, scratch);
 }
 
 #define FORMATS(OF) \
@@ -446,36 +462,33 @@ void product(const Product &a, size_t from, size_t to, float *scratch) {
 #undef OF
 }
 
-template <int BITS, int GROUP, int MODE> constexpr bool paired() { return Group<BITS, GROUP, MODE>::PAIRED; }
-bool is_paired(const Product &a) {
-#define OF(...) return paired<__VA_ARGS__>();
-  FORMATS(OF)
-#undef OF
-  return false;
+template <int BITS, int GROUP, int MODE> void take_row(const Product &a, const void *row, int type, float *out) {
+  if constexpr (Integers<BITS, GROUP, MODE>::SERVE) {
+    take_integers<BITS, GROUP, MODE>(row, type, a.k, out);
+  } else if constexpr (Group<BITS, GROUP, MODE>::PAIRED) { /* the even and the odd numbers of each pair of vectors apart */
+    I even;
+    UNROLLED for (int i = 0; i < WIDTH; i++) even[i] = 2 * i;
+    for (size_t at = 0; at < a.k; at += 2 * WIDTH) {
+      const V first = load_as(row, type, at), second = load_as(row, type, at + WIDTH);
+      store(out + at, __builtin_shuffle(first, second, even));
+      store(out + at + WIDTH, __builtin_shuffle(first, second, even + 1));
+    }
+  } else {
+    to_float(row, type, a.k, out);
+  }
 }
 
-int takes_in_place(const Product &a) { return !is_paired(a); }
-
-/* A row as float32, the even and the odd numbers of each pair of vectors apart where weights are. */
 void take(const Product &a, const void *row, int type, float *out) {
-  if (!is_paired(a)) return to_float(row, type, a.k, out);
-  float room[2 * WIDTH];
-  I even;
-  UNROLLED for (int i = 0; i < WIDTH; i++) even[i] = 2 * i;
-  for (size_t at = 0; at < a.k; at += 2 * WIDTH) {
-    const float *x = (const float *)row + at;
-    if (type != F32) to_float((const uint16_t *)row + at, type, 2 * WIDTH, room), x = room;
-    const V first = load(x), second = load(x + WIDTH);
-    store(out + at, __builtin_shuffle(first, second, even));
-    store(out + at + WIDTH, __builtin_shuffle(first, second, even + 1));
-  }
+#define OF(...) return take_row<__VA_ARGS__>(a, row, type, out);
+  FORMATS(OF)
+#undef OF
 }
 
 void unpack(const Product &a, size_t row, float *out) {
 #define OF(...) \
   { \
     unpack_row<__VA_ARGS__>(a, row, out); \
-    if (!paired<__VA_ARGS__>()) return; \
+    if (!Group<__VA_ARGS__>::PAIRED) return; \
     break; \
   }
   do {
@@ -748,4 +761,4 @@ void softmax(const float *x, float *out, size_t n) {
 }  // namespace
 
 extern const Kernels TABLE;
-const Kernels TABLE = {WIDTH, takes_in_place, take, product, unpack, weigh_packed, attend, rms_norm, rope, unary, softmax, to_float, from_float};
+const Kernels TABLE = {WIDTH, take, product, unpack, weigh_packed, attend, rms_norm, rope, unary, softmax, to_float, from_float};

@@ -43,7 +43,7 @@ def use(width: int, *threads: int) -> None:
 
 @contextmanager
 def mlx_own() -> Iterator[None]:
-    """MLX's own kernels, within this block."""
+    """MLX's own kernels, within this block: they multiply packed weights as they do others, without rounding."""
     if not in_front():
         yield
         return

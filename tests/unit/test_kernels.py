@@ -55,6 +55,15 @@ class Packing(NamedTuple):
         floats = [part.astype(mx.float32) if mx.issubdtype(part.dtype, mx.floating) else part for part in parts]
         return self.unpacked(floats, mx.float32)
 
+    def taken(self, x: mx.array) -> mx.array:
+        """Returns the rows as products take them: rounded to integers of 16 bits, with a scale for each group."""
+        if platform.machine() != "x86_64" or self.bits not in (4, 8) or self.mode == "mxfp8":
+            return x
+        groups = np.array(x.astype(mx.float32)).reshape(*x.shape[:-1], -1, self.group)
+        largest = np.abs(groups).max(-1, keepdims=True)
+        factors = (np.float32(32767) / largest).astype(np.float64)
+        return mx.array((np.rint(groups * factors) * (largest / np.float32(32767))).reshape(x.shape))
+
 
 AFFINE = [Packing("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
 PACKINGS = [*AFFINE, Packing("mxfp4", 4, 32), Packing("mxfp8", 8, 32), Packing("nvfp4", 4, 16)]
@@ -126,13 +135,13 @@ def test_a_product_with_packed_weights_is_that_with_the_weights(
     x = LAYOUTS[layout](made(rows, k, seed=1, dtype=dtype))
     found = by_kernels(lambda: packing.times(x, parts))
     assert found.dtype == by_mlx(lambda: packing.times(x, parts)).dtype
-    assert_close(found, wide(x) @ wide(packing.weights(parts)).T, FLOATS[dtype])
+    assert_close(found, wide(packing.taken(x)) @ wide(packing.weights(parts)).T, FLOATS[dtype])
 
 
 def test_rows_may_be_longer_than_what_is_unpacked_at_a_time() -> None:
     parts, x = PACKINGS[7].of(made(9, 1 << 15)), made(20, 1 << 15, seed=1)
     found = by_kernels(lambda: PACKINGS[7].times(x, parts))
-    assert_close(found, wide(x) @ wide(PACKINGS[7].weights(parts)).T, 2e-6)
+    assert_close(found, wide(PACKINGS[7].taken(x)) @ wide(PACKINGS[7].weights(parts)).T, 2e-6)
     assert mx.array_equal(PACKINGS[7].times(x[:1], parts), found[:1])
 
 
@@ -144,6 +153,46 @@ def test_a_row_is_the_same_in_any_company_and_on_any_number_of_threads(packing: 
         use(16, threads, threads)
         together = [packing.times(x[i : i + rows], parts) for i in range(0, 70, rows)]
         assert mx.array_equal(mx.concatenate(together), alone)
+
+
+IN_INTEGERS = [packing for packing in PACKINGS if packing.bits in (4, 8) and packing.mode != "mxfp8"]
+
+
+@pytest.mark.parametrize("packing", IN_INTEGERS, ids=str)
+def test_rounding_rows_costs_an_eighth_of_what_bfloat16_does_at_most(packing: Packing) -> None:
+    """A number of each group is a hundred times as large as the others, as in hidden states of large models."""
+    parts = packing.of(made(64, 512))
+    x = made(32, 512, seed=1) * mx.where(mx.arange(512) % packing.group == 3, 100, 1)
+    wanted = wide(x) @ wide(packing.weights(parts)).T
+    halved = wide(x.astype(mx.bfloat16)) @ wide(packing.weights(parts)).T
+    found = wide(by_kernels(lambda: packing.times(x, parts)))
+    assert 8 * np.abs(found - wanted).max() <= np.abs(halved - wanted).max()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="two widths of one processor")
+@pytest.mark.parametrize("packing", IN_INTEGERS, ids=str)
+def test_a_product_in_integers_is_the_same_for_vectors_of_any_width(packing: Packing) -> None:
+    parts, x = packing.of(made(70, 384)), made(20, 384, seed=1)
+    products = []
+    for width in (8, 16):
+        use(width, 1, 1)
+        products.append([packing.times(x[:rows], parts) for rows in (1, 3, 20)])
+    for narrow, wider in zip(*products, strict=True):
+        assert mx.array_equal(narrow, wider)
+
+
+@pytest.mark.parametrize("packing", IN_INTEGERS, ids=str)
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e35, 1e-38, 0.0])
+def test_a_number_beyond_all_others_changes_its_row_alone(packing: Packing, number: float) -> None:
+    parts, x = packing.of(made(40, 256)), made(3, 256, seed=1)
+    x[1] = mx.where(mx.arange(256) < 128, number, 0)
+    found = packing.times(x, parts)
+    assert mx.array_equal(found[::2], packing.times(made(3, 256, seed=1)[::2], parts))
+    wanted = wide(x[1]) @ wide(packing.weights(parts)).T
+    if np.isfinite(number):
+        assert np.allclose(wide(found[1]), wanted, rtol=0, atol=max(1e-30, 1e-4 * number))
+    else:
+        assert not np.isfinite(wide(found[1])).any()
 
 
 @pytest.mark.parametrize("packing", [PACKINGS[0], PACKINGS[7], PACKINGS[16], *PACKINGS[18:]], ids=str)
@@ -193,7 +242,7 @@ def test_packed_keys_and_values_are_those_that_they_stand_for(packing: Packing, 
     room = [part[..., :keys, :] for part in packing.of(made(*heads, keys + 30, 128))]
     rows = made(*leading, 128, seed=1)
     scores = by_kernels(lambda: packing.times(rows, room))
-    assert_close(scores, wide(rows) @ wide(packing.weights(room)).swapaxes(-1, -2), 2e-6)
+    assert_close(scores, wide(packing.taken(rows)) @ wide(packing.weights(room)).swapaxes(-1, -2), 2e-6)
     weights = mx.softmax(scores, axis=-1)
     sums = by_kernels(lambda: packing.times(weights, room, transpose=False))
     assert_close(sums, wide(weights) @ wide(packing.weights(room)), 2e-6)
@@ -438,7 +487,7 @@ def test_gradients_are_those_of_mlx() -> None:
 
     gradient = mx.grad(loss, argnums=(0, 1))
     for found, wanted in zip(gradient(x, weight), by_mlx(lambda: gradient(x, weight)), strict=True):
-        assert_close(found, wide(wanted), 1e-5)
+        assert_close(found, wide(wanted), 1e-4)
 
 
 X, PARTS = made(4, 128), PACKINGS[7].of(made(128, 128))
@@ -491,7 +540,6 @@ class _Attention(ctypes.Structure):
 
 
 _FUNCTIONS = (
-    "takes_in_place",
     "take",
     "product",
     "unpack",
@@ -541,14 +589,15 @@ def check_bounds(table: _Kernels) -> None:
 
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
     codes = {"affine": 0, "mxfp4": 1, "mxfp8": 2, "nvfp4": 3}
-    for packing, rows, outputs in product(PACKINGS, (1, 2, 3, 4, 5, 9), (1, 5, 8)):
-        k, groups, affine = 128, 128 // packing.group, packing.mode == "affine"
+    for packing, rows, outputs, more in product(PACKINGS, (1, 2, 3, 4, 5, 9), (1, 5, 8), (0, 1)):
+        k, affine = 128 + more * packing.group, packing.mode == "affine"
+        groups = k // packing.group
         words = at(numbers.integers(0, 256, (outputs, k * packing.bits // 8)).astype(np.uint8))
         scales = floats(outputs, groups) if affine else at(np.full((outputs, groups), 60, np.uint8))
         packed = (packing.bits, packing.group, codes[packing.mode], words, scales)
         results = floats(outputs, groups) if affine else None, 0, floats(rows, outputs), 0, None, floats(rows, outputs)
         whole = ctypes.byref(_Product(floats(rows, k), k, rows, outputs, k, *packed, *results))
-        call("product", whole, size(0), size(outputs), pointer(floats(outputs, k)))
+        call("product", whole, size(0), size(outputs), pointer(floats(-(-outputs // table.width) * table.width, k)))
         call("unpack", whole, size(outputs - 1), pointer(floats(k)))
         turned = _Product(floats(rows, outputs), outputs, rows, outputs, k, *packed, *results[:2], floats(rows, k), 0)
         call("weigh", ctypes.byref(turned), pointer(floats(64 * (k + rows))))
@@ -612,7 +661,7 @@ def check_products(table: _Kernels) -> None:
         parts, x = packing.of(made(9, 256)), np.array(made(rows, 256, seed=1))
         wanted = np.array(packing.weights(parts))
         words, scales, *biases = (np.array(part) for part in parts)
-        taken, found, scratch = np.empty_like(x), np.empty((rows, 9), np.float32), np.empty((9, 256), np.float32)
+        taken, found, scratch = np.empty_like(x), np.empty((rows, 9), np.float32), np.empty((16, 256), np.float32)
         places = [each.ctypes.data for each in (words, scales, *biases, *[scales][len(biases) :])]
         packed = (256, rows, 9, 256, packing.bits, packing.group, codes[packing.mode], *places, 0)
         whole = ctypes.byref(_Product(taken.ctypes.data, *packed, found.ctypes.data, 0, None, None))
@@ -620,7 +669,7 @@ def check_products(table: _Kernels) -> None:
             line = ctypes.c_void_p(x[i].ctypes.data)
             kernel(table.take)(whole, line, 0, ctypes.c_void_p(taken[i].ctypes.data))
         kernel(table.product)(whole, ctypes.c_size_t(0), ctypes.c_size_t(9), ctypes.c_void_p(scratch.ctypes.data))
-        assert np.allclose(found, x.astype(np.float64) @ wanted.T, rtol=0, atol=1e-4), (table.width, packing, rows)
+        assert np.allclose(found, x.astype(np.float64) @ wanted.T, rtol=0, atol=2e-3), (table.width, packing, rows)
         kernel(table.unpack)(whole, ctypes.c_size_t(8), ctypes.c_void_p(scratch.ctypes.data))
         assert np.allclose(scratch[0], wanted[8], rtol=1e-6), (table.width, packing)
 

@@ -16,6 +16,7 @@ from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.weights.load import load
 from scripts.tools.models.checkpoints import Kind, config_of, make_weights, write_checkpoint, write_weights
+from tests.lib.kernels import mlx_own
 from tests.model.loading.conftest import run
 
 FACTOR = 0.5
@@ -46,6 +47,7 @@ def with_packed(
 
 
 @pytest.mark.parametrize(("part", "count"), [(".switch_mlp.", 4), (".q_proj.", 1)])
+@mlx_own()
 def test_a_global_scale_of_mlxs_kind_multiplies_each_experts_product(part: str, count: int, tmp_path: Path) -> None:
     """Like `mlx_lm.convert`, stores the largest weight, 2688 times the factor."""
     weights = make_weights(config_of("qwen3_next"), 0, "float32")

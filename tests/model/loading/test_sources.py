@@ -116,7 +116,7 @@ def a_dense_store(form: Form) -> None:
 
 
 def a_packed_store(form: Form) -> None:
-    """And our kernels compute from it what MLX's own do."""
+    """And our kernels compute from it what MLX's own do, but that some round to 16 bits what they multiply."""
     kind = TYPES[form.turn % len(TYPES)]
     opened = (form.store(None) if form.name in PACKED_ALREADY else check_packed(form, kind)).open()
     model, before = load(opened, "float32", PLENTY), calls() if in_front() else -1
@@ -125,7 +125,7 @@ def a_packed_store(form: Form) -> None:
     with mlx_own():
         wanted = run(model)
     assert found.dtype == wanted.dtype == mx.float32
-    assert mx.abs(found - wanted).max() < 1e-4 * mx.abs(wanted).max()
+    assert mx.abs(found - wanted).max() < 1e-3 * mx.abs(wanted).max()  # bfloat16 would be apart by 1e-2
 
     model, before = load(opened, "float32", PLENTY), calls()
     found = run(model)
@@ -133,7 +133,7 @@ def a_packed_store(form: Form) -> None:
     with mlx_own():
         wanted = run(model)
     assert found.dtype == wanted.dtype == mx.float32
-    assert mx.abs(found - wanted).max() < 1e-4 * mx.abs(wanted).max()
+    assert mx.abs(found - wanted).max() < 1e-3 * mx.abs(wanted).max()  # bfloat16 would be apart by 1e-2
 
 
 def a_store_of_16_bits(form: Form) -> None:
@@ -174,6 +174,7 @@ def assert_loads_as_mlx_lm_loads_it(converted: Path, root: Path) -> None:
     assert same(run_path(converted), wanted)
 
 
+@mlx_own()
 def an_export_of_nvidias(form: Form) -> None:
     """A model packed a power of two smaller, with that factor, is the one packed as it is, bit for bit; any factor
     multiplies what was packed, which is compared with the unpacked numbers in a dense model.

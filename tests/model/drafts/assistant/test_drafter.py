@@ -16,6 +16,7 @@ from runner.drafts.assistant import AssistantDrafter, Place, Shared, read
 from runner.drafts.target import Tap
 from scripts.tools.models.assistants import VOCABULARY_SIZE, WIDTH
 from scripts.tools.models.sources import Published
+from tests.lib.kernels import mlx_own
 from tests.model.drafts.answers import DRAWN, GREEDY, PROMPT, Said, answer, greedy, proposed
 from tests.model.drafts.assistant.conftest import Pairs
 from tests.model.drafts.assistant.made import Pair, pair_of, write
@@ -122,20 +123,22 @@ def test_packed_keys_and_values_are_read_as_they_are(pairs: Pairs) -> None:
     pair = pairs("gemma4-unified", "every token")
     make_layers, salt = find_format(pair.loaded.make_layers, pair.loaded.logits, VOCABULARY_SIZE, 8)
     assert salt == "kv8"
-    layers, prompt = make_layers(), [*PROMPT, *PROMPT]
-    pair.loaded.logits(mx.array([prompt]), layers)
-    shared = read(pair.assistant.places, pair.assistant.kinds, layers)
-    plain, packed = dict(shared), 0
-    for kind, place in pair.assistant.places.items():
-        cache = layers[place.layer]
-        if isinstance(cache, HadamardKVCache):
-            packed += 1
-            plain[kind] = Shared(*(unpacked(cache, parts) for parts in (cache.keys, cache.values)))
-    assert packed == 1  # windows stay as they are
-    tokens, hidden = mx.array([[7]]), mx.random.normal((1, 1, 64), key=mx.random.key(2))
-    found, wanted = (pair.assistant.step(tokens, hidden, each, mx.array([len(prompt) - 1])) for each in (shared, plain))
-    for one, other in zip(found, wanted, strict=True):
-        assert mx.abs(one - other).max() <= 1e-5 * mx.abs(other).max()
+    prompt = [*PROMPT, *PROMPT]
+    with mlx_own():
+        layers = make_layers()
+        pair.loaded.logits(mx.array([prompt]), layers)
+        shared = read(pair.assistant.places, pair.assistant.kinds, layers)
+        plain, packed = dict(shared), 0
+        for kind, place in pair.assistant.places.items():
+            cache = layers[place.layer]
+            if isinstance(cache, HadamardKVCache):
+                packed += 1
+                plain[kind] = Shared(*(unpacked(cache, parts) for parts in (cache.keys, cache.values)))
+        assert packed == 1  # windows stay as they are
+        tokens, hidden = mx.array([[7]]), mx.random.normal((1, 1, 64), key=mx.random.key(2))
+        both = (pair.assistant.step(tokens, hidden, each, mx.array([len(prompt) - 1])) for each in (shared, plain))
+        for one, other in zip(*both, strict=True):
+            assert mx.abs(one - other).max() <= 1e-5 * mx.abs(other).max()
     drafter = AssistantDrafter("an assistant", pair.assistant)
     said = answer(pair.loaded, NullCache(make_layers), PROMPT, COUNT, GREEDY, drafter, 3)
     assert said.tokens == answer(pair.loaded, NullCache(make_layers), PROMPT, COUNT, GREEDY).tokens

@@ -22,6 +22,7 @@ from scripts.tools.models.layouts import plan
 from scripts.tools.models.sources import Published
 from scripts.tools.models.store import Store, add_draft, source_tensors, write_store
 from scripts.tools.models.tensors import Quantization, rounded
+from tests.lib.kernels import mlx_own
 from tests.model.drafts.assistant.made import Arrays, Change, pair_of, write
 from tests.model.drafts.test_opening import LARGE, checked, settings
 
@@ -56,6 +57,7 @@ def assert_the_same(found: Assistant, wanted: Assistant, loaded: LoadedModel) ->
 @pytest.mark.parametrize(
     ("kind", "quantization"), [(PACKED, None), ("every token", "int4"), (PACKED, "nvfp4"), ("every token", "mxfp8")]
 )
+@mlx_own()
 def test_one_beside_its_target_computes_what_its_tensors_say(
     kind: str, quantization: Quantization | None, store: Store, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from runner.model.families import architecture_of, family_of, is_needed
 from runner.model.opened import OpenedModel
 from runner.model.sources.directory import open_directory
 from scripts.tools.models.tensors import PACKINGS, rounded
+from tests.lib.kernels import mlx_own
 from tests.model.loading.conftest import parameters
 from tests.model.media.towers.cases import NEMOTRON, QWEN, Case, vision, write
 from tests.model.media.towers.made import features, made
@@ -123,6 +124,7 @@ def packed(weights: Mapping[str, mx.array], kind: str) -> tuple[dict[str, mx.arr
 @pytest.mark.parametrize(
     ("case", "kind"), [(QWEN_ODD, "int4"), (QWEN_ODD, "mxfp8"), (NEMOTRON_ODD, "nvfp4"), (NEMOTRON_ODD, "int8")]
 )
+@mlx_own()
 def test_packed_matrices_compute_what_plain_ones_do(tmp_path: Path, case: Case, kind: str) -> None:
     words, plain, count = packed(case.weights, kind)
     assert count >= 10

@@ -172,6 +172,7 @@ def test_a_convolution_may_have_channels_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["conformer-packed", "unified-packed"])
+@mlx_own()
 def test_packed_matrices_compute_what_plain_ones_do(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     stored: Weights = {}

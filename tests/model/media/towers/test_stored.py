@@ -14,6 +14,7 @@ from scripts.tools.models.sources_form import read_config
 from scripts.tools.models.sources_towers import SEEING, SEEING_GEMMAS
 from scripts.tools.models.store import Store, source_tensors, write_store
 from scripts.tools.models.tensors import from_mlx, rounded, to_mlx
+from tests.lib.kernels import mlx_own
 from tests.model.loading.conftest import parameters
 from tests.model.media.towers import gemma_cases
 from tests.model.media.towers.cases import Case
@@ -55,6 +56,7 @@ def test_a_directory_and_a_store_hold_the_same_tower(published: Published, tmp_p
 @pytest.mark.parametrize(
     ("name", "layout", "kind"), [(_QWEN, "0.31.2", "int4"), (_NEMOTRON, "0.20.8", "nvfp4"), (_QWEN, "0.31.2", "mxfp8")]
 )
+@mlx_own()
 def test_old_stores_hold_packed_towers(
     published: Published,
     tmp_path: Path,
