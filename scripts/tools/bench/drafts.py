@@ -111,7 +111,8 @@ async def measure(endpoint: Endpoint, conversations: Conversations, prompts: Seq
             newcomers.append(await conversations.hear(endpoint, newcomer, 2))
     answers = [task.result() for task in tasks]
     if newcomers:
-        return {"": 1e3 * max(largest_gap(each.times, began, newcomers[0].ended) for each in answers)}
+        held_up = [each for each in answers if each.ended > began] or answers  # those that it could hold up
+        return {"": 1e3 * max(largest_gap(each.times, began, newcomers[0].ended) for each in held_up)}
     began, end = min(each.began for each in answers), min(each.ended for each in answers)
     there = [bisect_right(each.times, end) / len(each.times) for each in answers]  # of the texts, and about the tokens
     early_tokens = sum(each.later_tokens * share for each, share in zip(answers, there, strict=True))
