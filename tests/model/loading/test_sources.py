@@ -125,7 +125,7 @@ def a_packed_store(form: Form) -> None:
     with mlx_own():
         wanted = run(model)
     assert found.dtype == wanted.dtype == mx.float32
-    assert mx.abs(found - wanted).max() < 1e-3 * mx.abs(wanted).max()  # bfloat16 would be apart by 1e-2
+    assert mx.abs(found - wanted).max() < 1e-3 * mx.abs(wanted).max()  # 5e-4 was seen
 
     model, before = load(opened, "float32", PLENTY), calls()
     found = run(model)
@@ -133,7 +133,7 @@ def a_packed_store(form: Form) -> None:
     with mlx_own():
         wanted = run(model)
     assert found.dtype == wanted.dtype == mx.float32
-    assert mx.abs(found - wanted).max() < 1e-3 * mx.abs(wanted).max()  # bfloat16 would be apart by 1e-2
+    assert mx.abs(found - wanted).max() < 1e-3 * mx.abs(wanted).max()  # 5e-4 was seen
 
 
 def a_store_of_16_bits(form: Form) -> None:
