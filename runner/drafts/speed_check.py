@@ -2,9 +2,9 @@
 
 There are two ways to decode, with drafts and without. One is in use; now and then the other is checked: windows of the
 two alternate until the checked way is no better, or was better over several windows and takes over. A check that fails
-is followed by a rest of many times what it cost, and the next one by a longer rest. What is compared is seconds
-a token. Only those steps count for which a draft was at hand, and the step after each of them, which may have to wait
-where it would not without drafts.
+is followed by a rest of many times what it cost, and the next one by a longer rest: the longer, the worse that way was.
+What is compared is seconds a token. Only those steps count for which a draft was at hand, and the step after each of
+them, which may have to wait where it would not without drafts.
 """
 
 from typing import Literal, NamedTuple
@@ -72,7 +72,7 @@ class SpeedCheck:
         self._now = self._drafts
         self._better = 0  # windows of the check for which the checked way was better
         self._cost_s = 0.0  # of the check: what the checked way took longer
-        self._rest = _FIRST_REST
+        self._rest: float = _FIRST_REST
         self._rest_s = 0.0  # until the next check
         self._changed = True
         self._was_offered = False
@@ -132,7 +132,8 @@ class SpeedCheck:
         self._cost_s += checked.seconds - self._expected_s()
         checked.end(_WEIGHT if self._better else 1.0)
         if checked.token_s > used.token_s * _BETTER:
-            self._rest = min(2 * self._rest, _MOST_REST)
+            ratio = checked.token_s / used.token_s
+            self._rest = min(max(2.0, ratio * ratio) * self._rest, _MOST_REST)
             self._end_check(max(self._cost_s, used.token_s * self._window * _LEAST_COST))
         elif self._better + 1 < _WINDOWS:
             self._better += 1

@@ -84,6 +84,12 @@ def test_being_wrong_costs_little(world: World, noise: float, spikes: float, see
     assert play(lambda _: world, 20_000, seed, noise, spikes=spikes).ratio <= 1.025
 
 
+def test_what_is_far_slower_is_not_checked_again_soon() -> None:
+    """Each of these checks takes five steps, the first one of which is not counted."""
+    played = play(lambda _: WORLDS["4 times as fast"], 1_000)
+    assert played.steps - played.drafted == 5
+
+
 def test_what_becomes_faster_is_used_before_long() -> None:
     fast, slow = WORLDS["4 times as fast"], WORLDS["never right"]
     played = play(lambda tokens: (fast, slow)[tokens // 20_000 % 2], 80_000, spikes=0.01)
