@@ -8,11 +8,12 @@
  * The lanes of a vector are the outputs of a block. A lane of 32 bits holds a word of packed codes, a pair of codes, or a
  * sum. */
 
-/* What the instruction sets call: products of pairs of integers of 16 bits, added up, and to `sum`; the first `count` words
+/* What the instruction sets call: the nearest integers; products of pairs of integers of 16 bits, added up, and to `sum`; the first `count` words
  * from `p` on, then zeros; twice the numbers of pairs of 4-bit codes; of each quarter of two vectors, elements 0 and 2, or
  * 1 and 3; every other quarter of the first, then of the second one. */
 const int8_t FP4_TWICE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 #if WIDTH == 16
+INLINE I nearest(V x) { return (I)_mm512_cvtps_epi32((__m512)x); }
 INLINE I dot(I sum, I a, I b) { return (I)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b); }
 INLINE I load_words(const void *p, size_t count) { return (I)_mm512_maskz_loadu_epi32((__mmask16)((1 << count) - 1), p); }
 INLINE I twice_fp4(I codes) {
@@ -22,6 +23,7 @@ INLINE I twice_fp4(I codes) {
 template <int ODD> INLINE I alternate(I a, I b) { return (I)_mm512_shuffle_ps((__m512)a, (__m512)b, ODD ? 0xdd : 0x88); }
 template <int ODD> INLINE I alternate_quarters(I a, I b) { return (I)_mm512_shuffle_i32x4((__m512i)a, (__m512i)b, ODD ? 0xdd : 0x88); }
 #else
+INLINE I nearest(V x) { return (I)_mm256_cvtps_epi32((__m256)x); }
 INLINE I dot(I sum, I a, I b) { return sum + (I)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
 INLINE I load_words(const void *p, size_t count) {
   const I lane = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -75,7 +77,7 @@ struct Row {
 /* Rounds a row. The integers, scales and sums take less room than k float32 numbers. */
 template <int BITS, int GROUP, int MODE> void take_integers(const void *x, int type, size_t k, float *out) {
   constexpr int PAIRS = Integers<BITS, GROUP, MODE>::PAIRS;
-  const float largest_integer = 32767, magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds */
+  const float largest_integer = 32767;
   const size_t groups = k / GROUP;
   int16_t *numbers = (int16_t *)out;
   float *scales = (float *)(numbers + k), *sums = scales + groups;
@@ -87,20 +89,21 @@ template <int BITS, int GROUP, int MODE> void take_integers(const void *x, int t
       const I each = (I)load_as(x, type, g * GROUP + i) & 0x7fffffff;
       bits = each > bits ? each : bits;
     }
-    int32_t most = 0, total = 0;
+    int32_t most = 0;
+    uint32_t total = 0; /* wraps, where numbers are infinite */
     UNROLLED for (int i = 0; i < WIDTH; i++) most = bits[i] > most ? bits[i] : most;
     float top;
     memcpy(&top, &most, 4);
     const float factor = top < 1e-33f ? 0 : largest_integer / top; /* infinite for smaller ones */
     UNROLLED for (int i = 0; i < GROUP; i += WIDTH, numbers += WIDTH) {
-      const I rounded = (I)(load_as(x, type, g * GROUP + i) * factor + magic) - (I)all(magic);
+      const I rounded = nearest(load_as(x, type, g * GROUP + i) * factor);
       const I pairs = (__builtin_shuffle(rounded, first) & 0xffff) | __builtin_shuffle(rounded, first + PAIRS) << 16;
       memcpy(numbers, &pairs, 2 * WIDTH);
       sum += rounded;
     }
-    UNROLLED for (int i = 0; i < WIDTH; i++) total += sum[i];
+    UNROLLED for (int i = 0; i < WIDTH; i++) total += (uint32_t)sum[i];
     scales[g] = top / largest_integer;
-    sums[g] = scales[g] * (float)total;
+    sums[g] = scales[g] * (float)(int32_t)total;
   }
 }
 

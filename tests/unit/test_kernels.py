@@ -61,8 +61,8 @@ class Packing(NamedTuple):
             return x
         groups = np.array(x.astype(mx.float32)).reshape(*x.shape[:-1], -1, self.group)
         largest = np.abs(groups).max(-1, keepdims=True)
-        factors = (np.float32(32767) / largest).astype(np.float64)
-        return mx.array((np.rint(groups * factors) * (largest / np.float32(32767))).reshape(x.shape))
+        factors = np.float32(32767) / largest
+        return mx.array((np.rint(groups * factors).astype(np.float64) * (largest / np.float32(32767))).reshape(x.shape))
 
 
 AFFINE = [Packing("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)]
