@@ -105,7 +105,8 @@ async def test_a_packed_clef_scores_as_one_of_the_same_values(models: Path, proc
     found = await decided(processes["packed-clef"], CLEF)
     own = decisions.own("clef")
     own.load_weights(decisions.unpacked(load(open_model("clef", models / "packed")).module), strict=False)
-    check_close(found["logits"], decisions.clef_scores(own, SEGMENTS, FIELDS))
+    # `own` does not round what it multiplies to 16 bits, as kernels for packed weights do.
+    check_close(found["logits"], decisions.clef_scores(own, SEGMENTS, FIELDS), 1e-3)
 
 
 async def test_many_at_once_are_as_each_alone_in_fewer_forwards(processes: dict[str, Process]) -> None:
