@@ -1,16 +1,16 @@
 /* Products with weights of 4 or 8 bits, in integers: included by `simd.h`, for AVX2 and AVX-512.
  *
- * A row of x is rounded to integers of 16 bits, with a scale for each group of its numbers: to 1/65,534 of the largest one
- * in the group, which is finer than bfloat16 rounds that one, by 2^7. Products within a group are added up exactly, in any
+ * A row of x is rounded to integers of 16 bits, with a scale for each group of its numbers: by 1/65,534 of the group's
+ * largest one at most, 2^7 times as fine as bfloat16 rounds that one. Products within a group are added up exactly, in any
  * order; only then scales come in, one group after the other. So an instruction multiplies twice as many numbers as in
  * float32, weights are unpacked by a shift and a mask, and results are equal to the bit for vectors of any width.
  *
  * The lanes of a vector are the outputs of a block. A lane of 32 bits holds a word of packed codes, a pair of codes, or a
  * sum. */
 
-/* What the instruction sets call: the nearest integers; products of pairs of integers of 16 bits, added up, and to `sum`; the first `count` words
- * from `p` on, then zeros; twice the numbers of pairs of 4-bit codes; of each quarter of two vectors, elements 0 and 2, or
- * 1 and 3; every other quarter of the first, then of the second one. */
+/* By instruction set: the nearest integers; `sum` and the products of two pairs of integers of 16 bits; the first `count`
+ * words from `p` on, then zeros; twice the numbers that pairs of 4-bit codes stand for; elements 0 and 2, or 1 and 3, of
+ * each quarter of two vectors; every other quarter of the first, then of the second one. */
 const int8_t FP4_TWICE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 #if WIDTH == 16
 INLINE I nearest(V x) { return (I)_mm512_cvtps_epi32((__m512)x); }
@@ -166,8 +166,8 @@ INLINE void put_block(const Product &a, V sums, size_t row, size_t n, size_t to)
   for (size_t i = 0; i < count; i++) put(a.out, a.out_type, at + i, sums[i] + (a.added ? a.added[at + i] : 0));
 }
 
-/* R rows from `row` on and a block, unpacked in registers. */
-template <int BITS, int GROUP, int MODE, int R> __attribute__((noinline)) void few_in_integers(const Product &a, size_t row, size_t n, size_t to) {
+/* All R rows and a block, unpacked in registers. */
+template <int BITS, int GROUP, int MODE, int R> __attribute__((noinline)) void few_in_integers(const Product &a, size_t n, size_t to) {
   typedef Integers<BITS, GROUP, MODE> F;
   constexpr int CHAINS = R == 1 ? 4 : R == 2 ? 2 : 1; /* of sums: each waits for the one before */
   const Block b(a, n);
@@ -177,7 +177,7 @@ template <int BITS, int GROUP, int MODE, int R> __attribute__((noinline)) void f
   V sums[R];
   I in_group[R][CHAINS];
   UNROLLED for (int r = 0; r < R; r++) {
-    rows[r] = Row::of(a, row + r);
+    rows[r] = Row::of(a, r);
     sums[r] = V{};
     UNROLLED for (int c = 0; c < CHAINS; c++) in_group[r][c] = I{};
   }
@@ -204,7 +204,7 @@ template <int BITS, int GROUP, int MODE, int R> __attribute__((noinline)) void f
       if (++g == groups) break;
     }
   }
-  UNROLLED for (int r = 0; r < R; r++) put_block(a, sums[r], row + r, n, to);
+  UNROLLED for (int r = 0; r < R; r++) put_block(a, sums[r], r, n, to);
 }
 
 /* A block, unpacked: pairs, then scales, then biases, of all outputs together. */
@@ -224,6 +224,7 @@ template <int BITS, int GROUP, int MODE> __attribute__((noinline)) void unpack_b
     }
   }
 }
+
 /* float32 numbers that a block takes, unpacked. */
 INLINE size_t block_room(const Product &a) { return WIDTH * (a.k / 2 + 2 * (a.k / a.group)); }
 
@@ -259,7 +260,7 @@ template <int BITS, int GROUP, int MODE> void product_in_integers(const Product 
   constexpr int FEW_ROWS = REGISTERS == 32 ? 8 : 4, MANY_ROWS = REGISTERS == 32 ? 6 : 4;
   if (a.m <= FEW_ROWS) {
     for (size_t n = from; n < to; n += WIDTH)
-      with_count<FEW_ROWS>(a.m, [&](auto rows) { few_in_integers<BITS, GROUP, MODE, rows.COUNT>(a, 0, n, to); });
+      with_count<FEW_ROWS>(a.m, [&](auto rows) { few_in_integers<BITS, GROUP, MODE, rows.COUNT>(a, n, to); });
     return;
   }
   for (size_t n = from; n < to; n += WIDTH) unpack_block<BITS, GROUP, MODE>(a, n, scratch + (n - from) / WIDTH * block_room(a));

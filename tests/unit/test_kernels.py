@@ -476,7 +476,7 @@ def test_a_join_of_unlike_arrays_is_refused_as_by_mlx() -> None:
 
 
 def test_gradients_are_those_of_mlx() -> None:
-    packing, x, weight = PACKINGS[7], made(5, 128), made(128, seed=1)
+    packing, x, weight = Packing("affine", 6, 64), made(5, 128), made(128, seed=1)  # not rounded
     parts = packing.of(made(30, 128, seed=2))
 
     def loss(x: mx.array, weight: mx.array) -> mx.array:
@@ -487,7 +487,7 @@ def test_gradients_are_those_of_mlx() -> None:
 
     gradient = mx.grad(loss, argnums=(0, 1))
     for found, wanted in zip(gradient(x, weight), by_mlx(lambda: gradient(x, weight)), strict=True):
-        assert_close(found, wide(wanted), 1e-4)
+        assert_close(found, wide(wanted), 1e-5)
 
 
 X, PARTS = made(4, 128), PACKINGS[7].of(made(128, 128))
@@ -661,7 +661,7 @@ def check_products(table: _Kernels) -> None:
         parts, x = packing.of(made(9, 256)), np.array(made(rows, 256, seed=1))
         wanted = np.array(packing.weights(parts))
         words, scales, *biases = (np.array(part) for part in parts)
-        taken, found, scratch = np.empty_like(x), np.empty((rows, 9), np.float32), np.empty((16, 256), np.float32)
+        taken, found, scratch = np.empty_like(x), np.empty((rows, 9), np.float32), np.empty((9, 256), np.float32)
         places = [each.ctypes.data for each in (words, scales, *biases, *[scales][len(biases) :])]
         packed = (256, rows, 9, 256, packing.bits, packing.group, codes[packing.mode], *places, 0)
         whole = ctypes.byref(_Product(taken.ctypes.data, *packed, found.ctypes.data, 0, None, None))
@@ -669,7 +669,7 @@ def check_products(table: _Kernels) -> None:
             line = ctypes.c_void_p(x[i].ctypes.data)
             kernel(table.take)(whole, line, 0, ctypes.c_void_p(taken[i].ctypes.data))
         kernel(table.product)(whole, ctypes.c_size_t(0), ctypes.c_size_t(9), ctypes.c_void_p(scratch.ctypes.data))
-        assert np.allclose(found, x.astype(np.float64) @ wanted.T, rtol=0, atol=2e-3), (table.width, packing, rows)
+        assert np.allclose(found, x.astype(np.float64) @ wanted.T, rtol=0, atol=1e-4), (table.width, packing, rows)
         kernel(table.unpack)(whole, ctypes.c_size_t(8), ctypes.c_void_p(scratch.ctypes.data))
         assert np.allclose(scratch[0], wanted[8], rtol=1e-6), (table.width, packing)
 
