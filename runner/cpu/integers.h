@@ -239,11 +239,14 @@ __attribute__((noinline)) void many_in_integers(const Product &a, const float *w
   for (size_t g = 0; g < groups; g++) {
     I in_group[B][R];
     UNROLLED for (int b = 0; b < B; b++) UNROLLED for (int r = 0; r < R; r++) in_group[b][r] = I{};
-    for (size_t i = g * GROUP; i < (g + 1) * GROUP; i += 2) {
+    const float *words = w + g * (GROUP / 2 * WIDTH);
+    const int16_t *numbers[R];
+    UNROLLED for (int r = 0; r < R; r++) numbers[r] = rows[r].x + g * GROUP;
+    _Pragma("GCC unroll 4") for (int i = 0; i < GROUP / 2; i++) {
       I pairs[B];
-      UNROLLED for (int b = 0; b < B; b++) pairs[b] = (I)load(w + b * room + i / 2 * WIDTH);
+      UNROLLED for (int b = 0; b < B; b++) pairs[b] = (I)load(words + b * room + i * WIDTH);
       UNROLLED for (int r = 0; r < R; r++) {
-        const I x = pair_at(rows[r].x + i);
+        const I x = pair_at(numbers[r] + 2 * i);
         UNROLLED for (int b = 0; b < B; b++) in_group[b][r] = dot(in_group[b][r], pairs[b], x);
       }
     }
