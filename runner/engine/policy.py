@@ -44,6 +44,8 @@ class Decode(NamedTuple):
 
     index: int  # type: ignore[assignment]  # as above
     """The batch's index in `Workload.decoding`."""
+    computed: bool = True
+    """False if the step had no forward: it has read a token before a round of drafts."""
 
 
 class Encode(NamedTuple):
@@ -93,7 +95,7 @@ class _Pace:
     end_s: float
     """The end of that slice, or when the batch began, on the policy's own clock."""
     step_s: float
-    """The average duration of its steps; 0 before the first."""
+    """The average duration of its steps with a forward; 0 before the first."""
 
 
 class SlicePolicy:
@@ -147,14 +149,17 @@ class SlicePolicy:
         worth = not is_first and tokens >= LEAST_SLICE_TOKENS and room_s >= self.max_gap_s * _WORTH
         return prefill if fresh or worth or tokens >= work.prefilling[prefill.index] else step
 
-    def round_limit(self, work: Workload) -> RoundLimit:
-        """Returns the limit of a round of drafts if a batch steps now. Batches that take turns share the gap, as they
-        share it with prompts. Where even plain steps take longer, a round may have as many drafts as the least slice
-        of a prompt has tokens, unless prompts wait: with those slices, too, the gap would be longer than without
-        drafts."""
+    def round_limit(self, work: Workload, index: int) -> RoundLimit:
+        """Returns the limit of a round of drafts if the batch at this index steps now. Batches that take turns share
+        the gap, as they share it with prompts, and a slice that came between has taken its part. Where even plain
+        steps take longer, a round may have as many drafts as the least slice of a prompt has tokens, unless prompts
+        wait: with those slices, too, the gap would be longer than without drafts."""
         prompts = bool(work.startable or work.prefilling or work.encoding)
         batches = max(1, len(work.decoding))
-        return RoundLimit(self.max_gap_s / (batches + prompts), 0 if prompts else LEAST_SLICE_TOKENS // batches)
+        seconds = self.max_gap_s / (batches + prompts)
+        if prompts:
+            seconds = min(seconds, self.max_gap_s - (self._now_s - self._pace(work.decoding[index]).end_s))
+        return RoundLimit(seconds, 0 if prompts else LEAST_SLICE_TOKENS // batches)
 
     def took(self, slice: Slice, work: Workload, seconds: float) -> None:  # noqa: A002 - it is the field's word
         """Learns how long a slice took that `next` returned for this work.
@@ -170,7 +175,7 @@ class SlicePolicy:
         if len(self._paces) > len(work.decoding):
             self._paces = {batch: self._paces[batch] for batch in work.decoding if batch in self._paces}
         if isinstance(slice, Decode):
-            self._stepped(work.decoding[slice.index], seconds)
+            self._stepped(work.decoding[slice.index], seconds if slice.computed else None)
             self._known_s = 0.0
             return
         if isinstance(slice, Prefill) and not slice.tokens:
@@ -189,9 +194,12 @@ class SlicePolicy:
             if _shortest(work.prefilling) > 0:
                 self._balance_s += -seconds if slice.index else seconds
 
-    def _stepped(self, batch: int, seconds: float) -> None:
-        known = self._paces[batch]
-        step_s = known.step_s + (seconds - known.step_s) * _WEIGHT if known.slice else seconds
+    def _stepped(self, batch: int, seconds: float | None) -> None:
+        """Updates the pace of a batch. Rounds of drafts take longer than steps between them, so a longer one counts at
+        once."""
+        step_s = self._paces[batch].step_s
+        if seconds is not None:
+            step_s = max(seconds, step_s + (seconds - step_s) * _WEIGHT)
         self._paces[batch] = _Pace(self._slices, self._now_s, step_s)
 
     def _measure(self, tokens: int, seconds: float) -> None:

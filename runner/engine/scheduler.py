@@ -113,8 +113,8 @@ class Scheduler:
             case Encode():
                 self._resume(self._media.encode_piece(self.cache))
             case Decode(index):
-                stepped = self._decode(ready[index], self._policy.round_limit(work))
-                done = Decode(work.decoding.index(stepped))
+                batch = self._decode(ready[index], self._policy.round_limit(work, index))
+                done = Decode(work.decoding.index(batch.id), batch.forward_rows != 0)
         if done is not None:
             self._policy.took(done, work, perf_counter() - started)
             self.journal.counters.sliced(done, perf_counter() - started)
@@ -192,9 +192,9 @@ class Scheduler:
 
     # --- decode
 
-    def _decode(self, batch: Batch, limit: RoundLimit) -> int:
+    def _decode(self, batch: Batch, limit: RoundLimit) -> Batch:
         """Computes a step of this batch, or of the one that it joins, or a round of drafts within the limit. Returns
-        the id of the batch that stepped."""
+        the batch that stepped."""
         may_draft = True
         if len(self.batches.all) > 1:
             batch = self._join(batch)
@@ -219,7 +219,7 @@ class Scheduler:
             self.batches.add_split_off(batch)
             self._reserve()
         self.queue.changed |= batch.steps <= 1  # the very first forward shows what a request takes
-        return batch.id
+        return batch
 
     def _join(self, batch: Batch) -> Batch:
         before = len(self.batches.all)

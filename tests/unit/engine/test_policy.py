@@ -299,7 +299,29 @@ def test_the_last_part_of_a_prompt_is_given_whole() -> None:
     ],
 )
 def test_rounds_of_drafts_share_the_gap_with_all_that_waits(work: Workload, limit: RoundLimit) -> None:
-    assert SlicePolicy(CHUNK, GAP_S).round_limit(work) == limit
+    assert SlicePolicy(CHUNK, GAP_S).round_limit(work, 0) == limit
+
+
+def test_a_round_takes_what_a_slice_before_it_has_left_of_the_gap() -> None:
+    policy, work = learned(Costs()), Workload(prefilling=[500], decoding=[1])
+    step(policy, 1, work=work)
+    assert policy.round_limit(work, 0).seconds == pytest.approx(GAP_S / 2)
+    policy.took(Prefill(0, 84), work, 0.8 * GAP_S)
+    assert policy.round_limit(work, 0).seconds == pytest.approx(0.2 * GAP_S)
+    assert policy.round_limit(Workload(decoding=[1]), 0).seconds == GAP_S, "nobody waits for more"
+    step(policy, 1, work=work)
+    assert policy.round_limit(work, 0).seconds == pytest.approx(GAP_S / 2)
+
+
+def test_slices_leave_room_for_the_longest_of_the_last_rounds() -> None:
+    policy, work = learned(Costs()), Workload(prefilling=[500], decoding=[1])
+    for seconds in (0.01, 0.04):
+        policy.took(Decode(0), work, seconds)
+    assert policy.next(work) == Prefill(0, 56), "not 75, as the mean of both would have it"
+    policy.took(Decode(0, computed=False), work, 0.001)
+    assert policy.next(work) == Prefill(0, 56), "a step that only reads a token is no measure"
+    policy.took(Decode(0), work, 0.02)
+    assert policy.next(work) == Prefill(0, 64)
 
 
 # First steps
