@@ -27,6 +27,7 @@ from scripts.tools.bench.servers import (
     Endpoint,
     answer,
     default_sizes,
+    random_model,
     serve,
     servers,
 )
@@ -89,7 +90,7 @@ def _measure(name: str, arguments: argparse.Namespace, say: Callable[[str], None
         loops = {BARE: BareLoop(size, seed, stack)}
         if device() == "cpu" and hasattr(os, "sched_setaffinity"):
             loops[BARE_ONE_CORE] = BareLoop(size, seed, stack, cores=1)
-        served = serve(size, seed, servers(arguments, say), stack, loop)
+        served = serve(random_model(size, seed, stack), servers(arguments, say), stack, loop)
 
         def served_speed(endpoint: Endpoint) -> float:
             return loop.run(answer(endpoint, prompts.text(SHORT_TOKENS), tokens)).tokens_per_s

@@ -1,7 +1,8 @@
 """`scripts/bench drafts`: what drafts bring to one answer, and to several that are computed together.
 
-The model is SmolLM2-135M-Instruct in 4 bits, which `scripts/real-model` makes (93 MB are fetched once). `ours` runs at
-its default settings, `no drafts` with --draft off; they take turns, after one round that does not count.
+The model is SmolLM2-135M-Instruct in 4 bits, which `scripts/real-model` makes (93 MB are fetched once), or a random one
+whose greedy answers repeat themselves (--size). `ours` runs at its default settings, `no drafts` with --draft off; they
+take turns, after one round that does not count.
 
 repeat   each user's prompt has a passage three times, and the answer goes on with it
 fresh    each user's answer is a story of its own
@@ -24,10 +25,11 @@ from time import perf_counter
 
 from tokenizers import Tokenizer
 
+from scripts.tools.bench.llamas import Prompts
 from scripts.tools.bench.parallel import largest_gap
 from scripts.tools.bench.real import Conversations, Figures, Heard
 from scripts.tools.bench.report import Report, Rounds, Table, Target, median_ratio
-from scripts.tools.bench.servers import OURS, Endpoint, open_endpoint, this_runner
+from scripts.tools.bench.servers import OURS, SIZES, Endpoint, random_model, serve, this_runner
 from scripts.tools.real.chat import render
 from scripts.tools.real.main import FetchError, make_model
 
@@ -74,22 +76,21 @@ _FILE = """class Account:
 class Users:
     """Prompts of each case, new ones in each round; the rounds of all contenders have the same."""
 
-    def __init__(self, seed: int, conversations: Conversations) -> None:
+    def __init__(self, seed: int, text: Callable[[int], str], story: Callable[[], str]) -> None:
+        """`text` makes a passage of so many tokens, `story` a prompt."""
         self._random = Random(seed)
-        self._conversations = conversations
+        self._text = text
+        self._fresh = story
 
     def prompts(self, case: str) -> list[str]:
         kind, users = case.split()
         return [getattr(self, f"_{kind}")() for _ in range(int(users))]
 
     def _repeat(self) -> str:
-        passage = self._conversations.text(_PASSAGE_TOKENS)
+        passage = self._text(_PASSAGE_TOKENS)
         return f"{passage}\n" * 3 + passage[:20]
 
     _gap = _repeat
-
-    def _fresh(self) -> str:
-        return self._conversations.story()
 
     def _agents(self) -> str:
         name = self._random.choice(("client", "holder", "person", "member"))
@@ -124,31 +125,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--case", action="append", choices=BOUNDS, metavar="CASE", help=f"one of {', '.join(BOUNDS)}; default: all"
     )
+    parser.add_argument(
+        "--size", choices=SIZES, help="a random Llama in place of the trained model: repeat and gap are left"
+    )
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """The whole benchmark. ValueError if the model cannot be had."""
     cases: Sequence[str] = arguments.case or [*BOUNDS]
-    try:
-        model = make_model()
-    except FetchError as error:
-        raise ValueError(str(error)) from error
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    conversations = Conversations(arguments.seed, lambda text: len(tokenizer.encode(text).ids))
-    users = Users(arguments.seed, conversations)
-    ours, plain = this_runner(OURS, _PARALLEL, "auto"), this_runner(PLAIN, _PARALLEL)
+    if arguments.size:
+        cases = [case for case in cases if case.startswith(("repeat", _GAP))]
+    contenders = [this_runner(OURS, _PARALLEL, "auto"), this_runner(PLAIN, _PARALLEL)]
     found: dict[str, list[Figures]] = {OURS: [], PLAIN: []}
     with asyncio.Runner() as loop, ExitStack() as stack:
-        endpoints = {
-            server.name: open_endpoint(server, server.start(model, stack), model, stack, loop)
-            for server in (ours, plain)
-        }
+        try:
+            model = random_model(SIZES[arguments.size], arguments.seed, stack) if arguments.size else make_model()
+        except FetchError as error:
+            raise ValueError(str(error)) from error
+        endpoints = serve(model, contenders, stack, loop)
+        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        conversations = Conversations(arguments.seed, lambda text: len(tokenizer.encode(text).ids))
+        text = Prompts(arguments.seed).text if arguments.size else conversations.text
+        users = Users(arguments.seed, text, conversations.story)
 
         for number in range(-1, arguments.turns):
             figures: dict[str, dict[str, float]] = {name: {} for name in found}
             for case in cases:  # both right after each other: a machine may be twice as fast a minute later
                 prompts = users.prompts(case)
-                newcomer = conversations.text(_NEWCOMER_TOKENS) if case.startswith(_GAP) else ""
+                newcomer = text(_NEWCOMER_TOKENS) if case.startswith(_GAP) else ""
                 for name in [*found][:: 1 if number % 2 else -1]:
                     measured = loop.run(measure(endpoints[name], conversations, prompts, newcomer))
                     figures[name] |= {case + what: figure for what, figure in measured.items()}

@@ -39,6 +39,7 @@ from scripts.tools.bench.servers import (
     MismeasuredError,
     answer,
     first_line_s,
+    random_model,
     serve,
     servers,
     this_runner,
@@ -218,7 +219,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     size, prompts = SIZES[arguments.size], Prompts(arguments.seed)
     with asyncio.Runner() as loop, ExitStack() as stack:
         contenders = [*servers(arguments, say, _PARALLEL), this_runner(IN_TURN, 1)]
-        started = serve(size, arguments.seed, contenders, stack, loop)
+        started = serve(random_model(size, arguments.seed, stack), contenders, stack, loop)
         bare = BareLoop(size, arguments.seed, stack)
 
         def served(name: str, endpoint: Endpoint) -> Mapping[str, float]:

@@ -220,17 +220,18 @@ def servers(
     return [*ours, Server(MLX_LM, command, ready, speaks_openai=True)]
 
 
-def serve(
-    size: Size, seed: int, servers: Sequence[Server], stack: ExitStack, loop: asyncio.Runner
-) -> dict[str, Endpoint]:
-    """Starts the servers with the same random Llama, until the stack ends. Returns an endpoint of each, by its name.
-    ValueError if one does not start."""
+def random_model(size: Size, seed: int, stack: ExitStack) -> Path:
+    """Returns the directory of a random Llama, which is there until the stack ends."""
     directory = Path(stack.enter_context(TemporaryDirectory(prefix="bench-")))
     write_model(directory, make_model(size, seed), size)
+    return directory
+
+
+def serve(model: Path, servers: Sequence[Server], stack: ExitStack, loop: asyncio.Runner) -> dict[str, Endpoint]:
+    """Starts the servers with the same model, until the stack ends. Returns an endpoint of each, by its name.
+    ValueError if one does not start."""
     return {
-        server.name: open_endpoint(
-            server, server.start(server.prepare(directory, stack), stack), directory, stack, loop
-        )
+        server.name: open_endpoint(server, server.start(server.prepare(model, stack), stack), model, stack, loop)
         for server in servers
     }
 

@@ -23,7 +23,18 @@ from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS
 from scripts.tools.bench.bare_loop import BareLoop
 from scripts.tools.bench.llamas import Prompts
 from scripts.tools.bench.report import Report, Rounds, Table, Target, interleave
-from scripts.tools.bench.servers import BARE, FEW_TOKENS, OURS, PEERS, SIZES, Endpoint, answer, serve, servers
+from scripts.tools.bench.servers import (
+    BARE,
+    FEW_TOKENS,
+    OURS,
+    PEERS,
+    SIZES,
+    Endpoint,
+    answer,
+    random_model,
+    serve,
+    servers,
+)
 
 COLD_TOKENS, PREFIX_TOKENS, OWN_TOKENS = 2000, 1500, 200
 ANSWER_TOKENS, APPENDED_TOKENS = 16, 32
@@ -70,7 +81,7 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     size, prompts = SIZES[arguments.size], Prompts(arguments.seed)
     with asyncio.Runner() as loop, ExitStack() as stack:
         bare = BareLoop(size, arguments.seed, stack)
-        servers_up = serve(size, arguments.seed, servers(arguments, say), stack, loop)
+        servers_up = serve(random_model(size, arguments.seed, stack), servers(arguments, say), stack, loop)
 
         def served(endpoint: Endpoint) -> Times:
             return loop.run(served_times(endpoint, prompts))
