@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 log = Log(__name__)
 _INDEX_TOKENS = 512
 """Tokens of an earlier answer that are indexed beside a step: half a millisecond."""
-_FIRST_VAIN, _MOST_VAIN = 5, 3
-"""After 2 ** 5 steps of an answer without a draft that was worth its rows one is looked for in every second step only,
-after twice as many in every fourth, then in every eighth: it takes some 50 microseconds of each answer."""
+_VAIN, _MOST_RARE = 16, 3
+"""After 2 * 16 looks without a draft that was worth its rows an answer looks in every second step only, after 16 more
+in every fourth, then in every eighth: where a model has just been computed, a look takes some 0.3 ms."""
 _WINDOW, _LEAST_WINDOW = 16, 6
 """The tokens that plain steps bring in a window of the check of speed, and the fewest steps of one."""
 _EARLIER_TOKENS = 1 << 18
@@ -132,6 +132,14 @@ class Drafting:
                 self._speeds[key].turn_off(self._model_fault)
         return self._speeds[key]
 
+    def rests(self, drafters: Sequence[Drafter]) -> bool:
+        """Returns True if none of these answers looks for a draft in this step. Then it is over for drafts: there is
+        nothing to record."""
+        if self.model is not None or not all(isinstance(each, AnswerDrafter) and each.rests for each in drafters):
+            return False
+        self.steps += 1
+        return True
+
     def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit = UNLIMITED) -> bool:
         """Returns True if a round should follow the tokens that are on their way, which are not recorded yet."""
         return self._choose(answers, together, limit, ahead=1) or self._model_length(answers, together, limit) > 0
@@ -159,8 +167,6 @@ class Drafting:
         """Chooses what to draft of known text for each answer, `ahead` tokens of which are on their way. Returns True
         if that is anything."""
         if self.undraftable or (longest := self.policy.longest(together)) < 1:
-            return False
-        if all(_own(each).rests for each in answers):
             return False
         self.ring.index(_INDEX_TOKENS)
         found = [_own(each).find(each.session, min(each.most + ahead, longest)) for each in answers]
@@ -300,7 +306,7 @@ class AnswerDrafter:
         """The tokens that the lookup has."""
         self.slack_s = FIRST_SLACK_S
         """The time by which rounds for others may still delay it."""
-        self._vain = 0  # steps in a row without a draft that was worth its rows
+        self._vain = 0  # looks in a row that found no draft worth its rows
         self._expected: Draft | None = None  # what the next round tries, the token on its way being the first
         # Of the present step.
         self.chosen: Draft | None = None
@@ -320,14 +326,15 @@ class AnswerDrafter:
     @property
     def rests(self) -> bool:
         """True if it does not look for known text in this step."""
-        rare = max(0, self._vain.bit_length() - _FIRST_VAIN)
-        return self._shared.steps % (1 << min(_MOST_VAIN, rare)) > 0
+        rare = min(max(0, self._vain // _VAIN - 1), _MOST_RARE)
+        return self._shared.steps % (1 << rare) > 0
 
     def find(self, session: Session, most: int) -> Draft | None:
         """Returns a draft of known text of at most `most` tokens; None if there is none, or it is not looked for. A
         path of the cache comes first: it has all of the text."""
         if self.rests:
             return None
+        self._vain += 1
         recorded = session.recorded
         self._lookup.extend(recorded[self.known :])
         self.known = len(recorded)
@@ -382,7 +389,6 @@ class AnswerDrafter:
     def end_step(self, slack_s: float) -> None:
         """Ends the step, which leaves the answer this slack."""
         self.slack_s = slack_s
-        self._vain += 1
         self._draft, self.right = None, 0
         self.offered = self.waits = False
 

@@ -182,10 +182,17 @@ class RoundCosts:
 
     def curve(self, context_tokens: int) -> Sequence[float]:
         """Returns the costs of 1 row, 2 rows, and so on: seconds, or plain steps as long as nothing is known."""
-        if not self._contexts:
-            return self._first
+        return self._nearest(context_tokens).curve() if self._contexts else self._first
+
+    def plain_s(self, context_tokens: int) -> float:
+        """Returns the seconds of a plain step, once costs are known: what `curve` has first, at less cost."""
+        return self._nearest(context_tokens).plain_s()
+
+    def _nearest(self, context_tokens: int) -> "_Context":
         key = context_tokens.bit_length()
-        return self._contexts[min(self._contexts, key=lambda other: abs(other - key))].curve()
+        if key in self._contexts:
+            return self._contexts[key]
+        return self._contexts[min(self._contexts, key=lambda other: abs(other - key))]
 
 
 class _Context:
@@ -201,13 +208,18 @@ class _Context:
     def record(self, rows: float, seconds: float) -> None:
         """Records how long a round took. A mean number of rows is a measure of the next whole one, as far as it is from
         the one below."""
-        curve, above = self.curve(), ceil(rows)
-        if not self._known:
-            seconds *= curve[above - 1] / cost_of(curve, rows)
+        above = ceil(rows)
+        if rows == 1 and 1 in self._known:  # the usual case, and the cheapest
+            expected = average = self._known[1]
         else:
-            share, average = 1 + rows - above, curve[above - 1]
+            curve = self.curve()
+            expected, average = cost_of(curve, rows), curve[above - 1]
+        if not self._known:
+            seconds *= average / expected
+        else:
+            share = 1 + rows - above
             self._counts[above] = count = self._counts.get(above, 0) + share
-            change = share * max(-_MOST_CHANGE, min(_MOST_CHANGE, (seconds - cost_of(curve, rows)) / average))
+            change = share * max(-_MOST_CHANGE, min(_MOST_CHANGE, (seconds - expected) / average))
             seconds = average * (1 + change * max(_LEAST_WEIGHT, 1 / (count + 1)))
             if count > _SURE:
                 common = 1 + change * _COMMON_WEIGHT
@@ -218,8 +230,11 @@ class _Context:
 
     def forget(self, shape: Sequence[float]) -> None:
         """Forgets all but plain steps."""
-        self._known, self._counts = {1: self.curve()[0]}, {1: self._counts.get(1, 0)}
+        self._known, self._counts = {1: self.plain_s()}, {1: self._counts.get(1, 0)}
         self._shape, self._curve = shape, ()
+
+    def plain_s(self) -> float:
+        return self._known[1] if 1 in self._known else self.curve()[0]
 
     def curve(self) -> Sequence[float]:
         if not self._known:
@@ -470,10 +485,10 @@ class DraftPolicy:
         known = self._costs_of(together)
         if not known.known or rows > self._longest_of_all(together) + 1:
             return slacks
-        costs = known.curve(context_tokens)
-        least_s = cost_of(costs, rows) * _LEAST_PACE
+        plain_s = known.plain_s(context_tokens)
+        least_s = _LEAST_PACE * (plain_s if rows == 1 else cost_of(known.curve(context_tokens), rows))
         return [
-            min(_MOST_SLACK_S, slack + brought * costs[0] - least_s)
+            min(_MOST_SLACK_S, slack + brought * plain_s - least_s)
             for slack, brought in zip(slacks, tokens, strict=True)
         ]
 

@@ -119,6 +119,7 @@ class Batch:
         self.forward_rows = 0
         """The rows of an answer in its forward, with padding; 0 if there was none, -1 if there were several."""
         self._asked_rows = 0.0  # those that are no padding if that is skipped, on average
+        self._rested = False  # no draft was looked for
         self._lost: Results = []  # late generations that could not be split off
         self.split_off: list[Batch] = []
         """Batches of one, split off because their masks took too long for the others; the reader empties the list."""
@@ -143,6 +144,7 @@ class Batch:
             TRACE.name("decode", rows=len(self.generations))
         started_s = monotonic()
         self.forward_rows = 0
+        self._rested = False
         choices: Sequence[Choice | None]
         if isinstance(self._in_flight, StepAwaitingMasks):
             choices = self._step_with_masks()
@@ -159,7 +161,7 @@ class Batch:
         self.steps += 1
         if self.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
-        if self._drafters and all(choices):  # a step in which others only joined is no measure
+        if self._drafters and not self._rested and all(choices):  # a step in which others only joined is no measure
             tokens = sum(len(choice.tokens) for choice in choices if choice)
             length, asked = self.forward_rows, self._asked_rows
             time = StepTime(monotonic() - started_s, tokens, len(choices), length, asked)
@@ -170,6 +172,9 @@ class Batch:
         """Accepts the last round. Returns what to try in this step or, if its tokens are already drawn, in the next."""
         may_draft = self._drafters and self._vocab_size and self._rows.may_draft
         if not self._accept() or limit is None or not may_draft:
+            return []
+        self._rested = self._drafters[0].shared.rests(self._drafters)
+        if self._rested:
             return []
         if self._in_flight is None:
             self._release()  # a model that drafts draws as the answers do

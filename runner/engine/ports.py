@@ -98,6 +98,11 @@ class Drafts(Protocol):
         """Returns a drafter for the answer to this prompt, whose media stand in it by their names."""
         ...
 
+    def rests(self, drafters: Sequence[Drafter]) -> bool:
+        """Returns True if nothing is to be drafted in this step of these answers, nor its time recorded: the usual case
+        where no text repeats, and the cheapest. Ask once for each step."""
+        ...
+
     def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit = UNLIMITED) -> bool:
         """Returns True if a round within the limit should follow the tokens that are on their way, which are not
         recorded yet. Nothing is dispatched before it then. The forward is over `together` answers, these among them."""

@@ -92,6 +92,9 @@ class ToldTogether:
     def drafter(self, prompt: Sequence[int]) -> Drafter:
         raise NotImplementedError
 
+    def rests(self, drafters: Sequence[Drafter]) -> bool:
+        return False
+
     def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit = UNLIMITED) -> bool:
         return any(len(drafts) > 1 for drafts in self._coming(answers, together))
 

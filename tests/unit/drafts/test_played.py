@@ -26,8 +26,8 @@ from tests.lib.seen_session import SeenSession
 USERS = json.loads((Path(__file__).parent / "answers.json").read_text())
 FORWARD_MS = {1: 12.0, 2: 13.5, 4: 16.5, 8: 26.5, 16: 42.0, 32: 71.0, 48: 97.0, 64: 122.0}
 """By its rows, on two cores of a Zen 4 with AVX-512."""
-LOOK_S = 50e-6
-"""Looking for known text costs so long for each answer."""
+LOOK_S, EACH_LOOK_S = 350e-6, 20e-6
+"""Looking for known text, and recording what came of it, costs so long, and so long for each answer."""
 LEAVE_S = 0.007
 """The others wait so long for an answer that leaves."""
 UNEVEN = 1.03
@@ -89,12 +89,18 @@ def play(drafting: Drafting, users: Sequence[tuple[Sequence[int], Sequence[int]]
             if (most := min(MOST, len(each.left) - 1)) > int(drawn)
         ]
         step_s = forward_s(many) * uneven
+        drafters = [each.drafter for each in live]
+        rests = drafting.rests(drafters)
         drafts: list[Sequence[int]] = [()] * many
         if drawn:
-            waits = bool(asked) and drafting.expects(asked, many, LIMIT)
+            waits = bool(asked) and not rests and drafting.expects(asked, many, LIMIT)
             length, seconds, drawn = (0, 0.006, False) if waits else (1, step_s, True)
         else:
-            for answer, found in zip(asked, drafting.propose(asked, many, [], LIMIT) if asked else (), strict=True):
+            for answer, found in zip(
+                asked if not rests else (),
+                drafting.propose(asked, many, [], LIMIT) if asked and not rests else (),
+                strict=True,
+            ):
                 drafts[answer.row] = found[: answer.most]
             length = 1 + max(map(len, drafts))
             if length > 1:
@@ -103,7 +109,7 @@ def play(drafting: Drafting, users: Sequence[tuple[Sequence[int], Sequence[int]]
             else:
                 length, seconds, drawn = -1, 2 * step_s, True
         got = [each.take(its) for each, its in zip(live, drafts, strict=True)]
-        seconds += LOOK_S * many
+        seconds += 0.0 if rests else LOOK_S + EACH_LOOK_S * many
         spent_s += seconds
         tokens += sum(got)
         if varies is not None:
@@ -112,7 +118,8 @@ def play(drafting: Drafting, users: Sequence[tuple[Sequence[int], Sequence[int]]
             seconds *= slowness * varies.lognormvariate(0, 0.06)
         asked_rows = 1 + sum(map(len, drafts)) / many if length > 1 else length
         step = StepTime(seconds, sum(got), many, length, asked_rows)
-        drafting.record_time([each.drafter for each in live], step)
+        if not rests:
+            drafting.record_time(drafters, step)
         for each in [each for each in live if not each.left]:
             first_rate = first_rate or tokens / spent_s
             each.end_s = spent_s

@@ -171,12 +171,15 @@ def test_costs_are_learned_and_lie_between_known_ones() -> None:
     costs = RoundCosts([1.0, 1.0, 1.0, 1.0, 1.0])
     costs.record(2, 4.0, 100)
     assert costs.curve(100) == pytest.approx([4, 4, 4, 4, 4])
+    assert costs.plain_s(100) == costs.curve(100)[0]
     for _ in range(500):
         costs.record(2, 4.0, 100)
         costs.record(4, 8.0, 100)
     assert costs.curve(100) == pytest.approx([4, 4, 6, 8, 8], rel=0.01)
     costs.record(6, 100.0, 100)  # more rows than there are
     assert costs.curve(100) == pytest.approx([4, 4, 6, 8, 8], rel=0.01)
+    costs.record(1, 3.0, 100)
+    assert costs.plain_s(100) == costs.plain_s(90) == costs.curve(100)[0]
 
 
 def test_a_mean_of_rows_is_a_measure_of_the_next_number_as_far_as_it_is_from_the_one_below() -> None:
