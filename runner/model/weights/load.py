@@ -22,9 +22,9 @@ from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.vlm.source import LIBRARY, why_not
 from runner.model.weights.assemble import assemble, rehearse
-from runner.model.weights.dtype import DtypePlan, plan_dtypes
+from runner.model.weights.dtype import DtypePlan, device, plan_dtypes
 from runner.model.weights.packed import Arrays, Recipe
-from runner.model.weights.parameters import parameters_of, shorten_lookups
+from runner.model.weights.parameters import dispatch_early, parameters_of, shorten_lookups
 from runner.model.weights.quantized_layers import widen_embeddings
 from runner.model.weights.reading import ExpertReader, find_expert_stacks, outside_stacks, read_arrays
 
@@ -126,6 +126,8 @@ def load(
         raise ReadError(str(error)) from error
     settle(module, types)
     shorten_lookups(module)
+    if device() == "cpu":
+        dispatch_early(module)
     return LoadedModel(module, tuple(opened.suppressed_tokens))
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import cast
 
 import mlx.core as mx
@@ -32,6 +33,29 @@ def shorten_lookups(module: Module) -> None:
         for name, value in each.items():
             if isinstance(value, Module | list | dict) and not isinstance(getattr(type(each), name, None), property):
                 object.__setattr__(each, name, value)
+
+
+def dispatch_early(module: Module) -> None:
+    """Lets a CPU compute each layer of a finished module while Python builds the next one. Else it waits until all of a
+    forward is built, for 3 to 5 ms.
+
+    The last layer is left out: a part of a prompt does not need its output.
+    """
+    for layer in [*getattr(module, "layers", ())][:-1]:
+        if isinstance(layer, Module):
+            layer.__class__ = _dispatching(type(layer))
+
+
+@cache
+def _dispatching(plain: type[Module]) -> type[Module]:
+    """Returns a class of layers that compute what those of `plain` do, at once."""
+
+    def call(self: Module, *args: object, **kwargs: object) -> object:
+        output = plain.__call__(self, *args, **kwargs)
+        mx.async_eval(output[0] if isinstance(output, (tuple, list)) else output)
+        return output
+
+    return type(plain.__name__, (plain,), {"__call__": call})
 
 
 def replace_submodule(owner: Module, name: str, value: Module) -> None:

@@ -67,6 +67,21 @@ def opened(request: pytest.FixtureRequest, apart: Path, blobs: Store) -> OpenedM
     return open_model(paths[request.param], blobs.models_dir)
 
 
+@pytest.mark.parametrize(("device", "dispatched"), [("cpu", 29), ("gpu", 0)])
+def test_a_cpu_computes_each_layer_while_the_next_one_is_built(
+    deep: Store, monkeypatch: pytest.MonkeyPatch, device: str, dispatched: int
+) -> None:
+    """The last layer of 30 waits for those that need its output."""
+    shapes = list[tuple[int, ...]]()
+    with monkeypatch.context() as patched:
+        patched.setattr("runner.model.weights.load.device", lambda: device)
+        loaded = load(open_model("deep", deep.models_dir))
+    monkeypatch.setattr(mx, "async_eval", lambda output: shapes.append(output.shape))
+    mx.eval(loaded.logits(mx.array([[1, 2, 3]]), loaded.make_layers()))
+    assert len(shapes) == dispatched
+    assert {shape[:2] for shape in shapes} <= {(1, 3)}
+
+
 def test_few_files_that_may_be_open_are_enough(deep: Store, apart: Path) -> None:
     for path, models_dir, source in (
         ("deep", deep.models_dir, deep.models_dir.parent / "source"),
