@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = Log(__name__)
 _INDEX_TOKENS = 512
 """Tokens of an earlier answer that are indexed beside a step: half a millisecond."""
-_VAIN, _MOST_RARE = 16, 3
+_VAIN_LOOKS, _RAREST = 16, 3
 """After 2 * 16 looks without a draft that was worth its rows an answer looks in every second step only, after 16 more
 in every fourth, then in every eighth: where a model has just been computed, a look takes some 0.3 ms."""
 _WINDOW, _LEAST_WINDOW = 16, 6
@@ -133,8 +133,7 @@ class Drafting:
         return self._speeds[key]
 
     def rests(self, drafters: Sequence[Drafter]) -> bool:
-        """Returns True if none of these answers looks for a draft in this step. Then it is over for drafts: there is
-        nothing to record."""
+        """Returns True if none of these answers looks for a draft in this step. Nothing is recorded of such a step."""
         if self.model is not None or not all(isinstance(each, AnswerDrafter) and each.rests for each in drafters):
             return False
         self.steps += 1
@@ -326,7 +325,7 @@ class AnswerDrafter:
     @property
     def rests(self) -> bool:
         """True if it does not look for known text in this step."""
-        rare = min(max(0, self._vain // _VAIN - 1), _MOST_RARE)
+        rare = min(max(0, self._vain // _VAIN_LOOKS - 1), _RAREST)
         return self._shared.steps % (1 << rare) > 0
 
     def find(self, session: Session, most: int) -> Draft | None:

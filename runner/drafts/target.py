@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -12,6 +13,7 @@ from runner.cache.layers.batch import KVRows
 from runner.engine.generation import Forward
 from runner.engine.ports import DraftedAnswer
 from runner.model.weights.load import LoadedModel
+from runner.model.weights.parameters import observed
 from runner.sampling.sampler import preview
 
 Map = Callable[[mx.array], mx.array]
@@ -82,7 +84,10 @@ class Tap:
 
     def __init__(self, modules: Sequence[Module], most_rows: int) -> None:
         """Keeps no more than the last `most_rows` of each."""
-        self._modules = [(module, type(module), _tapped(self, module, place)) for place, module in enumerate(modules)]
+        self._modules = [
+            (module, type(module), observed(type(module), partial(self.keep, place)))
+            for place, module in enumerate(modules)
+        ]
         self._most_rows = most_rows
         self._kept: dict[int, mx.array] = {}
 
@@ -92,10 +97,9 @@ class Tap:
         for module, plain, tapped in self._modules:
             module.__class__ = tapped if on else plain
 
-    def keep(self, place: int, output: object) -> None:
-        """Keeps the output of the module at this place of the list: an array, or the first of several."""
-        states = output[0] if isinstance(output, (tuple, list)) and output else output
-        if isinstance(states, mx.array) and states.ndim == 3:
+    def keep(self, place: int, states: mx.array) -> None:
+        """Keeps the output of the module at this place of the list."""
+        if states.ndim == 3:
             self._kept[place] = states[:, -self._most_rows :]
 
     def take(self) -> mx.array | None:
@@ -105,19 +109,6 @@ class Tap:
         if len(kept) < len(self._modules) or len({part.shape[:2] for part in kept.values()}) != 1:
             return None
         return mx.concatenate([kept[place] for place in range(len(kept))], axis=-1) if len(kept) > 1 else kept[0]
-
-
-def _tapped(tap: Tap, module: Module, place: int) -> type[Module]:
-    """Returns the class of the module with a tap after it."""
-    plain = type(module)
-
-    class Tapped(plain):  # type: ignore[misc, valid-type]  # the class of the module, whichever it is
-        def __call__(self, *args: object, **kwargs: object) -> object:
-            output = plain.__call__(self, *args, **kwargs)
-            tap.keep(place, output)
-            return output
-
-    return Tapped
 
 
 # --- Drafts from hidden states of the target.

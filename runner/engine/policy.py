@@ -95,7 +95,7 @@ class _Pace:
     end_s: float
     """The end of that slice, or when the batch began, on the policy's own clock."""
     step_s: float
-    """The average duration of its steps with a forward; 0 before the first."""
+    """How long its steps with a forward take: an average, which a longer step raises at once; 0 before the first."""
 
 
 class SlicePolicy:

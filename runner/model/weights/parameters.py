@@ -1,8 +1,7 @@
 """The parameters and submodules of a module: checks that a model has all that are needed, and finds them fast."""
 
 import re
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
 import mlx.core as mx
@@ -43,16 +42,18 @@ def dispatch_early(module: Module) -> None:
     """
     for layer in [*getattr(module, "layers", ())][:-1]:
         if isinstance(layer, Module):
-            layer.__class__ = _dispatching(type(layer))
+            layer.__class__ = observed(type(layer), mx.async_eval)
 
 
-@cache
-def _dispatching(plain: type[Module]) -> type[Module]:
-    """Returns a class of layers that compute what those of `plain` do, at once."""
+def observed(plain: type[Module], see: Callable[[mx.array], None]) -> type[Module]:
+    """Returns a class of modules that compute what those of `plain` do, and show `see` what they return: an array, or
+    the first of several values if that is one."""
 
     def call(self: Module, *args: object, **kwargs: object) -> object:
         output = plain.__call__(self, *args, **kwargs)
-        mx.async_eval(output[0] if isinstance(output, (tuple, list)) else output)
+        first = output[0] if isinstance(output, (tuple, list)) and output else output
+        if isinstance(first, mx.array):
+            see(first)
         return output
 
     return type(plain.__name__, (plain,), {"__call__": call})

@@ -126,7 +126,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--case", action="append", choices=BOUNDS, metavar="CASE", help=f"one of {', '.join(BOUNDS)}; default: all"
     )
     parser.add_argument(
-        "--size", choices=SIZES, help="a random Llama in place of the trained model: repeat and gap are left"
+        "--size", choices=SIZES, help="a random Llama in place of the trained model, for the cases repeat and gap only"
     )
 
 
@@ -135,6 +135,8 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
     cases: Sequence[str] = arguments.case or [*BOUNDS]
     if arguments.size:
         cases = [case for case in cases if case.startswith(("repeat", _GAP))]
+        if not cases:
+            raise ValueError("a random model has only the cases repeat and gap: leave out --size, or name one of them")
     contenders = [this_runner(OURS, _PARALLEL, "auto"), this_runner(PLAIN, _PARALLEL)]
     found: dict[str, list[Figures]] = {OURS: [], PLAIN: []}
     with asyncio.Runner() as loop, ExitStack() as stack:

@@ -73,10 +73,10 @@ def test_a_cpu_computes_each_layer_while_the_next_one_is_built(
 ) -> None:
     """The last layer of 30 waits for those that need its output."""
     shapes = list[tuple[int, ...]]()
+    monkeypatch.setattr(mx, "async_eval", lambda output: shapes.append(output.shape))
     with monkeypatch.context() as patched:
         patched.setattr("runner.model.weights.load.device", lambda: device)
         loaded = load(open_model("deep", deep.models_dir))
-    monkeypatch.setattr(mx, "async_eval", lambda output: shapes.append(output.shape))
     mx.eval(loaded.logits(mx.array([[1, 2, 3]]), loaded.make_layers()))
     assert len(shapes) == dispatched
     assert {shape[:2] for shape in shapes} <= {(1, 3)}

@@ -83,24 +83,20 @@ def play(drafting: Drafting, users: Sequence[tuple[Sequence[int], Sequence[int]]
     drawn, uneven, slowness, slow_until_s = False, 1.0, 1.0, 0.0
     while live:
         many = len(live)
+        drafters = [each.drafter for each in live]
+        rests = drafting.rests(drafters)
         asked = [
             DraftedAnswer(each.drafter, each.session, most, cast("Sampler", None), row, len(each.session.recorded))
             for row, each in enumerate(live)
-            if (most := min(MOST, len(each.left) - 1)) > int(drawn)
+            if not rests and (most := min(MOST, len(each.left) - 1)) > int(drawn)
         ]
         step_s = forward_s(many) * uneven
-        drafters = [each.drafter for each in live]
-        rests = drafting.rests(drafters)
         drafts: list[Sequence[int]] = [()] * many
         if drawn:
-            waits = bool(asked) and not rests and drafting.expects(asked, many, LIMIT)
+            waits = bool(asked) and drafting.expects(asked, many, LIMIT)
             length, seconds, drawn = (0, 0.006, False) if waits else (1, step_s, True)
         else:
-            for answer, found in zip(
-                asked if not rests else (),
-                drafting.propose(asked, many, [], LIMIT) if asked and not rests else (),
-                strict=True,
-            ):
+            for answer, found in zip(asked, drafting.propose(asked, many, [], LIMIT) if asked else (), strict=True):
                 drafts[answer.row] = found[: answer.most]
             length = 1 + max(map(len, drafts))
             if length > 1:

@@ -254,7 +254,7 @@ def test_every_batch_must_step_within_the_gap_in_its_turn() -> None:
     step(policy, 1, 2, 3, seconds=0.01, work=work)
     # Batch 1 has waited for 0.02 and steps first, batch 3 has not and steps third: each has 0.07.
     assert policy.next(work) == Prefill(0, 64)
-    step(policy, 1, seconds=0.03, work=work)  # the average is now 0.02
+    step(policy, 1, seconds=0.03, work=work)  # which counts at once
     # Batch 2 has waited for 0.04; all three steps take 0.04 after it.
     assert policy.next(work) == Prefill(0, 48)
 
@@ -526,7 +526,7 @@ def test_the_gap_of_a_row_of_a_batch_is_bounded(
     costs: Costs, requests: list[Request], places: int, row_s: float
 ) -> None:
     """Two things come on top of the promised gap. The first step of one new batch, which has one row, may follow the
-    last slice that fits. And a slice fits by the average step of the batch, which may know one row of `places`; after
+    last slice that fits. And a slice fits by the last steps of the batch, which may know one row of `places`; after
     a slice that need not fit, the round that is promised has all the rows."""
     costs = replace(costs, row_s=row_s)
     simulation = Simulation(learned(costs), costs, requests, places, batch=True).run()
