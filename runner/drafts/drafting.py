@@ -136,8 +136,17 @@ class Drafting:
         """Returns True if none of these answers looks for a draft in this step. Nothing is recorded of such a step."""
         if self.model is not None or not all(isinstance(each, AnswerDrafter) and each.rests for each in drafters):
             return False
-        self.steps += 1
+        self._count_step(drafters)
         return True
+
+    def _count_step(self, drafters: Sequence[Drafter]) -> None:
+        """Counts a step of these answers. Answers that take turns have one number for a step of each: with numbers of
+        their own, one of two would only ever see odd ones, and never look again."""
+        own = [each for each in drafters if isinstance(each, AnswerDrafter)]
+        if any(each.step == self.steps for each in own):
+            self.steps += 1
+        for each in own:
+            each.step = self.steps
 
     def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit = UNLIMITED) -> bool:
         """Returns True if a round should follow the tokens that are on their way, which are not recorded yet."""
@@ -253,7 +262,7 @@ class Drafting:
         after = self.policy.slacks_after(slacks, tokens, rows, context_tokens, step.together)
         for each, slack_s in zip(own, after, strict=True):
             each.end_step(slack_s)
-        self.steps += 1
+        self._count_step(own)
 
     def record_outcome(self, draft: Draft, taken: int, right: int) -> None:
         """Records that of the first `taken` tokens of a draft the first `right` were right."""
@@ -305,6 +314,8 @@ class AnswerDrafter:
         """The tokens that the lookup has."""
         self.slack_s = FIRST_SLACK_S
         """The time by which rounds for others may still delay it."""
+        self.step = shared.steps
+        """The number of its latest step; at first that of the one before."""
         self._vain = 0  # looks in a row that found no draft worth its rows
         self._expected: Draft | None = None  # what the next round tries, the token on its way being the first
         # Of the present step.

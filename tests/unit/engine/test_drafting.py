@@ -133,6 +133,24 @@ def test_answers_that_look_rarely_do_so_in_the_same_steps() -> None:
     assert len(late[0]) == 24
 
 
+def test_answers_that_take_turns_all_look_again() -> None:
+    drafting = ready()
+    turns = [begun(drafting, [*range(1000 * row, 1000 * row + 40)]) for row in (1, 2)]
+    looks: dict[AnswerDrafter, list[int]] = {drafter: [] for drafter, _ in turns}
+    for step in range(200):
+        for row, (drafter, session) in enumerate(turns):
+            seen = drafter.known
+            session.recorded.append(5000 + 1000 * row + step)
+            if not drafting.rests([drafter]):
+                assert not expects(drafter, session)
+                took(drafter, 1, 1, 0.01)
+            looks[drafter] += [step] if drafter.known > seen else []
+    for steps in looks.values():
+        late = [step for step in steps if step > 136]
+        assert len(late) >= 7
+        assert {later - earlier for earlier, later in pairwise(late)} == {8}
+
+
 class Model:
     """Drafts the same tokens every time."""
 
