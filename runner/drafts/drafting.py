@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from runner.engine.generation import Forward
 
 log = Log(__name__)
+_LOOK_WEIGHT = 1 / 8  # of the latest look in the average of what one takes
 _INDEX_TOKENS = 512
 """Tokens of an earlier answer that are indexed beside a step: half a millisecond."""
-_VAIN_LOOKS, _RAREST = 16, 3
-"""After 2 * 16 looks without a draft that was worth its rows an answer looks in every second step only, after 16 more
-in every fourth, then in every eighth: where a model has just been computed, a look takes some 0.3 ms."""
+_VAIN_LOOKS, _RAREST = 4, 4
+"""After 2 * 4 looks since a draft was right an answer looks in every second step only, after 4 more in every fourth, up
+to every sixteenth, but no more rarely than `_LOOK_SHARE` takes."""
+_LOOK_SHARE = 0.005
+"""Of the time of plain steps, for looks in vain. Where a model has just been computed, one takes 0.2 to 1 ms."""
 _WINDOW, _LEAST_WINDOW = 16, 6
 """The tokens that plain steps bring in a window of the check of speed, and the fewest steps of one."""
 _EARLIER_TOKENS = 1 << 18
@@ -105,10 +108,12 @@ class Drafting:
         self.latest: list[AnswerDrafter] = []
         """Those of the latest step. The model drafts for answers that go on together, not for those that take turns."""
         self._together = 1  # answers in that step
+        self.rarest = _RAREST
+        """The power of two of the steps of which an answer looks for drafts in one, if it does so in vain."""
+        self._look_s = 0.0  # what it takes to look, and to choose from what is found, on average
+        self._looked_s = 0.0  # the latest time
         self._wanted = 0  # tokens that the model should draft next
         # Of the present step.
-        self.steps = 0
-        """Its number: answers that look for drafts every few steps do so in the same ones."""
         self._model_offered = False  # it could have tried drafts of the model
         self._model_worked = False  # the model has worked for it, or it waits for the model
         self.model_s = 0.0
@@ -132,25 +137,24 @@ class Drafting:
                 self._speeds[key].turn_off(self._model_fault)
         return self._speeds[key]
 
-    def rests(self, drafters: Sequence[Drafter]) -> bool:
-        """Returns True if none of these answers looks for a draft in this step. Nothing is recorded of such a step."""
-        if self.model is not None or not all(isinstance(each, AnswerDrafter) and each.rests for each in drafters):
-            return False
-        self._count_step(drafters)
-        return True
-
-    def _count_step(self, drafters: Sequence[Drafter]) -> None:
-        """Counts a step of these answers. Answers that take turns have one number for a step of each: with numbers of
-        their own, one of two would only ever see odd ones, and never look again."""
-        own = [each for each in drafters if isinstance(each, AnswerDrafter)]
-        if any(each.step == self.steps for each in own):
-            self.steps += 1
-        for each in own:
-            each.step = self.steps
+    def look(self, answers: Sequence[tuple[Drafter, Session]], step: int) -> bool:
+        """Lets those of all answers of a forward look for known text that do so in this step. Returns True if any has
+        found some, or there is a model that drafts."""
+        if self.undraftable:
+            return self.model is not None
+        self._look_s += (self._looked_s - self._look_s) * _LOOK_WEIGHT if self._look_s else self._looked_s
+        started = self.clock()
+        self.ring.index(_INDEX_TOKENS)
+        found = [isinstance(drafter, AnswerDrafter) and drafter.look(session, step) for drafter, session in answers]
+        self._looked_s = self.clock() - started
+        return any(found) or self.model is not None
 
     def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit = UNLIMITED) -> bool:
         """Returns True if a round should follow the tokens that are on their way, which are not recorded yet."""
-        return self._choose(answers, together, limit, ahead=1) or self._model_length(answers, together, limit) > 0
+        started = self.clock()
+        chosen = self._choose(answers, together, limit, ahead=1)
+        self._looked_s += self.clock() - started
+        return chosen or self._model_length(answers, together, limit) > 0
 
     def propose(
         self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: RoundLimit = UNLIMITED
@@ -176,7 +180,6 @@ class Drafting:
         if that is anything."""
         if self.undraftable or (longest := self.policy.longest(together)) < 1:
             return False
-        self.ring.index(_INDEX_TOKENS)
         found = [_own(each).find(each.session, min(each.most + ahead, longest)) for each in answers]
         drafts = [draft for draft in found if draft is not None]
         context_tokens = max(len(each.session.recorded) for each in answers)
@@ -245,6 +248,8 @@ class Drafting:
         own = [each for each in drafters if isinstance(each, AnswerDrafter)]
         context_tokens = max((each.known for each in own), default=0)
         rows = max(1, rows_of(step.asked, step.length))
+        if step.length == 1:
+            self.rarest = min(int(self._look_s / (_LOOK_SHARE * step.seconds)).bit_length(), _RAREST)
         if step.length > 1 or (step.length == 1 and not self._model_worked):
             self.policy.record_time(rows, step.seconds - self.model_s, context_tokens, step.together)
         drafted = any(each.drafted for each in own)
@@ -262,7 +267,6 @@ class Drafting:
         after = self.policy.slacks_after(slacks, tokens, rows, context_tokens, step.together)
         for each, slack_s in zip(own, after, strict=True):
             each.end_step(slack_s)
-        self._count_step(own)
 
     def record_outcome(self, draft: Draft, taken: int, right: int) -> None:
         """Records that of the first `taken` tokens of a draft the first `right` were right."""
@@ -314,11 +318,12 @@ class AnswerDrafter:
         """The tokens that the lookup has."""
         self.slack_s = FIRST_SLACK_S
         """The time by which rounds for others may still delay it."""
-        self.step = shared.steps
-        """The number of its latest step; at first that of the one before."""
-        self._vain = 0  # looks in a row that found no draft worth its rows
+        self.every = 1
+        """It looks for drafts in one of so many steps."""
+        self._vain = 0  # looks since a draft was right
         self._expected: Draft | None = None  # what the next round tries, the token on its way being the first
         # Of the present step.
+        self._has_text = False
         self.chosen: Draft | None = None
         """What it should try."""
         self._draft: Draft | None = None  # what its round tries
@@ -333,36 +338,45 @@ class AnswerDrafter:
         """Indexes the next `tokens` prompt tokens (about 1 µs each)."""
         self._lookup.index(tokens)
 
-    @property
-    def rests(self) -> bool:
-        """True if it does not look for known text in this step."""
-        rare = min(max(0, self._vain // _VAIN_LOOKS - 1), _RAREST)
-        return self._shared.steps % (1 << rare) > 0
+    def _looked_in_vain(self, times: int) -> None:
+        self._vain = min(times, _VAIN_LOOKS * (self._shared.rarest + 2) - 1)
+        self.every = 1 << max(0, self._vain // _VAIN_LOOKS - 1)
 
-    def find(self, session: Session, most: int) -> Draft | None:
-        """Returns a draft of known text of at most `most` tokens; None if there is none, or it is not looked for. A
-        path of the cache comes first: it has all of the text."""
-        if self.rests:
-            return None
-        self._vain += 1
+    def look(self, session: Session, step: int) -> bool:
+        """Takes in what is recorded, if it looks for known text in this step. Returns True if there is some."""
+        self._has_text = step % self.every == 0 and self._finds_text(session)
+        return self._has_text
+
+    def _finds_text(self, session: Session) -> bool:
         recorded = session.recorded
         self._lookup.extend(recorded[self.known :])
         self.known = len(recorded)
+        if self._shared.model is None:
+            self._looked_in_vain(self._vain + 1)
+        return self._expected is not None or bool(session.continuation(1)) or self._lookup.search()
+
+    def find(self, session: Session, most: int) -> Draft | None:
+        """Returns a draft of known text of at most `most` tokens; None if `look` found none in this step. A path of the
+        cache comes first: it has all of the text."""
+        if not self._has_text:
+            return None
         path = session.continuation(most)
-        return Draft(path, "path", len(recorded)) if path else self._lookup.propose(most)
+        return Draft(path, "path", self.known) if path else self._lookup.propose(most)
 
     def offer(self, draft: Draft | None, length: int, ahead: int, *, allowed: bool) -> None:
         """Takes the first `length` tokens of a draft that was found, `ahead` of which are on their way, if drafts are
         `allowed` now."""
         self.offered = draft is not None and length > 0
-        if self.offered:
-            self._vain = 0
+        if self.offered and not allowed:
+            self._looked_in_vain(self._vain - 1)  # drafts rest by the check of speed, which counts only found ones
         taken = draft._replace(tokens=draft.tokens[:length]) if draft is not None and length and allowed else None
         if not ahead:
             self.chosen = taken
             return
         self.waits = taken is not None and len(taken.tokens) > ahead
         self._expected = taken if self.waits else None
+        if self.waits:
+            self.every = 1
 
     def check_expected(self, session: Session) -> bool:
         """Chooses the rest of what was expected, if the token that was on its way begins it. Returns True if something
@@ -385,6 +399,8 @@ class AnswerDrafter:
     def record_outcome(self, drafts: int, right: int, life: Lifecycle) -> None:
         """Records how many drafts of a round were right; those of a model in `life`, the counts of the answer, too."""
         self.right = right
+        if right:
+            self._looked_in_vain(0)
         if self._draft is not None:
             self._shared.record_outcome(self._draft, drafts, right)
             if self._draft.source == "model":

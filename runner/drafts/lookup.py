@@ -137,14 +137,19 @@ class Lookup:
                 followed = text.follow(found, token)
                 self._earlier = Earlier(text, followed) if followed else None
 
-    def propose(self, most: int) -> Draft | None:
-        """Returns up to `most` tokens that may come next, or None. The longest match wins; of equally long ones the one
-        in the request's own text."""
+    def search(self) -> bool:
+        """Returns True if the end of the text stands elsewhere."""
         if not self._own or (self._ring and not self._earlier):
             ending = self._text.ending()
             self._own = self._own or self._text.find(ending)
             if self._ring and not self._earlier and not (self._own and self._own.match == MOST_MATCH):
                 self._earlier = self._ring.find(ending, self._salt)
+        return self._own is not None or self._earlier is not None
+
+    def propose(self, most: int) -> Draft | None:
+        """Returns up to `most` tokens that may come next, or None. The longest match wins; of equally long ones the one
+        in the request's own text."""
+        self.search()
         own, earlier = self._own, self._earlier
         if own and not (earlier and earlier.found.match > own.match):
             return Draft(self._text.following(own.places, most), "own", own.match)

@@ -41,6 +41,7 @@ _CLEAR_STEPS = 256  # mlx-lm's caches grow by as many tokens at a time, into new
 _PADDING_TOKENS = 256  # a row may always be padded by as many
 _GRAMMAR_WAIT_S = 0.05  # a batch waits for a mask; then the answer decodes alone
 _GRAMMAR_WAIT_ALONE_S = 0.005  # an answer alone waits; then other slices run
+_TIMED_STEPS = 8  # how long one in so many steps takes is recorded if nothing is at hand to draft
 _ids = count()
 _Logits = TypeVar("_Logits", mx.array, mx.array | None)
 
@@ -119,7 +120,7 @@ class Batch:
         self.forward_rows = 0
         """The rows of an answer in its forward, with padding; 0 if there was none, -1 if there were several."""
         self._asked_rows = 0.0  # those that are no padding if that is skipped, on average
-        self._rested = False  # no draft was looked for
+        self._found_at = -_TIMED_STEPS  # the last step that found something to draft
         self._lost: Results = []  # late generations that could not be split off
         self.split_off: list[Batch] = []
         """Batches of one, split off because their masks took too long for the others; the reader empties the list."""
@@ -144,7 +145,6 @@ class Batch:
             TRACE.name("decode", rows=len(self.generations))
         started_s = monotonic()
         self.forward_rows = 0
-        self._rested = False
         choices: Sequence[Choice | None]
         if isinstance(self._in_flight, StepAwaitingMasks):
             choices = self._step_with_masks()
@@ -161,7 +161,8 @@ class Batch:
         self.steps += 1
         if self.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
-        if self._drafters and not self._rested and all(choices):  # a step in which others only joined is no measure
+        timed = self.steps <= self._found_at + 2 or self.steps % _TIMED_STEPS == 0
+        if self._drafters and timed and all(choices):  # a step in which others only joined is no measure
             tokens = sum(len(choice.tokens) for choice in choices if choice)
             length, asked = self.forward_rows, self._asked_rows
             time = StepTime(monotonic() - started_s, tokens, len(choices), length, asked)
@@ -173,9 +174,12 @@ class Batch:
         may_draft = self._drafters and self._vocab_size and self._rows.may_draft
         if not self._accept() or limit is None or not may_draft:
             return []
-        self._rested = self._drafters[0].shared.rests(self._drafters)
-        if self._rested:
+        if all(self.steps % each.every for each in self._drafters):
             return []
+        answers = [(each.drafter, each.session) for each in self.generations if each.drafter is not None]
+        if not self._drafters[0].shared.look(answers, self.steps):
+            return []
+        self._found_at = self.steps
         if self._in_flight is None:
             self._release()  # a model that drafts draws as the answers do
         on_its_way = self._in_flight is not None

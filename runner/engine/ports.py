@@ -59,6 +59,8 @@ class Drafter(Protocol):
 
     shared: "Drafts"
     """What it shares with others, by which answers of one forward are drafted together."""
+    every: int
+    """It looks for drafts in each step whose number is a multiple of this power of two."""
 
     def index(self, tokens: int) -> None:
         """Indexes the next `tokens` prompt tokens (about 1 µs each)."""
@@ -98,9 +100,9 @@ class Drafts(Protocol):
         """Returns a drafter for the answer to this prompt, whose media stand in it by their names."""
         ...
 
-    def rests(self, drafters: Sequence[Drafter]) -> bool:
-        """Returns True if nothing is to be drafted in this step of these answers, nor its time recorded: the usual case
-        where no text repeats, and the cheapest. Ask once for each step."""
+    def look(self, answers: Sequence[tuple[Drafter, "Session"]], step: int) -> bool:
+        """Lets those of all answers of a forward look for drafts that do so in this step. Returns False if none has
+        found anything, the usual case where no text repeats, and a cheap one. Call it before `expects` or `propose`."""
         ...
 
     def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit = UNLIMITED) -> bool:

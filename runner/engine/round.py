@@ -111,7 +111,7 @@ def find_drafts(
     generations: Sequence[Generation], rows: DecodeRows, vocab_size: int, limit: RoundLimit, *, on_its_way: bool
 ) -> list[RoundDrafts]:
     """Returns tokens that may follow the recorded ones of each answer; the last of them may end it. Empty if a round
-    within the limit does not pay.
+    within the limit does not pay. Call it if their drafters have found anything.
 
     If tokens are `on_its_way` and not recorded yet, returns a token that stands for those that a round should try after
     them.

@@ -120,7 +120,7 @@ class TapedDrafts:
         self._drafts = drafts
         self._tape = tape
         self.drafter = drafts.drafter
-        self.rests, self.expects = drafts.rests, drafts.expects
+        self.look, self.expects = drafts.look, drafts.expects
         self.propose = drafts.propose
         self.skips_padding = drafts.skips_padding
 

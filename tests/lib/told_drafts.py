@@ -61,6 +61,7 @@ class Told:
 
     def __init__(self, shared: "ToldTogether", client: ClientRequest, strategy: Strategy, seed: int) -> None:
         self.shared: Drafts = shared
+        self.every = 1
         self._start = len(client.spec.prompt)
         self._answer = oracle_answer(client.kind.name, client.spec).tokens
         self._strategy = strategy
@@ -92,8 +93,8 @@ class ToldTogether:
     def drafter(self, prompt: Sequence[int]) -> Drafter:
         raise NotImplementedError
 
-    def rests(self, drafters: Sequence[Drafter]) -> bool:
-        return False
+    def look(self, answers: Sequence[tuple[Drafter, Session]], step: int) -> bool:
+        return True
 
     def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit = UNLIMITED) -> bool:
         return any(len(drafts) > 1 for drafts in self._coming(answers, together))

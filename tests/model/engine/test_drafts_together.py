@@ -225,7 +225,7 @@ class Random(Told):
     """Drafts without knowing anything."""
 
     def __init__(self, shared: ToldTogether, seed: int) -> None:
-        self.shared, self.rounds = shared, []
+        self.shared, self.every, self.rounds = shared, 1, []
         self._numbers = random.Random(seed)
 
     def coming(self, session: Session, most: int) -> Sequence[int]:

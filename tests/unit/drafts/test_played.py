@@ -7,7 +7,7 @@ several rounds of eight users, the tokens of each prompt and the first 128 of it
 
 import json
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from random import Random
 from typing import NamedTuple, cast
@@ -26,8 +26,8 @@ from tests.lib.seen_session import SeenSession
 USERS = json.loads((Path(__file__).parent / "answers.json").read_text())
 FORWARD_MS = {1: 12.0, 2: 13.5, 4: 16.5, 8: 26.5, 16: 42.0, 32: 71.0, 48: 97.0, 64: 122.0}
 """By its rows, on two cores of a Zen 4 with AVX-512."""
-LOOK_S, EACH_LOOK_S = 350e-6, 20e-6
-"""Looking for known text, and recording what came of it, costs so long, and so long for each answer."""
+LOOK_S, EACH_LOOK_S, FOUND_S = 150e-6, 25e-6, 200e-6
+"""Looking for known text costs so long, so long for each answer, and so long if there is any."""
 LEAVE_S = 0.007
 """The others wait so long for an answer that leaves."""
 UNEVEN = 1.03
@@ -65,6 +65,17 @@ class Answer:
         return right + 1
 
 
+class Clock:
+    """The next look takes so long."""
+
+    look_s = 0.0
+    _now_s = 0.0
+
+    def __call__(self) -> float:
+        self._now_s += self.look_s
+        return self._now_s
+
+
 class Played(NamedTuple):
     """Figures over those without drafts."""
 
@@ -74,21 +85,29 @@ class Played(NamedTuple):
     """Tokens a second of all until the first one ends."""
 
 
-def play(drafting: Drafting, users: Sequence[tuple[Sequence[int], Sequence[int]]], varies: Random | None) -> Played:
+def play(
+    drafting: Drafting, clock: "Clock", users: Sequence[tuple[Sequence[int], Sequence[int]]], varies: Random | None
+) -> Played:
     """Plays answers that begin together, as `engine/batch.py` steps; the speed of the machine may vary, for drafters to
     see: what is returned is of an even one."""
     answers = [Answer(drafting, prompt, tokens) for prompt, tokens in users]
     live, tokens, first_rate, spent_s = [*answers], 0, 0.0, 0.0
     plain_s = forward_s(len(users)) * max(len(tokens) for _, tokens in users)
     drawn, uneven, slowness, slow_until_s = False, 1.0, 1.0, 0.0
-    while live:
+    found_at = -2
+    for number in count():
+        if not live:
+            break
         many = len(live)
         drafters = [each.drafter for each in live]
-        rests = drafting.rests(drafters)
+        looking = sum(number % each.drafter.every == 0 for each in live)
+        clock.look_s = LOOK_S + EACH_LOOK_S * looking if looking else 0.0
+        found = looking > 0 and drafting.look([(each.drafter, each.session) for each in live], number)
+        found_at = number if found else found_at
         asked = [
             DraftedAnswer(each.drafter, each.session, most, cast("Sampler", None), row, len(each.session.recorded))
             for row, each in enumerate(live)
-            if not rests and (most := min(MOST, len(each.left) - 1)) > int(drawn)
+            if found and (most := min(MOST, len(each.left) - 1)) > int(drawn)
         ]
         step_s = forward_s(many) * uneven
         drafts: list[Sequence[int]] = [()] * many
@@ -96,8 +115,8 @@ def play(drafting: Drafting, users: Sequence[tuple[Sequence[int], Sequence[int]]
             waits = bool(asked) and drafting.expects(asked, many, LIMIT)
             length, seconds, drawn = (0, 0.006, False) if waits else (1, step_s, True)
         else:
-            for answer, found in zip(asked, drafting.propose(asked, many, [], LIMIT) if asked else (), strict=True):
-                drafts[answer.row] = found[: answer.most]
+            for answer, its in zip(asked, drafting.propose(asked, many, [], LIMIT) if asked else (), strict=True):
+                drafts[answer.row] = its[: answer.most]
             length = 1 + max(map(len, drafts))
             if length > 1:
                 rows = rows_of(many + sum(map(len, drafts)), many * length)
@@ -105,7 +124,7 @@ def play(drafting: Drafting, users: Sequence[tuple[Sequence[int], Sequence[int]]
             else:
                 length, seconds, drawn = -1, 2 * step_s, True
         got = [each.take(its) for each, its in zip(live, drafts, strict=True)]
-        seconds += 0.0 if rests else LOOK_S + EACH_LOOK_S * many
+        seconds += clock.look_s + (FOUND_S if found else 0.0)
         spent_s += seconds
         tokens += sum(got)
         if varies is not None:
@@ -114,7 +133,7 @@ def play(drafting: Drafting, users: Sequence[tuple[Sequence[int], Sequence[int]]
             seconds *= slowness * varies.lognormvariate(0, 0.06)
         asked_rows = 1 + sum(map(len, drafts)) / many if length > 1 else length
         step = StepTime(seconds, sum(got), many, length, asked_rows)
-        if not rests:
+        if number <= found_at + 1 or number % 8 == 0:
             drafting.record_time(drafters, step)
         for each in [each for each in live if not each.left]:
             first_rate = first_rate or tokens / spent_s
@@ -128,12 +147,14 @@ def play(drafting: Drafting, users: Sequence[tuple[Sequence[int], Sequence[int]]
 
 def play_all(cases: Sequence[tuple[str, int]], *, varies: bool = False) -> Played:
     """Plays so many users of each case together, round after round: the mean of all rounds but the first."""
-    drafting, random = Drafting(DraftPolicy.for_cpu(skips_padding=True)), Random(1) if varies else None
+    clock = Clock()
+    drafting = Drafting(DraftPolicy.for_cpu(skips_padding=True), clock=clock)
+    random = Random(1) if varies else None
     played = list[Played]()
     for number in range(min(len(USERS[name]) for name, _ in cases)):
-        for group in range(min(8 // count for _, count in cases)):
+        for group in range(min(8 // users for _, users in cases)):
             users = [user for name, count in cases for user in USERS[name][number][group * count :][:count]]
-            played.append(play(drafting, users, random))
+            played.append(play(drafting, clock, users, random))
     later = played[1:]
     return Played(*(sum(values) / len(later) for values in zip(*later, strict=True)))
 

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast
 
+import pytest
+
 from runner.cache.session import Session
 from runner.drafts.drafting import AnswerDrafter, Drafting
 from runner.drafts.policy import DraftPolicy
 from runner.engine.generation import Forward
 from runner.engine.lifecycle import Lifecycle
-from runner.engine.ports import DraftedAnswer, StepTime
+from runner.engine.ports import DraftedAnswer, Drafts, StepTime
 from runner.sampling.sampler import Sampler
 from tests.lib.seen_session import SeenSession
 
@@ -29,12 +31,21 @@ def asking(drafter: AnswerDrafter, session: Session, most: int = MOST, row: int 
     return DraftedAnswer(drafter, session, most, SAMPLER, row, len(session.recorded) - 1)
 
 
+def look(answers: Sequence[DraftedAnswer]) -> Drafts:
+    """Lets these answers look for drafts. Returns what they share."""
+    shared = answers[0].drafter.shared
+    shared.look([(each.drafter, each.session) for each in answers], 0)
+    return shared
+
+
 def expects(drafter: AnswerDrafter, session: Session) -> bool:
-    return drafter.shared.expects([asking(drafter, session)], 1)
+    answers = [asking(drafter, session)]
+    return look(answers).expects(answers, 1)
 
 
 def proposed(drafter: AnswerDrafter, session: Session, most: int = MOST) -> list[int]:
-    (tokens,) = drafter.shared.propose([asking(drafter, session, most)], 1, [])
+    answers = [asking(drafter, session, most)]
+    (tokens,) = look(answers).propose(answers, 1, [])
     return [*tokens]
 
 
@@ -90,65 +101,68 @@ def test_rounds_are_counted_by_source() -> None:
     assert counts.state == "on"
 
 
-def test_drafts_are_looked_for_ever_more_rarely_until_one_is_worth_it() -> None:
-    drafter, session = begun(ready(), [*range(40)])
-    looks = list[int]()
-    for step in range(402):
-        seen = drafter.known
+class Clock:
+    """A look for drafts takes so long."""
+
+    def __init__(self, look_s: float) -> None:
+        self.look_s, self.now_s = look_s, 0.0
+
+    def __call__(self) -> float:
+        self.now_s += self.look_s
+        return self.now_s
+
+
+def looks(drafter: AnswerDrafter, session: Session, steps: int) -> list[int]:
+    """Returns the steps, of 10 ms, in which an answer looks in vain."""
+    looked = list[int]()
+    for step in range(steps):
         session.recorded.append(1000 + step)
-        if not drafter.shared.rests([drafter]):
-            assert not expects(drafter, session)
+        if step % drafter.every == 0:
+            assert not drafter.shared.look([(drafter, session)], step)
+            looked.append(step)
             took(drafter, 1, 1, 0.01)
-        looks += [step] if drafter.known > seen else []
-    gaps = [later - earlier for earlier, later in pairwise(looks)]
-    assert [gaps.count(gap) for gap in (1, 2, 4, 8)] == [32, 16, 16, 34]
+    return looked
+
+
+@pytest.mark.parametrize(("look_s", "rarest"), [(0.00004, 1), (0.00006, 2), (0.00015, 4), (0.0003, 8), (0.01, 16)])
+def test_looks_in_vain_become_rare_as_far_as_they_take_half_a_hundredth_of_the_time(look_s: float, rarest: int) -> None:
+    drafting = Drafting(DraftPolicy.for_cpu(), clock=Clock(look_s))
+    looked = looks(*begun(drafting, [*range(40)]), 600)
+    gaps = [later - earlier for earlier, later in pairwise(looked)]
     assert gaps == sorted(gaps)
+    usual = {gap: gaps.count(gap) for gap in (1, 2, 4, 8) if gap < rarest}
+    assert usual == dict(zip(usual, (8, 4, 4, 4), strict=False))
+    assert max(gaps) == rarest
+
+
+def test_an_answer_looks_at_once_again_after_drafts_that_were_right() -> None:
+    drafting = Drafting(DraftPolicy.for_cpu(), clock=Clock(0.01))
+    drafter, session = begun(drafting, [*range(40)])
+    looks(drafter, session, 600)
+    assert drafter.every == 16
     session.recorded.extend([*range(8)])
-    steps = 0
-    while drafter.shared.rests([drafter]):
-        steps += 1
-    assert steps == 6, "the next multiple of eight"
-    for _ in range(2):
-        assert proposed(drafter, session), "and then at once again"
-        took(drafter, 1, 1, 0.01)
-        assert not drafter.shared.rests([drafter])
+    assert expects(drafter, session)
+    assert drafter.every == 1, "a round follows"
+    for right, every in ((0, 16), (1, 1)):
+        session.recorded.append(8)
+        drafts = proposed(drafter, session)
+        drafter.record_outcome(len(drafts), right, Lifecycle(0, 0, 0))
+        took(drafter, 1 + right, 1 + len(drafts), 0.01)
+        session.recorded.append(7000)
+        drafter.shared.look([(drafter, session)], 16)
+        assert drafter.every == every
+        session.recorded.extend([*range(8)])
 
 
-def test_answers_that_look_rarely_do_so_in_the_same_steps() -> None:
-    drafting = ready()
-    first, second = (begun(drafting, [*range(1000 * row, 1000 * row + 40)]) for row in (1, 2))
-    looks: dict[AnswerDrafter, list[int]] = {drafter: [] for drafter, _ in (first, second)}
-    for step in range(600):
-        answers = [first, second] if step > 100 else [first]
-        seen = [drafter.known for drafter, _ in answers]
-        for row, (_, session) in enumerate(answers):
-            session.recorded.append(5000 + 1000 * row + step)
-        if not drafting.rests([drafter for drafter, _ in answers]):
-            assert not drafting.expects([asking(*each, row=row) for row, each in enumerate(answers)], len(answers))
-            drafting.record_time([drafter for drafter, _ in answers], StepTime(0.01, len(answers), len(answers), 1, 1))
-        for (drafter, _), before in zip(answers, seen, strict=True):
-            looks[drafter] += [step] if drafter.known > before else []
-    late = [[step for step in each if step > 400] for each in looks.values()]
-    assert late[0] == late[1]
-    assert len(late[0]) == 24
-
-
-def test_answers_that_take_turns_all_look_again() -> None:
-    drafting = ready()
-    turns = [begun(drafting, [*range(1000 * row, 1000 * row + 40)]) for row in (1, 2)]
-    looks: dict[AnswerDrafter, list[int]] = {drafter: [] for drafter, _ in turns}
-    for step in range(200):
-        for row, (drafter, session) in enumerate(turns):
-            seen = drafter.known
-            session.recorded.append(5000 + 1000 * row + step)
-            if not drafting.rests([drafter]):
-                assert not expects(drafter, session)
-                took(drafter, 1, 1, 0.01)
-            looks[drafter] += [step] if drafter.known > seen else []
-    for steps in looks.values():
-        late = [step for step in steps if step > 136]
-        assert len(late) >= 7
-        assert {later - earlier for earlier, later in pairwise(late)} == {8}
+def test_what_an_answer_found_is_not_drafted_in_a_later_step_in_which_it_does_not_look() -> None:
+    drafting = Drafting(DraftPolicy.for_cpu(), clock=Clock(0.01))
+    rare, session = begun(drafting, [*range(40)])
+    looks(rare, session, 600)
+    session.recorded.extend([*range(8)])
+    assert rare.look(session, 16)
+    session.recorded.append(7000)
+    assert not drafting.look([(rare, session)], 17)
+    assert not any(drafting.propose([asking(rare, session)], 1, []))
 
 
 class Model:
@@ -227,15 +241,15 @@ def test_a_model_drafts_for_all_answers_of_a_forward_but_not_for_more_than_it_ca
     drafting = Drafting(DraftPolicy.for_gpu(), model=model)
     begun_answers = [begun(drafting, [*range(place, 40 + place)]) for place in range(5)]
     answers = [asking(drafter, session, row=row) for row, (drafter, session) in enumerate(begun_answers)]
-    assert drafting.expects(answers[:3], 3)
-    found = drafting.propose(answers[:3], 3, [])
+    assert look(answers[:3]).expects(answers[:3], 3)
+    found = look(answers[:3]).propose(answers[:3], 3, [])
     assert [*map(list, found)] == [[8, 9, 10, 11, 12, 13, 14][: model.asked[0]]] * 3
     assert model.asked[0] > 0
     drafting.record_time(
         [each.drafter for each in answers[:3]], StepTime(0.01, 3, 3, 1 + len(found[0]), 1 + len(found[0]))
     )
-    assert not drafting.expects(answers, 5)
-    assert not any(drafting.propose(answers, 5, []))
+    assert not look(answers).expects(answers, 5)
+    assert not any(look(answers).propose(answers, 5, []))
     assert len(model.asked) == 1
 
 
@@ -246,7 +260,7 @@ def test_a_model_that_pays_for_one_answer_rests_where_several_lose_by_it() -> No
         begun_answers = [begun(drafting, [*range(place, 40 + place)]) for place in range(together)]
         answers = [asking(drafter, session, row=row) for row, (drafter, session) in enumerate(begun_answers)]
         for _ in range(400):
-            drafts = drafting.propose(answers, together, [])
+            drafts = look(answers).propose(answers, together, [])
             worked = any(drafts)
             for each in answers if worked else ():
                 each.drafter.record_outcome(2, 1, Lifecycle(0, 0, 0))
@@ -269,7 +283,7 @@ def test_an_answer_that_gains_nothing_falls_behind_by_a_tenth_of_a_second_at_mos
     begun_answers = [begun(drafting, [*QUOTED, 7, *QUOTED[:20]]) for _ in range(3)] + [begun(drafting, [1, 2, 3])]
     answers = [asking(drafter, session, row=row) for row, (drafter, session) in enumerate(begun_answers)]
     for number in range(1, 601):
-        drafts = drafting.propose(answers, 4, [])
+        drafts = look(answers).propose(answers, 4, [])
         rounds += any(drafts)
         for each, its in zip(answers, drafts, strict=True):
             if its:
@@ -292,7 +306,8 @@ def test_a_model_drafts_beside_known_text_as_many_tokens_as_would_be_padded() ->
     drafting.policy.record_time(1, 0.01, 40, 2)
     quoting, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
     other, silent = begun(drafting, [*range(40)])
-    quoted, found = drafting.propose([asking(quoting, session, 3), asking(other, silent, row=1)], 2, [])
+    answers = [asking(quoting, session, 3), asking(other, silent, row=1)]
+    quoted, found = look(answers).propose(answers, 2, [])
     assert [*quoted] == QUOTED[20 : 20 + len(quoted)]
     assert [*found] == [8, 9, 10][: len(quoted)]
     assert model.asked == [len(quoted)]
