@@ -26,9 +26,9 @@ log = Log(__name__)
 _LOOK_WEIGHT = 1 / 8  # of the latest look in the average of what one takes
 _INDEX_TOKENS = 512
 """Tokens of an earlier answer that are indexed beside a step: half a millisecond."""
-_VAIN_LOOKS, _RAREST = 4, 4
-"""After 2 * 4 looks since a draft was right an answer looks in every second step only, after 4 more in every fourth, up
-to every sixteenth, but no more rarely than `_LOOK_SHARE` takes."""
+_VAIN_LOOKS, _RAREST = 8, 4
+"""After 8 looks since a draft was right an answer looks in every second step only, after 8 more in every fourth, and so
+on to every sixteenth, but no more rarely than `_LOOK_SHARE` takes."""
 _LOOK_SHARE = 0.005
 """Of the time of plain steps, for looks in vain. Where a model has just been computed, one takes 0.2 to 1 ms."""
 _WINDOW, _LEAST_WINDOW = 16, 6
@@ -113,6 +113,8 @@ class Drafting:
         self._look_s = 0.0  # what it takes to look, and to choose from what is found, on average
         self._looked_s = 0.0  # the latest time
         self._wanted = 0  # tokens that the model should draft next
+        self.measuring = 0
+        """The next steps to record: those with drafts at hand, and the one after them."""
         # Of the present step.
         self._model_offered = False  # it could have tried drafts of the model
         self._model_worked = False  # the model has worked for it, or it waits for the model
@@ -147,6 +149,8 @@ class Drafting:
         self.ring.index(_INDEX_TOKENS)
         found = [isinstance(drafter, AnswerDrafter) and drafter.look(session, step) for drafter, session in answers]
         self._looked_s = self.clock() - started
+        if self.model is not None:
+            self.measuring = 2
         return any(found) or self.model is not None
 
     def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit = UNLIMITED) -> bool:
@@ -173,7 +177,10 @@ class Drafting:
             for each, tokens in zip(answers, self._model_drafts(answers, together, layers, limit), strict=True):
                 if _own(each).chosen is None and tokens:
                     _own(each).chosen = Draft([*tokens[: each.most]], "model", MODEL_MATCH)
-        return [_own(each).propose() for each in answers]
+        drafts = [_own(each).propose() for each in answers]
+        if any(drafts):
+            self.measuring = 2
+        return drafts
 
     def _choose(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit, *, ahead: int) -> bool:
         """Chooses what to draft of known text for each answer, `ahead` tokens of which are on their way. Returns True
@@ -192,6 +199,8 @@ class Drafting:
         allowed = self.speed(together).allows()
         for each, draft in zip(answers, found, strict=True):
             _own(each).offer(draft, next(length_of) if draft is not None else 0, ahead, allowed=allowed)
+        if any(lengths):
+            self.measuring = 2
         return any(_own(each).waits for each in answers)
 
     def _model_length(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit) -> int:
@@ -260,11 +269,12 @@ class Drafting:
             speed.record(step.tokens, step.seconds, drafted=self._model_worked, offered=self._model_offered)
         if own != self.latest:
             self._wanted = 0  # it was for others
+        self.measuring = max(0, self.measuring - 1)
         self.latest, self._together = own, step.together
         self._model_offered = self._model_worked = False
         self.model_s = 0.0
         slacks, tokens = [each.slack_s for each in own], [1 + each.right for each in own]
-        after = self.policy.slacks_after(slacks, tokens, rows, context_tokens, step.together)
+        after = self.policy.slacks_after(slacks, tokens, rows, context_tokens, step.together, step.steps - 1)
         for each, slack_s in zip(own, after, strict=True):
             each.end_step(slack_s)
 
@@ -324,6 +334,7 @@ class AnswerDrafter:
         self._expected: Draft | None = None  # what the next round tries, the token on its way being the first
         # Of the present step.
         self._has_text = False
+        self._on_path = False  # the text is a path of the cache, which goes on from all of its tokens
         self.chosen: Draft | None = None
         """What it should try."""
         self._draft: Draft | None = None  # what its round tries
@@ -339,8 +350,8 @@ class AnswerDrafter:
         self._lookup.index(tokens)
 
     def _looked_in_vain(self, times: int) -> None:
-        self._vain = min(times, _VAIN_LOOKS * (self._shared.rarest + 2) - 1)
-        self.every = 1 << max(0, self._vain // _VAIN_LOOKS - 1)
+        self._vain = min(times, _VAIN_LOOKS * (self._shared.rarest + 1) - 1)
+        self.every = 1 << self._vain // _VAIN_LOOKS
 
     def look(self, session: Session, step: int) -> bool:
         """Takes in what is recorded, if it looks for known text in this step. Returns True if there is some."""
@@ -349,19 +360,18 @@ class AnswerDrafter:
 
     def _finds_text(self, session: Session) -> bool:
         recorded = session.recorded
-        self._lookup.extend(recorded[self.known :])
+        found = self._lookup.extend(recorded[self.known :])
         self.known = len(recorded)
         if self._shared.model is None:
             self._looked_in_vain(self._vain + 1)
-        return self._expected is not None or bool(session.continuation(1)) or self._lookup.search()
+        self._on_path = bool(session.continuation(1))
+        return self._on_path or found or self._expected is not None
 
     def find(self, session: Session, most: int) -> Draft | None:
-        """Returns a draft of known text of at most `most` tokens; None if `look` found none in this step. A path of the
-        cache comes first: it has all of the text."""
+        """Returns a draft of known text of at most `most` tokens; None if `look` found none in this step."""
         if not self._has_text:
             return None
-        path = session.continuation(most)
-        return Draft(path, "path", self.known) if path else self._lookup.propose(most)
+        return Draft(session.continuation(most), "path", self.known) if self._on_path else self._lookup.propose(most)
 
     def offer(self, draft: Draft | None, length: int, ahead: int, *, allowed: bool) -> None:
         """Takes the first `length` tokens of a draft that was found, `ahead` of which are on their way, if drafts are

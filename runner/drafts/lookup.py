@@ -125,8 +125,9 @@ class Lookup:
         """
         return self._text.index(most)
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Appends generated tokens and indexes them, if all before them is indexed; else a part of that."""
+    def extend(self, tokens: Sequence[int]) -> bool:
+        """Appends generated tokens and indexes them, if all before them is indexed; else a part of that. Returns True
+        if the end of the text stands elsewhere."""
         self._text.append(tokens)
         self._text.index(len(tokens) + _INDEX_TOKENS)
         for token in tokens:
@@ -136,9 +137,6 @@ class Lookup:
                 text, found = self._earlier
                 followed = text.follow(found, token)
                 self._earlier = Earlier(text, followed) if followed else None
-
-    def search(self) -> bool:
-        """Returns True if the end of the text stands elsewhere."""
         if not self._own or (self._ring and not self._earlier):
             ending = self._text.ending()
             self._own = self._own or self._text.find(ending)
@@ -149,7 +147,6 @@ class Lookup:
     def propose(self, most: int) -> Draft | None:
         """Returns up to `most` tokens that may come next, or None. The longest match wins; of equally long ones the one
         in the request's own text."""
-        self.search()
         own, earlier = self._own, self._earlier
         if own and not (earlier and earlier.found.match > own.match):
             return Draft(self._text.following(own.places, most), "own", own.match)

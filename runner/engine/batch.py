@@ -41,7 +41,7 @@ _CLEAR_STEPS = 256  # mlx-lm's caches grow by as many tokens at a time, into new
 _PADDING_TOKENS = 256  # a row may always be padded by as many
 _GRAMMAR_WAIT_S = 0.05  # a batch waits for a mask; then the answer decodes alone
 _GRAMMAR_WAIT_ALONE_S = 0.005  # an answer alone waits; then other slices run
-_TIMED_STEPS = 8  # how long one in so many steps takes is recorded if nothing is at hand to draft
+_MEASURED_STEPS = 8  # of as many steps one is measured if nothing is at hand to draft
 _ids = count()
 _Logits = TypeVar("_Logits", mx.array, mx.array | None)
 
@@ -117,10 +117,10 @@ class Batch:
         self.steps = steps
         """The number of steps so far."""
         # Of the last step.
+        self._measured_at = steps
         self.forward_rows = 0
         """The rows of an answer in its forward, with padding; 0 if there was none, -1 if there were several."""
         self._asked_rows = 0.0  # those that are no padding if that is skipped, on average
-        self._found_at = -_TIMED_STEPS  # the last step that found something to draft
         self._lost: Results = []  # late generations that could not be split off
         self.split_off: list[Batch] = []
         """Batches of one, split off because their masks took too long for the others; the reader empties the list."""
@@ -161,13 +161,18 @@ class Batch:
         self.steps += 1
         if self.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
-        timed = self.steps <= self._found_at + 2 or self.steps % _TIMED_STEPS == 0
-        if self._drafters and timed and all(choices):  # a step in which others only joined is no measure
+        # A step in which others only joined is no measure.
+        if self._drafters and self._measures and all(choices):
             tokens = sum(len(choice.tokens) for choice in choices if choice)
             length, asked = self.forward_rows, self._asked_rows
-            time = StepTime(monotonic() - started_s, tokens, len(choices), length, asked)
+            steps, self._measured_at = self.steps - self._measured_at, self.steps
+            time = StepTime(monotonic() - started_s, tokens, len(choices), length, asked, steps)
             self._drafters[0].shared.record_time(self._drafters, time)
         return choices
+
+    @property
+    def _measures(self) -> bool:
+        return self.steps % _MEASURED_STEPS == 0 or self._drafters[0].shared.measuring > 0
 
     def _find_drafts(self, limit: RoundLimit | None) -> list[RoundDrafts]:
         """Accepts the last round. Returns what to try in this step or, if its tokens are already drawn, in the next."""
@@ -179,7 +184,6 @@ class Batch:
         answers = [(each.drafter, each.session) for each in self.generations if each.drafter is not None]
         if not self._drafters[0].shared.look(answers, self.steps):
             return []
-        self._found_at = self.steps
         if self._in_flight is None:
             self._release()  # a model that drafts draws as the answers do
         on_its_way = self._in_flight is not None

@@ -96,6 +96,11 @@ class Drafts(Protocol):
     skips_padding: bool
     """True if a round of several answers should compute no padding, where it can leave it out."""
 
+    @property
+    def measuring(self) -> int:
+        """The next steps whose time should be recorded: those with drafts at hand, and the one after them."""
+        ...
+
     def drafter(self, prompt: Sequence[int]) -> Drafter:
         """Returns a drafter for the answer to this prompt, whose media stand in it by their names."""
         ...
@@ -134,6 +139,8 @@ class StepTime(NamedTuple):
     """The positions of each answer in its forward, with padding; 0 if it had none, -1 if it had several."""
     asked: float
     """Those that are no padding if that is skipped, on average."""
+    steps: int = 1
+    """The steps since the last one that was recorded, this one included; the others were plain."""
 
 
 Shifted = Callable[[Sequence[int]], AbstractContextManager[None]]

@@ -124,6 +124,10 @@ class TapedDrafts:
         self.propose = drafts.propose
         self.skips_padding = drafts.skips_padding
 
+    @property
+    def measuring(self) -> int:
+        return self._drafts.measuring
+
     def record_time(self, drafters: "Sequence[Drafter]", step: "StepTime") -> None:
         seconds = self._tape.input(EntryKind.SECONDS, lambda: step.seconds)
         self._drafts.record_time(drafters, step._replace(seconds=seconds))

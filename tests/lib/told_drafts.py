@@ -85,6 +85,7 @@ class ToldTogether:
     """Lets each answer of a forward try what it knows."""
 
     skips_padding = True
+    measuring = 1
 
     def __init__(self) -> None:
         self.rounds_together: list[float] = []

@@ -12,6 +12,7 @@ from runner.cache.session import Session
 from runner.drafts.drafting import Drafting
 from runner.drafts.policy import Draft, DraftPolicy, cpu_costs
 from runner.engine.generation import Generation
+from runner.engine.ports import Drafter, StepTime
 from scripts.tools.models.tiny import words
 from tests.lib.pairs import pairs
 from tests.lib.seeing_engine import SeeingEngine, picture
@@ -285,6 +286,22 @@ def test_known_text_is_looked_up_for_each_row_and_one_that_has_none_is_padded() 
     assert any(together == 3 for _, together in policy.asked)
     assert rounds_together(engine)
     assert max(length for rows, length in engine.forward.calls if rows > 1) <= 4
+
+
+def test_one_in_eight_steps_is_measured_as_long_as_nothing_is_worth_a_draft() -> None:
+    drafting, measured = Drafting(Willing(0)), list[int]()
+    record = drafting.record_time
+
+    def note(drafters: Sequence[Drafter], step: StepTime) -> None:
+        measured.append(step.steps)
+        record(drafters, step)
+
+    drafting.record_time = note  # type: ignore[method-assign]
+    engine = TinyEngine("llama", drafting=drafting)
+    engine.submit(spec("greedy", 80, prompt=words(20) * 3))
+    engine.finish()
+    assert len(measured) > 5
+    assert set(measured[1:]) == {8}
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])

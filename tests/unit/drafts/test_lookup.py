@@ -14,6 +14,7 @@ def lookup(prompt: list[int], ring: Ring | None = None, salt: str = "") -> Looku
     made = Lookup(prompt, ring, salt)
     while not made.index(100):
         pass
+    made.extend([])
     return made
 
 

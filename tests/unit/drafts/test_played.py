@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import count, pairwise
 from pathlib import Path
 from random import Random
+from statistics import mean
 from typing import NamedTuple, cast
 
 import pytest
@@ -94,7 +95,7 @@ def play(
     live, tokens, first_rate, spent_s = [*answers], 0, 0.0, 0.0
     plain_s = forward_s(len(users)) * max(len(tokens) for _, tokens in users)
     drawn, uneven, slowness, slow_until_s = False, 1.0, 1.0, 0.0
-    found_at = -2
+    measured_at = -1
     for number in count():
         if not live:
             break
@@ -103,7 +104,6 @@ def play(
         looking = sum(number % each.drafter.every == 0 for each in live)
         clock.look_s = LOOK_S + EACH_LOOK_S * looking if looking else 0.0
         found = looking > 0 and drafting.look([(each.drafter, each.session) for each in live], number)
-        found_at = number if found else found_at
         asked = [
             DraftedAnswer(each.drafter, each.session, most, cast("Sampler", None), row, len(each.session.recorded))
             for row, each in enumerate(live)
@@ -133,8 +133,9 @@ def play(
             seconds *= slowness * varies.lognormvariate(0, 0.06)
         asked_rows = 1 + sum(map(len, drafts)) / many if length > 1 else length
         step = StepTime(seconds, sum(got), many, length, asked_rows)
-        if number <= found_at + 1 or number % 8 == 0:
-            drafting.record_time(drafters, step)
+        if drafting.measuring or number % 8 == 0:
+            drafting.record_time(drafters, step._replace(steps=number - measured_at))
+            measured_at = number
         for each in [each for each in live if not each.left]:
             first_rate = first_rate or tokens / spent_s
             each.end_s = spent_s
@@ -145,11 +146,10 @@ def play(
     return Played(tokens / max(ends) / plain_rate, first_rate / plain_rate)
 
 
-def play_all(cases: Sequence[tuple[str, int]], *, varies: bool = False) -> Played:
+def play_all(cases: Sequence[tuple[str, int]], random: Random | None = None) -> Played:
     """Plays so many users of each case together, round after round: the mean of all rounds but the first."""
     clock = Clock()
     drafting = Drafting(DraftPolicy.for_cpu(skips_padding=True), clock=clock)
-    random = Random(1) if varies else None
     played = list[Played]()
     for number in range(min(len(USERS[name]) for name, _ in cases)):
         for group in range(min(8 // users for _, users in cases)):
@@ -170,17 +170,23 @@ CASES = (
     ([("repeat", 4), ("fresh", 4)], 1.0, 1.15),
 )
 """Users of each case, and what drafts should bring them."""
+NAMES = [" and ".join(f"{n} {name}" for name, n in case) for case, *_ in CASES]
 
 
-@pytest.mark.parametrize("varies", [False, True], ids=["an even machine", "a machine whose speed varies"])
-@pytest.mark.parametrize(
-    ("cases", "all_of_it", "together"),
-    CASES,
-    ids=[" and ".join(f"{n} {name}" for name, n in case) for case, *_ in CASES],
-)
+@pytest.mark.parametrize(("cases", "all_of_it", "together"), CASES, ids=NAMES)
 def test_drafts_make_several_answers_faster_and_none_slower(
-    cases: Sequence[tuple[str, int]], all_of_it: float, together: float, varies: bool
+    cases: Sequence[tuple[str, int]], all_of_it: float, together: float
 ) -> None:
-    played, share = play_all(cases, varies=varies), 0.45 if varies else 1.0
-    assert played.all >= min(all_of_it, 1 + (all_of_it - 1) * share)
-    assert played.together >= 1 + (together - 1) * share
+    played = play_all(cases)
+    assert played.all >= all_of_it
+    assert played.together >= together
+
+
+@pytest.mark.parametrize(("cases", "all_of_it", "together"), CASES[2:7], ids=NAMES[2:7])
+def test_drafts_make_answers_faster_on_a_machine_whose_speed_varies(
+    cases: Sequence[tuple[str, int]], all_of_it: float, together: float
+) -> None:
+    """What was learned is late there: stories lose up to two hundredths more than on an even one."""
+    played = [play_all(cases, Random(seed)) for seed in (1, 2)]
+    assert mean(each.all for each in played) >= min(2 * all_of_it - 1, 1 + (all_of_it - 1) * 0.45)
+    assert mean(each.together for each in played) >= 1 + (together - 1) * 0.45

@@ -484,6 +484,7 @@ def test_an_answer_that_is_ahead_lets_others_draft() -> None:
         [0.3 + 16 * step_s - 0.95 * round_s], rel=0.01
     )
     assert policy.slacks_after([0.3], [1], 1, 1000, 4) == pytest.approx([0.3 + 0.05 * step_s], rel=0.01)
+    assert policy.slacks_after([0.3], [1], 1, 1000, 4, 7) == pytest.approx([0.3 + 8 * 0.05 * step_s], rel=0.01)
     assert policy.slacks_after([0.999], [16], 16, 1000, 4) == [1.0]
     assert policy.slacks_after([0.3], [17], 17, 1000, 4) == [0.3], "nothing is learned from forced tokens"
 

@@ -130,8 +130,7 @@ def test_looks_in_vain_become_rare_as_far_as_they_take_half_a_hundredth_of_the_t
     looked = looks(*begun(drafting, [*range(40)]), 600)
     gaps = [later - earlier for earlier, later in pairwise(looked)]
     assert gaps == sorted(gaps)
-    usual = {gap: gaps.count(gap) for gap in (1, 2, 4, 8) if gap < rarest}
-    assert usual == dict(zip(usual, (8, 4, 4, 4), strict=False))
+    assert all(7 <= gaps.count(gap) <= 9 for gap in (1, 2, 4, 8) if gap < rarest)
     assert max(gaps) == rarest
 
 
