@@ -109,7 +109,7 @@ class Drafting:
         """Those of the latest step. The model drafts for answers that go on together, not for those that take turns."""
         self._together = 1  # answers in that step
         self.rarest = _RAREST
-        """The power of two of the steps of which an answer looks for drafts in one, if it does so in vain."""
+        """Looks in vain become as rare as one in 2 ** `rarest` steps."""
         self._look_s = 0.0  # what it takes to look, and to choose from what is found, on average
         self._looked_s = 0.0  # the latest time
         self._wanted = 0  # tokens that the model should draft next
@@ -142,6 +142,8 @@ class Drafting:
     def look(self, answers: Sequence[tuple[Drafter, Session]], step: int) -> bool:
         """Lets those of all answers of a forward look for known text that do so in this step. Returns True if any has
         found some, or there is a model that drafts."""
+        if self.model is not None:
+            self.measuring = 2
         if self.undraftable:
             return self.model is not None
         self._look_s += (self._looked_s - self._look_s) * _LOOK_WEIGHT if self._look_s else self._looked_s
@@ -149,8 +151,6 @@ class Drafting:
         self.ring.index(_INDEX_TOKENS)
         found = [isinstance(drafter, AnswerDrafter) and drafter.look(session, step) for drafter, session in answers]
         self._looked_s = self.clock() - started
-        if self.model is not None:
-            self.measuring = 2
         return any(found) or self.model is not None
 
     def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit = UNLIMITED) -> bool:
@@ -350,7 +350,7 @@ class AnswerDrafter:
         self._lookup.index(tokens)
 
     def _looked_in_vain(self, times: int) -> None:
-        self._vain = min(times, _VAIN_LOOKS * (self._shared.rarest + 1) - 1)
+        self._vain = min(max(0, times), _VAIN_LOOKS * (self._shared.rarest + 1) - 1)
         self.every = 1 << self._vain // _VAIN_LOOKS
 
     def look(self, session: Session, step: int) -> bool:

@@ -235,6 +235,17 @@ def test_a_model_rests_by_the_clock_and_what_is_known_is_drafted_all_the_same() 
     assert proposed(drafter, session) == QUOTED[20:30]
 
 
+def test_known_text_is_looked_for_in_each_step_while_its_drafts_rest_and_a_model_drafts() -> None:
+    drafting = Drafting(DraftPolicy.for_cpu(), model=Model())
+    drafting.speed(1).turn_off("it is slower")
+    drafter, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
+    for _ in range(20):
+        drafts = proposed(drafter, session)
+        assert drafts == [8, 9, 10, 11, 12, 13, 14][: len(drafts)]
+        took(drafter, 1, 1 + len(drafts), 0.01)
+        assert drafter.every == 1
+
+
 def test_a_model_drafts_for_all_answers_of_a_forward_but_not_for_more_than_it_can() -> None:
     model = Model()
     drafting = Drafting(DraftPolicy.for_gpu(), model=model)
