@@ -161,18 +161,14 @@ class Batch:
         self.steps += 1
         if self.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
-        # A step in which others only joined is no measure.
-        if self._drafters and self._measures and all(choices):
+        measures = self.steps % _MEASURED_STEPS == 0 or (self._drafters and self._drafters[0].shared.measuring > 0)
+        if self._drafters and measures and all(choices):  # a step in which others only joined is no measure
             tokens = sum(len(choice.tokens) for choice in choices if choice)
             length, asked = self.forward_rows, self._asked_rows
             steps, self._measured_at = self.steps - self._measured_at, self.steps
             time = StepTime(monotonic() - started_s, tokens, len(choices), length, asked, steps)
             self._drafters[0].shared.record_time(self._drafters, time)
         return choices
-
-    @property
-    def _measures(self) -> bool:
-        return self.steps % _MEASURED_STEPS == 0 or self._drafters[0].shared.measuring > 0
 
     def _find_drafts(self, limit: RoundLimit | None) -> list[RoundDrafts]:
         """Accepts the last round. Returns what to try in this step or, if its tokens are already drawn, in the next."""

@@ -87,7 +87,7 @@ class Played(NamedTuple):
 
 
 def play(
-    drafting: Drafting, clock: "Clock", users: Sequence[tuple[Sequence[int], Sequence[int]]], varies: Random | None
+    drafting: Drafting, clock: Clock, users: Sequence[tuple[Sequence[int], Sequence[int]]], varies: Random | None
 ) -> Played:
     """Plays answers that begin together, as `engine/batch.py` steps; the speed of the machine may vary, for drafters to
     see: what is returned is of an even one."""
