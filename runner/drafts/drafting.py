@@ -28,7 +28,7 @@ _INDEX_TOKENS = 512
 """Tokens of an earlier answer that are indexed beside a step: half a millisecond."""
 _VAIN_LOOKS, _RAREST = 8, 4
 """After 8 looks since a draft was right an answer looks in every second step only, after 8 more in every fourth, and so
-on to every sixteenth, but no more rarely than `_LOOK_SHARE` takes."""
+on to every sixteenth, but no more rarely than it takes to keep to `_LOOK_SHARE`."""
 _LOOK_SHARE = 0.005
 """Of the time of plain steps, for looks in vain. Where a model has just been computed, one takes 0.2 to 1 ms."""
 _WINDOW, _LEAST_WINDOW = 16, 6
@@ -114,7 +114,7 @@ class Drafting:
         self._looked_s = 0.0  # the latest time
         self._wanted = 0  # tokens that the model should draft next
         self.measuring = 0
-        """The next steps to record: those with drafts at hand, and the one after them."""
+        """The number of next steps to record: those with drafts at hand, and the one after them."""
         # Of the present step.
         self._model_offered = False  # it could have tried drafts of the model
         self._model_worked = False  # the model has worked for it, or it waits for the model
@@ -140,8 +140,8 @@ class Drafting:
         return self._speeds[key]
 
     def look(self, answers: Sequence[tuple[Drafter, Session]], step: int) -> bool:
-        """Lets those of all answers of a forward look for known text that do so in this step. Returns True if any has
-        found some, or there is a model that drafts."""
+        """Looks for known text for those answers of a forward whose drafters do so in this step. Returns True if there
+        is some, or a model that drafts."""
         if self.model is not None:
             self.measuring = 2
         if self.undraftable:
@@ -329,7 +329,7 @@ class AnswerDrafter:
         self.slack_s = FIRST_SLACK_S
         """The time by which rounds for others may still delay it."""
         self.every = 1
-        """It looks for drafts in one of so many steps."""
+        """It looks for drafts in each step whose number is a multiple of this power of two."""
         self._vain = 0  # looks since a draft was right
         self._expected: Draft | None = None  # what the next round tries, the token on its way being the first
         # Of the present step.

@@ -41,7 +41,7 @@ _CLEAR_STEPS = 256  # mlx-lm's caches grow by as many tokens at a time, into new
 _PADDING_TOKENS = 256  # a row may always be padded by as many
 _GRAMMAR_WAIT_S = 0.05  # a batch waits for a mask; then the answer decodes alone
 _GRAMMAR_WAIT_ALONE_S = 0.005  # an answer alone waits; then other slices run
-_MEASURED_STEPS = 8  # of as many steps one is measured if nothing is at hand to draft
+_MEASURED_STEPS = 8  # the time of one in so many steps is recorded if nothing is at hand to draft
 _ids = count()
 _Logits = TypeVar("_Logits", mx.array, mx.array | None)
 
@@ -117,7 +117,7 @@ class Batch:
         self.steps = steps
         """The number of steps so far."""
         # Of the last step.
-        self._measured_at = steps
+        self._measured_at = steps  # the number of the last one whose time was recorded
         self.forward_rows = 0
         """The rows of an answer in its forward, with padding; 0 if there was none, -1 if there were several."""
         self._asked_rows = 0.0  # those that are no padding if that is skipped, on average

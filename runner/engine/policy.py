@@ -95,7 +95,7 @@ class _Pace:
     end_s: float
     """The end of that slice, or when the batch began, on the policy's own clock."""
     step_s: float
-    """How long its steps with a forward take: an average, which a longer step raises at once; 0 before the first."""
+    """The time of its steps with a forward: an average, which a longer step raises at once; 0 before the first."""
 
 
 class SlicePolicy:

@@ -98,7 +98,7 @@ class Drafts(Protocol):
 
     @property
     def measuring(self) -> int:
-        """The next steps whose time should be recorded: those with drafts at hand, and the one after them."""
+        """The number of next steps whose time should be recorded: those with drafts at hand, and the one after them."""
         ...
 
     def drafter(self, prompt: Sequence[int]) -> Drafter:
@@ -106,8 +106,8 @@ class Drafts(Protocol):
         ...
 
     def look(self, answers: Sequence[tuple[Drafter, "Session"]], step: int) -> bool:
-        """Lets those of all answers of a forward look for drafts that do so in this step. Returns False if none has
-        found anything, the usual case where no text repeats, and a cheap one. Call it before `expects` or `propose`."""
+        """Looks for drafts for those answers of a forward whose drafters do so in this step. Returns False if there are
+        none: the usual case where no text repeats, and a cheap one. Call it before `expects` or `propose`."""
         ...
 
     def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit = UNLIMITED) -> bool:

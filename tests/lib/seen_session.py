@@ -1,4 +1,4 @@
-"""A session as drafters see it, for tests without a model."""
+"""A session as drafters see it, and a clock for their looks, for tests without a model."""
 
 from collections.abc import Sequence
 
@@ -12,3 +12,15 @@ class SeenSession:
 
     def continuation(self, most: int) -> list[int]:
         return self.path[:most]
+
+
+class LookClock:
+    """A clock by which each look for drafts takes `look_s`."""
+
+    def __init__(self, look_s: float = 0.0) -> None:
+        self.look_s = look_s
+        self._now_s = 0.0
+
+    def __call__(self) -> float:
+        self._now_s += self.look_s
+        return self._now_s

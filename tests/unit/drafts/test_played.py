@@ -22,7 +22,7 @@ from runner.engine.lifecycle import Lifecycle
 from runner.engine.policy import RoundLimit
 from runner.engine.ports import DraftedAnswer, StepTime
 from runner.sampling.sampler import Sampler
-from tests.lib.seen_session import SeenSession
+from tests.lib.seen_session import LookClock, SeenSession
 
 USERS = json.loads((Path(__file__).parent / "answers.json").read_text())
 FORWARD_MS = {1: 12.0, 2: 13.5, 4: 16.5, 8: 26.5, 16: 42.0, 32: 71.0, 48: 97.0, 64: 122.0}
@@ -66,17 +66,6 @@ class Answer:
         return right + 1
 
 
-class Clock:
-    """The next look takes so long."""
-
-    look_s = 0.0
-    _now_s = 0.0
-
-    def __call__(self) -> float:
-        self._now_s += self.look_s
-        return self._now_s
-
-
 class Played(NamedTuple):
     """Figures over those without drafts."""
 
@@ -87,7 +76,7 @@ class Played(NamedTuple):
 
 
 def play(
-    drafting: Drafting, clock: Clock, users: Sequence[tuple[Sequence[int], Sequence[int]]], varies: Random | None
+    drafting: Drafting, clock: LookClock, users: Sequence[tuple[Sequence[int], Sequence[int]]], varies: Random | None
 ) -> Played:
     """Plays answers that begin together, as `engine/batch.py` steps; the speed of the machine may vary, for drafters to
     see: what is returned is of an even one."""
@@ -148,7 +137,7 @@ def play(
 
 def play_all(cases: Sequence[tuple[str, int]], random: Random | None = None) -> Played:
     """Plays so many users of each case together, round after round: the mean of all rounds but the first."""
-    clock = Clock()
+    clock = LookClock()
     drafting = Drafting(DraftPolicy.for_cpu(skips_padding=True), clock=clock)
     played = list[Played]()
     for number in range(min(len(USERS[name]) for name, _ in cases)):
@@ -182,11 +171,11 @@ def test_drafts_make_several_answers_faster_and_none_slower(
     assert played.together >= together
 
 
-@pytest.mark.parametrize(("cases", "all_of_it", "together"), CASES[2:7], ids=NAMES[2:7])
+@pytest.mark.parametrize(("cases", "all_of_it", "together"), CASES, ids=NAMES)
 def test_drafts_make_answers_faster_on_a_machine_whose_speed_varies(
     cases: Sequence[tuple[str, int]], all_of_it: float, together: float
 ) -> None:
-    """What was learned is late there: stories lose up to two hundredths more than on an even one."""
+    """The policy learns of a change late: stories lose up to a hundredth more than on an even machine."""
     played = [play_all(cases, Random(seed)) for seed in (1, 2)]
-    assert mean(each.all for each in played) >= min(2 * all_of_it - 1, 1 + (all_of_it - 1) * 0.45)
+    assert mean(each.all for each in played) >= min(1.5 * all_of_it - 0.5, 1 + (all_of_it - 1) * 0.45)
     assert mean(each.together for each in played) >= 1 + (together - 1) * 0.45
