@@ -122,7 +122,8 @@ class Story:
         """Returns an engine with this tape. All engines of a story are alike."""
         numbers = random.Random(self._seed)
         drafts = numbers.random() < 0.7 and self._name in SLICEABLE
-        return TinyEngine(
+        drafting = Drafting(DraftPolicy.for_cpu()) if drafts else None
+        engine = TinyEngine(
             self._name,
             TapedPolicy(numbers.choice((16, 64, 512)), numbers.choice((0.02, 0.1)), tape),
             parallel=1 if drafts else numbers.choice((1, 2, 4, 8)),
@@ -130,11 +131,14 @@ class Story:
             memory=MemoryBudget(TapedMeter(meter, tape), None if drafts else numbers.choice(_ROOMS), 512),
             eos=EOS,
             known=numbers.random() < 0.5,
-            drafting=Drafting(DraftPolicy.for_cpu()) if drafts else None,
+            drafting=drafting,
             tape=tape,
             outbox=outbox,
             ranks=self.ranks,
         )
+        if drafting is not None:
+            drafting.clock = lambda: tape.input(EntryKind.SECONDS, engine.clock)
+        return engine
 
     def record(self, file: Path, *, slices: int = 600) -> Seen:
         """Records the mix, at most so many slices of it. Returns what the clients were told."""
