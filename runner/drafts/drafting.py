@@ -15,7 +15,7 @@ from runner.drafts.lookup import Lookup, Ring
 from runner.drafts.policy import FIRST_SLACK_S, MODEL_MATCH, SOURCES, Draft, DraftPolicy, rows_of
 from runner.drafts.speed_check import SpeedCheck
 from runner.engine.lifecycle import Lifecycle
-from runner.engine.policy import UNLIMITED, RoundLimit
+from runner.engine.policy import UNLIMITED, StepLimit
 from runner.engine.ports import DraftedAnswer, Drafter, Drafts, StepTime
 from runner.logs import Log
 
@@ -153,7 +153,7 @@ class Drafting:
         self._looked_s = self.clock() - started
         return any(found) or self.model is not None
 
-    def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit = UNLIMITED) -> bool:
+    def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: StepLimit = UNLIMITED) -> bool:
         """Returns True if a round should follow the tokens that are on their way, which are not recorded yet."""
         started = self.clock()
         chosen = self._choose(answers, together, limit, ahead=1)
@@ -161,7 +161,7 @@ class Drafting:
         return chosen or self._model_length(answers, together, limit) > 0
 
     def propose(
-        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: RoundLimit = UNLIMITED
+        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: StepLimit = UNLIMITED
     ) -> Sequence[Sequence[int]]:
         """Returns for each answer tokens that may follow the recorded ones: of known text or, where there is none, by
         the model."""
@@ -182,7 +182,7 @@ class Drafting:
             self.measuring = 2
         return drafts
 
-    def _choose(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit, *, ahead: int) -> bool:
+    def _choose(self, answers: Sequence[DraftedAnswer], together: int, limit: StepLimit, *, ahead: int) -> bool:
         """Chooses what to draft of known text for each answer, `ahead` tokens of which are on their way. Returns True
         if that is anything."""
         if self.undraftable or (longest := self.policy.longest(together)) < 1:
@@ -203,7 +203,7 @@ class Drafting:
             self.measuring = 2
         return any(_own(each).waits for each in answers)
 
-    def _model_length(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit) -> int:
+    def _model_length(self, answers: Sequence[DraftedAnswer], together: int, limit: StepLimit) -> int:
         """Returns how many tokens the model should draft now for each answer without known text. If it lacks some of
         all texts, it reads a part of one meanwhile, and the result is 0."""
         model, own = self.model, [_own(each) for each in answers]
@@ -232,7 +232,7 @@ class Drafting:
         return 0 if reads else min(self._wanted, padded, max(mosts))
 
     def _model_drafts(
-        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: RoundLimit
+        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: StepLimit
     ) -> Sequence[Sequence[int]]:
         """Returns drafts of the model for each answer, so that it follows all of them; none if they do not pay, or it
         lacks some of the text."""

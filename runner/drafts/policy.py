@@ -5,7 +5,7 @@ from itertools import pairwise
 from math import ceil
 from typing import Literal, NamedTuple, get_args
 
-from runner.engine.policy import UNLIMITED, RoundLimit
+from runner.engine.policy import UNLIMITED, StepLimit
 from runner.settings import DEFAULT_DRAFT_TOKENS
 
 # --- How often drafts like this one were right, token by token.
@@ -355,7 +355,7 @@ class DraftPolicy:
         drafts: Sequence[Draft],
         context_tokens: int,
         together: int = 1,
-        limit: RoundLimit = UNLIMITED,
+        limit: StepLimit = UNLIMITED,
         slacks: Sequence[float] = (),
     ) -> Sequence[int]:
         """Returns how many tokens of each of these drafts to take after `context_tokens` tokens, in a forward over as
@@ -377,7 +377,7 @@ class DraftPolicy:
         context_tokens: int,
         together: int = 1,
         beside: Sequence[Draft] = (),
-        limit: RoundLimit = UNLIMITED,
+        limit: StepLimit = UNLIMITED,
         slacks: Sequence[float] = (),
     ) -> int:
         """Returns how many tokens a model should draft for each of some answers, which may have at most so many, after
@@ -410,7 +410,7 @@ class DraftPolicy:
         costs: Sequence[float],
         together: int,
         tokens: float,
-        limit: RoundLimit,
+        limit: StepLimit,
         slacks: Sequence[float],
         counted: int,
         *,

@@ -27,7 +27,7 @@ from runner.cache.session import DecodeRows
 from runner.cpu import asks_for
 from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation, Results
-from runner.engine.policy import RoundLimit
+from runner.engine.policy import StepLimit
 from runner.engine.ports import StepTime
 from runner.engine.round import Round, RoundDrafts, find_drafts, padded, unseen_at_end
 from runner.engine.trace import TRACE
@@ -137,7 +137,7 @@ class Batch:
 
     # --- steps
 
-    def step(self, limit: RoundLimit | None) -> Sequence[Choice | None]:
+    def step(self, limit: StepLimit | None) -> Sequence[Choice | None]:
         """Returns the next tokens of each generation, for `take`, None for one that joined before it drew; nothing if
         a mask is late: step again when `ready`. The tokens may be several, by a round within the `limit`; None: no
         drafts."""
@@ -155,7 +155,8 @@ class Batch:
             if drafts and self._in_flight is None:
                 choices = self._step_round(drafts)
             else:
-                choices = self._step_drawn(dispatch=not drafts)
+                ahead = self._in_flight is not None or limit is None or limit.ahead
+                choices = self._step_drawn(dispatch=ahead and not drafts)
         if not choices:
             return []
         self.steps += 1
@@ -170,7 +171,7 @@ class Batch:
             self._drafters[0].shared.record_time(self._drafters, time)
         return choices
 
-    def _find_drafts(self, limit: RoundLimit | None) -> list[RoundDrafts]:
+    def _find_drafts(self, limit: StepLimit | None) -> list[RoundDrafts]:
         """Accepts the last round. Returns what to try in this step or, if its tokens are already drawn, in the next."""
         may_draft = self._drafters and self._vocab_size and self._rows.may_draft
         if not self._accept() or limit is None or not may_draft:

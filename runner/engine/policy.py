@@ -59,16 +59,19 @@ class Encode(NamedTuple):
 Slice = Begin | Prefill | Encode | Decode
 
 
-class RoundLimit(NamedTuple):
-    """How long a round of drafts may take: any of these is enough."""
+class StepLimit(NamedTuple):
+    """How long a step may take. A round of drafts keeps to one of the first two."""
 
     seconds: float = inf
-    """No longer than this."""
+    """A round takes no longer than this."""
     drafts: int = 0
-    """It has no more drafts than these, of all its answers."""
+    """A round has no more drafts than these, of all its answers."""
+    ahead: bool = True
+    """A step whose tokens are not drawn yet may dispatch the next forward, too, before it reads them. A CPU computes as
+    it dispatches, and delays them by a forward."""
 
 
-UNLIMITED = RoundLimit()
+UNLIMITED = StepLimit()
 
 
 class Workload(NamedTuple):
@@ -149,17 +152,27 @@ class SlicePolicy:
         worth = not is_first and tokens >= LEAST_SLICE_TOKENS and room_s >= self.max_gap_s * _WORTH
         return prefill if fresh or worth or tokens >= work.prefilling[prefill.index] else step
 
-    def round_limit(self, work: Workload, index: int) -> RoundLimit:
-        """Returns the limit of a round of drafts if the batch at this index steps now. Batches that take turns share
-        the gap, as they share it with prompts, and a slice that came between has taken its part. Where even plain
-        steps take longer, a round may have as many drafts as the least slice of a prompt has tokens, unless prompts
-        wait: with those slices, too, the gap would be longer than without drafts."""
+    def step_limit(self, work: Workload, index: int) -> StepLimit:
+        """Returns the limit of a step of the batch at this index, if that steps now, or of one that it joins. Batches
+        that take turns share the gap, as they share it with prompts, and a slice that came between has taken its part.
+        Where even plain steps take longer, a round may have as many drafts as the least slice of a prompt has tokens,
+        unless prompts wait: with those slices, too, the gap would be longer than without drafts."""
         prompts = bool(work.startable or work.prefilling or work.encoding)
-        batches = max(1, len(work.decoding))
-        seconds = self.max_gap_s / (batches + prompts)
-        if prompts:
-            seconds = min(seconds, self.max_gap_s - (self._now_s - self._pace(work.decoding[index]).end_s))
-        return RoundLimit(seconds, 0 if prompts else LEAST_SLICE_TOKENS // batches)
+        batches = len(work.decoding)
+        share_s = self.max_gap_s / (batches + prompts)
+        goes_on = batches == 1 and not prompts and self._last_other < self._slices
+        ahead = goes_on or self._has_time_for_two_steps(work.decoding, share_s)
+        if not prompts:
+            return StepLimit(share_s, LEAST_SLICE_TOKENS // batches, ahead)
+        left_s = self.max_gap_s - (self._now_s - self._pace(work.decoding[index]).end_s)
+        return StepLimit(min(share_s, left_s), 0, ahead)
+
+    def _has_time_for_two_steps(self, decoding: Sequence[int], share_s: float) -> bool:
+        """Returns True if two steps take no longer than `share_s`, nor than the batch that waited longest has left of
+        the gap."""
+        paces = [self._pace(batch) for batch in decoding]
+        waited_s = self._now_s - min(pace.end_s for pace in paces)
+        return 0 < 2 * max(pace.step_s for pace in paces) <= min(share_s, self.max_gap_s - waited_s)
 
     def took(self, slice: Slice, work: Workload, seconds: float) -> None:  # noqa: A002 - it is the field's word
         """Learns how long a slice took that `next` returned for this work.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 from protocol.stats import RankCounts
-from runner.engine.policy import UNLIMITED, RoundLimit
+from runner.engine.policy import UNLIMITED, StepLimit
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -110,13 +110,13 @@ class Drafts(Protocol):
         none: the usual case where no text repeats, and a cheap one. Call it before `expects` or `propose`."""
         ...
 
-    def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit = UNLIMITED) -> bool:
+    def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: StepLimit = UNLIMITED) -> bool:
         """Returns True if a round within the limit should follow the tokens that are on their way, which are not
         recorded yet. Nothing is dispatched before it then. The forward is over `together` answers, these among them."""
         ...
 
     def propose(
-        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: RoundLimit = UNLIMITED
+        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: StepLimit = UNLIMITED
     ) -> Sequence[Sequence[int]]:
         """Returns for each answer tokens that may follow its prompt and what there is of it, for a round within the
         limit. `layers` are those of the forward."""

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from runner.cache.session import DecodeRows
 from runner.engine.generation import Generation
-from runner.engine.policy import RoundLimit
+from runner.engine.policy import StepLimit
 from runner.engine.ports import DraftedAnswer
 from runner.sampling.filters import Mask
 from runner.sampling.sample import Choice, Sample
@@ -108,7 +108,7 @@ def padded(rounds: Sequence[Round]) -> mx.array:
 
 
 def find_drafts(
-    generations: Sequence[Generation], rows: DecodeRows, vocab_size: int, limit: RoundLimit, *, on_its_way: bool
+    generations: Sequence[Generation], rows: DecodeRows, vocab_size: int, limit: StepLimit, *, on_its_way: bool
 ) -> list[RoundDrafts]:
     """Returns tokens that may follow the recorded ones of each answer; the last of them may end it. Empty if a round
     within the limit does not pay. Call it if their drafters have found anything.

@@ -8,7 +8,7 @@ from runner.engine.context import EngineContext
 from runner.engine.events import Failed, Outbox, Refused, Started
 from runner.engine.generation import Generation, Results
 from runner.engine.journal import Journal
-from runner.engine.policy import Begin, Decode, Encode, Prefill, RoundLimit, SlicePolicy, Workload
+from runner.engine.policy import Begin, Decode, Encode, Prefill, SlicePolicy, StepLimit, Workload
 from runner.engine.queue import MediaQueue, RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
 from runner.engine.request import Request
@@ -113,7 +113,7 @@ class Scheduler:
             case Encode():
                 self._resume(self._media.encode_piece(self.cache))
             case Decode(index):
-                batch = self._decode(ready[index], self._policy.round_limit(work, index))
+                batch = self._decode(ready[index], self._policy.step_limit(work, index))
                 done = Decode(work.decoding.index(batch.id), batch.forward_rows != 0)
         if done is not None:
             self._policy.took(done, work, perf_counter() - started)
@@ -192,7 +192,7 @@ class Scheduler:
 
     # --- decode
 
-    def _decode(self, batch: Batch, limit: RoundLimit) -> Batch:
+    def _decode(self, batch: Batch, limit: StepLimit) -> Batch:
         """Computes a step of this batch, or of the one that it joins, or a round of drafts within the limit. Returns
         the batch that stepped."""
         may_draft = True

@@ -11,7 +11,7 @@ from runner.cache.session import Session
 from runner.engine.events import Event, Finished, Text
 from runner.engine.generation import Generation
 from runner.engine.lifecycle import Lifecycle
-from runner.engine.policy import UNLIMITED, RoundLimit
+from runner.engine.policy import UNLIMITED, StepLimit
 from runner.engine.ports import DraftedAnswer, Drafter, Drafts, StepTime
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, VOCAB, words
@@ -90,6 +90,8 @@ class ToldTogether:
     def __init__(self) -> None:
         self.rounds_together: list[float] = []
         """The positions of each round of several answers that are no padding, on average."""
+        self.lengths: list[int] = []
+        """The length of each step, as `StepTime` has it."""
 
     def drafter(self, prompt: Sequence[int]) -> Drafter:
         raise NotImplementedError
@@ -97,7 +99,7 @@ class ToldTogether:
     def look(self, answers: Sequence[tuple[Drafter, Session]], step: int) -> bool:
         return True
 
-    def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: RoundLimit = UNLIMITED) -> bool:
+    def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: StepLimit = UNLIMITED) -> bool:
         return any(len(drafts) > 1 for drafts in self._coming(answers, together))
 
     def propose(
@@ -105,7 +107,7 @@ class ToldTogether:
         answers: Sequence[DraftedAnswer],
         together: int,
         layers: Sequence[object],
-        limit: RoundLimit = UNLIMITED,
+        limit: StepLimit = UNLIMITED,
     ) -> Sequence[Sequence[int]]:
         return self._coming(answers, together)
 
@@ -113,6 +115,7 @@ class ToldTogether:
         assert step.tokens >= step.together >= len(drafters) > 0
         assert step.length >= -1
         assert step.seconds >= 0
+        self.lengths.append(step.length)
         if step.together > 1 and step.length > 1:
             self.rounds_together.append(step.asked)
 

@@ -222,11 +222,10 @@ class KVRows:
         """Gives the buffers at least as many rows and columns."""
         assert self.keys is not None
         assert self.values is not None
-        more_rows, more_columns = max(0, rows - self.keys.shape[0]), max(0, columns - self._columns)
-        for axis, more in ((2, more_columns), (0, more_rows)):
-            if more:
-                self.keys, self.values = (_longer(x, axis, more) for x in (self.keys, self.values))
-        self._columns += more_columns
+        rows, columns = max(rows, self.keys.shape[0]), max(columns, self._columns)
+        if (rows, columns) != (self.keys.shape[0], self._columns):
+            self.keys, self.values = (_larger(x, rows, columns) for x in (self.keys, self.values))
+        self._columns = columns
 
     def moving(self, rows: Sequence[int]) -> list[mx.array]:
         """Returns copies (lazy) of the rows that `filter` moves if it keeps these. Evaluate them before it: they
@@ -309,10 +308,11 @@ class KVRows:
         self.keys, self.values = buffers
 
 
-def _longer(x: mx.array, axis: int, more: int) -> mx.array:
-    """Returns `x` with `more` zeros along an axis (lazy)."""
-    zeros = mx.broadcast_to(mx.zeros(x.shape[-1], x.dtype), (*x.shape[:axis], more, *x.shape[axis + 1 :]))
-    return mx.concatenate([x, zeros], axis=axis)
+def _larger(x: mx.array, rows: int, columns: int) -> mx.array:
+    """Returns `x` with so many rows and columns, the new ones of zeros (lazy)."""
+    larger = mx.zeros((rows, x.shape[1], columns, x.shape[3]), x.dtype)
+    larger[: x.shape[0], :, : x.shape[2]] = x
+    return larger
 
 
 def _entries(cache: KVCache | RotatingKVCache) -> Buffers:

@@ -8,7 +8,7 @@ repeat   each user's prompt has a passage three times, and the answer goes on wi
 fresh    each user's answer is a story of its own
 agents   all users have one file in their prompts, and are to write it with another change
 gap      the longest time between two lines of answers that repeat, in milliseconds, while somebody else's prompt of 300
-         tokens is read
+         tokens is read, which comes once each has 16 texts
 
 Other figures are tokens per second of all answers, by the number of users, from the first text of any to the last one,
 and in a row of their own to the end of the first answer, while all users are there. The users' prompts have been read
@@ -53,7 +53,8 @@ TWO_OVER_ONE = 1.2
 ANSWER_TOKENS, _LONG_TOKENS = 128, 256
 _GAP, _ALL_THERE = "gap", ", while all are there"
 _PASSAGE_TOKENS = 40
-_NEWCOMER_TOKENS, _NEWCOMER_S = 300, 0.25  # of a prompt, and when it comes
+_NEWCOMER_TOKENS, _TEXTS_BEFORE = 300, 16  # of a prompt, and texts of each answer before it comes
+_POLL_S = 0.005
 _PARALLEL = 9
 _FILE = """class Account:
     def __init__(self, owner, balance=0):
@@ -104,10 +105,14 @@ async def measure(endpoint: Endpoint, conversations: Conversations, prompts: Seq
         await conversations.hear(endpoint, prompt, 1)
     newcomers: list[Heard] = []
     tokens = _LONG_TOKENS if newcomer else ANSWER_TOKENS
+    texts: list[list[str]] = [[] for _ in prompts]
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(conversations.hear(endpoint, prompt, tokens)) for prompt in prompts]
+        asked = zip(prompts, texts, strict=True)
+        tasks = [group.create_task(conversations.hear(endpoint, prompt, tokens, each)) for prompt, each in asked]
         if newcomer:
-            await asyncio.sleep(_NEWCOMER_S)
+            for task, each in zip(tasks, texts, strict=True):
+                while len(each) < _TEXTS_BEFORE and not task.done():
+                    await asyncio.sleep(_POLL_S)
             began = perf_counter()
             newcomers.append(await conversations.hear(endpoint, newcomer, 2))
     answers = [task.result() for task in tasks]

@@ -149,9 +149,10 @@ class Conversations:
         seconds = max(each.ended for each in answers) - min(each.began for each in answers)
         return sum(each.later_tokens for each in answers) / seconds
 
-    async def hear(self, endpoint: Endpoint, prompt: str, tokens: int) -> Heard:
-        """Asks, and returns the answer. Raises `MismeasuredError` if none came."""
-        pieces: list[str] = []
+    async def hear(self, endpoint: Endpoint, prompt: str, tokens: int, texts: list[str] | None = None) -> Heard:
+        """Asks, and returns the answer, whose `texts` are appended as they come. Raises `MismeasuredError` if none
+        came."""
+        pieces: list[str] = [] if texts is None else texts
         times = []
         sent = perf_counter()
         async with endpoint.stream(prompt, tokens) as lines:

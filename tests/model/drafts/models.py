@@ -17,7 +17,7 @@ from runner.drafts.own_model import OwnDraftModel
 from runner.drafts.policy import Draft, DraftPolicy
 from runner.drafts.target import target_of
 from runner.engine.generation import Forward
-from runner.engine.policy import UNLIMITED, RoundLimit
+from runner.engine.policy import UNLIMITED, StepLimit
 from runner.engine.ports import DraftedAnswer
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.parameters import parameters_of
@@ -63,7 +63,7 @@ class Willing(Drafting):
         """The rounds in which some drafts are from known text, and some of the model."""
 
     def propose(
-        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: RoundLimit = UNLIMITED
+        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: StepLimit = UNLIMITED
     ) -> Sequence[Sequence[int]]:
         found = super().propose(answers, together, layers, limit)
         drafts = [cast("AnswerDrafter", each.drafter)._draft for each in answers]

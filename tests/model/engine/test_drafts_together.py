@@ -12,6 +12,7 @@ from runner.cache.session import Session
 from runner.drafts.drafting import Drafting
 from runner.drafts.policy import Draft, DraftPolicy, cpu_costs
 from runner.engine.generation import Generation
+from runner.engine.policy import SlicePolicy, StepLimit, Workload
 from runner.engine.ports import Drafter, StepTime
 from scripts.tools.models.tiny import words
 from tests.lib.pairs import pairs
@@ -89,6 +90,21 @@ def test_a_round_counts_by_what_it_computes() -> None:
     _, drafters = all_at_once("llama", several(4, "greedy"), "right, of any length")
     lengths = cast("ToldTogether", drafters[0].shared).rounds_together
     assert any(length % 1 for length in lengths), "four of one length cannot be meant"
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_step_after_a_round_has_two_forwards_only_if_its_limit_allows_that(ahead: bool) -> None:
+    class Limited(SlicePolicy):
+        def step_limit(self, work: Workload, index: int) -> StepLimit:
+            return super().step_limit(work, index)._replace(ahead=ahead)
+
+    engine = TinyEngine("llama", Limited(2048, 0.1))
+    drafters = told(engine, "random")
+    engine.submit(spec("drawn"))
+    finish(engine)
+    lengths = cast("ToldTogether", drafters[0].shared).lengths
+    assert (-1 in lengths) == ahead
+    assert max(lengths) > 1
 
 
 @pytest.mark.parametrize("name", BATCHABLE)

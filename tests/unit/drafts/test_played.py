@@ -19,7 +19,7 @@ from runner.cache.session import Session
 from runner.drafts.drafting import AnswerDrafter, Drafting
 from runner.drafts.policy import DraftPolicy, rows_of
 from runner.engine.lifecycle import Lifecycle
-from runner.engine.policy import RoundLimit
+from runner.engine.policy import StepLimit
 from runner.engine.ports import DraftedAnswer, StepTime
 from runner.sampling.sampler import Sampler
 from tests.lib.seen_session import LookClock, SeenSession
@@ -33,7 +33,7 @@ LEAVE_S = 0.007
 """The others wait so long for an answer that leaves."""
 UNEVEN = 1.03
 """A step takes so many times as long once answers have gained different numbers of tokens."""
-LIMIT = RoundLimit(0.1, 16)
+LIMIT = StepLimit(0.1, 16)
 MOST = 15
 
 

@@ -22,7 +22,7 @@ from runner.drafts.policy import (
     match_class,
     rows_of,
 )
-from runner.engine.policy import RoundLimit
+from runner.engine.policy import StepLimit
 
 MATCHES = (2, 3, 4, 6, 8, 12, 20)
 CPU = {1: 1, 2: 1.15, 3: 1.3, 4: 1.4, 5: 1.5, 6: 1.7, 7: 1.85, 8: 2.0}
@@ -429,17 +429,17 @@ def test_of_answers_without_padding_each_round_counts_by_its_rows() -> None:
 @pytest.mark.parametrize(
     ("limit", "together", "length"),
     [
-        (RoundLimit(0.025, 16), 4, 7),
-        (RoundLimit(0.001, 16), 4, 4),
-        (RoundLimit(0.001, 16), 8, 2),
-        (RoundLimit(0.001, 16), 1, 15),
-        (RoundLimit(0.025), 4, 7),
-        (RoundLimit(0.025), 1, 7),
-        (RoundLimit(0.001), 1, 0),
+        (StepLimit(0.025, 16), 4, 7),
+        (StepLimit(0.001, 16), 4, 4),
+        (StepLimit(0.001, 16), 8, 2),
+        (StepLimit(0.001, 16), 1, 15),
+        (StepLimit(0.025), 4, 7),
+        (StepLimit(0.025), 1, 7),
+        (StepLimit(0.001), 1, 0),
     ],
 )
 def test_a_round_takes_no_longer_than_its_limit_or_has_as_few_drafts(
-    limit: RoundLimit, together: int, length: int
+    limit: StepLimit, together: int, length: int
 ) -> None:
     policy = DraftPolicy(15, cpu_costs(64))
     draft = Draft([1] * 15, "own", 20)

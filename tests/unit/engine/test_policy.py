@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runner.engine.policy import Begin, Decode, Encode, Prefill, RoundLimit, Slice, SlicePolicy, Workload
+from runner.engine.policy import Begin, Decode, Encode, Prefill, Slice, SlicePolicy, StepLimit, Workload
 from runner.settings import LEAST_SLICE_TOKENS
 
 CHUNK, GAP_S = 512, 0.1
@@ -291,26 +291,43 @@ def test_the_last_part_of_a_prompt_is_given_whole() -> None:
 @pytest.mark.parametrize(
     ("work", "limit"),
     [
-        (Workload(decoding=[1]), RoundLimit(GAP_S, 16)),
-        (Workload(decoding=[1, 2, 3, 4]), RoundLimit(GAP_S / 4, 4)),
-        (Workload(prefilling=[7], decoding=[1]), RoundLimit(GAP_S / 2, 0)),
-        (Workload(startable=1, decoding=[1]), RoundLimit(GAP_S / 2, 0)),
-        (Workload(encoding=1, decoding=[1, 2, 3]), RoundLimit(GAP_S / 4, 0)),
+        (Workload(decoding=[1]), StepLimit(GAP_S, 16, ahead=False)),
+        (Workload(decoding=[1, 2, 3, 4]), StepLimit(GAP_S / 4, 4, ahead=False)),
+        (Workload(prefilling=[7], decoding=[1]), StepLimit(GAP_S / 2, 0, ahead=False)),
+        (Workload(startable=1, decoding=[1]), StepLimit(GAP_S / 2, 0, ahead=False)),
+        (Workload(encoding=1, decoding=[1, 2, 3]), StepLimit(GAP_S / 4, 0, ahead=False)),
     ],
 )
-def test_rounds_of_drafts_share_the_gap_with_all_that_waits(work: Workload, limit: RoundLimit) -> None:
-    assert SlicePolicy(CHUNK, GAP_S).round_limit(work, 0) == limit
+def test_rounds_of_drafts_share_the_gap_with_all_that_waits(work: Workload, limit: StepLimit) -> None:
+    assert SlicePolicy(CHUNK, GAP_S).step_limit(work, 0) == limit
 
 
 def test_a_round_takes_what_a_slice_before_it_has_left_of_the_gap() -> None:
     policy, work = learned(Costs()), Workload(prefilling=[500], decoding=[1])
     step(policy, 1, work=work)
-    assert policy.round_limit(work, 0).seconds == pytest.approx(GAP_S / 2)
+    assert policy.step_limit(work, 0).seconds == pytest.approx(GAP_S / 2)
     policy.took(Prefill(0, 84), work, 0.8 * GAP_S)
-    assert policy.round_limit(work, 0).seconds == pytest.approx(0.2 * GAP_S)
-    assert policy.round_limit(Workload(decoding=[1]), 0).seconds == GAP_S, "nobody waits for more"
+    assert policy.step_limit(work, 0).seconds == pytest.approx(0.2 * GAP_S)
+    assert policy.step_limit(Workload(decoding=[1]), 0).seconds == GAP_S, "nobody waits for more"
     step(policy, 1, work=work)
-    assert policy.round_limit(work, 0).seconds == pytest.approx(GAP_S / 2)
+    assert policy.step_limit(work, 0).seconds == pytest.approx(GAP_S / 2)
+
+
+def test_a_step_has_a_second_forward_if_both_fit_into_what_is_left_of_the_gap() -> None:
+    policy, alone, both = SlicePolicy(CHUNK, GAP_S), Workload(decoding=[1]), Workload(decoding=[1, 2])
+    reading = Workload(prefilling=[500], decoding=[1])
+    policy.took(Decode(0), alone, 0.3 * GAP_S)
+    assert policy.step_limit(alone, 0).ahead, "nothing else is to be done"
+    assert not policy.step_limit(reading, 0).ahead, "two steps take more than half of the gap"
+    policy.took(Prefill(0, 84), reading, 0.3 * GAP_S)
+    assert policy.step_limit(alone, 0).ahead
+    policy.took(Prefill(0, 84), reading, 0.2 * GAP_S)
+    assert not policy.step_limit(alone, 0).ahead, "two steps take more than is left"
+    policy.took(Decode(1), both, 0.1 * GAP_S)
+    assert not policy.step_limit(both, 1).ahead, "this answer may join the one that has waited"
+    for _ in range(8):
+        policy.took(Decode(0), alone, 0.1 * GAP_S)
+    assert policy.step_limit(reading, 0).ahead
 
 
 def test_slices_leave_room_for_the_longest_of_the_last_rounds() -> None:
