@@ -155,7 +155,8 @@ class Batch:
             if drafts and self._in_flight is None:
                 choices = self._step_round(drafts)
             else:
-                ahead = self._in_flight is not None or limit is None or limit.ahead
+                # Only drafted answers have more than one such step; of others the cache would keep a token less.
+                ahead = self._in_flight is not None or not self._drafters or limit is None or limit.ahead
                 choices = self._step_drawn(dispatch=ahead and not drafts)
         if not choices:
             return []
