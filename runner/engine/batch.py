@@ -155,7 +155,7 @@ class Batch:
             if drafts and self._in_flight is None:
                 choices = self._step_round(drafts)
             else:
-                # Only drafted answers have more than one such step; of others the cache would keep a token less.
+                # The layers of an answer without drafts would end a token earlier, and the cache would keep less of it.
                 ahead = self._in_flight is not None or not self._drafters or limit is None or limit.ahead
                 choices = self._step_drawn(dispatch=ahead and not drafts)
         if not choices:

@@ -60,15 +60,15 @@ Slice = Begin | Prefill | Encode | Decode
 
 
 class StepLimit(NamedTuple):
-    """How long a step may take. A round of drafts keeps to one of the first two."""
+    """The limits of one step. A round of drafts keeps to one of the first two."""
 
     seconds: float = inf
     """A round takes no longer than this."""
     drafts: int = 0
     """A round has no more drafts than these, of all its answers."""
     ahead: bool = True
-    """A step whose tokens are not drawn yet may dispatch the next forward, too, before it reads them. A CPU computes as
-    it dispatches, and delays them by a forward."""
+    """True if a step that first has to draw its tokens may dispatch the next forward before it reads them. A CPU
+    computes as it dispatches, so that delays them by a forward."""
 
 
 UNLIMITED = StepLimit()
