@@ -121,16 +121,20 @@ def _quoted(value: Value) -> str:
     text = harmless(f"{value:.6g}" if isinstance(value, float) else str(value))
     if _PLAIN_VALUE.fullmatch(text) and text.isprintable():
         return text
-    escaped = "".join(_escape(character) for character in text)
-    return f'"{escaped}"'
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{printable(quoted)}"'
+
+
+def printable(text: str) -> str:
+    """Returns the text with an escape for every character that a terminal would act on or not show."""
+    return text if text.isprintable() else "".join(map(_escape, text))
 
 
 def _escape(character: str) -> str:
-    short = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character)
-    if short:
-        return short
     if character.isprintable():
         return character
+    if short := {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(character):
+        return short
     return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
 
 
