@@ -1,4 +1,4 @@
-"""The disk thread: reads before writes, and sweeps when there is nothing else to do, or no room.
+"""The disk thread: a few reads before each write, and sweeps when there is nothing else to do, or no room.
 
 It does one small piece of work after the other (`step`), so that a request never waits for more than one segment of
 another. Messages are functions, both ways: the disk thread runs those of the engine between two pieces of work, and
@@ -25,6 +25,7 @@ _SWEEP_S = 60.0
 _MOST_SWEEPS = 3  # for one segment: other processes may take the room
 _BREATH_S = 0.001
 """Between two parts of a sweep: other threads run Python, too."""
+_READS = 8  # in a row, while a segment waits to be written
 _AHEAD = 2  # segments of one prompt that are read and not yet in the trie
 
 
@@ -68,6 +69,7 @@ class DiskThread:
         self._inbox = SimpleQueue[Callable[[], None]]()
         self._inbox.put(store.open)
         self._readings: deque[Reading] = deque()
+        self._reads = 0  # since a segment waits, or another piece of work was done
         self._writes: deque[tuple[Segment, Callable[[bool], None]]] = deque()
         self._sweeping: Iterator[None] | None = None
         self._swept_s = float("-inf")
@@ -111,7 +113,9 @@ class DiskThread:
         while not self._inbox.empty():
             self._inbox.get()()
         making_room = self._sweeping is not None and self._sweeps_for_room > 0
-        if (reading := self._ready()) is not None:
+        reading = self._ready() if self._reads < _READS or not self._writes else None
+        self._reads = 0 if reading is None or not self._writes else self._reads + 1
+        if reading is not None:
             self._read(reading)
         elif self._writes and not making_room:
             self._write()

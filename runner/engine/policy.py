@@ -6,6 +6,10 @@ slice of `LEAST_SLICE_TOKENS`, or one piece of a picture. So the gap of a batch 
 that one slice if these take longer. The first step of an answer waits, as long, for short prompts that come with it, so
 that their answers begin in one batch. Tokens that are known cost nothing, and are sent before that step. Two things
 cannot be foreseen and come on top: a slice that takes longer than the last ones did, and the first step of a new batch.
+
+New requests come before prompts and pictures, so that what is cached is answered at once. But whoever keeps sending
+would keep these waiting: after each of their slices, beginnings and the first steps that follow get only as much time
+as that slice took.
 """
 
 from collections.abc import Sequence
@@ -122,15 +126,15 @@ class SlicePolicy:
         self._token_s: float | None = None
         self._most_tokens = _FIRST_TOKENS  # at most doubles with each slice: the first measurements are rough
         self._balance_s = 0.0  # the time that the oldest prompt got, less that of the shortest
+        self._prompt_s = 0.0  # the time of the latest slice of a prompt or a picture
+        self._beginnings_s = 0.0  # since then, while others waited: the time of beginnings and first steps
 
     def next(self, work: Workload) -> Slice | None:
         """Returns the next slice; None if there is nothing to do."""
+        beginning = Begin() if work.startable and not self._owes_prompts(work) else None
+        other = beginning or (Encode() if self._encodes(work) else None)
         if not work.decoding:
-            if work.startable:
-                return Begin()
-            if self._encodes(work):
-                return Encode()
-            return self._next_prefill(work, self.chunk_tokens) if work.prefilling else None
+            return other or (self._next_prefill(work, self.chunk_tokens) if work.prefilling else None)
         if len(work.decoding) == 1 and not (work.startable or work.prefilling or work.encoding):
             return Decode(0)
         step = Decode(min(range(len(work.decoding)), key=lambda index: self._last_slice(work.decoding[index])))
@@ -141,10 +145,8 @@ class SlicePolicy:
         room_s = self._room_s(work.decoding)
         # Nothing has come between since the last step: there will never be more room.
         fresh = self._last_slice(work.decoding[step.index]) > self._last_other
-        if work.startable:  # prompts wait for it, or they would take the room that it needs
-            return Begin() if fresh or self._begin_s <= room_s else step
-        if self._encodes(work):
-            return Encode() if fresh or self._encode_s <= room_s else step
+        if other:  # prompts wait for it, or they would take the room that it needs
+            return other if fresh or (self._begin_s if beginning else self._encode_s) <= room_s else step
         if not work.prefilling:
             return step
         tokens = self._tokens_in(room_s)
@@ -188,6 +190,8 @@ class SlicePolicy:
         if len(self._paces) > len(work.decoding):
             self._paces = {batch: self._paces[batch] for batch in work.decoding if batch in self._paces}
         if isinstance(slice, Decode):
+            if not self._last_slice(work.decoding[slice.index]):
+                self._began(work, seconds)
             self._stepped(work.decoding[slice.index], seconds if slice.computed else None)
             self._known_s = 0.0
             return
@@ -198,7 +202,10 @@ class SlicePolicy:
         self._last_other = self._slices
         if isinstance(slice, Begin):
             self._begin_s += (seconds - self._begin_s) * _WEIGHT
-        elif isinstance(slice, Encode):
+            self._began(work, seconds)
+            return
+        self._prompt_s, self._beginnings_s = seconds, 0.0
+        if isinstance(slice, Encode):
             self._encode_s += (seconds - self._encode_s) * (1.0 if seconds > self._encode_s else _WEIGHT)
             self._encoded_last = True
         elif slice.tokens > 0:
@@ -206,6 +213,10 @@ class SlicePolicy:
             self._measure(slice.tokens, seconds)
             if _shortest(work.prefilling) > 0:
                 self._balance_s += -seconds if slice.index else seconds
+
+    def _began(self, work: Workload, seconds: float) -> None:
+        """Counts a beginning, or a first step, if prompts or pictures wait."""
+        self._beginnings_s = self._beginnings_s + seconds if work.prefilling or work.encoding else 0.0
 
     def _stepped(self, batch: int, seconds: float | None) -> None:
         """Updates the pace of a batch. Rounds of drafts take longer than steps between them, so a longer one counts at
@@ -224,6 +235,10 @@ class SlicePolicy:
             self._token_s = token_s
         weight = min(1.0, tokens / _FIRST_TOKENS) * (1.0 if token_s > self._token_s else _WEIGHT)
         self._token_s += (token_s - self._token_s) * weight
+
+    def _owes_prompts(self, work: Workload) -> bool:
+        """Returns True if beginnings have had their time since the latest slice of a prompt or a picture."""
+        return bool(work.prefilling or work.encoding) and self._beginnings_s > self._prompt_s
 
     def _encodes(self, work: Workload) -> bool:
         """Returns True if a picture comes next, and not a slice of a prompt."""

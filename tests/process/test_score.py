@@ -1,5 +1,6 @@
 """`POST /v1/score`: what a host asks of a model that decides."""
 
+import asyncio
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +48,27 @@ async def test_rows_are_scored_as_each_alone_and_a_repeat_comes_from_the_cache(p
         assert together["input_tokens"] == sum(counts)
         assert together["cached_tokens"] >= 11 * (counts[12] - 1)
         assert (await post(client, rows(prompts[11])))["cached_tokens"] == counts[11] - 1
+
+
+async def test_a_new_prompt_is_answered_while_known_rows_keep_coming(process: Process) -> None:
+    """A row that is known begins at once, and is done with its first logits."""
+    async with Client.of(process) as client:
+        known, asked, most = rows(*[COMMON] * 16), 0, 200
+        await post(client, known)
+
+        async def score() -> None:
+            nonlocal asked
+            while asked < most:
+                asked += 1
+                await post(client, known)
+
+        crowd = [asyncio.create_task(score()) for _ in range(16)]
+        while asked < 20:
+            await asyncio.sleep(0.001)
+        await client.complete(Request("a new prompt " * 60, {"num_predict": 1}))
+        assert asked < most, "it was answered when the others had ended"
+        asked = most
+        await asyncio.gather(*crowd)
 
 
 async def both(client: Client, prompt: str, *media: Medium) -> tuple[list[float], list[float]]:

@@ -104,6 +104,18 @@ def test_reads_go_before_writes_and_writes_before_sweeps(tmp_path: Path) -> None
     assert "entries" in thread.files.calls[calls:]
 
 
+def test_a_segment_is_written_though_prompts_keep_coming(tmp_path: Path) -> None:
+    thread = Thread(tmp_path)
+    done: list[bool] = []
+    thread.put(cut()[0])
+    thread.write(cut()[1], done.append)
+    for _ in range(9):
+        thread.read(Reading(wanted(), lambda _: None))
+        thread.step()
+        thread.messages.pop()()
+    assert done == [True], "after eight reads"
+
+
 def test_a_reading_that_nobody_waits_for_ends(tmp_path: Path) -> None:
     thread = Thread(tmp_path)
     thread.put(*cut())

@@ -24,6 +24,7 @@ class Costs:
     token_s: float = 0.001
     forward_s: float = 0.0  # and for every forward over a part of a prompt
     begin_s: float = 0.0
+    encode_s: float = 0.03
     noise: Callable[[], float] = lambda: 1.0
 
     def step(self, rows: int) -> float:
@@ -35,12 +36,14 @@ class Costs:
 
 @dataclass(eq=False)
 class Request:
-    """`points` are the positions at which a forward over its prompt always ends."""
+    """`points` are the positions at which a forward over its prompt always ends; `pieces` are those of a picture before
+    it. A prompt of 0 tokens is cached."""
 
     prompt: int
     answer: int
     at_s: float = 0.0
     points: frozenset[int] = frozenset()
+    pieces: int = 0
     done: int = 0
     tokens_s: list[float] = field(default_factory=list)
 
@@ -74,6 +77,7 @@ class Simulation:
         self.policy, self.costs, self.places, self.batch = policy, costs, places, batch
         self.requests = sorted(requests, key=lambda request: request.at_s)
         self.coming = list(self.requests)
+        self.encoding: list[Request] = []
         self.prefilling: list[Request] = []
         self.batches: dict[int, list[Request]] = {}
         self.ids = iter(range(1 << 30))
@@ -82,9 +86,10 @@ class Simulation:
         self.ran: list[Ran] = []
 
     def work(self) -> Workload:
-        free = self.places - len(self.prefilling) - sum(map(len, self.batches.values()))
+        free = self.places - len(self.encoding) - len(self.prefilling) - sum(map(len, self.batches.values()))
         waiting = sum(request.at_s <= self.now_s for request in self.coming)
-        return Workload(min(free, waiting), [request.left for request in self.prefilling], list(self.batches))
+        lefts = [request.left for request in self.prefilling]
+        return Workload(min(free, waiting), lefts, list(self.batches), len(self.encoding))
 
     def run(self, *until: Request) -> "Simulation":
         """Runs slices until these requests, or all, have ended."""
@@ -94,7 +99,7 @@ class Simulation:
         return self
 
     def one(self) -> None:
-        if not (self.prefilling or self.batches):
+        if not (self.encoding or self.prefilling or self.batches):
             self.now_s = max(self.now_s, self.coming[0].at_s)
         work = self.work()
         slice_ = self.policy.next(work)
@@ -104,8 +109,13 @@ class Simulation:
             case Begin():
                 assert work.startable
                 requests: tuple[Request, ...] = (self.coming.pop(0),)
-                self.prefilling += requests
+                self.go_on(*requests)
                 seconds = self.costs.begin_s * self.costs.noise()
+            case Encode():
+                requests = (self.encoding.pop(0),)
+                requests[0].pieces -= 1
+                self.go_on(*requests)
+                seconds = self.costs.encode_s * self.costs.noise()
             case Prefill(index, tokens):
                 requests, slice_, seconds = self.prefill(self.prefilling[index], slice_, tokens)
             case Decode(index):
@@ -114,6 +124,15 @@ class Simulation:
         self.policy.took(slice_, work, seconds)
         self.ran.append(Ran(slice_, work, seconds, requests))
 
+    def go_on(self, request: Request) -> None:
+        """Moves a request to where its next slice is computed."""
+        if request.pieces:
+            self.encoding.insert(0, request)
+        elif request.left:
+            self.prefilling.append(request)
+        else:
+            self.batches[next(self.ids)] = [request]
+
     def prefill(self, request: Request, asked: Prefill, tokens: int) -> tuple[tuple[Request, ...], Slice, float]:
         assert 0 < tokens <= request.left
         count = min([tokens, *(point - request.done for point in request.points if point > request.done)])
@@ -121,7 +140,7 @@ class Simulation:
         request.done += count
         if not request.left:
             self.prefilling.remove(request)
-            self.batches[next(self.ids)] = [request]
+            self.go_on(request)
         return (request,), asked._replace(tokens=count), seconds
 
     def decode(self, number: int) -> tuple[tuple[Request, ...], float]:
@@ -399,12 +418,13 @@ def test_a_first_measurement_of_minutes_is_forgotten(slow: str) -> None:
     assert sizes[-20:] == [88 if slow == "begin" else sizes[-1]] * 20
     assert sizes[-1] >= 80
     assert sizes[0] <= 64
-    begun = Workload(1, [100_000], [1])
+    begun = Workload(1, [], [1])
     for _ in range(60):
         slice_ = policy.next(begun)
         assert slice_ in (Begin(), Decode(0))
         policy.took(slice_, begun, 0.01)
     step(policy, 1)
+    begun = Workload(1, [100_000], [1])
     policy.took(Prefill(0, 72), begun, 0.072)
     assert policy.next(begun) == Begin(), "0.01 of 0.018"
 
@@ -497,6 +517,69 @@ def test_beside_an_answer_prompts_and_pictures_take_turns_too(policy: SlicePolic
     others = [kind for kind in found if kind is not Decode]
     assert others == [[Encode, Prefill][at % 2] for at in range(len(others))]
     assert len(others) >= 20
+
+
+# Nobody starves
+
+
+def test_prompts_get_as_much_time_as_beginnings_and_the_first_steps_that_follow(policy: SlicePolicy) -> None:
+    policy.took(Prefill(0, 50), Workload(0, [900]), 0.05)
+    for batch in range(3):
+        assert policy.next(Workload(1, [900])) == Begin()
+        policy.took(Begin(), Workload(1, [900]), 0.002)
+        step(policy, batch, seconds=0.015, work=Workload(1, [900], [batch]))
+    assert policy.next(Workload(1, [900])) == Prefill(0, CHUNK), "0.051 of 0.05"
+
+
+newcomer = st.builds(
+    Request,
+    prompt=st.sampled_from([0, 1, 40, 900]),
+    answer=st.integers(1, 3),
+    pieces=st.sampled_from([0, 0, 0, 1, 4]),
+)
+
+
+def longest_waits(ran: list[Ran]) -> dict[object, int]:
+    """Returns the most slices for which each kind of slice was possible and others were computed. Each batch is a
+    kind."""
+    waited: dict[object, int] = {}
+    longest: dict[object, int] = {}
+    for one in ran:
+        work, chosen = one.work, one.slice
+        possible: dict[object, object] = {Begin: work.startable, Prefill: work.prefilling, Encode: work.encoding}
+        possible |= dict.fromkeys(work.decoding, True)
+        done = work.decoding[chosen.index] if isinstance(chosen, Decode) else type(chosen)
+        waited = {kind: waited.get(kind, 0) + 1 for kind in possible if possible[kind] and kind != done}
+        longest |= {kind: max(count, longest.get(kind, 0)) for kind, count in waited.items()}
+    return longest
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    first=st.lists(newcomer, min_size=1, max_size=3),
+    repeated=st.lists(newcomer, min_size=1, max_size=3),
+    places=st.integers(2, 6),
+    costs=st.builds(
+        Costs,
+        step_s=st.floats(0.01, 0.1),
+        begin_s=st.floats(0.01, 0.1),
+        encode_s=st.floats(0.01, 0.1),
+        forward_s=st.floats(0.01, 0.1),
+        token_s=st.floats(0.0, 0.0001),
+    ),
+    batch=st.booleans(),
+    max_gap_s=st.sampled_from([0.001, 0.1, 1.0]),
+)
+@example([Request(60, 1)], [Request(0, 1)], 4, Costs(begin_s=0.01, token_s=0.0001, forward_s=0.01), True, GAP_S)
+@example([Request(0, 1, pieces=4)], [Request(0, 1)], 4, Costs(begin_s=0.01), True, GAP_S)
+def test_whatever_keeps_coming_each_kind_of_slice_comes_soon(
+    first: list[Request], repeated: list[Request], places: int, costs: Costs, batch: bool, max_gap_s: float
+) -> None:
+    """A prompt waits for as many beginnings as its last slice took the time of, here at most 16, each with its first
+    step and a step of each of the other batches."""
+    coming = [replace(each, tokens_s=[]) for each in (*first, *repeated * (150 // len(repeated)))]
+    simulation = Simulation(SlicePolicy(CHUNK, max_gap_s), costs, coming, places, batch).run()
+    assert max(longest_waits(simulation.ran).values(), default=0) <= 16 * (places + 1)
 
 
 # All together
