@@ -4,8 +4,8 @@ No MLX, no sockets, no clock: a `CompletionReader` and the `*_line` functions tu
 """
 
 from protocol.format import Format, FormatError, decode_format
-from protocol.golang import BadRequestError
 from protocol.reader import CompletionReader, MediaTooLargeError, PromptTooLongError, TooLargeError
+from protocol.refusal import BadRequestError
 from protocol.request import CompletionRequest, Media, Options
 from protocol.response import (
     LINE_LIMIT_BYTES,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from protocol.golang import BadRequestError, Int64, decode
+from protocol.golang import Int64, decode
+from protocol.refusal import BadRequestError
 
 _LETTERS = re.compile(r"[A-Za-z0-9+/]*")
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
@@ -33,12 +34,13 @@ def decode_embeddings(body: bytes) -> EmbeddingsRequest:
 
 
 def decode_media(index: int, coded: str) -> bytes:
-    """Returns the bytes of a medium. Raises BadRequestError in Go's words."""
+    """Returns the bytes of a medium. Raises BadRequestError in Go's words, and says more of a data URL."""
     text = coded.replace("\r", "").replace("\n", "")
     if _BASE64.fullmatch(text) is None:
         letters = _LETTERS.match(text)
         at = letters.end() if letters is not None else 0
-        raise BadRequestError(f"media[{index}]: illegal base64 data at input byte {at}")
+        url = ': of a data URL send only what follows "base64,"' if text.startswith("data:") else ""
+        raise BadRequestError(f"media[{index}]: illegal base64 data at input byte {at}{url}")
     return a2b_base64(text)
 
 

@@ -11,13 +11,16 @@ so are known objects and lists of many thousands of values, and a list that come
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from ctypes import c_float
 from functools import cache
 from json.decoder import scanstring  # type: ignore[attr-defined]  # typeshed leaves it out
 from typing import Annotated, TypeVar, get_args, get_origin
 
 import msgspec
+
+from protocol.base64_text import Base64Text
+from protocol.refusal import SHOWN_CHARACTERS, BadRequestError, misfit, no_json
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -30,10 +33,7 @@ _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _SPACE = re.compile(r"[ \t\r\n]*+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MOST_DIGITS = 40  # more than a float32 has
-
-
-class BadRequestError(ValueError):
-    """A body that the endpoint cannot take; hosts know the text `Bad Request`."""
+_MOST_STRANGERS = 16
 
 
 class _Object:
@@ -43,14 +43,29 @@ class _Object:
         self.members = members
 
 
-def decode(body: bytes, wanted: type[StructT]) -> StructT:
-    """Returns the first JSON value of `body` as a `wanted`. Raises BadRequestError if it is not one."""
+def decode(
+    body: bytes,
+    wanted: type[StructT],
+    strangers: list[str] | None = None,
+    place: Callable[[int], int] = lambda at: at,
+) -> StructT:
+    """Returns the first JSON value of `body` as a `wanted`. Raises BadRequestError if it is not one.
+
+    Adds to `strangers` the first of the keys that are unknown, each with its place and cut if it is long. `place` tells
+    which byte of what the client sent a byte of `body` is.
+    """
+    text = body.decode(errors="surrogateescape")
+    found: list[str] = [] if strangers is None else strangers
     try:
-        text = body.decode(errors="surrogateescape")
-        return msgspec.convert(_merged({}, _top_level(text, wanted), wanted), wanted)
-    except (ValueError, RecursionError, msgspec.ValidationError) as error:
-        reason = str(error)
-    raise BadRequestError(reason)  # out here, for a JSONDecodeError keeps the whole text
+        return msgspec.convert(_merged({}, _top_level(text, wanted), wanted, "", found), wanted)
+    except json.JSONDecodeError as error:
+        at = len(text[: error.pos].encode(errors="surrogateescape"))
+        refusal = no_json(error.msg, text, error.pos, place(at))
+    except RecursionError:
+        refusal = BadRequestError("the body is nested too deep")
+    except ValueError as error:
+        refusal = BadRequestError(str(error))
+    raise refusal  # out here, for a JSONDecodeError keeps the whole text
 
 
 def field(wanted: type[msgspec.Struct], key: bytes) -> msgspec.structs.FieldInfo | None:
@@ -63,26 +78,31 @@ def field(wanted: type[msgspec.Struct], key: bytes) -> msgspec.structs.FieldInfo
 
 
 def _top_level(text: str, wanted: type[msgspec.Struct]) -> Iterator[tuple[str, object]]:
-    """Yields the known members of the object at the start of `text`. A Raw member is its own text."""
+    """Yields the members of the object at the start of `text`. A Raw member is its own text, an unknown one None."""
     at = _after_space(text, 0)
     if text.startswith("null", at):
         return
-    at, comma, count = _after_space(text, _expect("{", text, at)), False, 0
+    if not text.startswith("{", at):
+        found = text[at : at + SHOWN_CHARACTERS]
+        raise ValueError(f"the body must be a JSON object, found {found}" if found else "the body is empty")
+    at, comma, count = _after_space(text, at + 1), False, 0
     while comma or text[at : at + 1] != "}":
         count = _refuse_vast(count + 1)
-        key, at = scanstring(text, _expect('"', text, at))
+        key, at = scanstring(text, _expect('"', text, at, "a key in double quotes"))
         at = _after_space(text, _expect(":", text, _after_space(text, at)))
         field = _fields(wanted).get(_folded(key))
         value, end = _skipper.raw_decode(text, at)
-        if field is not None and field.type is msgspec.Raw and value is not None:
+        if field is None:
+            yield key, None
+        elif field.type is msgspec.Raw and value is not None:
             yield key, msgspec.Raw(clean(text[at:end]).encode())
-        elif field is not None:
+        else:
             _refuse_vast(_separators(text, at, end))
             value, end = _parser.raw_decode(text, at)
             yield key, value
         at = _after_space(text, end)
         comma = text[at : at + 1] == ","
-        at = _after_space(text, at + 1) if comma else _expect("}", text, at) - 1
+        at = _after_space(text, at + 1) if comma else _expect("}", text, at, "',' or '}'") - 1
 
 
 def _after_space(text: str, at: int) -> int:
@@ -91,40 +111,57 @@ def _after_space(text: str, at: int) -> int:
     return space.end()
 
 
-def _expect(wanted: str, text: str, at: int) -> int:
+def _expect(wanted: str, text: str, at: int, words: str = "") -> int:
     if text[at : at + 1] != wanted:
-        raise ValueError(f"{wanted} is missing (char {at})")
+        raise json.JSONDecodeError(f"Expecting {words or repr(wanted)}", text, at)
     return at + 1
 
 
 def _merged(
-    into: dict[str, object], members: Iterable[tuple[str, object]], wanted: type[msgspec.Struct]
+    into: dict[str, object],
+    members: Iterable[tuple[str, object]],
+    wanted: type[msgspec.Struct],
+    place: str,
+    strangers: list[str],
 ) -> dict[str, object]:
-    """Sets each member's value in `into`, by the field names of `wanted`, and returns `into`."""
+    """Sets each member's value in `into`, by the field names of `wanted`, and returns `into`. `place` stands before
+    the names of fields in refusals and in `strangers`."""
     for key, value in members:
         field = _fields(wanted).get(_folded(key))
         if field is None:
+            if len(strangers) < _MOST_STRANGERS:
+                strangers.append(place + key[:SHOWN_CHARACTERS])
             continue
         name = field.encode_name
         if value is not None:
-            into[name] = _stored(value, field.type, into.get(name))
+            into[name] = _stored(value, field.type, into.get(name), place + name, strangers)
         elif field.type is msgspec.Raw or get_origin(field.type) is list:
             into.pop(name, None)
     return into
 
 
-def _stored(value: object, wanted: type, before: object) -> object:
+def _stored(value: object, wanted: type, before: object, place: str, strangers: list[str]) -> object:
     """Returns `value` as a `wanted`, or raises; an object adds its members to `before`."""
     if isinstance(value, _Object) and isinstance(wanted, type) and issubclass(wanted, msgspec.Struct):
-        return _merged(before if isinstance(before, dict) else {}, value.members, wanted)
-    if isinstance(value, str):
-        value = value.replace("\r", "").replace("\n", "") if wanted is bytes else clean(value)
-    elif wanted is Float32 and type(value) in (int, float):
-        value = c_float(value).value  # type: ignore[arg-type]  # a number, then
-    elif isinstance(value, list) and get_origin(wanted) is list:
+        members = before if isinstance(before, dict) else {}
+        return _merged(members, value.members, wanted, f"{place}.", strangers)
+    if isinstance(value, list) and get_origin(wanted) is list:
         (item,) = get_args(wanted)
-        value = [item() if element is None else _stored(element, item, None) for element in value]
-    return msgspec.convert(value, wanted)
+        return [
+            item() if element is None else _stored(element, item, None, f"{place}[{number}]", strangers)
+            for number, element in enumerate(value)
+        ]
+    if isinstance(value, str) and wanted is bytes:
+        data = Base64Text(place)
+        data.take(value)
+        return data.finish()
+    stored = clean(value) if isinstance(value, str) else value
+    if wanted is Float32 and type(value) in (int, float):
+        stored = c_float(value).value  # type: ignore[arg-type]  # a number, then
+    try:
+        return msgspec.convert(stored, wanted)
+    except msgspec.ValidationError:
+        raise misfit(place, value, wanted) from None
 
 
 def clean(text: str) -> str:

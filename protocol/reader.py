@@ -4,18 +4,21 @@ The reader looks for long strings only. It checks them as they come; it keeps th
 and drops those that are not used (values of unknown keys). The rest is small, and is decoded at the end.
 """
 
+import json
 import re
 import secrets
 from base64 import b64decode
+from bisect import bisect_right
 from codecs import utf_8_decode
 from json.decoder import scanstring  # type: ignore[attr-defined]  # typeshed leaves it out
+from operator import itemgetter
 from typing import get_origin
 
 import msgspec
 
 from protocol import golang
 from protocol.base64_text import Base64Text
-from protocol.golang import BadRequestError
+from protocol.refusal import no_json
 from protocol.request import CompletionRequest, Media
 
 MOST_MEDIA_BYTES = 128 << 20
@@ -67,6 +70,7 @@ class CompletionReader:
         self._depth = self._marks = 0
         self._behind_colon = False
         self._name = b""  # of the current member of the body
+        self._item = 0  # of the list that this is
         self._media_name = b""  # of the current member of an object in a list
         self._string_at: int | None = None  # the start of the current string in the rest, if there is one
         self._over = False
@@ -77,6 +81,10 @@ class CompletionReader:
         self._media: list[Base64Text] = []
         self._media_bytes = 0
         self._stand_in = secrets.token_hex(16)
+        self._end = 0  # in the body, of the part of a string that is being taken
+        self._shifts = [(0, 0)]  # from where on in the rest how many bytes are missing
+        self.strangers: list[str] = []
+        """The first of the keys that nobody knows, each with its place, once all is read."""
 
     @property
     def held_bytes(self) -> int:
@@ -108,7 +116,7 @@ class CompletionReader:
 
     def finish(self) -> CompletionRequest:
         """Returns the request, once all is fed. Raises BadRequestError if it is not one."""
-        request = golang.decode(bytes(self._rest + self._tail), CompletionRequest)
+        request = golang.decode(bytes(self._rest + self._tail), CompletionRequest, self.strangers, self._place)
         if self._media:
             known = {b64decode(self._stand_in_of(number)): data for number, data in enumerate(self._media)}
             media = [
@@ -127,6 +135,11 @@ class CompletionReader:
                 f"the media of the request take {size} bytes{'' if self._body_bytes else ' or more'}, in base64:"
                 f" at most {MOST_MEDIA_BYTES} are taken"
             )
+
+    def _place(self, at: int) -> int:
+        """Returns where in the body a byte of the rest was."""
+        _, missing = self._shifts[bisect_right(self._shifts, at, key=itemgetter(0)) - 1]
+        return at + missing
 
     def _stand_in_of(self, number: int) -> str:
         """Returns the base64 that stands for the data of media in the rest."""
@@ -153,6 +166,8 @@ class CompletionReader:
             else:
                 behind_colon = False
                 self._marks += 1
+                if token == b"," and depth < _MEDIA_DEPTH:
+                    self._item = self._item + 1 if depth > 1 else 0
                 depth += (token in b"[{") - (token in b"]}")
                 if depth <= 0:
                     end, self._over = found.end(), True
@@ -170,8 +185,9 @@ class CompletionReader:
         if not closed:
             end = at + used
             self._tail = piece[end:]
-            if len(self._tail) > _ESCAPE_BYTES:
-                raise BadRequestError("an escape that is none")
+        self._end = self._fed_bytes - len(piece) + end
+        if len(self._tail) > _ESCAPE_BYTES:
+            raise no_json("Invalid \\escape", "", 0, self._end)
         if self._long:
             self._take(text)
         else:
@@ -184,6 +200,8 @@ class CompletionReader:
             self._name = bytes(self._rest[self._string_at + 1 :])
         elif self._depth == _MEDIA_DEPTH and not self._behind_colon and not self._long:
             self._media_name = bytes(self._rest[self._string_at + 1 :])
+        if self._long:
+            self._shifts.append((len(self._rest), self._end - len(self._rest)))
         self._rest += b'"'
         self._string_at = None
         self._behind_colon = False
@@ -210,7 +228,7 @@ class CompletionReader:
         self._data = None
         if self._is_data:
             self._rest += self._stand_in_of(len(self._media)).encode()
-            self._media.append(data := Base64Text())
+            self._media.append(data := Base64Text(f"Media[{self._item}].data"))
             if self._media_at is None:
                 self._media_at = self._fed_bytes
             self._data = data
@@ -233,8 +251,9 @@ class CompletionReader:
         """Takes a part of a long string, as it is written."""
         try:
             text, _ = scanstring(f'{text}"', 0)
-        except ValueError as error:
-            raise BadRequestError(str(error)) from None
+        except json.JSONDecodeError as error:
+            at = self._end - len(text[error.pos :].encode(errors="surrogateescape"))
+            raise no_json(error.msg, text, error.pos, at) from None
         if self._data is not None:
             self._media_bytes += self._data.take(text)
         elif self._wanted:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from protocol.golang import BadRequestError
+from protocol.refusal import BadRequestError, decoded
 from protocol.request import Media
 
 MOST_ROWS, MOST_CANDIDATES = 64, 26
@@ -93,22 +93,16 @@ def decode_score(body: bytes) -> ScoreRequest:
     Keys are taken as hosts write them: reading them in any case, as Go does, takes ten times as long. So do lists of
     more than they may hold, which are not read.
     """
-    try:
-        parts = _BODY.decode(body)
-        rows, media = bytes(parts.rows), bytes(parts.media)
-        if len(rows) > MOST_TEXT_BYTES or media.count(b"{") > _MOST_MEDIA:
-            raise BadRequestError(f"more than {MOST_TEXT_BYTES} bytes of rows, or {_MOST_MEDIA} media")
-        return ScoreRequest(parts.max_tokens, _ROWS.decode(rows), _MEDIA.decode(media))
-    except (ValueError, RecursionError) as error:
-        raise BadRequestError(str(error)) from None
+    parts = decoded(_BODY, body)
+    rows, media = bytes(parts.rows), bytes(parts.media)
+    if len(rows) > MOST_TEXT_BYTES or media.count(b"{") > _MOST_MEDIA:
+        raise BadRequestError(f"more than {MOST_TEXT_BYTES} bytes of rows, or {_MOST_MEDIA} media")
+    return ScoreRequest(parts.max_tokens, decoded(_ROWS, rows, "rows"), decoded(_MEDIA, media, "Media"))
 
 
 def decode_decision(body: bytes) -> DecisionRequest:
     """Returns the request in a body. Raises BadRequestError."""
-    try:
-        return _DECISION.decode(body)
-    except (ValueError, RecursionError) as error:
-        raise BadRequestError(str(error)) from None
+    return decoded(_DECISION, body)
 
 
 def score_body(logits: list[list[float]], input_tokens: int, cached_tokens: int | None) -> bytes:

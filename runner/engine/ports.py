@@ -286,8 +286,8 @@ class Decider(Protocol):
     """True if answers count tokens that were restored."""
 
     def read(self, body: bytes, tokenizer: "Tokenizer") -> Iterator[Decision | None]:
-        """Yields the texts of a request, and None where others may have a turn. Raises RequestError, in the words that
-        hosts know."""
+        """Yields the texts of a request, and None where others may have a turn. Raises BadRequestError, and
+        RequestError in the words that hosts know."""
         ...
 
 

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from protocol import LOADED, status_body
+from protocol import LOADED, BadRequestError, status_body
 from runner.engine.engine import Engine
 from runner.errors import RequestError
-from runner.logs import Log
-from runner.server.completion import NUMBER, CompletionEndpoint
+from runner.logs import Log, harmless
+from runner.server.completion import NUMBER, CompletionEndpoint, told
 from runner.server.connections import Connection, Connections
 from runner.server.embeddings import EmbeddingsEndpoint
 from runner.server.request_body import RequestBodies
@@ -91,9 +91,19 @@ def _read(name: str) -> bytes | None:
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_NO_MEMORY = "out of memory: "
+"""The beginning of a text of `runner.logs.error_line` that says so because it is true."""
 _STATUS_PATHS = ("/v1/status", "/health")
 _COMPLETION_PATHS = ("/completion", "/v1/completions")
 _SCORE_PATH = "/v1/score"
+_CHAT_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+_ELSEWHERE = (
+    "404 page not found: this is the port of a runner, which serves one model and not Ollama's API. For chats,"
+    " /api/... and OpenAI's paths ask Ollama on its own port, which is 11434 unless OLLAMA_HOST names another;"
+    " `mlx-runner ollama serve` starts it with this runner. Here, POST /completion completes a prompt as it is:"
+    ' {"Prompt": "...", "Options": {"num_predict": 100}}'
+)
+"""For those who took this port for Ollama's. It begins with the words that hosts know."""
 _STATS_CACHE = web.AppKey("stats_cache", StatsCache)
 CONNECTIONS = web.AppKey("connections", Connections)
 
@@ -149,17 +159,17 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
             response = _refusal(503, f"{connections.most} connections are busy, which is the limit: try again later")
         else:
             response = await handler(request)
-    except RequestError as error:
-        response = _refusal(error.status, str(error))
+    except (RequestError, BadRequestError) as error:
+        response = _refused(error)
         if request.path in (*_COMPLETION_PATHS, _SCORE_PATH) and NUMBER not in request:
             request.app[_STATS_CACHE].refused += 1
     except web.HTTPMethodNotAllowed as error:
         response = _refusal(error.status, "Method Not Allowed")
         response.headers["Allow"] = error.headers["Allow"]
     except web.HTTPNotFound:
-        response = _refusal(404, "404 page not found")
+        response = _refusal(404, _ELSEWHERE if _is_elsewhere(request.path) else "404 page not found")
     except web.RequestPayloadError:
-        response = _refusal(400, "Bad Request")
+        response = _refused(BadRequestError("the body does not arrive in the form that its header names"))
     except (asyncio.CancelledError, ConnectionResetError):  # while waiting or writing
         write = log.debug if request.path in _WATCHED_PATHS else log.info
         write("the client is gone", path=request.path, **_named(request))
@@ -180,8 +190,21 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _refusal(status: int, text: str) -> web.Response:
-    """Returns an error as Go's net/http writes it."""
-    return web.Response(status=status, text=f"{text}\n", headers={"X-Content-Type-Options": "nosniff"})
+    """Returns an error as Go's net/http writes it, in one line. A host that reads `out of memory` in it unloads all
+    models: so that is spelled otherwise where it comes from the client."""
+    line = told(text)
+    line = line if line.startswith(_NO_MEMORY) else harmless(line)
+    return web.Response(status=status, text=f"{line}\n", headers={"X-Content-Type-Options": "nosniff"})
+
+
+def _refused(error: RequestError | BadRequestError) -> web.Response:
+    if isinstance(error, RequestError):
+        return _refusal(error.status, str(error))
+    return _refusal(400, f"Bad Request: {error}")  # the words that hosts know, and what a person wants to know
+
+
+def _is_elsewhere(path: str) -> bool:
+    return path.startswith("/api/") or path in _CHAT_PATHS
 
 
 def _log_access(http: web.Request, status: int, took_s: float) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from aiohttp import web
 
 from protocol import (
-    BadRequestError,
     CompletionReader,
     CompletionRequest,
     Format,
@@ -38,6 +37,7 @@ from runner.engine.request import (
     refuse_size,
 )
 from runner.errors import MediaError, RequestError
+from runner.logs import printable
 from runner.server.connections import Connection
 from runner.server.request_body import Body, RequestBodies, RequestBody
 from runner.server.tokenize import TokenizeThreads
@@ -98,9 +98,19 @@ def _lines(event: Event) -> list[bytes]:
         case Finished():
             return [final_line(event.reason, event.metrics)]
         case Failed():
-            return [error_line(event.text)]
+            return [error_line(told(event.text))]
         case Started() | Refused() | Scored():
             return []
+
+
+_MOST_TOLD_CHARACTERS = 2000
+
+
+def told(text: str) -> str:
+    """Returns the text of a refusal or an error as a client reads it, for some of it may be what the client wrote: in
+    one line of a bounded length, without anything that a terminal acts on."""
+    line = printable(text[:_MOST_TOLD_CHARACTERS])[:_MOST_TOLD_CHARACTERS]
+    return f"{line}..." if len(text) > _MOST_TOLD_CHARACTERS else line
 
 
 # --- The endpoint, and what requests of `POST /v1/score` share with it.
@@ -215,8 +225,6 @@ class CompletionEndpoint:
         try:
             await body.read(http, most * _ESCAPE_BYTES + MOST_REST_BYTES + MOST_MEDIA_BYTES, reader.feed)
             return await run(self._helper, _decode, reader.finish, self._engine.vision)
-        except BadRequestError:
-            raise RequestError("Bad Request") from None
         except TooLargeError as error:
             raise RequestError(str(error)) from None
         except MediaTooLargeError as error:

@@ -78,13 +78,10 @@ def shortened(embedding: Sequence[float], dimensions: int) -> Sequence[float]:
 
 def _checked(chunks: Sequence[bytes], engine: Engine) -> Iterator[tuple[TextToEmbed, int] | ShownPrompt | None]:
     """Yields the text with the size that is wanted of its embedding; before it media that have to be decoded first, and
-    None where others may have a turn. Raises RequestError, in the words that hosts know."""
+    None where others may have a turn. Raises BadRequestError, and RequestError in the words that hosts know."""
     embedder, (context_length, vocab_size) = engine.embedder, engine.limits
     assert embedder is not None
-    try:
-        wanted = decode_embeddings(b"".join(chunks))
-    except BadRequestError:
-        raise RequestError("Bad Request") from None
+    wanted = decode_embeddings(b"".join(chunks))
     if not wanted.content and not wanted.media:
         raise RequestError("empty content")
     dimensions = _dimensions(wanted.dimensions, embedder.sizes)

@@ -8,6 +8,7 @@ from time import perf_counter
 
 from aiohttp import web
 
+from protocol import BadRequestError
 from runner.errors import RequestError
 
 MOST_TOGETHER_BYTES = 512 << 20
@@ -50,12 +51,12 @@ class RequestBody:
         """Passes the body to `take` in pieces; `take` returns how many bytes it holds by then.
 
         Raises:
-            RequestError: the body is compressed, which no host does (a megabyte may stand for a gigabyte); it has more
-                than `most_bytes`, by its header or by count; nothing arrives for a minute; or there is no room for it
-                beside the other bodies.
+            BadRequestError: the body is compressed, which no host does: a megabyte may stand for a gigabyte.
+            RequestError: it has more than `most_bytes`, by its header or by count; nothing arrives for a minute; or
+                there is no room for it beside the other bodies.
         """
         if http.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise RequestError("Bad Request")
+            raise BadRequestError("the body has a Content-Encoding, which is not read: send it as it is")
         _refuse_large(http.content_length or 0, most_bytes)
         size = 0
         while chunk := await _next(http):

@@ -14,7 +14,6 @@ from itertools import accumulate, pairwise
 
 from aiohttp import web
 
-from protocol import BadRequestError
 from protocol.score import (
     MOST_CANDIDATES,
     MOST_MEDIA_BYTES,
@@ -129,12 +128,9 @@ def _decisions(chunks: Sequence[bytes], decider: Decider, engine: Engine) -> Ite
 
 def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Iterator[Request | ShownPrompt | None]:
     """Yields a request for each row, media that have to be decoded first, and None where others may have a turn. Raises
-    RequestError, in the words that hosts know. Several threads may share `known`."""
+    BadRequestError, and RequestError in the words that hosts know. Several threads may share `known`."""
     tokenizer, (context_length, vocab_size) = engine.tokenizer, engine.limits
-    try:
-        wanted = decode_score(b"".join(chunks))
-    except BadRequestError as error:
-        raise RequestError(str(error)) from None
+    wanted = decode_score(b"".join(chunks))
     if not 1 <= len(wanted.rows) <= MOST_ROWS:
         raise RequestError(f"scoring requires 1\u2013{MOST_ROWS} prompts")
     if not 1 <= wanted.max_tokens <= context_length:

@@ -10,8 +10,8 @@ from typing import ParamSpec, TypeVar
 import msgspec
 from aiohttp import web
 
+from protocol.refusal import decoded
 from runner.engine.engine import Engine
-from runner.errors import RequestError
 from runner.server.request_body import Body, RequestBodies
 from runner.tokenizer import PART_CHARACTERS
 
@@ -113,11 +113,8 @@ class TokenizeEndpoint:
         yield (piece or b"[") + b"]"
 
     def _text(self, chunks: Sequence[bytes]) -> Iterator[bytes]:
-        """Yields the JSON string in pieces. Bytes that are not UTF-8 become U+FFFD. Raises RequestError."""
-        try:
-            ids = _IDS.decode(b"".join(chunks)) or []
-        except (ValueError, RecursionError):  # no JSON, or no array of integers
-            raise RequestError("Bad Request") from None
+        """Yields the JSON string in pieces. Bytes that are not UTF-8 become U+FFFD. Raises BadRequestError."""
+        ids = decoded(_IDS, b"".join(chunks)) or []
         piece = b'"'
         for text in self._engine.tokenizer.decode_parts(ids):
             if text:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
-from protocol import BadRequestError
 from protocol.score import MOST_ROWS, DecisionRequest, Field, Span, decode_decision
 from runner.embeddings.decisions.laya import Built
 from runner.engine.ports import Decision, TextToEmbed
@@ -60,11 +59,8 @@ class Clef:
         return 4 * (layers + MOST_ROWS * _MOST_OPTIONS + 4 * width)
 
     def read(self, body: bytes, tokenizer: Tokenizer) -> Iterator[Decision | None]:
-        """Yields the text of a request. Raises RequestError."""
-        try:
-            wanted = decode_decision(body)
-        except BadRequestError as error:
-            raise RequestError(str(error)) from None
+        """Yields the text of a request. Raises RequestError and BadRequestError."""
+        wanted = decode_decision(body)
         if wanted.images:
             raise RequestError("pictures are not served for Clef: send the state as text")
         segments, fields = len(wanted.segments), len(wanted.fields)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from protocol import BadRequestError
 from protocol.score import MOST_ROWS, DecisionRequest, Question, decode_decision
 from runner.engine.ports import Decision, TextToEmbed
 from runner.errors import ModelError, RequestError
@@ -69,11 +68,8 @@ class Laya:
         return 4 * (2 * self._most + 8 * int(config.hidden_size) + 3 * int(config.intermediate_size))
 
     def read(self, body: bytes, tokenizer: Tokenizer) -> Iterator[Decision | None]:
-        """Yields a text for each row. Raises RequestError."""
-        try:
-            wanted = decode_decision(body)
-        except BadRequestError as error:
-            raise RequestError(str(error)) from None
+        """Yields a text for each row. Raises RequestError and BadRequestError."""
+        wanted = decode_decision(body)
         if not 1 <= len(wanted.rows) <= MOST_ROWS or not 1 <= wanted.max_tokens <= self._most:
             raise RequestError("invalid Laya row count or context limit")
         questions = [row.question for row in wanted.rows if row.question is not None]

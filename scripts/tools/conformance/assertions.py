@@ -26,8 +26,10 @@ def expect(what: str, got: object, wanted: object) -> None:
 
 
 def refused(reply: Reply, text: str) -> None:
-    """The reply is a 400 with this text."""
-    expect("status and text", (reply.status, reply.text.strip()), (400, text))
+    """The reply is a 400 with this text. Behind `Bad Request` the reason may follow, in the same line."""
+    words, colon, why = reply.text.strip().partition(": ")
+    found = words if words == "Bad Request" and why and "\n" not in why else words + colon + why
+    expect("status and text", (reply.status, found), (400, text))
     kind = reply.headers.get("content-type", "")
     assert kind.startswith("text/plain"), f"the content type of an error is {kind!r}"
 

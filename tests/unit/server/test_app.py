@@ -43,6 +43,47 @@ async def test_a_wrong_path_or_method_is_refused_as_go_does(
     assert ("Allow" in response.headers) == (status == 405)
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/api/chat"),
+        ("POST", "/api/generate"),
+        ("GET", "/api/tags"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/responses"),
+        ("POST", "/v1/messages"),
+    ],
+)
+async def test_who_took_the_port_for_ollamas_is_told_where_that_is(client: Client, method: str, path: str) -> None:
+    response = await client.request(method, path, data=b"{}" if method == "POST" else None)
+    text = await response.text()
+    assert response.status == 404
+    assert text.startswith("404 page not found: this is the port of a runner")
+    for word in ("11434", "OLLAMA_HOST", "mlx-runner ollama serve", "POST /completion"):
+        assert word in text
+    assert text.count("\n") == 1
+
+
+async def test_nothing_that_a_client_wrote_reaches_its_terminal_raw_or_at_length(client: Client) -> None:
+    for kind in ("\x1b[31m\x9b\r\nimage", "\x1b" * 600):
+        response = await client.post("/completion", json={"Prompt": "[img-0]", "Media": [{"Kind": kind}]})
+        text = await response.text()
+        assert response.status == 400
+        assert text.startswith("this model does not support \\u001b")
+        assert text.removesuffix("\n").isprintable()
+        assert len(text) <= 2010
+
+
+async def test_an_error_line_has_nothing_that_a_terminal_acts_on(client: Client, engine: Script) -> None:
+    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
+    request = await engine.next()
+    engine.tell(request, Started(), Failed("no \x1b[31m\x9b" + "x" * 5000))
+    [line] = (await (await posted).read()).splitlines()
+    text = json.loads(line)["Error"]["error"]
+    assert text.startswith("no \\u001b[31m\\u009bxx")
+    assert len(text) <= 2010
+
+
 @pytest.mark.parametrize("host", [None, "127.0.0.1:41000", "localhost", "[::1]:41000"])
 @pytest.mark.parametrize("origin", [None, "http://localhost:3000", "http://127.0.0.1", "https://app.localhost"])
 def test_local_programs_are_accepted(host: str | None, origin: str | None) -> None:
@@ -83,7 +124,8 @@ async def test_no_endpoint_answers_a_foreign_web_page(client: Client, engine: Sc
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ({"Prompt": 5}, "Bad Request"),
+        ({"Prompt": 5}, "Bad Request: Prompt must be a string, found 5\n"),
+        ({"Prompt": "x", "Options": {"stop": "y"}}, "Bad Request: Options.stop must be a list of strings"),
         ({"Prompt": ""}, "empty prompt"),
         ({"Prompt": "", "Media": [{"Kind": "image"}]}, "this model does not support image input"),
         ({"Prompt": "x", "Media": [{"Kind": ""}]}, "this model does not support media input"),
@@ -109,6 +151,7 @@ async def test_an_invalid_request_gets_a_reason_and_never_reaches_the_engine(
     ("wanted", "text"),
     [
         ({"type": "objec"}, "Invalid type: objec - at `$` of the JSON schema"),
+        ({"type": "out of memory"}, "Invalid type: out-of-memory - at `$` of the JSON schema"),
         (
             {"type": "sequence", "elements": [{"type": "any_text"}, {"type": "regex", "pattern": ""}]},
             "only a const_string can end an any_text - at `$.elements[0]`",
@@ -165,6 +208,7 @@ async def test_a_compressed_body_is_refused_without_being_unpacked(client: Clien
     answers = await asyncio.wait_for(reader.read(), 30)
     writer.close()
     assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"400", b"400", b"200"]
+    assert answers.count(b"Bad Request: the body has a Content-Encoding, which is not read: send it as it is\n") == 2
 
 
 @pytest.mark.parametrize(("wanted", "limit"), [(0, 98), (-1, 98), (5, 5), (1000, 98)])
@@ -192,11 +236,13 @@ async def test_headers_are_withheld_until_the_request_starts(client: Client, eng
 
 
 async def test_a_fault_after_the_start_is_an_error_line(client: Client, engine: Script) -> None:
-    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
-    request = await engine.next()
-    engine.tell(request, Started(), Failed("ValueError: boom"))
-    [line] = (await (await posted).read()).splitlines()
-    assert json.loads(line)["Error"] == {"StatusCode": 500, "Status": "", "error": "ValueError: boom"}
+    """As it is: a host looks for `out of memory` in it."""
+    for text in ("ValueError: boom", "out of memory: RuntimeError: [metal::malloc] Unable to allocate 5 bytes."):
+        posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
+        request = await engine.next()
+        engine.tell(request, Started(), Failed(text))
+        [line] = (await (await posted).read()).splitlines()
+        assert json.loads(line)["Error"] == {"StatusCode": 500, "Status": "", "error": text}
 
 
 @pytest.mark.parametrize("started", [False, True])
@@ -246,11 +292,21 @@ async def test_ids_become_their_text(body: bytes, text: str, client: Client, mon
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{}", b'["a"]', b"[1.0]", b"[1", b"[true]", b"[1" + b"0" * 9999 + b"]", b"[" * 9999]
+    ("body", "why"),
+    [
+        (b"", "the body is empty"),
+        (b"{}", "the body must be a list, found an object"),
+        (b'["a"]', "the body[0] must be an integer, found a string"),
+        (b"[1.0]", "the body[0] must be an integer, found a number"),
+        (b"[1", "invalid JSON at byte 2: the body ends too early"),
+        (b"[0,true]", "the body[1] must be an integer, found true or false"),
+        (b"[1" + b"0" * 9999 + b"]", "the body[0]: Integer value out of range"),
+        (b"[" * 9999, "the body[0] must be an integer, found a list"),
+    ],
 )
-async def test_anything_but_an_array_of_ids_is_a_bad_request(body: bytes, client: Client) -> None:
+async def test_anything_but_an_array_of_ids_is_a_bad_request(body: bytes, why: str, client: Client) -> None:
     response = await client.post("/v1/detokenize", data=body)
-    assert (response.status, await response.text()) == (400, "Bad Request\n")
+    assert (response.status, await response.text()) == (400, f"Bad Request: {why}\n")
 
 
 async def test_unknown_ids_take_no_memory_and_long_arrays_are_refused(client: Client, engine: Script) -> None:

@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
+from protocol import BadRequestError
 from protocol.embeddings import decode_media, kind_of
-from protocol.golang import BadRequestError
 from runner.engine.ports import EmbeddingSizes, TextToEmbed
 from runner.errors import RequestError
 from runner.media.families import Gemma4
@@ -90,10 +90,14 @@ def coded(data: bytes) -> str:
 
 PNG = coded(png(4, 4, (1, 2, 3)))
 REFUSALS: Mapping[str, tuple[object, int, str]] = {
-    "no JSON": (b"{", 400, "Bad Request"),
-    "nothing": (b"", 400, "Bad Request"),
-    "a number for a text": ({"content": 1}, 400, "Bad Request"),
-    "a text for a number": ({"content": "a", "dimensions": "2"}, 400, "Bad Request"),
+    "no JSON": (b"{", 400, "Bad Request: invalid JSON at byte 1: expecting a key in double quotes, found the end"),
+    "nothing": (b"", 400, "Bad Request: the body is empty\n"),
+    "a number for a text": ({"content": 1}, 400, "Bad Request: content must be a string, found 1\n"),
+    "a text for a number": (
+        {"content": "a", "dimensions": "2"},
+        400,
+        'Bad Request: dimensions must be an integer, found "2"\n',
+    ),
     "no content": ({}, 400, "empty content"),
     "an empty text": ({"content": "", "media": []}, 400, "empty content"),
     "another size": ({"content": "a", "dimensions": 1}, 400, "dimensions 1 not supported; valid values are [2 3]"),

@@ -39,8 +39,8 @@ REFUSALS = {
     "no text": ({"max_tokens": 9, "rows": [{"prompt": "a", "candidates": [""]}]}, 'candidate "" must append exactly'),
     "twice": ({"max_tokens": 9, "rows": rows("a", candidates="ABA")}, "prompt 0 has invalid or duplicate candidate"),
     "beyond the model": ({"max_tokens": 9, "rows": rows("a") + rows("\u4e00")}, "prompt 1 has tokens that the model"),
-    "no object": ([], "Expected `object`"),
-    "a word for a number": ({"max_tokens": "9"}, "Expected `int`"),
+    "no object": ([], "Bad Request: the body must be an object, found a list"),
+    "a word for a number": ({"max_tokens": "9"}, "Bad Request: max_tokens must be an integer, found a string"),
 }
 
 

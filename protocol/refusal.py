@@ -1,0 +1,106 @@
+"""The reasons why a body is no request, in words for whoever wrote it: which field, what is wanted, what was found.
+
+A reason is short, whatever the body is: of what a client wrote it repeats some characters at most.
+"""
+
+import json
+import re
+from types import UnionType
+from typing import Annotated, TypeVar, Union, get_args, get_origin
+
+import msgspec
+
+Value = TypeVar("Value")
+SHOWN_CHARACTERS = 40
+_WORDS: dict[object, str] = {
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    bytes: "a string in base64",
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "null": "null",
+    "bytes": "a string in base64",
+    "array": "a list",
+    "object": "an object",
+}
+"""Of Python's types, and of the types in msgspec's texts."""
+_LISTS = {str: 'a list of strings, such as ["x"]'}
+_BOUNDED = {int: " of 64 bits at most", float: " of at most 3.4e38"}
+_WRAPPERS = (Annotated, Union, UnionType)
+_EXPECTED = re.compile(r"Expected (.*?)(?:, got (.*))?")
+
+
+class BadRequestError(ValueError):
+    """A body that the endpoint cannot take. The text says why; hosts know the words `Bad Request`, which come first."""
+
+
+def misfit(place: str, value: object, wanted: type | UnionType) -> BadRequestError:
+    """Returns the error for a value that is no `wanted`, or lies beyond its bounds."""
+    plain = wanted
+    while get_origin(plain) in _WRAPPERS:
+        plain = get_args(plain)[0]  # before the bounds, or None
+    words = _WORDS.get(plain, "an object")
+    if get_origin(plain) is list:
+        words = _LISTS.get(get_args(plain)[0], "a list of objects")
+    elif type(value) is plain or (plain is float and type(value) is int):
+        words += _BOUNDED.get(plain, "")
+    return BadRequestError(f"{place} must be {words}, found {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """Returns the beginning of a JSON value as it is written; of lists and objects only what they are."""
+    if isinstance(value, str):
+        text = json.dumps(value[:SHOWN_CHARACTERS], ensure_ascii=False)
+        return text if len(value) <= SHOWN_CHARACTERS else f"{text}..."
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    return "a list" if isinstance(value, list) else "an object"
+
+
+def no_json(why: str, text: str, at: int, byte: int) -> BadRequestError:
+    """Returns the error for a text that is no JSON from the character `at` on, which is this byte of the body."""
+    why = why.strip(": ").removesuffix(" at").removesuffix(" starting")
+    if why.startswith("Expecting"):
+        why = f"{why.removesuffix(' delimiter')}, found {_begun(text[at : at + SHOWN_CHARACTERS])}"
+    elif "control character" in why:
+        why += r" in a string: a line end is written \n"
+    return BadRequestError(f"invalid JSON at byte {byte}: {why[:1].lower()}{why[1:]}")
+
+
+def _begun(text: str) -> str:
+    """Returns what a text begins with, up to a string: that may be long, and not all here."""
+    before = text.partition('"')[0]
+    return f"`{before}`" if before else "a string" if text else "the end of the body"
+
+
+def decoded(decoder: "msgspec.json.Decoder[Value]", data: bytes, name: str = "") -> Value:
+    """Returns the value of a body, or of its member `name`. Raises BadRequestError."""
+    try:
+        return decoder.decode(data)
+    except RecursionError:
+        reason = f"{name or 'the body'} is nested too deep"
+    except ValueError as error:
+        reason = _explained(str(error), data, name)
+    raise BadRequestError(reason)  # out here: an error of decoding keeps the whole text
+
+
+def _explained(text: str, data: bytes, name: str) -> str:
+    """Returns msgspec's text in our words, with the name of the field."""
+    if not data:
+        return "the body is empty"
+    what, _, place = text.partition(" - at `$")
+    place = place.rstrip("`")
+    where = place[1:] if not name and place.startswith(".") else f"{name or 'the body'}{place}"
+    what = re.sub(r"`(\w+)(?: \| null)?`", lambda kind: _WORDS.get(kind[1], kind[1]), what)
+    if (expected := _EXPECTED.fullmatch(what)) is not None:
+        wanted, found = expected.groups()
+        return f"{where} must be {wanted}" + (f", found {found}" if found else "")
+    if "truncated" in what:
+        return f"invalid JSON at byte {len(data)}: the body ends too early"
+    if "base64" in what:
+        return f'{where} is not base64, or begins as a data URL does: send only what follows "base64,"'
+    return f"{where}: {what}"
