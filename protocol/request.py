@@ -22,6 +22,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     draft_num_predict: Int64 = 0
 
 
+UNUSED = frozenset(
+    ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "num_keep", "typical_p")  # E to H
+)
+"""The options that hosts of these generations send and that change nothing here: they are the host's own, or
+llama.cpp's (docs/internals/wire.md, 3 and 6). Of what earlier hosts send all is used."""
+
+
 class Media(msgspec.Struct, frozen=True, kw_only=True, rename={"kind": "Kind"}):
     """A picture or a sound, for the marker `[img-ID]` of the prompt. `data` are its bytes, as in a file; `kind` is
     `image` or `audio`, or empty where the host did not recognise it."""

@@ -283,3 +283,12 @@ def _sampling(wire: CompletionRequest) -> SamplingOptions:
         logprobs=bool(wire.logprobs),
         top_logprobs=min(max(0, wire.top_logprobs), _MOST_LOGPROBS) if wire.logprobs else 0,
     )
+
+
+def out_of_range(wire: CompletionRequest, sampling: SamplingOptions) -> Iterator[tuple[str, float, str]]:
+    """Yields the keys with values that mean nothing, each with what is taken instead. `sampling` was made of them."""
+    for name, value, instead in sampling.out_of_range():
+        yield f"Options.{name}", value, instead
+    if wire.top_logprobs != sampling.top_logprobs:
+        instead = f"{sampling.top_logprobs}{'' if wire.logprobs else ', without Logprobs'}"
+        yield "TopLogprobs", wire.top_logprobs, instead

@@ -1,6 +1,7 @@
 """The sampling options of one request."""
 
 import os
+from collections.abc import Iterator
 from typing import Self
 
 import msgspec
@@ -53,6 +54,17 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
             seed=self.seed if self.seed is not None and self.seed >= 0 else int.from_bytes(os.urandom(8), "little"),
             top_logprobs=min(max(self.top_logprobs, 0), vocab_size) if self.logprobs else 0,
         )
+
+    def out_of_range(self) -> Iterator[tuple[str, float, str]]:
+        """Yields the options with values that mean nothing, each with what `normalised` makes of it."""
+        if self.temperature < 0:
+            yield "temperature", self.temperature, "0"
+        if not 0 <= self.top_p <= 1:
+            yield "top_p", self.top_p, "off"
+        if not 0 <= self.min_p <= 1:
+            yield "min_p", self.min_p, "off"
+        if self.repeat_penalty < 0:
+            yield "repeat_penalty", self.repeat_penalty, "off"
 
     @property
     def greedy(self) -> bool:

@@ -33,12 +33,14 @@ from runner.engine.request import (
     check_length_in_parts,
     checked_format,
     most_prompt_bytes,
+    out_of_range,
     prepare,
     refuse_size,
 )
 from runner.errors import MediaError, RequestError
 from runner.logs import printable
 from runner.server.connections import Connection
+from runner.server.remarks import Remarks
 from runner.server.request_body import Body, RequestBodies, RequestBody
 from runner.server.tokenize import TokenizeThreads
 from runner.tokenizer import PART_CHARACTERS
@@ -199,14 +201,21 @@ class CompletionEndpoint:
         self._helper = helper
         self._threads = threads
         self._bodies = bodies
+        self._remarks = Remarks()
 
     async def post(self, http: web.Request) -> web.StreamResponse:
         """Answers one completion. The server cancels this, in every phase, when the client disconnects."""
         refuse_encoder(self._engine)
         with self._bodies.body() as body:
-            request = await self._prepare(*await self._read(http, body))
+            request = await self._request(http, body)
             body.hold(request.shown.nbytes if request.shown is not None else 0)  # files, until they are answered
             return await self._answer(http, request)
+
+    async def _request(self, http: web.Request, body: RequestBody) -> Request:
+        wire, wanted = await self._read(http, body)
+        request = await self._prepare(wire, wanted)
+        self._remarks.values(out_of_range(wire, request.sampling))
+        return request
 
     async def _answer(self, http: web.Request, request: Request) -> web.StreamResponse:
         http[NUMBER] = request.number
@@ -224,13 +233,15 @@ class CompletionEndpoint:
         reader = CompletionReader(most, http.content_length or 0)
         try:
             await body.read(http, most * _ESCAPE_BYTES + MOST_REST_BYTES + MOST_MEDIA_BYTES, reader.feed)
-            return await run(self._helper, _decode, reader.finish, self._engine.vision)
+            read = await run(self._helper, _decode, reader.finish, self._engine.vision)
         except TooLargeError as error:
             raise RequestError(str(error)) from None
         except MediaTooLargeError as error:
             raise RequestError(str(error), HTTPStatus.REQUEST_ENTITY_TOO_LARGE) from None
         except PromptTooLongError as error:
             refuse_size(error.size, tokenizer, context_length)
+        self._remarks.unknown(reader.strangers)
+        return read
 
     async def _prepare(self, wire: CompletionRequest, wanted: Format | None) -> Request:
         """Tokenizes and checks the request, a long prompt in several steps between which others get their turn."""
