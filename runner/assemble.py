@@ -14,6 +14,7 @@ import mlx.core as mx
 from runner import __version__
 from runner.cache import PrefixCache, make_cache
 from runner.cache.layers.batch import unbatchable_layers
+from runner.cache.sequence import LayerFacts, measured
 from runner.engine.context import EngineContext
 from runner.engine.events import Outbox
 from runner.engine.first_tokens import FirstTokens
@@ -210,7 +211,8 @@ def _warm_up_of(parts: Parts) -> Callable[[], None]:
     def warm() -> None:
         if not on_cpu:
             log.info("warming up", why="a GPU's kernels are compiled when they are first used, once on a machine")
-        compute(parts.make_layers, parts.sources.forward, model.vocab_size, model.context_length)
+        facts = compute(parts.make_layers, parts.sources.forward, model.vocab_size, model.context_length)
+        parts.scheduler.memory.session_bytes = facts.bytes_of
 
     return warm
 
@@ -231,8 +233,9 @@ def warm_up(
     forward: Forward,
     vocab_size: int,
     context_length: int,
-) -> None:
-    """Computes a slice of a prompt, and a step with each kind of sampling, on temporary layers.
+) -> LayerFacts:
+    """Computes a slice of a prompt, and a step with each kind of sampling, on temporary layers. Returns what these
+    show.
 
     Raises ComputeError for an error that would fail every request. Owner: the engine thread.
     """
@@ -247,18 +250,23 @@ def warm_up(
             mx.eval(Sampler(options, prompt, vocab_size, context_length)(logits[:, -1, :], [mask]).arrays())
     mx.clear_cache()
     log.debug("warmed up", seconds=round(perf_counter() - started, 3))
+    return measured(layers, len(prompt) + len(_OPTIONS))
 
 
-def sketch(make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int, context_length: int) -> None:
-    """Builds the same forwards without computing them, in milliseconds, whatever the size of the model.
+def sketch(
+    make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int, context_length: int
+) -> LayerFacts:
+    """Builds the same forwards without computing them, in milliseconds, whatever the size of the model. Returns what
+    the layers show all the same.
 
     Raises ComputeError for shapes that do not fit and values that the model cannot compute with. Owner: the engine
     thread.
     """
     with _computing():
-        layers = make_layers()
-        for tokens in (_prompt(vocab_size, context_length), [0]):
+        layers, prompt = make_layers(), _prompt(vocab_size, context_length)
+        for tokens in (prompt, [0]):
             forward(mx.array([tokens]), layers)
+    return measured(layers, len(prompt) + 1)
 
 
 def _prompt(vocab_size: int, context_length: int) -> list[int]:

@@ -266,3 +266,11 @@ class SequenceLayers:
         wrong."""
         self.states[index] = state
         self._used = [(other, state if other == index else each) for other, each in self.used]
+
+
+def measured(layers: list[object], tokens: int) -> LayerFacts:
+    """Returns the facts that the layers of one sequence show, which have seen this many tokens. Computes nothing."""
+    sequence = SequenceLayers(layers)
+    sequence.advance(tokens)
+    sequence.measure()
+    return sequence.facts

@@ -112,7 +112,9 @@ class ScoreEndpoint:
                         scores = logprobs
                     case Finished(_, metrics):
                         return scores, metrics.prompt_eval_cached_count or 0
-                    case Failed(text) | Refused(text):
+                    case Refused(text):
+                        raise RequestError(text)
+                    case Failed(text):
                         raise RequestError(text, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 

@@ -34,17 +34,22 @@ async def test_disconnects_during_decode_do_not_affect_others(client: Client, sh
 
 
 async def test_only_a_request_that_can_never_fit_is_refused(start: SpawnModel) -> None:
-    """After a first request the memory of a prompt can be estimated. One that is too long is refused with a 400 when it
-    would start."""
+    """One that is too long is refused with a 400 when it would start, and be it the very first one: the warm-up has
+    shown what a token takes."""
     process = start(arguments=["--memory", "4MiB"])
-    async with Client.of(process) as client:
-        assert (await client.complete(Request("w"))).text == "xyz"
-        answer = ask(client, "5")  # its layers never grow beyond their first 256 tokens, which just fit
-        body = json.dumps({"Prompt": "q" * (CONTEXT - 100)}).encode()
+    body = json.dumps({"Prompt": "q" * (CONTEXT - 100)}).encode()
+
+    async def is_refused(client: Client) -> None:
         reply = await asyncio.wait_for(client.send("POST", "/completion", body), WAIT_S)
         refused(reply, reply.text.strip())
         assert f"the keys and values of {CONTEXT - 100} tokens take about " in reply.text
         assert "the budget is 4.2 MB" in reply.text
         assert not any(phrase in reply.text.lower() for phrase in OUT_OF_MEMORY), "hosts would unload other models"
+
+    async with Client.of(process) as client:
+        await is_refused(client)
+        assert (await client.complete(Request("w"))).text == "xyz"
+        answer = ask(client, "5")  # its layers never grow beyond their first 256 tokens, which just fit
+        await is_refused(client)
         expect("text", (await asyncio.wait_for(answer, WAIT_S)).text, TEXTS["5"])
     quiet(process)

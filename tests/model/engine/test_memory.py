@@ -5,14 +5,15 @@ from collections.abc import Callable
 import mlx.core as mx
 import pytest
 
+from runner.assemble import warm_up
 from runner.engine.events import Failed, Refused
 from runner.engine.memory import MemoryBudget, WorkspaceEstimate
 from runner.engine.policy import SlicePolicy
 from runner.logs import lacks_memory
 from runner.sampling import SamplingOptions
 from runner.settings import LEAST_SLICE_TOKENS
-from scripts.tools.models.tiny import words
-from tests.lib.tiny_engine import RequestSpec, TinyEngine
+from scripts.tools.models.tiny import VOCAB, words
+from tests.lib.tiny_engine import CONTEXT, RequestSpec, TinyEngine, plain_forward
 from tests.process.faults.fault_points import NO_MEMORY
 
 TOKEN_BYTES = 256  # of the llama
@@ -141,6 +142,20 @@ def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers_and_the_next_on
     for part in ("1100 tokens", "281.6 KB", "the budget is 256.0 KB", "Shorten the prompt", "--kv-bits 8", "--memory"):
         assert part in event.text
     assert first.finished
+    assert small.finished
+    engine.check()
+
+
+def test_a_model_that_is_warmed_up_refuses_even_the_first_prompt_of_all_before_it_computes() -> None:
+    engine = make_engine(1000 * TOKEN_BYTES, Dial())
+    facts = warm_up(engine.kind.make_layers, plain_forward(engine.kind), VOCAB, CONTEXT)
+    engine.scheduler.memory.session_bytes = facts.bytes_of
+    large, small = engine.ask(words(1100), 5), engine.ask(words(50, 3), 5)
+    engine.finish()
+    (event,) = large.received
+    assert isinstance(event, Refused)
+    assert "1100 tokens take about 281.6 KB" in event.text
+    assert engine.forward.tokens <= 55
     assert small.finished
     engine.check()
 

@@ -6,8 +6,9 @@ import mlx.core as mx
 import pytest
 
 from runner.assemble import sketch, warm_up
+from runner.cache import make_cache
 from runner.errors import ComputeError
-from scripts.tools.models.tiny import KINDS, VOCAB, tiny
+from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
 from tests.lib.tiny_engine import CONTEXT, plain_forward
 
 
@@ -21,8 +22,24 @@ def test_every_kind_of_model_reads_a_prompt_and_draws_with_and_without_chance(na
         assert mx.max(tokens).item() < VOCAB  # type: ignore[operator]  # it is a number
         return plain_forward(kind)(tokens, layers)
 
-    warm_up(kind.make_layers, forward, VOCAB, CONTEXT)
+    facts = warm_up(kind.make_layers, forward, VOCAB, CONTEXT)
     assert shapes == [(1, 16), (1, 1), (1, 1)]
+    assert [facts.bytes_of(tokens) for tokens in LENGTHS] == taken(kind, 16, 1, 1)
+
+
+def taken(kind: Tiny, *forwards: int) -> list[int]:
+    """What a cache finds that sessions of some lengths take, after one of forwards over so many tokens."""
+    trie = make_cache("trie", kind.make_layers)
+    session = trie.begin(list(range(sum(forwards))))
+    for count in forwards:
+        start = session.position
+        with session.forward(count):
+            plain_forward(kind)(mx.array([session.recorded[start : start + count]]), session.layers)
+    session.close()
+    return [trie.session_bytes(tokens) for tokens in LENGTHS]
+
+
+LENGTHS = (1, 100, 10_000)
 
 
 def failing(tokens: mx.array, layers: list[object]) -> mx.array:
@@ -48,6 +65,8 @@ def test_a_sketch_computes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -
         return results[-1]
 
     before = mx.get_active_memory()
-    sketch(kind.make_layers, forward, VOCAB, CONTEXT)
+    facts = sketch(kind.make_layers, forward, VOCAB, CONTEXT)
     assert [array.shape[:2] for array in results] == [(1, 16), (1, 1)]
     assert mx.get_active_memory() - before < results[0].nbytes, "not even the scores of the prompt"
+    monkeypatch.undo()
+    assert [facts.bytes_of(tokens) for tokens in LENGTHS] == taken(kind, 16, 1)

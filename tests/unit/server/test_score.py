@@ -6,7 +6,7 @@ import json
 import pytest
 
 from protocol import DoneReason, Metrics
-from runner.engine.events import Failed, Finished, Scored, Started
+from runner.engine.events import Failed, Finished, Refused, Scored, Started
 from runner.engine.request import Request
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
@@ -84,6 +84,16 @@ async def test_a_row_that_fails_ends_the_others(client: Client, engine: Script) 
     assert (response.status, await response.text()) == (500, "no memory\n")
     assert two.cancelled
     assert not engine.submitted
+
+
+async def test_a_row_that_can_never_be_computed_is_a_400(client: Client, engine: Script) -> None:
+    """A failure is a 500; this is the request's own."""
+    asked = asyncio.create_task(client.post("/v1/score", json={"max_tokens": 9, "rows": rows("one")}))
+    one = await engine.next()
+    engine.tell(one, Refused("there is no room for so long a context: ..."))
+    response = await asked
+    assert (response.status, await response.text()) == (400, "there is no room for so long a context: ...\n")
+    assert one.cancelled
 
 
 async def test_a_client_that_leaves_ends_its_rows(client: Client, engine: Script) -> None:
