@@ -30,6 +30,7 @@ _MOST_MARKS = 1 << 18
 """The most brackets and commas in these: each may stand for a value, of a hundred bytes of memory."""
 _LONG_BYTES = 1 << 12
 _MEDIA_DEPTH = 3  # of the members of an object in a list of the body
+_SHIFT_BYTES = 1 << 7  # of memory, for each long string
 _ESCAPE_BYTES = 12  # a character beyond U+FFFF, as two escapes
 _TO_THE_END = re.compile(
     rb'[^"\\]*+(?:\\(?:[^u]|u(?![dD][89abAB]..(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z)[0-9a-fA-F]{4})[^"\\]*+)*+', re.DOTALL
@@ -89,7 +90,7 @@ class CompletionReader:
     @property
     def held_bytes(self) -> int:
         """The bytes that the reader keeps in memory."""
-        return len(self._rest) + self._prompt_bytes + self._media_bytes
+        return len(self._rest) + self._prompt_bytes + self._media_bytes + _SHIFT_BYTES * len(self._shifts)
 
     def feed(self, piece: bytes) -> int:
         """Takes the next piece, of some ten kilobytes; returns `held_bytes`.

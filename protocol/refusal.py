@@ -12,12 +12,7 @@ import msgspec
 
 Value = TypeVar("Value")
 SHOWN_CHARACTERS = 40
-_WORDS: dict[object, str] = {
-    str: "a string",
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    bytes: "a string in base64",
+_WORDS = {
     "str": "a string",
     "int": "an integer",
     "float": "a number",
@@ -27,11 +22,11 @@ _WORDS: dict[object, str] = {
     "array": "a list",
     "object": "an object",
 }
-"""Of Python's types, and of the types in msgspec's texts."""
-_LISTS = {str: 'a list of strings, such as ["x"]'}
+"""Of Python's types by their names, which msgspec writes in its texts."""
 _BOUNDED = {int: " of 64 bits at most", float: " of at most 3.4e38"}
 _WRAPPERS = (Annotated, Union, UnionType)
 _EXPECTED = re.compile(r"Expected (.*?)(?:, got (.*))?")
+_MALFORMED = re.compile(r"JSON is malformed: (.*) \(byte (\d+)\)")
 
 
 class BadRequestError(ValueError):
@@ -43,9 +38,9 @@ def misfit(place: str, value: object, wanted: type | UnionType) -> BadRequestErr
     plain = wanted
     while get_origin(plain) in _WRAPPERS:
         plain = get_args(plain)[0]  # before the bounds, or None
-    words = _WORDS.get(plain, "an object")
+    words = _WORDS.get(getattr(plain, "__name__", ""), _WORDS["object"])
     if get_origin(plain) is list:
-        words = _LISTS.get(get_args(plain)[0], "a list of objects")
+        words = 'a list of strings, such as ["x"]' if get_args(plain)[0] is str else "a list of objects"
     elif type(value) is plain or (plain is float and type(value) is int):
         words += _BOUNDED.get(plain, "")
     return BadRequestError(f"{place} must be {words}, found {shown(value)}")
@@ -99,6 +94,9 @@ def _explained(text: str, data: bytes, name: str) -> str:
     if (expected := _EXPECTED.fullmatch(what)) is not None:
         wanted, found = expected.groups()
         return f"{where} must be {wanted}" + (f", found {found}" if found else "")
+    if (malformed := _MALFORMED.fullmatch(what)) is not None:
+        why, byte = malformed.groups()
+        return f"invalid JSON at byte {byte}: {why}"
     if "truncated" in what:
         return f"invalid JSON at byte {len(data)}: the body ends too early"
     if "base64" in what:

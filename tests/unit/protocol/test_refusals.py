@@ -106,8 +106,9 @@ def test_a_reason_is_short_whatever_the_body(name: str) -> None:
     ("body", "text"),
     [
         (b"{", "invalid JSON at byte 1: the body ends too early"),
-        (b"{'a'}", "the body: JSON is malformed: object keys must be strings (byte 1)"),
+        (b"{'a'}", "invalid JSON at byte 1: object keys must be strings"),
         (b'{"max_tokens":"9"}', "max_tokens must be an integer, found a string"),
+        (b'{"rows":["\x01"]}', "invalid JSON at byte 10: invalid character"),
         (b'{"rows":{}}', "rows must be a list, found an object"),
         (b'{"rows":[{"candidates":["A",1.5]}]}', "rows[0].candidates[1] must be a string, found a number"),
         (b'{"Media":[{"data":5}]}', "Media[0].data must be a string in base64, found an integer"),
