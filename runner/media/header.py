@@ -1,26 +1,30 @@
 """The format, size and orientation of a picture, from a walk over the parts of its file before the pixels.
 
-The walk is bounded: a part is passed over by its length, and a file with too many parts is refused. It also says which
-parts the decoder needs, so that no decoder meets metadata, where files can hide work that is quadratic in their size.
+The walk is bounded: a part is passed over by its length, and a file with too many parts, at whatever depth, is refused.
+It also says which parts the decoder needs, so that no decoder meets metadata, where files can hide work that is
+quadratic in their size.
 """
 
 import re
 import struct
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from runner.errors import MediaError
 
 MAX_PIXELS = 100_000_000
 """Pictures of more pixels are refused."""
 MOST_PARTS = 4096
-"""The most segments, chunks or blocks before the pixels. Cameras, phones and editors write up to some hundred."""
+"""The most segments, chunks, blocks or boxes before the pixels, at all depths. Cameras, phones and editors write up to
+some hundred; an AVIF of 100 megapixels has some hundred tiles."""
 _MOST_TABLE_BYTES = 1 << 16  # of a JPEG before its pixels; all tables that it can use take 4 KB
 _MOST_FILL_BYTES = 1 << 16  # between the segments of a JPEG
 _MARKER = re.compile(rb"\xff([^\xff\0])", re.DOTALL)
 UPRIGHT = 1
 _SIDEWAYS = 5
 """From this orientation on, width and height change places."""
+Parts: TypeAlias = Iterator[object]
+"""Ends when as many parts of a file were looked at as may be. All loops of a walk share one."""
 
 
 class Header(NamedTuple):
@@ -50,7 +54,7 @@ def read_header(data: bytes) -> Header:
     """Returns what is known of a picture without decoding it. Raises MediaError if it will not be decoded."""
     name = _served_format(data)
     try:
-        width, height, orientation, kept = _WALKS[name](data)
+        width, height, orientation, kept = _WALKS[name](data, iter(range(MOST_PARTS)))
     except (struct.error, IndexError):
         raise damaged(name, "the file ends too early") from None
     if width <= 0 or height <= 0:
@@ -169,8 +173,9 @@ _SHORT = 3
 _ENTRY_BYTES = 12
 
 
-def orientation_of(exif: bytes) -> int:
-    """Returns 1 to 8, from a block of EXIF with or without its `Exif` prefix; 1 for blocks that cannot be read.
+def orientation_of(exif: bytes, parts: Parts) -> int:
+    """Returns 1 to 8, from a block of EXIF with or without its `Exif` prefix; 1 for blocks that cannot be read, and for
+    those with more entries than there are `parts` left.
 
     A picture with damaged EXIF is still a picture, so nothing is raised.
     """
@@ -184,7 +189,8 @@ def orientation_of(exif: bytes) -> int:
 
     directory = number(4, 4)
     first = directory + 2
-    for entry in range(first, first + number(directory, 2) * _ENTRY_BYTES, _ENTRY_BYTES):
+    entries = range(first, first + number(directory, 2) * _ENTRY_BYTES, _ENTRY_BYTES)
+    for entry, _ in zip(entries, parts, strict=False):
         if entry + _ENTRY_BYTES > len(tiff):
             break
         if number(entry, 2) == _ORIENTATION:
@@ -205,27 +211,28 @@ class _Found(NamedTuple):
     kept: tuple[tuple[int, int], ...] = ()
 
 
-def _png(data: bytes) -> _Found:
+def _png(data: bytes, parts: Parts) -> _Found:
     width, height = struct.unpack_from(">II", data, 16)
-    kept, orientation, place = [(0, 8)], UPRIGHT, 8
-    for _ in range(MOST_PARTS):
+    kept, exif, place = [(0, 8)], (0, 0), 8
+    for _ in parts:
         length, kind = struct.unpack_from(">I4s", data, place)
         if kind == b"IDAT":
+            orientation = orientation_of(data[slice(*exif)], parts)
             return _Found(width, height, orientation, (*kept, (place, len(data))))
         if kind == b"IEND" or (place == 8) != (kind == b"IHDR"):
             raise damaged("PNG", "its chunks are not in order")
         following = place + 12 + length
         if kind == b"eXIf":
-            orientation = orientation_of(data[place + 8 : following - 4])
+            exif = place + 8, following - 4
         elif kind in (b"IHDR", b"PLTE", b"tRNS", b"acTL", b"fcTL"):  # the last two count frames
             kept.append((place, following))
         place = following
     raise _crowded("PNG")
 
 
-def _jpeg(data: bytes) -> _Found:
+def _jpeg(data: bytes, parts: Parts) -> _Found:
     kept, exif, size, tables, fill, place = [(0, 2)], b"", (0, 0), 0, 0, 2
-    for _ in range(MOST_PARTS):
+    for _ in parts:
         found = _MARKER.search(data, place, place + 2 + _MOST_FILL_BYTES - fill)
         if found is None:
             break
@@ -234,7 +241,7 @@ def _jpeg(data: bytes) -> _Found:
         if 0xD0 <= marker <= 0xD8 or marker == 0x01:  # nothing belongs to these
             continue
         if marker == 0xDA:
-            return _Found(*size, orientation_of(exif), (*kept, (start, len(data))))
+            return _Found(*size, orientation_of(exif, parts), (*kept, (start, len(data))))
         if marker < 0xC0 or marker in (0xC8, 0xD9) or 0xF0 <= marker <= 0xFD:
             raise damaged("JPEG", f"it has a marker 0x{marker:02x} before its pixels")
         (length,) = struct.unpack_from(">H", data, place)
@@ -259,12 +266,11 @@ def _jpeg(data: bytes) -> _Found:
     raise damaged("JPEG", "the file ends too early, or holds something between its segments")
 
 
-def _gif(data: bytes) -> _Found:
+def _gif(data: bytes, parts: Parts) -> _Found:
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     place = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
-    kept, parts = [(0, place)], 0
-    while parts < MOST_PARTS:
-        parts += 1
+    kept = [(0, place)]
+    for _ in parts:
         start, kind = place, data[place]
         if kind == 0x2C:
             x, y, columns, rows = struct.unpack_from("<HHHH", data, place + 1)
@@ -275,8 +281,9 @@ def _gif(data: bytes) -> _Found:
         if kind != 0x21:
             continue
         place += 1
-        while data[place] and parts < MOST_PARTS:
-            parts += 1
+        for _ in parts:
+            if not data[place]:
+                break
             place += data[place] + 1
         place += 1
         if data[start + 1] == 0xF9:  # what is transparent
@@ -284,11 +291,11 @@ def _gif(data: bytes) -> _Found:
     raise _crowded("GIF")
 
 
-def _webp(data: bytes) -> _Found:
+def _webp(data: bytes, parts: Parts) -> _Found:
     kind, flags = data[12:16], data[20]
     if kind == b"VP8X":
         width, height = (int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27))
-        return _Found(width, height, orientation_of(_webp_exif(data)) if flags & 0x08 else UPRIGHT)
+        return _Found(width, height, orientation_of(_webp_exif(data, parts), parts) if flags & 0x08 else UPRIGHT)
     if kind == b"VP8L" and data[20] == 0x2F:
         (bits,) = struct.unpack_from("<I", data, 21)
         return _Found((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
@@ -298,9 +305,9 @@ def _webp(data: bytes) -> _Found:
     return _Found(width & 0x3FFF, height & 0x3FFF)
 
 
-def _webp_exif(data: bytes) -> bytes:
+def _webp_exif(data: bytes, parts: Parts) -> bytes:
     place = 12
-    for _ in range(MOST_PARTS):
+    for _ in parts:
         if place + 8 > len(data):
             return b""
         kind, length = struct.unpack_from("<4sI", data, place)
@@ -310,7 +317,7 @@ def _webp_exif(data: bytes) -> bytes:
     raise _crowded("WebP")
 
 
-def _bmp(data: bytes) -> _Found:
+def _bmp(data: bytes, _parts: Parts) -> _Found:
     if struct.unpack_from("<I", data, 14) == (12,):
         return _Found(*struct.unpack_from("<HH", data, 18))
     width, height = struct.unpack_from("<Ii", data, 18)
@@ -319,8 +326,6 @@ def _bmp(data: bytes) -> _Found:
 
 # --- The size and the orientation of an AVIF: from the properties of its primary item, or from its first track.
 
-_MOST_BOXES = 4096
-"""In one box, and the most items whose properties are listed. A picture of 100 megapixels has some hundred tiles."""
 _TURNS = {
     (0, None): UPRIGHT,
     (0, 0): 4,
@@ -339,34 +344,34 @@ _TURNS = {
 Span = tuple[int, int]
 
 
-def _avif(data: bytes) -> _Found:
-    for kind, (start, stop) in _boxes(data, (0, len(data))):
+def _avif(data: bytes, parts: Parts) -> _Found:
+    for kind, (start, stop) in _boxes(data, (0, len(data)), parts):
         if kind == b"meta":
-            return _item(data, (start + 4, stop))
+            return _item(data, (start + 4, stop), parts)
         if kind == b"moov":
-            return _track(data, (start, stop))
+            return _track(data, (start, stop), parts)
     raise damaged("AVIF", "it has neither an item nor a track")
 
 
-def _track(data: bytes, movie: Span) -> _Found:
-    for kind, span in _boxes(data, movie):
-        header = dict(_boxes(data, span)).get(b"tkhd") if kind == b"trak" else None
+def _track(data: bytes, movie: Span, parts: Parts) -> _Found:
+    for kind, span in _boxes(data, movie, parts):
+        header = dict(_boxes(data, span, parts)).get(b"tkhd") if kind == b"trak" else None
         if header is not None:
             width, height = struct.unpack_from(">II", data, header[1] - 8)  # with 16 bits after the point
             return _Found(width >> 16, height >> 16)
     raise damaged("AVIF", "it has no track")
 
 
-def _item(data: bytes, meta: Span) -> _Found:
-    found = dict(_boxes(data, meta))
-    properties = dict(_boxes(data, found.get(b"iprp", (0, 0))))
+def _item(data: bytes, meta: Span, parts: Parts) -> _Found:
+    found = dict(_boxes(data, meta, parts))
+    properties = dict(_boxes(data, found.get(b"iprp", (0, 0)), parts))
     if b"pitm" not in found or not {b"ipco", b"ipma"} <= properties.keys():
         raise damaged("AVIF", "it does not say which item is the picture, or how large it is")
     at = found[b"pitm"][0]
     (primary,) = struct.unpack_from(">I" if data[at] else ">H", data, at + 4)
-    listed = list(_boxes(data, properties[b"ipco"]))
+    listed = list(_boxes(data, properties[b"ipco"], parts))
     size, turns, mirror = (0, 0), 0, None
-    for index in _indices(data, properties[b"ipma"][0], primary):
+    for index in _indices(data, properties[b"ipma"][0], primary, parts):
         kind, (at, _) = listed[index - 1]
         if kind == b"ispe":
             size = struct.unpack_from(">II", data, at + 4)
@@ -377,14 +382,14 @@ def _item(data: bytes, meta: Span) -> _Found:
     return _Found(*size, _TURNS[turns, mirror])
 
 
-def _indices(data: bytes, at: int, item: int) -> list[int]:
+def _indices(data: bytes, at: int, item: int, parts: Parts) -> list[int]:
     """Returns the numbers, from 1 on, of an item's properties."""
     wide_item, wide_index = data[at] > 0, data[at + 3] & 1
     (count,) = struct.unpack_from(">I", data, at + 4)
     at += 8
-    if count > _MOST_BOXES:
-        raise damaged("AVIF", f"it has more than {_MOST_BOXES} items")
-    for _ in range(count):
+    for seen, _ in enumerate(parts):
+        if seen == count:
+            return []
         number, indices = struct.unpack_from(">IB" if wide_item else ">HB", data, at)
         at += 5 if wide_item else 3
         if number == item:
@@ -392,17 +397,15 @@ def _indices(data: bytes, at: int, item: int) -> list[int]:
             mask = 0x7FFF if wide_index else 0x7F
             return [each & mask for each in found if each & mask]
         at += indices * (2 if wide_index else 1)
-    return []
+    raise _crowded("AVIF")
 
 
-def _boxes(data: bytes, span: Span) -> Iterator[tuple[bytes, Span]]:
+def _boxes(data: bytes, span: Span, parts: Parts) -> Iterator[tuple[bytes, Span]]:
     """Yields the kinds of the boxes in a part of a file, and where their contents begin and end."""
     place, end = span
-    for number in range(_MOST_BOXES + 1):
+    for _ in parts:
         if place + 8 > end:
             return
-        if number == _MOST_BOXES:
-            raise damaged("AVIF", f"it has more than {_MOST_BOXES} boxes in one")
         size, kind = struct.unpack_from(">I4s", data, place)
         start = place + 8
         if size == 1:
@@ -413,9 +416,10 @@ def _boxes(data: bytes, span: Span) -> Iterator[tuple[bytes, Span]]:
             raise damaged("AVIF", "a box is shorter than its own header")
         yield kind, (start, min(following, end))
         place = following
+    raise _crowded("AVIF")
 
 
-_WALKS: dict[str, Callable[[bytes], _Found]] = {
+_WALKS: dict[str, Callable[[bytes, Parts], _Found]] = {
     "PNG": _png,
     "JPEG": _jpeg,
     "GIF": _gif,
