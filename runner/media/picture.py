@@ -5,6 +5,7 @@ which starts a program. Rows made of the pixels equal those of transformers' pro
 JPEG is always decoded in full and never at a fraction of its size.
 """
 
+import re
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from runner.errors import MediaError
 from runner.media.geometry import Alpha
-from runner.media.header import Header, damaged
+from runner.media.header import MOST_PARTS, Header, damaged
 
 # Set once, for the whole process.
 Image.MAX_IMAGE_PIXELS = None  # the header was looked at before
@@ -46,8 +47,14 @@ _TURNS = {
 }
 """Orientation -> what makes the stored pixels upright."""
 _SIXTEEN_BIT = ("I", "I;16", "I;16L", "I;16B", "I;16N")
+_UPPER_BYTES = [level >> 8 for level in range(1 << 16)]
+"""Pillow's own conversion would clip all but the darkest 256 levels to white. This clips what is beyond 16 bits."""
 MOST_SCANS = 100
 """Of a progressive JPEG: each scan goes over all pixels. Encoders write about ten."""
+_MARKER = re.compile(rb"\xff([^\xff\0\x01\xd0-\xd8])", re.DOTALL)
+"""What a decoder stops at: in pixels, 0 stands behind each FF that is none, and 1 and D0 to D8 stand alone."""
+_LONG = {*range(0xC0, 0xD0), *range(0xDA, 0xDE), *range(0xE0, 0xF0), 0xFE} - {0xC8}
+"""Markers of segments that say how long they are."""
 
 
 def decode(data: bytes, header: Header, width: int, height: int, alpha: Alpha = "drop") -> Image.Image:
@@ -87,11 +94,30 @@ def _blamed_on_the_picture(name: str) -> Iterator[None]:
 
 def _load(data: bytes, name: str, alpha: Alpha) -> Image.Image:
     """Decodes the first frame, as it is stored. Returns it in one of the modes of `_plain`."""
-    if name == "JPEG" and data.count(b"\xff\xda", 0, data.find(b"\xff\xd9")) > MOST_SCANS:
-        raise damaged(name, f"it has more than {MOST_SCANS} scans")
+    if name == "JPEG":
+        _count_scans(data)
     with _blamed_on_the_picture(name), _READERS[name](BytesIO(data)) as image:
         image.load()
         return _plain(image, alpha)
+
+
+def _count_scans(data: bytes) -> None:
+    """Raises MediaError for a JPEG of more than MOST_SCANS scans, or more than MOST_PARTS parts before its end.
+
+    Walks from marker to marker as a decoder does: bytes that look like one are none inside of a segment.
+    """
+    place, scans = 0, 0
+    for _ in range(MOST_PARTS):
+        found = _MARKER.search(data, place)
+        if found is None or found[1] == b"\xd9":
+            return
+        place, marker = found.end(), found[1][0]
+        scans += marker == 0xDA
+        if scans > MOST_SCANS:
+            raise damaged("JPEG", f"it has more than {MOST_SCANS} scans")
+        if marker in _LONG:
+            place += max(2, int.from_bytes(data[place : place + 2]))
+    raise damaged("JPEG", f"it has more than {MOST_PARTS} parts")
 
 
 def _plain(image: Image.Image, alpha: Alpha) -> Image.Image:
@@ -100,10 +126,7 @@ def _plain(image: Image.Image, alpha: Alpha) -> Image.Image:
     Grey stays one channel, which resizes to the same values as three equal ones.
     """
     if image.mode in _SIXTEEN_BIT:
-        import numpy as np
-
-        # Pillow would clip all but the darkest 256 levels to white.
-        return Image.fromarray((np.clip(np.asarray(image), 0, 0xFFFF) >> 8).astype(np.uint8))
+        return image.convert("I").point(_UPPER_BYTES, "L")
     transparency = image.info.pop("transparency", None)
     if alpha != "drop" and (transparency is not None or image.mode in ("RGBA", "LA", "PA")):
         if transparency is not None:

@@ -2,12 +2,9 @@
 
 import random
 import struct
-import sys
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +12,7 @@ from PIL import Image
 
 from runner.errors import MediaError
 from runner.media.header import MOST_PARTS, read_header
+from tests.lib.lines import lines_of
 from tests.unit.media.pictures import encoded, in_form, pattern, png_chunk, png_of_size, seen, smooth
 
 MANY = 200_000
@@ -78,22 +76,13 @@ CROWDS: dict[str, tuple[Callable[[bytes], bytes], list[bytes]]] = {
 
 
 def lines_to_read(data: bytes) -> int:
-    """Returns the number of lines of Python that a walk runs: the same on every machine, unlike its time."""
-    lines = 0
+    """Returns the number of lines of Python that a walk runs."""
 
-    def count(_frame: FrameType, event: str, _argument: object) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
+    def read() -> None:
         with suppress(MediaError):
             read_header(data)
-    finally:
-        sys.settrace(before)
-    return lines
+
+    return lines_of(read)
 
 
 @pytest.mark.parametrize("form", CROWDS)
@@ -229,8 +218,16 @@ def test_a_jpeg_of_many_scans_is_refused() -> None:
     """Each of them, of a few bytes, makes the decoder go over all pixels."""
     data = in_form("jpeg-progressive", smooth(40, 24))
     place = data.rindex(b"\xff\xda")
-    with pytest.raises(MediaError, match=r"^decode image: damaged JPEG: it has more than 100 scans$"):
-        seen(data[:place] + data[place:-2] * 101 + data[-2:])
+    head, scan, end = data[:place], data[place:-2], data[-2:]
+    assert np.array_equal(seen(data + scan * 150), seen(data)), "what is behind the end does not count"
+    end_inside = {"table": segment(0xDB, b"\3\xff\xd9" + b"\1" * 62), "comment": segment(0xFE, b"\xff\xd9")}
+    heads = [head, head[:2] + end_inside["table"] + head[2:], head + end_inside["comment"]]
+    for each in heads:
+        with pytest.raises(MediaError, match=r"^decode image: damaged JPEG: it has more than 100 scans$"):
+            seen(each + scan * 101 + end)
+    with pytest.raises(MediaError, match=r"^decode image: damaged JPEG: it has more than 4096 parts$"):
+        seen(head + end_inside["comment"] * 5000 + scan + end)
+    assert np.array_equal(seen(head + segment(0xFE, b"\xff\xda" * 101) + scan + end), seen(data))
 
 
 def test_a_png_of_twenty_megabytes_has_thousands_of_chunks_of_pixels() -> None:

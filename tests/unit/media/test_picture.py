@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from runner.media import picture
 from runner.media.geometry import Alpha, Pixels
 from runner.media.header import Header, read_header
 from tests.unit.media.pictures import FORMS, decode, encoded, in_form, pattern, seen, smooth
@@ -49,6 +50,19 @@ def test_grey_of_sixteen_bits_keeps_its_upper_eight() -> None:
     found = seen(data)
     assert found.mean() == 127.5
     assert np.array_equal(found, np.repeat((ramp >> 8).astype(np.uint8)[..., None], 3, axis=2))
+
+
+@pytest.mark.parametrize("mode", ["I", "I;16", "I;16L", "I;16B", "I;16N"])
+def test_grey_of_more_bits_is_clipped_to_sixteen(mode: str) -> None:
+    """Of every mode in which Pillow keeps it, of which files of today's formats make one."""
+    levels = np.arange(-(1 << 15), 3 << 15).reshape(512, 256) if mode == "I" else np.arange(1 << 16).reshape(256, 256)
+    if mode == "I":
+        levels[0, :2] = -(1 << 31), (1 << 31) - 1
+    order = "<i4" if mode == "I" else ">u2" if mode == "I;16B" else "<u2"
+    image = Image.frombytes(mode, levels.shape[::-1], levels.astype(order).tobytes())
+    plain = picture._plain(image, "drop")
+    assert plain.mode == "L"
+    assert np.array_equal(np.asarray(plain), np.clip(levels, 0, 0xFFFF) >> 8)
 
 
 def rgb(*rows: list[tuple[int, int, int]]) -> list[list[list[int]]]:
