@@ -8,7 +8,7 @@ transformers' feature extractor for Gemma 4 bit for bit.
 from collections.abc import Callable, Iterator
 from functools import cache
 from io import BytesIO
-from math import ceil, floor, gcd
+from math import ceil, gcd
 from typing import TypeAlias
 
 import numpy as np
@@ -21,8 +21,10 @@ from runner.media.sound_header import (
     LONGEST,
     MEL_BINS,
     MOST_CHANNELS,
+    MOST_RATE,
     MOST_SECONDS,
     RATE,
+    WAV,
     SoundHeader,
     resampled,
 )
@@ -30,8 +32,12 @@ from runner.media.sound_header import (
 Floats: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 _BLOCK_FRAMES = 1 << 17
+_PASS_FRAMES = 128
+"""The least inputs, on average, for each pass of Python that resamples them."""
 _MOST_VALUES = 1 << 21
 """Samples of all channels that are converted at once."""
+_MOST_WEIGHTS = 1 << 17
+"""Those that are computed at once."""
 
 
 def decode(data: bytes, header: SoundHeader, frame_samples: int) -> tuple[list[int], Floats]:
@@ -61,6 +67,14 @@ def decode(data: bytes, header: SoundHeader, frame_samples: int) -> tuple[list[i
     if not np.isfinite(rows_of).all():
         raise MediaError("wav: the samples are too large")
     return [len(piece) for piece in pieces], rows_of
+
+
+@cache
+def warm_up() -> None:
+    """Does once for silence what is done for each sound, so that libraries, their buffers and the tables here count
+    towards the limits of no sound."""
+    silence = SoundHeader(WAV, RATE // 2, 1, 16, False, 0, 4 * FRAME)
+    decode(bytes(silence.stop), silence, 0)
 
 
 # --- Samples of any form.
@@ -106,8 +120,11 @@ def _read_file(data: bytes, name: str) -> tuple[Floats, int]:
 
 def _frames(read: Callable[..., Floats], channels: int, rate: int) -> Floats:
     """Returns all frames of a file, which `read` gives block by block."""
-    if not 0 < channels <= MOST_CHANNELS:
-        raise MediaError(f"decode audio: {channels} channels are more than is decoded: {MOST_CHANNELS}")
+    if not (0 < channels <= MOST_CHANNELS and 0 < rate <= MOST_RATE):
+        raise MediaError(
+            f"decode audio: {channels} channels at {rate} Hz are more than is decoded: {MOST_CHANNELS} channels at"
+            f" {MOST_RATE} Hz"
+        )
     found, count = [np.zeros(0, np.float32)], 0
     while len(block := read(_BLOCK_FRAMES, np.float32, always_2d=True)):
         count += len(block)
@@ -132,40 +149,44 @@ def to_rate(read: Callable[[int, int], Floats], frames: int, rate: int) -> Float
     """
     if rate == RATE or frames <= 1:
         return np.concatenate([read(start, stop) for start, stop in _blocks(frames)] or [np.zeros(0, np.float32)])
-    scale = _ROLL_OFF * min(1.0, RATE / rate)
-    reach = _ZEROS / scale
-    # Of each output, another one comes `phases` later, whose centre is `step` inputs later.
+    reach = _ZEROS / (_ROLL_OFF * min(1.0, RATE / rate))
+    # Of each output, another one comes `phases` later, whose centre is `step` inputs later. Odd rates have many phases.
     step, phases = rate // gcd(rate, RATE), RATE // gcd(rate, RATE)
     count = resampled(frames, rate)
     found = np.empty(count, np.float32)
-    turns = max(1, _BLOCK_FRAMES // step)  # of all phases, in a block
-    margin = ceil(reach) + 1
-    for turn in range(0, -(-count // phases), turns):
+    all_turns = -(-count // phases)
+    turns = min(all_turns, max(1, max(_BLOCK_FRAMES, _PASS_FRAMES * phases) // step))  # of all phases, in a block
+    taps, margin = 2 * ceil(reach) + 1, ceil(reach) + 2
+    for turn in range(0, all_turns, turns):
         first = turn * step - margin
         last = (turn + turns) * step + margin
         low, high = max(first, 0), min(last, frames)
-        inputs = np.zeros(last - first)
-        inputs[low - first : max(high, low) - first] = read(low, high) if high > low else 0
-        inside = np.zeros(last - first)
-        inside[low - first : max(high, low) - first] = 1
+        inputs, inside = np.zeros((2, last - first))
+        if high > low:
+            inputs[low - first : high - first] = read(low, high)
+            inside[low - first : high - first] = 1
         whole = first == low and last == high
-        for phase in range(min(phases, count - turn * phases)):
-            centre = phase * rate / RATE
-            start, stop = ceil(centre - reach), floor(centre + reach) + 1
-            weights = _weights(np.abs(np.arange(start, stop) - centre) / reach)
-            place = turn * phases + phase
+        heard, there = (np.lib.stride_tricks.sliding_window_view(each, taps) for each in (inputs, inside))
+        kernels = _kernels(rate, reach, taps, min(phases, count - turn * phases))
+        for place, (start, weights) in enumerate(kernels, turn * phases):
             outputs = min(turns, -(-(count - place) // phases))
-            at = start + margin
-            sums = _slid(inputs, at, step, outputs, weights)
-            gains = weights.sum() if whole else _slid(inside, at, step, outputs, weights)
+            at = slice(start + margin, start + margin + outputs * step, step), slice(len(weights))
+            sums = heard[at] @ weights
+            gains = weights.sum() if whole else there[at] @ weights
             found[place : place + outputs * phases : phases] = sums / gains
     return found
 
 
-def _slid(inputs: Doubles, at: int, step: int, count: int, weights: Doubles) -> Doubles:
-    """Returns the products of `weights` with the inputs from `at` on, from `at` + `step` on, ..., `count` times."""
-    windows = np.lib.stride_tricks.sliding_window_view(inputs[at:], len(weights))[::step][:count]
-    return windows @ weights
+def _kernels(rate: int, reach: float, taps: int, count: int) -> Iterator[tuple[int, Doubles]]:
+    """Yields the first input of each of the first `count` outputs, and the weights of all it takes, at most `taps`."""
+    steps, most = np.arange(taps), max(1, _MOST_WEIGHTS // taps)
+    for first in range(0, count, most):
+        centres = np.arange(first, min(first + most, count)) * rate / RATE
+        starts = np.ceil(centres - reach)
+        counts = np.floor(centres + reach) + 1 - starts
+        weights = _weights(np.abs(starts[:, None] + steps - centres[:, None]) / reach)
+        for start, length, row in zip(starts.astype(int).tolist(), counts.astype(int).tolist(), weights, strict=True):
+            yield start, row[:length]
 
 
 def _weights(distances: Doubles) -> Doubles:

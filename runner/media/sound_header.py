@@ -27,7 +27,7 @@ OTHERS = ("MP3", "FLAC", "Ogg")
 _USUAL_RATE = 48_000
 _LEAST_SECOND_BYTES = 100
 """Of a file for each second of sound at that rate: FLAC of silence takes nearly twice as much."""
-_MOST_RATE = 768_000
+MOST_RATE = 768_000
 MOST_CHANNELS = 64
 _LEAST_BYTES = 12
 _FMT_BYTES = 16
@@ -102,10 +102,10 @@ def read_sound_header(data: bytes) -> SoundHeader:
         (form,) = struct.unpack_from("<H", fmt, 24)
     if (form, bits) not in _FORMS:
         raise MediaError(f"wav: unsupported format {form} with {bits} bits")
-    if channels > MOST_CHANNELS or rate > _MOST_RATE:
+    if channels > MOST_CHANNELS or rate > MOST_RATE:
         raise MediaError(
             f"wav: {channels} channels at {rate} Hz are more than is decoded: {MOST_CHANNELS} channels at"
-            f" {_MOST_RATE} Hz"
+            f" {MOST_RATE} Hz"
         )
     header = SoundHeader(WAV, rate, channels, bits, form == _FLOATS, start, stop)
     if header.frames > MOST_SECONDS * rate:

@@ -11,7 +11,8 @@ from runner.errors import MediaError
 from runner.media import sound
 from runner.media.hearing import Gemma4Sound, Gemma4UnifiedSound
 from runner.media.sound import cut, decode, mono, spectra, to_rate
-from runner.media.sound_header import LONGEST, RATE, read_sound_header
+from runner.media.sound_header import LONGEST, RATE, read_sound_header, resampled
+from tests.lib.lines import lines_of
 from tests.unit.media.fuzzing import damaged
 from tests.unit.media.record_sound import COUNTS, RECORDED
 from tests.unit.media.sounds import FLOAT, PCM, Floats, chunk, fmt, noise, pack, speech, tone, wav, wave
@@ -101,7 +102,11 @@ def slowly(samples: Floats, rate: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("rate", "count"), [(8000, 90), (22050, 130), (44100, 200), (48000, 200), (11025, 3), (16001, 60), (15999, 2)]
+    ("rate", "count"),
+    [
+        *((8000, 90), (22050, 130), (44100, 200), (48000, 200), (11025, 3), (16001, 60), (15999, 2)),
+        *((44101, 150), (4001, 40), (767_999, 300)),
+    ],
 )
 def test_resampling_follows_the_rule(rate: int, count: int) -> None:
     samples = noise(count)
@@ -109,7 +114,7 @@ def test_resampling_follows_the_rule(rate: int, count: int) -> None:
     assert found == pytest.approx(slowly(samples, rate), abs=2e-7)
 
 
-@pytest.mark.parametrize("rate", [8000, 44100, 48000])
+@pytest.mark.parametrize("rate", [8000, 11025, 44100, 48000])
 def test_blocks_leave_no_seam(rate: int, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = noise(5000)
 
@@ -118,7 +123,16 @@ def test_blocks_leave_no_seam(rate: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
     whole = to_rate(part, 5000, rate)
     monkeypatch.setattr(sound, "_BLOCK_FRAMES", 500)
+    monkeypatch.setattr(sound, "_PASS_FRAMES", 1)
+    monkeypatch.setattr(sound, "_MOST_WEIGHTS", 1000)
     assert np.abs(to_rate(part, 5000, rate) - whole).max() <= 1e-7
+
+
+@pytest.mark.parametrize(("rate", "count"), [(44_101, 441_010), (250_001, 500_002), (48_000, 48_000), (7, 210)])
+def test_no_rate_takes_a_pass_of_python_for_each_sample(rate: int, count: int) -> None:
+    samples = np.zeros(count, np.float32)
+    lines = lines_of(lambda: to_rate(lambda start, stop: samples[start:stop], count, rate))
+    assert 0 < lines < max(count, resampled(count, rate)) / 2
 
 
 def test_a_tone_stays_the_same_tone() -> None:
@@ -294,6 +308,17 @@ def test_other_formats_are_heard_as_a_wav(name: str, close: float, rate: int) ->
     lag = next(lag for lag in range(2400) if np.abs(found[lag + 800 : lag + 4000] - wanted[800:4000]).max() < close)
     assert lag < 2400, "an MP3 may begin with silence"
     assert len(found) - lag >= len(wanted) - 640
+
+
+def test_other_formats_have_the_most_channels_and_the_most_samples_a_second_too() -> None:
+    def read(*_shape: object, **_form: object) -> Floats:
+        raise AssertionError("it is refused before")
+
+    for channels, rate in ((0, 8000), (65, 8000), (1, 0), (1, 768_001)):
+        with pytest.raises(
+            MediaError, match=rf"^decode audio: {channels} channels at {rate} Hz are more than is decod"
+        ):
+            sound._frames(read, channels, rate)
 
 
 def test_other_formats_that_are_damaged_or_too_long_are_refused() -> None:
