@@ -9,8 +9,10 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from math import ceil
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,17 +33,27 @@ from runner.media.decode_process import serve
 serve({descriptor})
 """
 _LOOK_S = 0.05
-"""Between two looks for a client that has left."""
+"""Between two looks for an answer, and for a client that has left."""
+_LOADING_S, _PATIENCE = 30, 4
+"""The most time that an answer is waited for: for what is loaded first, and in times of its most processor time, since
+the process may get a part of a core."""
 _LEAST_S = 10
 _MEGAPIXEL_S = 0.5
-_MEGASAMPLE_S = 1.0
+_MEGASAMPLE_S = 2.0
 """The most processor time, many times what a CPU needs: for any medium, for each megapixel of a picture, and for each
 million samples of a sound."""
 _SPARE_BYTES = 64 << 20
 _PIECE_BYTES = 64 << 20
 
 
-class Order(msgspec.Struct, array_like=True, frozen=True, tag="picture"):
+class Limited(msgspec.Struct, array_like=True, frozen=True):
+    """An order, and the most bytes and processor time that it takes."""
+
+    memory_bytes: int
+    seconds: float
+
+
+class Order(Limited, array_like=True, frozen=True, tag="picture"):
     """A picture to decode. Its parts follow, each as a message of its own."""
 
     parts: int
@@ -49,8 +61,6 @@ class Order(msgspec.Struct, array_like=True, frozen=True, tag="picture"):
     width: int
     height: int
     alpha: Alpha
-    memory_bytes: int
-    seconds: float
 
 
 class Answer(msgspec.Struct, array_like=True, frozen=True):
@@ -60,13 +70,11 @@ class Answer(msgspec.Struct, array_like=True, frozen=True):
     parts: int
 
 
-class SoundOrder(msgspec.Struct, array_like=True, frozen=True, tag="sound"):
+class SoundOrder(Limited, array_like=True, frozen=True, tag="sound"):
     """A sound to decode. The bytes of its samples follow, as one message."""
 
     header: SoundHeader
     frame_samples: int
-    memory_bytes: int
-    seconds: float
 
 
 class DecodeProcess:
@@ -75,20 +83,21 @@ class DecodeProcess:
     program = _PROGRAM
 
     def __init__(self) -> None:
+        self._kill: Callable[[], None] = lambda: None
         self._end: Callable[[], object] = lambda: None
         self._connection: Connection | None = None
 
     def decode(self, data: bytes, header: Header, geometry: Geometry, alpha: Alpha, left: Callable[[], bool]) -> bytes:
         """Returns the pixels of a picture, upright and resized: [height, width, 3] of one byte each.
 
-        Ends the process and raises MediaError as soon as `left` returns True. Raises MediaError for a damaged picture,
-        and for one that takes more memory or time than its size explains.
+        Ends the process and raises MediaError as soon as `left` returns True, or when there is no answer for long.
+        Raises MediaError for a damaged picture, and for one that takes more memory or time than its size explains.
         """
         pieces = [piece for piece in header.pieces(data) if piece]
         memory_bytes = decode_bytes(header, geometry, len(data)) + _SPARE_BYTES
         seconds = _LEAST_S + _MEGAPIXEL_S * header.width * header.height / 1e6
         plain = header._replace(kept=())
-        order = Order(len(pieces), plain, geometry.width, geometry.height, alpha, memory_bytes, seconds)
+        order = Order(memory_bytes, seconds, len(pieces), plain, geometry.width, geometry.height, alpha)
         return self._answers(order, pieces, left, "decode image", "picture")[0]
 
     def decode_sound(
@@ -98,37 +107,54 @@ class DecodeProcess:
         `frame_samples` unless it is 0. Ends and raises as `decode`."""
         memory_bytes = sound_bytes(header) + _SPARE_BYTES
         seconds = _LEAST_S + _MEGASAMPLE_S * (header.frames + header.samples) / 1e6
-        order = SoundOrder(header, frame_samples, memory_bytes, seconds)
+        order = SoundOrder(memory_bytes, seconds, header, frame_samples)
         samples = memoryview(data)[header.start : header.stop]
         lengths, rows = self._answers(order, [samples], left, "decode audio", "sound")
         return msgspec.json.decode(lengths, type=list[int]), rows
 
     def _answers(
-        self, order: msgspec.Struct, pieces: Sequence[memoryview], left: Callable[[], bool], task: str, medium: str
+        self, order: Limited, pieces: Sequence[memoryview], left: Callable[[], bool], task: str, medium: str
     ) -> list[bytes]:
         """Returns what the process makes of an order and of the messages that follow it."""
         if left():
             raise MediaError(f"{task}: the client has left")
-        connection = self._connection or self._start()
+        if self._connection is None:
+            self._start()
         try:
-            connection.send_bytes(msgspec.json.encode(order))
-            for piece in pieces:
-                connection.send_bytes(piece)
-            while not connection.poll(_LOOK_S):
-                if left():
-                    self._stop()
-                    raise MediaError(f"{task}: the client has left")
-            answer = msgspec.json.decode(connection.recv_bytes(), type=Answer)
-            if answer.error:
-                raise MediaError(answer.error)
-            return [connection.recv_bytes() for _ in range(answer.parts)]
+            most_s = _LOADING_S + _PATIENCE * order.seconds
+            answer, parts = self._asked([msgspec.json.encode(order), *pieces], most_s, left, task)
         except (EOFError, OSError):
             self._stop()
             raise MediaError(
                 f"{task}: decoding takes more memory or time than the size of the {medium} explains"
             ) from None
+        if answer.error:
+            raise MediaError(answer.error)
+        return parts
 
-    def _start(self) -> Connection:
+    def _asked(
+        self, messages: Iterable[bytes | memoryview], seconds: float, left: Callable[[], bool], task: str
+    ) -> tuple[Answer, list[bytes]]:
+        """Returns the answer to messages, and what follows it. Raises EOFError or OSError if the process ends.
+
+        Ends it and raises MediaError if it does not take them and answer within `seconds`: someone may have stopped it.
+        The time is counted in looks, of which there are none while this process is stopped too.
+        """
+        assert self._connection is not None
+        with ThreadPoolExecutor(1, "ask") as thread:  # the pipe to a process that was stopped blocks when it is full
+            asked = thread.submit(_exchanged, self._connection, messages)
+            reason = f"the process that decodes gave no answer in {seconds:.0f} s, and was ended: send it again"
+            for _ in range(ceil(seconds / _LOOK_S)):
+                if _answered(asked):
+                    return asked.result()
+                if left():
+                    reason = "the client has left"
+                    break
+            self._kill()  # before its end is closed, which the thread uses
+        self._stop()
+        raise MediaError(f"{task}: {reason}")
+
+    def _start(self) -> None:
         self._connection, theirs = Pipe()
         program = self.program.format(path=sys.path, descriptor=theirs.fileno())
         with theirs:
@@ -139,13 +165,25 @@ class DecodeProcess:
                 stdout=subprocess.DEVNULL,  # the host reads the runner's output to its end
                 stderr=subprocess.DEVNULL,
             )
+        self._kill = process.kill
         self._end = finalize(self, _end, process, self._connection)
-        return self._connection
 
     def _stop(self) -> None:
         """Ends the process. The next medium starts another."""
         self._end()
         self._connection = None
+
+
+def _exchanged(connection: Connection, messages: Iterable[bytes | memoryview]) -> tuple[Answer, list[bytes]]:
+    for message in messages:
+        connection.send_bytes(message)
+    answer = msgspec.json.decode(connection.recv_bytes(), type=Answer)
+    return answer, [connection.recv_bytes() for _ in range(answer.parts)]
+
+
+def _answered(asked: "Future[tuple[Answer, list[bytes]]]") -> bool:
+    """Looks for an answer, for a moment."""
+    return bool(wait([asked], _LOOK_S).done)
 
 
 def _end(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
@@ -166,7 +204,7 @@ def decode_bytes(header: Header, geometry: Geometry, size: int) -> int:
 
 def sound_bytes(header: SoundHeader) -> int:
     """Returns the most bytes that decoding a sound takes at once: its samples as they come, twice, at the rate of
-    towers, and as rows, which take no more; and what a piece takes while its spectra are computed."""
+    towers, and as rows, which take no more; and what a block takes while its rate or its spectra are computed."""
     twice = 0 if header.is_exact else 8 * header.frames  # before they have that rate
     return 3 * (header.stop - header.start) + 24 * header.samples + twice + _PIECE_BYTES
 
@@ -200,15 +238,16 @@ def serve(descriptor: int) -> NoReturn:
 
 
 def _decoder(order: Order | SoundOrder) -> Callable[[bytes], list[bytes]]:
-    """Imports what decodes: Pillow or numpy."""
+    """Loads what decodes, Pillow or numpy, which is no part of what decoding one item takes."""
     if isinstance(order, Order):
         from runner.media import picture
 
         return lambda data: [picture.decode(data, order.header, order.width, order.height, order.alpha).tobytes()]
     from runner.media import sound
 
+    sound.warm_up()
     if not order.header.is_exact:
-        import soundfile  # noqa: F401 - what it takes is no part of what decoding does
+        import soundfile  # noqa: F401 - with all that it loads
 
     def decode(data: bytes) -> list[bytes]:
         lengths, rows = sound.decode(data, order.header, order.frame_samples)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import msgspec
 
 from runner.errors import MediaError, ModelError
-from runner.media.decode_process import Answer, DecodeProcess, address_bytes, limit
+from runner.media.decode_process import Answer, DecodeProcess, Limited, address_bytes, limit
 from runner.media.header import Header
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Setup(msgspec.Struct, array_like=True, frozen=True):
     files: Mapping[str, bytes]
 
 
-class Order(msgspec.Struct, array_like=True, frozen=True):
+class Order(Limited, array_like=True, frozen=True):
     """A picture of that size; with `parts` messages that follow, its file."""
 
     parts: int
@@ -70,8 +70,6 @@ class Order(msgspec.Struct, array_like=True, frozen=True):
     width: int
     height: int
     """The size at which the processor gets the picture: its own, or less."""
-    memory_bytes: int
-    seconds: float
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -116,25 +114,22 @@ class Preparer(DecodeProcess):
             for (name, dtype, shape), part in zip(shapes, rest, strict=True)
         }
 
-    def _start(self) -> Connection:
-        connection = super()._start()
+    def _start(self) -> None:
+        super()._start()
         try:
-            connection.send_bytes(msgspec.msgpack.encode(self._setup))
-            started = connection.poll(_START_S)
-            error = msgspec.json.decode(connection.recv_bytes(), type=Answer).error if started else _DEAD
-        except (EOFError, OSError):
+            error = self._asked([msgspec.msgpack.encode(self._setup)], _START_S, bool, "start")[0].error
+        except (MediaError, EOFError, OSError):
             error = _DEAD
         if error:
             self._stop()
             raise ModelError(error)
-        return connection
 
 
 def _order(header: Header, size: int, parts: int) -> Order:
     width, height = resized(header.width, header.height)
     memory_bytes = prepare_bytes(header, size) + _SPARE_BYTES
     seconds = _LEAST_S + _MEGAPIXEL_S * header.width * header.height / 1e6
-    return Order(parts, header._replace(kept=()), width, height, memory_bytes, seconds)
+    return Order(memory_bytes, seconds, parts, header._replace(kept=()), width, height)
 
 
 def resized(width: int, height: int) -> tuple[int, int]:
@@ -178,6 +173,7 @@ def serve(descriptor: int) -> NoReturn:
         processor, fault = None, ""
         try:
             processor = Processor(setup)
+            processor.warm_up()
         except Exception as error:  # processors of many authors raise anything
             fault = f"mlx-vlm's processor cannot be used here: {_first_line(error)}"
         connection.send_bytes(msgspec.json.encode(Answer(fault, 0)))
@@ -227,6 +223,13 @@ class Processor:
             self._processor.image_processor = kind()
         elif hasattr(self._processor, "convert_tokens_to_ids"):
             raise ValueError("the files of the model describe a tokenizer alone")
+
+    def warm_up(self) -> None:
+        """Does once what is done for each picture, so that what is loaded by it counts towards the limits of none."""
+        import runner.media.picture  # noqa: F401
+
+        with suppress(Exception):  # it may not like the size
+            self.answer(_order(Header("PNG", 64, 64, 1), 0, 0), b"")
 
     def answer(self, order: Order, data: bytes) -> list[bytes]:
         """Returns what was made of a picture, as messages."""

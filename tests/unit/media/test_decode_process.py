@@ -9,6 +9,7 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from runner.errors import MediaError
 from runner.media import decode_process, sound
@@ -16,7 +17,7 @@ from runner.media.decode_process import DecodeProcess
 from runner.media.geometry import grid
 from runner.media.header import read_header
 from runner.media.sound_header import read_sound_header
-from tests.unit.media.pictures import FORMS, decode, in_form, png_of_size, smooth
+from tests.unit.media.pictures import FORMS, decode, encoded, in_form, png_of_size, smooth
 from tests.unit.media.sounds import FLOAT, chunk, fmt, noise, speech, wav, wave
 
 SIZE = grid(64, 32, 16, 2)
@@ -75,6 +76,25 @@ def test_it_ends_with_its_client_and_the_next_picture_has_another(process: Watch
     assert len(process.processes) == 2
 
 
+def test_a_process_that_was_stopped_holds_up_nothing(process: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = PICTURE + bytes(4 << 20)  # more than a pipe holds
+    looks = []
+    lefts: list[Callable[[], bool]] = [iter([False, True]).__next__, bool]
+    for left, reason in zip(
+        lefts, ("the client has left$", "gave no answer in 70 s, and was ended: send"), strict=True
+    ):
+        process.pixels(PICTURE)
+        os.kill(process.processes[-1].pid, signal.SIGSTOP)
+        with monkeypatch.context() as patch:
+            patch.setattr(decode_process, "_answered", lambda asked: bool(looks.append(asked)))
+            with pytest.raises(MediaError, match=f"^decode image: .*{reason}"):
+                process.pixels(large, left)
+        assert process.processes[-1].returncode == -signal.SIGKILL
+    assert len(looks) == 1 + 1401, "twenty a second: 70.05 s"
+    assert process.pixels(large) == decode(PICTURE, read_header(PICTURE), 64, 32).tobytes()
+    assert len(process.processes) == 3
+
+
 def test_a_client_that_has_left_before_costs_no_process(process: Watched) -> None:
     with pytest.raises(MediaError, match="the client has left"):
         process.pixels(PICTURE, lambda: True)
@@ -100,6 +120,21 @@ def test_it_gets_the_processor_time_that_a_picture_of_its_size_takes(
     with pytest.raises(MediaError, match="takes more memory or time than the size"):
         process.pixels(png_of_size(9000, 9000))
     assert process.processes[0].returncode is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the memory of a process")
+@pytest.mark.parametrize("first", ["picture", "sound"])
+def test_what_is_loaded_with_the_first_medium_counts_towards_its_limit_of_nothing(
+    first: str, process: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_process, "_SPARE_BYTES", 4 << 20)
+    monkeypatch.setattr(decode_process, "_PIECE_BYTES", 4 << 20)
+    if first == "picture":
+        grey = encoded(Image.fromarray(np.full((2, 3), 0xABCD, np.uint16)))
+        assert set(process.pixels(grey)) == {0xAB}
+    else:
+        assert process.rows(wav(noise(900), 44_101)) == rows_here(wav(noise(900), 44_101))
+    assert len(process.processes) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the memory of a process")
