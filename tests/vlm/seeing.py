@@ -79,7 +79,7 @@ class HerePreparer:
 
     def measure(self, width: int, height: int, left: Callable[[], bool]) -> Prepared:
         self.measured += 1
-        order = Order(0, Header("PNG", width, height, 1), width, height, 0, 0)
+        order = Order(0, 0, 0, Header("PNG", width, height, 1), width, height)
         return msgspec.msgpack.decode(self._processor.answer(order, b"")[0], type=Prepared)
 
     def prepare(self, data: bytes, header: Header, left: Callable[[], bool]) -> Arrays:
