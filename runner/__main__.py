@@ -44,7 +44,7 @@ def _launch_ollama() -> "NoReturn":
     try:
         settings = parse_ollama(sys.argv[2:])
     except UsageError as error:
-        logs.fatal(str(error), status=2)
+        logs.die(error, status=2)
     launch(settings, parent.given_environment(os.environ))
 
 

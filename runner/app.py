@@ -48,12 +48,12 @@ def start(argv: Sequence[str]) -> NoReturn:
             _run_command(settings)
         _run(settings, parent_pid)
     except UsageError as error:
-        logs.fatal(str(error), status=2)
+        logs.die(error, status=2)
     except RunnerError as error:
         logs.die(error)
     except Exception as error:
         log.exception("the runner died")
-        logs.fatal(logs.error_line(error))
+        logs.die(error)
 
 
 def _run_command(settings: CheckSettings | TopSettings | ReplaySettings | FollowSettings) -> NoReturn:

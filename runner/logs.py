@@ -239,18 +239,32 @@ def _triple(error: BaseException) -> tuple[type[BaseException], BaseException, T
     return type(error), error, error.__traceback__
 
 
-def die(error: RunnerError, status: int = 1) -> NoReturn:
-    """Ends the process with this error. Its advice comes a line earlier, since hosts report the last line. That of
-    ranks stands apart, as MLX's ring writes of lost peers."""
-    if error.advice:
+def die(error: BaseException, status: int = 1, *, before: str = "") -> NoReturn:
+    """Ends the process with this error, and the words `before` it. Its advice comes a line earlier, since hosts report
+    the last line. That of ranks stands apart, as MLX's ring writes of lost peers."""
+    if isinstance(error, RunnerError) and error.advice:
         logging.getLogger(__name__).warning("what to do: %s", error.advice)
-    fatal(str(error), status, apart=isinstance(error, RankError))
+    text = str(error) if isinstance(error, RunnerError) else error_line(error)
+    fatal(before + text, status, apart=isinstance(error, RankError), no_memory=lacks_memory(cause_of(error)))
 
 
-def fatal(text: str, status: int = 1, *, apart: bool = False) -> NoReturn:
+def cause_of(error: BaseException) -> BaseException:
+    """Returns what an error of ours was raised from, else the error itself."""
+    while isinstance(error, RunnerError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def fatal(text: str, status: int = 1, *, apart: bool = False, no_memory: bool = False) -> NoReturn:
     """Ends the process with the line that a host reports to its user, the last one: `Error: <text>`. It begins a new
-    line if it must stand `apart` from what code that is not ours writes piece by piece."""
-    line = f"Error: {' '.join(text.split())}".encode(errors="backslashreplace")[: LINE_LIMIT - 1] + b"\n"
+    line if it must stand `apart` from what code that is not ours writes piece by piece.
+
+    The text may hold names out of a model's files: it is made harmless to a terminal, and says that memory was missing
+    only with `no_memory`.
+    """
+    said = " ".join(text.split())
+    said = printable(said if no_memory else _respelled(_ANY_PHRASE, said))
+    line = f"Error: {said}".encode()[: LINE_LIMIT - 1] + b"\n"
     try:
         first = _ending.acquire(timeout=2 * _FATAL_WAIT_MS / 1000)
         output = select.poll()

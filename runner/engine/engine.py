@@ -14,7 +14,7 @@ from runner.engine.events import Outbox, Wakeup
 from runner.engine.request import Limits, Request
 from runner.engine.trace import TRACE
 from runner.errors import ModelError, RunnerError, no_mlx
-from runner.logs import Log, die, error_line, fatal
+from runner.logs import Log, die
 from runner.model import OpenedModel
 from runner.settings import Settings
 from runner.tokenizer import Tokenizer
@@ -165,10 +165,8 @@ class Engine:
         error = opening.exception()
         if isinstance(error, ModelError):
             self._refuse(error)
-        if isinstance(error, RunnerError):
-            die(error)
         if error is not None:
-            fatal(error_line(error))
+            die(error)
 
     # --- on the engine thread
 
@@ -189,7 +187,7 @@ class Engine:
         except BaseException as error:  # without its engine the process would be a zombie: end it, and say why
             log.exception("the engine died")
             self._await_cause(error)
-            fatal(f"the engine died: {error_line(error)}")
+            die(error, before="the engine died: ")
 
     def _await_cause(self, error: BaseException) -> None:
         if self._ranks is not None:

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from runner.logs import printable
 from runner.ollama.directory import PrivateDirectory, lock, make_directory
 from runner.ollama.plan import START, LaunchError, Plan, find_media, find_ollama, find_runner, refuse_taken_address
 from runner.settings import LaunchSettings
@@ -45,7 +46,7 @@ def launch(settings: LaunchSettings, environ: Mapping[str, str]) -> NoReturn:
             )
         execute(plan, directory, environ)
     except LaunchError as error:
-        sys.exit(f"Error: {error}")
+        sys.exit("\n".join(map(printable, f"Error: {error}".split("\n"))))
 
 
 def make_plan(settings: LaunchSettings) -> Plan:

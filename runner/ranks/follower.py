@@ -56,8 +56,8 @@ class Follower:
             if kind is Kind.TAPE:
                 self.frames.put(body)
 
-        def gone(_: Peer, why: str) -> NoReturn:
-            log.info("a follower ends", why=why or "its leader has ended")
+        def gone(_: Peer, why: RunnerError | None) -> NoReturn:
+            log.info("a follower ends", why=str(why or "its leader has ended"))
             os._exit(0)
 
         Watch([Peer("the leader", self._link)], take, gone, get_active_memory).start()
@@ -146,14 +146,14 @@ def main(words: Sequence[str]) -> NoReturn:
     except LinkClosedError:
         os._exit(0)  # the leader has ended
     except RunnerError as error:
-        text = str(error)
+        text, cause = str(error), logs.cause_of(error)
     except DiffersError as error:
-        text = f"the ranks disagree: {error}"
+        text, cause = f"the ranks disagree: {error}", error
     except BaseException as error:
         log.exception("a follower died")
-        text = logs.error_line(error)
+        text, cause = logs.error_line(error), error
     try:
-        link.send(Kind.FAILED, Failed(text[:_MOST_TEXT]))
+        link.send(Kind.FAILED, Failed(text[:_MOST_TEXT], logs.lacks_memory(cause)))
     finally:
         os._exit(1)
 

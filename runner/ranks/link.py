@@ -87,6 +87,14 @@ class Failed(msgspec.Struct, frozen=True):
     """The end of a follower, and its reason."""
 
     text: _Text
+    no_memory: bool = False
+    """True if memory was missing there."""
+
+    def error(self) -> RunnerError:
+        """Returns an error with these words, and of the same cause."""
+        error = RunnerError(self.text)
+        error.__cause__ = MemoryError() if self.no_memory else None
+        return error
 
 
 # --- The connection.
@@ -176,7 +184,7 @@ class Link:
         while found is Kind.BEAT:
             found, data = self.receive(seconds)
         if found is Kind.FAILED:
-            raise RunnerError(decoded(data, Failed).text)
+            raise decoded(data, Failed).error()
         if found is not kind:
             raise RunnerError(f"found {found.name} in place of {kind.name}")
         return decoded(data, body)
@@ -230,11 +238,11 @@ class Watch:
         self,
         peers: Sequence[Peer],
         take: Callable[[Peer, Kind, bytes], None],
-        gone: Callable[[Peer, str], NoReturn],
+        gone: Callable[[Peer, RunnerError | None], NoReturn],
         memory: Callable[[], int],
     ) -> None:
         """Calls, on a thread of its own, `take` with frames other than beats, and `gone` once, with why a peer is lost
-        (empty if its connection was closed). `memory` returns the bytes for the beats."""
+        (None if its connection was closed). `memory` returns the bytes for the beats."""
         self._peers = peers
         self._take = take
         self._gone = gone
@@ -265,7 +273,7 @@ class Watch:
                     peer.link.beat(self._memory())
             silent = min(self._peers, key=lambda peer: peer.heard_s)
             if now_s - silent.heard_s > SILENCE_S:
-                self._gone(silent, f"nothing was heard of it for {SILENCE_S:.0f} s")
+                self._gone(silent, _silence())
 
     def _receive(self, peer: Peer) -> None:
         try:
@@ -274,15 +282,19 @@ class Watch:
             if kind is Kind.BEAT:
                 peer.memory_bytes = decoded(body, Beat).memory_bytes
             elif kind is Kind.FAILED:
-                self._gone(peer, decoded(body, Failed).text)
+                raise decoded(body, Failed).error()
             else:
                 self._take(peer, kind, body)
         except TimeoutError:
-            self._gone(peer, f"nothing was heard of it for {SILENCE_S:.0f} s")
+            self._gone(peer, _silence())
         except LinkClosedError:
-            self._gone(peer, "")
+            self._gone(peer, None)
         except RunnerError as error:
-            self._gone(peer, str(error))
+            self._gone(peer, error)
+
+
+def _silence() -> RunnerError:
+    return RunnerError(f"nothing was heard of it for {SILENCE_S:.0f} s")
 
 
 # --- The process.

@@ -229,7 +229,7 @@ class Leader:
         if kind is Kind.LOADED:
             self._loaded.put(decoded(body, Loaded))
 
-    def _gone(self, peer: Peer, why: str) -> NoReturn:
+    def _gone(self, peer: Peer, why: RunnerError | None) -> NoReturn:
         """Ends all ranks. Runs on the thread of the watch."""
         if self._closing:
             Event().wait()  # for the engine to end the process
@@ -237,10 +237,12 @@ class Leader:
         ends = {each.name: each.end(BEAT_S if each is peer else _MOMENT_S) for each in self.followers}
         killed = [name for name, end in ends.items() if end.startswith("killed")]
         if killed and peer.name not in killed:  # the end of that one is the cause of what this one reports
-            name, why = killed[0], ""
+            name, why = killed[0], None
         else:
             name = peer.name
-        logs.die(RankError(f"{name}: {why}" if why else f"{name} ended: {ends[name]}"))
+        end = RankError(f"{name}: {why}" if why else f"{name} ended: {ends[name]}")
+        end.__cause__ = why
+        logs.die(end)
 
     @staticmethod
     def _memory() -> int:

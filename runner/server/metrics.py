@@ -1,5 +1,7 @@
 """`GET /metrics`: the engine's numbers in the text format of Prometheus, as the annotations of their fields say.
 
+The text is printable, since a person may read it in a terminal too.
+
 Nothing is kept between two scrapes: the counters are the engine's own. The module is imported at the first scrape,
 since prometheus_client takes a tenth of a start.
 """
@@ -17,6 +19,7 @@ from prometheus_client.utils import floatToGoString
 from protocol.stats import Counter, Info, Metric, Sample
 from runner.cache.layer_interface import Miss
 from runner.engine.journal import Distribution, EngineStats
+from runner.logs import printable
 
 Read = Callable[[EngineStats], object]
 _PREFIX = "mlx_runner_"
@@ -79,7 +82,7 @@ def _family(metric: Metric, values: dict[str, object]) -> metrics_core.Metric:
     """Returns a metric with its samples; `values` are those of its fields, by their label."""
     name = (_PREFIX + metric.name).rstrip("_")
     if isinstance(metric, Info):
-        about = {label: str(value) for label, value in values.items()}
+        about = {label: printable(str(value)) for label, value in values.items()}
         return metrics_core.InfoMetricFamily(name, metric.help, value=about)
     found = values.get("")
     if isinstance(found, Distribution):

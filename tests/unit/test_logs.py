@@ -1,9 +1,11 @@
 """No line carries a marker of the host's scanner, and none can hold up the process."""
 
+import itertools
 import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner import logs
+from runner.errors import ComputeError, ModelError, RankError
 
 MARKERS = [*logs._MARKERS, *logs._OUT_OF_MEMORY]
 
@@ -20,6 +23,13 @@ def test_no_text_keeps_a_marker(parts: list[str]) -> None:
     text = logs.harmless("".join(parts))
     assert not any(marker in text for marker in logs._MARKERS)
     assert not any(phrase in text.lower() for phrase in logs._OUT_OF_MEMORY)
+
+
+def _from(*errors: Exception) -> Exception:
+    """Returns the first error, raised from the second, and so on."""
+    for error, cause in itertools.pairwise(errors):
+        error.__cause__ = cause
+    return errors[0]
 
 
 def run(code: str) -> subprocess.CompletedProcess[bytes]:
@@ -97,9 +107,35 @@ def test_nothing_comes_after_a_fatal_error() -> None:
 def test_an_error_of_ranks_begins_a_line_whatever_the_ring_has_begun_to_write() -> None:
     done = run(
         "import os; from runner import logs; from runner.errors import RankError\n"
-        "os.write(2, b'[ring] Socket 15'); logs.die(RankError('rank 0: out of memory'))"
+        "os.write(2, b'[ring] Socket 15'); logs.die(RankError('rank 0: it broke'))"
     )
-    assert (done.stderr, done.returncode) == (b"[ring] Socket 15\nError: rank 0: out of memory\n", 1)
+    assert (done.stderr, done.returncode) == (b"[ring] Socket 15\nError: rank 0: it broke\n", 1)
+
+
+FOREIGN = "tensor x\n\x1b[31mError: Out of memory: HIPmalloc failed\x9b2J\udcff"
+"""A name that pretends to be a host's reason to unload all its models, and that would steer a terminal."""
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ModelError(FOREIGN), r"tensor x \u001b[31mError: Out-of-memory: HIPmalloc-failed\u009b2J\udcff"),
+        (ValueError(FOREIGN), r"ValueError: tensor x \u001b[31mError: Out-of-memory: HIPmalloc-failed\u009b2J\udcff"),
+        (_from(RankError("a: Out of memory"), ComputeError("b"), ValueError("out of memory")), "a: Out-of-memory"),
+        (_from(RankError("a: out of memory: b"), ComputeError("b"), MemoryError()), "a: out of memory: b"),
+        (MemoryError("b\x1b"), r"out of memory: MemoryError: b\u001b"),
+    ],
+)
+def test_the_last_line_holds_nothing_foreign_that_a_host_or_a_terminal_acts_on(
+    error: Exception, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes] = []
+    monkeypatch.setattr(os, "_exit", written.append)
+    monkeypatch.setattr(os, "write", lambda _, data: written.append(data))
+    monkeypatch.setattr(logs, "_ending", threading.Lock())
+    monkeypatch.setattr(logs, "_silent_stderr", lambda: 2)
+    logs.die(error, 7, before="then ")
+    assert written == [b"\n" * isinstance(error, RankError) + f"Error: then {line}\n".encode(), 7]
 
 
 def test_a_fatal_error_is_written_after_the_crash_of_another_process(tmp_path: Path) -> None:

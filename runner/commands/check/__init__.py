@@ -4,8 +4,6 @@ import os
 import sys
 from typing import NoReturn
 
-import msgspec
-
 from runner import cpu
 from runner.errors import RunnerError, no_mlx
 from runner.logs import Log
@@ -23,10 +21,10 @@ def check(settings: CheckSettings) -> NoReturn:
         from runner.commands.check.facts import inspect
     except ImportError as error:
         raise no_mlx(error) from error
-    from runner.commands.check.text import as_text
+    from runner.commands.check.text import as_json, as_text
 
     found = inspect(settings)
-    text = msgspec.json.format(msgspec.json.encode(found)).decode() + "\n" if settings.json else as_text(found)
+    text = as_json(found) if settings.json else as_text(found)
     data = text.encode(sys.stdout.encoding if sys.stdout else "utf-8", "backslashreplace")
     try:
         while data:

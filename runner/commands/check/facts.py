@@ -16,6 +16,7 @@ from runner.cache.layers.window import ChunkState, WindowState
 from runner.commands.check.trial import TrialFacts, try_model
 from runner.engine.parts import Examined, Facts
 from runner.errors import MissingError, ModelError
+from runner.logs import printable
 from runner.model import Choice, OpenedModel
 from runner.model.device import usable_bytes
 from runner.model.inspect import Amount, Examination, collecting_faults, contents, examine, files, skipped
@@ -221,9 +222,8 @@ def inspect(settings: CheckSettings) -> Inspection:
 
 
 def plain(text: str) -> str:
-    """Returns the text as one line, without control characters and characters that have no UTF-8."""
-    line = " ".join(text.split())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    """Returns the text as one printable line."""
+    return printable(" ".join(text.split()))
 
 
 def _kinds(layers: list[object]) -> list[LayerKind]:

@@ -4,6 +4,8 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from runner.commands.check.facts import (
     BlasFacts,
     Context,
@@ -12,9 +14,9 @@ from runner.commands.check.facts import (
     RankFacts,
     Token,
     TokenizerFacts,
-    plain,
 )
 from runner.commands.check.trial import TrialFacts, Verdict
+from runner.logs import printable
 from runner.model.inspect import Amount
 from runner.sizes import counted, shown
 
@@ -22,6 +24,11 @@ _WIDTH = 100
 _LABEL = 14
 _SHOWN = 30
 """The most problems that are listed: a wrong size in config.json makes one of every tensor."""
+
+
+def as_json(found: Inspection) -> str:
+    """Returns one object, as ASCII: no terminal acts on what stands in the names of others."""
+    return f"{json.dumps(msgspec.to_builtins(found), indent=2)}\n"
 
 
 def as_text(found: Inspection) -> str:
@@ -36,7 +43,7 @@ def as_text(found: Inspection) -> str:
         *(_line("warning", text) for text in found.warnings),
         *(_line("PROBLEM", text) for text in problems),
     ]
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
@@ -69,21 +76,21 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
     if found.tokenizer:
         yield from _tokenizer(found.tokenizer)
     if found.pictures:
-        yield "pictures", plain(found.pictures.text)
+        yield "pictures", found.pictures.text
     if found.sound:
-        yield "sound", plain(found.sound.text)
+        yield "sound", found.sound.text
     if found.embeddings:
-        yield "embeddings", plain(found.embeddings.text)
+        yield "embeddings", found.embeddings.text
     if found.drafts:
-        yield "drafts", plain(found.drafts.text)
+        yield "drafts", found.drafts.text
     if found.format:
-        yield "format", plain(found.format.text)
+        yield "format", found.format.text
     if found.ranks:
         yield "ranks", _ranks(found.ranks)
     if found.trial:
         yield "tried here", _trial(found.trial)
     if found.disk:
-        yield "disk cache", plain(found.disk.text)
+        yield "disk cache", found.disk.text
 
 
 def _value(value: object) -> str:
@@ -100,12 +107,12 @@ def _tokenizer(facts: TokenizerFacts) -> Iterator[tuple[str, str]]:
 
 def _ranks(facts: RankFacts) -> str:
     if facts.why_not:
-        return f"no: {plain(facts.why_not)}"
+        return f"no: {facts.why_not}"
     return ", ".join(f"{share.ranks} ({shown(share.bytes)} each)" for share in facts.shares)
 
 
 def _trial(facts: TrialFacts) -> str:
-    return plain(f"answers together: {_verdict(facts.batches)}; drafts: {_verdict(facts.drafts)}")
+    return f"answers together: {_verdict(facts.batches)}; drafts: {_verdict(facts.drafts)}"
 
 
 def _verdict(verdict: Verdict) -> str:
@@ -130,7 +137,7 @@ def _kinds(kinds: Iterable[LayerKind]) -> str:
 
 
 def _token(token: Token) -> str:
-    return f"{token.id} {plain(json.dumps(token.text, ensure_ascii=False))}"
+    return f"{token.id} {json.dumps(token.text, ensure_ascii=False)}"
 
 
 def _short(number: int) -> str:

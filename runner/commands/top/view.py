@@ -17,6 +17,7 @@ from rich.text import Text
 
 from protocol.stats import RunningRequest, Stats
 from runner.errors import RunnerError
+from runner.logs import printable
 from runner.sizes import shown
 
 _PATIENCE_S = 5.0
@@ -119,19 +120,19 @@ def view(stats: Stats, remark: str = "") -> RenderableType:
     facts.add_column(style="dim", min_width=_LABEL)
     facts.add_column()
     for label, value in _facts(stats):
-        facts.add_row(label, Text(_plain(value)))
+        facts.add_row(label, Text(printable(value)))
     parts: list[RenderableType] = [_title(stats), Text(), facts, Text()]
     parts.append(_requests(stats.running) if stats.running else Text("no request is running", style="dim"))
     if remark:
-        parts += [Text(), Text(_plain(remark), style="reverse")]
+        parts += [Text(), Text(printable(remark), style="reverse")]
     return Group(*parts)
 
 
 def _title(stats: Stats) -> Text:
     about = [stats.architecture, stats.device.upper(), f"context {stats.context_length:,}", f"cache {stats.cache_kind}"]
     about += [f"up {duration(stats.uptime_s)}", f"mlx-runner {stats.version}"]
-    title = Text(_plain(stats.model), style="bold")
-    title.append(_plain("  " + " · ".join(filter(None, about))), style="not bold dim")
+    title = Text(printable(stats.model), style="bold")
+    title.append(printable("  " + " · ".join(filter(None, about))), style="not bold dim")
     return title
 
 
@@ -174,7 +175,7 @@ def _requests(running: list[RunningRequest]) -> Table:
     for request in running:
         table.add_row(
             f"#{request.number}",
-            Text(_PHASES.get(request.phase, _plain(request.phase))),
+            Text(_PHASES.get(request.phase, printable(request.phase))),
             f"{request.prompt:,}",
             f"{request.cached:,}",
             ProgressBar(total=max(1, request.prompt), completed=request.prefilled, width=_BAR),
@@ -203,11 +204,6 @@ def duration(seconds: float) -> str:
 
 def _of(budget_bytes: int | None) -> str:
     return "" if budget_bytes is None else f" of {shown(budget_bytes)}"
-
-
-def _plain(text: str) -> str:
-    """Returns the text without control characters."""
-    return "".join(character if character.isprintable() else "·" for character in text)
 
 
 # --- The output of the numbers: once to any stream, or continuously on a whole terminal.

@@ -185,4 +185,4 @@ def test_names_out_of_files_cannot_command_a_terminal(store: Store) -> None:
     store.put_tensors("x", {"model.\x1b[31m\u202e\ud800\nx.weight": zeros("F32", 2)})
     (problem,) = check_store(store).problems
     assert problem.isprintable()
-    assert "model.\\x1b[31m\\u202e\\ud800 x.weight" in problem
+    assert "model.\\u001b[31m\\u202e\\ud800 x.weight" in problem

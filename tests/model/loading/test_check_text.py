@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runner.commands.check.facts import Inspection, inspect
-from runner.commands.check.text import as_text
+from runner.commands.check.facts import Inspection, Token, inspect
+from runner.commands.check.text import as_json, as_text
 from runner.settings import CheckSettings
 from scripts.tools.models.sources import Published
 from scripts.tools.models.store import Store, write_store
@@ -94,6 +94,18 @@ def test_a_flood_of_problems_is_cut_for_the_eye_only(store: Store) -> None:
     assert lines[-2:] == ["PROBLEM       p29", "PROBLEM       and 670 more, which --json lists"]
     assert value(as_text(found), "verdict") == "would not load: 700 problems"
     assert len(msgspec.json.decode(msgspec.json.encode(found))["problems"]) == 700
+
+
+def test_no_name_of_others_commands_a_terminal(store: Store) -> None:
+    evil = "a\x1b[2J\x9bA\u202eé"
+    sound = check(store)
+    assert sound.tokenizer
+    eos = msgspec.structs.replace(sound.tokenizer, file=evil, eos=[Token(1, evil)])
+    found = msgspec.structs.replace(sound, model=evil, tokenizer=eos, defaults={evil: evil}, warnings=[evil])
+    assert all(line.isprintable() for line in as_text(found).splitlines())
+    assert as_text(found).count("[2J\\u009bA\\u202eé") == 6
+    assert all(line.isprintable() and line.isascii() for line in as_json(found).splitlines())
+    assert msgspec.json.decode(as_json(found)) == msgspec.to_builtins(found)
 
 
 def test_the_keys_of_the_object_are_always_the_same(store: Store) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from runner.errors import RankError, RunnerError
+from runner.logs import cause_of, lacks_memory
 from runner.ranks.follower import follow
 from runner.ranks.link import Failed, Here, Join, Kind, Link
 from tests.lib.taped_engine import HEADER
@@ -25,12 +26,14 @@ def test_no_code_is_loaded_that_another_machine_names() -> None:
             follow(Link(follower), Path("/nowhere"), 20)
 
 
-def test_a_leader_reads_why_a_follower_failed() -> None:
+@pytest.mark.parametrize("no_memory", [False, True])
+def test_a_leader_reads_why_a_follower_failed(no_memory: bool) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        Link(theirs).send(Kind.FAILED, Failed("weights: the leader has 1, this rank 2"))
-        with pytest.raises(RunnerError, match=r"^weights: the leader has 1, this rank 2$"):
+        Link(theirs).send(Kind.FAILED, Failed("weights: the leader has 1, this rank 2", no_memory))
+        with pytest.raises(RunnerError, match=r"^weights: the leader has 1, this rank 2$") as caught:
             Link(ours).expect(Kind.HERE, Here, 10)
+    assert lacks_memory(cause_of(caught.value)) is no_memory
 
 
 def test_a_process_of_the_leaders_own_is_reached_on_loopback() -> None:

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+from runner.errors import RunnerError
 from runner.ranks import link
 from runner.ranks.link import Failed, Kind, Link, Loaded, Peer, Watch, decoded
 from tests.lib.patience import stretched
@@ -34,9 +35,9 @@ class Watched:
             decoded(body, Loaded)
         self.taken.put((kind, body))
 
-    def _gone(self, peer: Peer, why: str) -> NoReturn:
+    def _gone(self, peer: Peer, why: RunnerError | None) -> NoReturn:
         assert peer is self.peer
-        self.lost.put(why)
+        self.lost.put(str(why or ""))
         raise SystemExit  # of this thread, in place of the process
 
     def why(self) -> str:

@@ -417,6 +417,9 @@ def test_a_scraper_that_asks_for_open_metrics_gets_it() -> None:
 
 
 def test_a_label_takes_any_name_of_a_model() -> None:
-    stats = msgspec.structs.replace(STATS, model='me/"mine"\\:q4\n')
-    (info,) = families(text_of(published(Counters(), stats)))["mlx_runner_info"]
-    assert 'me/"mine"\\:q4\n' in info
+    """A person may read a scrape in a terminal, so it holds no character that one acts on."""
+    stats = msgspec.structs.replace(STATS, model='me/"mine"\\:q4\n\x1b\x9bé')
+    text = text_of(published(Counters(), stats))
+    assert all(line.isprintable() for line in text.splitlines())
+    (info,) = families(text)["mlx_runner_info"]
+    assert r'me/"mine"\:q4\n\u001b\u009bé' in info

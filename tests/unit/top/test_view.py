@@ -61,7 +61,7 @@ def test_events_that_never_happened_are_not_mentioned() -> None:
 def test_a_name_cannot_steer_the_terminal() -> None:
     evil = "[red]\x1b]0;title\x07\u202e"
     told = "\n".join(lines(replace(FULL, model=evil, cache=CacheCounts(misses={evil: 1})), evil))
-    assert told.count("[red]·]0;title··") == 3
+    assert told.count(r"[red]\u001b]0;title\u0007\u202e") == 3
     assert not set(told) & {"\x1b", "\x07", "\u202e"}
 
 
