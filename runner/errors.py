@@ -16,6 +16,8 @@ RunnerError
 
 from collections.abc import Sequence
 
+from runner.versions import INSTALL
+
 
 class RunnerError(Exception):
     """A refusal by the runner itself. Its text is written for the user."""
@@ -32,6 +34,12 @@ class ModelError(RunnerError):
     """The model cannot be opened; the text names the file or tensor, what was expected and what was found."""
 
     advice = "`mlx-runner check NAME` reports every problem with a model, without loading it"
+
+    def __init__(self, text: str, advice: str | None = None) -> None:
+        """`advice` is that for this very error, which `check` shows too; empty if the text gives it."""
+        super().__init__(text)
+        if advice is not None:
+            self.advice = advice
 
 
 class FaultsError(ModelError):
@@ -77,9 +85,7 @@ class RankError(RunnerError):
 
 def no_mlx(error: ImportError) -> RunnerError:
     """Returns the error for a process that cannot import MLX."""
-    return RunnerError(
-        f"MLX not available: {error}; install requirements/cpu.lock or, for NVIDIA, requirements/cuda.lock"
-    )
+    return RunnerError(f"MLX not available: {error}; {INSTALL}")
 
 
 class RequestError(RunnerError):

@@ -22,6 +22,7 @@ from typing import NoReturn
 
 from runner.errors import RankError, RunnerError
 from runner.terminal import STATUS_LINE
+from runner.versions import INSTALL, misfits
 
 TRACE = 5
 _STDERR = 2
@@ -244,8 +245,11 @@ def die(error: BaseException, status: int = 1, *, before: str = "") -> NoReturn:
     the last line. That of ranks stands apart, as MLX's ring writes of lost peers."""
     if isinstance(error, RunnerError) and error.advice:
         logging.getLogger(__name__).warning("what to do: %s", error.advice)
-    text = str(error) if isinstance(error, RunnerError) else error_line(error)
-    fatal(before + text, status, apart=isinstance(error, RankError), no_memory=lacks_memory(cause_of(error)))
+    cause = cause_of(error)
+    text = before + (str(error) if isinstance(error, RunnerError) else error_line(error))
+    if isinstance(cause, ImportError | AttributeError | TypeError) and (found := misfits()):  # an old MLX lacks a name
+        text = f"{found}: {INSTALL}; {text.removesuffix(f'; {INSTALL}')}"
+    fatal(text, status, apart=isinstance(error, RankError), no_memory=lacks_memory(cause))
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -16,6 +16,7 @@ import msgspec
 from runner import __version__
 from runner.errors import UsageError
 from runner.settings import CheckSettings, Flag, FollowSettings, ReplaySettings, Settings, Start, TopSettings, flags_of
+from runner.versions import NEEDED, installed
 
 
 class Argument(msgspec.Struct, frozen=True):
@@ -138,8 +139,6 @@ SERVER = Command(
 )
 
 _WIDTH = 80
-_REPORTED = ("mlx", "mlx-lm")
-"""The packages whose versions `mlx-runner version` prints."""
 
 
 class _Version(argparse.Action):
@@ -205,14 +204,7 @@ def _add_ollama(group: argparse._ArgumentGroup) -> None:
 
 def version_text() -> str:
     """`mlx-runner 0.1.0 (mlx 0.32.4, mlx-lm 0.31.3, Python 3.11.7)`: this version and those of what is installed."""
-    from importlib.metadata import PackageNotFoundError, version  # which no server needs
-
-    parts = []
-    for name in _REPORTED:
-        try:
-            parts.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            parts.append(f"no {name}")
+    parts = [f"{name} {version}" if (version := installed(name)) else f"no {name}" for name in NEEDED]
     return f"mlx-runner {__version__} ({', '.join(parts)}, Python {platform.python_version()})"
 
 

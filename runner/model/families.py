@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from runner.errors import ModelError
 from runner.model.sources.checkpoint import Tensor
+from runner.versions import installed
 
 Config = dict[str, object]
 
@@ -332,9 +333,18 @@ def family_of(architecture: str, config: Config, *, from_store: bool = True) -> 
     if architecture == "BailingMoeV3ForCausalLM" and module == "bailing_hybrid":
         module = "bailing_moe_v3"
     if not _is_module(module):
-        raise ModelError(f"unsupported architecture: {architecture}")
+        raise ModelError(f"unsupported architecture: {architecture}", _looked_for(architecture, model_type, module))
     text = next((key for key in ("text_config", "llm_config") if isinstance(config.get(key), dict)), "")
     return Family(module, text=text)
+
+
+def _looked_for(architecture: str, model_type: object, module: str) -> str:
+    """Returns where a model was looked for in vain."""
+    return (
+        f"docs/models.md lists what is served. This runner has no row for {architecture!r:.80}; for the model_type"
+        f" {model_type!r:.80}, mlx-lm {installed('mlx-lm')} has no module mlx_lm.models.{module:.80}, and mlx-vlm no"
+        " package"
+    )
 
 
 def _is_module(name: str) -> bool:

@@ -23,6 +23,7 @@ from runner.model.families import UNNEEDED, Config, Family, architecture_of, sel
 from runner.model.packing import check_companions
 from runner.model.sources.checkpoint import Checkpoint, ReportFault, Tensor, raise_fault
 from runner.model.sources.directory import open_directory
+from runner.model.sources.foreign import is_weights
 from runner.model.sources.manifest import find_manifest
 from runner.model.sources.name import parse_name
 from runner.model.sources.store import open_store
@@ -154,12 +155,15 @@ def open_checkpoint(
 def find_checkpoint(model: str, models_dir: Path, report: ReportFault = raise_fault) -> Checkpoint:
     """Finds the checkpoint for `model`: a path if it looks like one, else a stored name, else a directory of that name.
 
-    An existing directory is taken only where the store has no model of that name.
+    An existing directory is taken only where the store has no model of that name, and so is a file of weights, for its
+    error.
     """
     if model.startswith(("/", ".", "~")) or Path(model).is_absolute():
         # Path.expanduser raises where there is no such user.
         return open_directory(Path(os.path.expanduser(model)), _printable(model), report)  # noqa: PTH111
-    if os.path.isdir(model) and not _is_stored(model, models_dir):  # noqa: PTH112 - Path.is_dir raises for long names
+    # Path.is_dir raises for long names.
+    is_there = os.path.isdir(model) or (is_weights(model) and os.path.isfile(model))  # noqa: PTH112, PTH113
+    if is_there and not _is_stored(model, models_dir):
         return open_directory(Path(model), _printable(model), report)
     return open_store(model, models_dir, report)
 

@@ -25,7 +25,8 @@ LAYERS = (
     ("cache", "model", "tokenizer", "sampling"),
     ("process", "settings", "cpu"),
     ("logs",),
-    ("addresses", "errors", "sizes", "terminal", "__version__"),
+    ("addresses", "errors", "sizes", "terminal"),
+    ("versions", "__version__"),
 )
 """From top to bottom: a part imports only from the rows below its own, and within itself."""
 CORE = ("engine", "cache", "sampling", "tokenizer", "model")

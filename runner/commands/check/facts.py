@@ -27,6 +27,7 @@ from runner.model.weights.split import part_of, possible_ranks, split
 from runner.settings import CheckSettings, context_limit
 from runner.tokenizer import Tokenizer, open_tokenizer
 from runner.tokenizer.files import read_object
+from runner.versions import misfits
 
 
 class LayerKind(msgspec.Struct, frozen=True):
@@ -211,6 +212,8 @@ def inspect(settings: CheckSettings) -> Inspection:
         embeddings=facts.get("embeddings"),
         disk=facts.get("disk"),
         warnings=[
+            *filter(None, [misfits()]),
+            *(plain(each.advice) for each in found.problems if each.advice not in ("", type(each).advice)),
             *_tensor_warnings(found),
             *((types.lacking,) if types and types.lacking else ()),
             *_context_warnings(context, settings.context_tokens),

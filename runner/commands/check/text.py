@@ -53,7 +53,8 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
     if found.children:
         yield "list of", f"{', '.join(found.children)}; the first for mlx is taken"
     if found.architecture:
-        yield "architecture", f"{found.architecture}, run by {found.module}"
+        runs = f"run by {found.module}" if found.module else "which nothing here runs"
+        yield "architecture", f"{found.architecture}, {runs}"
     if stated := [f"{field} {_value(value)}" for field, value in found.defaults.items() if value is not False]:
         yield "defaults", f"{', '.join(stated)}: missing from config.json"
     if found.layers is not None and found.caches is not None:

@@ -7,5 +7,5 @@ A fault that leaves something to go on with goes to a `ReportFault` callback: se
 `mlx-runner check` collects it and continues. Tensors that cannot be read are then listed as `unreadable`.
 
 Read in this order: `checkpoint` (the result), `header` (safetensors headers, checked), `name` (model names),
-`manifest` (both trees of tags), `store`, `directory`, `digests`.
+`manifest` (both trees of tags), `store`, `directory`, `foreign` (what is none of them), `digests`.
 """

@@ -15,11 +15,11 @@ from runner.model.sources.checkpoint import (
     placeholder_tensor,
     raise_fault,
 )
+from runner.model.sources.foreign import refuse_file, refuse_without_weights
 from runner.model.sources.header import HeaderEntry, os_reason, read_header
 
 _WEIGHTS = "model*.safetensors"
 _INDEX = "model.safetensors.index.json"
-_OTHER_WEIGHTS = (".safetensors", ".bin", ".pth", ".gguf", ".npz")
 
 
 def open_directory(directory: Path, name: str, report: ReportFault = raise_fault) -> Checkpoint:
@@ -29,17 +29,18 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
     that the index lists for them become `unreadable`.
     """
     try:
-        # A dangling link stays in the list, to be reported: interrupted downloads leave such links.
-        paths = [path for path in sorted(directory.iterdir()) if not os.path.isdir(path)]  # noqa: PTH112 - Path.is_dir raises for links to closed places
-    except NotADirectoryError as error:
-        raise ModelError(f"open {directory}: not a directory; name the one that holds config.json") from error
+        found = sorted(directory.iterdir())
+    except NotADirectoryError:
+        refuse_file(directory)
     except OSError as error:
         raise ModelError(f"open {directory}: {os_reason(error)}") from error
+    folders = [path.name for path in found if os.path.isdir(path)]  # noqa: PTH112 - Path.is_dir raises for links to closed places
+    # A dangling link is no folder, and stays to be reported: interrupted downloads leave such links.
+    paths = [path for path in found if path.name not in folders]
     files = {path.name: File(path) for path in paths if path.suffix != ".safetensors"}
     weights = [path for path in paths if path.match(_WEIGHTS)]
-    if "config.json" in files and not weights:
-        others = ", ".join(path.name for path in paths if path.suffix in _OTHER_WEIGHTS)
-        raise ModelError(f"no {_WEIGHTS} in {directory}{f', only {others}' if others else ''}")
+    if not weights:
+        refuse_without_weights(directory, _WEIGHTS, [path.name for path in paths], folders)
     places = _places(files.get(_INDEX), report)
     entries: dict[str, HeaderEntry] = {}
     unreadable: dict[str, Tensor] = {}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
 from runner.errors import ModelError
+from runner.model.sources.foreign import HEAD_BYTES, refuse_foreign
 
 _LENGTH_BYTES = 8
 _LONGEST_HEADER_BYTES = 100_000_000
@@ -82,7 +83,7 @@ def data_starts(path: Path) -> dict[HeaderEntry, int]:
 def open_file(path: Path, size_bytes: int | None = None) -> Iterator[tuple[BufferedReader, int]]:
     """Opens a file and yields it with its size, which must be `size_bytes` if that is given.
 
-    Raises ModelError if it cannot be opened, and for pipes and devices, which might block.
+    Raises ModelError if it cannot be opened, for pipes and devices, which might block, and for what is in its place.
     """
     advice = "" if size_bytes is None else "; pull or create the model again"
     try:
@@ -96,6 +97,10 @@ def open_file(path: Path, size_bytes: int | None = None) -> Iterator[tuple[Buffe
         ) from error
     with file:
         found_bytes = os.fstat(file.fileno()).st_size
+        try:
+            refuse_foreign(path, os.pread(file.fileno(), HEAD_BYTES, 0))
+        except OSError as error:
+            raise ModelError(f"read {path}: {os_reason(error)}") from error
         if size_bytes is not None and found_bytes != size_bytes:
             raise ModelError(f"{path}: size mismatch: want {size_bytes} bytes, found {found_bytes}{advice}")
         yield file, found_bytes

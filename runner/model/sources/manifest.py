@@ -11,7 +11,7 @@ from typing import NamedTuple
 from runner.errors import MissingError, ModelError
 from runner.model.sources.checkpoint import Child, File
 from runner.model.sources.header import os_reason
-from runner.model.sources.name import DEFAULT_HOST, PUBLIC_HOST, PUBLIC_HOSTS, ModelName
+from runner.model.sources.name import DEFAULT_HOST, PUBLIC_HOST, PUBLIC_HOSTS, ModelName, hub_advice
 
 LEGACY, CURRENT = "manifests", "manifests-v2"
 """The folders of tags: that of all releases, and that of 0.40, which comes first."""
@@ -131,6 +131,9 @@ def missing_manifest_error(models_dir: Path, name: ModelName) -> MissingError:
         advice = "`ollama list` names the models that are there, --models-dir another store"
     else:
         advice = f"{models_dir} holds no models: --models-dir names the store"
+    hub = hub_advice(name.short)
+    if hub:
+        advice += f"; {hub}"
     names = [found.short for found in stored]
     beyond = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     there = f"it holds {', '.join(names[:_SHOWN])}{beyond}" if names else "it holds no models"
@@ -138,7 +141,7 @@ def missing_manifest_error(models_dir: Path, name: ModelName) -> MissingError:
         f"read manifest: open {manifest_path(models_dir, name)}: no such file or directory ({advice})",
         f"there is no model {name.short} in {models_dir}: {there}. `ollama pull {name.short}` fetches it if Ollama's"
         " library has it, `ollama create` makes one of a directory; a directory is named by its path"
-        f" (./{name.model}), another store by --models-dir",
+        f" (./{name.model}), another store by --models-dir{hub and f'; {hub}'}",
     )
 
 

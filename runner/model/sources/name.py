@@ -11,6 +11,10 @@ PUBLIC_HOST = "ollama.com"
 PUBLIC_HOSTS = (DEFAULT_HOST, PUBLIC_HOST)
 DEFAULT_NAMESPACE = "library"
 DEFAULT_TAG = "latest"
+_HUB = re.compile(
+    r"(?:https?://)?((?:www\.)?(?:huggingface|hf)\.co/)?"
+    r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::latest|/(?:tree|blob|resolve)/.*)?/?"
+)
 _DIGEST = re.compile(r"(?:sha256-)?([0-9a-f]{12,64})")
 
 _PARTS = {
@@ -57,6 +61,15 @@ class ModelName(NamedTuple):
         return all(_PARTS[field].fullmatch(part) for field, part in zip(self._fields, self, strict=True))
 
 
+def hub_advice(text: str) -> str:
+    """Returns what to do with a name or an address that is, or may be, one of Hugging Face; empty if it cannot be."""
+    found = _HUB.fullmatch(text)
+    if found is None:
+        return ""
+    which = "it is a model of Hugging Face" if found[1] else f"if {found[2]} is a Hugging Face id"
+    return f"{which}: download it with `hf download {found[2]} --local-dir DIR`, then --model DIR"
+
+
 def parse_name(text: str) -> ModelName:
     """Parses `[scheme://][host/][namespace/]model[:tag]`; a colon before the last slash belongs to the host's port.
 
@@ -71,4 +84,5 @@ def parse_name(text: str) -> ModelName:
         name = ModelName(*[*defaults[: 3 - len(parts)], *parts, tag or DEFAULT_TAG])
         if name.is_valid():
             return name
-    raise ModelError(f"read manifest: invalid model name {text!r}: want [host/][namespace/]model[:tag]")
+    advice = f"; {hub}" if (hub := hub_advice(text)) else ""
+    raise ModelError(f"read manifest: invalid model name {text!r}: want [host/][namespace/]model[:tag]{advice}")

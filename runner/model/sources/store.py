@@ -64,7 +64,7 @@ def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -
     tensor_layers = [layer for layer in layers if layer.media_type == _TENSOR]
     blobs = {layer.blob: layer for layer in tensor_layers if not layer.is_draft}
     if not blobs and not unreadable:
-        raise ModelError(f"model {name} has no tensor layers (a GGUF model?): {path}")
+        raise ModelError(f"model {name} has no tensor layers (a GGUF model, which stays with Ollama?): {path}")
     files: dict[str, File] = {}
     for layer in layers:
         if layer.media_type == _JSON:
@@ -151,7 +151,7 @@ def _config_blob(
     if config.get("model_format") != _MODEL_FORMAT:
         raise ModelError(
             f"model {name} has the format {config.get('model_format')!r}, want {_MODEL_FORMAT!r}"
-            f" (`ollama create` makes such models): {layer.blob}"
+            f" (`ollama create` makes such models; GGUF stays with Ollama): {layer.blob}"
         )
     return {"the model config": layer.file}
 

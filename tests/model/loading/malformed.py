@@ -219,7 +219,8 @@ MANIFESTS: dict[str, Case] = {
         with_manifest(layers=["x"]), rf"parse manifest: {_MANIFEST}: a layer is not an object: 'x'"
     ),
     "no tensor layers": Case(
-        with_manifest(layers=[]), rf"model tiny has no tensor layers \(a GGUF model\?\): {_MANIFEST}"
+        with_manifest(layers=[]),
+        rf"model tiny has no tensor layers \(a GGUF model, which stays with Ollama\?\): {_MANIFEST}",
     ),
     **{
         f"digest {what}": Case(
@@ -231,7 +232,8 @@ MANIFESTS: dict[str, Case] = {
     "size negative": Case(with_layer(size=-1), rf"parse manifest: {_MANIFEST}: invalid size -1 of layer '{WEIGHT}'"),
     "format gguf": Case(
         with_model_config({"model_format": "gguf"}),
-        r"model tiny has the format 'gguf', want 'safetensors' \(`ollama create` makes such models\): " + _BLOB,
+        r"model tiny has the format 'gguf', want 'safetensors' \(`ollama create` makes such models; GGUF stays with"
+        rf" Ollama\): {_BLOB}",
     ),
 }
 

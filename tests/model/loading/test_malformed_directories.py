@@ -84,7 +84,9 @@ CASES: dict[str, Case] = {
         rf"{{d}}/{INDEX}: want a weight_map of tensor to file: .*",
     ),
     "no weights": Case(
-        only_others, r"no model\*\.safetensors in {d}, only consolidated\.safetensors, pytorch_model\.bin"
+        only_others,
+        r"no model\*\.safetensors in {d}, only consolidated\.safetensors, pytorch_model\.bin: download a revision with"
+        r" safetensors, or write them with save_pretrained of transformers",
     ),
     "no tokenizer": Case(
         lambda directory: (directory / "tokenizer.json").unlink(),
