@@ -35,7 +35,7 @@ def _launch_ollama() -> "NoReturn":
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         from runner import logs
-        from runner.cli.parse import parse_ollama
+        from runner.cli.parse import parse_ollama, unknown_variables
         from runner.errors import UsageError
         from runner.ollama.launcher import launch
         from runner.process import parent
@@ -45,6 +45,8 @@ def _launch_ollama() -> "NoReturn":
         settings = parse_ollama(sys.argv[2:])
     except UsageError as error:
         logs.die(error, status=2)
+    if warning := unknown_variables(os.environ):
+        sys.stderr.write(f"mlx-runner: {logs.printable(warning)}\n")
     launch(settings, parent.given_environment(os.environ))
 
 

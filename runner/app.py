@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from runner import cpu, logs
-from runner.cli.parse import parse_command
+from runner.cli.parse import parse_command, unknown_variables
 from runner.errors import ModelError, RunnerError, UsageError
 from runner.logs import Log
 from runner.model import Choice, OpenedModel, open_model
@@ -40,6 +40,8 @@ def start(argv: Sequence[str]) -> NoReturn:
     try:
         settings = parse_command(argv, os.environ)
         logs.start(settings.log_level)
+        if warning := unknown_variables(os.environ):
+            log.warning(warning)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it tokenizes one text at a time, where threads gain nothing
         if isinstance(settings, Settings | CheckSettings):
             parent.check_threads(_THREADS + cpu.Threads.of(settings.blas_threads).prompts)

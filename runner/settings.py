@@ -22,8 +22,12 @@ GPU_CHUNK_TOKENS, CPU_CHUNK_TOKENS = 2048, 128
 """Prompt tokens per forward pass: on a CPU larger chunks are no faster, and much larger ones are slower."""
 DTYPES = ("auto", "keep", "float32", "bfloat16", "float16")
 """The types for floating-point weights."""
-HAND_OVER = ("auto", "refused", "off")
-"""The extents of the hand-over to Ollama's own runner."""
+HAND_OVER = {
+    "auto": "those that this runner refuses to load, and those whose pictures or sounds only Ollama's runner can read",
+    "refused": "only those that are refused",
+    "off": "none",
+}
+"""The extents of the hand-over to Ollama's own runner, and the models that it gets."""
 DRAFT_AUTO, DRAFT_OFF = "auto", "off"
 """The values of `--draft` that name no model."""
 CACHE_PERCENT = 25
@@ -44,6 +48,8 @@ LEAST_SLICE_TOKENS = 16
 _METAVARS = {bool: "on|off", int: "N", float: "N", Bound: "BYTES|N%", Path: "FILE"}
 """The placeholder of a value in `--help`, by type, unless the flag has its own."""
 ON_OFF = ("on", "off")
+VARIABLES = "MLX_RUNNER_"
+"""The beginning of the names of all our environment variables."""
 
 
 class Flag(msgspec.Struct, frozen=True):
@@ -71,7 +77,7 @@ class Flag(msgspec.Struct, frozen=True):
     @property
     def variable(self) -> str:
         """The environment variable that counts when the flag is absent."""
-        return "MLX_RUNNER_" + self.name.upper().replace("-", "_")
+        return VARIABLES + self.name.upper().replace("-", "_")
 
 
 _serving = partial(Flag, group="what to serve")
@@ -285,8 +291,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Exit when the parent process has ended; default: on if started as a host does (`mlx-runner runner ...`), else
     off."""
     hand_over: Annotated[
-        str, _process("models to leave to Ollama's own runner", metavar="WHICH", choices=HAND_OVER)
-    ] = HAND_OVER[0]
+        str, _process("models to leave to Ollama's own runner", metavar="WHICH", choices=(*HAND_OVER,))
+    ] = "auto"
     """Which models Ollama's own runner takes over under `mlx-runner ollama serve`: `auto`, every model that this runner
     refuses to load, and models whose pictures or sounds only Ollama's runner can read; `refused`, only models that are
     refused; `off`, none; elsewhere this flag has no effect."""

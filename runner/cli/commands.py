@@ -15,7 +15,17 @@ import msgspec
 
 from runner import __version__
 from runner.errors import UsageError
-from runner.settings import CheckSettings, Flag, FollowSettings, ReplaySettings, Settings, Start, TopSettings, flags_of
+from runner.settings import (
+    HAND_OVER,
+    CheckSettings,
+    Flag,
+    FollowSettings,
+    ReplaySettings,
+    Settings,
+    Start,
+    TopSettings,
+    flags_of,
+)
 from runner.versions import NEEDED, installed
 
 
@@ -60,10 +70,10 @@ OLLAMA_SERVE = Command(
     " the runner's own variables, which `mlx-runner --help` lists:\n"
     "MLX_RUNNER_KV_BITS=8 mlx-runner ollama serve\n"
     "\n"
-    "Only MLX models (model_format safetensors) run on this runner; GGUF models stay with Ollama. Ollama's own runner"
-    " also takes over MLX models that this runner refuses to load, and models whose pictures only it can read."
-    " MLX_RUNNER_HAND_OVER changes that: `sound` also leaves it the models that take sound, `refused` only those that"
-    " are refused here, `off` none.",
+    "Only MLX models (model_format safetensors) run on this runner; GGUF models stay with Ollama. MLX_RUNNER_HAND_OVER"
+    " says which MLX models Ollama's own runner takes over: "
+    + "; ".join(f"`{word}`, {models}" for word, models in HAND_OVER.items())
+    + ".",
     Argument("what to start", "ollama", "OLLAMA", "Ollama's executable [ollama, from PATH]"),
 )
 OLLAMA = Command(
@@ -139,6 +149,8 @@ SERVER = Command(
 )
 
 _WIDTH = 80
+_UNKNOWN = "unrecognized arguments: "
+"""The beginning of argparse's message."""
 
 
 class _Version(argparse.Action):
@@ -176,7 +188,10 @@ class Parser(argparse.ArgumentParser):
         about.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
 
     def error(self, message: str) -> None:  # type: ignore[override]  # argparse exits here; we raise
-        raise UsageError(f"{message}; see {self.prog} --help")
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        unknown = [word.partition("=")[0] for word in message.removeprefix(_UNKNOWN).split() if word.startswith("--")]
+        meant = nearest(unknown, flags, "--") if message.startswith(_UNKNOWN) else ""
+        raise UsageError(f"{message}{f'{meant} See' if meant else '; see'} {self.prog} --help")
 
     def _add_flags(self, flags: Iterable[Flag]) -> None:
         groups: dict[str, argparse._ArgumentGroup] = {}
@@ -191,6 +206,16 @@ class Parser(argparse.ArgumentParser):
                 choices=flag.choices or None,
                 help=shown.replace("%", "%%"),  # argparse formats it
             )
+
+
+def nearest(words: Iterable[str], known: Iterable[str], prefix: str = "") -> str:
+    """Returns `: did you mean ...?` with what is nearest to each of the words; empty if nothing is near. All begin with
+    the `prefix`, which does not make them alike."""
+    from difflib import get_close_matches  # which no server needs
+
+    candidates = [each.removeprefix(prefix) for each in known]
+    found = [near for word in words for near in get_close_matches(word.removeprefix(prefix), candidates, n=1)]
+    return f": did you mean {' and '.join(prefix + near for near in dict.fromkeys(found))}?" if found else ""
 
 
 def _add_ollama(group: argparse._ArgumentGroup) -> None:

@@ -8,7 +8,8 @@ Such a variable is ignored with a warning for the log.
 import logging
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ from runner.settings import (
     MOST_PARALLEL,
     MOST_RANKS,
     Flag,
+    FollowSettings,
     Settings,
     TopSettings,
     flags_of,
@@ -54,6 +56,17 @@ class Given(NamedTuple):
     environ: Mapping[str, str]
     warnings: list[str]
     """Variables that are ignored, and why; conversions add to it."""
+    variables: Set[str] = frozenset()
+    """The flags whose text is that of their variable."""
+
+    @contextmanager
+    def naming(self, flag: Flag) -> Iterator[None]:
+        """Makes a UsageError of a ValueError about the text of the flag: it names the flag or the variable first."""
+        try:
+            yield
+        except ValueError as error:
+            start = f"{flag.variable}=" if flag.name in self.variables else f"--{flag.name} "
+            raise UsageError(f"{start}{error}") from error
 
 
 def fields_of(settings: type[msgspec.Struct], given: Given) -> dict[str, object]:
@@ -62,10 +75,13 @@ def fields_of(settings: type[msgspec.Struct], given: Given) -> dict[str, object]
     fields: dict[str, object] = {}
     for field in msgspec.structs.fields(settings):
         flag = flags.get(field.name)
-        if flag and (odd := _ODD.get(field.name)):
-            fields[field.name] = odd(given)
-        elif flag and flag.name in given.values:
-            fields[field.name] = _READ[kind_of(field)](flag, given.values[flag.name])
+        if flag is None:
+            continue
+        with given.naming(flag):
+            if odd := _ODD.get(field.name):
+                fields[field.name] = odd(given)
+            elif flag.name in given.values:
+                fields[field.name] = _READ[kind_of(field)](flag, given.values[flag.name])
     return fields
 
 
@@ -75,17 +91,15 @@ def _whole_number(flag: Flag, text: str) -> int:
     except ValueError:
         number = flag.least - 1
     if not flag.least <= number <= flag.most:
-        raise UsageError(f"--{flag.name} {text}: give a whole number from {flag.least} to {flag.most}")
+        raise ValueError(f"{text}: give a whole number from {flag.least} to {flag.most}")
     return number
 
 
-def _memory_bound(flag: Flag, text: str) -> Bound:
+def _memory_bound(_: Flag, text: str) -> Bound:
     try:
         return parse_bound(text)
     except ValueError as error:
-        raise UsageError(
-            f"--{flag.name} {text}: give bytes (123456, 512MiB, 8G), a share (25%), or both (8G,25%)"
-        ) from error
+        raise ValueError(f"{text}: give bytes (123456, 512MiB, 8G), a share (25%), or both (8G,25%)") from error
 
 
 _READ: Mapping[type, Callable[[Flag, str], object]] = {
@@ -104,7 +118,7 @@ def _expanded(text: str) -> Path:
 
 
 def _disk_cache(given: Given) -> Path | None:
-    """Returns an absolute path. Raises UsageError for a directory into which somebody else could put files."""
+    """Returns an absolute path. Raises ValueError for a directory into which somebody else could put files."""
     text = given.values.get("disk-cache")
     if not text:
         return None
@@ -114,29 +128,27 @@ def _disk_cache(given: Given) -> Path | None:
     except FileNotFoundError:
         return path
     except OSError as error:
-        raise UsageError(f"--disk-cache {path}: {error.strerror}") from error
+        raise ValueError(f"{path}: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode):
-        raise UsageError(f"--disk-cache {path}: not a directory")
+        raise ValueError(f"{path}: not a directory")
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise UsageError(f"--disk-cache {path}: others may write to it; name a directory of your own (chmod 700)")
+        raise ValueError(f"{path}: others may write to it; name a directory of your own (chmod 700)")
     return path
 
 
-def blas_threads(values: Values) -> int | None:
+def _blas_threads(given: Given) -> int | None:
     """Returns the number of threads of the BLAS; None if the runner chooses it."""
-    return None if values["blas-threads"] == "auto" else _whole_number(_SERVER["blas_threads"], values["blas-threads"])
+    text = given.values["blas-threads"]
+    return None if text == "auto" else _whole_number(_SERVER["blas_threads"], text)
 
 
 def _followers(given: Given) -> tuple[str, ...]:
     text = given.values.get("followers", "")
     found = tuple(address.strip() for address in text.split(",") if address.strip())
     for address in found:
-        try:
-            parse_address(address)
-        except ValueError as error:
-            raise UsageError(f"--followers {error}") from None
+        parse_address(address)
     if len(set(found)) < len(found) or len(found) >= MOST_RANKS:
-        raise UsageError(f"--followers {text}: give at most {MOST_RANKS - 1} addresses, each once")
+        raise ValueError(f"{text}: give at most {MOST_RANKS - 1} addresses, each once")
     return found
 
 
@@ -167,14 +179,12 @@ def _secret_file(given: Given) -> Path | None:
     return _expanded(path) if path else None
 
 
-def listen_address(values: Values) -> Address:
+def listen_address(given: Given) -> Address:
     """Returns the address on which leaders reach this machine."""
-    try:
-        return parse_listen_address(values["listen"])
-    except KeyError:
-        raise UsageError("--listen is missing: give the address of this machine on one network, and a port") from None
-    except ValueError as error:
-        raise UsageError(f"--listen {error}") from None
+    if "listen" not in given.values:
+        raise UsageError("--listen is missing: give the address of this machine on one network, and a port")
+    with given.naming(flags_of(FollowSettings)["address"]):
+        return parse_listen_address(given.values["listen"])
 
 
 def log_level(given: Given) -> int:
@@ -226,20 +236,22 @@ def _models_dir(given: Given) -> Path:
     return _SERVICE_STORE if not os.path.isdir(store) and os.path.isdir(_SERVICE_STORE) else store  # noqa: PTH112
 
 
-def runner_url(values: Values) -> str:
+def runner_url(given: Given) -> str:
     """Returns the URL of the runner that `URL`, which may be a port alone, or `--port` names."""
-    given = values.get("url", "")
-    if not given and "port" not in values:
+    text = given.values.get("url", "")
+    if not text and "port" not in given.values:
         raise UsageError("name a runner: mlx-runner top --port N; its log shows the port (`listening url=...`)")
-    if not given or given.isdecimal():
-        return f"http://127.0.0.1:{_whole_number(flags_of(TopSettings)['url'], given or values['port'])}"
+    if not text or text.isdecimal():
+        flag = flags_of(TopSettings)["url"]
+        with given._replace(variables=frozenset() if text else given.variables).naming(flag):
+            return f"http://127.0.0.1:{_whole_number(flag, text or given.values['port'])}"
     try:
-        parts = urlsplit(given if "//" in given else f"http://{given}")
+        parts = urlsplit(text if "//" in text else f"http://{text}")
         good = parts.scheme == "http" and parts.hostname and parts.port and parts.path in ("", "/")
     except ValueError:
         good = False
     if not good:
-        raise UsageError(f"{given}: a runner's address looks like http://127.0.0.1:11500")
+        raise UsageError(f"{text}: a runner's address looks like http://127.0.0.1:11500")
     return f"http://{parts.netloc}"
 
 
@@ -251,7 +263,7 @@ _ODD: Mapping[str, Callable[[Given], object]] = {
     "parallel": _parallel,
     "followers": _followers,
     "secret_file": _secret_file,
-    "blas_threads": lambda given: blas_threads(given.values),
+    "blas_threads": _blas_threads,
     "log_level": log_level,
 }
 """The conversions that need more than the text of one flag."""

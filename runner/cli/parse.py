@@ -18,6 +18,7 @@ from runner.cli.commands import (
     Command,
     Parser,
     completion,
+    nearest,
     version_text,
 )
 from runner.cli.convert import MAKE_ONE, Given, check_together, fields_of, listen_address, log_level, runner_url
@@ -25,6 +26,7 @@ from runner.errors import UsageError
 from runner.process import parent
 from runner.settings import (
     ON_OFF,
+    VARIABLES,
     CheckSettings,
     Flag,
     FollowSettings,
@@ -50,12 +52,16 @@ def _given(command: Command, words: Sequence[str], environ: Mapping[str, str]) -
     flags = [*flags_of(command.settings).values()]
     found = vars(Parser(command).parse_args(_normalized(words, flags)))
     values = {name: value for name, value in found.items() if value is not None}
+    variables = set[str]()
     for flag in flags:
-        if flag.name not in values:
-            from_environment = environ.get(flag.variable, "").strip() or flag.default
-            if from_environment is not None:
-                values[flag.name] = _checked(flag, from_environment)
-    return Given(values, environ, [])
+        if flag.name in values:
+            continue
+        if text := environ.get(flag.variable, "").strip():
+            values[flag.name] = _checked(flag, text)
+            variables.add(flag.name)
+        elif flag.default is not None:
+            values[flag.name] = flag.default
+    return Given(values, environ, [], variables)
 
 
 def _normalized(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
@@ -102,7 +108,37 @@ def parse_command(argv: Sequence[str], environ: Mapping[str, str]) -> AnySetting
             _print(completion(words))
         case ["version", *_]:
             _print(f"{version_text()}\n")
+        case [word, *words] if word != "runner" and not word.startswith("-"):
+            raise UsageError(_no_command(word, words))
     return parse(argv, environ)
+
+
+_SERVING = ("serve", "run", "start", "load")
+_OF_OLLAMA = ("cp", "create", "launch", "list", "ls", "ps", "pull", "push", "rm", "show", "signin", "stop")
+
+
+def _no_command(word: str, words: Sequence[str]) -> str:
+    """Returns what is wrong with a first word that is neither a command nor a flag, and what was meant."""
+    if word in _OF_OLLAMA:
+        return f"{word} is a command of ollama, not of mlx-runner; see mlx-runner --help"
+    model = word
+    if word in _SERVING:
+        model = next((each for each in words if not each.startswith("-")), "NAME|DIR")
+    elif meant := nearest([word], [command.name for command in SERVER.below]):
+        return f"{word} is no command{meant} See mlx-runner --help"
+    return (
+        f"{word} is no command: mlx-runner --model {model} --port N serves a model, mlx-runner check {model} examines"
+        " it, mlx-runner ollama serve starts Ollama with this runner; see mlx-runner --help"
+    )
+
+
+def unknown_variables(environ: Mapping[str, str]) -> str:
+    """Returns a warning of variables that look like ours, and that no command reads; empty without any."""
+    ours = [name for name in environ if name.startswith(VARIABLES) and not name.startswith(parent.OLLAMA)]
+    commands = [command.settings for command in (SERVER, *SERVER.below) if command.settings] if ours else []
+    known = {flag.variable for settings in commands for flag in flags_of(settings).values()}
+    odd = sorted({*ours} - known)
+    return "; ".join(f"{name} is no variable of this runner{nearest([name], known, VARIABLES)}" for name in odd)
 
 
 def _print(text: str) -> NoReturn:
@@ -141,7 +177,7 @@ def parse_check(words: Sequence[str], environ: Mapping[str, str]) -> CheckSettin
 def parse_top(words: Sequence[str], environ: Mapping[str, str]) -> TopSettings:
     """Returns the settings of `mlx-runner top` from the words after it; else as `parse_command`."""
     given = _given(TOP, words, environ)
-    fields = {**fields_of(TopSettings, given), "url": runner_url(given.values), "log_level": log_level(given)}
+    fields = {**fields_of(TopSettings, given), "url": runner_url(given), "log_level": log_level(given)}
     return msgspec.convert(fields, TopSettings)
 
 
@@ -154,7 +190,7 @@ def parse_replay(words: Sequence[str], environ: Mapping[str, str]) -> ReplaySett
 def parse_follow(words: Sequence[str], environ: Mapping[str, str]) -> FollowSettings:
     """Returns the settings of `mlx-runner follow` from the words after it; else as `parse_command`."""
     given = _given(FOLLOW, words, environ)
-    address = listen_address(given.values)
+    address = listen_address(given)
     if not given.values.get("secret-file"):
         raise UsageError(f"--secret-file is missing: {MAKE_ONE}")
     fields = {**fields_of(FollowSettings, given), "address": address.host, "port": address.port}

@@ -10,11 +10,27 @@ import pytest
 from msgspec import NODEFAULT
 
 from runner import logs
-from runner.cli.commands import version_text
+from runner.cli.commands import OLLAMA_SERVE, version_text
 from runner.cli.convert import Given, fields_of
-from runner.cli.parse import parse, parse_check, parse_command, parse_follow, parse_ollama, parse_replay
+from runner.cli.parse import (
+    parse,
+    parse_check,
+    parse_command,
+    parse_follow,
+    parse_ollama,
+    parse_replay,
+    unknown_variables,
+)
 from runner.errors import UsageError
-from runner.settings import DEFAULT_CONTEXT_TOKENS, CheckSettings, LaunchSettings, Settings, context_limit, flags_of
+from runner.settings import (
+    DEFAULT_CONTEXT_TOKENS,
+    HAND_OVER,
+    CheckSettings,
+    LaunchSettings,
+    Settings,
+    context_limit,
+    flags_of,
+)
 from runner.sizes import Bound
 
 FLAGS = [*flags_of(Settings).values()]
@@ -431,11 +447,61 @@ def test_all_together_takes_three_quarters_of_what_there_is_and_the_cache_a_quar
         (["--model", "m", "--draft-known", "--cache", "single"], {}, "--draft-known takes answers from the trie"),
         (["completion", "ksh"], {}, "mlx-runner completion bash|zsh|fish"),
         (["--model", "m"], {"MLX_RUNNER_KV_BITS": "q8_0"}, "MLX_RUNNER_KV_BITS=q8_0: choose one of 8, 6, 5, 4, 3, off"),
+        (["--model", "m"], {"MLX_RUNNER_PARALLEL": "x"}, "^MLX_RUNNER_PARALLEL=x: give a whole number from 1 to 64"),
+        (
+            ["--model", "m"],
+            {"MLX_RUNNER_MEMORY": "x"},
+            "^MLX_RUNNER_MEMORY=x: give bytes (123456, 512MiB, 8G), a share",
+        ),
+        (["--model", "m"], {"MLX_RUNNER_BLAS_THREADS": "x"}, "^MLX_RUNNER_BLAS_THREADS=x: give a whole number from 1"),
+        (["--model", "m"], {"MLX_RUNNER_DISK_CACHE": "/etc/passwd"}, "^MLX_RUNNER_DISK_CACHE=/etc/passwd: not a dir"),
+        (["--model", "m"], {"MLX_RUNNER_FOLLOWERS": "x"}, "^MLX_RUNNER_FOLLOWERS=x: give HOST:PORT"),
+        (["--model", "m", "--parallel", "y"], {"MLX_RUNNER_PARALLEL": "x"}, "^--parallel y: give a whole number"),
+        (["follow"], {"MLX_RUNNER_LISTEN": "x"}, "^MLX_RUNNER_LISTEN=x: give HOST:PORT"),
+        (["top"], {"MLX_RUNNER_PORT": "x"}, "^MLX_RUNNER_PORT=x: give a whole number"),
+        (["top", "0"], {"MLX_RUNNER_PORT": "x"}, "^--port 0: give a whole number"),
+        (["--prt", "1"], {}, "^unrecognized arguments: --prt 1: did you mean --port? See mlx-runner --help"),
+        (
+            ["--draft-token=3", "--x", "1"],
+            {},
+            "--draft-token=3 --x 1: did you mean --draft-tokens? See mlx-runner --help",
+        ),
+        (["check", "m", "--formt", "x"], {}, "--formt x: did you mean --format? See mlx-runner check --help"),
+        (["--zzz"], {}, "^unrecognized arguments: --zzz; see mlx-runner --help"),
+        (["chek", "m"], {}, "^chek is no command: did you mean check? See mlx-runner --help"),
+        (["serve", "q:4b", "--port", "1"], {}, "^serve is no command: mlx-runner --model q:4b --port N serves a model"),
+        (["run"], {}, "^run is no command: mlx-runner --model NAME|DIR --port N serves"),
+        (
+            ["./dir"],
+            {},
+            "^./dir is no command: mlx-runner --model ./dir --port N serves a model, mlx-runner check ./dir",
+        ),
+        (["qwen3"], {}, "mlx-runner ollama serve starts Ollama with this runner"),
+        (["pull", "q"], {}, "^pull is a command of ollama, not of mlx-runner"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(argv: list[str], environ: dict[str, str], said: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(said)):
+    with pytest.raises(UsageError) as refused:
         parse_command(argv, environ)
+    begins = said.startswith("^")
+    assert str(refused.value).startswith(said[1:]) if begins else said in str(refused.value)
+
+
+def test_a_variable_that_nothing_reads_is_named() -> None:
+    known = {flag.variable: "x" for flag in (*FLAGS, *CHECK_FLAGS)}
+    known |= {"MLX_RUNNER_LISTEN": "x", "MLX_RUNNER_OLLAMA": "/x", "MLX_RUNNER_OLLAMA_MEDIA": "x", "PATH": "/x"}
+    assert unknown_variables(known) == ""
+    assert unknown_variables({**known, "MLX_RUNNER_PARALEL": "3", "MLX_RUNNER_": "1"}) == (
+        "MLX_RUNNER_ is no variable of this runner; MLX_RUNNER_PARALEL is no variable of this runner: did you mean"
+        " MLX_RUNNER_PARALLEL?"
+    )
+
+
+def test_every_extent_of_the_hand_over_that_help_offers_is_taken() -> None:
+    offered = re.findall(r"`(\w+)`, ", OLLAMA_SERVE.epilog)
+    assert offered == [*HAND_OVER]
+    for word in offered:
+        assert parse(["--model", "m"], {"MLX_RUNNER_HAND_OVER": word}).hand_over == word
 
 
 @pytest.mark.parametrize(

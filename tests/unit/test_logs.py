@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner import logs
-from runner.errors import ComputeError, ModelError, RankError
+from runner.errors import ComputeError, ModelError, RankError, no_mlx
+from runner.versions import INSTALL
 
 MARKERS = [*logs._MARKERS, *logs._OUT_OF_MEMORY]
 
@@ -129,13 +130,34 @@ FOREIGN = "tensor x\n\x1b[31mError: Out of memory: HIPmalloc failed\x9b2J\udcff"
 def test_the_last_line_holds_nothing_foreign_that_a_host_or_a_terminal_acts_on(
     error: Exception, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert end(error, monkeypatch) == b"\n" * isinstance(error, RankError) + f"Error: then {line}\n".encode()
+
+
+def end(error: Exception, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Returns what a process writes that dies of the error."""
     written: list[bytes] = []
-    monkeypatch.setattr(os, "_exit", written.append)
+    monkeypatch.setattr(os, "_exit", lambda status: written.append(b"status %d" % status))
     monkeypatch.setattr(os, "write", lambda _, data: written.append(data))
     monkeypatch.setattr(logs, "_ending", threading.Lock())
     monkeypatch.setattr(logs, "_silent_stderr", lambda: 2)
     logs.die(error, 7, before="then ")
-    assert written == [b"\n" * isinstance(error, RankError) + f"Error: then {line}\n".encode(), 7]
+    assert written[1:] == [b"status 7"]
+    return written[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (AttributeError("no quantized_matmul"), f"old: {INSTALL}; then AttributeError: no quantized_matmul"),
+        (_from(no_mlx(ImportError("no core")), ImportError()), f"old: {INSTALL}; then MLX not available: no core"),
+        (_from(ComputeError("it fails"), TypeError("x")), f"old: {INSTALL}; then it fails"),
+        (ModelError("bad"), "then bad"),
+        (ValueError("x"), "then ValueError: x"),
+    ],
+)
+def test_an_old_mlx_is_named_before_what_it_lacks(error: Exception, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "misfits", lambda: "old")
+    assert end(error, monkeypatch) == f"Error: {told}\n".encode()
 
 
 def test_a_fatal_error_is_written_after_the_crash_of_another_process(tmp_path: Path) -> None:
