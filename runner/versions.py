@@ -24,11 +24,11 @@ def installed(package: str) -> str:
 def misfits() -> str:
     """Returns which packages have other versions than those needed; empty if all fit."""
     found = {package: installed(package) for package in NEEDED}
-    return ", ".join(
-        f"{package} {version} is installed and {package}>={least},<{beyond} needed"
+    return "; ".join(
+        f"found {f'{package} {version}' if version else f'no {package}'}, want {package}>={least},<{beyond}"
         for package, version in found.items()
         for least, beyond in (NEEDED[package],)
-        if version and not _key(least) <= _key(version) < _key(beyond)
+        if not _key(least) <= _key(version) < _key(beyond)
     )
 
 

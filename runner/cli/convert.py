@@ -136,10 +136,9 @@ def _disk_cache(given: Given) -> Path | None:
     return path
 
 
-def _blas_threads(given: Given) -> int | None:
-    """Returns the number of threads of the BLAS; None if the runner chooses it."""
-    text = given.values["blas-threads"]
-    return None if text == "auto" else _whole_number(_SERVER["blas_threads"], text)
+def blas_threads(values: Values) -> int | None:
+    """Returns the number of threads of the BLAS; None if the runner chooses it. Raises ValueError."""
+    return None if values["blas-threads"] == "auto" else _whole_number(_SERVER["blas_threads"], values["blas-threads"])
 
 
 def _followers(given: Given) -> tuple[str, ...]:
@@ -263,7 +262,7 @@ _ODD: Mapping[str, Callable[[Given], object]] = {
     "parallel": _parallel,
     "followers": _followers,
     "secret_file": _secret_file,
-    "blas_threads": _blas_threads,
+    "blas_threads": lambda given: blas_threads(given.values),
     "log_level": log_level,
 }
 """The conversions that need more than the text of one flag."""

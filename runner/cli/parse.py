@@ -108,6 +108,8 @@ def parse_command(argv: Sequence[str], environ: Mapping[str, str]) -> AnySetting
             _print(completion(words))
         case ["version", *_]:
             _print(f"{version_text()}\n")
+        case ["help", *_]:
+            return parse(["--help"], environ)
         case [word, *words] if word != "runner" and not word.startswith("-"):
             raise UsageError(_no_command(word, words))
     return parse(argv, environ)

@@ -40,7 +40,7 @@ def known() -> set[str]:
         "mlx-engine",
         "experimental",
     }  # of scripts/test, hosts, `ollama create`
-    names |= {"require-hashes", "no-deps", "no-build-isolation"}  # of pip
+    names |= {"require-hashes", "no-deps", "no-build-isolation", "local-dir"}  # of pip and hf
     scripts = (path.read_text() for path in (ROOT / "scripts" / "tools").rglob("*.py"))
     return names | {name for text in scripts for name in re.findall(r'"--([a-z][a-z-]*)"', text)}
 

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     os.environ.update(zip(BLAS, (first.blas, first.blas_threads), strict=True))
     try:
         fast_blas = preload_blas()
-    except UsageError as error:
+    except (UsageError, ValueError) as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return USAGE
     parser = argparse.ArgumentParser(

@@ -63,7 +63,7 @@ def check_quiet() -> None:
 
 
 def preload_blas() -> str:
-    """Loads the BLAS that the environment names, before anything imports MLX. Returns its name. Raises UsageError."""
+    """Loads the BLAS that the environment names, before anything imports MLX. Returns its name. Raises UsageError or ValueError."""
     choice, threads = (os.environ[name] for name in BLAS)
     return cpu.preload(choice, blas_threads({"blas-threads": threads})).blas
 
