@@ -63,7 +63,8 @@ def check_quiet() -> None:
 
 
 def preload_blas() -> str:
-    """Loads the BLAS that the environment names, before anything imports MLX. Returns its name. Raises UsageError or ValueError."""
+    """Loads the BLAS that the environment names, before anything imports MLX. Returns its name. Raises UsageError, and
+    ValueError for a wrong number of threads."""
     choice, threads = (os.environ[name] for name in BLAS)
     return cpu.preload(choice, blas_threads({"blas-threads": threads})).blas
 
