@@ -5,7 +5,7 @@ from typing import NoReturn
 
 from runner import cpu
 from runner.errors import no_mlx
-from runner.logs import Log
+from runner.logs import Log, printable
 from runner.model import Choice, open_model
 from runner.settings import ReplaySettings, context_limit
 from runner.tape.file import TapeReader, check_identity
@@ -42,5 +42,5 @@ def _counts(requests: int, slices: int) -> str:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+    sys.stdout.write(f"{printable(line)}\n")
     sys.stdout.flush()
