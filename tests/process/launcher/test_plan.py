@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from runner.ollama import plan
+from runner.ollama.launcher import launch
 from runner.ollama.plan import LaunchError, find_ollama, find_runner, own_command, refuse_taken_address
+from runner.settings import LaunchSettings
 from tests.process.launcher.standin import COMMAND, WAIT_S, environment, eventually_gone
 
 
@@ -147,3 +149,9 @@ def test_an_executable_that_cannot_run_is_reported_and_nothing_stays(tmp_path: P
     assert process.returncode == 1
     assert process.stderr == f"Error: cannot execute {broken}: Exec format error\n"
     assert all(eventually_gone(path) for path in tmp_path.glob("cache/*/*"))
+
+
+def test_a_refusal_steers_no_terminal() -> None:
+    with pytest.raises(SystemExit, match=r"^Error: /no\\u001b\[2J\\u009b is not a program ") as refused:
+        launch(LaunchSettings(ollama="/no\x1b[2J\x9b"), {})
+    assert str(refused.value).isprintable()
