@@ -66,6 +66,7 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: Annotated[int, Sample("requests", "cancelled")] = 0
     """The client closed the connection."""
     failed: Annotated[int, Sample("requests", "failed")] = 0
+    """A fault ended the request, or what was left of memory, or its grammar could not be followed to the end."""
     refused: Annotated[int, Sample("requests", "refused")] = 0
     """The request could not be computed, and nothing was begun: an invalid body, a prompt too long."""
 

@@ -51,15 +51,15 @@ class Session:
     """
 
     def __init__(
-        self, sequence: SequenceLayers, prompt: list[int], match: Match, end: Callable[["Session", bool], None]
+        self, sequence: SequenceLayers, prompt: list[int], match: Match, end: Callable[["Session"], None]
     ) -> None:
-        """The first `close` calls `end(session, failed)`."""
+        """The first `close` calls `end(session)`."""
         # From begin to close
         self.sequence = sequence
         self.layers = sequence.layers
         self.total = len(prompt)
         self.matched, self.cached, self.miss = match
-        self._end: Callable[[Session, bool], None] | None = end
+        self._end: Callable[[Session], None] | None = end
         self._evicted_bytes = sequence.facts.evicted_bytes
 
         # From token to token
@@ -70,7 +70,8 @@ class Session:
         self.next_check_at = 0
         """The position from which on `_check` is called after forwards of a single token, too."""
         self.failed = False
-        """True during a forward, and after one that was interrupted: nothing in the layers can be trusted then."""
+        """True during a forward, and after one that was interrupted: nothing in the layers can be trusted then. Set it
+        if an evaluation has raised; `close` frees everything then."""
         self.cache_invalid = False
         """True if the cache's own part of a forward was interrupted: nothing in the cache can be trusted then."""
 
@@ -152,17 +153,17 @@ class Session:
         if self.known and self.total - self.position > _FEW:
             self.end_known()
 
-    def close(self, failed: bool = False) -> None:
+    def close(self) -> None:
         """Ends the session; call it in a `finally`. A second call does nothing.
 
-        Rewinds all layers to the tokens that are both recorded and seen, and stores them. With `failed` (an evaluation
-        raised, the arrays cannot be trusted), or when a layer cannot be rewound, frees everything and logs it.
+        Rewinds all layers to the tokens that are both recorded and seen, and stores them. If the session has `failed`,
+        or when a layer cannot be rewound, frees everything and logs it.
         """
         end, self._end = self._end, None
         if end is None:
             return
         mark = self._mark
-        if mark is not None and not failed:
+        if mark is not None and not self.failed:
             try:
                 # What is recorded after the first token need not be the drafts that the layers hold there.
                 self.accept(int(len(self.recorded) > mark.position))
@@ -170,7 +171,7 @@ class Session:
                 log.exception("a round could not be taken back")
         self._mark = None
         self._ready = False
-        end(self, failed or self.failed)
+        end(self)
 
     def _next_checkpoint(self) -> int | None:
         """Returns the next offset at which a prefill forward has to end, or None."""
@@ -238,7 +239,7 @@ class TrieSession(Session):
         trie: PrefixTrie,
         check: Callable[["TrieSession", int, bool], None],
         go_back: Callable[["TrieSession", int], None],
-        end: Callable[[Session, bool], None],
+        end: Callable[[Session], None],
     ) -> None:
         """`node` of the trie is where the layers stand. `check(session, count, stepwise)` is called as `_check` is;
         `go_back(session, to)` takes layers that are ahead of the record back to `to` tokens."""

@@ -118,19 +118,19 @@ class SingleEntryCache:
         cached = min(matched, len(tokens) - 1)
         return Match(matched, cached, Miss.NONE if matched else Miss.NO_COMMON_PREFIX)
 
-    def _close(self, session: Session, failed: bool) -> None:
+    def _close(self, session: Session) -> None:
         self._open = False
         session.sequence.measure()
-        self._release(session, failed)
+        self._release(session)
 
-    def _release(self, session: Session, failed: bool) -> None:
+    def _release(self, session: Session) -> None:
         """Stores what the session computed, or frees it."""
         sequence = session.sequence
         if not self.keeps:
             sequence.reset()
             self.sequence = None
             return
-        if failed:
+        if session.failed:
             self._reset(sequence, "a forward failed")
             return
         # The layers may be ahead of the record by a token that was never read, or short of it by tokens never computed.

@@ -221,20 +221,20 @@ class TrieCache:
 
     # --- close
 
-    def _close(self, session: Session, failed: bool) -> None:
+    def _close(self, session: Session) -> None:
         assert isinstance(session, TrieSession)
         self.sequences.sessions.remove(session)
         if not session.detached:
-            self._release(session, failed)
+            self._release(session)
         if session.sequence is not self.sequences.kept:
             session.sequence.discard()  # after a failure snapshots may still be live in it: a reference circle
 
-    def _release(self, session: TrieSession, failed: bool) -> None:
+    def _release(self, session: TrieSession) -> None:
         try:
             if session.cache_invalid:
                 log.warning("cache freed", why="it could not follow a request")
                 self.detach()  # a node may be half split, half joined or half copied
-            elif failed:
+            elif session.failed:
                 log.warning("what was live in the cache is freed", why="a forward failed")
                 self.trie.unlock(session.node)
                 self.trie.drop(self.sequences.hand_over_shared(session.sequence))

@@ -493,5 +493,6 @@ def _fall_back(generation: Generation, own: Sample | None, error: Exception) -> 
         if not generation.done:
             generation.return_to_prefill()
     except Exception as fault:
+        generation.note_forward(fault)
         events += generation.fail(fault)
     return events

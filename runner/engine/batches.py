@@ -159,6 +159,7 @@ class Batches:
         self.all.remove(batch)
         if len(batch.generations) > 1:
             return self._break_up(batch, error)
+        batch.generations[0].note_forward(error)
         return self._recovery.retry_or_fail(batch.generations[0], error)
 
     def _break_up(self, batch: Batch, error: Exception) -> Results:

@@ -50,9 +50,8 @@ class EngineContext(NamedTuple):
         candidates = request.sampling.candidates
         return self.scoring(self.forward, candidates) if candidates else self.forward
 
-    def generation(self, request: Request, cache: PrefixCache, started_ns: int) -> Generation:
-        """Opens a session of the cache for a request that left the queue at `started_ns`. Returns its generation."""
-        session = self._open_session(request, cache)
+    def generation(self, request: Request, session: Session, started_ns: int) -> Generation:
+        """Returns the generation of a request that left the queue at `started_ns`, in this session."""
         media = NoMedia() if request.shown is None else self.show(request.shown)
         drafter = self.drafting.drafter(request.keys) if self.drafting is not None else None
         broadcast = self.ranks.broadcast if self.ranks is not None else None
@@ -62,10 +61,13 @@ class EngineContext(NamedTuple):
             generation.keep_logits = partial(self.first_tokens.keep, request.keys)
         return generation
 
-    def _open_session(self, request: Request, cache: PrefixCache) -> Session:
-        """Opens a session. The tokens of a plain greedy answer will be known choices, and it begins with those that the
-        cache knows if no probabilities are wanted. If the same prompt was computed recently, the first one is
-        known, whatever the sampling options."""
+    def open_session(self, request: Request, cache: PrefixCache) -> Session:
+        """Opens a session of the cache for a request.
+
+        The tokens of a plain greedy answer will be known choices, and it begins with those that the cache knows if no
+        probabilities are wanted. If the same prompt was computed recently, the first one is known, whatever the
+        sampling options.
+        """
         first, greedy = self._first_token(request), None
         if request.sampling.greedy and request.grammar is None:
             greedy = Greedy(0 if request.sampling.logprobs else request.max_tokens - 1, self.tokenizer.eos)

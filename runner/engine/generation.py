@@ -9,7 +9,7 @@ import mlx.core as mx
 from protocol import DoneReason, Logprob, Metrics
 from runner.cache.session import Session
 from runner.engine.events import Event, Failed, Finished, Scored, Text
-from runner.engine.guide import AnswerGrammar
+from runner.engine.guide import AnswerGrammar, compile_error
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.output import Detokenizer, Piece, entry, joined
 from runner.engine.request import Request
@@ -165,11 +165,10 @@ class Generation:
         grammar = self.grammar
         if grammar.guide is not None or grammar.compiling is None:
             return []
-        if grammar.compiling.cancelled() or grammar.compiling.exception() is not None:  # the client knows
-            self._end("cancelled" if grammar.compiling.cancelled() else "refused")
-            return []
         try:
-            grammar.start()
+            if not grammar.start():  # the client has left, or knows why
+                self._end("cancelled" if compile_error(grammar.compiling) is None else "refused")
+                return []
             events = self.push(grammar.forced(self.room), completes=grammar.complete)
         except Exception as error:  # of this request alone
             return self.fail(error)
@@ -299,6 +298,11 @@ class Generation:
         self._end("failed")
         return [Failed(error_line(error))]
 
+    def note_forward(self, error: Exception) -> None:
+        """Notes an error of what dispatches and evaluates forwards: the layers are lost, unless it refuses the
+        request."""
+        self.session.failed |= not isinstance(error, RequestError)
+
     def abort(self, text: str) -> list[Event]:
         """Ends the request with this text. Returns the events for the client."""
         log.warning("a request cannot go on", request=self.request.number, why=text)
@@ -323,7 +327,7 @@ class Generation:
         self.return_to_prefill()
 
     def close(self) -> None:
-        """Gives the cache what was computed, or, after a fault, nothing. Later calls do nothing.
+        """Gives the cache what was computed, or nothing if the layers are lost. Later calls do nothing.
 
         Waits for the forward that is still running, so deliver the end to the client first.
         """
@@ -333,7 +337,7 @@ class Generation:
         self.media.close()
         if self.drafter is not None:
             self.drafter.close()
-        self.session.close(failed=self.life.outcome == "failed")
+        self.session.close()
 
     def metrics(self) -> Metrics:
         """Returns the counters so far, in tokens and nanoseconds."""

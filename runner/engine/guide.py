@@ -72,8 +72,8 @@ class StateSource(Protocol):
 class Grammar(Protocol):
     """A compiled format, reserved for one answer."""
 
-    def guide(self) -> "Guide":
-        """Returns the guide of the answer. Raises RequestError after `release`."""
+    def guide(self) -> "Guide | None":
+        """Returns the guide of the answer; None after `release`."""
         ...
 
     def release(self) -> None:
@@ -254,10 +254,12 @@ class AnswerGrammar:
         """True unless the grammar is still being compiled."""
         return self.compiling is None or self.compiling.done()
 
-    def start(self) -> None:
-        """Starts to follow the grammar, which is compiled. Raises RequestError if it cannot be followed."""
-        if self.compiling is not None:
+    def start(self) -> bool:
+        """Starts to follow the grammar, which was compiled. Returns False if there is none to follow: the format was
+        refused, or the client has left. Raises RequestError if it cannot be followed."""
+        if self.compiling is not None and not self.compiling.cancelled() and compile_error(self.compiling) is None:
             self.guide = self.compiling.result().guide()
+        return self.guide is not None
 
     def follow(self, choice: "Choice") -> None:
         """Follows the next tokens; `wait` until that is done."""
@@ -307,5 +309,12 @@ class AnswerGrammar:
         """Ends the answer, which may not have begun. Later calls do nothing."""
         if self.guide is not None:
             self.guide.close()
-        elif (found := self.compiling) and found.done() and not found.cancelled() and found.exception() is None:
+        elif (found := self.compiling) and found.done() and not found.cancelled() and compile_error(found) is None:
             found.result().release()
+
+
+def compile_error(compiling: "Future[Grammar] | None") -> BaseException | None:
+    """Returns the error of a format that could not be compiled, which its client knows; else None."""
+    if compiling is None or not compiling.done() or compiling.cancelled():
+        return None
+    return compiling.exception()

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 
 from protocol.stats import CacheCounts, Histogram, RequestCounts, ScoreCounts, SliceCounts, Stats, TokenCounts
+from runner.engine.guide import compile_error
 from runner.engine.lifecycle import restored
 from runner.engine.policy import Begin, Decode, Encode, Prefill, Slice
+from runner.errors import RequestError
 from runner.logs import Log
 from runner.terminal import STATUS_LINE
 
@@ -223,11 +225,12 @@ class Counters:
 
 
 def _outcome(request: "Request", outcome: str) -> str:
-    """Returns "refused" for a request whose grammar could not be compiled: its client knows, and has left."""
-    grammar = request.grammar
-    if grammar is not None and grammar.done() and not grammar.cancelled() and grammar.exception() is not None:
-        return "refused"
-    return outcome
+    """Returns the outcome; of a request whose grammar could not be compiled that of the grammar, as its client knows
+    it and has left."""
+    error = compile_error(request.grammar)
+    if error is None:
+        return outcome
+    return "refused" if isinstance(error, RequestError) else "failed"
 
 
 # --- Decides when to report the progress of a long prompt, and what to report.

@@ -66,7 +66,7 @@ class Recovery:
         ]
 
     def _close(self, generation: Generation) -> None:
-        generation.session.close(failed=True)
+        generation.session.close()
 
     def _restart(self, cache: PrefixCache, generation: Generation) -> None:
         generation.restart(cache.begin(generation.request.keys, self._salt))

@@ -2,6 +2,7 @@
 
 from time import perf_counter, perf_counter_ns
 
+from runner.cache.session import Session
 from runner.engine.batch import Batch
 from runner.engine.batches import Batches
 from runner.engine.context import EngineContext
@@ -143,13 +144,18 @@ class Scheduler:
             self._outbox.put(request.stream, Started())
             if self.cache.follows(request.keys, self._context.salt):
                 return self.queue.await_prefix(request, started_ns)
+        session = None
         try:
-            generation = self._context.generation(request, self.cache, started_ns)
+            session = self._context.open_session(request, self.cache)
+            generation = self._context.generation(request, session, started_ns)
         except Exception as error:  # this request ends, the engine goes on
             log.exception("a request failed", request=request.number)
             self._outbox.put(request.stream, Failed(error_line(error)))
             self.journal.counters.never_began(request, "failed")
-            self._cache_invalid = True
+            if session is None:
+                self._cache_invalid = True
+            else:
+                self._close(session)
         else:
             self.journal.began(generation)
             self._continue(generation)
@@ -172,9 +178,9 @@ class Scheduler:
     def _prefill(self, generation: Generation, most: int) -> int:
         """Computes the next slice of a prompt, or takes known tokens; returns the number of tokens computed."""
         TRACE.name("prefill", request=generation.request.number, tokens=most)
-        computed = 0
+        computed, known = 0, bool(generation.session.known)
         try:
-            if generation.session.known:
+            if known:
                 self._settle([(generation, generation.take_known())])
             else:
                 tokens = self.memory.slice_tokens(self.cache, most, generation.session.position)
@@ -182,6 +188,8 @@ class Scheduler:
                 self.memory.prefilled(computed, generation.session.position)
         except Exception as error:  # this request restarts or ends, the engine goes on
             self.prefilling.remove(generation)
+            if not known:
+                generation.note_forward(error)
             self._settle(self._recovery.retry_or_fail(generation, error))
             return 0
         self.journal.prefilled(generation)
@@ -287,13 +295,16 @@ class Scheduler:
 
     def _end(self, generation: Generation) -> None:
         self.queue.changed = self._memory_changed = True
+        self._close(generation)
+        self.journal.ended(generation)
+        TRACE.lap("keep")
+
+    def _close(self, open_one: Generation | Session) -> None:
         try:
-            generation.close()
+            open_one.close()
         except Exception:
             log.exception("a session could not be closed")
             self._cache_invalid = True
-        self.journal.ended(generation)
-        TRACE.lap("keep")
 
     def _reserve(self) -> None:
         """Tells the cache how many bytes the batches hold."""

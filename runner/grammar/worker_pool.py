@@ -125,16 +125,15 @@ class WorkerGrammar:
         self._beginning = beginning
         self._size = size
 
-    def guide(self) -> Guide:
-        """Returns the guide of the answer. Raises RequestError after `release`."""
-        try:
+    def guide(self) -> Guide | None:
+        """Returns the guide of the answer; None after `release`."""
+        with suppress(IndexError):
             return Guide(self._unused.pop(), self._beginning, self._size)
-        except IndexError:
-            raise RequestError("the request was cancelled") from None
+        return None
 
     def release(self) -> None:
         """Gives the worker back without an answer. Does nothing after `guide`."""
-        if self._unused:
+        with suppress(IndexError):
             self._unused.pop().close()
 
 

@@ -222,17 +222,19 @@ class TapedGrammar:
         self._grammar = grammar
         self._vocab_size = vocab_size
 
-    def guide(self) -> Guide:
-        """Returns the guide. Raises RequestError after `release`."""
+    def guide(self) -> Guide | None:
+        """Returns the guide; None after `release`."""
         own: Guide | None = None
 
         def begin() -> Value:
             nonlocal own
             assert self._grammar is not None
             own = self._grammar.guide()
-            return self._known.place(_encode(own.state))
+            return None if own is None else self._known.place(_encode(own.state))
 
-        found = msgspec.convert(_input(self._tape, EntryKind.GRAMMAR, begin), int | bytes)
+        found = msgspec.convert(_input(self._tape, EntryKind.GRAMMAR, begin), int | bytes | None)
+        if found is None:
+            return None
         size = self._vocab_size if own is None else own.size
         state = _state(self._known.body(found), size)
         source = _TapedSource(self._tape, self._known, None if own is None else own.source, size)

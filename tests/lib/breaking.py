@@ -6,15 +6,17 @@ from unittest.mock import patch
 
 
 @contextmanager
-def breaking(where: object, name: str, at: int) -> Iterator[list[int]]:
-    """The call number `at`, from 0, of a function or a method raises MemoryError; the list has a number for each."""
+def breaking(
+    where: object, name: str, at: int, error: Callable[[str], BaseException] = MemoryError
+) -> Iterator[list[int]]:
+    """The call number `at`, from 0, of a function or a method raises `error`; the list has a number for each."""
     original: Callable[..., object] = getattr(where, name)
     calls: list[int] = []
 
     def broken(*args: object, **named: object) -> object:
         calls.append(len(calls))
         if calls[-1] == at:
-            raise MemoryError(f"in {name}, broken on purpose")
+            raise error(f"in {name}, broken on purpose")
         return original(*args, **named)
 
     with patch.object(where, name, broken):

@@ -87,7 +87,8 @@ def ask(
     except MemoryError:
         pass
     finally:
-        session.close(failed)
+        session.failed |= failed
+        session.close()
     return Answer(said, taken, session)
 
 

@@ -135,8 +135,9 @@ class SlowGrammar:
         self._grammar = grammar
         self._late = late
 
-    def guide(self) -> Guide:
+    def guide(self) -> Guide | None:
         guide = self._grammar.guide()
+        assert guide is not None
         guide.source = _SlowSource(guide.source, self._late)
         return guide
 

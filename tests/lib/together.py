@@ -245,7 +245,8 @@ class Client:
 
     def _close(self, failed: bool) -> None:
         self._users.clients.remove(self)
-        self.session.close(failed)
+        self.session.failed |= failed
+        self.session.close()
         self._users.check()
 
 

@@ -72,7 +72,8 @@ def test_closing_twice_does_nothing(kind: str) -> None:  # scenario 85
     first = cache.begin([1, 2])
     first.close()
     second = cache.begin([1, 2])
-    first.close(failed=True)
+    first.failed = True
+    first.close()
     assert cache.describe().sessions == 1
     second.close()
 

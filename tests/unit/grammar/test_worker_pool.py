@@ -50,7 +50,9 @@ class Bench:
         return await asyncio.wait_for(asyncio.wrap_future(self.compile(wanted)), PATIENCE_S)
 
     async def guide(self, wanted: Format) -> Guide:
-        return (await self.grammar(wanted)).guide()
+        guide = (await self.grammar(wanted)).guide()
+        assert guide is not None
+        return guide
 
     @property
     def fork_server(self) -> int:
@@ -152,6 +154,13 @@ async def test_a_worker_is_kept_for_its_format_and_the_least_recently_used_is_en
     await bench.until_there_are(2)
 
 
+async def test_a_grammar_that_was_given_back_has_no_guide(bench: Bench) -> None:
+    grammar = await bench.grammar(ConstString("a"))
+    grammar.release()
+    grammar.release()
+    assert grammar.guide() is None
+
+
 async def test_kept_workers_have_a_limit_in_bytes(bench: Bench) -> None:
     large = format_of({"properties": {f"p{number}": {"type": "integer"} for number in range(300)}})
     for kept, bench.workers.most_kept_bytes in ((1, 64 << 20), (0, 1)):
@@ -203,7 +212,9 @@ async def test_a_request_that_waits_has_no_worker_and_many_of_them_stop_what_com
     with pytest.raises(RequestError, match="while others wait"):
         await asyncio.wait_for(asyncio.wrap_future(endless), PATIENCE_S)
     await bench.until_there_are(1)
-    assert compiled.guide().forced(1) == [ord("a")], "which nothing takes from it"
+    guide = compiled.guide()
+    assert guide is not None
+    assert guide.forced(1) == [ord("a")], "which nothing takes from it"
     assert all(each.cancel() for each in waiting)
     assert not bench.workers._waiting
 
