@@ -9,12 +9,14 @@ RunnerError
 │   ├── ReadError     its headers are in order, but its weights cannot be read
 │   └── ComputeError  it is loaded, but its first forward pass fails
 ├── DraftError        `--draft` names a model that cannot draft for this one: exit status 1
+├── PanicError        a library written in Rust has panicked: status 500, or an `Error` line of the one request
 ├── RankError         the ranks cannot begin, or cannot go on together: exit status 1
 └── RequestError      one request is refused: `status` and text before the stream, an `Error` line within it
     └── MediaError    a picture or sound of it cannot be used: 400
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from runner.versions import INSTALL
 
@@ -81,6 +83,29 @@ class DraftError(RunnerError):
 
 class RankError(RunnerError):
     """The processes that compute a model together cannot begin, or one of them is gone or in disagreement."""
+
+
+class PanicError(RunnerError):
+    """A library written in Rust has panicked, over a text or a file that it had accepted."""
+
+
+_PANIC = "PanicException"  # pyo3's class, in a module that cannot be imported
+
+
+@contextmanager
+def panics_as(error: Callable[[str], Exception]) -> Iterator[None]:
+    """Raises `error(reason)` in place of a panic of Rust code inside the block. Also a decorator.
+
+    A panic is no `Exception`: nothing that handles the fault of one request would see it.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as panic:
+        if type(panic).__name__ != _PANIC:
+            raise
+        raise error(str(panic)) from None
 
 
 def no_mlx(error: ImportError) -> RunnerError:

@@ -64,10 +64,10 @@ class GrammarMatcher:
     def _try(self, tokens: Sequence[int]) -> list[bytes | int]:
         """Returns what may come after each of these tokens, as far as that is found in a moment. The matcher stays."""
         until_s = process_time() + _TRY_S
-        ahead, tried = GrammarMatcher(self._matcher.deep_copy()), list[bytes | int]()
-        forced: deque[int] = deque()
+        tried, forced = list[bytes | int](), deque[int]()
         try:
             with panics_as_errors():
+                ahead = GrammarMatcher(self._matcher.deep_copy())
                 for token in tokens:
                     forced = ahead._take(forced, [token])
                     if (not forced and ahead._matcher.is_stopped()) or process_time() > until_s:

@@ -3,13 +3,13 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from time import process_time
 
 import msgspec
 
 from protocol.format import Format, Lark, schemas
-from runner.errors import RequestError
+from runner.errors import RequestError, panics_as
 
 _POSITION = re.compile(r"^at \d+\(\d+\): ")  # a position in generated text that the author has never seen
 _PANIC = "panic: "  # llguidance catches its own panics
@@ -95,22 +95,6 @@ def _clipped(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]} ..."
 
 
-# --- Turns panics of Rust code into request errors. A panic is not an `Exception`: uncaught, it would end the engine.
-
-_PANIC_CLASS = "PanicException"  # its module cannot be imported
-
-
-@contextmanager
-def panics_as_errors() -> Iterator[None]:
+def panics_as_errors() -> AbstractContextManager[None]:
     """Raises RequestError in place of a panic inside the block."""
-    try:
-        yield
-    except Exception:
-        raise
-    except BaseException as error:
-        if type(error).__name__ != _PANIC_CLASS:
-            raise
-        reason = str(error)
-    else:
-        return
-    raise RequestError(f"Format: llguidance failed: {reason}; write the format differently")
+    return panics_as(lambda why: RequestError(f"Format: llguidance failed: {why}; write the format differently"))

@@ -23,6 +23,7 @@ from protocol.format import Format
 from runner.engine.guide import Follow, State
 from runner.errors import RequestError
 from runner.grammar.compiler import Compiler, GrammarMatcher
+from runner.grammar.explain_error import panics_as_errors
 from runner.grammar.messages import (
     COMPILE_S,
     FORK,
@@ -83,7 +84,8 @@ def _open(control: socket.socket) -> Compiler:
             lambda name: files[name].read_bytes() if name in files else None, merge_eos=setup.merge_eos
         )
         compiler = Compiler(tokenizer, setup.vocab_size)
-        compiler.vocabulary  # noqa: B018 - built before forking, so that all workers share it
+        with panics_as_errors():
+            compiler.vocabulary  # noqa: B018 - built before forking, so that all workers share it
     except Exception as error:
         control.sendall(encode_message(State(error=f"Format: the model's tokenizer cannot be read again: {error}")))
         os._exit(1)

@@ -161,8 +161,7 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
             response = await handler(request)
     except (RequestError, BadRequestError) as error:
         response = _refused(error)
-        if request.path in (*_COMPLETION_PATHS, _SCORE_PATH) and NUMBER not in request:
-            request.app[_STATS_CACHE].refused += 1
+        request.app[_STATS_CACHE].refused += _is_ours_to_count(request)
     except web.HTTPMethodNotAllowed as error:
         response = _refusal(error.status, "Method Not Allowed")
         response.headers["Allow"] = error.headers["Allow"]
@@ -178,6 +177,7 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = _refusal(error.status, error.reason)
     except Exception:
         log.exception("a request failed", path=request.path, **_named(request))
+        request.app[_STATS_CACHE].failed += _is_ours_to_count(request)
         raise  # the server answers 500, or breaks off a stream that has begun
     finally:
         connections.end(request.protocol)
@@ -187,6 +187,11 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
             request.protocol.refuse_rest(request)
     _log_access(request, response.status, perf_counter() - started)
     return response
+
+
+def _is_ours_to_count(request: web.Request) -> bool:
+    """Returns True for a request that the engine would count, and has not got."""
+    return request.path in (*_COMPLETION_PATHS, _SCORE_PATH) and NUMBER not in request
 
 
 def _refusal(status: int, text: str) -> web.Response:

@@ -41,6 +41,8 @@ class StatsCache:
         """Numbers younger than `fresh_s` are served without asking the engine."""
         self.refused = 0
         """The number of requests that were refused before they reached the engine."""
+        self.failed = 0
+        """The number of those that failed before."""
         self._engine = engine
         self._patience_s = patience_s
         self._fresh_s = fresh_s
@@ -57,7 +59,8 @@ class StatsCache:
             await self._ask()
         assert self._last is not None
         stats = self._last.stats
-        requests = msgspec.structs.replace(stats.requests, refused=stats.requests.refused + self.refused)
+        refused, failed = stats.requests.refused + self.refused, stats.requests.failed + self.failed
+        requests = msgspec.structs.replace(stats.requests, refused=refused, failed=failed)
         return self._last._replace(stats=msgspec.structs.replace(stats, requests=requests))
 
     async def cache_picture(self) -> CachePicture:

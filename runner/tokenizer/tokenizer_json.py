@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from runner.errors import ModelError
+from runner.errors import ModelError, PanicError, panics_as
 from runner.logs import Log
 from runner.tokenizer.added_tokens import AddedToken
 from runner.tokenizer.files import JsonObject
@@ -25,12 +25,21 @@ log = Log(__name__)
 FILE = "tokenizer.json"
 
 
+def _broken(why: str) -> ModelError:
+    return ModelError(f"parse tokenizer: {FILE}: {why}")
+
+
+def _failed(why: str) -> PanicError:
+    return PanicError(f"the tokenizers library failed with this model's {FILE}: {why}")
+
+
 class TokenizerJson:
     """A vocabulary of any type that the library knows: BPE, Unigram, WordPiece, WordLevel."""
 
     file = FILE
     own: ClassVar[JsonObject] = {}
 
+    @panics_as(_broken)
     def __init__(self, data: bytes) -> None:
         """Raises ModelError for a broken file."""
         document = _parsed(data)
@@ -67,10 +76,12 @@ class TokenizerJson:
         for token_id in range(self._backend.get_vocab_size(with_added_tokens=False)):
             yield self._backend.id_to_token(token_id) or ""
 
+    @panics_as(_failed)
     def encode(self, text: str) -> list[int]:
         # Only the batch call releases the GIL (a long prompt takes 0.3 s); `fast` omits the offsets.
         return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
+    @panics_as(_failed)
     def token_bytes(self, token_id: int) -> bytes:
         added = self._added.get(token_id)
         if added is not None:
@@ -94,10 +105,8 @@ def _build(data: bytes) -> tokenizers.Tokenizer:
 
     try:
         backend = tokenizers.Tokenizer.from_buffer(data)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic in Rust is no Exception
-        raise ModelError(f"parse tokenizer: {FILE}: {error}") from error
+    except Exception as error:
+        raise _broken(str(error)) from error
     backend.no_truncation()
     backend.no_padding()
     if isinstance(backend.model, tokenizers.models.BPE):
@@ -158,7 +167,7 @@ def _parsed(data: bytes) -> _Document:
     try:
         document = msgspec.json.decode(data, type=_Document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelError(f"parse tokenizer: {FILE}: {error}") from error
+        raise _broken(str(error)) from error
     kind = document.model.type
     if kind is not msgspec.UNSET and kind not in _MODELS:
         raise ModelError(f"parse tokenizer: unsupported tokenizer type: {kind}")

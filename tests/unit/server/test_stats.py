@@ -1,6 +1,7 @@
 """The runner's numbers over HTTP, from those that its engine published last."""
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
@@ -33,7 +34,9 @@ from runner.engine.events import Refused
 from runner.engine.journal import Counters, EngineStats
 from runner.server.metrics import METRICS, Exporter, annotations
 from runner.server.stats import CACHE_S, HEARTBEAT_S, PATHS, STATS_S, EventFeed, Seen, StatsCache, StatsEndpoints
+from runner.tokenizer import open_tokenizer
 from scripts.tools.docs.generate import DOCS
+from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.lib.tiny_engine import Clock
 from tests.unit.server.script import STATS, Client, Script
 
@@ -214,6 +217,20 @@ async def test_refusals_of_the_engine_are_counted_by_it(client: Client, engine: 
     engine.tell(await engine.next(), Refused("too large"))
     assert (await posted).status == 400
     assert (await (await client.get("/v1/stats")).json())["requests"]["refused"] == 0
+
+
+@pytest.mark.parametrize(("path", "counted"), [("/completion", 1), ("/v1/tokenize", 0)])
+async def test_a_text_over_which_the_tokenizer_panics_is_a_failed_request(
+    client: Client, engine: Script, path: str, counted: int, caplog: pytest.LogCaptureFixture, capfd: object
+) -> None:
+    del capfd  # the library tells of its panics itself
+    vocabulary = byte_level(ALL_BYTES) | {"pre_tokenizer": {"type": "FixedLength", "length": 0}}
+    engine.tokenizer = open_tokenizer({"tokenizer.json": json.dumps(vocabulary).encode()}.get)
+    await client.get("/v1/stats")
+    response = await client.post(path, data=b'{"Prompt":"xy"}')
+    assert response.status == 500
+    assert (await (await client.get("/v1/stats")).json())["requests"]["failed"] == counted
+    assert "chunk size must be non-zero" in caplog.text
 
 
 class Beat:
