@@ -14,7 +14,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import msgspec
 
-from runner import __version__, cpu
+from runner import __version__, cpu, json_files
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.snapshot import Ledger
 from runner.disk.files import Files
@@ -148,8 +148,8 @@ def disk_facts(directory: Path) -> DiskFacts:
             sizes = {entry.name: entry.nbytes for entry in Files().entries(directory / folder)}
             if sizes.get("about.json", _MOST_ABOUT_BYTES) >= _MOST_ABOUT_BYTES:
                 continue  # perhaps of another kind: a pipe would never end
-            about = json.loads((directory / folder / "about.json").read_bytes())
-        except (OSError, ValueError, RecursionError):
+            about = json_files.parse((directory / folder / "about.json").read_bytes())
+        except (OSError, ValueError):
             continue
         name = about.get("model") if isinstance(about, dict) else None
         models.append(KeptModel(str(name), folder, len(sizes), sum(sizes.values())))

@@ -21,6 +21,8 @@ from zlib import crc32
 
 import msgspec
 
+from runner import json_files
+
 # --- The names of segments: they carry the index, so a listing of the directory is all that a plan needs.
 
 ENTRIES, TAIL, STATE = "kv", "tail", "state"
@@ -365,8 +367,8 @@ def _grown(record: Record, form: Form) -> bool:
         return False
 
     try:
-        tree = json.loads(record.content)
-    except (ValueError, RecursionError):
+        tree = json_files.parse(record.content)
+    except ValueError:
         return False
     sound = all(size >= 0 for tensor in record.tensors for size in tensor.shape)
     return sound and alike(tree, json.loads(form.content)) and places == [*range(len(record.tensors))]

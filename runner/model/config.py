@@ -1,11 +1,11 @@
 """Reads and checks `config.json`, and adapts it where mlx-lm would read it differently (docs/internals/store.md, 3)."""
 
 import copy
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
 
+from runner import json_files
 from runner.errors import ModelError
 from runner.model.families import Config, Family, is_needed
 from runner.model.sources.checkpoint import Checkpoint, Tensor
@@ -72,10 +72,10 @@ def read_config(checkpoint: Checkpoint, *, nulls: bool = False, name: str = "con
     Raises ModelError `failed to read config.json: ...`.
     """
     try:
-        config = json.loads(checkpoint.required_file(name), object_hook=None if nulls else _read_object)
+        config = json_files.parse(checkpoint.required_file(name), hook=None if nulls else _read_object)
     except ModelError as error:
         raise ModelError(f"failed to read {name}: {error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ModelError(f"failed to read {name}: {checkpoint.files[name].path}: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"failed to read {name}: want an object, found {type(config).__name__}")

@@ -4,7 +4,7 @@ A missing field, null and zero stand for the default, as in Go. Without a defaul
 raises ModelError for a value that makes no sense.
 """
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 
 from runner.errors import ModelError, UnknownError
@@ -54,7 +54,7 @@ def first_size(default: int, *places: tuple[Config, str]) -> int:
 def positive(config: Config, key: str, default: float | None = None) -> float:
     """Returns a positive finite number."""
     found = config.get(key) or default
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= sys.float_info.max:
         raise _senseless(key, "a positive number", repr(config.get(key)))
     return float(found)
 

@@ -1,12 +1,12 @@
 """Opens a model: finds and checks everything that needs neither MLX nor the weights."""
 
-import json
 import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from runner import json_files
 from runner.errors import ModelError
 from runner.model.config import (
     check_depths,
@@ -87,8 +87,8 @@ class OpenedModel(NamedTuple):
         """Returns the object in a JSON file; an empty one if the model has no such file. Raises ModelError if it is
         broken."""
         try:
-            found = json.loads(self.file(name) or b"{}")
-        except (ValueError, RecursionError) as error:
+            found = json_files.parse(self.file(name) or b"{}")
+        except ValueError as error:
             raise ModelError(f"{name} is not JSON: {error}") from error
         if not isinstance(found, dict):
             raise ModelError(f"{name}: want an object, found {type(found).__name__}")

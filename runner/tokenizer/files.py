@@ -1,8 +1,8 @@
 """Access to the model's text files, for tokenizers."""
 
-import json
 from collections.abc import Callable, Mapping
 
+from runner import json_files
 from runner.errors import ModelError
 
 Files = Callable[[str], bytes | None]
@@ -18,8 +18,8 @@ def read_object(files: Files, name: str) -> JsonObject:
     if not data:
         return {}
     try:
-        value: object = json.loads(data)  # the standard parser accepts `Infinity`, which Python writes
-    except (ValueError, RecursionError) as error:
+        value = json_files.parse(data)
+    except ValueError as error:
         raise ModelError(f"parse tokenizer: {name}: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"parse tokenizer: {name}: expected an object, found {type(value).__name__}")

@@ -180,7 +180,10 @@ def _repaired(data: bytes) -> bytes:
     Fills in missing flags; removes `null` in place of the tokens or the model type. The rest is copied without parsing.
     """
     whole = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    entries = msgspec.json.decode(whole.get("added_tokens", b"null"), type=list[dict[str, object]] | None) or []
+    try:
+        entries = msgspec.json.decode(whole.get("added_tokens", b"null"), type=list[dict[str, object]] | None) or []
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _broken(str(error)) from error
     entries = [{**entry, "special": entry.get("special") is True, **_LITERAL} for entry in entries]
     whole["added_tokens"] = msgspec.Raw(msgspec.json.encode(entries))
     model = msgspec.json.decode(whole["model"], type=dict[str, msgspec.Raw])

@@ -25,7 +25,7 @@ LAYERS = (
     ("cache", "model", "tokenizer", "sampling"),
     ("process", "settings", "cpu"),
     ("logs",),
-    ("addresses", "errors", "sizes", "terminal"),
+    ("addresses", "errors", "json_files", "sizes", "terminal"),
     ("versions", "__version__"),
 )
 """From top to bottom: a part imports only from the rows below its own, and within itself."""

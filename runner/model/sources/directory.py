@@ -1,10 +1,10 @@
 """Opens a directory in the style of Hugging Face: `config.json`, `model*.safetensors`, tokenizer files."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from runner import json_files
 from runner.errors import ModelError
 from runner.model.sources.checkpoint import (
     Checkpoint,
@@ -83,11 +83,16 @@ def _places(index: File | None, report: ReportFault) -> dict[str, str]:
     if index is None:
         return {}
     try:
-        return {str(key): str(shard) for key, shard in json.loads(index.read())["weight_map"].items()}
+        found = json_files.parse(index.read())
     except ModelError as error:
         report(error)
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+    except ValueError as error:
         report(ModelError(f"{index.path}: want a weight_map of tensor to file: {error}"))
+    else:
+        places = found.get("weight_map") if isinstance(found, dict) else found
+        if isinstance(places, dict):
+            return {str(key): str(shard) for key, shard in places.items()}
+        report(ModelError(f"{index.path}: want a weight_map of tensor to file: found {type(places).__name__}"))
     return {}
 
 

@@ -16,6 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
+from runner import json_files
 from runner.errors import ModelError
 from runner.model.sources.foreign import HEAD_BYTES, refuse_foreign
 
@@ -119,8 +120,8 @@ def _parsed(path: Path, text: bytes) -> dict[str, object]:
         return entries
 
     try:
-        header = json.loads(text, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
+        header = json_files.parse(text, pairs_hook=unique)
+    except ValueError as error:
         raise ModelError(f"{path}: the header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise ModelError(f"{path}: the header is not a JSON object")

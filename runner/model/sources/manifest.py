@@ -1,13 +1,13 @@
 """Finds and reads the manifests of Ollama's store, in both its trees (docs/internals/store.md, 1.1 to 1.5)."""
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from runner import json_files
 from runner.errors import MissingError, ModelError
 from runner.model.sources.checkpoint import Child, File
 from runner.model.sources.header import os_reason
@@ -171,8 +171,8 @@ def _read_blob(blob: Path) -> bytes:
 
 def _content(path: Path, data: bytes) -> Mapping[str, object]:
     try:
-        content = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        content = json_files.parse(data)
+    except ValueError as error:
         raise ModelError(f"parse manifest: {path}: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"parse manifest: {path}: want a JSON object, found {type(content).__name__}")

@@ -3,11 +3,11 @@
 See docs/internals/store.md, 1 and 2.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from runner import json_files
 from runner.errors import ModelError
 from runner.model.sources.checkpoint import (
     Checkpoint,
@@ -158,10 +158,10 @@ def _config_blob(
 
 def _parsed(layer: _Layer) -> Mapping[str, object]:
     try:
-        config = json.loads(layer.file.read())
+        config = json_files.parse(layer.file.read())
     except ModelError as error:
         raise ModelError(f"model config: {error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ModelError(f"model config: {layer.blob}: {error}") from error
     if not isinstance(config, dict):
         raise ModelError(f"model config: {layer.blob}: want a JSON object, found {type(config).__name__}")

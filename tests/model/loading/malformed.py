@@ -22,6 +22,7 @@ _MANIFEST = rf"{_ROOT}/manifests/registry\.ollama\.ai/library/tiny/latest"
 _BLOB = rf"{_ROOT}/blobs/sha256-[0-9a-f]{{64}}"
 _AT = rf"layer {WEIGHT}: {_BLOB}: "
 _TENSOR_AT = rf"{_AT}tensor {WEIGHT}: "
+_TOO_DEEP = "nested deeper than 100"
 _AGAIN = "pull or create the model again"
 
 Break = Callable[[Store], object]
@@ -207,7 +208,10 @@ MANIFESTS: dict[str, Case] = {
     ),
     "manifest not json": Case(write_manifest('{"layers": ['), rf"parse manifest: {_MANIFEST}: Expecting value: .*"),
     "manifest a list": Case(write_manifest("[]"), rf"parse manifest: {_MANIFEST}: want a JSON object, found list"),
-    "manifest deep": Case(write_manifest("[" * 100_000), rf"parse manifest: {_MANIFEST}: .*recursion.*"),
+    "manifest deep": Case(write_manifest("[" * 100_000), rf"parse manifest: {_MANIFEST}: .*{_TOO_DEEP}"),
+    "manifest with a deep part": Case(
+        write_manifest(f'{{"layers": {"[" * 900}{"]" * 900}}}'), rf"parse manifest: {_MANIFEST}: .*{_TOO_DEEP}"
+    ),
     "manifest of gigabytes": Case(
         lambda store: os.truncate(store.manifest_path, GIGABYTES),
         rf"read manifest: {_MANIFEST}: {GIGABYTES} bytes are too many for a text file",
@@ -254,7 +258,7 @@ _CONTENTS = {
 
 _HEADERS: dict[str, tuple[object, str]] = {
     "header not json": (b"{nonsense", "the header is not JSON: Expecting property name .*"),
-    "header deep": (b"[" * 100_000, "the header is not JSON: .*recursion.*"),
+    "header deep": (b"[" * 100_000, f"the header is not JSON: .*{_TOO_DEEP}"),
     "header a list": ([], "the header is not a JSON object"),
     "key twice in a header": (b'{"a": 1, "a": 2}', "the header names a tensor twice"),
     "tensors overlap": (
