@@ -24,7 +24,7 @@ def main() -> None:
 
         parent.restart_in_own_environment(os.environ, [sys.executable, *sys.orig_argv[1:]])
         from runner.app import start
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, MemoryError) as error:
         _die_of_installation(error)
     start(sys.argv[1:])
 
@@ -51,7 +51,11 @@ def _launch_ollama() -> "NoReturn":
 
 
 def _die_of_installation(error: Exception) -> "NoReturn":
-    os.write(2, f"Error: the installation is broken: {error}\n".encode())
+    if isinstance(error, MemoryError):  # by itself: little of Python can be imported then
+        advice = b"raise the limit on its address space (`ulimit -v`; for a service it is LimitAS)"
+        os.write(2, b"Error: the runner cannot start in so little memory: " + advice + b"\n")
+    else:
+        os.write(2, f"Error: the installation is broken: {error}\n".encode())
     os._exit(1)
 
 

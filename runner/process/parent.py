@@ -27,6 +27,8 @@ _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
 """The values that Python gives LC_CTYPE if the locale is C."""
 _HOST_CHECK_S = 0.5
 _STDERR = 2
+_STACK_BYTES = 2 << 20
+"""Of a thread, where the stack of a process has no limit."""
 
 
 def restart_in_own_environment(environ: Mapping[str, str], command: list[str]) -> None:
@@ -113,16 +115,31 @@ def check_threads(count: int) -> None:
 
 
 def _too_few_threads(wanted: int, found: int) -> "RunnerError":
+    """Call it while those that were found run. The system gives one reason for both: no place for another stack, and
+    one thread too many."""
+    import mmap
     import resource
 
     from runner.errors import RunnerError
 
-    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    limit = "unlimited" if most == resource.RLIM_INFINITY else most
-    return RunnerError(
-        f"cannot start {wanted} threads, only {found}: raise the limit on processes and threads (`ulimit -u` is"
-        f" {limit}; for a service it is TasksMax, for a container its limit of pids)"
+    def shown(limit: int, unit: int = 1) -> str:
+        most, _ = resource.getrlimit(limit)
+        return "unlimited" if most == resource.RLIM_INFINITY else str(most // unit)
+
+    advice = (
+        f"raise the limit on processes and threads (`ulimit -u` is {shown(resource.RLIMIT_NPROC)}; for a service it is"
+        " TasksMax, for a container its limit of pids)"
     )
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    try:
+        mmap.mmap(-1, _STACK_BYTES if stack == resource.RLIM_INFINITY else stack).close()
+    except (OSError, OverflowError):
+        advice = (
+            f"there is no address space for their stacks: raise the limit on it (`ulimit -v` is"
+            f" {shown(resource.RLIMIT_AS, 1024)}; for a service it is LimitAS), or lower that of a stack (`ulimit -s`"
+            f" is {shown(resource.RLIMIT_STACK, 1024)})"
+        )
+    return RunnerError(f"cannot start {wanted} threads, only {found}: {advice}")
 
 
 def _is_host_directory(entry: str) -> bool:

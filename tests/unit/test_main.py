@@ -18,6 +18,20 @@ def test_a_broken_installation_is_one_error_line() -> None:
     assert done.stderr.count(b"\n") == 1
 
 
+def test_too_little_memory_for_the_imports_is_one_error_line() -> None:
+    code = (
+        "import sys; from runner import __main__\n"
+        "class Full:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'runner.app': raise MemoryError\n"
+        "sys.meta_path.insert(0, Full()); __main__.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"Error: the runner cannot start in so little memory: raise the limit ")
+    assert done.stderr.count(b"\n") == 1
+
+
 def test_streams_that_are_closed_are_not_left_to_the_next_socket() -> None:
     code = (
         "import os, socket; from runner import __main__\n"

@@ -1,10 +1,12 @@
 """The host's own libraries are kept away from ours."""
 
 import _thread
+import errno
 import os
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -49,8 +51,17 @@ def test_threads_that_can_be_started_end_again() -> None:
         time.sleep(0.001)
 
 
+PROCESSES = r"raise the limit on processes and threads \(`ulimit -u` is \w+; .* pids\)"
+STACKS = r"there is no address space for their stacks: raise the limit on it \(`ulimit -v` is \w+; .* is \w+\)"
+
+
 @pytest.mark.parametrize("most", [0, 3, 19])
-def test_too_few_threads_are_told_with_the_limits_to_look_at(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("advice", [PROCESSES, STACKS])
+def test_too_few_threads_are_told_with_the_limit_to_look_at(
+    most: int, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if advice == STACKS:
+        monkeypatch.setattr("mmap.mmap", Mock(side_effect=OSError(errno.ENOMEM, "Cannot allocate memory")))
     genuine = _thread.start_new_thread
     started: list[int] = []
 
@@ -61,5 +72,5 @@ def test_too_few_threads_are_told_with_the_limits_to_look_at(most: int, monkeypa
         return started[-1]
 
     monkeypatch.setattr(_thread, "start_new_thread", start_new_thread)
-    with pytest.raises(RunnerError, match=rf"^cannot start 20 threads, only {most}: .*`ulimit -u` is \w+; .* pids\)$"):
+    with pytest.raises(RunnerError, match=f"^cannot start 20 threads, only {most}: {advice}$"):
         check_threads(20)

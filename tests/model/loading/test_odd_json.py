@@ -15,6 +15,7 @@ from runner.settings import CheckSettings
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.checkpoints import write_checkpoint
 
+ODD = "the odd value"
 INDEX, WEIGHTS = "model.safetensors.index.json", "model-00001-of-00002.safetensors"
 
 
@@ -57,7 +58,7 @@ def with_field(whole: bytes, field: str, value: bytes) -> bytes:
     if not field:
         return value
     others = {key: each for key, each in json.loads(whole or b"{}").items() if key != field}
-    return json.dumps({**others, field: "@"}).encode().replace(b'"@"', value)
+    return json.dumps({**others, field: ODD}).encode().replace(json.dumps(ODD).encode(), value)
 
 
 def with_header(whole: bytes, field: str, value: bytes) -> bytes:
@@ -78,8 +79,8 @@ def test_odd_parts_of_an_added_token_are_left_out_or_refused(
     kind: str, directory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     whole = json.loads((directory / "tokenizer.json").read_text())
-    token = {"id": 5, "content": "odd", "unknown": "@"}  # without its flags, which are put in
-    data = json.dumps({**whole, "added_tokens": [token]}).encode().replace(b'"@"', VALUES[kind])
+    token = {"id": 5, "content": "odd", "unknown": ODD}  # without its flags, which are put in
+    data = json.dumps({**whole, "added_tokens": [token]}).encode().replace(json.dumps(ODD).encode(), VALUES[kind])
     refusal = "tokenizer.json"
     try:
         open_tokenizer({"tokenizer.json": data}.get)
