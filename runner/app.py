@@ -79,6 +79,8 @@ def _run_command(settings: CheckSettings | TopSettings | ReplaySettings | Follow
 
 
 def _run(settings: Settings, parent_pid: int) -> NoReturn:
+    if settings.watch_parent and parent.was_adopted(parent_pid):
+        os._exit(1)
     for warning in settings.warnings:
         log.warning(warning)
     listener = _bind(settings.port)

@@ -161,6 +161,19 @@ def _is_host_library(found: "os.DirEntry[str]") -> bool:
     return found.name.startswith(("libmlx.", "libmlxc.")) or (found.name.startswith("mlx_") and found.is_dir())
 
 
+def was_adopted(parent: int) -> bool:
+    """Returns True if whoever started this process had ended before its `parent` was read, which is in another session
+    then: a child is in that of its parent, unless it leads one of its own.
+
+    An adopter in the same session, such as a shell that is the first process of a container, is taken for the host.
+    """
+    session = os.getsid(0)
+    try:
+        return session != os.getpid() and session != os.getsid(parent)
+    except OSError:  # it has ended since, which `exit_with_host` sees, or is hidden
+        return False
+
+
 async def exit_with_host(parent: int) -> "NoReturn":
     """Ends the process when the host that started it has ended.
 

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from runner.errors import RunnerError
-from runner.process.parent import check_threads, without_host_libraries
+from runner.process.parent import check_threads, was_adopted, without_host_libraries
 
 
 def test_the_hosts_library_directories_are_dropped_and_others_stay(tmp_path: Path) -> None:
@@ -74,3 +74,33 @@ def test_too_few_threads_are_told_with_the_limit_to_look_at(
     monkeypatch.setattr(_thread, "start_new_thread", start_new_thread)
     with pytest.raises(RunnerError, match=f"^cannot start 20 threads, only {most}: {advice}$"):
         check_threads(20)
+
+
+HOST, OWN, ADOPTER, SHELL = 70, 71, 1, 60
+SESSIONS = {0: SHELL, OWN: SHELL, HOST: SHELL, ADOPTER: ADOPTER}
+"""The session of each process: the host and its child are in that of a shell."""
+
+
+@pytest.mark.parametrize(
+    ("parent", "changes", "adopted"),
+    [
+        (HOST, {}, False),
+        (ADOPTER, {}, True),
+        (ADOPTER, {0: OWN, OWN: OWN}, False),  # a service, which leads a session of its own
+        (ADOPTER, {0: ADOPTER, OWN: ADOPTER}, False),  # in a container, whose first process is the host
+        (0, {}, False),  # the same, in a container that it was put into from outside
+        (69, {}, False),  # a parent that has just ended
+    ],
+)
+def test_a_parent_of_another_session_has_adopted_the_process(
+    parent: int, changes: dict[int, int], adopted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def getsid(process: int) -> int:
+        sessions = SESSIONS | changes
+        if process not in sessions:
+            raise ProcessLookupError
+        return sessions[process]
+
+    monkeypatch.setattr(os, "getsid", getsid)
+    monkeypatch.setattr(os, "getpid", lambda: OWN)
+    assert was_adopted(parent) is adopted
