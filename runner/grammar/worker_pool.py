@@ -35,10 +35,19 @@ class Worker:
     Owner: the event loop until the first state has come, then the thread that follows the grammar, until `close`.
     """
 
-    def __init__(self, key: bytes, number: int, memory_bytes: int, give_back: Callable[["Worker"], object]) -> None:
+    def __init__(
+        self,
+        key: bytes,
+        number: int,
+        fork_server: ForkServer,
+        memory_bytes: int,
+        give_back: Callable[["Worker"], object],
+    ) -> None:
         """`key` is the format as JSON. `close` calls `give_back`, in the thread that calls `close`."""
         self.key = key
         self.number = number
+        self.fork_server = fork_server
+        """The process that forks it, and may kill it."""
         self.memory_bytes = memory_bytes
         """The limit on the memory of the process."""
         self.nbytes = 0
@@ -47,6 +56,8 @@ class Worker:
         """The number of states in flight."""
         self.broken = False
         """True if the worker must not be used again."""
+        self.killed_s: float | None = None
+        """The time at which it was killed because it did not answer."""
         self.channel, self.other_end = socket.socketpair()
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             self.channel.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
@@ -138,6 +149,10 @@ class WorkerGrammar:
 
 
 _UNDISTURBED_S = 0.25
+_SILENT_S = 3 * COMPILE_S
+"""After this a process is stopped: the kernel would have ended it, or a busy machine have let it begin, long before."""
+_KILL_S = 1.0
+"""For the fork server to kill a worker. If it does not, it is stopped itself."""
 _MORE_THAN_RUN = 4  # formats may wait undisturbed
 _MOST_KEPT = 8
 _MOST_KEPT_BYTES = 64 << 20
@@ -145,6 +160,7 @@ _KEPT_SHARE = 32  # of the memory that the model leaves: 1/32 for all those that
 _LEAST_WORKER_BYTES, _WORKER_BYTES = 32 << 20, 128 << 20
 _WORKER_SHARE = 8  # and 1/8 for one worker
 _RECEIVE_BYTES = 1 << 20
+_SILENT = "Format: the process that compiles it has ended, or does not answer; send the request again"
 
 
 class WorkerPool:
@@ -157,14 +173,16 @@ class WorkerPool:
     Owner: the event loop, except for `nbytes`, `end_kept` and the grammars that it hands out.
     """
 
-    def __init__(self, setup: CompilerSetup, size: int, running: int) -> None:
-        """`size` is the number of tokens in the vocabulary; at most `running` answers are computed at once."""
+    def __init__(self, setup: CompilerSetup, size: int, running: int, clock: Callable[[], float] = monotonic) -> None:
+        """`size` is the number of tokens in the vocabulary; at most `running` answers are computed at once. `clock` is
+        in seconds."""
         self.worker_bytes = _WORKER_BYTES
         """The limit on the memory of each worker."""
         self.most_kept_bytes = _MOST_KEPT_BYTES
         """The limit on the memory of all workers that are kept."""
         self._setup = setup
         self._size = size
+        self._clock = clock
         self._most = running + _MORE_THAN_RUN
         self._waiting: set[Future[Grammar]] = set()
         self._numbers = count(1)
@@ -229,7 +247,7 @@ class WorkerPool:
             with suppress(RequestError):  # the process may have ended
                 return worker, await self._beginning(worker)
         worker = await self._fork(key)
-        return worker, await self._beginning(worker)
+        return worker, await self._beginning(worker, encode_message(Compile(key, worker.memory_bytes)))
 
     def _take_kept(self, key: bytes) -> Worker | None:
         for worker in [worker for worker in self._kept if worker.key == key]:
@@ -238,14 +256,16 @@ class WorkerPool:
                 return worker
         return None
 
-    async def _beginning(self, worker: Worker) -> State:
-        """Returns the next state of `worker`, the beginning of an answer. Ends the worker if it raises."""
+    async def _beginning(self, worker: Worker, order: bytes = b"") -> State:
+        """Returns the next state of `worker`, the beginning of an answer, after this order. Ends the worker if it
+        raises."""
         self._busy.add(worker)
-        self._compiling[worker] = monotonic()
-        receiving = asyncio.ensure_future(self._receive(worker))
+        self._compiling[worker] = self._clock()
+        receiving = asyncio.ensure_future(self._receive(worker, order))
         try:
             while not (await asyncio.wait([receiving], timeout=_UNDISTURBED_S))[0]:
                 self._make_way(worker)
+                self._end_silent(worker)
             return receiving.result()
         except BaseException:
             receiving.cancel()
@@ -254,13 +274,16 @@ class WorkerPool:
         finally:
             del self._compiling[worker]
 
-    async def _receive(self, worker: Worker) -> State:
+    async def _receive(self, worker: Worker, order: bytes) -> State:
         loop = asyncio.get_running_loop()
         try:
+            await loop.sock_sendall(worker.channel, order)
             while (state := worker.take()) is None:
                 worker.feed(await loop.sock_recv(worker.channel, _RECEIVE_BYTES))
         except (OSError, RequestError) as error:
-            too_long = monotonic() - self._compiling[worker] >= COMPILE_S
+            if isinstance(error, OSError) or worker.killed_s is not None or not worker.fork_server.alive:
+                raise RequestError(_SILENT, 503) from None
+            too_long = self._clock() - self._compiling[worker] >= COMPILE_S
             why = f"compiling it takes longer than {COMPILE_S:.0f} s; make it simpler" if too_long else error
             raise RequestError(f"Format: {why}") from None
         if state.error:
@@ -272,14 +295,27 @@ class WorkerPool:
 
         Raises RequestError if too many requests wait and this one has been compiling the longest.
         """
-        if self._fork_server is not None:
-            self._fork_server.result().slow(worker.number)
+        worker.fork_server.slow(worker.number)
         crowded = len(self._waiting) + len(self._busy) > self._most
         if crowded and worker is next(iter(self._compiling)):
             raise RequestError(f"Format: compiling it takes longer than {_UNDISTURBED_S} s while others wait")
 
+    def _end_silent(self, worker: Worker) -> None:
+        """Ends a worker far beyond its own limit of time, and the fork server if it does not. Raises RequestError then:
+        whatever was to compile will not."""
+        now_s = self._clock()
+        if worker.killed_s is None:
+            if now_s - self._compiling[worker] >= _SILENT_S:
+                log.warning("a worker that compiles a format does not answer", worker=worker.number)
+                worker.killed_s = now_s
+                worker.fork_server.kill(worker.number)
+        elif now_s - worker.killed_s >= _KILL_S:
+            log.warning("the process that forks workers does not answer")
+            worker.fork_server.close()
+            raise RequestError(_SILENT, 503)
+
     async def _fork(self, key: bytes) -> Worker:
-        """Returns a new worker, which starts to compile."""
+        """Returns a new worker, which waits for its order."""
         loop = asyncio.get_running_loop()
         if self._fork_server is None or (self._fork_server.done() and not self._fork_server.result().alive):
             if self._fork_server is not None:
@@ -294,19 +330,11 @@ class WorkerPool:
             loop.call_soon_threadsafe(self._take_back, worker)
 
         try:
-            worker = Worker(key, next(self._numbers), self.worker_bytes, give_back)
+            worker = Worker(key, next(self._numbers), fork_server, self.worker_bytes, give_back)
         except OSError as error:
             raise RequestError(f"Format: cannot start a worker to compile it: {error.strerror}", 503) from None
         fork_server.fork(worker.number, worker.other_end)
         worker.other_end.close()
-        try:
-            await loop.sock_sendall(worker.channel, encode_message(Compile(key, worker.memory_bytes)))
-        except OSError:
-            self._end(worker)
-            raise RequestError("Format: the worker process has ended; send the request again", 503) from None
-        except BaseException:
-            self._end(worker)
-            raise
         worker.awaited += 1
         return worker
 
@@ -329,8 +357,7 @@ class WorkerPool:
         """Ends a worker, whatever it is doing."""
         self._busy.discard(worker)
         worker.channel.close()
-        if self._fork_server is not None and self._fork_server.done():
-            self._fork_server.result().kill(worker.number)
+        worker.fork_server.kill(worker.number)
 
     async def close(self) -> None:
         """Ends all processes; nothing may be compiling. A runner does without: they end when it does."""

@@ -8,6 +8,7 @@ from protocol.format import ConstString
 from runner.engine.guide import Guide, State
 from runner.errors import RequestError
 from runner.grammar import fork_server
+from runner.grammar.fork_server import ForkServer
 from runner.grammar.messages import encode_message
 from runner.grammar.worker_pool import Worker
 from tests.unit.grammar.test_worker_pool import PATIENCE_S, Bench, bench
@@ -30,7 +31,7 @@ def framed(body: bytes) -> bytes:
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
 def test_an_unreadable_message_fails_the_answer_and_breaks_the_worker(body: bytes) -> None:
     closed: list[Worker] = []
-    worker = Worker(b"", 1, 1 << 20, closed.append)
+    worker = Worker(b"", 1, ForkServer(), 1 << 20, closed.append)
     guide = Guide(worker, State(mask=b"\xff"), 8)
     guide.take(0)
     worker.other_end.sendall(framed(body))

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 from threading import Thread
+from time import monotonic
 
 import pytest
 
@@ -40,7 +41,11 @@ class Bench:
         for name, value in FILES.items():
             (directory / name).write_text(json.dumps(value))
         files = {name: os.fsencode(directory / name) for name in FILES}
-        self.workers = WorkerPool(CompilerSetup(files, merge_eos=False, vocab_size=0), END + 1, running)
+        self.later_s = 0.0
+        """The time that has passed beside what the clock says."""
+        self.workers = WorkerPool(
+            CompilerSetup(files, merge_eos=False, vocab_size=0), END + 1, running, lambda: monotonic() + self.later_s
+        )
 
     def compile(self, wanted: Format) -> Future[Grammar]:
         self.workers.compile(wanted, grammar := self.workers.expect())
@@ -84,6 +89,17 @@ class Bench:
             if server.process is not None:
                 server.process.kill()
                 server.process.wait(PATIENCE_S)
+
+    async def refusal(self, compiling: Future[Grammar]) -> str:
+        """Returns why a format was refused, after more time than any process may be silent."""
+        self.later_s += 100.0
+        while not compiling.done():
+            await asyncio.sleep(0.01)
+            self.later_s += float(any(each.killed_s is not None for each in self.workers._busy))
+        error = compiling.exception()
+        assert isinstance(error, RequestError)
+        assert error.status == 503
+        return str(error)
 
     async def until_there_are(self, count: int) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -259,6 +275,50 @@ async def test_when_the_process_that_forks_dies_there_is_another_one(bench: Benc
                 assert (await bench.guide(ConstString("b"))).forced(9) == [ord("b")]
                 break
     assert bench.fork_server != before
+
+
+async def test_a_stopped_worker_is_ended_and_its_request_told_to_come_again(bench: Bench) -> None:
+    other = await bench.guide(ConstString("a"))
+    (others,) = bench.processes
+    endless = bench.compile(ENDLESS)
+    await bench.until_there_are(2)
+    server, stopped = bench.fork_server, next(each for each in bench.processes if each != others)
+    os.kill(stopped, signal.SIGSTOP)
+    assert "does not answer; send the request again" in await bench.refusal(endless)
+    await bench.until_there_are(1)
+    assert bench.processes == [others]
+    assert (await bench.guide(ConstString("b"))).forced(9) == [ord("b")]
+    assert bench.fork_server == server
+    assert other.forced(9) == [ord("a")]
+
+
+async def test_a_worker_that_was_stopped_while_it_was_kept_is_replaced(bench: Bench) -> None:
+    (await bench.grammar(ConstString("a"))).release()
+    (kept,) = bench.processes
+    await asyncio.sleep(0)
+    os.kill(kept, signal.SIGSTOP)
+    compiling = bench.compile(ConstString("a"))
+    while not bench.workers._compiling:
+        await asyncio.sleep(0)
+    bench.later_s += 100.0
+    grammar = await asyncio.wait_for(asyncio.wrap_future(compiling), PATIENCE_S)
+    guide = grammar.guide()
+    assert guide is not None
+    assert guide.forced(9) == [ord("a")]
+    assert kept not in bench.processes
+
+
+async def test_a_stopped_fork_server_is_ended_and_the_next_format_starts_another(bench: Bench) -> None:
+    guide = await bench.guide(ConstString("a"))
+    server = bench.fork_server
+    os.kill(server, signal.SIGSTOP)
+    compiling = bench.compile(ConstString("b" * (4 << 20)))  # more than its connection holds
+    while not bench.workers._compiling:
+        await asyncio.sleep(0)
+    assert "does not answer; send the request again" in await bench.refusal(compiling)
+    assert guide.forced(9) == [ord("a")], "workers live on"
+    assert (await bench.guide(ConstString("c"))).forced(9) == [ord("c")]
+    assert bench.fork_server != server
 
 
 async def test_a_tokenizer_file_that_is_gone_is_reported(tmp_path: Path) -> None:
