@@ -219,3 +219,15 @@ def test_any_other_fault_of_a_tower_ends_the_one_request() -> None:
     assert sum("on purpose" in asked.error for asked in engine.asked) == 1
     assert sum(asked.finished is not None for asked in engine.asked) == 1
     engine.check()
+
+
+def test_the_text_before_a_picture_is_kept_when_its_tower_fails() -> None:
+    engine = SeeingEngine(QWEN)
+    engine.encoder._tower = FaultyTower(engine.model.tower, 1, ValueError("on purpose"))  # type: ignore[assignment]
+    failed = engine.ask("a text before it [img-0]", LARGE)
+    engine.finish()
+    assert "on purpose" in failed.error
+    again = engine.answer("a text before it [img-0]", LARGE)
+    assert again.session is not None
+    assert again.session.cached >= len("a text before")
+    engine.check()
