@@ -318,8 +318,8 @@ class Generation:
             self._sampler = None
 
     def restart(self, session: Session) -> None:
-        """Continues in this new session of its prompt; the former one has failed and is closed. The tokens generated so
-        far are prefilled like the prompt."""
+        """Continues in this new session of its prompt; the former one is closed. The tokens generated so far
+        are prefilled like the prompt."""
         session.recorded += self.session.recorded[self.session.total :]
         self.session = session
         self.media.close()

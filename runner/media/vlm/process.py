@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import msgspec
 
-from runner.errors import MediaError, ModelError
+from runner.errors import MediaError, ModelError, panics_as
 from runner.media.decode_process import Answer, DecodeProcess, Limited, address_bytes, limit
 from runner.media.header import Header
 
@@ -200,6 +200,7 @@ def serve(descriptor: int) -> NoReturn:
 class Processor:
     """mlx-vlm's processor of one model."""
 
+    @panics_as(RuntimeError)
     def __init__(self, setup: Setup) -> None:
         """Raises whatever the package's classes raise."""
         for name in _QUIET:
@@ -231,6 +232,7 @@ class Processor:
         with suppress(Exception):  # it may not like the size
             self.answer(_order(Header("PNG", 64, 64, 1), 0, 0), b"")
 
+    @panics_as(RuntimeError)
     def answer(self, order: Order, data: bytes) -> list[bytes]:
         """Returns what was made of a picture, as messages."""
         import numpy as np
