@@ -108,6 +108,13 @@ def panics_as(error: Callable[[str], Exception]) -> Iterator[None]:
         raise error(str(panic)) from None
 
 
+NO_NUMBERS = (
+    "the model computes NaN or infinity in place of numbers: its weights are damaged, or its values exceed their type."
+    " `mlx-runner check --verify NAME` looks for damage; if there is none, serve the model with --dtype float32"
+)
+"""The text of the error of what was to be made of them."""
+
+
 def no_mlx(error: ImportError) -> RunnerError:
     """Returns the error for a process that cannot import MLX."""
     return RunnerError(f"MLX not available: {error}; {INSTALL}")

@@ -74,6 +74,8 @@ class Session:
         if an evaluation has raised; `close` frees everything then."""
         self.cache_invalid = False
         """True if the cache's own part of a forward was interrupted: nothing in the cache can be trusted then."""
+        self.distrusted = False
+        """True if something that it has computed is no number: `close` keeps nothing of it then."""
 
         # From the beginning of a round to its end
         self._mark: SequenceMark | None = None  # of the round that has to be accepted
@@ -171,6 +173,7 @@ class Session:
                 log.exception("a round could not be taken back")
         self._mark = None
         self._ready = False
+        self.failed |= self.distrusted
         end(self)
 
     def _next_checkpoint(self) -> int | None:
@@ -382,6 +385,13 @@ class DecodeRows:
         self._seen = [seen + count for seen, count in zip(self._seen, counts, strict=True)]
         return True
 
+    def take_back(self, length: int) -> None:
+        """Ends a round over `length` tokens of each session whose logits are not numbers, with all sessions where they
+        were."""
+        self.accept([0] * len(self.sessions))
+        if self._batch is not None:
+            self._batch.wipe_columns(length)
+
     def arrays(self) -> list[mx.array]:
         """Returns the arrays to evaluate together with the logits of a batch, which do not need them."""
         return [] if self._batch is None else self._batch.arrays()
@@ -415,6 +425,8 @@ class DecodeRows:
         """Keeps only these rows, in this order. A session that is left alone takes over its row."""
         if len(rows) == 1:
             self.settle(rows[0])
+        elif self._batch is not None:
+            self._batch.wipe_rows([row for row, session in enumerate(self.sessions) if session.distrusted])
         self.sessions = [self.sessions[row] for row in rows]
         self._seen = [self._seen[row] for row in rows]
         if len(rows) < 2:

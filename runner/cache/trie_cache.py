@@ -16,7 +16,7 @@ from runner.cache import resume
 from runner.cache.checkpoints import CheckpointPolicy, TurnCheckpoints
 from runner.cache.eviction import BudgetEnforcer
 from runner.cache.interface import CacheDescription, Greedy, Spell
-from runner.cache.layer_interface import Match, Miss
+from runner.cache.layer_interface import Match, Miss, Snapshot
 from runner.cache.node import Node, common_prefix, keys
 from runner.cache.report import describe_trie, trie_nodes
 from runner.cache.sequence import SequenceLayers
@@ -237,7 +237,8 @@ class TrieCache:
             elif session.failed:
                 log.warning("what was live in the cache is freed", why="a forward failed")
                 self.trie.unlock(session.node)
-                self.trie.drop(self.sequences.hand_over_shared(session.sequence))
+                lost = self.sequences.hand_over_shared(session.sequence)
+                self.trie.drop(lost | _copies(session) if session.distrusted else lost)
                 session.sequence.reset()
                 self.enforce_budget()
             else:
@@ -317,3 +318,9 @@ class TrieCache:
     def enforce_budget(self, spare: int = 0) -> None:
         """Makes everything held fit the budget; frees `spare` bytes more if it did not."""
         self.enforcer.enforce(self.budget_bytes, self.reserved_bytes, spare)
+
+
+def _copies(session: TrieSession) -> set[Snapshot]:
+    """Returns the snapshots of what a session computed that own their bytes, where no other session stands."""
+    computed = [node for node in session.node.path() if node.end > session.cached and not node.locks]
+    return {held for node in computed for held in node.slots if held is not None and not held.live}

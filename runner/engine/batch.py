@@ -244,9 +244,13 @@ class Batch:
             self._asked_rows = sum(counts) / len(counts)
         samples = [each.draw(row[: len(each.tokens)]) for each, row in zip(rounds, logits, strict=True)]
         mx.async_eval([array for sample in samples for array in sample.arrays()])
-        choices = [each.read() for each in rounds]
+        are_from_numbers = [each.read() for each in rounds]
         if TRACE.on:
             TRACE.lap("wait")
+        if not all(are_from_numbers):
+            self._rows.take_back(tokens.shape[1])
+            return self._step_drawn(dispatch=True)
+        choices = [each.choose() for each in rounds]
         if not self._guided:
             self._in_flight = RoundToAccept(rounds)
             return choices

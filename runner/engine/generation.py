@@ -14,7 +14,7 @@ from runner.engine.lifecycle import Lifecycle
 from runner.engine.output import Detokenizer, Piece, entry, joined
 from runner.engine.request import Request
 from runner.engine.trace import TRACE
-from runner.errors import RequestError
+from runner.errors import NO_NUMBERS, RequestError
 from runner.logs import Log, error_line
 from runner.sampling.sample import Choice
 from runner.sampling.sampler import Sampler
@@ -219,6 +219,9 @@ class Generation:
         *before, last = choice, *choice.following
         events: list[Event] = []
         try:
+            if not choice.from_numbers:  # those of a round are, or it would not count
+                self.session.distrusted = True
+                return self.abort(NO_NUMBERS)
             if self.first_logits is not None and self.keep_logits is not None:  # the token is read: they are sound
                 self.keep_logits(self.first_logits)
                 self.first_logits = self.keep_logits = None

@@ -46,6 +46,7 @@ class Round:
         self._right = 0  # drafts
         self._sampler: Sampler | None = None
         self._sample: Sample | None = None
+        self._drawn: Sequence[Choice] = ()
 
     @property
     def tokens(self) -> list[int]:
@@ -59,11 +60,21 @@ class Round:
         self._sample = self._sampler.draw_ahead(logits[-1 - len(drafts) :], drafts, masks)
         return self._sample
 
-    def read(self) -> Choice:
-        """Waits for the tokens that were drawn. Returns the next one, and those after it that are right, too."""
-        assert self._sampler is not None
+    def read(self) -> bool:
+        """Waits for the tokens that were drawn. Returns False if one of them is not from numbers. A draft may be to
+        blame, also for those before it: attention multiplies what it must not look at by 0, and NaN stays NaN. So
+        nothing of the round counts then, and the answer tries no further drafts."""
         assert self._sample is not None
-        drafts, drawn = self._drafts.tokens, self._sample.read()
+        self._drawn = self._sample.read()
+        is_from_numbers = all(each.from_numbers for each in self._drawn)
+        if not is_from_numbers:
+            self._generation.most_drafts = 0
+        return is_from_numbers
+
+    def choose(self) -> Choice:
+        """Returns the next token, and those after it that are right, too."""
+        assert self._sampler is not None
+        drafts, drawn = self._drafts.tokens, self._drawn
         while self._right < len(drafts) and drawn[self._right].token == drafts[self._right]:
             self._right += 1
         self._record()

@@ -1,7 +1,7 @@
 """The tokens drawn for the rows of one forward, and their log-probabilities."""
 
 from collections.abc import Sequence
-from math import inf
+from math import inf, isfinite
 from typing import NamedTuple, cast
 
 import mlx.core as mx
@@ -21,6 +21,8 @@ class Choice(NamedTuple):
     """The tokens that the grammar forces after it."""
     following: "Sequence[Choice]" = ()
     """The choices after it: those of the drafts that proved right, and the first one that was not drafted."""
+    from_numbers: bool = True
+    """False if NaN or infinity was among its logits: neither the token nor the layers mean anything then."""
 
     @property
     def tokens(self) -> list[int]:
@@ -64,15 +66,29 @@ class LogprobsRow(NamedTuple):
     top: int
 
 
+class Witness(NamedTuple):
+    """A number that is finite if the token of a row was chosen among numbers: float32 [A] (lazy), and its place."""
+
+    numbers: mx.array
+    row: int
+
+
 class Sample:
     """The next tokens of B rows, with the log-probabilities that the rows want. Lazy: pass `arrays()` to async_eval."""
 
-    __slots__ = ("_logprobs", "token")
+    __slots__ = ("_logprobs", "_witnesses", "token")
 
-    def __init__(self, token: mx.array, logprobs: Sequence[LogprobsRow | None] = ()) -> None:
-        """`token`: uint32 [B]. `logprobs`: one of each row; empty if no row wants log-probabilities."""
+    def __init__(
+        self,
+        token: mx.array,
+        logprobs: Sequence[LogprobsRow | None] = (),
+        witnesses: Sequence[Witness | None] = (),
+    ) -> None:
+        """`token`: uint32 [B]. `logprobs`: one of each row; empty if no row wants log-probabilities. `witnesses`: those
+        of each row that `witnesses_of` returns; empty if the tokens were not drawn."""
         self.token = token
         self._logprobs = logprobs
+        self._witnesses = witnesses or [None] * token.size
 
     @staticmethod
     def joined(samples: "Sequence[Sample]") -> "Sample":
@@ -80,12 +96,14 @@ class Sample:
         if len(samples) == 1:
             return samples[0]
         logprobs = [row for sample in samples for row in sample._logprobs or (None,) * sample.token.size]
-        return Sample(mx.concatenate([sample.token for sample in samples]), logprobs)
+        witnesses = [row for sample in samples for row in sample._witnesses]
+        return Sample(mx.concatenate([sample.token for sample in samples]), logprobs, witnesses)
 
     def take(self, rows: Sequence[int]) -> "Sample":
-        """Returns these rows, in this order (lazy). The details are shared and not copied."""
+        """Returns these rows, in this order (lazy). The details and witnesses are shared and not copied."""
         logprobs = [self._logprobs[row] for row in rows] if self._logprobs else ()
-        return Sample(self.token[mx.array([*rows], dtype=mx.uint32)], logprobs)
+        witnesses = [self._witnesses[row] for row in rows]
+        return Sample(self.token[mx.array([*rows], dtype=mx.uint32)], logprobs, witnesses)
 
     def arrays(self) -> list[mx.array]:
         """Returns the arrays to evaluate.
@@ -93,27 +111,40 @@ class Sample:
         They do not include the state of the samplers. A token depends on the state before it, so evaluating the token
         also evaluates that state, of all rows drawn with it: never more than one step of it is pending.
         """
-        if not self._logprobs:
-            return [self.token]
-        return [self.token, *(array for details in self._details() for array in details.arrays())]
+        arrays = [self.token, *self._numbers().values()]
+        return [*arrays, *(array for details in self._details() for array in details.arrays())]
 
     def read(self) -> list[Choice]:
         """Returns the choice of each row, in order. Waits for the device; reads each array once."""
         tokens = cast("list[int]", self.token.tolist())
-        if not self._logprobs:
-            return [Choice(token) for token in tokens]
+        numbers = {key: cast("list[float]", array.tolist()) for key, array in self._numbers().items()}
+        choices = [
+            Choice(token, from_numbers=witness is None or isfinite(numbers[id(witness.numbers)][witness.row]))
+            for token, witness in zip(tokens, self._witnesses, strict=True)
+        ]
         read = {id(details): details.read() for details in self._details()}
-        choices = []
-        for token, wanted in zip(tokens, self._logprobs, strict=True):
-            if wanted is None:
-                choices.append(Choice(token))
-            else:
+        for row, wanted in enumerate(self._logprobs):
+            if wanted is not None:
                 logprob, top = read[id(wanted.details)][wanted.row]
-                choices.append(Choice(token, logprob, top[: wanted.top]))
+                choices[row] = choices[row]._replace(logprob=logprob, top=top[: wanted.top])
         return choices
+
+    def _numbers(self) -> dict[int, mx.array]:
+        return {id(row.numbers): row.numbers for row in self._witnesses if row is not None}
 
     def _details(self) -> list[Details]:
         return list({id(row.details): row.details for row in self._logprobs if row is not None}.values())
+
+
+def witnesses_of(logits: mx.array, scores: mx.array, token: mx.array) -> list[Witness]:
+    """Returns the witness of each row: not finite if a logit (float32 [B, V]) is NaN or infinite, or the `token` is
+    closed: of the `scores`, which are the logits with their masks, its own is -inf. Lazy.
+
+    A sum has each term in it, on every device; `max` and `argmax` pass over NaN on some. One pass over the logits costs
+    little beside the product that they come from, and nothing is evaluated that the token is not evaluated with.
+    """
+    numbers = mx.maximum(mx.sum(logits, axis=-1), _of_token(scores, token))
+    return [Witness(numbers, row) for row in range(token.size)]
 
 
 # --- Log-probabilities for clients: of the model's own logits after the mask of the grammar, before penalties.

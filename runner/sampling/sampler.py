@@ -10,7 +10,7 @@ from runner.sampling.filters import Mask, TopP, masked, min_p, top_k
 from runner.sampling.options import SamplingOptions
 from runner.sampling.penalties import Penalties
 from runner.sampling.random_numbers import Uniforms, draw
-from runner.sampling.sample import LogprobsRow, Sample, logprobs_of, logprobs_of_candidates
+from runner.sampling.sample import LogprobsRow, Sample, logprobs_of, logprobs_of_candidates, witnesses_of
 
 Broadcast = Callable[[mx.array], mx.array]
 """Maps tokens uint32 [B] that were drawn to those that count, where several processes draw the same. Lazy."""
@@ -177,12 +177,13 @@ class Sampler:
         logits = logits.astype(mx.float32)
         scores = masked(logits, masks) if masks else logits
         token = self._own()(scores)
+        wanted: list[LogprobsRow] = []
         if self.options.candidates:
-            return Sample(token, [logprobs_of_candidates(logits, token, self.options.candidates)])
-        if not self.options.logprobs:
-            return Sample(token)
-        top = self.options.top_logprobs
-        return Sample(token, [LogprobsRow(logprobs_of(scores, token, top, masks), 0, top)])
+            wanted = [logprobs_of_candidates(logits, token, self.options.candidates)]
+        elif self.options.logprobs:
+            top = self.options.top_logprobs
+            wanted = [LogprobsRow(logprobs_of(scores, token, top, masks), 0, top)]
+        return Sample(token, wanted, witnesses_of(logits, scores, token))
 
     def draw_ahead(self, logits: mx.array, drafts: Sequence[int], masks: Sequence[Mask | None] = ()) -> Sample:
         """Returns a token for each row of `logits` [1 + D, V]: the next one, and the one after each of D drafts.
@@ -193,11 +194,12 @@ class Sampler:
         logits = logits.astype(mx.float32)
         scores = masked(logits, masks) if masks else logits
         token = self._own().draw_ahead(scores, drafts)
-        if not self.options.logprobs:
-            return Sample(token)
-        top = self.options.top_logprobs
-        details = logprobs_of(scores, token, top, masks)
-        return Sample(token, [LogprobsRow(details, row, top) for row in range(len(drafts) + 1)])
+        wanted: list[LogprobsRow] = []
+        if self.options.logprobs:
+            top = self.options.top_logprobs
+            details = logprobs_of(scores, token, top, masks)
+            wanted = [LogprobsRow(details, row, top) for row in range(len(drafts) + 1)]
+        return Sample(token, wanted, witnesses_of(logits, scores, token))
 
     def copied(self) -> Rows:
         """Returns a copy of the state: what it draws, the sampler does not see."""
@@ -271,9 +273,7 @@ class SamplerBatch:
         logits = logits.astype(mx.float32)
         scores = masked(logits, masks) if masks else logits
         token = self._kinds(scores)
-        if not self._tops and not self._candidates:
-            return Sample(token)
-        wanted: list[LogprobsRow | None] = [None] * token.size
+        wanted: list[LogprobsRow | None] = [None] * token.size if self._tops or self._candidates else []
         if self._tops:
             asking = self._asking
             top = max(self._tops.values())
@@ -283,7 +283,7 @@ class SamplerBatch:
                 wanted[row] = LogprobsRow(details, place, top)
         for row, candidates in self._candidates.items():
             wanted[row] = logprobs_of_candidates(logits[row : row + 1], token[row : row + 1], candidates)
-        return Sample(token, wanted)
+        return Sample(token, wanted, witnesses_of(logits, scores, token))
 
     def release(self) -> None:
         """Gives every sampler its state back, as if it had drawn alone. The batch must not be used afterwards.

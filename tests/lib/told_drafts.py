@@ -124,13 +124,14 @@ class ToldTogether:
         return [cast("Told", each.drafter).coming(each.session, each.most) for each in answers]
 
 
-def told(engine: TinyEngine, strategy: str) -> list[Told]:
+def told(engine: TinyEngine, strategy: str | Strategy) -> list[Told]:
     """Lets the engine draft."""
+    chosen = STRATEGIES[strategy] if isinstance(strategy, str) else strategy
     drafters, shared = list[Told](), ToldTogether()
 
     def make(generation: Generation) -> Told:
         client = cast("ClientRequest", generation.request.stream)
-        drafters.append(Told(shared, client, STRATEGIES[strategy], len(drafters)))
+        drafters.append(Told(shared, client, chosen, len(drafters)))
         return drafters[-1]
 
     engine.drafter = make

@@ -256,6 +256,21 @@ class KVRows:
             self.keys, self.values = (own(x[: len(lengths), :, :columns]) for x in buffers)
             self._columns = columns
 
+    def wipe_row(self, row: int) -> None:
+        """Puts zeros in place of all entries of a row."""
+        for buffer in (self.keys, self.values):
+            if buffer is not None:
+                buffer[row] = 0
+
+    def wipe_columns(self, count: int) -> None:
+        """Puts zeros behind the end of each row, in place of the last `count` tokens that it has gone back by."""
+        if self.keys is not None and self.values is not None:
+            lengths, rows = self._lengths, len(self._lengths)
+            self.update_and_fetch(
+                *(mx.zeros((rows, x.shape[1], count, x.shape[3]), x.dtype) for x in (self.keys, self.values))
+            )
+            self.stand(lengths)
+
     def keep_last(self, counts: Sequence[int]) -> None:
         """Keeps the last entries of each row, as many as `counts` says, as if they were all. Not in a window."""
         self._lay([self.latest(row, count) for row, count in enumerate(counts)], counts)
@@ -430,6 +445,19 @@ class BatchedLayers:
                     cache.filter([*rows])
             mx.eval(*map(arrays_of, piece))
         self._count = len(rows)
+
+    # --- what is not a number: attention multiplies columns that the mask hides by 0, and NaN stays NaN
+
+    def wipe_rows(self, rows: Sequence[int]) -> None:
+        """Removes what these rows hold, which are to leave: others will take their places."""
+        for row in rows:
+            for cache in self._growing:
+                cache.wipe_row(row)
+
+    def wipe_columns(self, count: int) -> None:
+        """Removes what the last round, over `count` tokens, has left behind the ends of the rows."""
+        for cache in self._growing:
+            cache.wipe_columns(count)
 
     # --- rounds
 

@@ -4,6 +4,7 @@ The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 
@@ -91,6 +92,18 @@ def test_a_closed_or_failed_session_runs_no_forward(kind: str) -> None:
     closed.close()
     with pytest.raises(RuntimeError, match="closed"), closed.forward(1):
         pass
+
+
+@every_cache
+def test_nothing_is_kept_of_a_session_that_is_distrusted(kind: str) -> None:
+    cache = make_cache(kind, _layers)
+    session = cache.begin([1, 2, 3])
+    with session.forward(2):
+        for layer in session.layers:
+            cast("FakeKV", layer).see([1, 2])
+    session.distrusted = True
+    session.close()
+    assert cache.begin([1, 2, 3]).cached == 0
 
 
 def test_no_cache_keeps_nothing() -> None:

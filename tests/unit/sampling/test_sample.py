@@ -1,6 +1,8 @@
+from math import inf, nan
+
 import mlx.core as mx
 
-from runner.sampling.sample import Choice, Details, LogprobsRow, Sample
+from runner.sampling.sample import Choice, Details, LogprobsRow, Sample, witnesses_of
 
 
 def sample(first: int, tops: list[int | None], widest: int = 3) -> Sample:
@@ -50,3 +52,29 @@ def test_all_arrays_are_named_once_however_many_rows_share_them() -> None:
     again = Sample.joined([shared.take([0]), shared.take([1, 2])])
     assert [id(array) for array in again.arrays()[1:]] == [id(array) for array in shared.arrays()[1:]]
     assert len(shared.take([1]).arrays()) == 1
+
+
+ROWS = [
+    ([0.0, 0.0, 0.0], True),
+    ([nan, 0.0, 0.0], False),
+    ([inf, 0.0, 0.0], False),
+    ([-inf, 0.0, -inf], True),  # closed tokens
+    ([nan, 0.0, -inf], False),
+    ([inf, 0.0, -inf], False),
+    ([-inf, -inf, -inf], False),
+    ([-3e38, 1.0, -3e38], True),  # their sum is infinite
+    ([0.0, 3e38, 0.0], True),
+]
+"""Logits, and whether they are numbers. The token is 1: where NaN is passed over it is the most probable one."""
+
+
+def test_a_row_says_whether_it_is_from_numbers_wherever_it_goes() -> None:
+    logits, token = mx.array([row for row, _ in ROWS]), mx.ones(len(ROWS), mx.uint32)
+    drawn = Sample(token, (), witnesses_of(logits, logits, token))
+    right = [each for _, each in ROWS]
+    assert [choice.from_numbers for choice in drawn.read()] == right
+    order = [3, 1, 7, 6, 0]
+    assert [choice.from_numbers for choice in drawn.take(order).read()] == [right[row] for row in order]
+    known = Sample(mx.zeros(2, mx.uint32))
+    joined = Sample.joined([known, drawn.take([2]), drawn])
+    assert [choice.from_numbers for choice in joined.read()] == [True, True, False, *right]
