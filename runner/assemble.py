@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic, perf_counter
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -24,7 +25,7 @@ from runner.engine.parts import Parts, Post, Sources, Wing, World
 from runner.engine.policy import SlicePolicy
 from runner.engine.report import Identity, Report
 from runner.engine.scheduler import Scheduler
-from runner.errors import ComputeError
+from runner.errors import NO_NUMBERS, ComputeError
 from runner.logs import Log, error_line
 from runner.model import OpenedModel
 from runner.model.attention import use_on_cuda
@@ -211,8 +212,10 @@ def _warm_up_of(parts: Parts) -> Callable[[], None]:
     def warm() -> None:
         if not on_cpu:
             log.info("warming up", why="a GPU's kernels are compiled when they are first used, once on a machine")
-        facts = compute(parts.make_layers, parts.sources.forward, model.vocab_size, model.context_length)
+        facts, from_numbers = compute(parts.make_layers, parts.sources.forward, model.vocab_size, model.context_length)
         parts.scheduler.memory.session_bytes = facts.bytes_of
+        if not from_numbers:
+            log.warning("requests may fail", why=NO_NUMBERS)
 
     return warm
 
@@ -228,12 +231,21 @@ _OPTIONS = (
 """Greedy with log-probabilities, and the default options of hosts with more filters."""
 
 
+class WarmUp(NamedTuple):
+    """What the warm-up shows."""
+
+    facts: LayerFacts
+    """Those of the layers."""
+    from_numbers: bool = True
+    """False if NaN or infinity was computed, as with other prompts it need not be."""
+
+
 def warm_up(
     make_layers: Callable[[], list[object]],
     forward: Forward,
     vocab_size: int,
     context_length: int,
-) -> LayerFacts:
+) -> WarmUp:
     """Computes a slice of a prompt, and a step with each kind of sampling, on temporary layers. Returns what these
     show.
 
@@ -247,15 +259,15 @@ def warm_up(
         mx.eval(logits)
         for options in _OPTIONS:
             logits = forward(mx.array([[0]]), layers)
-            mx.eval(Sampler(options, prompt, vocab_size, context_length)(logits[:, -1, :], [mask]).arrays())
+            sample = Sampler(options, prompt, vocab_size, context_length)(logits[:, -1, :], [mask])
+            mx.eval(sample.arrays())
+            from_numbers = sample.read()[0].from_numbers  # NaN and infinity stay in the layers
     mx.clear_cache()
     log.debug("warmed up", seconds=round(perf_counter() - started, 3))
-    return measured(layers, len(prompt) + len(_OPTIONS))
+    return WarmUp(measured(layers, len(prompt) + len(_OPTIONS)), from_numbers)
 
 
-def sketch(
-    make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int, context_length: int
-) -> LayerFacts:
+def sketch(make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int, context_length: int) -> WarmUp:
     """Builds the same forwards without computing them, in milliseconds, whatever the size of the model. Returns what
     the layers show all the same.
 
@@ -266,7 +278,7 @@ def sketch(
         layers, prompt = make_layers(), _prompt(vocab_size, context_length)
         for tokens in (prompt, [0]):
             forward(mx.array([tokens]), layers)
-    return measured(layers, len(prompt) + 1)
+    return WarmUp(measured(layers, len(prompt) + 1))
 
 
 def _prompt(vocab_size: int, context_length: int) -> list[int]:

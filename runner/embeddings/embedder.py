@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
+from math import isfinite
 from time import perf_counter
 from typing import Any, Protocol, cast
 
@@ -11,7 +12,7 @@ from protocol.stats import EmbeddingCounts
 from runner.engine.generation import NoMedia
 from runner.engine.ports import EmbeddingSizes, PromptMedia, TextToEmbed
 from runner.engine.request import ShownPrompt
-from runner.errors import ComputeError, RequestError
+from runner.errors import NO_NUMBERS, ComputeError, RequestError
 from runner.logs import Log, error_line
 from runner.sizes import shown
 
@@ -262,10 +263,12 @@ class TextEmbedder:
     def warm_up(self, text: TextToEmbed) -> None:
         """Computes a short text. Raises ComputeError if the model cannot compute."""
         try:
-            _Forward(self._encoder, [text], {}).advance(float("inf"))
+            found = _Forward(self._encoder, [text], {}).advance(float("inf"))
         except Exception as error:
             raise ComputeError(f"the model cannot compute: {error_line(error)}") from error
         mx.clear_cache()
+        if not all(map(_are_numbers, found or ())):
+            log.warning("texts may fail", why=NO_NUMBERS)
 
     def _begin(self) -> None:
         """Begins a forward of each kind that has texts waiting and none running."""
@@ -286,7 +289,10 @@ class TextEmbedder:
         counts.tokens += sum(len(text.tokens) for text in forward.texts)
         counts.padding += forward.padded - sum(len(text.tokens) for text in forward.texts)
         for text, embedding in zip(forward.texts, embeddings, strict=True):
-            if text.found.set_running_or_notify_cancel():
+            if not _are_numbers(embedding):
+                log.warning("a text has no embedding", why=NO_NUMBERS)
+                _refuse(text, RequestError(NO_NUMBERS, HTTPStatus.INTERNAL_SERVER_ERROR))
+            elif text.found.set_running_or_notify_cancel():
                 text.found.set_result(embedding)
 
     def _fail(self, texts: Sequence[TextToEmbed], error: Exception) -> None:
@@ -294,6 +300,11 @@ class TextEmbedder:
         for text in texts:
             _refuse(text, RequestError(error_line(error), HTTPStatus.INTERNAL_SERVER_ERROR))
         mx.clear_cache()
+
+
+def _are_numbers(values: Sequence[float]) -> bool:
+    """Returns False if one is NaN or infinite, and so is the sum."""
+    return isfinite(sum(values))
 
 
 def _refuse(text: TextToEmbed, error: RequestError) -> None:

@@ -14,6 +14,7 @@ from runner.model import OpenedModel
 from runner.model.families import DECIDERS, UNNEEDED
 from runner.model.weights.dtype import device
 from runner.model.weights.load import load
+from runner.model.weights.parameters import refuse_infinite
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, CheckSettings
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class EmbeddingsWing(Wing):
             if device() == "cpu":
                 mx.disable_compile()  # as serving does
             loaded = load(found.model, settings.dtype, found.budget_bytes)
+            refuse_infinite(loaded.module)
             together = fault_together(cast("Encoder", loaded.module), found.model.vocab_size)
         facts = EmbeddingFacts(size=sizes.full, dimensions=[*sizes.listed], together=together)
         return {"embeddings": facts}

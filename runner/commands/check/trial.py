@@ -14,9 +14,11 @@ from runner.cache.layers.batch import BatchedLayers, unbatchable_layers
 from runner.cache.layers.quantized_trial import Forward, MakeLayers, difference, first_line
 from runner.cache.layers.states import gather
 from runner.cache.sequence import SequenceLayers
+from runner.errors import ComputeError
 from runner.model import OpenedModel
 from runner.model.weights.dtype import device
 from runner.model.weights.load import load
+from runner.model.weights.parameters import refuse_infinite
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -50,11 +52,16 @@ class TrialFacts(msgspec.Struct, frozen=True):
 
 def try_model(model: OpenedModel, dtype: str, budget_bytes: int) -> TrialFacts:
     """Loads a model and tries it; the arguments after it are settings. Raises ModelError if it cannot be loaded, or
-    computes nothing."""
+    computes no numbers."""
     if device() == "cpu":
         mx.disable_compile()  # as serving does
     loaded = load(model, dtype, budget_bytes)
-    warm_up(loaded.make_layers, loaded.logits, model.vocab_size, model.context_length)
+    refuse_infinite(loaded.module)
+    if not warm_up(loaded.make_layers, loaded.logits, model.vocab_size, model.context_length).from_numbers:
+        raise ComputeError(
+            "the model computes NaN or infinity, though its weights are numbers: its values exceed their type (try"
+            " --dtype float32), or those in config.json are wrong"
+        )
     tried = loaded.make_layers, loaded.logits, model.vocab_size
     batches = batch_fault(*tried)
     drafts = draft_fault(*tried) or ("" if batches else rounds_fault(*tried))

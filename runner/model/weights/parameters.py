@@ -13,12 +13,33 @@ from runner.model.opened import OpenedModel
 
 _LISTED = 6
 """The number of tensors that a message names before it only counts them."""
+_PIECE = 1 << 24
+"""Numbers of a parameter that are looked at together."""
 _BLOCK = re.compile(r"(?:.+\.)?layers\.\d+\.")
 
 
 def parameters_of(module: Module) -> dict[str, mx.array]:
     """Returns the parameters of a module by name."""
     return dict(cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters())))
+
+
+def refuse_infinite(module: Module) -> None:
+    """Raises ModelError if a parameter holds NaN or infinity. Reads all of them, a piece at a time."""
+    found = [name for name, array in parameters_of(module).items() if not _is_finite(array)]
+    if found:
+        others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise ModelError(
+            f"tensor {found[0]}{others}: want numbers, found NaN or infinity: fetch the model again, or omit"
+            " --dtype float16 if its numbers exceed that type"
+        )
+
+
+def _is_finite(array: mx.array) -> bool:
+    if not mx.issubdtype(array.dtype, mx.floating):
+        return True
+    numbers = array.reshape(-1)
+    pieces = (numbers[at : at + _PIECE] for at in range(0, numbers.size, _PIECE))
+    return all(mx.isfinite(piece).all().item() for piece in pieces)
 
 
 def shorten_lookups(module: Module) -> None:

@@ -1,6 +1,7 @@
 """The trial that finds out if a model can be batched: models that can, models that cannot, and faulty ones."""
 
 from collections.abc import Callable
+from math import nan
 
 import mlx.core as mx
 import pytest
@@ -16,6 +17,11 @@ Forward = Callable[[mx.array, list[object]], mx.array]
 
 def fault(kind: str = "llama", forward: Forward | None = None) -> str:
     return batch_fault(tiny(kind).make_layers, forward or tiny(kind).logits, VOCAB)
+
+
+def test_a_model_without_numbers_is_faulty() -> None:
+    """NaN beside NaN is no agreement."""
+    assert fault(forward=lambda *each: tiny("llama").logits(*each) * nan) == "the logits of a trial are off by inf"
 
 
 def spoiled(spoil: Callable[[mx.array, mx.array], mx.array]) -> Forward:

@@ -1,6 +1,7 @@
 """Texts that wait for their embeddings: which are computed together, who waits for whom, what ends with a client."""
 
 from collections.abc import Iterator, Sequence
+from math import inf, nan
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -168,6 +169,26 @@ def test_an_error_ends_the_texts_of_its_forward_alone(embedder: TextEmbedder) ->
     finish(embedder)
     assert good.found.result() == [5, 5]
     with pytest.raises(RequestError, match="ValueError: 99") as raised:
+        bad.found.result()
+    assert raised.value.status == 500
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_an_embedding_that_is_not_of_numbers_ends_its_text_alone(
+    value: float, embedder: TextEmbedder, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = encoder.encode
+
+    def encode(inputs: mx.array, lengths: Sequence[int], media: Sequence[object] = ()) -> Iterator[Piece]:
+        *pieces, last = plain(inputs, lengths, media)
+        last.arrays[0][1, 0] = value
+        return iter([*pieces, last])
+
+    monkeypatch.setattr(encoder, "encode", encode)
+    before, bad, after = ask(embedder, 4, 3, 5)
+    finish(embedder)
+    assert [before.found.result(), after.found.result()] == [[4, 5], [5, 7]]
+    with pytest.raises(RequestError, match=r"^the model computes NaN or infinity in place of numbers: ") as raised:
         bad.found.result()
     assert raised.value.status == 500
 

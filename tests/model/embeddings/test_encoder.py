@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from math import hypot
+from math import hypot, nan
 from pathlib import Path
 from typing import Any, cast
 
@@ -154,6 +154,16 @@ def test_what_cannot_be_computed_is_refused(
     directory = write_directory(tmp_path / "d", {**source.config, "text_config": text_config}, weights)
     with pytest.raises(ModelError, match=re.escape(text)):
         load(open_model(str(directory), tmp_path))
+
+
+def test_check_names_a_tensor_that_holds_no_numbers(tmp_path: Path) -> None:
+    source = ENCODERS[ENCODER]
+    weights = published(source, "float32")
+    name = next(name for name in weights if "q_proj" in name)
+    weights[name][0, 0] = nan
+    directory = write_directory(tmp_path / "d", source.config, weights)
+    report = inspect(CheckSettings(model=str(directory), models_dir=tmp_path, verify=True, log_level=0))
+    assert [name.endswith(problem.split()[1].rstrip(":")) for problem in report.problems] == [True]
 
 
 def test_check_tries_texts_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers_and_the_next_on
 
 def test_a_model_that_is_warmed_up_refuses_even_the_first_prompt_of_all_before_it_computes() -> None:
     engine = make_engine(1000 * TOKEN_BYTES, Dial())
-    facts = warm_up(engine.kind.make_layers, plain_forward(engine.kind), VOCAB, CONTEXT)
+    facts, _ = warm_up(engine.kind.make_layers, plain_forward(engine.kind), VOCAB, CONTEXT)
     engine.scheduler.memory.session_bytes = facts.bytes_of
     large, small = engine.ask(words(1100), 5), engine.ask(words(50, 3), 5)
     engine.finish()

@@ -1,12 +1,17 @@
 """`mlx-runner check --verify` loads a model, and tries on this device what the table says of it."""
 
+import shutil
+from math import inf, nan
 from pathlib import Path
+from typing import cast
 from unittest.mock import patch
 
+import mlx.core as mx
 import pytest
 
 from runner.commands.check.facts import Inspection, inspect
 from runner.commands.check.text import as_text
+from runner.model.weights.load import LoadedModel
 from runner.settings import CheckSettings
 from tests.model.loading.conftest import Checkpoints
 from tests.model.loading.test_check_text import value
@@ -59,3 +64,29 @@ def test_a_model_that_cannot_compute_is_a_problem(checkpoint: Checkpoints) -> No
     """MLX refuses 16-bit experts on CPUs."""
     (problem,) = check(checkpoint("deepseek_v3", "bfloat16"), "keep").problems
     assert problem.startswith("the model cannot compute: ")
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_a_tensor_that_holds_no_numbers_is_named(
+    value: float, tmp_path: Path, checkpoint: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.model.weights.parameters._PIECE", 10)
+    directory = shutil.copytree(checkpoint("llama"), tmp_path / "damaged")
+    (file,) = directory.glob("*.safetensors")
+    weights = cast("dict[str, mx.array]", mx.load(str(file)))
+    name = max(weights, key=lambda each: ("norm" in each, each))
+    weights[name][-1] = value
+    mx.eval(weights)
+    mx.save_safetensors(str(file), weights)
+    found = check(directory)
+    assert not found.loads
+    (problem,) = found.problems
+    assert problem.startswith(f"tensor {name}: want numbers, found NaN or infinity: fetch the model again")
+
+
+def test_a_model_whose_values_exceed_their_type_is_a_problem(checkpoint: Checkpoints) -> None:
+    """All weights are numbers, and what is computed with them is not."""
+    plain = LoadedModel.logits
+    with patch.object(LoadedModel, "logits", lambda *each: plain(*each) * 3e38):
+        (problem,) = check(checkpoint("llama")).problems
+    assert problem.startswith("the model computes NaN or infinity, though its weights are numbers: ")

@@ -1,6 +1,7 @@
 """The forwards before the first request: they leave nothing behind, and nothing depends on them."""
 
 from collections.abc import Callable
+from math import nan
 
 import mlx.core as mx
 import pytest
@@ -22,7 +23,8 @@ def test_every_kind_of_model_reads_a_prompt_and_draws_with_and_without_chance(na
         assert mx.max(tokens).item() < VOCAB  # type: ignore[operator]  # it is a number
         return plain_forward(kind)(tokens, layers)
 
-    facts = warm_up(kind.make_layers, forward, VOCAB, CONTEXT)
+    facts, from_numbers = warm_up(kind.make_layers, forward, VOCAB, CONTEXT)
+    assert from_numbers
     assert shapes == [(1, 16), (1, 1), (1, 1)]
     assert [facts.bytes_of(tokens) for tokens in LENGTHS] == taken(kind, 16, 1, 1)
 
@@ -40,6 +42,12 @@ def taken(kind: Tiny, *forwards: int) -> list[int]:
 
 
 LENGTHS = (1, 100, 10_000)
+
+
+def test_a_model_that_computes_no_numbers_is_told_from_others() -> None:
+    kind = tiny("llama")
+    plain = plain_forward(kind)
+    assert not warm_up(kind.make_layers, lambda *each: plain(*each) * nan, VOCAB, CONTEXT).from_numbers
 
 
 def failing(tokens: mx.array, layers: list[object]) -> mx.array:
@@ -65,7 +73,7 @@ def test_a_sketch_computes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -
         return results[-1]
 
     before = mx.get_active_memory()
-    facts = sketch(kind.make_layers, forward, VOCAB, CONTEXT)
+    facts, _ = sketch(kind.make_layers, forward, VOCAB, CONTEXT)
     assert [array.shape[:2] for array in results] == [(1, 16), (1, 1)]
     assert mx.get_active_memory() - before < results[0].nbytes, "not even the scores of the prompt"
     monkeypatch.undo()
