@@ -275,30 +275,30 @@ shim = ctypes.CDLL(str(cpu._shim()))
 shim.shim_start.restype = ctypes.c_void_p
 BLOCK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
 share = ctypes.CFUNCTYPE(None, BLOCK, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)(shim.shim_start(2, 2))
-caller, helped, held_up = threading.get_native_id(), 0, False
+caller, helped, held_up, patience_s = threading.get_native_id(), threading.Event(), False, 20
 
 
 @BLOCK
 def block(product, number):
-    global helped
     if threading.get_native_id() == caller:
-        time.sleep(0.002)  # until the other thread has taken one
+        helped.wait(patience_s)
+        time.sleep(0.002)  # the other thread may take more
     else:
-        helped += 1
+        helped.set()
         time.sleep(0.05 if held_up else 0)
 
 
 def helped_by(brief):
-    global helped
-    helped = 0
+    helped.clear()
     share(block, None, 8, brief)
-    return helped > 0
+    return helped.is_set()
 
 
 idle = helped_by(True)
-held_up = True
+held_up, patience_s = True, 0
 while helped_by(True):
     pass  # the first loss may be counted against what was gained before
+patience_s = 20
 print(idle, helped_by(False))
 """
 

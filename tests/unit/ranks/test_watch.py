@@ -89,6 +89,11 @@ def test_a_peer_that_was_slow_to_start_is_not_taken_for_gone(watched: Watched) -
     assert watched.peer.memory_bytes == 7
 
 
+def unread(end: socket.socket) -> int:
+    """Waits for bytes that have come to this end; returns how many nobody has read."""
+    return len(end.recv(1 << 16, socket.MSG_PEEK))
+
+
 def test_beats_are_sent_while_nobody_reads_and_frames_stay_whole(watched: Watched) -> None:
     watched.start()
     beats = Link(watched.far)
@@ -99,7 +104,9 @@ def test_beats_are_sent_while_nobody_reads_and_frames_stay_whole(watched: Watche
             beats.beat(1)
 
     threading.Thread(target=live, daemon=True).start()
-    time.sleep(0.3)
+    one = unread(watched.far)
+    while unread(watched.far) < 3 * one:
+        time.sleep(0.01)
     watched.peer.link.send(Kind.LOADED, Loaded(3, 4))
     kinds: list[Kind] = []
     while not kinds or kinds[-1] is Kind.BEAT:
