@@ -9,7 +9,12 @@
 enum Type { F32, F16, BF16, BOOL };
 enum Mode { AFFINE, MXFP4, MXFP8, NVFP4 };
 enum Unary { SIGMOID, SILU, TANH, EXP };
-enum { KEYS = 64 /* of a tile of attention */, FEW = 4 /* rows whose weights are unpacked in registers */ };
+enum {
+  KEYS = 64,    /* of a tile of attention */
+  TILE = 72,    /* the most keys of one that is shared by queries which begin with different keys */
+  QUERIES = 96, /* the most of a call */
+  FEW = 4,      /* rows whose weights are unpacked in registers */
+};
 
 /* out[order[r]][n] = sum over k of x[r][k] * weight[n][k] + added[order[r]][n], for m rows and n outputs. */
 struct Product {
@@ -27,11 +32,13 @@ struct Product {
   size_t ahead;          /* from outputs that are computed to those whose weights are fetched meanwhile */
 };
 
-/* softmax(scale * q @ k.T + mask) @ v, for `heads` heads of queries to each head of keys. Strides: batch, head, row. */
+/* softmax(scale * q @ k.T + mask) @ v, for `heads` heads of queries to each head of keys. Strides: batch, head, row.
+ *
+ * The keys lie in a ring: `oldest` is the one to begin with if there is no mask, which tells it otherwise. */
 struct Attention {
   const void *q, *k, *v, *mask, *sinks;
   void *out;
-  int heads, kv_heads, queries, keys, d, dv, type, mask_type, causal;
+  int heads, kv_heads, queries, keys, d, dv, type, mask_type, causal, oldest;
   float scale;
   int64_t qs[3], ks[3], vs[3], ms[4]; /* of the mask: the stride from a key to the next, too */
 };

@@ -507,10 +507,18 @@ struct UnpackedRows {
 
 /* --- Attention */
 
+/* The place of the oldest of these keys [..., keys, d]: behind those that were just written, which have taken the places of
+ * older ones if a window rotates. 0 if the graph does not tell: then they are in the order of their tokens. */
+int oldest_of(const array &k) {
+  if (!k.has_primitive() || strcmp(k.primitive().name(), "SliceUpdate")) return 0; /* its type is not exported */
+  return std::get<2>(static_cast<const mx::SliceUpdate &>(k.primitive()).state())[2] % k.shape(2);
+}
+
 struct FusedAttention {
   static constexpr const char *name = "FastAttention";
   float scale;
   bool causal, mask, sinks;
+  int oldest;
   MaybeAsked asked;
   bool operator==(const FusedAttention &) const = default;
 
@@ -527,7 +535,7 @@ struct FusedAttention {
     Attention a{};
     a.q = q.data<void>(), a.k = k.data<void>(), a.v = v.data<void>(), a.out = out.data<void>();
     a.kv_heads = k.shape(1), a.heads = q.shape(1) / k.shape(1), a.queries = q.shape(2), a.keys = k.shape(2);
-    a.d = q.shape(3), a.dv = v.shape(3), a.type = type_of(q.dtype()), a.causal = causal, a.scale = scale;
+    a.d = q.shape(3), a.dv = v.shape(3), a.type = type_of(q.dtype()), a.causal = causal, a.oldest = oldest, a.scale = scale;
     for (int i = 0; i < 3; i++) a.qs[i] = q.strides()[i], a.ks[i] = k.strides()[i], a.vs[i] = v.strides()[i];
     if (mask) {
       a.mask = in[3].data<void>(), a.mask_type = type_of(in[3].dtype());
@@ -535,9 +543,9 @@ struct FusedAttention {
     }
     if (sinks) a.sinks = whole(in.back(), encoder).data<void>();
     encoder.dispatch([a, batch = q.shape(0), width = (size_t)kernels->width, asked = asked, row_bytes = out.itemsize() * a.dv] {
-      const int queries = std::max(8, 96 / a.heads), parts = (a.queries + queries - 1) / queries;
+      const int queries = std::max(8, QUERIES / a.heads), parts = (a.queries + queries - 1) / queries;
       const size_t rows = a.heads * std::min(queries, a.queries), d = (a.d + width - 1) / width * width, dv = (a.dv + width - 1) / width * width;
-      const size_t room = rows * (d + dv + KEYS + 3) + KEYS * (d + dv), work = (size_t)batch * a.kv_heads * a.heads * a.queries * a.keys * (a.d + a.dv);
+      const size_t room = rows * (d + dv + TILE + 3) + TILE * (d + dv), work = (size_t)batch * a.kv_heads * a.heads * a.queries * a.keys * (a.d + a.dv);
       each(batch * a.kv_heads * parts, shares(a.queries, work), [&](int i) {
         const int part = parts - 1 - i % parts, row = i / parts / a.kv_heads, kv_head = i / parts % a.kv_heads; /* the longest first */
         const int from = part * queries, to = std::min(from + queries, a.queries), end = asked ? std::clamp(asked->counts[row], from, to) : to;
@@ -892,7 +900,7 @@ EXPORT array scaled_dot_product_attention(const array &q, const array &k, const 
   }
   if (sinks) inputs.push_back(*sinks);
   const bool rounds = asked && q.shape(0) == asked->batch && q.shape(2) == asked->length;
-  return make(s, FusedAttention{scale, mode == "causal" && q.shape(2) > 1, mask.has_value(), sinks.has_value(), rounds ? asked : nullptr}, q.dtype(), std::move(inputs));
+  return make(s, FusedAttention{scale, mode == "causal" && q.shape(2) > 1, mask.has_value(), sinks.has_value(), mode == "" && !mask ? oldest_of(k) : 0, rounds ? asked : nullptr}, q.dtype(), std::move(inputs));
 }
 
 }  // namespace fast

@@ -3,7 +3,7 @@
  * Included after `#pragma GCC target`, so no header of the C++ library may stand here: the linker would merge inline
  * functions compiled for AVX-512 with those of other files. Vectors are those of the compiler, so that one source serves
  * every width. Sums are made in one order for any number of rows: a row's result does not depend on the rows beside it,
- * on the number of threads, or on where a prompt is cut. */
+ * on the number of threads, on where a prompt is cut, or on where its keys lie. */
 #include <string.h>
 #ifdef __x86_64__
 #include <immintrin.h>
@@ -403,6 +403,13 @@ template <int MOST, typename F> INLINE void with_count(size_t count, const F &f)
   if constexpr (MOST > 1) with_count<MOST - 1>(count, f);
 }
 
+/* Calls f with a first row and a constant, the number of rows, for all rows. */
+template <typename F> INLINE void at_once(size_t rows, const F &f) {
+  size_t row = 0;
+  for (; row + AT_ONCE <= rows; row += AT_ONCE) f(row, Count<AT_ONCE>{});
+  for (; row < rows; row++) f(row, Count<1>{});
+}
+
 /* Calls f with the first row of each tile, its number of rows, at most `most` and nearly alike, the tile's number, and
  * how many there are. */
 template <typename F> INLINE void in_tiles(size_t rows, size_t most, const F &f) {
@@ -506,28 +513,28 @@ void unpack(const Product &a, size_t row, float *out) {
 /* --- Attention */
 
 /* The scores of R queries with `keys` keys. */
-template <int R> INLINE void scores(const float *q, const float *k, size_t ldk, int keys, size_t d, float *out) {
+template <int R> INLINE void scores(const float *q, const float *k, size_t ldk, int keys, size_t d, float *out, size_t ldo) {
   int i = 0;
   for (; i + 4 <= keys; i += 4) {
     V sums[4][R];
     dots<R, 4>(q, d, k + i * ldk, ldk, d, sums);
     UNROLLED for (int r = 0; r < R; r++)
-      *(LooseQuarter *)(out + r * KEYS + i) = totals(sums[0][r], sums[1][r], sums[2][r], sums[3][r]);
+      *(LooseQuarter *)(out + r * ldo + i) = totals(sums[0][r], sums[1][r], sums[2][r], sums[3][r]);
   }
   for (; i < keys; i++) {
     V sums[1][R];
     dots<R, 1>(q, d, k + i * ldk, ldk, d, sums);
-    UNROLLED for (int r = 0; r < R; r++) out[r * KEYS + i] = total(sums[0][r]);
+    UNROLLED for (int r = 0; r < R; r++) out[r * ldo + i] = total(sums[0][r]);
   }
 }
 
 /* out[r] = out[r] * factor[r] + sum over keys of weight[r][key] * v[key], in N vectors from `out` and `v` on. */
-template <int R, int N> INLINE void weigh(const float *weights, const float *v, size_t ldv, int keys, float *out, size_t ldo, const float *factor) {
+template <int R, int N> INLINE void weigh(const float *weights, size_t ldw, const float *v, size_t ldv, int keys, float *out, size_t ldo, const float *factor) {
   V sums[R][N];
   UNROLLED for (int r = 0; r < R; r++) UNROLLED for (int i = 0; i < N; i++) sums[r][i] = load(out + r * ldo + i * WIDTH) * factor[r];
   for (int key = 0; key < keys; key++) {
     V weight[R];
-    UNROLLED for (int r = 0; r < R; r++) weight[r] = all(weights[r * KEYS + key]);
+    UNROLLED for (int r = 0; r < R; r++) weight[r] = all(weights[r * ldw + key]);
     UNROLLED for (int i = 0; i < N; i++) {
       const V y = load(v + key * ldv + i * WIDTH);
       UNROLLED for (int r = 0; r < R; r++) sums[r][i] += y * weight[r];
@@ -535,12 +542,15 @@ template <int R, int N> INLINE void weigh(const float *weights, const float *v, 
   }
   UNROLLED for (int r = 0; r < R; r++) UNROLLED for (int i = 0; i < N; i++) store(out + r * ldo + i * WIDTH, sums[r][i]);
 }
-template <int R> INLINE void weigh_all(const float *weights, const float *v, size_t ldv, int keys, float *out, size_t dv, const float *factor) {
+template <int R> INLINE void weigh_all(const float *weights, size_t ldw, const float *v, size_t ldv, int keys, float *out, size_t dv, const float *factor) {
   size_t at = 0;
-  for (; at + 4 * WIDTH <= dv; at += 4 * WIDTH) weigh<R, 4>(weights, v + at, ldv, keys, out + at, dv, factor);
-  for (; at + 2 * WIDTH <= dv; at += 2 * WIDTH) weigh<R, 2>(weights, v + at, ldv, keys, out + at, dv, factor);
-  for (; at < dv; at += WIDTH) weigh<R, 1>(weights, v + at, ldv, keys, out + at, dv, factor);
+  for (; at + 4 * WIDTH <= dv; at += 4 * WIDTH) weigh<R, 4>(weights, ldw, v + at, ldv, keys, out + at, dv, factor);
+  for (; at + 2 * WIDTH <= dv; at += 2 * WIDTH) weigh<R, 2>(weights, ldw, v + at, ldv, keys, out + at, dv, factor);
+  for (; at < dv; at += WIDTH) weigh<R, 1>(weights, ldw, v + at, ldv, keys, out + at, dv, factor);
 }
+
+/* The score of a hidden key, as MLX has it: no weight beside any other. */
+INLINE float hidden_score(int type) { return type == F16 ? -65504.0f : type == BF16 ? -3.38953139e38f : -3.402823466e38f; }
 
 /* Adds the mask to the scores of one query, or hides keys. */
 INLINE void mask_scores(const Attention &a, size_t at, int keys, float hidden, float *scores) {
@@ -556,6 +566,68 @@ INLINE void mask_scores(const Attention &a, size_t at, int keys, float hidden, f
     if (a.mask_type != BOOL) scores[i] += get(a.mask, a.mask_type, at + i * step);
     else if (!((const uint8_t *)a.mask)[at + i * step]) scores[i] = hidden;
   }
+}
+
+/* The keys that queries of a call see: the one in the ring that they begin with, and, counted from it, where those of each
+ * query begin and those of all end. */
+struct Seen {
+  int base, end, starts[QUERIES];
+};
+
+/* The key at a place that may be beyond the end of the ring. */
+INLINE int in_ring(const Attention &a, int place) { return place < a.keys ? place : place - a.keys; }
+
+/* The first or the last key of [from, to) which a query sees, or does not; -1 if there is none. The query's mask begins at
+ * `at`; it sees what any of its heads does. */
+int find_key(const Attention &a, size_t at, int from, int to, bool seen, bool last) {
+  const int heads = a.ms[1] ? a.heads : 1;
+  if (a.mask_type == BOOL && a.ms[3] == 1 && heads == 1) {
+    const uint8_t *mask = (const uint8_t *)a.mask + at + from;
+    const void *found = last ? memrchr(mask, seen, (size_t)(to - from)) : memchr(mask, seen, (size_t)(to - from));
+    return found ? from + (int)((const uint8_t *)found - mask) : -1;
+  }
+  for (int i = from; i < to; i++) {
+    const int key = last ? from + to - 1 - i : i;
+    bool sees = false;
+    for (int head = 0; head < heads && !sees; head++) {
+      const size_t place = at + head * a.ms[1] + key * a.ms[3];
+      sees = a.mask_type == BOOL ? ((const uint8_t *)a.mask)[place] : !(get(a.mask, a.mask_type, place) <= hidden_score(a.mask_type));
+    }
+    if (sees == seen) return key;
+  }
+  return -1;
+}
+
+/* Where the first or the last key lies that a query sees, counted from `base`; -1 if there is none. */
+int find_seen(const Attention &a, size_t at, int base, bool last) {
+  const int behind = find_key(a, at, base, a.keys, true, last), before = find_key(a, at, 0, base, true, last);
+  const bool is_before = before >= 0 && (last || behind < 0);
+  return is_before ? before + a.keys - base : behind < 0 ? -1 : behind - base;
+}
+
+/* Finds the keys of the queries from `from` on, up to the first one that cannot share tiles with them, which it returns.
+ *
+ * Each query begins with the first key that it sees, so that its sums have one order wherever its keys lie: behind the
+ * padding of a batch, in a ring, or behind those that only other queries see. */
+int find_keys(const Attention &a, int batch, int kv_head, int from, int to, Seen &seen) {
+  seen.base = a.oldest, seen.end = a.causal ? a.keys - a.queries + to : a.keys;
+  for (int query = from; query < to; query++) {
+    int &start = seen.starts[query - from] = 0;
+    if (!a.mask) continue;
+    const size_t at = batch * a.ms[0] + kv_head * a.heads * a.ms[1] + query * a.ms[2];
+    if (query == from) {
+      const int first = find_key(a, at, 0, a.keys, true, false);
+      if (first < 0) return query + 1; /* it sees nothing: the mean of all values, as in MLX */
+      const bool around = first == 0 && find_key(a, at, a.keys - 1, a.keys, true, true) > 0; /* over the end of the ring */
+      seen.base = around ? find_key(a, at, 0, a.keys, false, true) + 1 : first;
+      seen.end = 0;
+    }
+    start = find_seen(a, at, seen.base, false);
+    if (start < 0 || start > TILE - KEYS) return query;
+    const int end = find_seen(a, at, seen.base, true) + 1;
+    seen.end = end > seen.end ? end : seen.end;
+  }
+  return to;
 }
 
 /* The rows of a tile as float32, `width` numbers apart, a multiple of WIDTH: in place if they are so already. */
@@ -580,18 +652,25 @@ void weigh_packed(const Product &a, float *scratch) {
     const int keys = (int)least(a.n - first, KEYS);
     for (int i = 0; i < keys; i++) unpack(a, first + i, values + i * a.k);
     for (size_t r = 0; r < a.m; r++) memcpy(weights + r * KEYS, a.x + r * a.ldx + first, sizeof(float) * keys);
-    size_t r = 0;
-    for (; r + AT_ONCE <= a.m; r += AT_ONCE) weigh_all<AT_ONCE>(weights + r * KEYS, values, a.k, keys, out + r * a.k, a.k, factor);
-    for (; r < a.m; r++) weigh_all<1>(weights + r * KEYS, values, a.k, keys, out + r * a.k, a.k, factor);
+    at_once(a.m, [&](size_t r, auto rows) { weigh_all<rows.COUNT>(weights + r * KEYS, KEYS, values, a.k, keys, out + r * a.k, a.k, factor); });
   }
 }
 
-/* The queries `from` to `to` of all heads of one head of keys, tile by tile of KEYS keys, counted from the first key. */
-void attend(const Attention &a, int batch, int kv_head, int from, int to, float *scratch) {
+/* Keys and values of a tile which lie together: it has two pieces if it reaches over the end of the ring. */
+struct Piece {
+  int keys;
+  const float *k, *v;
+  size_t ldk, ldv;
+};
+
+/* The queries `from` to `to` of all heads of one head of keys, tile by tile of KEYS keys, counted from each query's first. */
+INLINE void attend_together(const Attention &a, int batch, int kv_head, int from, int to, const Seen &seen, float *scratch) {
   const int count = to - from, rows = a.heads * count;
-  const size_t d = up(a.d, WIDTH), dv = up(a.dv, WIDTH), size = size_of(a.type);
-  float *q = scratch, *sums = q + rows * d, *scored = sums + rows * dv, *k_room = scored + rows * KEYS;
-  float *v_room = k_room + KEYS * d, *top = v_room + KEYS * dv, *weight = top + rows, *factor = weight + rows;
+  int more = 0; /* keys of a tile: between the queries' first ones */
+  for (int i = 0; i < count; i++) more = seen.starts[i] > more ? seen.starts[i] : more;
+  const size_t d = up(a.d, WIDTH), dv = up(a.dv, WIDTH), size = size_of(a.type), ld = KEYS + more;
+  float *q = scratch, *sums = q + rows * d, *scored = sums + rows * dv, *k_room = scored + rows * ld;
+  float *v_room = k_room + ld * d, *top = v_room + ld * dv, *weight = top + rows, *factor = weight + rows;
   for (int r = 0; r < rows; r++) { /* row r: head r / count, query r % count */
     const int head = kv_head * a.heads + r / count;
     const char *p = (const char *)a.q + size * (batch * a.qs[0] + head * a.qs[1] + (from + r % count) * a.qs[2]);
@@ -603,27 +682,35 @@ void attend(const Attention &a, int batch, int kv_head, int from, int to, float 
     weight[r] = a.sinks ? 1 : 0;
   }
   memset(sums, 0, sizeof(float) * rows * dv);
-  const float hidden = a.type == F16 ? -65504.0f : a.type == BF16 ? -3.38953139e38f : -3.402823466e38f; /* as MLX */
-  const int reach = a.causal ? a.keys - a.queries + to : a.keys; /* keys that the last query sees */
-  for (int first = 0; first < reach; first += KEYS) {
-    const int keys = reach - first < KEYS ? reach - first : KEYS;
-    size_t ldk, ldv;
-    const float *k = tile((const char *)a.k + size * (batch * a.ks[0] + kv_head * a.ks[1] + first * a.ks[2]), a.type, a.ks[2], keys, a.d, d, k_room, &ldk);
-    const float *v = tile((const char *)a.v + size * (batch * a.vs[0] + kv_head * a.vs[1] + first * a.vs[2]), a.type, a.vs[2], keys, a.dv, dv, v_room, &ldv);
-    int r = 0;
-    for (; r + AT_ONCE <= rows; r += AT_ONCE) scores<AT_ONCE>(q + r * d, k, ldk, keys, d, scored + r * KEYS);
-    for (; r < rows; r++) scores<1>(q + r * d, k, ldk, keys, d, scored + r * KEYS);
-    for (r = 0; r < rows; r++) {
-      float *row = scored + r * KEYS;
-      const int query = from + r % count;
+  const float hidden = hidden_score(a.type);
+  const char *k_ring = (const char *)a.k + size * (batch * a.ks[0] + kv_head * a.ks[1]), *v_ring = (const char *)a.v + size * (batch * a.vs[0] + kv_head * a.vs[1]);
+  for (int first = 0; first < seen.end; first += KEYS) {
+    const int keys = (int)least(seen.end - first, ld), at = in_ring(a, seen.base + first);
+    Piece pieces[2];
+    for (int i = 0, key = at, piece = 0; i < keys; i += pieces[piece++].keys, key = 0) {
+      Piece &p = pieces[piece];
+      p.keys = (int)least(keys - i, a.keys - key);
+      p.k = tile(k_ring + size * key * a.ks[2], a.type, a.ks[2], p.keys, a.d, d, k_room + i * d, &p.ldk);
+      p.v = tile(v_ring + size * key * a.vs[2], a.type, a.vs[2], p.keys, a.dv, dv, v_room + i * dv, &p.ldv);
+      at_once(rows, [&](size_t r, auto some) { scores<some.COUNT>(q + r * d, p.k, p.ldk, p.keys, d, scored + r * ld + i, ld); });
+    }
+    for (int r = 0; r < rows; r++) {
+      const int query = from + r % count, start = seen.starts[query - from], own = keys - start < KEYS ? keys - start : KEYS;
+      float *row = scored + r * ld + start; /* the query's own keys; the others get no weight */
+      if (more) {
+        memset(row - start, 0, sizeof(float) * start);
+        memset(row + KEYS, 0, sizeof(float) * (more - start));
+      }
       if (a.causal) {
-        for (int i = a.keys - a.queries + query + 1 - first; i < keys; i++)
+        for (int i = a.keys - a.queries + query + 1 - first; i < own; i++)
           if (i >= 0) row[i] = hidden;
       } else if (a.mask) {
-        const int head = kv_head * a.heads + r / count;
-        mask_scores(a, batch * a.ms[0] + head * a.ms[1] + query * a.ms[2] + first * a.ms[3], keys, hidden, row);
+        const int head = kv_head * a.heads + r / count, key = in_ring(a, at + start), whole = own < a.keys - key ? own : a.keys - key;
+        const size_t place = batch * a.ms[0] + head * a.ms[1] + query * a.ms[2];
+        mask_scores(a, place + key * a.ms[3], whole, hidden, row);
+        if (whole < own) mask_scores(a, place, own - whole, hidden, row + whole);
       }
-      for (int i = keys; i < KEYS; i++) row[i] = -__builtin_inff();
+      for (int i = own > 0 ? own : 0; i < KEYS; i++) row[i] = -__builtin_inff();
       V most = load(row);
       for (int i = WIDTH; i < KEYS; i += WIDTH) most = larger(most, load(row + i));
       const float in_tile = largest(most), now = in_tile > top[r] ? in_tile : top[r];
@@ -642,15 +729,25 @@ void attend(const Attention &a, int batch, int kv_head, int from, int to, float 
       }
       weight[r] = weight[r] * factor[r] + total(sum);
     }
-    r = 0;
-    for (; r + AT_ONCE <= rows; r += AT_ONCE) weigh_all<AT_ONCE>(scored + r * KEYS, v, ldv, keys, sums + r * dv, dv, factor + r);
-    for (; r < rows; r++) weigh_all<1>(scored + r * KEYS, v, ldv, keys, sums + r * dv, dv, factor + r);
+    for (int i = 0, piece = 0; i < keys; i += pieces[piece++].keys) {
+      const Piece &p = pieces[piece];
+      for (int r = 0; piece && r < rows; r++) factor[r] = 1; /* its sums are of this tile already */
+      at_once(rows, [&](size_t r, auto some) { weigh_all<some.COUNT>(scored + r * ld + i, ld, p.v, p.ldv, p.keys, sums + r * dv, dv, factor + r); });
+    }
   }
   for (int r = 0; r < rows; r++) {
     const size_t head = (size_t)batch * a.kv_heads * a.heads + kv_head * a.heads + r / count;
     char *out = (char *)a.out + size * ((head * a.queries + from + r % count) * a.dv);
     for (size_t i = 0; i < dv; i += WIDTH) store(sums + r * dv + i, load(sums + r * dv + i) / weight[r]);
     from_float(sums + r * dv, a.dv, out, a.type);
+  }
+}
+
+void attend(const Attention &a, int batch, int kv_head, int from, int to, float *scratch) {
+  Seen seen;
+  for (int next; from < to; from = next) {
+    next = find_keys(a, batch, kv_head, from, to, seen);
+    attend_together(a, batch, kv_head, from, next, seen, scratch);
   }
 }
 

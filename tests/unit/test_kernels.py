@@ -17,8 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import runner.process.lean_mlx_lm  # noqa: F401
 from runner import cpu
 from tests.lib.kernels import calls, library, mlx_own, use
+
+from mlx_lm.models.cache import RotatingKVCache  # isort: skip
 
 FLOATS = {"float32": 2e-6, "bfloat16": 8e-3, "float16": 2e-3}
 """Types of rows -> the largest error of a product relative to its largest number."""
@@ -336,6 +339,53 @@ def test_attention_is_the_same_wherever_a_prompt_is_cut(heads: Heads) -> None:
         assert mx.array_equal(mx.concatenate(parts, axis=2), whole)
 
 
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("hidden", ["false", "lowest", "infinite"])
+def test_attention_of_a_row_is_the_same_wherever_its_keys_lie(heads: Heads, dtype: str, hidden: str) -> None:
+    """In a batch: behind padding, before it, and around the end of a ring. One query, and the last three."""
+    columns, places = 150, [(20, 130), (149, 1), (149, 60), (3, 7), (64, 43), (100, 120), (140, 60)]
+    k = made(len(places), heads.keys, columns, heads.d, seed=2, dtype=dtype)
+    v = made(len(places), heads.keys, columns, heads.dv, seed=3, dtype=dtype)
+    for queries in (1, 3):
+        q = made(len(places), heads.queries, queries, heads.d, seed=1, dtype=dtype)
+        tokens = np.array([[(column - first) % columns for column in range(columns)] for _, first in places])
+        last = np.array([[count - queries + query for query in range(queries)] for count, _ in places])
+        mask = mx.array(tokens[:, None] <= last[:, :, None])[:, None]
+        if hidden != "false":
+            mask = mx.where(mask, 0, mx.finfo(q.dtype).min if hidden == "lowest" else -mx.inf).astype(q.dtype)
+        together = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.2, mask=mask)
+        for row, (count, first) in enumerate(places):
+            at = (first + mx.arange(count)) % columns
+            own = [x[row : row + 1, :, at] for x in (k, v)]
+            alone = mx.fast.scaled_dot_product_attention(q[row : row + 1], *own, scale=0.2, mask="causal")
+            assert mx.array_equal(together[row], alone[0]), (queries, count, first)
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("window", [5, 70])
+def test_attention_in_a_window_is_that_over_its_keys_alone(heads: Heads, dtype: str, window: int) -> None:
+    q, k = made(1, heads.queries, 40, heads.d, dtype=dtype), made(1, heads.keys, 100, heads.d, seed=1, dtype=dtype)
+    v = made(1, heads.keys, 100, heads.dv, seed=2, dtype=dtype)
+    mask = mx.array(np.tri(40, 100, 60, dtype=bool) & ~np.tri(40, 100, 60 - window, dtype=bool))
+    together = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.2, mask=mask)
+    for query in range(40):
+        seen = slice(max(0, 61 + query - window), 61 + query)
+        own = q[:, :, query : query + 1], k[:, :, seen], v[:, :, seen]
+        assert mx.array_equal(together[:, :, query : query + 1], mx.fast.scaled_dot_product_attention(*own, scale=0.2))
+
+
+def test_attention_over_a_window_that_has_wrapped_begins_with_its_oldest_keys() -> None:
+    layer, q = RotatingKVCache(130), made(1, 4, 1, 64)
+    k, v = made(1, 2, 300, 64, seed=1), made(1, 2, 300, 64, seed=2)
+    layer.update_and_fetch(k[:, :, :100], v[:, :, :100])
+    for token in range(100, 300):
+        new, seen = slice(token, token + 1), slice(max(0, token - 129), token + 1)
+        found = mx.fast.scaled_dot_product_attention(q, *layer.update_and_fetch(k[:, :, new], v[:, :, new]), scale=0.2)
+        assert mx.array_equal(found, mx.fast.scaled_dot_product_attention(q, k[:, :, seen], v[:, :, seen], scale=0.2))
+
+
 # --- Rows
 
 
@@ -532,7 +582,7 @@ class _Attention(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "mask", "sinks", "out")),
         *(
             (name, ctypes.c_int)
-            for name in ("heads", "kv_heads", "queries", "keys", "d", "dv", "type", "mask_type", "causal")
+            for name in ("heads", "kv_heads", "queries", "keys", "d", "dv", "type", "mask_type", "causal", "oldest")
         ),
         ("scale", ctypes.c_float),
         *((name, ctypes.c_int64 * count) for name, count in (("qs", 3), ("ks", 3), ("vs", 3), ("ms", 4))),
@@ -617,15 +667,31 @@ def check_bounds(table: _Kernels) -> None:
         for dims, traditional in product((2, 20, 64), (0, 1)):
             angles = pointer(floats(dims // 2))
             call("rope", row(66), kind, 66, dims, traditional, angles, angles, row(66))
-        for (d, dv), queries, keys in product(((64, 64), (20, 12), (80, 96)), (1, 3, 9), (9, 64, 70)):
-            heads, kv, mask = 3, 2, at(np.ones((queries, keys), np.uint8))
-            inputs = row(kv * heads, queries, d), row(kv, keys, d), row(kv, keys, dv), mask, row(kv * heads)
-            scores = _Attention(*inputs, row(kv * heads, queries, dv), heads, kv, queries, keys, d, dv, kind, 3, 0, 0.1)
+        widths = (64, 64), (20, 12), (80, 96)
+        masked = product(widths[1:2], (1, 9), (9, 70), MASKS)
+        for (d, dv), queries, keys, mask in (*product(widths, (1, 3, 9), (9, 64, 70), ("all",)), *masked):
+            heads, kv = 3, 2
+            shown = [pointer(at(each)) for each in MASKS[mask](queries, keys)] or [pointer()]
+            inputs = row(kv * heads, queries, d), row(kv, keys, d), row(kv, keys, dv), *shown
+            oldest = 0 if shown[0] else keys // 2
+            sizes = heads, kv, queries, keys, d, dv, kind, 0 if mask == "added" else 3, 0, oldest
+            scores = _Attention(*inputs, row(kv * heads), row(kv * heads, queries, dv), *sizes, 0.1)
             scores.qs[:], scores.ks[:], scores.vs[:] = (0, queries * d, d), (0, keys * d, d), (0, keys * dv, dv)
             scores.ms[:] = (0, 0, keys, 1)
             padded = sum(-(-each // table.width) * table.width for each in (d, dv))
-            room = pointer(floats(heads * queries * (padded + 64 + 3) + 64 * padded))
+            room = pointer(floats(heads * queries * (padded + 72 + 3) + 72 * padded))
             call("attend", ctypes.byref(scores), 0, kv - 1, 0, queries, room)
+
+
+MASKS: dict[str, Callable[[int, int], list["np.ndarray[Any, Any]"]]] = {
+    "none": lambda queries, keys: [],
+    "all": lambda queries, keys: [np.ones((queries, keys), np.uint8)],
+    "nothing": lambda queries, keys: [np.zeros((queries, keys), np.uint8)],
+    "ring": lambda queries, keys: [(np.add.outer(-np.arange(queries), np.arange(keys)) % keys != 5).astype(np.uint8)],
+    "window": lambda queries, keys: [(np.tri(queries, keys, 4) * (1 - np.tri(queries, keys, -2))).astype(np.uint8)],
+    "added": lambda queries, keys: [np.where(np.tri(queries, keys), 0, -np.inf).astype(np.float32)],
+}
+"""What queries see of keys."""
 
 
 def table_of(width: int) -> _Kernels:
