@@ -96,9 +96,10 @@ class KVRows:
         causal: bool = True,
     ) -> mx.array:
         """Returns which columns each of the next `N` tokens may look at, bool [B, 1, N, columns]; unless `causal`,
-        those of the tokens after it, too."""
+        those of the tokens after it, too. A `window_size` beyond the window shows no more than that keeps."""
         self._make_room(N)
-        return self._seen_from(mx.arange(N), N, window_size or self._window, causal=causal)
+        windows = [size for size in (window_size, self._window) if size]
+        return self._seen_from(mx.arange(N), N, min(windows, default=None), causal=causal)
 
     def _seen_from(self, ahead: mx.array, count: int, window: int | None, *, causal: bool = True) -> mx.array:
         """Returns which columns may be seen from the tokens `ahead` of each row's end, int [N], when the rows have
@@ -300,9 +301,9 @@ class KVRows:
             self._grow(0, self._columns - (self._columns - wanted) // LONG_STEP * LONG_STEP)
 
     def _most_columns(self, count: int) -> int | None:
-        """Returns the columns that a window needs in a forward over `count` tokens; None without one. A single token
-        takes the place of the one that leaves it, unless rows may go back."""
-        return None if self._window is None else self._window + max(self.spare, count if count > 1 else 0)
+        """Returns the columns that a window needs in a forward over `count` tokens; None without one. One more than
+        it shows, so that every mask tells where a row's oldest entries are: kernels add them up from there."""
+        return None if self._window is None else self._window + max(self.spare, count)
 
     def _lay(self, parts: Sequence[Buffers], lengths: Sequence[int], count: int = 1, step: int = SHORT_STEP) -> None:
         """Lays rows anew, with room for `count` more tokens of each: a multiple of `step`."""

@@ -429,3 +429,12 @@ def test_a_row_that_has_gone_back_sees_all_of_its_window(window: int, start: int
     keys, _ = rows.update_and_fetch(entries(count - 1, count), entries(count - 1, count))
     visible = mx.sort(mx.where(seen, keys.flatten(), mx.inf))[: seen.sum().item()]
     assert visible.tolist() == [*range(max(0, count - window), count)]
+
+
+@pytest.mark.parametrize(("asked", "shown"), [(None, 4), (3, 3), (5, 4)])
+def test_a_mask_shows_no_more_than_the_window_keeps(asked: int | None, shown: int) -> None:
+    """A row alone has no more of it either."""
+    rows, entries = KVRows(4, [[mx.zeros((1, 1, 4, 1))] * 2], [4]), mx.zeros((1, 1, 1, 1))
+    for _ in range(9):
+        assert mx.sum(rows.make_mask(1, window_size=asked)).item() == shown
+        rows.update_and_fetch(entries, entries)
