@@ -131,12 +131,12 @@ class SlicePolicy:
 
     def next(self, work: Workload) -> Slice | None:
         """Returns the next slice; None if there is nothing to do."""
+        if len(work.decoding) == 1 and not (work.startable or work.prefilling or work.encoding):
+            return Decode(0)
         beginning = Begin() if work.startable and not self._owes_prompts(work) else None
         other = beginning or (Encode() if self._encodes(work) else None)
         if not work.decoding:
             return other or (self._next_prefill(work, self.chunk_tokens) if work.prefilling else None)
-        if len(work.decoding) == 1 and not (work.startable or work.prefilling or work.encoding):
-            return Decode(0)
         step = Decode(min(range(len(work.decoding)), key=lambda index: self._last_slice(work.decoding[index])))
         # The first step of an answer, or of rows from other batches, waits only for short prompts whose answers join.
         is_first = self._last_slice(work.decoding[step.index]) == 0
@@ -190,7 +190,7 @@ class SlicePolicy:
         if len(self._paces) > len(work.decoding):
             self._paces = {batch: self._paces[batch] for batch in work.decoding if batch in self._paces}
         if isinstance(slice, Decode):
-            if not self._last_slice(work.decoding[slice.index]):
+            if not self._paces[work.decoding[slice.index]].slice:
                 self._began(work, seconds)
             self._stepped(work.decoding[slice.index], seconds if slice.computed else None)
             self._known_s = 0.0

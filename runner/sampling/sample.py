@@ -1,7 +1,7 @@
 """The tokens drawn for the rows of one forward, and their log-probabilities."""
 
 from collections.abc import Sequence
-from math import inf, isfinite
+from math import inf
 from typing import NamedTuple, cast
 
 import mlx.core as mx
@@ -66,44 +66,54 @@ class LogprobsRow(NamedTuple):
     top: int
 
 
-class Witness(NamedTuple):
-    """A number that is finite if the token of a row was chosen among numbers: float32 [A] (lazy), and its place."""
-
-    numbers: mx.array
-    row: int
+_NO_TOKEN = 0xFFFFFFFF
+"""Read in place of a token that was not chosen among numbers."""
+_NO_CHOICE = Choice(0, from_numbers=False)
 
 
 class Sample:
     """The next tokens of B rows, with the log-probabilities that the rows want. Lazy: pass `arrays()` to async_eval."""
 
-    __slots__ = ("_logprobs", "_witnesses", "token")
+    __slots__ = ("_logprobs", "_read", "token")
 
     def __init__(
         self,
         token: mx.array,
         logprobs: Sequence[LogprobsRow | None] = (),
-        witnesses: Sequence[Witness | None] = (),
+        logits: mx.array | None = None,
+        scores: mx.array | None = None,
     ) -> None:
-        """`token`: uint32 [B]. `logprobs`: one of each row; empty if no row wants log-probabilities. `witnesses`: those
-        of each row that `witnesses_of` returns; empty if the tokens were not drawn."""
+        """`token`: uint32 [B]. `logprobs`: one of each row; empty if no row wants log-probabilities. If the tokens were
+        drawn, `logits` are those of the model, float32 [B, V], and `scores` the same with their masks.
+
+        A row is from numbers unless a logit is NaN or infinite, or all are -inf: a closed token may have that. A sum
+        has each term in it, on every device; `max` and `argmax` pass over NaN on some. One pass over the logits costs
+        little beside the product that they come from, and nothing is evaluated beside what is read.
+        """
         self.token = token
         self._logprobs = logprobs
-        self._witnesses = witnesses or [None] * token.size
+        self._read = token
+        if logits is not None and scores is not None:
+            chosen = mx.take_along_axis(scores, token[:, None], axis=-1)[:, 0]
+            witness = mx.maximum(mx.sum(logits, axis=-1), chosen)  # finite if the row is from numbers
+            self._read = mx.where(mx.abs(witness) < inf, token, mx.array(_NO_TOKEN, mx.uint32))
 
     @staticmethod
     def joined(samples: "Sequence[Sample]") -> "Sample":
-        """Returns the rows of all samples, one after the other (lazy)."""
+        """Returns the rows of all samples, one after the other. They must not be used afterwards."""
         if len(samples) == 1:
             return samples[0]
         logprobs = [row for sample in samples for row in sample._logprobs or (None,) * sample.token.size]
-        witnesses = [row for sample in samples for row in sample._witnesses]
-        return Sample(mx.concatenate([sample.token for sample in samples]), logprobs, witnesses)
+        joined = Sample(mx.concatenate([sample.token for sample in samples]), logprobs)
+        joined._read = mx.concatenate([sample._read for sample in samples])
+        return joined
 
     def take(self, rows: Sequence[int]) -> "Sample":
-        """Returns these rows, in this order (lazy). The details and witnesses are shared and not copied."""
-        logprobs = [self._logprobs[row] for row in rows] if self._logprobs else ()
-        witnesses = [self._witnesses[row] for row in rows]
-        return Sample(self.token[mx.array([*rows], dtype=mx.uint32)], logprobs, witnesses)
+        """Returns these rows, in this order (lazy). The details are shared and not copied."""
+        places = mx.array([*rows], dtype=mx.uint32)
+        taken = Sample(self.token[places], [self._logprobs[row] for row in rows] if self._logprobs else ())
+        taken._read = self._read[places]
+        return taken
 
     def arrays(self) -> list[mx.array]:
         """Returns the arrays to evaluate.
@@ -111,17 +121,16 @@ class Sample:
         They do not include the state of the samplers. A token depends on the state before it, so evaluating the token
         also evaluates that state, of all rows drawn with it: never more than one step of it is pending.
         """
-        arrays = [self.token, *self._numbers().values()]
-        return [*arrays, *(array for details in self._details() for array in details.arrays())]
+        if not self._logprobs:
+            return [self._read]
+        return [self._read, *(array for details in self._details() for array in details.arrays())]
 
     def read(self) -> list[Choice]:
         """Returns the choice of each row, in order. Waits for the device; reads each array once."""
-        tokens = cast("list[int]", self.token.tolist())
-        numbers = {key: cast("list[float]", array.tolist()) for key, array in self._numbers().items()}
-        choices = [
-            Choice(token, from_numbers=witness is None or isfinite(numbers[id(witness.numbers)][witness.row]))
-            for token, witness in zip(tokens, self._witnesses, strict=True)
-        ]
+        tokens = cast("list[int]", self._read.tolist())
+        choices = [Choice(token) if token != _NO_TOKEN else _NO_CHOICE for token in tokens]
+        if not self._logprobs:
+            return choices
         read = {id(details): details.read() for details in self._details()}
         for row, wanted in enumerate(self._logprobs):
             if wanted is not None:
@@ -129,22 +138,8 @@ class Sample:
                 choices[row] = choices[row]._replace(logprob=logprob, top=top[: wanted.top])
         return choices
 
-    def _numbers(self) -> dict[int, mx.array]:
-        return {id(row.numbers): row.numbers for row in self._witnesses if row is not None}
-
     def _details(self) -> list[Details]:
         return list({id(row.details): row.details for row in self._logprobs if row is not None}.values())
-
-
-def witnesses_of(logits: mx.array, scores: mx.array, token: mx.array) -> list[Witness]:
-    """Returns the witness of each row: not finite if a logit (float32 [B, V]) is NaN or infinite, or the `token` is
-    closed: of the `scores`, which are the logits with their masks, its own is -inf. Lazy.
-
-    A sum has each term in it, on every device; `max` and `argmax` pass over NaN on some. One pass over the logits costs
-    little beside the product that they come from, and nothing is evaluated that the token is not evaluated with.
-    """
-    numbers = mx.maximum(mx.sum(logits, axis=-1), _of_token(scores, token))
-    return [Witness(numbers, row) for row in range(token.size)]
 
 
 # --- Log-probabilities for clients: of the model's own logits after the mask of the grammar, before penalties.

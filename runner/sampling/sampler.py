@@ -10,7 +10,7 @@ from runner.sampling.filters import Mask, TopP, masked, min_p, top_k
 from runner.sampling.options import SamplingOptions
 from runner.sampling.penalties import Penalties
 from runner.sampling.random_numbers import Uniforms, draw
-from runner.sampling.sample import LogprobsRow, Sample, logprobs_of, logprobs_of_candidates, witnesses_of
+from runner.sampling.sample import LogprobsRow, Sample, logprobs_of, logprobs_of_candidates
 
 Broadcast = Callable[[mx.array], mx.array]
 """Maps tokens uint32 [B] that were drawn to those that count, where several processes draw the same. Lazy."""
@@ -183,7 +183,7 @@ class Sampler:
         elif self.options.logprobs:
             top = self.options.top_logprobs
             wanted = [LogprobsRow(logprobs_of(scores, token, top, masks), 0, top)]
-        return Sample(token, wanted, witnesses_of(logits, scores, token))
+        return Sample(token, wanted, logits, scores)
 
     def draw_ahead(self, logits: mx.array, drafts: Sequence[int], masks: Sequence[Mask | None] = ()) -> Sample:
         """Returns a token for each row of `logits` [1 + D, V]: the next one, and the one after each of D drafts.
@@ -199,7 +199,7 @@ class Sampler:
             top = self.options.top_logprobs
             details = logprobs_of(scores, token, top, masks)
             wanted = [LogprobsRow(details, row, top) for row in range(len(drafts) + 1)]
-        return Sample(token, wanted, witnesses_of(logits, scores, token))
+        return Sample(token, wanted, logits, scores)
 
     def copied(self) -> Rows:
         """Returns a copy of the state: what it draws, the sampler does not see."""
@@ -283,7 +283,7 @@ class SamplerBatch:
                 wanted[row] = LogprobsRow(details, place, top)
         for row, candidates in self._candidates.items():
             wanted[row] = logprobs_of_candidates(logits[row : row + 1], token[row : row + 1], candidates)
-        return Sample(token, wanted, witnesses_of(logits, scores, token))
+        return Sample(token, wanted, logits, scores)
 
     def release(self) -> None:
         """Gives every sampler its state back, as if it had drawn alone. The batch must not be used afterwards.

@@ -2,7 +2,7 @@ from math import inf, nan
 
 import mlx.core as mx
 
-from runner.sampling.sample import Choice, Details, LogprobsRow, Sample, witnesses_of
+from runner.sampling.sample import Choice, Details, LogprobsRow, Sample
 
 
 def sample(first: int, tops: list[int | None], widest: int = 3) -> Sample:
@@ -70,7 +70,7 @@ ROWS = [
 
 def test_a_row_says_whether_it_is_from_numbers_wherever_it_goes() -> None:
     logits, token = mx.array([row for row, _ in ROWS]), mx.ones(len(ROWS), mx.uint32)
-    drawn = Sample(token, (), witnesses_of(logits, logits, token))
+    drawn = Sample(token, (), logits, logits)
     right = [each for _, each in ROWS]
     assert [choice.from_numbers for choice in drawn.read()] == right
     order = [3, 1, 7, 6, 0]
