@@ -22,11 +22,12 @@ class Checker:
 
     That runner is the slower one: what is offered while many answers wait is not checked. `wrong` holds one text for
     each answer that was not the right one; `ties` counts those that leave the right one at a token where two were
-    equally likely.
+    equally likely. If answers are `exact`, there are no ties, and log-probabilities are equal to the last bit.
     """
 
-    def __init__(self, reference: Client) -> None:
+    def __init__(self, reference: Client, *, exact: bool = False) -> None:
         self.checked = self.ties = 0
+        self._tolerance = -1.0 if exact else TOLERANCE
         self.wrong: list[str] = []
         self._reference = reference
         self._known: OrderedDict[str, Completion] = OrderedDict()
@@ -62,7 +63,8 @@ class Checker:
     async def _judge(self, request: Request, completion: Completion) -> str:
         expected = await self._expected(request)
         if request.logprobs:
-            return difference(completion, expected, drawn=bool(_DRAWING & (request.options or {}).keys()))
+            drawn = bool(_DRAWING & (request.options or {}).keys())
+            return difference(completion, expected, self._tolerance, drawn=drawn)
         if completion.text == expected.text:
             return _figures(completion, expected)
         told = await self._expected(Request(request.prompt, request.options, logprobs=True, top_logprobs=2))
@@ -71,7 +73,7 @@ class Checker:
         for entry in _entries(told):
             position += len(entry.token)
             if position > agreed:
-                return TIE if _is_tie(entry) else f"{completion.text!r} instead of {expected.text!r}"
+                return TIE if _is_tie(entry, self._tolerance) else f"{completion.text!r} instead of {expected.text!r}"
         return f"{completion.text!r} instead of {expected.text!r}"
 
     async def _expected(self, request: Request) -> Completion:
@@ -84,8 +86,9 @@ class Checker:
         return self._known[key]
 
 
-def difference(actual: Completion, expected: Completion, *, drawn: bool) -> str:
-    """Returns the fault of an answer: none (""), `TIE`, or a text. Both come with logprobs and the two best.
+def difference(actual: Completion, expected: Completion, tolerance: float, *, drawn: bool) -> str:
+    """Returns the fault of an answer: none (""), `TIE`, or a text. Both come with logprobs and the two best, which may
+    differ by the `tolerance`; if that is negative, by nothing.
 
     `drawn`: not the most likely tokens; then a tie cannot be told from tokens drawn apart, so their number has to have
     a bound.
@@ -95,8 +98,8 @@ def difference(actual: Completion, expected: Completion, *, drawn: bool) -> str:
             return f"{len(_entries(actual))} tokens instead of {len(_entries(expected))}"
         if ours.token != theirs.token:
             where = f"token {number}: {ours.token!r} instead of {theirs.token!r}"
-            return TIE if drawn or _is_tie(theirs) else where
-        if abs(ours.logprob - theirs.logprob) > TOLERANCE:
+            return TIE if _is_tie(theirs, tolerance) or (drawn and tolerance >= 0) else where
+        if abs(ours.logprob - theirs.logprob) > max(tolerance, 0):
             return f"token {number}, {ours.token!r}: logprob {ours.logprob:.6f} instead of {theirs.logprob:.6f}"
     if actual.text != expected.text:
         return f"{actual.text!r} instead of {expected.text!r}"
@@ -115,8 +118,8 @@ def _entries(completion: Completion) -> list[Logprob]:
     return [entry for answer in completion.answers for entry in answer.logprobs or ()]
 
 
-def _is_tie(entry: Logprob) -> bool:
-    return len(entry.top) > 1 and entry.top[0].logprob - entry.top[1].logprob <= TOLERANCE
+def _is_tie(entry: Logprob, tolerance: float) -> bool:
+    return len(entry.top) > 1 and entry.top[0].logprob - entry.top[1].logprob <= tolerance
 
 
 def _common_prefix(one: str, other: str) -> str:

@@ -25,6 +25,7 @@ from runner.sizes import parse_bound
 from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import F_SECOND, Client, LoadError, Process, descriptors, spawn
 from scripts.tools.models.checkpoints import Kind
+from scripts.tools.models.tensors import Quantization
 from scripts.tools.real.main import model_or_exit
 from scripts.tools.soak.checker import Checker
 from scripts.tools.soak.clients import Tally, Visitor
@@ -46,6 +47,8 @@ class Plan:
 
     minutes: float
     kind: Kind | Literal["real"] = "falcon_h1"
+    packed: Quantization | None = None
+    """The form of the weights of a made model. Answers of packed ones are equal to the last bit."""
     cache: str = "trie"
     clients: int = 6
     seed: int = 0
@@ -85,7 +88,7 @@ def soak(plan: Plan, say: Callable[[str], None]) -> Soaked:
 def _subject(plan: Plan, directory: Path) -> Subject:
     if plan.kind == REAL:
         return real_subject(directory, model_or_exit("scripts/soak"))
-    return made_subject(directory, plan.kind, plan.seed)
+    return made_subject(directory, plan.kind, plan.seed, plan.packed)
 
 
 def _memory_bytes(wanted: str | None, port: int) -> int | None:
@@ -111,7 +114,7 @@ async def _measure(
     meter = Meter(process, lambda: tally.answers)
     meter.start()
     async with Client.of(process) as client, Client.of(reference) as asked:
-        checker = Checker(asked)
+        checker = Checker(asked, exact=plan.packed is not None)
         checking = asyncio.create_task(checker.run())
         until = time.monotonic() + plan.minutes * 60
         visitors = [Visitor(number, plan.seed, client, checker, tally, subject) for number in range(plan.clients)]
@@ -180,6 +183,11 @@ def main() -> None:
         dest="kind",
         const=REAL,
         help="a real model of 135 M parameters instead, fetched once (93 MB)",
+    )
+    parser.add_argument(
+        "--packed",
+        choices=get_args(Quantization),
+        help="pack the weights of a made model; its answers have to be equal to the last bit",
     )
     parser.add_argument("--cache", choices=CACHE_KINDS, default=Plan.cache, help="kind of cache (default: %(default)s)")
     parser.add_argument("--clients", type=int, default=Plan.clients, help="clients at once (default: %(default)s)")

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from scripts.tools.models.checkpoints import SPECIAL_TOKENS, Kind, write_checkpoint
 from scripts.tools.models.store import write_store
+from scripts.tools.models.tensors import Quantization
 from scripts.tools.real import chat
 
 MODEL = "soak:latest"
@@ -53,11 +54,14 @@ class Subject(NamedTuple):
     limits: Limits
 
 
-def made_subject(directory: Path, kind: Kind, seed: int) -> Subject:
-    """Makes a tiny model of this kind in a store in this directory."""
-    source = write_checkpoint(directory / "source", kind, seed=seed)
+def made_subject(directory: Path, kind: Kind, seed: int, packed: Quantization | None = None) -> Subject:
+    """Makes a tiny model of this kind in a store in this directory, its weights `packed` as `ollama create` does it. A
+    head is packed only if it is another tensor than the embeddings."""
+    overrides = {"tie_word_embeddings": False} if packed else None
+    source = write_checkpoint(directory / "source", kind, seed=seed, overrides=overrides)
     _suppress(source / _GENERATION_CONFIG, [*range(32), *range(127, 256)])
-    return Subject(MODEL, write_store(directory / "models", MODEL, source).models_dir, _write, _DRAWING, TINY_LIMITS)
+    store = write_store(directory / "models", MODEL, source, packed)
+    return Subject(MODEL, store.models_dir, _write, _DRAWING, TINY_LIMITS)
 
 
 def real_subject(directory: Path, model: Path) -> Subject:
