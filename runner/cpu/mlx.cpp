@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -508,10 +509,21 @@ struct UnpackedRows {
 /* --- Attention */
 
 /* The place of the oldest of these keys [..., keys, d]: behind those that were just written, which have taken the places of
- * older ones if a window rotates. 0 if the graph does not tell: then they are in the order of their tokens. */
+ * older ones if a window rotates. 0 if the graph does not tell: then they are in the order of their tokens.
+ *
+ * Layers may share keys, whose graph is gone once the first of these layers is dispatched: what it told is remembered. */
 int oldest_of(const array &k) {
-  if (!k.has_primitive() || strcmp(k.primitive().name(), "SliceUpdate")) return 0; /* its type is not exported */
-  return std::get<2>(static_cast<const mx::SliceUpdate &>(k.primitive()).state())[2] % k.shape(2);
+  static thread_local std::array<std::pair<std::uintptr_t, int>, 128> told{}; /* of the last keys by their ids */
+  static thread_local size_t next;
+  if (!k.has_primitive()) {
+    const auto found = std::find_if(told.begin(), told.end(), [&](const auto &each) { return each.first == k.id(); });
+    return found == told.end() ? 0 : found->second % k.shape(2);
+  }
+  if (strcmp(k.primitive().name(), "SliceUpdate")) return 0; /* its type is not exported */
+  const int oldest = std::get<2>(static_cast<const mx::SliceUpdate &>(k.primitive()).state())[2] % k.shape(2);
+  std::replace_if(told.begin(), told.end(), [&](const auto &each) { return each.first == k.id(); }, std::pair<std::uintptr_t, int>{});
+  told[next++ % told.size()] = {k.id(), oldest};
+  return oldest;
 }
 
 struct FusedAttention {

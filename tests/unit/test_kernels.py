@@ -382,8 +382,11 @@ def test_attention_over_a_window_that_has_wrapped_begins_with_its_oldest_keys() 
     layer.update_and_fetch(k[:, :, :100], v[:, :, :100])
     for token in range(100, 300):
         new, seen = slice(token, token + 1), slice(max(0, token - 129), token + 1)
-        found = mx.fast.scaled_dot_product_attention(q, *layer.update_and_fetch(k[:, :, new], v[:, :, new]), scale=0.2)
+        kept = layer.update_and_fetch(k[:, :, new], v[:, :, new])
+        found = mx.fast.scaled_dot_product_attention(q, *kept, scale=0.2)
         assert mx.array_equal(found, mx.fast.scaled_dot_product_attention(q, k[:, :, seen], v[:, :, seen], scale=0.2))
+        again = mx.fast.scaled_dot_product_attention(q, *kept, scale=0.2)  # by another layer: they are evaluated now
+        assert mx.array_equal(again, found)
 
 
 # --- Rows
