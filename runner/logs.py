@@ -254,8 +254,8 @@ def die(error: BaseException, status: int = 1, *, before: str = "") -> NoReturn:
 
 def cause_of(error: BaseException) -> BaseException:
     """Returns what an error of ours was raised from, else the error itself."""
-    while isinstance(error, RunnerError) and error.__cause__ is not None:
-        error = error.__cause__
+    while isinstance(error, RunnerError) and (cause := error.__cause__) is not None and cause is not error:
+        error = cause
     return error
 
 

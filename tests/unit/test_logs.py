@@ -211,3 +211,9 @@ def test_a_vanished_reader_is_silent() -> None:
 )
 def test_ollama_debug_is_read_as_ollama_reads_it(value: str, level: int) -> None:
     assert logs.level_from_ollama(value) == level
+
+
+def test_an_error_that_is_its_own_cause_has_no_other() -> None:
+    error = ModelError("the first")
+    error.__cause__ = error
+    assert logs.cause_of(error) is error

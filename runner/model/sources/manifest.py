@@ -111,7 +111,9 @@ def read_manifest(models_dir: Path, path: Path) -> Manifest:
                     return Manifest(*_referenced(models_dir, child), children)
                 break  # as Ollama, which does not try a second one for the same runner
     except ModelError as error:
-        raise error if str(error).startswith("parse manifest") else ModelError(f"read manifest: {error}") from error
+        if str(error).startswith("parse manifest"):
+            raise
+        raise ModelError(f"read manifest: {error}") from error
     there = ", ".join(map(str, children)) or "none"
     advice = ""
     if any(child.runner == RUNNER for child in children):
