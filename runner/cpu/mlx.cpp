@@ -515,14 +515,11 @@ struct UnpackedRows {
 int oldest_of(const array &k) {
   static thread_local std::array<std::pair<std::uintptr_t, int>, 128> told{}; /* of the last keys by their ids */
   static thread_local size_t next;
-  if (!k.has_primitive()) {
-    const auto found = std::find_if(told.begin(), told.end(), [&](const auto &each) { return each.first == k.id(); });
-    return found == told.end() ? 0 : found->second % k.shape(2);
-  }
-  if (strcmp(k.primitive().name(), "SliceUpdate")) return 0; /* its type is not exported */
-  const int oldest = std::get<2>(static_cast<const mx::SliceUpdate &>(k.primitive()).state())[2] % k.shape(2);
-  std::replace_if(told.begin(), told.end(), [&](const auto &each) { return each.first == k.id(); }, std::pair<std::uintptr_t, int>{});
-  told[next++ % told.size()] = {k.id(), oldest};
+  const auto same = std::find_if(told.begin(), told.end(), [&](const auto &each) { return each.first == k.id(); });
+  if (!k.has_primitive()) return same == told.end() ? 0 : same->second % k.shape(2);
+  const bool written = !strcmp(k.primitive().name(), "SliceUpdate"); /* its type is not exported */
+  const int oldest = written ? std::get<2>(static_cast<const mx::SliceUpdate &>(k.primitive()).state())[2] % k.shape(2) : 0;
+  (same == told.end() ? told[next++ % told.size()] : *same) = {k.id(), oldest}; /* ids are used again: so all are noted */
   return oldest;
 }
 
