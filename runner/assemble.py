@@ -232,7 +232,7 @@ _OPTIONS = (
 
 
 class WarmUp(NamedTuple):
-    """What the warm-up shows."""
+    """The findings of the warm-up."""
 
     facts: LayerFacts
     """Those of the layers."""

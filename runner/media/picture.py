@@ -52,7 +52,7 @@ _UPPER_BYTES = [level >> 8 for level in range(1 << 16)]
 MOST_SCANS = 100
 """Of a progressive JPEG: each scan goes over all pixels. Encoders write about ten."""
 _MARKER = re.compile(rb"\xff([^\xff\0\x01\xd0-\xd8])", re.DOTALL)
-"""What a decoder stops at: in pixels, 0 stands behind each FF that is none, and 1 and D0 to D8 stand alone."""
+"""A marker at which a decoder stops: in pixels 0 follows each FF that is none, and 1 and D0 to D8 stand alone."""
 _LONG = {*range(0xC0, 0xD0), *range(0xDA, 0xDE), *range(0xE0, 0xF0), 0xFE} - {0xC8}
 """Markers of segments that say how long they are."""
 

@@ -100,7 +100,7 @@ class Sample:
 
     @staticmethod
     def joined(samples: "Sequence[Sample]") -> "Sample":
-        """Returns the rows of all samples, one after the other. They must not be used afterwards."""
+        """Returns the rows of all samples, one after the other (lazy)."""
         if len(samples) == 1:
             return samples[0]
         logprobs = [row for sample in samples for row in sample._logprobs or (None,) * sample.token.size]

@@ -1,4 +1,4 @@
-"""What clients send that has no effect, or another one than it says: a line in the log for each key.
+"""Log lines about keys that have no effect, or another one than they say: one for each.
 
 A host sends nothing of the kind, so these lines are for those who wrote a client themselves. Clients may be hostile: a
 key is logged once in the life of a runner, a bounded number of keys is, and nothing but keys and numbers.
@@ -6,7 +6,6 @@ key is logged once in the life of a runner, a bounded number of keys is, and not
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 import msgspec
 
@@ -16,7 +15,7 @@ from runner.logs import Log
 log = Log(__name__)
 
 _ALIKE = 0.8
-"""How much of a key must be that of a known one to take it for a slip of the pen."""
+"""The least similarity, from 0 to 1, by which a key is taken for a misspelt one."""
 MOST_KEYS = 64
 """The keys that are ever logged."""
 _QUIET = {f"options.{name}" for name in UNUSED}
@@ -34,7 +33,7 @@ _MEANT = {
     "repetition_penalty": "Options.repeat_penalty",
     "n_probs": "TopLogprobs",
 }
-"""What keys of other interfaces are called here."""
+"""Keys of other interfaces -> their names here."""
 _NAMES = {name.lower(): meant for name, meant in (_MEDIA | _OPTIONS | _KEYS | _MEANT).items()}
 
 
@@ -49,6 +48,8 @@ class Remarks:
         for place in keys:
             key = _NUMBER.sub("[]", place)
             if key.lower() not in _QUIET and self._is_new(key):
+                from difflib import get_close_matches  # which no host needs
+
                 nearest = get_close_matches(key.rpartition(".")[2].lower(), _NAMES, n=1, cutoff=_ALIKE)
                 meant = {"meant": _NAMES[nearest[0]]} if nearest else {}
                 log.warning("an unknown key has no effect", key=key, **meant)

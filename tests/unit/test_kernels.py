@@ -694,7 +694,7 @@ MASKS: dict[str, Callable[[int, int], list["np.ndarray[Any, Any]"]]] = {
     "window": lambda queries, keys: [(np.tri(queries, keys, 4) * (1 - np.tri(queries, keys, -2))).astype(np.uint8)],
     "added": lambda queries, keys: [np.where(np.tri(queries, keys), 0, -np.inf).astype(np.float32)],
 }
-"""What queries see of keys."""
+"""Masks of queries over keys."""
 
 
 def table_of(width: int) -> _Kernels:

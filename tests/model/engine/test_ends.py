@@ -58,7 +58,7 @@ OUTSIDE = [
     Fault(Batch, "__init__", 0),
     Fault(Sampler, "__call__", 5, RequestError),
 ]
-"""What is no forward: the layers are sound."""
+"""Faults outside of forwards: the layers are sound."""
 WITHIN = [
     Fault(Generation, "prefill", 0),
     Fault(mx, "eval", 1),  # the first one resumes
@@ -66,7 +66,7 @@ WITHIN = [
     Fault(mx, "async_eval", 5),
     Fault(Sample, "read", 5),
 ]
-"""What dispatches or evaluates a forward: nobody knows what the layers hold."""
+"""Faults while a forward is dispatched or evaluated: nobody knows what the layers hold."""
 
 
 def end(engine: TinyEngine, fault: Fault) -> ClientRequest:

@@ -30,7 +30,7 @@ def test_every_kind_of_model_reads_a_prompt_and_draws_with_and_without_chance(na
 
 
 def taken(kind: Tiny, *forwards: int) -> list[int]:
-    """What a cache finds that sessions of some lengths take, after one of forwards over so many tokens."""
+    """Returns what a cache finds that sessions of some lengths take, after one with forwards over so many tokens."""
     trie = make_cache("trie", kind.make_layers)
     session = trie.begin(list(range(sum(forwards))))
     for count in forwards:
