@@ -10,6 +10,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     seed: Int64 | None = None
     num_predict: Int64 = 0
+    num_ctx: Int64 = 0
     top_k: Int64 = 0
     top_p: Float32 = 0.0
     min_p: Float32 = 0.0
@@ -23,7 +24,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNUSED = frozenset(
-    ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "num_keep", "typical_p")  # E to H
+    ("num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "num_keep", "typical_p")  # E to H
 )
 """The options that hosts of these generations send and that change nothing here: they are the host's own, or
 llama.cpp's (docs/internals/wire.md, 3 and 6). Of what earlier hosts send all is used."""

@@ -198,7 +198,7 @@ class Engine:
         if self._settings.trace is not None:
             TRACE.start(self._settings.trace)
         try:
-            import mlx.core  # noqa: F401  by itself, so that only its absence is reported as such
+            import mlx.core as mx  # by itself, so that only its absence is reported as such
         except ImportError as error:
             raise no_mlx(error) from error
         world, self._turns = self._build.open_world(self._settings, self._model, self._outbox)
@@ -207,6 +207,8 @@ class Engine:
         self.parts = self._build.assembler()(
             self._settings, self._model, self._opening, self._outbox, started, self._mailbox.put, world
         )
+        gpus = 0 if self.parts.on_cpu else mx.device_count(mx.gpu)
+        self.limits = self.limits.on_gpus(gpus * self.parts.total_bytes)
         self._add = self._turns.queue((self.parts.disk or self.parts.scheduler).add)
         self.tokenizer = self.parts.tokenizer
         self.vision = self.parts.vision

@@ -22,14 +22,37 @@ _MOST_LOGPROBS = 20  # hosts do not ask for more
 _MOST_STOP_CHARACTERS = 65536
 _LONGEST_TOKEN_BYTES = 64  # at least: with normalizers and unknown words, a token may stand for more than its own text
 _CHARACTERS_PER_TOKEN = 8  # twice that of prose; a prompt with more per token of context is encoded in parts
+_ASSUMED_CONTEXTS = ((47, 262144), (23, 32768), (0, 4096))
+"""The GiB of GPU memory from which on hosts send this `num_ctx` if nobody chose one."""
 _numbers = count(1)
 
 
 class Limits(NamedTuple):
-    """The limits of a model, in tokens."""
+    """The limits of a model, or of one request to it, in tokens."""
 
     context_length: int
     vocab_size: int
+    assumed_context: int = 0
+    """The `num_ctx` that a host sends if nobody chose one (docs/internals/wire.md, 2.5)."""
+    chosen: bool = False
+    """True if `num_ctx` sets `context_length`, False if the model does."""
+
+    def on_gpus(self, gpu_bytes: int) -> "Limits":
+        """Returns the limits of a model on a machine whose GPUs have `gpu_bytes` of memory in all."""
+        assumed = next(tokens for least_gib, tokens in _ASSUMED_CONTEXTS if gpu_bytes >= least_gib << 30)
+        return self._replace(assumed_context=assumed)
+
+    def within(self, num_ctx: int) -> "Limits":
+        """Returns the limits of a request with this `num_ctx`: a lower bound than the model's, if somebody chose it."""
+        if 0 < num_ctx < self.context_length and num_ctx != self.assumed_context:
+            return self._replace(context_length=num_ctx, chosen=True)
+        return self
+
+    def refuse_beyond(self, count: int) -> None:
+        """Raises RequestError for a prompt of `count` tokens or more that leaves no room for an answer."""
+        if count >= self.context_length:
+            what = "context length that num_ctx sets" if self.chosen else "model's maximum context length"
+            raise RequestError(f"input length ({count} tokens) exceeds the {what} ({self.context_length} tokens)")
 
 
 class ShownPrompt(Protocol):
@@ -179,9 +202,10 @@ def most_prompt_bytes(tokenizer: Tokenizer, context_length: int) -> int:
     return context_length * max(tokenizer.longest_bytes, _LONGEST_TOKEN_BYTES)
 
 
-def refuse_size(size: int, tokenizer: Tokenizer, context_length: int) -> NoReturn:
+def refuse_size(size: int, tokenizer: Tokenizer, limits: Limits) -> NoReturn:
     """Raises RequestError for a prompt of more than `most_prompt_bytes`, with the fewest tokens that it can have."""
-    _refuse_beyond(context_length, size * context_length // most_prompt_bytes(tokenizer, context_length))
+    context_length = limits.context_length
+    limits.refuse_beyond(size * context_length // most_prompt_bytes(tokenizer, context_length))
     raise AssertionError("a prompt of this size fits")
 
 
@@ -196,18 +220,18 @@ def checked_format(wire: CompletionRequest, vision: Vision) -> Format | None:
     return wanted
 
 
-def check_length_in_parts(text: str, tokenizer: Tokenizer, context_length: int) -> Iterator[None]:
+def check_length_in_parts(text: str, tokenizer: Tokenizer, limits: Limits) -> Iterator[None]:
     """Encodes a prompt that is probably too long, one part with each step. Raises RequestError as soon as it is.
 
     All of it at once would take 100 times its memory. The count that the client reads is that of the parts encoded so
     far. Does nothing for a prompt that has few enough characters.
     """
-    if len(text) <= max(PART_CHARACTERS, context_length * _CHARACTERS_PER_TOKEN):
+    if len(text) <= max(PART_CHARACTERS, limits.context_length * _CHARACTERS_PER_TOKEN):
         return
     count = 0
     for ids in tokenizer.encode_parts([text]):
         count += len(ids)
-        _refuse_beyond(context_length, count)
+        limits.refuse_beyond(count)
         yield
 
 
@@ -228,7 +252,7 @@ def prepare(
     prompt = tokenizer.encode(wire.prompt) if shown is None else shown.ids
     if not prompt:
         raise RequestError("empty prompt")
-    _refuse_beyond(limits.context_length, len(prompt))
+    limits.refuse_beyond(len(prompt))
     _refuse_unknown_tokens(prompt if shown is None else shown.keys, tokenizer, limits.vocab_size)
     room = limits.context_length - len(prompt)
     wanted = wire.options.num_predict
@@ -242,13 +266,6 @@ def prepare(
         shown=shown,
         format=wanted_format,
     )
-
-
-def _refuse_beyond(context_length: int, count: int) -> None:
-    if count >= context_length:
-        raise RequestError(
-            f"input length ({count} tokens) exceeds the model's maximum context length ({context_length} tokens)"
-        )
 
 
 def _refuse_unknown_tokens(prompt: Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -225,11 +225,11 @@ class CompletionEndpoint:
 
     async def _read(self, http: web.Request, body: RequestBody) -> tuple[CompletionRequest, Format | None]:
         """Reads the request. Only what must happen while bytes arrive runs on the event loop."""
-        tokenizer, context_length = self._engine.tokenizer, self._engine.limits.context_length
+        tokenizer, limits = self._engine.tokenizer, self._engine.limits
         run = asyncio.get_running_loop().run_in_executor
         most = _SMALL_BYTES
         if http.content_length is None or http.content_length > _SMALL_BYTES:
-            most = await run(self._helper, most_prompt_bytes, tokenizer, context_length)
+            most = await run(self._helper, most_prompt_bytes, tokenizer, limits.context_length)
         reader = CompletionReader(most, http.content_length or 0)
         try:
             await body.read(http, most * _ESCAPE_BYTES + MOST_REST_BYTES + MOST_MEDIA_BYTES, reader.feed)
@@ -239,15 +239,16 @@ class CompletionEndpoint:
         except MediaTooLargeError as error:
             raise RequestError(str(error), HTTPStatus.REQUEST_ENTITY_TOO_LARGE) from None
         except PromptTooLongError as error:
-            refuse_size(error.size, tokenizer, context_length)
+            refuse_size(error.size, tokenizer, limits)
         self._remarks.unknown(reader.strangers)
         return read
 
     async def _prepare(self, wire: CompletionRequest, wanted: Format | None) -> Request:
         """Tokenizes and checks the request, a long prompt in several steps between which others get their turn."""
-        tokenizer, limits, size = self._engine.tokenizer, self._engine.limits, len(wire.prompt)
+        tokenizer, size = self._engine.tokenizer, len(wire.prompt)
+        limits = self._engine.limits.within(wire.options.num_ctx)
         if size > PART_CHARACTERS:
-            parts = check_length_in_parts(wire.prompt, tokenizer, limits.context_length)
+            parts = check_length_in_parts(wire.prompt, tokenizer, limits)
             while await self._threads.run(size, next, parts, _END) is not _END:
                 pass
         if wire.media:

@@ -79,14 +79,14 @@ def shortened(embedding: Sequence[float], dimensions: int) -> Sequence[float]:
 def _checked(chunks: Sequence[bytes], engine: Engine) -> Iterator[tuple[TextToEmbed, int] | ShownPrompt | None]:
     """Yields the text with the size that is wanted of its embedding; before it media that have to be decoded first, and
     None where others may have a turn. Raises BadRequestError, and RequestError in the words that hosts know."""
-    embedder, (context_length, vocab_size) = engine.embedder, engine.limits
+    embedder, limits = engine.embedder, engine.limits
     assert embedder is not None
     wanted = decode_embeddings(b"".join(chunks))
     if not wanted.content and not wanted.media:
         raise RequestError("empty content")
     dimensions = _dimensions(wanted.dimensions, embedder.sizes)
     media = _media(wanted, embedder.sizes)
-    tokens = yield from _tokens(wanted.content, engine.tokenizer, context_length)
+    tokens = yield from _tokens(wanted.content, engine.tokenizer, limits.context_length)
     shown = None
     if media:
         last = len(tokens) - (engine.tokenizer.end is not None)
@@ -94,10 +94,10 @@ def _checked(chunks: Sequence[bytes], engine: Engine) -> Iterator[tuple[TextToEm
         tokens = shown.ids
     if not tokens:
         raise RequestError("empty token sequence")
-    _refuse_long(len(tokens), context_length)
+    _refuse_long(len(tokens), limits.context_length)
     most = max(tokens if shown is None else shown.keys)
-    if most >= vocab_size > 0:
-        raise RequestError(f"the model has no token {most}: its vocabulary has {vocab_size}")
+    if most >= limits.vocab_size > 0:
+        raise RequestError(f"the model has no token {most}: its vocabulary has {limits.vocab_size}")
     if text := embedder.refusal(len(tokens)):
         raise RequestError(text, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
     yield TextToEmbed(tokens, shown), dimensions

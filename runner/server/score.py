@@ -131,12 +131,12 @@ def _decisions(chunks: Sequence[bytes], decider: Decider, engine: Engine) -> Ite
 def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Iterator[Request | ShownPrompt | None]:
     """Yields a request for each row, media that have to be decoded first, and None where others may have a turn. Raises
     BadRequestError, and RequestError in the words that hosts know. Several threads may share `known`."""
-    tokenizer, (context_length, vocab_size) = engine.tokenizer, engine.limits
+    tokenizer, limits = engine.tokenizer, engine.limits
     wanted = decode_score(b"".join(chunks))
     if not 1 <= len(wanted.rows) <= MOST_ROWS:
         raise RequestError(f"scoring requires 1\u2013{MOST_ROWS} prompts")
-    if not 1 <= wanted.max_tokens <= context_length:
-        raise RequestError(f"max_tokens must be between 1 and {context_length}")
+    if not 1 <= wanted.max_tokens <= limits.context_length:
+        raise RequestError(f"max_tokens must be between 1 and {limits.context_length}")
     engine.vision.check(wanted.media)
     for number, row in enumerate(wanted.rows):
         text, shown = row.prompt, None
@@ -146,7 +146,7 @@ def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Iterator
         last = tokenizer.encode_without_bos(text)
         prompt = last if shown is None else shown.ids
         _refuse_count(number, len(prompt), wanted.max_tokens)
-        if max(prompt if shown is None else shown.keys) >= vocab_size > 0:
+        if max(prompt if shown is None else shown.keys) >= limits.vocab_size > 0:
             raise RequestError(f"prompt {number} has tokens that the model does not have")
         key = sha256(json.dumps([text, row.candidates]).encode()).digest()
         if (candidates := known.get(key)) is None:
@@ -154,7 +154,7 @@ def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Iterator
             if len(known) >= _MOST_KNOWN:
                 known.clear()
             known[key] = candidates
-        if len(set(candidates)) < len(candidates) or max(candidates) >= (vocab_size or tokenizer.vocab_size):
+        if len(set(candidates)) < len(candidates) or max(candidates) >= (limits.vocab_size or tokenizer.vocab_size):
             raise RequestError(f"prompt {number} has invalid or duplicate candidate tokens")
         yield Request(
             prompt=prompt,

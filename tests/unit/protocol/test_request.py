@@ -14,7 +14,7 @@ from tests.unit.protocol.reading import decode_completion
 
 
 def test_an_absent_option_is_zero_and_never_a_default() -> None:
-    request = decode_completion(b'{"Prompt":"x","Options":{"num_ctx":4096},"Logprobs":true,"TopLogprobs":3}')
+    request = decode_completion(b'{"Prompt":"x","Options":{"num_batch":512},"Logprobs":true,"TopLogprobs":3}')
     assert request.options == decode_completion(b"{}").options
     assert request.options.temperature == 0
     assert request.options.top_k == 0

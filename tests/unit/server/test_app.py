@@ -133,6 +133,10 @@ async def test_no_endpoint_answers_a_foreign_web_page(client: Client, engine: Sc
             {"Prompt": "x" * CONTEXT},
             f"input length ({CONTEXT} tokens) exceeds the model's maximum context length ({CONTEXT} tokens)",
         ),
+        (
+            {"Prompt": "x" * 40, "Options": {"num_ctx": 40}},
+            "input length (40 tokens) exceeds the context length that num_ctx sets (40 tokens)",
+        ),
         ({"Prompt": "ж"}, "the model has no token 208"),
         ({"Prompt": "x", "Format": 5}, 'Format: expected "json", a JSON schema'),
         ({"Prompt": "x", "Format": {"type": "sequence"}}, "Format: Object missing required field `elements`"),
@@ -211,11 +215,14 @@ async def test_a_compressed_body_is_refused_without_being_unpacked(client: Clien
     assert answers.count(b"Bad Request: the body has a Content-Encoding, which is not read: send it as it is\n") == 2
 
 
-@pytest.mark.parametrize(("wanted", "limit"), [(0, 98), (-1, 98), (5, 5), (1000, 98)])
+@pytest.mark.parametrize(
+    ("wanted", "num_ctx", "limit"),
+    [(0, 0, 98), (-1, 0, 98), (5, 0, 5), (1000, 0, 98), (0, 40, 38), (1000, 40, 38), (5, 40, 5), (0, 1000, 98)],
+)
 async def test_the_token_limit_is_the_requested_one_within_the_context(
-    client: Client, engine: Script, wanted: int, limit: int
+    client: Client, engine: Script, wanted: int, num_ctx: int, limit: int
 ) -> None:
-    body = json.dumps({"Prompt": "xy", "Options": {"num_predict": wanted}})
+    body = json.dumps({"Prompt": "xy", "Options": {"num_predict": wanted, "num_ctx": num_ctx}})
     posted = asyncio.create_task(client.post("/completion", data=body))
     request = await engine.next()
     assert (request.prompt, request.max_tokens) == ([120, 121], limit)

@@ -56,7 +56,7 @@ def test_nothing_that_a_host_sends_is_remarked_upon(generation: Generation, capl
         ("messages", "Prompt"),
         ("prompts", "Prompt"),
         ("top_logprobs", "TopLogprobs"),
-        ("num_ctx", None),
+        ("num_ctx", "Options.num_ctx"),
         ("zzz", None),
     ],
 )
