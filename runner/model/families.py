@@ -114,6 +114,7 @@ def _adapt_qwen3_5(text: Config) -> None:
 _SIZES = ("hidden_size", "num_hidden_layers", "intermediate_size")
 _HEADS = (*_SIZES, "num_attention_heads")
 _EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+_KOLIBRI = (*_HEADS[:2], *_HEADS[3:], "num_key_value_heads", "head_dim", *_EXPERTS, "shared_expert_intermediate_size")
 _LINEAR = tuple(
     f"linear_{part}"
     for part in ("num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
@@ -236,6 +237,7 @@ FAMILIES: dict[str, Family] = {
     "Glm4MoeLiteForCausalLM": _GLM4_MOE_LITE,
     "GLM4MoeLite": _GLM4_MOE_LITE,
     "Cohere2MoeForCausalLM": Family("cohere2_moe", required=_HEADS, renames=_UNWRAPPED, context_default=8192),
+    "Kolibri1ForCausalLM": Family("kolibri1", required=_KOLIBRI, renames=_UNWRAPPED),
     "EmbeddingGemma2Model": _EMBEDDING_GEMMA2_TEXT._replace(
         text="text_config", flat=_EMBEDDING_GEMMA2_TEXT, unwrapped=True
     ),

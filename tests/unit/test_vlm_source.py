@@ -38,6 +38,8 @@ def test_a_model_that_mlx_lm_has_is_served_by_it(install: Install) -> None:
     for there in (True, False):
         install(there)
         assert choose({"model_type": "qwen3"}).import_name == "mlx_lm.models.qwen3"
+        ours = choose({"model_type": "kolibri1"}, architecture="Kolibri1ForCausalLM")
+        assert ours.import_name == "mlx_lm.models.kolibri1", "mlx-vlm has it too"
 
 
 def test_one_that_it_lacks_is_mlx_vlms_where_that_is_installed(install: Install) -> None:

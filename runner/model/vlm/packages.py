@@ -4,10 +4,10 @@ COMPARED = frozenset(
     """
     aya_vision cohere_compass deepseek_vl_v2 deepseekocr deepseekocr_2 dots_ocr ernie4_5_moe_vl falcon_ocr fastvlm flint
     gemma3 glm4v glm4v_moe glm5_next glm_ocr granite4_vision granite_vision hrm_text hy_v4 idefics2 idefics3 internvl
-    internvl_chat jina_vlm k2_horizon kimi_k25 kimi_k3 kimi_vl kolibri1 lfm2_vl limite llama4 llava llava_bunny
-    llava_next llava_onevision llmjpvl locateanything longcat_flash_sparse mage_vl mimo_v2 minicpmo minicpmv4_6
-    minicpmv4_7 minimax_m3 minimax_m3_vl mistral3 mistral_large3 molmo2 paddleocr_vl phi3_v phi4_siglip pixtral plamo2vl
-    qwen2_5_vl qwen2_vl qwen3_omni_moe qwen3_vl qwen3_vl_moe qwen4_exp smolvlm step3p7 xing4_0 youtu_vl z1t zaya1_vl
+    internvl_chat jina_vlm k2_horizon kimi_k25 kimi_k3 kimi_vl lfm2_vl limite llama4 llava llava_bunny llava_next
+    llava_onevision llmjpvl locateanything longcat_flash_sparse mage_vl mimo_v2 minicpmo minicpmv4_6 minicpmv4_7
+    minimax_m3 minimax_m3_vl mistral3 mistral_large3 molmo2 paddleocr_vl phi3_v phi4_siglip pixtral plamo2vl qwen2_5_vl
+    qwen2_vl qwen3_omni_moe qwen3_vl qwen3_vl_moe qwen4_exp smolvlm step3p7 xing4_0 youtu_vl z1t zaya1_vl
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
 """The packages whose texts were compared with mlx-vlm's own computation, and are equal."""
@@ -16,10 +16,10 @@ BATCHED = frozenset(
     """
     aya_vision cohere_compass deepseek_vl_v2 deepseekocr deepseekocr_2 dots_ocr ernie4_5_moe_vl falcon_ocr fastvlm flint
     gemma3 glm4v glm4v_moe glm_ocr granite4_vision granite_vision hrm_text idefics2 idefics3 internvl internvl_chat
-    k2_horizon kimi_k25 kimi_k3 kimi_vl kolibri1 lfm2_vl llava llava_bunny llava_next llava_onevision llmjpvl
-    locateanything longcat_flash_sparse mage_vl mimo_v2 minicpmo minicpmv4_6 minicpmv4_7 minimax_m3 mistral3
-    mistral_large3 molmo2 paddleocr_vl phi3_v phi4_siglip pixtral plamo2vl qwen2_5_vl qwen2_vl qwen3_omni_moe qwen3_vl
-    qwen3_vl_moe smolvlm step3p7 xing4_0 youtu_vl
+    k2_horizon kimi_k25 kimi_k3 kimi_vl lfm2_vl llava llava_bunny llava_next llava_onevision llmjpvl locateanything
+    longcat_flash_sparse mage_vl mimo_v2 minicpmo minicpmv4_6 minicpmv4_7 minimax_m3 mistral3 mistral_large3 molmo2
+    paddleocr_vl phi3_v phi4_siglip pixtral plamo2vl qwen2_5_vl qwen2_vl qwen3_omni_moe qwen3_vl qwen3_vl_moe smolvlm
+    step3p7 xing4_0 youtu_vl
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
 """The packages whose answers may share a forward."""
@@ -28,8 +28,8 @@ DRAFTED = frozenset(
     """
     aya_vision cohere_compass deepseek_vl_v2 deepseekocr deepseekocr_2 dots_ocr ernie4_5_moe_vl falcon_ocr fastvlm flint
     gemma3 glm4v glm4v_moe glm_ocr granite4_vision granite_vision hrm_text idefics2 idefics3 internvl internvl_chat
-    jina_vlm k2_horizon kimi_k25 kimi_k3 kimi_vl kolibri1 lfm2_vl limite llava llava_bunny llava_next llava_onevision
-    llmjpvl locateanything longcat_flash_sparse mage_vl mimo_v2 minicpmo minicpmv4_6 minicpmv4_7 minimax_m3 mistral3
+    jina_vlm k2_horizon kimi_k25 kimi_k3 kimi_vl lfm2_vl limite llava llava_bunny llava_next llava_onevision llmjpvl
+    locateanything longcat_flash_sparse mage_vl mimo_v2 minicpmo minicpmv4_6 minicpmv4_7 minimax_m3 mistral3
     mistral_large3 molmo2 paddleocr_vl phi3_v phi4_siglip pixtral plamo2vl qwen2_5_vl qwen2_vl qwen3_omni_moe qwen3_vl
     qwen3_vl_moe smolvlm step3p7 xing4_0 youtu_vl
     """.split()  # noqa: SIM905  a name a line would fill pages

@@ -1,4 +1,4 @@
-"""Records the logits of mlx-vlm for a Cohere2-MoE, so that the test needs no mlx-vlm.
+"""Records the logits of mlx-vlm for models of ours that it has too, so that the tests need no mlx-vlm.
 
     python -m tests.model.architectures.record FOLDER
 
@@ -8,11 +8,16 @@ where FOLDER is that of `tests.lib.mlx_vlm`.
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
-from scripts.tools.models.checkpoints import make_weights
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.model import open_model
+from runner.model.weights.load import LoadedModel, load
+from scripts.tools.models.checkpoints import make_weights, write_directory
+from scripts.tools.models.sources_steps import Weights, per_expert
+from scripts.tools.models.store import write_store
 from tests.lib.mlx_vlm import module, register
 
 RECORDED = Path(__file__).parent / "recorded.safetensors"
@@ -66,22 +71,64 @@ CASES: Mapping[str, dict[str, object]] = {
     },
 }
 """Configs of which mlx-vlm and transformers make the same."""
+_KOLIBRI = {
+    **{key: _COMMON[key] for key in _COMMON if key not in ("intermediate_size", "logit_scale")},
+    "model_type": "kolibri1",
+    "rms_norm_eps": 1e-5,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 16,
+    "max_position_embeddings": 512,
+    "head_dtype": "float32",
+}
+KOLIBRI: Mapping[str, dict[str, object]] = {
+    "kolibri": _KOLIBRI
+    | {
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "tie_word_embeddings": False,
+    },
+    "kolibri, weights of the sum 1, tied": _KOLIBRI
+    | {"layer_types": ["sliding_attention"] * 4, "norm_topk_prob": True, "rope_theta": 100.0},
+}
+"""Likewise."""
+_ALL = {**CASES, **KOLIBRI}
+_ARCHITECTURES = {"cohere2_moe": "Cohere2MoeForCausalLM", "kolibri1": "Kolibri1ForCausalLM"}
 
 
 def weights_of(name: str) -> dict[str, mx.array]:
     """Returns the weights of a case, under the names of both."""
-    return make_weights(CASES[name], 3, "float32")
+    weights = make_weights(_ALL[name], 3, "float32")
+    return {name: 5 * each if name.endswith("expert_bias") else each for name, each in weights.items()}
+
+
+def recorded(name: str) -> mx.array:
+    """Returns what was recorded of a case: logits [L, V]."""
+    return cast("dict[str, mx.array]", mx.load(str(RECORDED)))[name]
+
+
+def stored(root: Path, config: Mapping[str, object], weights: Weights) -> LoadedModel:
+    """Returns the model as it is loaded from a store."""
+    directory = write_directory(
+        root / "d", {**config, "architectures": [_ARCHITECTURES[str(config["model_type"])]]}, weights
+    )
+    write_store(root, "m", directory)
+    return load(open_model("m", root))
+
+
+def apart(weights: Weights) -> Weights:
+    """Returns the weights with each expert by itself, as they are published."""
+    return per_expert("mlp.switch_mlp", "mlp.experts")(weights)
 
 
 def logits(name: str) -> mx.array:
     """Returns the logits [L, V] of `TOKENS`."""
-    args = module("cohere2_moe.config").ModelConfig.from_dict(CASES[name])
-    model: Any = module("cohere2_moe.language").LanguageModel(args)
-    model.load_weights([*weights_of(name).items()])
+    package = _ALL[name]["model_type"]
+    args = module(f"{package}.config").ModelConfig.from_dict(_ALL[name])
+    model: Any = module(f"{package}.language").LanguageModel(args)
+    model.load_weights([*model.sanitize(weights_of(name)).items()])
     found: mx.array = model(mx.array([TOKENS])).logits[0]
     return found
 
 
 if __name__ == "__main__":
-    register(Path(sys.argv[1]), ("cohere2_moe",))
-    mx.save_safetensors(str(RECORDED), {name: logits(name) for name in CASES})
+    register(Path(sys.argv[1]), ("cohere2_moe", "kolibri1"))
+    mx.save_safetensors(str(RECORDED), {name: logits(name) for name in _ALL})

@@ -15,25 +15,10 @@ import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.errors import ModelError
-from runner.model import open_model
-from runner.model.weights.load import LoadedModel, load
-from scripts.tools.models.checkpoints import write_directory
-from scripts.tools.models.sources_steps import Weights, per_expert
-from scripts.tools.models.store import write_store
-from tests.model.architectures.record import CASES, RECORDED, TOKENS, weights_of
+from scripts.tools.models.sources_steps import Weights
+from tests.model.architectures.record import CASES, TOKENS, apart, recorded, stored, weights_of
 
 SIZES: Mapping[str, object] = dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads"), 4)
-
-
-def stored(root: Path, config: Mapping[str, object], weights: Weights) -> LoadedModel:
-    """The model as it is loaded from a store."""
-    directory = write_directory(root / "d", {**config, "architectures": ["Cohere2MoeForCausalLM"]}, weights)
-    write_store(root, "m", directory)
-    return load(open_model("m", root))
-
-
-def apart(weights: Weights) -> Weights:
-    return per_expert("mlp.switch_mlp", "mlp.experts")(weights)
 
 
 def together(weights: Weights) -> Weights:
@@ -47,7 +32,7 @@ def together(weights: Weights) -> Weights:
 def test_logits_are_those_of_mlx_vlm(name: str, layout: Callable[[Weights], Weights], tmp_path: Path) -> None:
     """At once and token by token."""
     model = stored(tmp_path, CASES[name], layout(weights_of(name)))
-    wanted = cast("dict[str, mx.array]", mx.load(str(RECORDED)))[name]
+    wanted = recorded(name)
     found = model.logits(mx.array([TOKENS]), model.make_layers())[0]
     layers = model.make_layers()
     steps = mx.concatenate([model.logits(mx.array([[token]]), layers)[0] for token in TOKENS])

@@ -65,10 +65,13 @@ _TWINS = ("0.18.2", "0.18.3")
 CONVERTED = (
     *("llama", "qwen3", "gemma3-text", "gemma3", "gemma4-text", "gemma4-moe", "gemma4_unified", "qwen3.5"),
     *("qwen3.5-moe", "qwen3-next", "glm4-moe-lite", "laguna", "nemotron-h", "muse-glimmer", "deepseek-v3"),
-    *("llama4", "qwen3-moe", "mixtral", "gpt-oss", "granite-moe", "falcon-h1", "mamba2", "lfm2", "gpt2"),
+    *("llama4", "qwen3-moe", "mixtral", "gpt-oss", "granite-moe", "falcon-h1", "mamba2", "lfm2", "gpt2", "kolibri1"),
 )
 """By mlx-lm's converter."""
-NVIDIA = ("llama", "qwen3", "gemma3", "nemotron-h", "qwen3.5-moe-separate", "glm4-moe-lite", "laguna", "mixtral")
+NVIDIA = (
+    *("llama", "qwen3", "gemma3", "nemotron-h", "qwen3.5-moe-separate", "glm4-moe-lite", "laguna", "mixtral"),
+    "kolibri1",
+)
 """In nvfp4, with a factor for the whole tensor."""
 
 

@@ -1,0 +1,223 @@
+"""Aleph Alpha's decoder with experts (`Kolibri1ForCausalLM`), of mlx-lm's parts.
+
+Most layers see a window, with rotary positions; the others see everything, without positions. Attention and experts
+have a norm before and one after them. The bias of an expert counts where experts are chosen, and not in their weights.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.distributed import shard_inplace, shard_linear
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import RMSNorm
+from mlx_lm.models.base import BaseModelArgs, create_attention_mask
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.exaone4 import MLP, Attention
+from mlx_lm.models.switch_layers import SwitchGLU
+
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_PERIOD = 5
+"""After this many layers, one sees everything, where a config does not say which."""
+Mask = Any
+"""An array, "causal" or None: which keys a row sees."""
+_BIAS = re.compile(r"\.(moe\.router\.expert_bias|mlp\.gate\.e_score_correction_bias)$")
+"""The names of the experts' biases: the publisher's, and that of mlx-vlm."""
+_SCALE, _BLOCK = "_scale_inv", 128
+"""The end of the name of the scales of weights in 8 bits, and the length of the sides of a block with one scale."""
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass
+class ModelArgs(BaseModelArgs):
+    """The fields of `config.json`, with the defaults of transformers."""
+
+    model_type: str
+    vocab_size: int = 128000
+    hidden_size: int = 2560
+    num_hidden_layers: int = 50
+    num_attention_heads: int = 48
+    num_key_value_heads: int = 4
+    head_dim: int = 128
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: dict[str, object] | None = None
+    max_position_embeddings: int = 262144
+    hidden_act: str = "silu"
+    sliding_window: int = 513
+    layer_types: list[str] | None = None
+    num_experts: int = 384
+    num_experts_per_tok: int = 6
+    moe_intermediate_size: int = 512
+    shared_expert_intermediate_size: int = 512
+    norm_topk_prob: bool = False
+    tie_word_embeddings: bool = False
+    head_dtype: str = ""
+    """Of what the head maps to logits, if it is "float32"; else that of the layers."""
+
+    def __post_init__(self) -> None:
+        """Fills in what follows from other fields. Raises ValueError for what no model can mean."""
+        layers = self.num_hidden_layers
+        if self.layer_types is None:
+            self.layer_types = [_SLIDING if (layer + 1) % _PERIOD else _FULL for layer in range(layers)]
+        if len(self.layer_types) != layers:
+            raise ValueError(f"layer_types has {len(self.layer_types)} entries, want {layers}")
+        if odd := [kind for kind in self.layer_types if kind not in (_SLIDING, _FULL)]:
+            raise ValueError(f"unsupported layer_types: {odd[0]!r}")
+        if (chosen := self.num_experts_per_tok) > self.num_experts:
+            raise ValueError(f"num_experts_per_tok ({chosen}) exceeds num_experts ({self.num_experts})")
+        if self.hidden_act != "silu":
+            raise ValueError(f'unsupported hidden_act: "{self.hidden_act}"')
+
+    @property
+    def windows(self) -> list[bool]:
+        """For each layer whether it sees a window only."""
+        return [kind == _SLIDING for kind in self.layer_types or ()]
+
+
+class Experts(Module):
+    """A few experts for each token, and one that is shared by all."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        Module.__init__(self)  # MLX's is not typed
+        self.gate = Linear(args.hidden_size, args.num_experts, bias=False)
+        self.expert_bias = mx.zeros(args.num_experts)
+        self.switch_mlp = SwitchGLU(args.hidden_size, args.moe_intermediate_size, args.num_experts)
+        self.shared_experts = MLP(args.hidden_size, args.shared_expert_intermediate_size)
+        self.most = args.num_experts_per_tok
+        self.normalizes = args.norm_topk_prob
+        self.sharding_group: mx.distributed.Group | None = None
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Returns [B, L, D] for `x` [B, L, D]."""
+        logits = self.gate(x.astype(mx.float32))
+        chosen = mx.argpartition(-(logits + self.expert_bias), kth=self.most - 1, axis=-1)[..., : self.most]
+        weights = mx.sigmoid(mx.take_along_axis(logits, chosen, axis=-1))
+        if self.normalizes:
+            weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+        rows = self.switch_mlp(x, chosen)
+        mixed: mx.array = (rows * weights[..., None]).sum(axis=-2).astype(rows.dtype) + self.shared_experts(x)
+        return mixed if self.sharding_group is None else mx.distributed.all_sum(mixed, group=self.sharding_group)
+
+
+class Block(Module):
+    """One layer."""
+
+    def __init__(self, args: ModelArgs, *, slides: bool) -> None:
+        Module.__init__(self)
+        self.self_attn = Attention(cast("Any", args), is_local=slides)  # rotates where it is local
+        self.mlp = Experts(args)
+        self.input_layernorm, self.post_attn_norm, self.post_attention_layernorm, self.post_ffn_norm = (
+            RMSNorm(args.hidden_size, args.rms_norm_eps) for _ in range(4)
+        )
+
+    def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
+        """Returns [B, L, D] for `x` [B, L, D]."""
+        x = x + self.post_attn_norm(self.self_attn(self.input_layernorm(x), mask, cache))
+        return cast("mx.array", x + self.post_ffn_norm(self.mlp(self.post_attention_layernorm(x))))
+
+
+class Decoder(Module):
+    """From tokens to the hidden states after the last norm."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        Module.__init__(self)
+        self.embed_tokens = Embedding(args.vocab_size, args.hidden_size)
+        self.layers = [Block(args, slides=slides) for slides in args.windows]
+        self.norm = RMSNorm(args.hidden_size, args.rms_norm_eps)
+        self.windows = args.windows
+        self.window = args.sliding_window
+
+    def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
+        """Returns [B, L, D] for the tokens [B, L]."""
+        hidden = self.embed_tokens(inputs)
+        caches: list[Any] = cache or [None] * len(self.layers)
+        masks: dict[bool, Mask] = {}
+        for sliding, each in zip(self.windows, caches, strict=True):
+            if sliding not in masks:  # layers of a kind stand at one offset
+                masks[sliding] = create_attention_mask(hidden, each, window_size=self.window if sliding else None)
+        for layer, sliding, each in zip(self.layers, self.windows, caches, strict=True):
+            hidden = layer(hidden, masks[sliding], each)
+        return cast("mx.array", self.norm(hidden))
+
+
+class Model(Module):
+    """The model as mlx-lm calls it."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        Module.__init__(self)
+        self.args = args
+        self.model_type = args.model_type
+        self.model = Decoder(args)
+        if not args.tie_word_embeddings:
+            self.lm_head = Linear(args.hidden_size, args.vocab_size, bias=False)
+
+    def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
+        """Returns the logits [B, L, V] of the tokens [B, L], on top of what the layers in `cache` hold."""
+        hidden = self.model(inputs, cache)
+        if self.args.head_dtype == "float32":
+            hidden = hidden.astype(mx.float32)
+        head = self.model.embed_tokens.as_linear if self.args.tie_word_embeddings else self.lm_head
+        return cast("mx.array", head(hidden))
+
+    @property
+    def layers(self) -> list[Block]:
+        """The blocks, in order."""
+        return self.model.layers
+
+    def make_cache(self) -> list[KVCache | RotatingKVCache]:
+        """Returns fresh layer caches for one sequence."""
+        window = self.args.sliding_window
+        return [RotatingKVCache(max_size=window, keep=0) if slides else KVCache() for slides in self.args.windows]
+
+    def cast_predicate(self, name: str) -> bool:
+        """Returns True if the parameter may lose precision: not what multiplies, or is added to, float32."""
+        wide = (
+            "mlp.gate.weight",
+            "mlp.expert_bias",
+            *(["lm_head.weight"] if self.args.head_dtype == "float32" else []),
+        )
+        return not name.endswith(wide)
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Returns the weights under the names of this module: experts stacked that are stored apart, blocks of 8 bits
+        as their numbers, and what multiplies float32 in float32."""
+        named = {_BIAS.sub(".mlp.expert_bias", name): array for name, array in weights.items()}
+        if self.args.tie_word_embeddings:
+            named.pop("lm_head.weight", None)
+        for name in [name for name in named if name.endswith(_SCALE)]:
+            scales = named.pop(name)
+            named[name.removesuffix(_SCALE)] = _from_blocks(named[name.removesuffix(_SCALE)], scales)
+        for name in [name for name in named if ".mlp.experts.0." in name]:
+            parts = [name.replace(".experts.0.", f".experts.{expert}.") for expert in range(self.args.num_experts)]
+            named[name.replace(".experts.0.", ".switch_mlp.")] = mx.stack([named.pop(part) for part in parts])
+        for name, array in named.items():
+            if not self.cast_predicate(name) and mx.issubdtype(array.dtype, mx.floating):
+                named[name] = array.astype(mx.float32)  # once, rather than in every forward
+        return named
+
+    def shard(self, group: mx.distributed.Group | None = None) -> None:
+        """Leaves the part of this rank: some heads, and a part of the width of every expert."""
+        group = group or mx.distributed.init()
+        for layer in self.layers:
+            attention, feed = layer.self_attn, layer.mlp
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                way = "sharded-to-all" if name == "o_proj" else "all-to-sharded"
+                attention[name] = shard_linear(attention[name], way, group=group)
+            attention.n_heads //= group.size()
+            attention.n_kv_heads //= group.size()
+            feed.sharding_group = group
+            for part in (feed.switch_mlp, feed.shared_experts):
+                for name in _PROJECTIONS:
+                    way = "sharded-to-all" if name == "down_proj" else "all-to-sharded"
+                    shard_inplace(part[name], way, group=group)
+
+
+def _from_blocks(words: mx.array, scales: mx.array) -> mx.array:
+    """Returns the numbers [N, M] that are published in 8 bits, as bytes and a scale for each square block of them."""
+    rows, columns = words.shape
+    scales = mx.repeat(mx.repeat(scales, _BLOCK, axis=0)[:rows], _BLOCK, axis=1)[:, :columns]
+    return (mx.from_fp8(words, mx.float32) * scales).astype(mx.bfloat16)
