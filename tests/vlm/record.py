@@ -41,6 +41,7 @@ _NO_PROCESSOR = "mlx-vlm has no processor for it"
 _OTHER_PLACES = "mlx-vlm puts features in other places than its processor says"
 _TWO_PARTS = "it has an encoder beside its decoder"
 FOUND = {
+    "d1_omni": "it decides with a head of its own, and no host asks for that yet",
     "falcon_ocr": "the tokens of its pictures see each other",
     "florence2": _TWO_PARTS,
     "gemma3n": "mlx-vlm scales the embeddings of answers and not those of prompts",

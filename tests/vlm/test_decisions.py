@@ -2,20 +2,25 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from runner.model import open_model
+from runner.model.vlm.module import import_package
 from runner.model.weights.load import load
 from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import Client, Process, spawn
 from scripts.tools.host.lib.generations import H
+from scripts.tools.models import vlm_seeing
+from scripts.tools.models.store import write_store
 from tests.process.conftest import read_stats
-from tests.vlm import decisions
+from tests.vlm import decisions, oracle
 
 STATE = "the light was red and the car did not stop"
 ROWS = (
@@ -108,6 +113,34 @@ async def test_a_packed_clef_scores_as_one_of_the_same_values(models: Path, proc
     own = decisions.own("clef")
     own.load_weights(decisions.unpacked(load(open_model("clef", models / "packed")).module), strict=False)
     check_close(found["logits"], decisions.clef_scores(own, SEGMENTS, FIELDS))
+
+
+async def test_a_d1_decides_as_mlx_vlm_does(tmp_path: Path) -> None:
+    """It is an LFM2-VL: its prompts, and the tokens of its answers, are rows as for any model that writes text."""
+    directory = vlm_seeing.write("lfm2_vl", tmp_path / "d1")
+    path = directory / "config.json"
+    named = {"architectures": ["D1Model"], "auto_map": {"AutoModel": "modeling_d1.D1Model"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+    write_store(tmp_path / "store", "d1", directory)
+    own, asks = oracle.load(directory), import_package("d1.prompt")
+    assert type(own).__module__ == "mlx_vlm.models.d1.d1"
+    tokenizer = cast("Any", PreTrainedTokenizerFast).from_pretrained(directory)
+    questions = [
+        asks.as_question({"type": kind, "instructions": "how bad?", "criteria": [f"{kind} {n}" for n in range(5)]})
+        for kind in ("choice", "score")
+    ]
+    rows = [
+        {
+            "prompt": asks.prefix_text(STATE, tokenizer.bos_token) + asks.suffix_text(tokenizer, question),
+            "candidates": [*codes],
+        }
+        for question, codes in zip(questions, ("ABCDE", "01234"), strict=True)
+    ]
+    with spawn(RUNNER, "d1", generation=H, models_dir=tmp_path / "store") as process:
+        process.wait_ready(60)
+        found = (await decided(process, {"max_tokens": 512, "rows": rows}))["logits"]
+    shares = [[math.exp(score) / sum(map(math.exp, row)) for score in row] for row in found]
+    check_close(shares, own.probabilities(tokenizer, STATE, questions)[0])
 
 
 async def test_many_at_once_are_as_each_alone_in_fewer_forwards(processes: dict[str, Process]) -> None:

@@ -69,6 +69,7 @@ BLIND: dict[str, str] = {
 """Package that is served -> what keeps its pictures from being served."""
 
 REFUSED: dict[str, str] = {
+    "d1_omni": "it decides with a head of its own, and no host asks for that yet",
     "deepseek_v4": "its answers depend on where prompts are cut",
     "florence2": "it has an encoder beside its decoder",
     "gemma3n": "mlx-vlm scales the embeddings of answers and not those of prompts",
