@@ -100,6 +100,8 @@ def _run(settings: Settings, parent_pid: int) -> NoReturn:
 def _open(settings: Settings) -> OpenedModel:
     """Opens the model, with the context length that applies here."""
     model = open_model(settings.model, settings.models_dir, Choice.of(settings))
+    for warning in model.checkpoint.warnings:
+        log.warning(warning)
     limit = context_limit(model.context_length, settings.context_tokens)
     if settings.context_tokens and settings.context_tokens > limit:
         log.warning("the model's context is shorter than --context", wanted=settings.context_tokens, context=limit)

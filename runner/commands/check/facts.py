@@ -214,6 +214,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         warnings=[
             *filter(None, [misfits()]),
             *(plain(each.advice) for each in found.problems if each.advice not in ("", type(each).advice)),
+            *(map(plain, checkpoint.warnings) if checkpoint else ()),
             *_tensor_warnings(found),
             *((types.lacking,) if types and types.lacking else ()),
             *_context_warnings(context, settings.context_tokens),

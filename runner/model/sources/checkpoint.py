@@ -95,6 +95,8 @@ class Checkpoint(NamedTuple):
     """Those of the list in which the manifest was found."""
     text_blobs: Mapping[str, File] = {}
     """The store's blobs without tensors, by their name in the manifest; empty for a directory."""
+    warnings: Sequence[str] = ()
+    """What was passed over to open it."""
 
     def file(self, name: str) -> bytes | None:
         """Returns the content of text file `name`; None if the model has none.

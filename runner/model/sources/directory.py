@@ -1,7 +1,7 @@
 """Opens a directory in the style of Hugging Face: `config.json`, `model*.safetensors`, tokenizer files."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from runner import json_files
@@ -23,7 +23,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def open_directory(directory: Path, name: str, report: ReportFault = raise_fault) -> Checkpoint:
-    """Reads the header of every weight file.
+    """Reads the headers of the weight files: of those that the index names, or of all.
 
     Raises a ModelError that names what is missing or broken. Faults of single files go to `report`, and the tensors
     that the index lists for them become `unreadable`.
@@ -38,10 +38,21 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
     # A dangling link is no folder, and stays to be reported: interrupted downloads leave such links.
     paths = [path for path in found if path.name not in folders]
     files = {path.name: File(path) for path in paths if path.suffix != ".safetensors"}
-    weights = [path for path in paths if path.match(_WEIGHTS)]
-    if not weights:
+    warnings: list[str] = []
+    places = _places(files.get(_INDEX), warnings.append)
+    # Only names of this directory: a path that leads elsewhere is none of them.
+    shards = {shard for shard in places.values() if "/" not in shard}
+    named = [path for path in paths if path.suffix == ".safetensors" and path.name in shards]
+    others = [path for path in paths if path.match(_WEIGHTS) and path not in named]
+    if not named and not others:
         refuse_without_weights(directory, _WEIGHTS, [path.name for path in paths], folders)
-    places = _places(files.get(_INDEX), report)
+    # A stale index, which names none of the files, is ignored, as mlx-lm ignores all; else a download is incomplete,
+    # unless the other files have what is missing.
+    unknown = sorted(map(directory.joinpath, shards)) if named else []
+    missing = [path for path in unknown if path not in named and not os.path.isfile(path)]  # noqa: PTH113 - Path.is_file raises for long names
+    weights = named if named and not missing else [*named, *others]
+    if unread := [path.name for path in others if path not in weights]:
+        warnings.append(f"{_INDEX} does not name {', '.join(unread)}, which is not read")
     entries: dict[str, HeaderEntry] = {}
     unreadable: dict[str, Tensor] = {}
 
@@ -57,15 +68,14 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
             mark_unreadable(path, error)
             continue
         for key, entry in header.items():
-            other = entries.setdefault(key, entry)
-            if other is not entry:
+            other = entries.get(key)
+            if other is None or places.get(key) == path.name:
+                entries[key] = entry
+            elif places.get(key) != other.file.name:
                 report(ModelError(f"tensor {key} is in two files: {other.file} and {path}"))
-    # A stale index, which names none of the files, is ignored, as mlx-lm ignores all; else a download is incomplete.
-    known = {path.name for path in weights}
-    stale = known.isdisjoint(places.values())
-    shards = {shard for key, shard in places.items() if key not in entries and "/" not in shard and not stale}
-    for path in sorted(directory / shard for shard in shards):
-        if path not in weights and not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for long names
+    lost = {shard for key, shard in places.items() if key not in entries}
+    for path in missing:
+        if path.name in lost:
             mark_unreadable(path, ModelError(f"open {path}: no such file or directory (named by {_INDEX})"))
     return Checkpoint(
         name=name,
@@ -75,24 +85,25 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
         from_store=False,
         missing_file=f"open {directory}/{{}}: no such file or directory",
         unreadable={key: tensor for key, tensor in unreadable.items() if key not in entries},
+        warnings=warnings,
     )
 
 
-def _places(index: File | None, report: ReportFault) -> dict[str, str]:
-    """Returns the file of each tensor according to the index; empty without one."""
+def _places(index: File | None, warn: Callable[[str], None]) -> dict[str, str]:
+    """Returns the file of each tensor according to the index; empty without one that can be read."""
     if index is None:
         return {}
     try:
         found = json_files.parse(index.read())
-    except ModelError as error:
-        report(error)
-    except ValueError as error:
-        report(ModelError(f"{index.path}: want a weight_map of tensor to file: {error}"))
-    else:
         places = found.get("weight_map") if isinstance(found, dict) else found
         if isinstance(places, dict):
             return {str(key): str(shard) for key, shard in places.items()}
-        report(ModelError(f"{index.path}: want a weight_map of tensor to file: found {type(places).__name__}"))
+        why = f"{index.path}: want a weight_map of tensor to file: found {type(places).__name__}"
+    except ModelError as error:
+        why = str(error)  # it names the file
+    except ValueError as error:
+        why = f"{index.path}: want a weight_map of tensor to file: {error}"
+    warn(f"{why}: all {_WEIGHTS} are read")
     return {}
 
 

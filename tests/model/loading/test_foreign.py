@@ -35,9 +35,9 @@ FOLDERS = {
     "config a pointer": Given(
         {"config.json": LFS, "model.safetensors": SAFE}, f"^failed to read config.json: d/config.json {POINTER}"
     ),
-    "index a pointer": Given(
+    "all a pointer": Given(
         {"config.json": CONFIG, "model-1.safetensors": LFS, "model.safetensors.index.json": LFS},
-        f"^d/model.safetensors.index.json {POINTER}",
+        f"^d/model-1.safetensors {POINTER}",
     ),
     "a web page": Given(
         {"config.json": b"<!DOCTYPE html><html>", "model.safetensors": SAFE}, "is a web page: download"

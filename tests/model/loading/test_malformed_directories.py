@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import mlx.core as mx
 import pytest
 
 from runner.commands.check.facts import inspect
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.weights.load import load
+from runner.model.weights.parameters import parameters_of
 from runner.settings import CheckSettings
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.checkpoints import write_checkpoint
@@ -40,6 +42,12 @@ def replaced(name: str, make: Callable[[Path], object]) -> Break:
         make(directory / name)
 
     return apply
+
+
+def duplicated(directory: Path) -> None:
+    """A second file with one of the tensors, where no index decides."""
+    (directory / INDEX).unlink()
+    (directory / "model.safetensors").write_bytes(safetensors_bytes({WEIGHT: zeros("F32", 64, 64)}))
 
 
 def cut(name: str) -> Break:
@@ -74,14 +82,8 @@ CASES: dict[str, Case] = {
     ),
     "shard a pipe": Case(replaced(_SECOND, os.mkfifo), rf"open {{d}}/{_SECOND}: not a regular file"),
     "tensor in two files": Case(
-        lambda directory: (directory / "model.safetensors").write_bytes(
-            safetensors_bytes({WEIGHT: zeros("F32", 64, 64)})
-        ),
+        duplicated,
         rf"tensor {WEIGHT} is in two files: {{d}}/model-0000\d-of-00002\.safetensors and {{d}}/model\.safetensors",
-    ),
-    "index no object": Case(
-        lambda directory: (directory / INDEX).write_text("[]"),
-        rf"{{d}}/{INDEX}: want a weight_map of tensor to file: .*",
     ),
     "no weights": Case(
         only_others,
@@ -145,6 +147,81 @@ def test_a_stale_index_is_no_obstacle(tmp_path: Path) -> None:
     index = {"weight_map": {WEIGHT: "model-00001-of-00009.safetensors", "visual.x": "model-00002-of-00009.safetensors"}}
     (directory / INDEX).write_text(json.dumps(index))
     assert open_model(str(directory), tmp_path).total_bytes > 0
+
+
+def with_index(change: Callable[[dict[str, str]], object]) -> Break:
+    """Changes the map of tensors to files."""
+
+    def apply(directory: Path) -> None:
+        index = json.loads((directory / INDEX).read_text())
+        change(index["weight_map"])
+        (directory / INDEX).write_text(json.dumps(index))
+
+    return apply
+
+
+def stray(directory: Path) -> None:
+    """Other numbers under the name of one tensor, in a file that comes first; and in one whose name fits the index."""
+    other = safetensors_bytes({WEIGHT: zeros("F32", 64, 64)})
+    for name in ("model-0.safetensors", "model.safetensors"):
+        (directory / name).write_bytes(other)
+
+
+def twice(directory: Path) -> None:
+    """In each shard zeros under the name of a tensor of the other one."""
+    tensors = {path: read_tensors(path) for path in (directory / _FIRST, directory / _SECOND)}
+    for path, other in zip(tensors, [*tensors][::-1], strict=True):
+        name, tensor = next((name, each) for name, each in tensors[other].items() if "norm" not in name)
+        path.write_bytes(safetensors_bytes({**tensors[path], name: zeros(tensor.dtype, *tensor.shape)}))
+
+
+PASSED_OVER: dict[str, tuple[Break, str]] = {
+    "strays": (stray, rf"{INDEX} does not name model-0\.safetensors, model\.safetensors, which is not read"),
+    "a tensor in two shards": (twice, ""),
+    "no weight_map": (
+        lambda directory: (directory / INDEX).write_text('{"metadata": {}}'),
+        rf"{{d}}/{INDEX}: want a weight_map of tensor to file: found NoneType: all model\*\.safetensors are read",
+    ),
+    "no object": (
+        lambda directory: (directory / INDEX).write_text("[]"),
+        rf"{{d}}/{INDEX}: want a weight_map of tensor to file: found list: all model\*\.safetensors are read",
+    ),
+    "cut": (cut(INDEX), rf"{{d}}/{INDEX}: want a weight_map of tensor to file: .+: all model\*\.safetensors are read"),
+    "a pointer": (
+        lambda directory: (directory / INDEX).write_text("version https://git-lfs.github.com/spec/v1\n"),
+        rf"{{d}}/{INDEX} is a pointer of git-lfs, .*`git lfs pull` fetches it: all model\*\.safetensors are read",
+    ),
+    "names a tensor that is not there": (with_index(lambda places: places.update({"x": _FIRST})), ""),
+    "names a file that is none of weights": (with_index(lambda places: places.update({"x": "config.json"})), ""),
+}
+"""What is done to a sound directory of two shards, and the warning."""
+
+
+@pytest.mark.parametrize("name", PASSED_OVER)
+def test_the_index_decides_and_a_broken_one_stops_nothing(name: str, directory: Path) -> None:
+    spoil, line = PASSED_OVER[name]
+    wanted = parameters_of(load(open_model(str(directory), Path("unused"))).module)
+    spoil(directory)
+    opened = open_model(str(directory), Path("unused"))
+    found = parameters_of(load(opened).module)
+    assert all(mx.array_equal(found[name], array) for name, array in wanted.items())
+    said = inspect(CheckSettings(model=str(directory), models_dir=Path("unused"), log_level=0))
+    assert said.loads
+    assert [*opened.checkpoint.warnings] == [each for each in said.warnings if INDEX in each]
+    assert re.fullmatch(line.replace("{d}", str(directory)), "".join(opened.checkpoint.warnings))
+
+
+def test_shards_may_have_any_name_that_the_index_gives_them(directory: Path) -> None:
+    index = (directory / INDEX).read_text()
+    for path in directory.glob("model-0*"):
+        path.rename(directory / path.name.replace("model", "weights"))
+    (directory / INDEX).write_text(index.replace("model-0", "weights-0"))
+    serve(directory)
+
+
+def test_other_files_stand_in_for_a_missing_shard(directory: Path) -> None:
+    (directory / _SECOND).rename(directory / "model-b.safetensors")
+    serve(directory)
 
 
 def test_what_systems_leave_behind_is_no_obstacle(checkpoint: Checkpoints, tmp_path: Path) -> None:
