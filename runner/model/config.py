@@ -63,6 +63,15 @@ _CONTEXT_FIELDS = (
     *("seq_length", "model_max_length"),
 )
 _PHI3_SMALL_ROWS = 100352
+HEAD = re.compile(
+    r"(?:(?:model|language_model|transformer)\.)*(?:lm_head|output|embed_out)\.(?:weight|scales|biases|global_scale)"
+)
+"""The parameters of the output projection, under any of mlx-lm's names."""
+EMBEDDINGS = (
+    *("embed_tokens.weight", "embeddings.weight", "wte.weight", "word_embeddings.weight"),
+    *(".embedding.weight", ".embed_in.weight"),
+)
+"""The ends of the names of the embedding."""
 
 
 def read_config(checkpoint: Checkpoint, *, nulls: bool = False, name: str = "config.json") -> Config:
@@ -152,8 +161,15 @@ def context_length(config: Config, family: Family) -> int:
 
 
 def is_tied(config: Config, family: Family) -> bool:
-    """Returns True if the module made from the adapted `config` uses its embedding as output projection."""
+    """Returns True if `config`, which `module_config` has made, says that the output projection is the embedding. Then
+    one that the files hold is not read, as in transformers."""
     return _module_text(config, family).get("tie_word_embeddings") is True
+
+
+def is_untied(config: Config, family: Family) -> bool:
+    """Returns True if the `config` of the file says that the output projection is not the embedding."""
+    said = [part.get("tie_word_embeddings") for part in (config, text_config(config, family))]
+    return False in said and True not in said
 
 
 def _module_text(config: Config, family: Family) -> Config:
@@ -173,8 +189,8 @@ def vocabulary_size(config: Config, family: Family, tensors: Mapping[str, Tensor
 
 
 def _vocabulary_rows(tensors: Mapping[str, Tensor]) -> int:
-    names = ("embed_tokens.weight", "embeddings.weight", "wte.weight", "word_embeddings.weight")
-    rows = (tensor.weight.shape[0] for name, tensor in tensors.items() if name.endswith(names) and tensor.weight.shape)
+    found = (tensor.weight.shape for name, tensor in tensors.items() if name.endswith(EMBEDDINGS))
+    rows = (shape[0] for shape in found if shape)
     return next(rows, 0)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from runner import json_files
 from runner.errors import ModelError
 from runner.model.config import (
+    HEAD,
     check_depths,
     check_extra_layers,
     context_length,
@@ -136,8 +137,8 @@ def open_checkpoint(
         check_depths(mended, len(unreadable) + len(tensors))
     else:
         mended = module_config(config, family, {**unreadable, **tensors})
-    if family.is_listed and is_tied(mended, family):
-        tensors.pop(family.head, None)
+    if not family.of_mlx_vlm and is_tied(mended, family):
+        tensors = {name: tensor for name, tensor in tensors.items() if not HEAD.fullmatch(name)}
     return OpenedModel(
         name=checkpoint.name,
         architecture=architecture,

@@ -17,6 +17,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.base import BaseModelArgs
 
 from runner.errors import ModelError
+from runner.model.config import EMBEDDINGS, HEAD, is_tied, is_untied
 from runner.model.families import COMPUTED_TENSORS, Config
 from runner.model.opened import OpenedModel
 from runner.model.sources.checkpoint import Tensor
@@ -74,8 +75,27 @@ def assemble(opened: OpenedModel, arrays: Mapping[str, Arrays], recipe: Recipe) 
         module, weights = sanitize_packed(lambda weights, layout: _sanitized(opened, weights, layout), arrays, recipe)
     else:
         module, weights = _from_packed_directory(opened, arrays)
-    fill(opened, module, weights)
+    fill(opened, module, _with_tied_head(opened, module, weights))
     return module
+
+
+def _with_tied_head(opened: OpenedModel, module: Module, weights: Weights) -> Weights:
+    """Returns the weights without a head that the module does not have, unless the config asks for it; and of a tied
+    model with the embedding in place of a head that it has in any case."""
+    wanted = parameters_of(module)
+    stems = {name.rpartition(".")[0] for name in wanted if HEAD.fullmatch(name)}
+    if not is_untied(opened.config, opened.family):
+        spare = [name for name in weights if HEAD.fullmatch(name) and name.rpartition(".")[0] not in stems]
+        weights = {name: array for name, array in weights.items() if name not in spare}
+    if is_tied(opened.module_config, opened.family):
+        embeddings = [name.removesuffix(".weight") for name in wanted if name.endswith(EMBEDDINGS)]
+        for stem in stems:
+            weights |= {
+                f"{stem}.{part}": array
+                for part in ("weight", "scales", "biases", "global_scale")
+                if (array := weights.get(f"{embeddings[0]}.{part}")) is not None
+            }
+    return weights
 
 
 def fill(opened: OpenedModel, module: Module, weights: Weights) -> None:

@@ -15,13 +15,25 @@ from mlx.utils import tree_flatten
 
 from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
+from runner.model.config import EMBEDDINGS, HEAD
 from runner.model.families import Config
 from runner.model.weights.assemble import build_module, rehearse
 from runner.model.weights.load import load
+from runner.model.weights.parameters import parameters_of
+from scripts.tools.models.store import write_store
 from tests.model.architectures.subject import HEAD_IS_CHANGED, Subject, halved, run
 
 _COARSE = {"afm7": 0.4}
 """Tolerances of architectures that lose more in 16 bits, relative to the norm of logits: twice the worst seen."""
+PACKED_HEADS = ("llama", "gemma2", "glm4", "phi3")
+"""Of the ways in which a module ties, one each: by a flag of the module, always, never, and by a flag it forgets."""
+TIED_OTHERWISE = {
+    "baichuan_m1": "mlx-lm's forward wants a head that its module then lacks",
+    "prism_hadamard_qwen35": "its weights are packed from the first",
+    "qwen3_vl_moe": "mlx-lm's sanitize wants a head",
+    "talkie": "its head is no module",
+}
+"""No such model is tied."""
 _LAYER = re.compile(r"(.*?(?:layers|h|blocks)\.)(\d+)\.")
 Field: TypeAlias = tuple[Config, str]
 Outcome: TypeAlias = tuple[OpenedModel | None, str]
@@ -64,6 +76,32 @@ def _floats(parameters: object) -> Iterator[tuple[str, mx.array]]:
     for name, array in cast("list[tuple[str, mx.array]]", tree_flatten(parameters)):
         if mx.issubdtype(array.dtype, mx.floating):
             yield name, array
+
+
+def reads_no_head_of_a_tied_model(it: Subject) -> None:
+    """The embedding is the head, as in transformers, whatever else the files hold; packed in a store, too."""
+    if it.name in TIED_OTHERWISE:
+        return
+    embedding = next(name for name in it.weights if name.endswith(EMBEDDINGS))
+    usual = "language_model.lm_head.weight" if "language_model" in embedding else "lm_head.weight"
+    head = next((name for name in it.weights if HEAD.fullmatch(name)), usual)
+    directory = it.write("tied", {**it.weights, head: it.weights[embedding][::-1]})
+    value = json.loads((directory / "config.json").read_text())
+    for part in (value, *(value[key] for key in _NAMES[:2] if key in value)):
+        part["tie_word_embeddings"] = True
+    (directory / "config.json").write_text(json.dumps(value))
+    models = [str(directory)]
+    if it.name in PACKED_HEADS:
+        write_store(it.root, "tied", directory, "int8")
+        models.append("tied")
+    for model in models:
+        opened = open_model(model, it.root)
+        assert head not in opened.tensors
+        module = load(opened).module
+        found = parameters_of(module)
+        for name in filter(HEAD.fullmatch, found):
+            assert mx.array_equal(found[name], found[f"{embedding.removesuffix('weight')}{name.rpartition('.')[2]}"])
+        assert mx.isfinite(run(module)).all()
 
 
 def refuses_a_layer_after_the_last_by_its_name(it: Subject) -> None:

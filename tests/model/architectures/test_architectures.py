@@ -32,6 +32,7 @@ from tests.model.ranks.pair import Pair, pair
 QUESTIONS: tuple[Callable[[Subject], None], ...] = (
     loading.loads_from_a_directory,
     loading.loads_from_a_store_of_16_bits,
+    loading.reads_no_head_of_a_tied_model,
     loading.refuses_a_layer_after_the_last_by_its_name,
     loading.reads_a_null_as_a_missing_field,
     caching.a_prompt_comes_back_from_the_cache,
