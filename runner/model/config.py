@@ -162,8 +162,8 @@ def context_length(config: Config, family: Family) -> int:
 
 def is_tied(config: Config, family: Family) -> bool:
     """Returns True if `config`, which `module_config` has made, says that the output projection is the embedding. Then
-    one that the files hold is not read, as in transformers."""
-    return _module_text(config, family).get("tie_word_embeddings") is True
+    one that the files hold is not read."""
+    return module_text(config, family).get("tie_word_embeddings") is True
 
 
 def is_untied(config: Config, family: Family) -> bool:
@@ -172,7 +172,7 @@ def is_untied(config: Config, family: Family) -> bool:
     return False in said and True not in said
 
 
-def _module_text(config: Config, family: Family) -> Config:
+def module_text(config: Config, family: Family) -> Config:
     """Returns the text model's part of a config made by `module_config`."""
     return config if family.unwrapped else text_config(config, family)
 
@@ -181,7 +181,7 @@ def vocabulary_size(config: Config, family: Family, tensors: Mapping[str, Tensor
     """Returns the number of tokens that the model scores: from the adapted config, else from the embedding; else 0."""
     if family.of_mlx_vlm and (rows := _vocabulary_rows(tensors)):
         return rows  # mlx-vlm's classes have defaults of their own
-    for part in (_module_text(config, family), config):
+    for part in (module_text(config, family), config):
         found = part.get("vocab_size")
         if type(found) is int and found > 0:
             return found

@@ -23,6 +23,7 @@ from runner.model.inspect import Amount, Examination, collecting_faults, content
 from runner.model.sources.checkpoint import Tensor
 from runner.model.weights.dtype import device, plan_dtypes
 from runner.model.weights.load import LoadedModel
+from runner.model.weights.mended import unread
 from runner.model.weights.split import part_of, possible_ranks, split
 from runner.settings import CheckSettings, context_limit
 from runner.tokenizer import Tokenizer, open_tokenizer
@@ -215,6 +216,7 @@ def inspect(settings: CheckSettings) -> Inspection:
             *filter(None, [misfits()]),
             *(plain(each.advice) for each in found.problems if each.advice not in ("", type(each).advice)),
             *(map(plain, checkpoint.warnings) if checkpoint else ()),
+            *(map(plain, unread(opened, module)) if opened and module else ()),
             *_tensor_warnings(found),
             *((types.lacking,) if types and types.lacking else ()),
             *_context_warnings(context, settings.context_tokens),

@@ -23,6 +23,7 @@ from runner.model.opened import OpenedModel
 from runner.model.sources.checkpoint import Tensor
 from runner.model.sources.header import HeaderEntry
 from runner.model.weights.experts import ExpertLayout, Weights, possible_layouts, with_layout
+from runner.model.weights.mended import mend
 from runner.model.weights.packed import Arrays, Recipe, find_recipe, sanitize_packed
 from runner.model.weights.parameters import check_parameters, parameters_of
 from runner.model.weights.quantized_layers import MLX_UNIT, check_kernels, quantize_layers
@@ -137,6 +138,7 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
     with _fill_model_args() as defaults:
         try:
             module: Module = module_class(args_class.from_dict(config))
+            mend(opened, module)
         except ModelError:
             raise
         except Exception as error:

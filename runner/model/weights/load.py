@@ -23,6 +23,7 @@ from runner.model.progress import Progress
 from runner.model.vlm.source import LIBRARY, why_not
 from runner.model.weights.assemble import assemble, rehearse
 from runner.model.weights.dtype import DtypePlan, device, plan_dtypes
+from runner.model.weights.mended import unread
 from runner.model.weights.packed import Arrays, Recipe
 from runner.model.weights.parameters import dispatch_early, parameters_of, shorten_lookups
 from runner.model.weights.quantized_layers import widen_embeddings
@@ -112,8 +113,7 @@ def load(
         from runner.model.weights.split import load_share  # most models are not shared
 
         module = load_share(opened, dtype, budget_bytes, group)
-        shorten_lookups(module)
-        return LoadedModel(module, tuple(opened.suppressed_tokens))
+        return _finished(opened, module)
     rehearsed, recipe = rehearse(opened)
     types = plan_dtypes(dtype, rehearsed, budget_bytes)
     types.log_choice()
@@ -125,9 +125,15 @@ def load(
     except ModelError as error:
         raise ReadError(str(error)) from error
     settle(module, types)
-    shorten_lookups(module)
     if device() == "cpu":
         dispatch_early(module)
+    return _finished(opened, module)
+
+
+def _finished(opened: OpenedModel, module: Module) -> LoadedModel:
+    for warning in unread(opened, module):
+        log.warning(warning)
+    shorten_lookups(module)
     return LoadedModel(module, tuple(opened.suppressed_tokens))
 
 

@@ -79,7 +79,7 @@ def _floats(parameters: object) -> Iterator[tuple[str, mx.array]]:
 
 
 def reads_no_head_of_a_tied_model(it: Subject) -> None:
-    """The embedding is the head, as in transformers, whatever else the files hold; packed in a store, too."""
+    """The embedding is the head, whatever else the files hold; packed in a store, too."""
     if it.name in TIED_OTHERWISE:
         return
     embedding = next(name for name in it.weights if name.endswith(EMBEDDINGS))

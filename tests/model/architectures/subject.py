@@ -47,7 +47,8 @@ class Subject:
     @cached_property
     def config(self) -> Values:
         """Its `config.json`, with an architecture that is in no table."""
-        return {**config(self.name), "model_type": self.name, "architectures": [f"{self.name}X"]}
+        own = {"partial_rotary_factor": 1.0} if self.name == "glm" else {}  # the part that mlx-lm turns, whatever it is
+        return {**config(self.name), **own, "model_type": self.name, "architectures": [f"{self.name}X"]}
 
     @cached_property
     def weights(self) -> Mapping[str, mx.array]:

@@ -1,0 +1,236 @@
+"""Mends a fresh module of mlx-lm's where its class does not read a field that shapes the model in transformers: the
+width of the rotation, its scaling, windows. What stays unread is told (docs/internals/store.md, 3).
+
+Owner: the engine thread.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, TypeGuard, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.positional_encoding import RoPE
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.rope_utils import YarnRoPE, initialize_rope
+
+from runner.model.config import module_text, text_config
+from runner.model.opened import OpenedModel
+
+_ROTATED_PART = {"glm": 0.5}
+"""Module that rotates whole heads -> the part of each that transformers rotates, where config.json names none."""
+_UNSCALED = frozenset(
+    {
+        *("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "gemma", "gemma2", "glm", "glm4", "glm4_moe", "gpt_neox"),
+        *("granitemoehybrid", "helium", "lfm2", "lfm2_moe", "minimax", "mixtral", "olmo_hybrid", "phi", "qwen3_moe"),
+        *("qwen3_vl_moe", "solar_open", "stablelm", "starcoder2"),
+    }
+)
+"""Modules that do not read `rope_scaling`, which transformers' models honour."""
+_INTERLEAVED = frozenset({"deepseek_v3", "glm4_moe_lite"})
+"""Modules that turn each number with its neighbour, also where `rope_interleave` is false."""
+
+
+def mend(opened: OpenedModel, module: Module) -> None:
+    """Gives a module that was just built what it did not read. Raises ValueError for a scaling that mlx-lm lacks."""
+    name, text = opened.family.module, module_text(opened.module_config, opened.family)
+    if name in _ROTATED_PART:
+        part = text.get("partial_rotary_factor", _ROTATED_PART[name])
+        for _, rope in _plain_ropes(module):
+            rope.dims = int(rope.dims * cast("float", part))
+    scaling = text.get("rope_scaling")
+    if name in _UNSCALED and isinstance(scaling, dict):
+        for owner, rope in [*_plain_ropes(module)]:
+            owner.rope = initialize_rope(
+                rope.dims, rope.base, rope.traditional, scaling, cast("int", text.get("max_position_embeddings"))
+            )
+    for each in module.modules():
+        if type(each) is YarnRoPE and isinstance(scaling, dict):
+            default = getattr(getattr(module, "args", None), "rope_theta", 10000.0)
+            _respace(each, scaling, cast("float", text.get("rope_theta", default)))
+        elif name in _INTERLEAVED and "rope" in each:
+            each.rope.traditional = text.get("rope_interleave") is not False
+    windows = _windows(opened, module)
+    if any(windows) and not _has_windows(module):
+        _slide(module, windows)
+
+
+def _plain_ropes(module: Module) -> Iterator[tuple[Module, RoPE]]:
+    """Yields the rotations that scale nothing, each with the module that it is the `rope` of."""
+    for owner in module.modules():
+        rope = owner.get("rope")
+        if type(rope) is RoPE and rope.scale == 1:
+            yield owner, rope
+
+
+def _respace(rope: YarnRoPE, scaling: Mapping[str, float], base: float) -> None:
+    """Gives a rotation the two fields of YaRN that mlx-lm does not read. A GPT-OSS has `truncate` false: which numbers
+    are scaled is not rounded to whole pairs."""
+    rope.mscale = scaling.get("attention_factor", rope.mscale)
+    if scaling.get("truncate", True):
+        return
+    trained, dims = scaling["original_max_position_embeddings"], rope.dims
+    turns = scaling.get("beta_fast", 32), scaling.get("beta_slow", 1)
+    low, high = (dims * math.log(trained / (each * 2 * math.pi)) / (2 * math.log(base)) for each in turns)
+    low, high = max(low, 0), min(high, dims - 1)
+    scaled = mx.clip((mx.arange(dims // 2) - low) / max(high - low, 0.001), 0, 1)
+    rope._freqs = base ** (mx.arange(0, dims, 2) / dims) / (1 - scaled + scaled / scaling["factor"])
+
+
+# --- Sliding windows. Each rule is that of transformers' class. mlx-lm's modules for these know no windows, or those of
+# `layer_types` only.
+
+
+class _Rule(NamedTuple):
+    """`slides` says of a layer's index, given `max_window_layers`, if it has a window; `asked` if `use_sliding_window`
+    has to be true. `size` and `most` stand for missing fields."""
+
+    slides: Callable[[int, int], bool]
+    asked: bool = False
+    size: int = 0
+    most: int = 28
+
+
+def _every(_layer: int, _most: int) -> bool:
+    return True
+
+
+def _later(layer: int, most: int) -> bool:
+    return layer >= most
+
+
+def _alternate(layer: int, _most: int) -> bool:
+    return layer % 2 == 0
+
+
+_RULES: Mapping[str, _Rule] = {
+    **dict.fromkeys(("ministral3", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"), _Rule(_every)),
+    **dict.fromkeys(("mimo", "qwen2", "qwen3"), _Rule(_later, asked=True)),
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _Rule(_later, asked=True, most=80)),
+    "qwen2_moe": _Rule(lambda layer, most: _alternate(layer, most) and layer < most, asked=True),
+    "qwen3_moe": _Rule(_every, asked=True),
+    "dots1": _Rule(_later, size=4096, most=62),
+    "gemma2": _Rule(_alternate, size=4096),
+}
+"""`model_type` of a text model -> its windows."""
+
+
+def _kind(opened: OpenedModel) -> str:
+    """Returns the `model_type` of the text model, as the file has it."""
+    return str(text_config(opened.config, opened.family).get("model_type", opened.config.get("model_type")))
+
+
+def _windows(opened: OpenedModel, module: Module) -> Sequence[int]:
+    """Returns the window of each layer in tokens; 0 for none, or one that no request can fill."""
+    text, rule = text_config(opened.config, opened.family), _RULES.get(_kind(opened))
+    if rule is None or (rule.asked and text.get("use_sliding_window") is not True):
+        return []
+    size, most = text.get("sliding_window", rule.size), text.get("max_window_layers", rule.most)
+    if type(most) is not int or not _is_filled(size, opened):
+        return []
+    types, count = text.get("layer_types"), len(cast("list[Module]", module.layers))
+    if not isinstance(types, list) or len(types) != count:
+        return [size if rule.slides(layer, most) else 0 for layer in range(count)]
+    return [size if kind == "sliding_attention" else 0 for kind in types]
+
+
+def _is_filled(size: object, opened: OpenedModel) -> TypeGuard[int]:
+    """Returns True for a number of tokens that requests can exceed."""
+    return type(size) is int and 0 < size < (opened.context_length or size + 1)
+
+
+def _slide(module: Module, windows: Sequence[int]) -> None:
+    """Gives layers windows: a cache that keeps no more, whose mask shows no more.
+
+    A module makes one mask for all layers, by the first one's cache. If some have a window and some have none, those
+    unlike the first get a mask of their own.
+    """
+    layers = cast("list[Module]", module.layers)
+    own = getattr(module, "make_cache", lambda: [KVCache() for _ in layers])
+    module.make_cache = partial(_with_windows, own, windows)
+    unlike = [layer for layer, window in zip(layers, windows, strict=True) if bool(window) != bool(windows[0])]
+    mask: list[mx.array | str | None] = []
+    for layer in unlike:
+        layer.__class__ = _masked(type(layer), mask, first=layer is unlike[0], last=layer is unlike[-1])
+
+
+def _with_windows(make_cache: Callable[[], Sequence[object]], windows: Sequence[int]) -> list[object]:
+    pairs = zip(make_cache(), windows, strict=True)
+    return [RotatingKVCache(window) if window and type(cache) is KVCache else cache for cache, window in pairs]
+
+
+def _masked(plain: type[Module], kept: list[mx.array | str | None], *, first: bool, last: bool) -> type[Module]:
+    """Returns a class of layers that look through the mask of the first of them in place of the one they are given."""
+
+    def call(self: Module, x: mx.array, mask: mx.array | str | None, cache: object) -> mx.array:
+        if first:
+            kept[:] = [create_attention_mask(x, cache, return_array=isinstance(mask, mx.array))]
+        own = kept[0]
+        if last:
+            kept.clear()  # it is large, and made anew in each forward
+        return cast("mx.array", plain.__call__(self, x, own, cache))
+
+    return type(plain.__name__, (plain,), {"__call__": call, "__module__": plain.__module__})
+
+
+# --- Fields that nothing here mends.
+
+_SILU: Mapping[str, Sequence[object]] = {"hidden_act": ("silu", "swish")}
+_UNREAD: Mapping[str, Mapping[str, Sequence[object]]] = {
+    **dict.fromkeys(
+        (
+            *(
+                "afmoe",
+                "cohere",
+                "cohere2",
+                "deepseek_v2",
+                "deepseek_v3",
+                "dots1",
+                "ernie4_5",
+                "exaone4",
+                "glm",
+                "glm4",
+            ),
+            *("glm4_moe", "granite", "granitemoe", "helium", "hunyuan_v1_dense", "llama", "mimo", "ministral3"),
+            *("mixtral", "olmo2", "olmo3", "phi3", "phimoe", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe"),
+            *("qwen3_next", "seed_oss", "smollm3", "stablelm"),
+        ),
+        _SILU,
+    ),
+    "gemma3": {"attn_logit_softcapping": (), "final_logit_softcapping": ()},
+    "gemma3_text": {"attn_logit_softcapping": (), "final_logit_softcapping": ()},
+    "gpt2": {"scale_attn_by_inverse_layer_idx": (False,), "scale_attn_weights": (True,)},
+    "gpt_bigcode": {"scale_attn_weights": (True,)},
+    "olmoe": {"clip_qkv": (), **_SILU},
+    "qwen2_moe": {"norm_topk_prob": (False,), **_SILU},
+}
+"""Module -> fields that transformers' model honours and this one does not read, with the values that change nothing."""
+
+
+def unread(opened: OpenedModel, module: Module) -> list[str]:
+    """Returns a warning for each field of config.json because of which answers differ from those of transformers."""
+    if opened.family.of_mlx_vlm or opened.family.is_encoder:
+        return []
+    text, name = module_text(opened.module_config, opened.family), opened.family.import_name
+    told = [
+        f"config.json: {field} is {text[field]!r}, which {name} does not read: answers differ"
+        for field, harmless in _UNREAD.get(opened.family.module, {}).items()
+        if text.get(field) is not None and text[field] not in harmless
+    ]
+    size, is_used = text.get("sliding_window"), text.get("use_sliding_window") is not False
+    if is_used and _is_filled(size, opened) and _kind(opened) not in _RULES and not _has_windows(module):
+        told.append(f"answers may differ beyond {size} tokens: {name} ignores sliding_window")
+    return told
+
+
+def _has_windows(module: Module) -> bool:
+    """Returns True if a layer forgets tokens."""
+    waiting = make_prompt_cache(module)
+    while waiting:
+        layer = waiting.pop()
+        if isinstance(layer, RotatingKVCache | ChunkedKVCache):
+            return True
+        waiting += getattr(layer, "caches", ())
+    return False

@@ -1,0 +1,411 @@
+"""What mlx-lm's modules do not read of a configuration: windows and rotations, against plain references."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from inspect import signature
+from pathlib import Path
+from typing import NamedTuple, cast
+from unittest.mock import patch
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.nn.layers.base import Module
+
+import runner.process.lean_mlx_lm  # noqa: F401
+from runner.commands.check.facts import inspect
+from runner.errors import ModelError
+from runner.model import open_model
+from runner.model.config import module_text
+from runner.model.weights.assemble import build_module
+from runner.model.weights.load import load
+from runner.model.weights.mended import _UNSCALED, _plain_ropes
+from runner.settings import CheckSettings
+from scripts.tools.models.architectures import Values, tiny_of
+from scripts.tools.models.tiny import Tiny, words
+from tests.lib.driver import largest
+from tests.model.architectures import caching
+from tests.model.architectures.splitting import check_equal as check_ranks
+from tests.model.architectures.subject import Subject, oracle, run
+from tests.model.ranks.pair import alone, pair
+
+SIZE = 24
+"""Tokens of a window: less than a prompt, its cached part and a forward."""
+EVERY, USED = {"sliding_window": SIZE}, {"sliding_window": SIZE, "use_sliding_window": True}
+
+
+READS = "config.json:"
+
+
+class Windows(NamedTuple):
+    """The fields of a configuration, and the layers that have a window by transformers' rules, of those that there
+    are; None: all."""
+
+    module: str
+    fields: Mapping[str, object]
+    slide: Sequence[int] | None = None
+    model_type: str = ""
+
+
+WINDOWS = {
+    "mistral": Windows("llama", {**EVERY, "layer_types": None}, model_type="mistral"),
+    "ministral3": Windows("ministral3", {**EVERY, "layer_types": None}),
+    "mixtral": Windows("mixtral", EVERY),
+    "phi3": Windows("phi3", EVERY),
+    "phimoe": Windows("phimoe", EVERY),
+    "starcoder2": Windows("starcoder2", EVERY),
+    "qwen3_moe": Windows("qwen3_moe", USED),
+    "qwen2": Windows("qwen2", {**USED, "max_window_layers": 1}, (1, 2, 3)),
+    "qwen2 by types": Windows(
+        "qwen2",
+        {**USED, "layer_types": ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]},
+        (0, 3),
+    ),
+    "qwen3": Windows("qwen3", {**USED, "max_window_layers": 2}, (2, 3)),
+    "qwen2_moe": Windows("qwen2_moe", {**USED, "max_window_layers": 2}, (0,)),
+    "mimo": Windows("mimo", {**USED, "max_window_layers": 3}, (3,)),
+    "dots1": Windows("dots1", {**EVERY, "max_window_layers": 2}, (2, 3)),
+    "gemma2": Windows("gemma2", EVERY, (0, 2)),
+    "qwen2_vl": Windows("qwen2_vl", {**USED, "max_window_layers": 1, "layer_types": None}, (1, 2, 3)),
+}
+UNUSED: Mapping[str, Windows] = {
+    "null": Windows("llama", {"sliding_window": None, "layer_types": None}, model_type="mistral"),
+    "not used": Windows("qwen2", {"sliding_window": SIZE, "use_sliding_window": False, "max_window_layers": 0}),
+    "not said to be used": Windows("qwen3", {"sliding_window": SIZE, "max_window_layers": 0}),
+    "beyond the last layer": Windows("qwen2", {**USED, "max_window_layers": 28}),
+    "as long as the context": Windows("phi3", {"sliding_window": 64, "max_position_embeddings": 64}),
+    "no field of the model's": Windows("llama", {**EVERY, "layer_types": None}),
+}
+
+
+class Slider(Subject):
+    """An architecture with windows, loaded by us."""
+
+    def __init__(self, case: Windows, root: Path) -> None:
+        super().__init__(case.module, root)
+        self.case = case
+
+    @cached_property
+    def config(self) -> Values:
+        value = dict(super().config)
+        part = value.get("text_config", value)
+        assert isinstance(part, dict)
+        part |= self.case.fields
+        return {**value, "model_type": self.case.model_type or self.name}
+
+    @cached_property
+    def loaded(self) -> Module:
+        return load(self.opened).module
+
+    @cached_property
+    def tiny(self) -> Tiny:
+        return tiny_of(self.name, self.loaded)
+
+    @property
+    def slide(self) -> Sequence[int]:
+        return range(len(self.loaded.layers)) if self.case.slide is None else self.case.slide
+
+
+def masked(plain: type[Module], mask: mx.array) -> type[Module]:
+    names = signature(plain.__call__)
+
+    def call(*args: object, **named: object) -> mx.array:
+        given = names.bind(*args, **named).arguments
+        found: mx.array = plain.__call__(**{**given, "mask": mask})
+        return found
+
+    return type(plain.__name__, (plain,), {"__call__": call})
+
+
+def seen(tokens: Sequence[int], it: Slider) -> mx.array:
+    """Returns the scores [N, V] of mlx-lm's own module without any cache, each layer with its mask written down."""
+    module = oracle(it.directory)
+    at = mx.arange(len(tokens))
+    back = at[:, None] - at[None]
+    for index, layer in enumerate(module.layers):
+        window = SIZE if index in it.slide else len(tokens)
+        layer.__class__ = masked(type(layer), (back >= 0) & (back < window))
+    scores: mx.array = module(mx.array([tokens]))[0]
+    return scores
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_window_that_mlx_lm_does_not_read_is_kept(name: str, tmp_path: Path) -> None:
+    """At once, in pieces and token by token; from the cache, in rounds, together and from the disk as uncached."""
+    it = Slider(WINDOWS[name], tmp_path)
+    tokens = words(41, seed=1)
+    wanted = seen(tokens, it)
+    unread = oracle(it.directory)(mx.array([tokens]))[0]
+    assert largest(unread[:SIZE] - wanted[:SIZE]) <= it.tiny.tolerance
+    assert largest(unread[-1] - wanted[-1]) > 10 * it.tiny.tolerance
+    for pieces in ([41], [5, 30, 6], [3] * 12 + [1] * 5):
+        layers, at, found = it.tiny.make_layers(), 0, []
+        for count in pieces:
+            found.append(it.tiny.logits(mx.array([tokens[at : at + count]]), layers)[0])
+            mx.eval(found)
+            at += count
+        assert largest(mx.concatenate(found) - wanted[:, : found[0].shape[-1]]) <= it.tiny.tolerance
+    for question in (
+        caching.a_prompt_comes_back_from_the_cache,
+        caching.another_process_goes_on_from_the_disk,
+        caching.answers_in_rounds_as_in_steps,
+        caching.answers_in_rounds_together_as_alone,
+        caching.forgets_a_round_that_was_given_up,
+        caching.may_draft_as_the_table_says,
+        caching.can_be_batched_as_the_table_says,
+    ):
+        question(it)
+
+
+def test_the_cache_of_a_layer_with_a_window_keeps_no_more(tmp_path: Path) -> None:
+    """And the report says so."""
+    it = Slider(WINDOWS["qwen2"], tmp_path)
+    assert [getattr(layer, "max_size", 0) for layer in it.tiny.make_layers()] == [0, SIZE, SIZE, SIZE]
+    found = inspect(CheckSettings(model=str(it.directory), models_dir=tmp_path, log_level=0))
+    assert {(kind.name, kind.count) for kind in found.caches or ()} == {
+        ("full attention", 1),
+        (f"sliding window {SIZE}", 3),
+    }
+
+
+def test_no_mask_outlives_its_forward(tmp_path: Path) -> None:
+    """It may be large. Nor does one that a broken forward has left count in the next one."""
+    it = Slider(WINDOWS["qwen2"], tmp_path)
+    tokens, layers = mx.array([words(41, seed=1)]), it.loaded.layers
+    wanted = it.tiny.logits(tokens, it.tiny.make_layers())
+    broken = type(layers[2])
+    with patch.object(broken, "__call__", side_effect=ZeroDivisionError), pytest.raises(ZeroDivisionError):
+        it.tiny.logits(tokens[:, :30], it.tiny.make_layers())
+    assert mx.array_equal(it.tiny.logits(tokens, it.tiny.make_layers()), wanted)
+    mx.eval(wanted)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.eval(it.tiny.logits(tokens, it.tiny.make_layers()))
+    assert mx.get_active_memory() <= before
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_a_window_that_the_model_does_not_use_costs_nothing(name: str, tmp_path: Path) -> None:
+    it = Slider(UNUSED[name], tmp_path)
+    assert {type(layer).__name__ for layer in it.tiny.make_layers()} == {"KVCache"}
+
+
+def test_a_window_that_fills_only_beyond_the_context_is_none(tmp_path: Path) -> None:
+    """Of a model whose context is cut."""
+    it = Slider(WINDOWS["phi3"], tmp_path)
+    for context, kind in ((SIZE, "KVCache"), (SIZE + 1, "RotatingKVCache"), (0, "RotatingKVCache")):
+        layers = load(it.opened._replace(context_length=context)).make_layers()
+        assert {type(layer).__name__ for layer in layers} == {kind}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["mistral", "qwen2"])
+def test_windows_are_kept_over_two_ranks(name: str, tmp_path: Path) -> None:
+    it = Slider(WINDOWS[name], tmp_path)
+    with pair(tmp_path) as two:
+        check_ranks(two.load(it.directory), alone(it.directory))
+
+
+# --- Rotations, after transformers' formulas.
+
+THETA, FACTOR, TRAINED = 10000.0, 4.0, 16
+"""As in the configurations of all tiny models; tokens that a scaled one was trained on."""
+
+
+def spins(dims: int) -> np.ndarray:
+    """Returns how far each pair of numbers turns at a token."""
+    found: np.ndarray = THETA ** -(np.arange(0, dims, 2) / dims)
+    return found
+
+
+def yarn(dims: int, trained: int = TRAINED, *, whole: bool = True) -> np.ndarray:
+    ends = [dims * np.log(trained / (turns * 2 * np.pi)) / (2 * np.log(THETA)) for turns in (32, 1)]
+    if whole:
+        ends = [np.floor(ends[0]), np.ceil(ends[1])]
+    low, high = max(ends[0], 0), min(ends[1], dims - 1)
+    ramp = np.clip((np.arange(dims // 2) - low) / max(high - low, 0.001), 0, 1)
+    found: np.ndarray = spins(dims) * ((1 - ramp) + ramp / FACTOR)
+    return found
+
+
+def llama3(dims: int) -> np.ndarray:
+    turns = TRAINED * spins(dims) / (2 * np.pi)
+    kept = np.clip((turns - 1) / (4 - 1), 0, 1)
+    return spins(dims) * (kept + (1 - kept) / FACTOR)
+
+
+class Scaling(NamedTuple):
+    fields: Mapping[str, object]
+    spins: Callable[[int], np.ndarray]
+    gain: float = 1.0
+
+
+SCALINGS = {
+    "linear": Scaling({}, lambda dims: spins(dims) / FACTOR),
+    "yarn": Scaling({"original_max_position_embeddings": TRAINED}, yarn, 0.1 * np.log(FACTOR) + 1),
+    "llama3": Scaling(
+        {"original_max_position_embeddings": TRAINED, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, llama3
+    ),
+}
+
+
+def turned(x: np.ndarray, angles: np.ndarray, *, neighbours: bool, gain: float = 1.0) -> np.ndarray:
+    """Turns the first numbers of x [..., tokens, width] by angles [tokens, pairs]: neighbours, or the numbers of one
+    half with those of the other."""
+    width = 2 * angles.shape[-1]
+    pairs = [slice(0, width, 2), slice(1, width, 2)] if neighbours else [slice(0, width // 2), slice(width // 2, width)]
+    out = x.copy()
+    first, second = (x[..., each] for each in pairs)
+    out[..., pairs[0]] = gain * (first * np.cos(angles) - second * np.sin(angles))
+    out[..., pairs[1]] = gain * (first * np.sin(angles) + second * np.cos(angles))
+    return out
+
+
+@pytest.mark.parametrize("name", sorted(_UNSCALED))
+def test_a_scaling_that_mlx_lm_does_not_read_is_applied(name: str, tmp_path: Path) -> None:
+    it = Subject(name, tmp_path)
+    x = mx.random.normal((1, 2, 5, 64), key=mx.random.key(1))
+    plain = [rope for _, rope in _plain_ropes(build_module(it.opened)[0])]
+    assert plain
+    for kind, scaling in SCALINGS.items():
+        fields = {"rope_scaling": {"type": kind, "rope_type": kind, "factor": FACTOR, **scaling.fields}}
+        value = copy.deepcopy(it.opened.module_config)
+        module_text(value, it.opened.family).update(fields)
+        opened = it.opened._replace(module_config=value)
+        module = build_module(opened)[0]
+        ropes = [each["rope"] for each in module.modules() if "rope" in each]
+        assert len(ropes) == len(plain)
+        for rope, before in zip(ropes, plain, strict=True):
+            angles = np.arange(3, 8)[:, None] * scaling.spins(before.dims)
+            wanted = turned(np.array(x), angles, neighbours=before.traditional, gain=scaling.gain)
+            found = rope(mx.array(x), offset=3)[..., : before.dims]
+            assert mx.allclose(found, mx.array(wanted)[..., : before.dims], atol=1e-4), kind
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe", "llama"])
+@pytest.mark.parametrize("given", [{}, {"truncate": False}, {"truncate": True}, {"attention_factor": 0.75}])
+def test_yarn_follows_the_fields_that_mlx_lm_does_not_read(
+    name: str, given: Mapping[str, object], tmp_path: Path
+) -> None:
+    """A GPT-OSS has `truncate` false."""
+    trained, dims = 4096, 64
+    scaling = {"type": "yarn", "factor": FACTOR, "original_max_position_embeddings": trained, **given}
+    it = Subject(name, tmp_path)
+    part = {"head_dim": dims, "rope_scaling": scaling, "max_position_embeddings": 16384, "rope_theta": THETA}
+    opened = it.opened._replace(module_config={**it.opened.module_config, **part})
+    ropes = [each["rope"] for each in build_module(opened)[0].modules() if "rope" in each]
+    x = mx.random.normal((1, 2, 3, dims), key=mx.random.key(1))
+    angles = np.arange(900, 903)[:, None] * yarn(dims, trained, whole=given.get("truncate", True) is True)
+    gain = given.get("attention_factor", 0.1 * np.log(FACTOR) + 1)
+    wanted = turned(np.array(x), angles, neighbours=False, gain=cast("float", gain))
+    assert len(ropes) == 4
+    for rope in ropes:
+        assert mx.allclose(rope(mx.array(x), offset=900), mx.array(wanted), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "neighbours"), [({}, True), ({"rope_interleave": True}, True), ({"rope_interleave": False}, False)]
+)
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe_lite"])
+def test_numbers_are_turned_with_those_that_rope_interleave_says(
+    name: str, given: Mapping[str, object], neighbours: bool, tmp_path: Path
+) -> None:
+    it = Subject(name, tmp_path)
+    opened = it.opened._replace(module_config={**it.opened.module_config, **given})
+    ropes = [each["rope"] for each in build_module(opened)[0].modules() if "rope" in each]
+    x = mx.random.normal((1, 2, 3, 8), key=mx.random.key(1))
+    wanted = turned(np.array(x), np.arange(4, 7)[:, None] * spins(8), neighbours=neighbours)
+    assert len(ropes) == 4
+    for rope in ropes:
+        assert mx.allclose(rope(mx.array(x), offset=4), mx.array(wanted), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"partial_rotary_factor": 0.5}, 0.5),
+        ({"partial_rotary_factor": None}, 0.5),
+        ({"partial_rotary_factor": 1.0}, 1),
+    ],
+)
+def test_glm_turns_the_part_of_each_head_that_its_configuration_names(
+    fields: Mapping[str, object], part: float, tmp_path: Path
+) -> None:
+    """A layer's attention in numpy; a GLM that names no part turns a half, as in transformers."""
+    it = Slider(Windows("glm", fields), tmp_path)
+    attention = it.loaded.layers[0].self_attn
+    heads, groups, width = attention.num_attention_heads, attention.num_key_value_heads, attention.head_dim
+    x = mx.random.normal((1, 7, 32), key=mx.random.key(2))
+    q, k, v = (
+        np.array(each(x)).reshape(7, -1, width).swapaxes(0, 1)
+        for each in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    angles = np.arange(7)[:, None] * spins(int(part * width))
+    q, k = (turned(each, angles, neighbours=True) for each in (q, k))
+    k, v = (np.repeat(each, heads // groups, axis=0) for each in (k, v))
+    scores = q @ k.swapaxes(1, 2) / np.sqrt(width) + np.triu(np.full((7, 7), -np.inf), 1)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed = (weights / weights.sum(-1, keepdims=True)) @ v
+    wanted = attention.o_proj(mx.array(mixed.swapaxes(0, 1).reshape(1, 7, -1)))
+    assert mx.allclose(attention(x, mask="causal"), wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("module", "fields", "told"),
+    [
+        (
+            "olmoe",
+            {"clip_qkv": 8.0},
+            f"{READS} clip_qkv is 8.0, which mlx_lm.models.olmoe does not read: answers differ",
+        ),
+        (
+            "gpt2",
+            {"scale_attn_by_inverse_layer_idx": True},
+            f"{READS} scale_attn_by_inverse_layer_idx is True, which mlx_lm.models.gpt2 does not read: answers differ",
+        ),
+        (
+            "smollm3",
+            {**USED, "layer_types": None},
+            f"answers may differ beyond {SIZE} tokens: mlx_lm.models.smollm3 ignores sliding_window",
+        ),
+        ("smollm3", {**USED, "use_sliding_window": False, "layer_types": None}, ""),
+        ("smollm3", {**USED, "max_position_embeddings": SIZE, "layer_types": None}, ""),
+        (
+            "qwen2",
+            {"hidden_act": "relu"},
+            f"{READS} hidden_act is 'relu', which mlx_lm.models.qwen2 does not read: answers differ",
+        ),
+        ("qwen2", {"hidden_act": "silu"}, ""),
+        ("gemma3_text", EVERY, ""),
+        ("phi3", EVERY, ""),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True}, ""),
+        ("olmoe", {"clip_qkv": None}, ""),
+    ],
+)
+def test_what_no_module_reads_is_told(
+    module: str, fields: Mapping[str, object], told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By `check` and in the log."""
+    it = Slider(Windows(module, fields), tmp_path)
+    with caplog.at_level("WARNING", "runner"):
+        load(it.opened)
+    warnings = [*inspect(CheckSettings(model=str(it.directory), models_dir=tmp_path, log_level=0)).warnings]
+    found = [each for each in warnings if "differ" in each]
+    assert found == ([told] if told else [])
+    assert [each.getMessage() for each in caplog.records if "differ" in each.getMessage()] == found
+
+
+@pytest.mark.parametrize(("said", "loads"), [(None, True), (True, True), (False, False)])
+def test_a_head_that_a_module_never_has_is_dropped_unless_the_model_is_untied(
+    said: bool | None, loads: bool, tmp_path: Path
+) -> None:
+    """Gemma is always tied in mlx-lm; a configuration of transformers need not say so."""
+    it = Slider(Windows("gemma2", {} if said is None else {"tie_word_embeddings": said}), tmp_path)
+    directory = it.write("headed", {**it.weights, "lm_head.weight": it.weights["model.embed_tokens.weight"]})
+    opened = open_model(str(directory), tmp_path)
+    if loads:
+        assert mx.array_equal(run(load(opened).module), run(it.loaded))
+        return
+    with pytest.raises(ModelError, match=r"holds 1 tensors that mlx_lm\.models\.gemma2 does not know: lm_head\.weight"):
+        load(opened)
