@@ -9,6 +9,7 @@ from typing import NamedTuple
 from runner import json_files
 from runner.errors import ModelError
 from runner.model.config import (
+    EMBEDDINGS,
     HEAD,
     check_depths,
     check_extra_layers,
@@ -138,7 +139,7 @@ def open_checkpoint(
     else:
         mended = module_config(config, family, {**unreadable, **tensors})
     if not family.of_mlx_vlm and is_tied(mended, family):
-        tensors = {name: tensor for name, tensor in tensors.items() if not HEAD.fullmatch(name)}
+        tensors = _without_head(tensors)
     return OpenedModel(
         name=checkpoint.name,
         architecture=architecture,
@@ -151,6 +152,17 @@ def open_checkpoint(
         checkpoint=checkpoint,
         unreadable=frozenset(unreadable),
     )
+
+
+def _without_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors of a tied model without its head, which is the embedding where the files have no other: some
+    writers keep only the first name of a tensor that has two."""
+    heads = [name for name in tensors if HEAD.fullmatch(name)]
+    kept = {name: tensor for name, tensor in tensors.items() if name not in heads}
+    if len(heads) == 1 and not any(name.endswith(EMBEDDINGS) for name in kept):
+        name = heads[0].replace("lm_head", "model.embed_tokens")
+        kept[name] = tensors[heads[0]]._replace(name=name)
+    return kept
 
 
 def find_checkpoint(model: str, models_dir: Path, report: ReportFault = raise_fault) -> Checkpoint:

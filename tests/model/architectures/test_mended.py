@@ -23,6 +23,7 @@ from runner.model.weights.load import load
 from runner.model.weights.mended import _UNSCALED, _plain_ropes
 from runner.settings import CheckSettings
 from scripts.tools.models.architectures import Values, tiny_of
+from scripts.tools.models.store import write_store
 from scripts.tools.models.tiny import Tiny, words
 from tests.lib.driver import largest
 from tests.model.architectures import caching
@@ -409,3 +410,15 @@ def test_a_head_that_a_module_never_has_is_dropped_unless_the_model_is_untied(
         return
     with pytest.raises(ModelError, match=r"holds 1 tensors that mlx_lm\.models\.gemma2 does not know: lm_head\.weight"):
         load(opened)
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3"])
+def test_a_head_alone_is_the_embedding_of_a_tied_model(name: str, tmp_path: Path) -> None:
+    """The name that comes first in the alphabet, as the library that writes safetensors keeps it."""
+    it = Slider(Windows(name, {"tie_word_embeddings": True}), tmp_path)
+    weights = dict(it.weights)
+    weights["lm_head.weight"] = weights.pop("model.embed_tokens.weight")
+    directory = it.write("headed", weights)
+    write_store(tmp_path, "m", directory)
+    for model in ("m", str(directory)):
+        assert mx.array_equal(run(load(open_model(model, tmp_path)).module), run(it.loaded))
