@@ -149,7 +149,10 @@ def _identity(settings: Settings, model: OpenedModel) -> Identity:
     )
 
 
-_TEXTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+_TEXTS = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json"),
+)
 _WHOLE_BYTES = 1 << 20
 """A smaller file counts as a whole."""
 _SAMPLES, _SAMPLE_BYTES = 64, 1024

@@ -1,64 +1,114 @@
 """Added tokens: texts that become one id wherever they occur, in addition to the ordinary vocabulary."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from runner.errors import ModelError
+from runner.logs import Log
 from runner.tokenizer.files import Files, JsonObject, read_object, token_text
 
+log = Log(__name__)
+
 _LARGEST_ID = 2**31 - 1
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
+_ROLE_ENDING = "_token"
+_TABLE = "added_tokens_decoder"
 
 
 class AddedToken(NamedTuple):
-    """An added token. `special` ones are marks set by chat templates; others are ordinary text in one token."""
+    """An added token. `special` ones are marks set by chat templates; others are ordinary text in one token.
+
+    The flags are those of Hugging Face's tokenizers: the text counts only as a word by itself, takes the white space on
+    its left or right with it, is looked for after normalization. Without them it counts wherever it is.
+    """
 
     id: int
     content: str
     special: bool
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+
+    @property
+    def literal(self) -> "AddedToken":
+        return AddedToken(self.id, self.content, self.special)
 
 
-def configured_tokens(files: Files, piece_id: Callable[[str], int | None], size: int) -> list[AddedToken]:
-    """Returns the tokens that the files beside a `tokenizer.model` add to its `size` pieces.
+def configured_tokens(
+    files: Files, piece_id: Callable[[str], int | None], size: int, known: Iterable[AddedToken] = ()
+) -> list[AddedToken]:
+    """Returns `known` and the tokens that the files beside a vocabulary add to its `size` pieces, as transformers does.
 
-    Ids come from `added_tokens_decoder` in `tokenizer_config.json`, then from `added_tokens.json`. A special token that
-    only `tokenizer_config.json` or `special_tokens_map.json` names has the id of the piece with its spelling, found by
-    `piece_id`, or else the next free id, as in transformers.
+    Ids come from `known`, then from `added_tokens_decoder` in `tokenizer_config.json`, whose flags count before those
+    of `known`, then from `added_tokens.json`. A special token that only `tokenizer_config.json` names, or
+    `special_tokens_map.json` where there is no `added_tokens_decoder`, has the id of the piece with its spelling, found
+    by `piece_id`, or else the next free id. If the model has no row for it, it stays text.
 
     Raises ModelError if one of the files has an unexpected shape; the message names it.
     """
-    config = read_object(files, "tokenizer_config.json")
-    named = dict.fromkeys(_special_texts(config, read_object(files, "special_tokens_map.json")))
-    tokens = {token.content: token for token in _decoder_entries(config.get("added_tokens_decoder"))}
+    config = special_config(files)
+    tokens = {token.content: token for token in known}
+    ids = {token.id for token in tokens.values()}
+    for token in _decoder_entries(config.get(_TABLE)):
+        if token.content in tokens:
+            tokens[token.content] = token._replace(id=tokens[token.content].id)
+        elif token.id not in ids:
+            tokens[token.content] = token
+    named = {token.content: token for token in _special_tokens(config)}
     taken = {token.id for token in tokens.values()}
     for text, value in read_object(files, "added_tokens.json").items():
         token_id = _token_id(value, "added_tokens.json")
         if text and text not in tokens and token_id not in taken:
-            tokens[text] = AddedToken(token_id, text, special=False)
-    free = max([size, *(token.id + 1 for token in tokens.values())])
-    for text in named:
+            tokens[text] = AddedToken(token_id, text, special=False, normalized=text not in named)
+    free, rows = max([size, *(token.id + 1 for token in tokens.values())]), _rows(files)
+    for text, token in named.items():
         if text in tokens:
             tokens[text] = tokens[text]._replace(special=True)
-            continue
-        known = piece_id(text)
-        tokens[text] = AddedToken(free if known is None else known, text, special=True)
-        free += known is None
+        elif (piece := piece_id(text)) is not None:
+            tokens[text] = token._replace(id=piece)
+        elif free < rows:
+            tokens[text] = token._replace(id=free)
+            free += 1
+        else:
+            log.warning("a special token has no id: its text stays text", token=text, id=free, rows=rows)
     return list(tokens.values())
 
 
+def special_config(files: Files) -> JsonObject:
+    """Returns `tokenizer_config.json` with `special_tokens_map.json` over it, which counts only where there is no
+    `added_tokens_decoder`: newer releases of transformers do without."""
+    config, older = read_object(files, "tokenizer_config.json"), read_object(files, "special_tokens_map.json")
+    return config if _TABLE in config else {**config, **older}
+
+
+def _rows(files: Files) -> int:
+    """Returns how many tokens the model has embeddings for, if its config says so."""
+    config = read_object(files, "config.json")
+    text = config.get("text_config")
+    sizes = [part.get("vocab_size") for part in (config, text) if isinstance(part, Mapping)]
+    return max((size for size in sizes if type(size) is int), default=_LARGEST_ID)
+
+
 def _decoder_entries(entries: object) -> Iterator[AddedToken]:
-    """Yields the tokens of `added_tokens_decoder`: {id: {content, special, ...}}; ignores its matching flags."""
+    """Yields the tokens of `added_tokens_decoder`: {id: {content, special, ...}}."""
     if entries is None:
         return
-    place = "tokenizer_config.json: added_tokens_decoder"
+    place = f"tokenizer_config.json: {_TABLE}"
     if not isinstance(entries, dict):
         raise ModelError(f"parse tokenizer: {place}: expected an object, found {type(entries).__name__}")
     for key, entry in entries.items():
         text = token_text(entry)
         if text is not None:
-            yield AddedToken(_token_id(key, place), text, isinstance(entry, dict) and entry.get("special") is True)
+            yield AddedToken(_token_id(key, place), text, **_flags(entry))
+
+
+def _flags(entry: object) -> dict[str, bool]:
+    """Returns the flags of an entry; those that are missing are false."""
+    given = entry if isinstance(entry, dict) else {}
+    return {name: given.get(name) is True for name in AddedToken._fields[2:]}
 
 
 def _token_id(value: object, place: str) -> int:
@@ -69,19 +119,18 @@ def _token_id(value: object, place: str) -> int:
     raise ModelError(f"parse tokenizer: {place}: {repr(value)[:40]} is not a token id")
 
 
-def _special_texts(*sources: JsonObject) -> Iterator[str]:
-    """Yields the texts of the special tokens, those with a role first."""
-    values = [source.get(key) for key in _NAMED for source in sources]
-    for source in sources:
-        for key in _LISTED:
-            listed = source.get(key)
-            if isinstance(listed, dict):  # transformers 5 keys them by purpose
-                listed = list(listed.values())
-            values += listed if isinstance(listed, list) else []
+def _special_tokens(config: JsonObject) -> Iterator[AddedToken]:
+    """Yields the special tokens, those with a role first, without their ids."""
+    values = [config.get(role) for role in _ROLES]
+    values += [value for key, value in config.items() if key.endswith(_ROLE_ENDING) and key not in _ROLES]
+    for listed in map(config.get, _LISTED):
+        if isinstance(listed, dict):  # transformers 5 keys them by purpose
+            listed = list(listed.values())
+        values += listed if isinstance(listed, list) else []
     for value in values:
         text = token_text(value)
         if text is not None:
-            yield text
+            yield AddedToken(-1, text, **{**_flags(value), "special": True})
 
 
 # --- Builds a regular expression that finds the leftmost occurrence of many texts, and there the longest.

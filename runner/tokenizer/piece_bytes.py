@@ -2,24 +2,34 @@
 
 Bytes are written in two ways: *byte-level* (GPT-2: every byte has a printable character) and *byte fallback* (`<0x0A>`
 is one byte). All other markers (`▁` for a space, `##`, `</w>`) are left to the file's own decoder.
+
+The steps before the model made the pieces, so they say what a piece means. A decoder counts only where it gives back
+what these steps were given: files that were written by the class of another model have that class's decoder.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
+
+from runner.errors import PanicError, panics_as
 
 if TYPE_CHECKING:
     import tokenizers
     from tokenizers.decoders import Decoder
+    from tokenizers.models import Model
+    from tokenizers.normalizers import Normalizer
     from tokenizers.pre_tokenizers import PreTokenizer
 
 PieceDecoder = Callable[[str], bytes]
+Step = TypeVar("Step")
 
 _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SURROUNDING: Final = "x"
+_BEFORE, _AFTER = "\ue000", "\ue001"
+_SPACE_MARK: Final = "▁"
+_WORDS: Final = "x y"
 
 
 def _byte_table() -> dict[int, int | None]:
@@ -37,6 +47,9 @@ def _byte_table() -> dict[int, int | None]:
 
 _BYTES: Final = _byte_table()
 _ALPHABET: Final = frozenset(map(chr, _BYTES))
+_LETTERS_OF_UTF8: Final = [
+    chr(key) for key, byte in _BYTES.items() if byte in {0x20, *range(0x80, 0xC0), *range(0xC2, 0xF5)}
+]
 
 
 def plain_bytes(piece: str) -> bytes:
@@ -68,46 +81,131 @@ def bytes_by_decoder(decoder: Decoder, *, byte_fallback: bool) -> PieceDecoder:
     Thus a token's bytes do not depend on its position, where a decoder treats the ends of a text differently: the space
     before the first word belongs to the answer, and the end of a word (`</w>`) is a space.
     """
-    pair = decoder.decode([_SURROUNDING] * 2)
-    after = len(pair) - len(_SURROUNDING)  # WordPiece puts a space before a word
+    after = len(decoder.decode([_BEFORE, _AFTER])) - len(_BEFORE)  # WordPiece puts a space before a word
 
     def decode(piece: str) -> bytes:
         if byte_fallback and (byte := fallback_byte(piece)) is not None:
             return byte
-        return plain_bytes(decoder.decode([_SURROUNDING, piece, _SURROUNDING])[len(_SURROUNDING) : -after])
+        return plain_bytes(decoder.decode([_BEFORE, piece, _AFTER])[len(_BEFORE) : -after])
 
     return decode
 
 
-def piece_decoder(backend: tokenizers.Tokenizer, *, byte_fallback: bool) -> PieceDecoder:
-    """Chooses a decoding by the file's decoder; without one, by its pre-tokenizer and the type of its model."""
+class PieceDecoding(NamedTuple):
+    """The way from pieces to bytes; `byte_level` if they are written in letters for bytes."""
+
+    decode: PieceDecoder
+    byte_level: bool = False
+
+
+def piece_decoding(backend: tokenizers.Tokenizer, *, byte_fallback: bool) -> PieceDecoding:
+    """Chooses a decoding by the steps before the model; by the file's decoder where it agrees with them; else by the
+    type of the model."""
+    words = _words(backend)
+    if _is_byte_level(backend):
+        return PieceDecoding(_byte_level_decoder(backend.model, words), byte_level=True)
+    usual = PieceDecoding(_decoder_of_model(backend.model, words, byte_fallback=byte_fallback))
+    if backend.decoder is None:
+        return usual
+    types = _types(backend.decoder)
+    by_file = bytes_by_decoder(backend.decoder, byte_fallback=byte_fallback or "ByteFallback" in types)
+    found = PieceDecoding(byte_level_bytes, byte_level=True) if "ByteLevel" in types else PieceDecoding(by_file)
+    suffix = getattr(backend.model, "end_of_word_suffix", None) or ""
+
+    def gives_back(pieces: PieceDecoding) -> bool:
+        return b"".join(pieces.decode(word + suffix) for word in words).split() == plain_bytes(_WORDS).split()
+
+    return usual if gives_back(usual) and not gives_back(found) else found
+
+
+def _words(backend: tokenizers.Tokenizer) -> list[str]:
+    """Returns the pieces of two words with a space between them, as the model gets them; none if a step panics, as it
+    will for each text."""
+    steps, text = backend.pre_tokenizer, _WORDS
+    try:
+        with panics_as(PanicError):
+            text = backend.normalizer.normalize_str(text) if backend.normalizer is not None else text
+            return [word for word, _ in steps.pre_tokenize_str(text)] if steps is not None else [text]
+    except PanicError:
+        return []
+
+
+def _byte_level_decoder(model: Model, words: Sequence[str]) -> PieceDecoder:
+    """Returns `byte_level_bytes` for pieces without the marks of the model for parts and ends of words."""
+    prefix = getattr(model, "continuing_subword_prefix", None) or ""
+    suffix = getattr(model, "end_of_word_suffix", None) or ""
+    if not prefix and not suffix:
+        return byte_level_bytes
+    end = b"" if b" " in b"".join(map(byte_level_bytes, words)) else b" "  # CLIP removes the spaces
+
+    def decode(piece: str) -> bytes:
+        word = piece.removesuffix(suffix)
+        return byte_level_bytes(word.removeprefix(prefix)) + (end if word != piece else b"")
+
+    return decode
+
+
+def _decoder_of_model(model: Model, words: Sequence[str], *, byte_fallback: bool) -> PieceDecoder:
     from tokenizers import decoders, models
 
-    decoder, model = backend.decoder, backend.model
-    if decoder is not None:
-        types = _types(decoder)
-        if "ByteLevel" in types:
-            return byte_level_bytes
-        return bytes_by_decoder(decoder, byte_fallback=byte_fallback or "ByteFallback" in types)
-    types = _types(backend.pre_tokenizer)
-    if "ByteLevel" in types:
-        return byte_level_bytes
-    if isinstance(model, models.Unigram) or "Metaspace" in types or byte_fallback:
-        return bytes_by_decoder(decoders.Metaspace(), byte_fallback=byte_fallback)
+    between = re.search(r"x ?([^ ]+?)\1*y", "".join(words))
+    mark = between[1] if between else ""
+    if isinstance(model, models.Unigram) or byte_fallback or mark:
+        return bytes_by_decoder(decoders.Replace(mark or _SPACE_MARK, " "), byte_fallback=byte_fallback)
     if isinstance(model, models.WordPiece):
         return bytes_by_decoder(decoders.WordPiece(model.continuing_subword_prefix, cleanup=False), byte_fallback=False)
     if isinstance(model, models.BPE):
         suffix = model.end_of_word_suffix
-        return bytes_by_decoder(decoders.BPEDecoder(suffix), byte_fallback=False) if suffix else byte_level_bytes
+        return bytes_by_decoder(decoders.BPEDecoder(suffix), byte_fallback=False) if suffix else plain_bytes
     return spaced_bytes
 
 
-def _types(component: Decoder | PreTokenizer | None) -> set[str]:
+# --- Byte-level vocabularies.
+
+
+def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:
+    """Returns True if the model gets text in letters that stand for its bytes."""
+    return "ByteLevel" in _types(backend.normalizer) | _types(backend.pre_tokenizer)
+
+
+def restore_byte_level(backend: tokenizers.Tokenizer) -> bool:
+    """Gives a byte-level vocabulary the step that spells text in its letters; returns True if the file lacks it.
+
+    transformers' class for Llama has saved such vocabularies (distillations of DeepSeek-R1) with its own steps, which
+    mark spaces by `▁`: a piece that they do not have, so that text loses its spaces.
+    """
+    from tokenizers import models, normalizers, pre_tokenizers
+
+    if _is_byte_level(backend) or not isinstance(backend.model, models.BPE) or not _spells_bytes(backend):
+        return False
+    kept = [step for step in _steps(backend.normalizer) if _SPACE_MARK not in step.normalize_str(_WORDS)]
+    backend.normalizer = normalizers.Sequence(kept) if kept else None
+    splits = [step for step in _steps(backend.pre_tokenizer) if not isinstance(step, pre_tokenizers.Metaspace)]
+    spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not splits)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, spell])
+    return True
+
+
+def _spells_bytes(backend: tokenizers.Tokenizer) -> bool:
+    """Returns True for a vocabulary with a letter for each byte of UTF-8, and without the mark of a space, which others
+    have beside all letters of Latin scripts (Gemma)."""
+    known = backend.token_to_id
+    return known(_SPACE_MARK) is None and all(known(letter) is not None for letter in _LETTERS_OF_UTF8)
+
+
+def _steps(component: Step | None) -> list[Step]:
+    """Returns the steps of a normalizer or pre-tokenizer that may be a sequence of them."""
+    if hasattr(component, "__getitem__"):
+        return [*cast("Iterable[Step]", component)]
+    return [] if component is None else [component]
+
+
+def _types(component: Decoder | Normalizer | PreTokenizer | None) -> set[str]:
     """Returns the types of a component and of those inside it, as the library serializes them."""
     types: set[str] = set()
     parts = [json.loads(component.__getstate__())] if component is not None else []
     while parts:
         part = parts.pop()
         types.add(part["type"])
-        parts += [*part.get("decoders", ()), *part.get("pretokenizers", ())]
+        parts += [*part.get("decoders", ()), *part.get("pretokenizers", ()), *part.get("normalizers", ())]
     return types

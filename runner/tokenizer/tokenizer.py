@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Protocol
 
 from runner.errors import ModelError
 from runner.tokenizer import tokenizer_json, tokenizer_model
-from runner.tokenizer.added_tokens import AddedToken
+from runner.tokenizer.added_tokens import AddedToken, special_config
 from runner.tokenizer.files import Files, JsonObject, read_object, token_text
 from runner.tokenizer.tokenizer_json import TokenizerJson
 from runner.tokenizer.tokenizer_model import CONVERT, TokenizerModel
@@ -50,7 +50,7 @@ class Backend(Protocol):
         """Returns the bytes that the token adds to the output; empty for an id outside the vocabulary."""
 
 
-# --- Finds the ids that begin and end a text; of three files, the first that names one wins. See
+# --- Finds the ids that begin and end a text; of several files, the first that names one wins. See
 # docs/internals/wire.md, 2.8.
 
 _NOTHING: JsonObject = {}
@@ -73,18 +73,24 @@ def resolve_special_ids(
 
     Ids come from `generation_config.json`, else `config.json` (top level), else from the token texts in
     `tokenizer_config.json`, else from those in `own`, which the vocabulary itself names. BOS and EOS are looked up
-    separately, and lists are never merged. A negative id means none.
+    separately, and lists are never merged. A negative id means none. Where none of them names one, the text in
+    `special_tokens_map.json` counts, then the ids in the `text_config` of `config.json`.
 
-    With `merge_eos`, the `eos_token` of `tokenizer_config.json`, else of `special_tokens_map.json`, ends a text too, in
-    addition to the ids: mlx-lm stops at both.
+    With `merge_eos`, the token text ends a text too, in addition to the ids, and `text_config` counts as `config.json`
+    does: mlx-lm stops at both, and transformers reads both.
 
     Raises ModelError if one of the files is not a JSON object.
     """
-    numbered = [read_object(files, "generation_config.json"), read_object(files, "config.json")]
-    config = read_object(files, "tokenizer_config.json")
-    named = [config, read_object(files, "special_tokens_map.json"), own] if merge_eos else [config, own]
+    generation, model = read_object(files, "generation_config.json"), read_object(files, "config.json")
+    config, older = read_object(files, "tokenizer_config.json"), read_object(files, "special_tokens_map.json")
+    nested = model.get("text_config")
+    text_config = nested if isinstance(nested, dict) else _NOTHING
+    numbered = [generation, model, text_config] if merge_eos else [generation, model]
+    named = [special_config(files), older, own] if merge_eos else [config, own, older]
     bos = _first_ids(numbered, "bos_token_id") or _first_named(named, "bos_token", added)
     eos, ends = _first_ids(numbered, "eos_token_id"), _first_named(named, "eos_token", added)
+    if not eos and not ends:
+        ends = _first_ids([text_config], "eos_token_id")
     return SpecialIds(
         bos=bos[0] if bos else None,
         eos=frozenset([*eos, *ends] if merge_eos else eos or ends),
@@ -255,10 +261,10 @@ def open_tokenizer(files: Files, *, merge_eos: bool = False) -> Tokenizer:
 def _open_backend(files: Files, *, is_directory: bool) -> Backend:
     data = files(tokenizer_json.FILE)
     if data is not None:
-        return TokenizerJson(data)
+        return TokenizerJson(data, files, literal=not is_directory)
     data = files(tokenizer_model.FILE)
     if data is not None:
-        return TokenizerModel(data, files)
+        return TokenizerModel(data, files, literal=not is_directory)
     if not is_directory:
         raise ModelError(f'load tokenizer config: config "{tokenizer_json.FILE}" not found in manifest')
     found = next((form for form in _OTHER_FORMS if all(files(name) is not None for name in form)), None)

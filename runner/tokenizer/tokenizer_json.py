@@ -14,9 +14,9 @@ import msgspec
 
 from runner.errors import ModelError, PanicError, panics_as
 from runner.logs import Log
-from runner.tokenizer.added_tokens import AddedToken
-from runner.tokenizer.files import JsonObject
-from runner.tokenizer.piece_bytes import byte_level_bytes, piece_decoder, plain_bytes
+from runner.tokenizer.added_tokens import AddedToken, configured_tokens
+from runner.tokenizer.files import Files, JsonObject
+from runner.tokenizer.piece_bytes import piece_decoding, plain_bytes, restore_byte_level
 
 if TYPE_CHECKING:
     import tokenizers
@@ -40,15 +40,22 @@ class TokenizerJson:
     own: ClassVar[JsonObject] = {}
 
     @panics_as(_broken)
-    def __init__(self, data: bytes) -> None:
-        """Raises ModelError for a broken file."""
+    def __init__(self, data: bytes, files: Files, *, literal: bool) -> None:
+        """Takes the tokens that `files` add, too; with `literal`, each is matched by its text alone. Raises ModelError
+        for a broken file, including the configs."""
         document = _parsed(data)
         if document.needs_repair:
             data = _repaired(data)
-        self.added = document.added
         self._backend = _build(data)
+        size = self._backend.get_vocab_size(with_added_tokens=False)
+        added = configured_tokens(files, self._backend.token_to_id, size, document.added)
+        self.added = [token.literal for token in added] if literal else added
+        read = frozenset() if document.needs_repair else frozenset(document.added)
+        others = [token for token in self.added if token not in read]
+        _add(self._backend, others)
         if self._moved():
             self._backend = _build(_with_vocabulary_ids(data, self.added))
+            _add(self._backend, others)
         if moved := self._moved():
             first = moved[0]
             log.warning(
@@ -60,7 +67,7 @@ class TokenizerJson:
             )
         self.kind = type(self._backend.model).__name__
         self._added = {token.id: token for token in self.added}
-        self._decode_piece = piece_decoder(self._backend, byte_fallback=document.model.byte_fallback is True)
+        self._pieces = piece_decoding(self._backend, byte_fallback=document.model.byte_fallback is True)
 
     def _moved(self) -> list[AddedToken]:
         """Returns the added tokens that the library has given another id than the file."""
@@ -87,7 +94,7 @@ class TokenizerJson:
         if added is not None:
             return self._added_bytes(added)
         piece = self._backend.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
-        return b"" if piece is None else self._decode_piece(piece)
+        return b"" if piece is None else self._pieces.decode(piece)
 
     def _added_bytes(self, token: AddedToken) -> bytes:
         """Returns the bytes of an added token: its own text, in any script.
@@ -95,9 +102,9 @@ class TokenizerJson:
         Vocabularies that are not byte-level list ordinary entries among the added tokens (Gemma: `▁▁`, an indent of
         two). There, tokens that are not special are decoded like pieces.
         """
-        if token.special or self._decode_piece is byte_level_bytes:
+        if token.special or self._pieces.byte_level:
             return plain_bytes(token.content)
-        return self._decode_piece(token.content)
+        return self._pieces.decode(token.content)
 
 
 def _build(data: bytes) -> tokenizers.Tokenizer:
@@ -111,7 +118,28 @@ def _build(data: bytes) -> tokenizers.Tokenizer:
     backend.no_padding()
     if isinstance(backend.model, tokenizers.models.BPE):
         backend.model.dropout = None  # for training only; a prompt must have the same tokens every time
+    if restore_byte_level(backend):
+        log.warning("the vocabulary is byte-level, but the steps before it are not: taking those of GPT-2", file=FILE)
     return backend
+
+
+def _add(backend: tokenizers.Tokenizer, tokens: Iterable[AddedToken]) -> None:
+    """Adds those that are missing; of the others, the flags count from now on."""
+    from tokenizers import AddedToken as Entry
+
+    backend.add_tokens(
+        [
+            Entry(
+                token.content,
+                special=token.special,
+                single_word=token.single_word,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                normalized=token.normalized,
+            )
+            for token in tokens
+        ]
+    )
 
 
 # --- The parts of the file that the runner itself needs, and repairs.
@@ -119,11 +147,10 @@ def _build(data: bytes) -> tokenizers.Tokenizer:
 _WIDEST_GAP = 1 << 17
 """Limit on the ids between the vocabulary and the last added token, which each need an entry."""
 _MODELS = frozenset({None, "BPE", "Unigram", "WordLevel", "WordPiece"})
-_LITERAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """An entry of `added_tokens`, with the four matching flags of Hugging Face's tokenizers."""
+    """An entry of `added_tokens`: the fields of `AddedToken`, in that order."""
 
     id: int
     content: str
@@ -134,10 +161,8 @@ class _Entry(msgspec.Struct, frozen=True):
     normalized: bool | None = None
 
     @property
-    def literal(self) -> bool:
-        """True if the library accepts the entry and matches the token by its text alone."""
-        flags = (self.single_word, self.lstrip, self.rstrip, self.normalized)
-        return self.special is not None and all(flag is False for flag in flags)
+    def flags(self) -> tuple[bool | None, ...]:
+        return (self.special, self.single_word, self.lstrip, self.rstrip, self.normalized)
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -154,12 +179,12 @@ class _Document(msgspec.Struct, frozen=True):
     @property
     def added(self) -> list[AddedToken]:
         entries = self.added_tokens or []
-        return [AddedToken(entry.id, entry.content, entry.special is True) for entry in entries]
+        return [AddedToken(entry.id, entry.content, *(flag is True for flag in entry.flags)) for entry in entries]
 
     @property
     def needs_repair(self) -> bool:
-        """True if the library would refuse the file, or match added tokens differently from Ollama."""
-        return self.model.type is None or self.added_tokens is None or not all(e.literal for e in self.added_tokens)
+        """True if the library would refuse the file: it wants every flag of every token."""
+        return self.model.type is None or self.added_tokens is None or any(None in e.flags for e in self.added_tokens)
 
 
 def _parsed(data: bytes) -> _Document:
@@ -175,17 +200,10 @@ def _parsed(data: bytes) -> _Document:
 
 
 def _repaired(data: bytes) -> bytes:
-    """Returns `tokenizer.json` with every added token matched by its text alone, regardless of its flags.
-
-    Fills in missing flags; removes `null` in place of the tokens or the model type. The rest is copied without parsing.
-    """
+    """Returns `tokenizer.json` without its added tokens, and without `null` in place of the model type. The rest is
+    copied without parsing."""
     whole = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    try:
-        entries = msgspec.json.decode(whole.get("added_tokens", b"null"), type=list[dict[str, object]] | None) or []
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise _broken(str(error)) from error
-    entries = [{**entry, "special": entry.get("special") is True, **_LITERAL} for entry in entries]
-    whole["added_tokens"] = msgspec.Raw(msgspec.json.encode(entries))
+    whole["added_tokens"] = msgspec.Raw(b"[]")
     model = msgspec.json.decode(whole["model"], type=dict[str, msgspec.Raw])
     if bytes(model.get("type", b"")) == b"null":
         del model["type"]

@@ -26,6 +26,7 @@ FILE: Final = "tokenizer.model"
 CONVERT: Final = "transformers' AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes a tokenizer.json"
 _TIKTOKEN: Final = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 _SPACE_MARK: Final = "▁"
+_WORD: Final = re.compile(r"\w")
 
 
 class TokenizerModel:
@@ -41,8 +42,9 @@ class TokenizerModel:
 
     file = FILE
 
-    def __init__(self, data: bytes, files: Files) -> None:
-        """Raises ModelError for a broken file, including the configs."""
+    def __init__(self, data: bytes, files: Files, *, literal: bool) -> None:
+        """With `literal`, each added token is matched by its text alone. Raises ModelError for a broken file, including
+        the configs."""
         if _TIKTOKEN.match(data):
             raise ModelError(f"parse tokenizer: {FILE}: a tiktoken file; {CONVERT}")
         proto = parse_model(data)
@@ -61,10 +63,10 @@ class TokenizerModel:
         self.added = self._added_tokens(proto, files)
         self.size = max([len(self.pieces), *(token.id + 1 for token in self.added)])
         self._by_id = {token.id: token for token in self.added}
-        self._ids = {token.content: token.id for token in self.added}
+        self._by_text = {token.content: token.literal if literal else token for token in self.added}
         symbols = [text for kind, text in proto.marked.values() if kind == PieceType.USER_DEFINED]
         try:
-            self._pattern = literal_pattern([*self._ids, *symbols])
+            self._pattern = literal_pattern([*self._by_text, *symbols])
         except RecursionError as error:
             raise ModelError(f"parse tokenizer: {FILE}: too many added tokens that begin with one another") from error
 
@@ -100,11 +102,17 @@ class TokenizerModel:
         ids: list[int] = []
         start = 0
         for match in self._pattern.finditer(text):
-            token_id = self._ids.get(match[0])
-            if token_id is not None:  # else a user-defined symbol
-                ids += self._encode_plain(text[start : match.start()], at=start)
-                ids.append(token_id)
-                start = match.end()
+            token = self._by_text.get(match[0])
+            if token is None:  # a user-defined symbol
+                continue
+            if token.single_word and _is_within_a_word(text, *match.span()):
+                continue
+            before = text[start : match.start()]
+            ids += self._encode_plain(before.rstrip() if token.lstrip else before, at=start)
+            ids.append(token.id)
+            start = match.end()
+            while token.rstrip and text[start : start + 1].isspace():
+                start += 1
         return ids + self._encode_plain(text[start:], at=start)
 
     def _encode_plain(self, text: str, *, at: int) -> list[int]:
@@ -124,6 +132,10 @@ class TokenizerModel:
         if added is None and self._first.is_byte(token_id):
             return fallback_byte(piece) or b""
         return plain_bytes(piece.replace(_SPACE_MARK, " "))
+
+
+def _is_within_a_word(text: str, start: int, end: int) -> bool:
+    return bool(_WORD.fullmatch(text[start - 1 : start]) or _WORD.fullmatch(text[end : end + 1]))
 
 
 def _load(data: bytes) -> SentencePieceProcessor:

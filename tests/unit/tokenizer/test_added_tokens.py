@@ -34,7 +34,7 @@ def test_the_decoder_table_beats_the_older_file_for_a_text_and_for_an_id() -> No
     assert configured(config, {"<a>": 7, "<c>": 5, "<d>": 6}) == [
         AddedToken(4, "<a>", False),
         AddedToken(5, "<b>", False),
-        AddedToken(6, "<d>", False),
+        AddedToken(6, "<d>", False, normalized=True),
     ]
 
 
@@ -59,7 +59,7 @@ def test_a_special_token_without_an_id_has_that_of_its_piece_or_the_next_free_on
     """As in transformers, tokens with a role come first."""
     config = {"additional_special_tokens": ["<x>", "</s>", "<y>"], "pad_token": "<pad>", "eos_token": "</s>"}
     assert configured(config, {"<a>": 6}) == [
-        AddedToken(6, "<a>", False),
+        AddedToken(6, "<a>", False, normalized=True),
         AddedToken(2, "</s>", True),
         AddedToken(7, "<pad>", True),
         AddedToken(8, "<x>", True),

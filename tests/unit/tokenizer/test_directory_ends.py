@@ -46,6 +46,27 @@ def test_the_ends_are_those_of_mlx_lm(tmp_path: Path, generation: object, config
     assert ours(tmp_path) == mlx_lms(tmp_path)
 
 
+TABLE = {"added_tokens_decoder": {str(END): {"content": "<end>", "special": True, "normalized": False}}}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config": {"eos_token": "<turn>"}, "special_tokens_map": {"eos_token": "<end>"}},
+        {"tokenizer_config": {"eos_token": "<end>", **TABLE}, "special_tokens_map": {"eos_token": "<turn>"}},
+        {"tokenizer_config": {"eos_token": "<end>", **TABLE}, "config": {"eos_token_id": [EOS, TURN]}},
+        {"added_tokens": {"<end>": END}, "special_tokens_map": {"eos_token": {"content": "<end>"}}},
+        {"added_tokens": {"<end>": END}, "generation_config": {"eos_token_id": EOS}},
+        {"tokenizer_config": {"eos_token": "<end>"}, "generation_config": {"eos_token_id": TURN}},
+    ],
+)
+def test_the_ends_of_a_vocabulary_whose_tokens_stand_beside_it_are_those_of_mlx_lm(
+    tmp_path: Path, files: dict[str, object]
+) -> None:
+    write(tmp_path, {"tokenizer": byte_level(special_tokens=["<eos>"]), "config": {}, **files})
+    assert ours(tmp_path) == mlx_lms(tmp_path)
+
+
 @pytest.mark.parametrize("tokenizer", [{"eos_token": "<s>"}, {"tokenizer_class": "LlamaTokenizer"}])
 def test_the_ends_of_a_sentencepiece_model_are_those_of_mlx_lm(tmp_path: Path, tokenizer: object) -> None:
     (tmp_path / "tokenizer.model").write_bytes(trained_model())

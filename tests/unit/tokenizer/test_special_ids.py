@@ -68,16 +68,32 @@ def merged(**files: object) -> SpecialIds:
     return resolve_special_ids(given.get, ADDED, own={"bos_token": "<s>", "eos_token": "</s>"}, merge_eos=True)
 
 
-def test_a_directory_reads_the_special_tokens_map_where_the_tokenizer_config_has_none() -> None:
+def test_a_directory_reads_the_special_tokens_map_first_as_transformers_does_but_not_beside_a_newer_table() -> None:
     token_map = {"eos_token": {"content": "<|end|>"}, "bos_token": "<|end|>"}
     assert merged(special_tokens_map=token_map) == SpecialIds(7, frozenset({7}), False, 7)
-    assert merged(special_tokens_map=token_map, tokenizer_config={"eos_token": "</s>"}).eos == {2}
+    assert merged(special_tokens_map=token_map, tokenizer_config={"eos_token": "</s>"}).eos == {7}
+    newer = {"eos_token": "</s>", "added_tokens_decoder": {}}
+    assert merged(special_tokens_map=token_map, tokenizer_config=newer).eos == {2}
+    assert merged(special_tokens_map=token_map, tokenizer_config={"added_tokens_decoder": {}}).eos == {7}
     assert merged(special_tokens_map=token_map, config={"eos_token_id": 5}).eos == {5, 7}
 
 
-def test_a_store_has_ollamas_rule_whatever_the_special_tokens_map_says() -> None:
+def test_a_directory_reads_the_nested_text_config_where_no_file_has_numbers() -> None:
+    assert merged(config={"text_config": {"eos_token_id": [8, 9]}}).eos == {2, 8, 9}
+    assert merged(config={"eos_token_id": 5, "text_config": {"eos_token_id": 8}}).eos == {2, 5}
+    assert merged(config={"text_config": 3}).eos == {2}
+
+
+def test_a_store_has_ollamas_rule_and_the_other_files_only_where_it_finds_none() -> None:
     files = {"special_tokens_map.json": b'{"eos_token": "<|end|>"}', "config.json": b'{"eos_token_id": 5}'}
     assert resolve_special_ids(files.get, ADDED).eos == {5}
+    files["tokenizer_config.json"] = b'{"eos_token": "</s>"}'
+    files["config.json"] = b'{"text_config": {"eos_token_id": 8}}'
+    assert resolve_special_ids(files.get, ADDED).eos == {2}
+    del files["tokenizer_config.json"]
+    assert resolve_special_ids(files.get, ADDED).eos == {7}
+    del files["special_tokens_map.json"]
+    assert resolve_special_ids(files.get, ADDED).eos == {8}
     del files["config.json"]
     assert resolve_special_ids(files.get, ADDED).eos == frozenset()
     assert resolve(config={"eos_token_id": 5}, tokenizer={"eos_token": "</s>"}).eos == {5}

@@ -117,7 +117,15 @@ def test_a_lone_surrogate_does_no_harm(text: str) -> None:
 # Decoding
 
 
-@pytest.mark.parametrize("tokenizer", [load(llama3()), load(gemma())], ids=["byte level", "sentencepiece"])
+DEVSTRAL = {**llama3(), "decoder": gemma()["decoder"]}
+DISTILLED = {**DEVSTRAL, "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}}
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [load(llama3()), load(gemma()), load(DEVSTRAL), load(DISTILLED)],
+    ids=["byte level", "sentencepiece", "Devstral", "a distillation"],
+)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0▁"), max_size=20))
 def test_the_bytes_of_the_tokens_are_the_text(tokenizer: Tokenizer, text: str) -> None:
     assert text_of(tokenizer, tokenizer.encode(text)) == text
