@@ -58,6 +58,7 @@ def configured_tokens(
         elif token.id not in ids:
             tokens[token.content] = token
     named = {token.content: token for token in _special_tokens(config)}
+    marks = {token.content for token in _special_tokens({**config, "pad_token": None})}
     taken = {token.id for token in tokens.values()}
     for text, value in read_object(files, "added_tokens.json").items():
         token_id = _token_id(value, "added_tokens.json")
@@ -68,7 +69,8 @@ def configured_tokens(
         if text in tokens:
             tokens[text] = tokens[text]._replace(special=True)
         elif (piece := piece_id(text)) is not None:
-            tokens[text] = token._replace(id=piece)
+            if len(text) > 1 or text in marks:  # a model that pads with "!" also writes it
+                tokens[text] = token._replace(id=piece)
         elif free < rows:
             tokens[text] = token._replace(id=free)
             free += 1

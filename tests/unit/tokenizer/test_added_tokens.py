@@ -7,7 +7,7 @@ import pytest
 from runner.errors import ModelError
 from runner.tokenizer.added_tokens import AddedToken, configured_tokens
 
-PIECES = ["<unk>", "<s>", "</s>", "hello"]
+PIECES = ["<unk>", "<s>", "</s>", "!"]
 
 
 def configured(config: object = None, added: object = None, special_map: object = None) -> list[AddedToken]:
@@ -66,6 +66,11 @@ def test_a_special_token_without_an_id_has_that_of_its_piece_or_the_next_free_on
         AddedToken(9, "<y>", True),
     ]
     assert configured(special_map={"additional_special_tokens": ["<x>"]}) == [AddedToken(4, "<x>", True)]
+
+
+def test_a_character_with_which_a_model_pads_stays_text() -> None:
+    """As a special token it could not be written where a format asks for it."""
+    assert configured({"pad_token": "!", "eos_token": "</s>"}) == [AddedToken(2, "</s>", True)]
 
 
 @pytest.mark.parametrize("nothing", [None, "", {}, 3, {"content": ""}])
