@@ -140,8 +140,9 @@ class PrefixDigests:
         return b"".join(words)
 
 
-VERSION = 2
-"""Of the files; part of the name of their directory."""
+VERSION = 3
+"""Of the files, and of the computation that they are from; part of the name of their directory. A change of what a
+model's configuration means raises it."""
 MOST_BYTES = 1 << 30
 """The largest file. What is larger is not kept."""
 ITEM_FORMATS = {
