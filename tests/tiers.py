@@ -48,6 +48,9 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/media/test_sight.py::test_a_model_with_a_tower_sees": (
         *("qwen3.5-seeing", "gemma4-unified-seeing", "nemotron-omni-seeing", "glimmer-seeing"),
     ),
+    "tests/model/loading/test_per_layer.py::test_a_gemma_4_whose_full_layers_are_described_apart_answers_as_before": (
+        "gemma4-unified",
+    ),
     "tests/model/engine/test_not_numbers.py": (
         *("", "llama", "gemma3", "1-mamba2", "a head", "NaN", "all closed", "-NaN", "right-NaN"),
     ),

@@ -1,6 +1,6 @@
 """Embeddings as part of an engine, for a model that is an encoder."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -12,6 +12,7 @@ from runner.engine.ports import EmbeddingSizes, TextToEmbed
 from runner.errors import ModelError
 from runner.model import OpenedModel
 from runner.model.families import DECIDERS, UNNEEDED
+from runner.model.renamed import layer_overrides
 from runner.model.weights.dtype import device
 from runner.model.weights.load import load
 from runner.model.weights.parameters import refuse_infinite
@@ -77,8 +78,7 @@ def sizes_of(model: OpenedModel) -> EmbeddingSizes:
         listed = [*_USUAL.get(full, ())]
     if not isinstance(listed, list) or not all(type(each) is int and 0 < each <= full for each in listed):
         raise ModelError(f"config.json: embedding_dimensions: want sizes up to {full}, found {listed!r}")
-    own = text.get("per_layer_config")
-    layers = [each for each in own.values() if isinstance(each, Mapping)] if isinstance(own, Mapping) else []
+    layers = cast("Iterable[Mapping[str, int]]", layer_overrides(text).values())
     keys = max(
         (each.get("num_key_value_heads", key_heads) * each.get("head_dim", width) for each in layers),
         default=key_heads * width,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from runner import json_files
 from runner.errors import ModelError
 from runner.model.families import Config, Family, is_needed
+from runner.model.renamed import rename_fields
 from runner.model.sources.checkpoint import Checkpoint, Tensor
 
 # --- Removes `null` fields from a config, except where null is a value to the module that reads it.
@@ -33,6 +34,8 @@ _MEANT: dict[str, frozenset[str]] = {
     "rope_scaling": frozenset({"exaone4"}),
     "rope_theta": frozenset({"kimi_linear", "olmo_hybrid"}),
     "rotary_dim": frozenset({"gptj"}),
+    "sliding_window": frozenset({"exaone4"}),
+    "sliding_window_pattern": frozenset({"exaone4"}),
 }
 """Field -> the mlx-lm modules to which its null is a value, although their classes have another default or none.
 
@@ -55,7 +58,6 @@ def drop_nulls(config: Config, module: str) -> None:
 _STALE = ("quantization", "quantization_config", "compression_config")
 """In a store, these describe the source of a conversion, not the stored tensors."""
 _FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
-_ROPE_FIELDS = ("rope_theta", "partial_rotary_factor")
 _CHECKED_FIELDS = ("num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window")
 _REAL_FIELDS = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "routed_scaling_factor")
 _CONTEXT_FIELDS = (
@@ -104,8 +106,7 @@ def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor])
     text = text_config(mended, family)
     for part in (mended, text):
         drop_nulls(part, family.module)
-        _lift_rope(part)
-        _name_rope_type(part)
+        rename_fields(part, family.module)
         if family.is_listed:  # a few unlisted modules read what their own conversion wrote
             for key in _STALE:
                 part.pop(key, None)
@@ -117,8 +118,6 @@ def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor])
         if rows:
             # The gemma3 module overwrites the text config's size by the top level's, which has a default of its own.
             mended["vocab_size"] = text.setdefault("vocab_size", rows)
-        if family.adapt is not None:
-            family.adapt(text)
         _check_fields(text, family)
     elif family.module == "phi3small":
         found = text.get("vocab_size", _PHI3_SMALL_ROWS)
@@ -192,33 +191,6 @@ def _vocabulary_rows(tensors: Mapping[str, Tensor]) -> int:
     found = (tensor.weight.shape for name, tensor in tensors.items() if name.endswith(EMBEDDINGS))
     rows = (shape[0] for shape in found if shape)
     return next(rows, 0)
-
-
-def _lift_rope(part: Config) -> None:
-    """Moves the `rope_parameters` of transformers 5 to where mlx-lm reads them; else theta would silently be 10000."""
-    rope = part.get("rope_parameters")
-    if not isinstance(rope, dict):
-        return
-    full, sliding = rope.get("full_attention"), rope.get("sliding_attention")
-    if isinstance(sliding, dict) and "rope_theta" in sliding:
-        part.setdefault("rope_local_base_freq", sliding["rope_theta"])
-    fields: tuple[str, ...] = _ROPE_FIELDS
-    if isinstance(full, dict):
-        rope, fields = full, _ROPE_FIELDS[:1]  # the rest concerns full layers only, and would be read as for all layers
-    for key in fields:
-        if key in rope and part.get(key) is None:
-            part[key] = rope[key]
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default" and part.get("rope_scaling") is None:
-        part["rope_scaling"] = {key: value for key, value in rope.items() if key not in _ROPE_FIELDS}
-
-
-def _name_rope_type(part: Config) -> None:
-    """Gives `rope_scaling` both names of its type: mlx-lm's modules read one or the other."""
-    scaling = part.get("rope_scaling")
-    kind = scaling.get("type", scaling.get("rope_type")) if isinstance(scaling, dict) else None
-    if isinstance(scaling, dict) and kind is not None:
-        part["rope_scaling"] = {"type": kind, "rope_type": kind, **scaling}
 
 
 def _decide_tying(config: Config, text: Config, family: Family, tensors: Mapping[str, Tensor]) -> None:

@@ -5,7 +5,7 @@ An architecture without a row runs on the module named by its `model_type`, if m
 
 import importlib.util
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from runner.errors import ModelError
@@ -36,8 +36,7 @@ class Family(NamedTuple):
     within another; `flat` is the family of a config without that object; `unwrapped` is true if the module is made from
     that object alone. `required` are fields for which mlx-lm has no default, or a wrong one. `defaults` are values for
     missing fields that mlx-lm's class requires and Ollama fills in, or that are checked here. `renames` are (pattern,
-    replacement) for tensor names, applied in order. `head` is the output projection, after renaming. `adapt` adapts the
-    text config.
+    replacement) for tensor names, applied in order. `head` is the output projection, after renaming.
     """
 
     module: str
@@ -51,7 +50,6 @@ class Family(NamedTuple):
     context_default: int = 0
     most_context: int = 0
     """The most tokens of context, whatever the config says; 0: what it says."""
-    adapt: Callable[[Config], None] | None = None
     library: str = "mlx_lm"
     """The package that has the module: mlx-lm's, or mlx-vlm's (`runner/model/vlm`)."""
 
@@ -90,25 +88,6 @@ class Family(NamedTuple):
     def decides(self) -> bool:
         """True if that is scores of options, by a head of its own."""
         return self.of_mlx_vlm and self.module in DECIDERS.values()
-
-
-def _adapt_gemma3(text: Config) -> None:
-    """Turns the `layer_types` of transformers 5 into the period of the full-attention layers, which mlx-lm reads."""
-    types = text.get("layer_types")
-    if "sliding_window_pattern" in text or not isinstance(types, list):
-        return
-    full = [index for index, kind in enumerate(types) if kind == "full_attention"]
-    period = full[0] + 1 if full else 0
-    if not full or full != list(range(period - 1, len(types), period)):
-        raise ModelError(f"config.json: layer_types must have full attention at a fixed period, found {types}")
-    text["sliding_window_pattern"] = period
-
-
-def _adapt_qwen3_5(text: Config) -> None:
-    """Adds `rope_parameters`, the only place where mlx-lm reads the rotary fields, to older configs."""
-    if text.get("rope_parameters") is None and "rope_theta" in text:
-        fields = ("rope_theta", "partial_rotary_factor", "mrope_section")
-        text["rope_parameters"] = {"type": "default"} | {key: text[key] for key in fields if key in text}
 
 
 _SIZES = ("hidden_size", "num_hidden_layers", "intermediate_size")
@@ -155,7 +134,6 @@ _QWEN3_5_TEXT = Family(
     required=(*_HEADS, "num_key_value_heads", "head_dim", *_LINEAR),
     renames=((r"^(?!language_model\.|model\.language_model\.)", "language_model."), *_WRAPPED),
     head=_WRAPPED_HEAD,
-    adapt=_adapt_qwen3_5,
 )
 _QWEN3_5 = _QWEN3_5_TEXT._replace(text="text_config", flat=_QWEN3_5_TEXT)
 _QWEN3_5_MOE_TEXT = _QWEN3_5_TEXT._replace(
@@ -211,7 +189,7 @@ FAMILIES: dict[str, Family] = {
         defaults={"head_dim": 128, "max_position_embeddings": 0, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0},
         renames=_UNWRAPPED,
     ),
-    "Gemma3ForCausalLM": Family("gemma3_text", required=_SIZES, renames=_UNWRAPPED, adapt=_adapt_gemma3),
+    "Gemma3ForCausalLM": Family("gemma3_text", required=_SIZES, renames=_UNWRAPPED),
     "Gemma3ForConditionalGeneration": Family(
         "gemma3",
         text="text_config",
@@ -219,7 +197,6 @@ FAMILIES: dict[str, Family] = {
         renames=_WRAPPED,
         head=_WRAPPED_HEAD,
         context_default=131072,
-        adapt=_adapt_gemma3,
     ),
     "Gemma4ForCausalLM": _GEMMA4,
     "Gemma4ForConditionalGeneration": _GEMMA4,

@@ -18,6 +18,8 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.base import BaseModelArgs
 
+from runner.model.renamed import layer_overrides
+
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _SCORES = 1 << 22
 """The most scores of one head in a block: 64 MB for four heads in float32."""
@@ -80,7 +82,7 @@ class ModelArgs(BaseModelArgs):
 
     def of_layer(self, layer: int) -> "LayerArgs":
         """Returns what one layer is made of."""
-        own = {int(number): fields for number, fields in (self.per_layer_config or {}).items()}.get(layer, {})
+        own = cast("Mapping[str, int]", layer_overrides(vars(self)).get(layer, {}))
         slides = self.layer_types is not None and self.layer_types[layer] == _SLIDING
         return LayerArgs(
             heads=own.get("num_attention_heads", self.num_attention_heads),

@@ -85,7 +85,7 @@ def unserved() -> dict[str, str]:
 
 def config(name: str) -> Values:
     """The tiny `config.json` of an architecture. Raises ImportError when its module cannot be imported."""
-    known = {field.name for field in dataclasses.fields(_module(name).ModelArgs)}
+    known = {field.name for field in dataclasses.fields(module_of(name).ModelArgs)}
     chosen = copy.deepcopy({key: value for key, value in values(name).items() if key in known | {"model_type"}})
     if "text_config" in known:
         chosen["text_config"] = copy.deepcopy(values(name))
@@ -110,7 +110,7 @@ def make_module(name: str) -> Module:
 
     Raises ValueError for a model that is not tiny, and whatever the architecture itself raises.
     """
-    module = _module(name)
+    module = module_of(name)
     model = module.Model(module.ModelArgs.from_dict(config(name)))
     size = sum(array.size for _, array in cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters())))
     if size > LARGEST:
@@ -141,7 +141,8 @@ def _names(name: str) -> frozenset[str]:
     return frozenset(code.co_names if code else ())
 
 
-def _module(name: str) -> ModuleType:
+def module_of(name: str) -> ModuleType:
+    """The module of an architecture. Raises ImportError when it cannot be imported."""
     try:
         return importlib.import_module(f"mlx_lm.models.{name}")
     except SystemExit as error:

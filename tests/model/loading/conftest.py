@@ -1,5 +1,6 @@
 """Tiny checkpoints, written once, and helpers that open and run them."""
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
@@ -10,6 +11,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
 from runner.model import OpenedModel, open_model
+from runner.model.families import Config
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE, Dtype, Kind, make_weights, write_checkpoint
 from scripts.tools.models.store import Store, write_store
@@ -86,3 +88,17 @@ def bytes_read() -> int:
     counts = Path("/proc/self/io")
     lines = counts.read_text().splitlines() if counts.exists() else []
     return sum(int(line.split()[1]) for line in lines if line.startswith("rchar:"))
+
+
+def layers_apart(config: Config) -> Config:
+    """Returns the `config.json` of a Gemma 4, or of an assistant, as transformers has written it since 5.15."""
+    changed = copy.deepcopy(config)
+    text = cast("Config", changed.get("text_config", changed))
+    own = {"head_dim": text.pop("global_head_dim", 512)}
+    key_heads = text.pop("num_global_key_value_heads", None)
+    if text["attention_k_eq_v"] and key_heads is not None:
+        own["num_key_value_heads"] = key_heads
+    kinds = cast("list[str]", text["layer_types"])
+    full = [f"{layer:02}" for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    text["per_layer_config"] = dict.fromkeys(full, own)
+    return changed

@@ -25,6 +25,7 @@ from scripts.tools.models.tensors import Quantization, rounded
 from tests.lib.kernels import mlx_own
 from tests.model.drafts.assistant.made import Arrays, Change, pair_of, write
 from tests.model.drafts.test_opening import LARGE, checked, settings
+from tests.model.loading.conftest import layers_apart
 
 PACKED = "groups of another table"
 
@@ -102,6 +103,15 @@ def test_a_directory_without_architectures_or_a_tokenizer_is_an_assistant_too(st
     (directory / "tokenizer.json").unlink()
     assert isinstance(opened(store, str(directory)), AssistantDrafter)
     assert f"by {directory} (gemma4_assistant, " in " ".join(checked(store, str(directory)).split())
+
+
+def test_one_whose_full_layers_are_described_apart_is_the_same(store: Store, tmp_path: Path) -> None:
+    config = config_of()
+    target, directory = open_model("tiny", store.models_dir), write(tmp_path / "flat", config)
+    apart = write(tmp_path / "apart", config)
+    (apart / "config.json").write_text(json.dumps(layers_apart(config)))
+    flat = pair_of(target, directory)
+    assert_the_same(pair_of(target, apart).assistant, flat.assistant, flat.loaded)
 
 
 def test_leftovers_are_not_read(tmp_path: Path) -> None:

@@ -1,0 +1,342 @@
+"""Reads the fields of `config.json` that transformers has renamed since mlx-lm's modules learnt their names.
+
+A file may have either form, whatever its age: transformers writes its own names for a model that it has loaded.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, cast
+
+from runner.errors import ModelError
+
+Config = dict[str, object]
+_PER_LAYER = "per_layer_config"
+_ROPE = "rope_parameters"
+_ROTARY = ("rope_theta", "partial_rotary_factor")
+_DIGITS = 10
+"""More than the number of a layer has."""
+
+
+class Row(NamedTuple):
+    """A field of mlx-lm's modules, and where transformers has it."""
+
+    field: str
+    path: str
+    """Keys that lead there, with dots. Without it the row does not concern a config."""
+    models: str
+    """Values of `model_type`, or "*"."""
+    read: "Callable[[Row, Config], object] | None" = None
+    """Makes the field's value of what is there."""
+    about: str = ""
+    """The rest of what `read` has to know."""
+    wins: bool = False
+    """True if it counts although the field is there: transformers computes by the path."""
+
+
+def rename_fields(part: Config, module: str) -> None:
+    """Gives `part`, the top level of a config or its text model's, the fields that mlx-lm's `module` reads.
+
+    Raises ModelError for what the module cannot express.
+    """
+    name = part.get("model_type")
+    rows = _BY_MODEL.get(name if isinstance(name, str) else "") or _BY_MODEL.get(module, ())
+    apply_rows((*_BY_MODEL["*"], *rows), part)
+    _check_layers(part, module, rows)
+
+
+def apply_rows(rows: Iterable[Row], part: Config) -> None:
+    """Sets the fields of these rows, and of what scales the rotation. Raises ModelError."""
+    for row in rows:
+        found = _at(part, row.path)
+        if found is not None and (row.wins or part.get(row.field) is None):
+            part[row.field] = row.read(row, part) if row.read is not None else found
+    _lift_scaling(part)
+
+
+def layer_overrides(config: Mapping[str, object]) -> dict[int, Config]:
+    """Returns the fields that single layers have for themselves, by the layer's number. Raises ModelError.
+
+    transformers writes them as `per_layer_config`: its keys are numbers with zeros in front.
+    """
+    found, count = config.get(_PER_LAYER) or {}, config.get("num_hidden_layers")
+    if not isinstance(found, Mapping):
+        raise ModelError(f"config.json: {_PER_LAYER} must be an object, found {found!r:.200}")
+    overrides: dict[int, Config] = {}
+    for number, fields in found.items():
+        layer = int(number) if str(number).isdecimal() and len(str(number)) < _DIGITS else -1
+        if not isinstance(fields, Mapping) or layer < 0 or (type(count) is int and layer >= count):
+            raise ModelError(
+                f"config.json: {_PER_LAYER} must map layers to objects, found {number!r:.20}: {fields!r:.100}"
+            )
+        overrides[layer] = dict(fields)
+    return overrides
+
+
+def _at(part: Config, path: str) -> object:
+    found: object = part
+    for key in path.split("."):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def _check_layers(part: Config, module: str, rows: Iterable[Row]) -> None:
+    """Raises ModelError for a field of single layers that no row reads."""
+    if _PER_LAYER not in part:
+        return
+    kinds = part.get("layer_types")
+    read = [row.about.split()[:3:2] for row in rows if row.path == _PER_LAYER and _holds(row, part)]
+    for layer, fields in layer_overrides(part).items():
+        kind = kinds[layer] if isinstance(kinds, list) and layer < len(kinds) else None
+        for field, value in fields.items():
+            if value != part.get(field) and [field, kind] not in read and field not in _OF_LAYERS.get(module, ()):
+                raise ModelError(
+                    f"config.json: {_PER_LAYER}: layer {layer} has {field} {value!r:.80}: {module} has one for all"
+                )
+
+
+_OF_LAYERS = {"embedding_gemma2": ("num_attention_heads", "num_key_value_heads", "head_dim")}
+"""Module that reads `per_layer_config` itself -> the fields that it reads there."""
+
+
+# --- What a row reads: in other words, or what a list of layers says in fewer.
+
+
+def _kinds(row: Row, part: Config) -> list[object]:
+    found = _at(part, row.path)
+    if not isinstance(found, list) or not found:
+        raise ModelError(f"config.json: {row.path} must be a list of kinds of layers, found {found!r:.200}")
+    return found
+
+
+def every(row: Row, part: Config) -> int:
+    """Returns the period of the layers of a kind: the last of every so many is one."""
+    kinds = _kinds(row, part)
+    for period in (part.get(row.field), kinds.index(row.about) + 1 if row.about in kinds else 0):
+        found = [type(period) is int and period > 0 and not index % period for index in range(1, len(kinds) + 1)]
+        if any(found) and found == [kind == row.about for kind in kinds]:
+            return cast("int", period)
+    raise ModelError(
+        f"config.json: {row.path} must have {row.about.replace('_', ' ')} at a fixed period, found {kinds}"
+    )
+
+
+def leading(row: Row, part: Config) -> int:
+    """Returns the number of layers of a kind, which all come first."""
+    kinds = _kinds(row, part)
+    count = kinds.count(row.about)
+    if row.about in kinds[count:]:
+        raise ModelError(f"config.json: {row.path} must have {row.about} first, found {kinds}")
+    return count
+
+
+def marks(row: Row, part: Config) -> list[int]:
+    """Returns 1 for each layer of a kind, and 0 for each other one."""
+    return [int(kind == row.about) for kind in _kinds(row, part)]
+
+
+def numbers(row: Row, part: Config) -> str:
+    """Returns the numbers of the layers of a kind, with commas."""
+    return ",".join(str(index) for index, kind in enumerate(_kinds(row, part)) if kind == row.about)
+
+
+def spelt(row: Row, part: Config) -> list[object]:
+    """Returns a list in other words: the row says new=old."""
+    words = dict(word.split("=") for word in row.about.split())
+    return [words.get(kind, kind) if isinstance(kind, str) else kind for kind in _kinds(row, part)]
+
+
+def letters(row: Row, part: Config) -> str | None:
+    """Returns a list as one text; None if all layers are of one kind."""
+    return "".join(map(str, spelt(row, part))) if len(set(map(str, _kinds(row, part)))) > 1 else None
+
+
+def constant(row: Row, part: Config) -> object:  # noqa: ARG001
+    """Returns what transformers computes by without a field."""
+    return json.loads(row.about)
+
+
+def times(row: Row, part: Config) -> int:
+    """Returns a number times one that the row says, or names, plus one that it says."""
+    found, (factor, *more) = _at(part, row.path), row.about.split()
+    by = part.get(factor, factor)
+    try:
+        return round(cast("float", found) * float(cast("str", by)) + sum(map(int, more)))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ModelError(f"config.json: {row.path} must be a number, found {found!r:.80} with {by!r:.80}") from error
+
+
+def divided(row: Row, part: Config) -> int:
+    """Returns a number for each of those that the row names."""
+    found, by = _at(part, row.path), part.get(row.about)
+    if type(found) is not int or type(by) is not int or by <= 0:
+        raise ModelError(f"config.json: {row.path} and {row.about} must be numbers, found {found!r:.80} and {by!r:.80}")
+    return found // by
+
+
+# --- What the layers of a kind have for themselves.
+
+
+def own(row: Row, part: Config) -> object:
+    """Returns the value of a field in all layers of a kind; None if there are none. The row says FIELD of KIND, or
+    FIELD of KIND if FLAG."""
+    field, _, kind, *_ = row.about.split()
+    if not _holds(row, part):
+        return part.get(row.field)
+    overrides = layer_overrides(part)
+    layers = enumerate(_kinds(row._replace(path="layer_types"), part))
+    values = [overrides.get(layer, {}).get(field, part.get(field)) for layer, each in layers if each == kind]
+    if any(value != values[0] for value in values):
+        raise ModelError(f"config.json: {_PER_LAYER}: the layers of {kind} must have one {field}, found {values}")
+    return values[0] if values else None
+
+
+def _holds(row: Row, part: Config) -> bool:
+    """Returns True unless a row depends on a flag that is not set."""
+    _, *flag = row.about.split(" if ")
+    return not flag or part.get(*flag) is True
+
+
+def other_heads(row: Row, part: Config) -> Config:
+    """Returns the heads of the layers of a kind, as Step 3.5 has them."""
+    groups = part.get("num_attention_groups", part.get("num_key_value_heads"))
+    return {"num_attention_heads": own(row, part), "num_attention_groups": groups}
+
+
+def delta_layers(row: Row, part: Config) -> Config:
+    """Returns the linear attention of a Kimi Linear, which counts its layers from 1."""
+    sizes = {"head_dim": "head_dim", "num_heads": "num_heads", "short_conv_kernel_size": "conv_kernel_dim"}
+    kinds = {"kda_layers": "linear_attention", "full_attn_layers": "full_attention"}
+    return {key: part.get(f"linear_{name}") for key, name in sizes.items()} | {
+        key: [index for index, each in enumerate(_kinds(row, part), 1) if each == kind] for key, kind in kinds.items()
+    }
+
+
+# --- Rotary fields.
+
+
+def each(row: Row, part: Config) -> list[object]:
+    """Returns a rotary field for each layer, by its kind."""
+    kinds = _kinds(row._replace(path="layer_types"), part)
+    return [_at(part, f"{_ROPE}.{kind}.{row.about}") for kind in kinds]
+
+
+def scaled(row: Row, part: Config) -> list[str]:
+    """Returns the kinds of layers whose rotation is scaled."""
+    ropes = _at(part, row.path)
+    kinds = ropes.items() if isinstance(ropes, dict) else ()
+    return [kind for kind, rope in kinds if isinstance(rope, dict) and _rope_type(rope) != "default"]
+
+
+def flat(row: Row, part: Config) -> Config:
+    """Returns `rope_parameters` of these fields at the top of a config, where older files have them."""
+    scaling = part.get("rope_scaling")
+    rope = scaling if isinstance(scaling, dict) else {"type": "default"}
+    return rope | {key: part[key] for key in row.about.split() if key in part}
+
+
+def _rope_type(rope: Config) -> object:
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def _lift_scaling(part: Config) -> None:
+    """Moves what scales the rotation to `rope_scaling`, and gives its type both names: modules read one of them."""
+    rope = part.get(_ROPE)
+    if isinstance(rope, dict):
+        full = rope.get("full_attention")
+        rope = full if isinstance(full, dict) else rope
+        if _rope_type(rope) != "default" and part.get("rope_scaling") is None:
+            part["rope_scaling"] = {key: value for key, value in rope.items() if key not in _ROTARY}
+    scaling = part.get("rope_scaling")
+    kind = scaling.get("type", scaling.get("rope_type")) if isinstance(scaling, dict) else None
+    if isinstance(scaling, dict) and kind is not None:
+        part["rope_scaling"] = {"type": kind, "rope_type": kind, **scaling}
+
+
+# --- The table. `python -m scripts.tools.models.renamed` makes it of what the installed transformers does, and a test
+# keeps it so.
+
+# begin
+ROWS: tuple[Row, ...] = (
+    Row("rope_theta", "rope_parameters.rope_theta", "*"),
+    Row("rope_theta", "rope_parameters.full_attention.rope_theta", "*"),
+    Row("rope_local_base_freq", "rope_parameters.sliding_attention.rope_theta", "*"),
+    Row("partial_rotary_factor", "rope_parameters.partial_rotary_factor", "*"),
+    Row("add_full_attention_sink_bias", "layer_types", "mimo_v2_flash", constant, "false"),
+    Row("add_swa_attention_sink_bias", "layer_types", "mimo_v2_flash", constant, "true"),
+    Row("attention_method", "zero_expert_num", "longcat_flash", constant, '"MLA"'),
+    Row("attention_other_setting", "per_layer_config", "step3p5", other_heads,
+        "num_attention_heads of sliding_attention"),
+    Row("block_dim", "hidden_size", "lfm2 lfm2-vl"),
+    Row("first_k_dense_replace", "mlp_layer_types", "glm4_moe_lite kimi_linear", leading, "dense"),
+    Row("first_k_dense_replace", "n_routed_experts", "solar_open", constant, "0"),
+    Row("full_attention_interval", "layer_types", "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next",
+        every, "full_attention", wins=True),
+    Row("global_head_dim", "per_layer_config", "gemma4 gemma4_text gemma4_unified_text", own,
+        "head_dim of full_attention", wins=True),
+    Row("head_dim", "linear_head_dim", "bailing_hybrid bailing_moe_v3", wins=True),
+    Row("head_dim", "hidden_size", "exaone4 exaone_moe glm4_moe qwen3_moe", divided, "num_attention_heads"),
+    Row("hybrid_layer_pattern", "layer_types", "mimo_v2_flash", marks, "sliding_attention"),
+    Row("intermediate_size", "expand", "mamba2", times, "hidden_size"),
+    Row("intermediate_size", "moe_intermediate_size", "solar_open"),
+    Row("is_moe_layer", "mlp_layer_types", "exaone_moe", marks, "sparse"),
+    Row("layer_types", "layer_types", "granitemoehybrid", spelt, "linear_attention=mamba full_attention=attention",
+        wins=True),
+    Row("layernorm_epsilon", "rms_norm_eps", "mimo_v2_flash"),
+    Row("linear_attn_config", "layer_types", "kimi_linear", delta_layers),
+    Row("max_position_embeddings", "model_max_length", "bailing_hybrid bailing_moe_v3"),
+    Row("mla_scale_kv_lora", "zero_expert_num", "longcat_flash", constant, "true"),
+    Row("mla_scale_q_lora", "zero_expert_num", "longcat_flash", constant, "true"),
+    Row("mlp_bias", "hidden_act", "apertus", constant, "false"),
+    Row("moe_layer_freq", "index_topk", "glm_moe_dsa", constant, "1"),
+    Row("moe_layer_freq", "mlp_layer_types", "mimo_v2_flash", marks, "sparse"),
+    Row("moe_layers_enum", "mlp_layer_types", "step3p5", numbers, "sparse"),
+    Row("moe_num_experts", "n_routed_experts", "step3p5"),
+    Row("moe_top_k", "num_experts_per_tok", "step3p5"),
+    Row("n_ctx", "n_positions", "gpt2"),
+    Row("n_group", "num_expert_group", "bailing_hybrid bailing_moe_v3"),
+    Row("n_shared_experts", "layer_types", "mimo_v2_flash", constant, "null"),
+    Row("norm_topk_prob", "moe_renormalize", "bailing_hybrid"),
+    Row("norm_topk_prob", "num_local_experts", "qwen3_vl_moe qwen3_vl_moe_text", constant, "true"),
+    Row("num_attention_groups", "num_key_value_heads", "step3p5"),
+    Row("num_experts", "num_local_experts", "mellum qwen3_moe qwen3_vl_moe qwen3_vl_moe_text"),
+    Row("num_experts_per_tok", "num_experts_per_token", "bailing_hybrid bailing_moe_v3"),
+    Row("num_global_key_value_heads", "per_layer_config", "gemma4 gemma4_text gemma4_unified gemma4_unified_text", own,
+        "num_key_value_heads of full_attention if attention_k_eq_v", wins=True),
+    Row("partial_rotary_factor", "rope_parameters.full_attention.partial_rotary_factor", "mimo_v2_flash"),
+    Row("partial_rotary_factor", "n_routed_experts", "solar_open", constant, "1.0"),
+    Row("partial_rotary_factors", "rope_parameters.full_attention.partial_rotary_factor", "step3p5", each,
+        "partial_rotary_factor"),
+    Row("post_norm", "hidden_act", "apertus", constant, "false"),
+    Row("qk_norm", "hidden_act", "apertus", constant, "true"),
+    Row("rope_parameters", "rope_theta", "qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text", flat,
+        "rope_theta partial_rotary_factor mrope_section"),
+    Row("rope_scaling", "rope_parameters", "exaone4 glm4_moe llama4 llama4_text", constant, "null"),
+    Row("rope_theta", "linear_head_dim", "kimi_linear", constant, "10000.0"),
+    Row("rope_theta", "rope_parameters.full_attention", "step3p5", each, "rope_theta", wins=True),
+    Row("rotary_dim", "head_dim", "minimax_m2"),
+    Row("rotary_dim", "rope_parameters.partial_rotary_factor", "minimax_m2", times, "head_dim", wins=True),
+    Row("rotary_emb_base", "rope_parameters.rope_theta", "gpt_neox"),
+    Row("rotary_pct", "rope_parameters.partial_rotary_factor", "gpt_neox"),
+    Row("scoring_func", "n_routed_experts", "dots1", constant, '"sigmoid"'),
+    Row("scoring_func", "index_topk", "glm_moe_dsa", constant, '"sigmoid"'),
+    Row("scoring_func", "layer_types", "mimo_v2_flash", constant, '"sigmoid"'),
+    Row("shared_intermediate_size", "num_local_experts", "minimax_m2", constant, "0"),
+    Row("sliding_window_pattern", "layer_types", "cohere2 gemma3 gemma3_text", every, "full_attention", wins=True),
+    Row("sliding_window_pattern", "layer_types", "exaone4", letters, "sliding_attention=L full_attention=G", wins=True),
+    Row("sliding_window_size", "sliding_window", "mimo_v2_flash", times, "1 -1"),
+    Row("swa_head_dim", "head_dim", "mimo_v2_flash"),
+    Row("swa_num_attention_heads", "num_attention_heads", "mimo_v2_flash"),
+    Row("swa_num_key_value_heads", "num_key_value_heads", "mimo_v2_flash", times, "2"),
+    Row("swa_rope_theta", "rope_parameters.sliding_attention.rope_theta", "mimo_v2_flash"),
+    Row("swa_v_head_dim", "v_head_dim", "mimo_v2_flash"),
+    Row("topk_method", "index_topk", "glm_moe_dsa", constant, '"noaux_tc"'),
+    Row("topk_method", "layer_types", "mimo_v2_flash", constant, '"noaux_tc"'),
+    Row("yarn_only_types", "rope_parameters", "step3p5", scaled),
+    Row("zero_expert_type", "zero_expert_num", "longcat_flash", constant, '"identity"'),
+)  # fmt: skip
+# end
+
+_BY_MODEL: Mapping[str, tuple[Row, ...]] = {
+    model: tuple(row for row in ROWS if model in row.models.split())
+    for model in {model for row in ROWS for model in row.models.split()}
+}
