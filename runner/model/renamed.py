@@ -298,7 +298,7 @@ ROWS: tuple[Row, ...] = (
     Row("norm_topk_prob", "moe_renormalize", "bailing_hybrid"),
     Row("norm_topk_prob", "num_local_experts", "qwen3_vl_moe qwen3_vl_moe_text", constant, "true"),
     Row("num_attention_groups", "num_key_value_heads", "step3p5"),
-    Row("num_experts", "num_local_experts", "mellum qwen3_moe qwen3_vl_moe qwen3_vl_moe_text"),
+    Row("num_experts", "num_local_experts", "kolibri1 mellum qwen3_moe qwen3_vl_moe qwen3_vl_moe_text"),
     Row("num_experts_per_tok", "num_experts_per_token", "bailing_hybrid bailing_moe_v3"),
     Row("num_global_key_value_heads", "per_layer_config", "gemma4 gemma4_text gemma4_unified gemma4_unified_text", own,
         "num_key_value_heads of full_attention if attention_k_eq_v", wins=True),
