@@ -1,4 +1,5 @@
-"""Checkpoints that were packed before Ollama saw them: by mlx-lm's converter, by ModelOpt, by compressed-tensors."""
+"""Checkpoints that were packed before Ollama saw them: by mlx-lm's converter, by ModelOpt, by compressed-tensors;
+and those that their publishers packed."""
 
 import copy
 import json
@@ -14,7 +15,7 @@ from mlx.utils import tree_flatten
 from scripts.tools.models.checkpoints import BOS, EOS, make_weights, write_directory
 from scripts.tools.models.sources_form import Config, read_config
 from scripts.tools.models.sources_steps import Weights
-from scripts.tools.models.tensors import PACKINGS, Packing, from_mlx, read_tensors, safetensors_bytes
+from scripts.tools.models.tensors import PACKINGS, Packing, Tensor, from_mlx, read_tensors, safetensors_bytes
 
 Producer = Literal["modelopt", "compressed-tensors"]
 _NVFP4 = PACKINGS["nvfp4"]
@@ -91,3 +92,25 @@ def write_nvidia(
     config = read_config(source_dir) | {"quantization_config": packing}
     (directory / "config.json").write_text(json.dumps(config))
     return directory
+
+
+def in_fp8(weights: Weights, block: int | None) -> tuple[dict[str, Tensor], Weights]:
+    """Returns `weights` with projections as bytes, each with a scale for the tensor or for its blocks; and the numbers
+    that these mean."""
+    packed, numbers = dict(weights), dict(weights)
+    for name in [name for name, array in weights.items() if array.ndim == 2 and name.endswith("_proj.weight")]:
+        array, scale = weights[name], mx.array(0.01)
+        wide = scale
+        if block is not None:
+            rows, columns = (mx.arange(size) // block for size in array.shape)
+            shape = [-(-size // block) for size in array.shape]
+            scale = mx.random.uniform(0.005, 0.02, shape, key=mx.random.key(len(packed)))
+            wide = scale[rows][:, columns]
+        packed[name] = mx.to_fp8(array / wide)
+        packed[f"{name}_scale_inv"] = scale
+        packed[name.replace("weight", "activation_scale")] = mx.array(1.0)
+        numbers[name] = (mx.from_fp8(packed[name], mx.float32) * wide).astype(mx.bfloat16)
+    tensors = from_mlx(packed)
+    return {
+        name: each._replace(dtype="F8_E4M3") if each.dtype == "U8" else each for name, each in tensors.items()
+    }, numbers

@@ -26,8 +26,6 @@ Mask = Any
 """An array, "causal" or None: which keys a row sees."""
 _BIAS = re.compile(r"\.(moe\.router\.expert_bias|mlp\.gate\.e_score_correction_bias)$")
 """The names of the experts' biases: the publisher's, and that of mlx-vlm."""
-_SCALE, _BLOCK = "_scale_inv", 128
-"""The end of the name of the scales of weights in 8 bits, and the length of the sides of a block with one scale."""
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -183,14 +181,11 @@ class Model(Module):
         return not name.endswith(wide)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Returns the weights under the names of this module: experts stacked that are stored apart, blocks of 8 bits
-        as their numbers, and what multiplies float32 in float32."""
+        """Returns the weights under the names of this module: experts stacked that are stored apart, and what
+        multiplies float32 in float32."""
         named = {_BIAS.sub(".mlp.expert_bias", name): array for name, array in weights.items()}
         if self.args.tie_word_embeddings:
             named.pop("lm_head.weight", None)
-        for name in [name for name in named if name.endswith(_SCALE)]:
-            scales = named.pop(name)
-            named[name.removesuffix(_SCALE)] = _from_blocks(named[name.removesuffix(_SCALE)], scales)
         for name in [name for name in named if ".mlp.experts.0." in name]:
             parts = [name.replace(".experts.0.", f".experts.{expert}.") for expert in range(self.args.num_experts)]
             named[name.replace(".experts.0.", ".switch_mlp.")] = mx.stack([named.pop(part) for part in parts])
@@ -214,10 +209,3 @@ class Model(Module):
                 for name in _PROJECTIONS:
                     way = "sharded-to-all" if name == "down_proj" else "all-to-sharded"
                     shard_inplace(part[name], way, group=group)
-
-
-def _from_blocks(words: mx.array, scales: mx.array) -> mx.array:
-    """Returns the numbers [N, M] that are published in 8 bits, as bytes and a scale for each square block of them."""
-    rows, columns = words.shape
-    scales = mx.repeat(mx.repeat(scales, _BLOCK, axis=0)[:rows], _BLOCK, axis=1)[:, :columns]
-    return (mx.from_fp8(words, mx.float32) * scales).astype(mx.bfloat16)

@@ -153,8 +153,8 @@ def _sanitized(opened: OpenedModel, weights: Weights, layout: ExpertLayout) -> t
     module, _ = build_module(opened)
     try:
         with with_layout(weights, layout, opened.family.renamed) as named:
-            sanitize = getattr(module, "sanitize", None)
-            return module, _with_factors(named if sanitize is None else dict(sanitize(named)))
+            sanitize, plain = getattr(module, "sanitize", None), _from_fp8(named, _fp8_block(opened.config))
+            return module, _with_factors(plain if sanitize is None else dict(sanitize(plain)))
     except ModelError:
         raise
     except KeyError as error:
@@ -246,6 +246,41 @@ def _completed(cls: type[Any], config: Mapping[str, object], defaults: Defaults)
     if lacking:
         raise ModelError(f"config.json does not fit {cls.__module__}: it lacks {', '.join(lacking)}")
     return filled
+
+
+# --- Numbers that are published in 8 bits (FP8): bytes in `x.weight`, and in `x.weight_scale_inv` a scale for the
+# tensor, for each expert or for each square block. A few of mlx-lm's modules know some of these forms; one takes the
+# bytes for numbers.
+
+_SCALE = "_scale_inv"
+_ACTIVATIONS = ("activation_scale", "input_scale")
+"""Scales of what such a layer multiplies: of no use here, since that keeps its type."""
+_USUAL_BLOCK = 128
+
+
+def _fp8_block(config: Config) -> int:
+    """Returns the rows and columns of a block."""
+    said = config.get("quantization_config")
+    block = said.get("weight_block_size") if isinstance(said, dict) else None
+    first = block[0] if isinstance(block, list) and block else None
+    return first if type(first) is int and first > 0 else _USUAL_BLOCK
+
+
+def _from_fp8(weights: Weights, block: int) -> Weights:
+    """Returns `weights` with plain numbers in 16 bits in the place of bytes and scales; lazily."""
+    plain = dict(weights)
+    for name in [name for name in weights if name.endswith(_SCALE)]:
+        path = name.removesuffix(_SCALE)
+        scales, words = weights[name], weights.get(path)
+        if words is None or words.dtype != mx.uint8 or words.ndim < 2 or not mx.issubdtype(scales.dtype, mx.floating):
+            continue
+        rows, columns = words.shape[-2:]
+        if [*scales.shape[-2:]] == [-(-rows // block), -(-columns // block)]:
+            scales = mx.repeat(mx.repeat(scales, block, -2), block, -1)[..., :rows, :columns]
+        plain[path] = (mx.from_fp8(words, mx.float32) * scales).astype(mx.bfloat16)
+        for key in (name, *(f"{path.removesuffix('weight')}{each}" for each in _ACTIVATIONS)):
+            plain.pop(key, None)
+    return plain
 
 
 # --- Repacks AutoAWQ's 4-bit checkpoints for MLX: the same numbers in other places (AutoAWQ's `WQLinear_GEMM`).
