@@ -13,6 +13,12 @@ MODELS = ("llama", "cohere2_moe", "gpt_oss", "deepseek_v3", "qwen3_next", "mamba
 """Of the architectures of mlx-lm: one of each way to keep a context, to mix experts and to name tensors; and ours."""
 SOURCES = ("llama", "gemma4", "gemma4-moe", "qwen3.5-moe", "qwen3-next", "nemotron-h", "gpt-oss", "llama4", "falcon-h1")
 """Of the published models, likewise."""
+PUBLISHED = (
+    *("Llama 3.3 in 4 bits", "Code Llama", "Ministral 3 in FP8", "Gemma 3 1B", "Gemma 3n", "Gemma 4 26B", "LFM2"),
+    *("Qwen 2.5 VL", "Qwen 3 Next", "Qwen 3 30B of transformers 5", "DeepSeek R1", "gpt-oss", "Command R7B", "GPT-2"),
+    *("Nemotron 3 Nano of transformers 5", "Llama 4 Scout", "GLM 4 0414", "Phi 3 mini", "Devstral"),
+)
+"""Of the corpus: one of each kind of layers, of rotation, of window and of tokenizer."""
 MIXTURES = frozenset(("mamba2", "falcon_h1", "deepseek_v3", "deepseek_v32"))
 """Tiny models whose layers are of kinds that others have too, in other mixtures, lists or widths."""
 
@@ -142,6 +148,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/loading/test_sources.py::test_a_source_computes_the_same_from": (
         *("llama", "gemma4-moe", "qwen3.5-moe", "gpt-oss"),
     ),
+    "tests/published/test_published.py": PUBLISHED,
     "tests/model/ranks/test_load_share.py::test_memory_stays_near_the_share_and_nothing_is_left_to_be_read": (
         *("blobs", "experts"),
     ),

@@ -1,4 +1,4 @@
-"""Reads the tables of this folder: configs of tiny models and their published forms, as data (`*.toml`).
+"""Reads tables of this folder and others: configs of tiny models and their published forms, as data (`*.toml`).
 
 A table may be `like` others, whose fields it takes first, and `without` some of them. The text "null" is None, and
 "@name" a copy of the table `name` of the same file.
@@ -13,9 +13,9 @@ from typing import cast
 Table = dict[str, object]
 
 
-def read(file: str, **numbers: object) -> dict[str, Table]:
+def read(file: str, folder: Path = Path(__file__).parent, **numbers: object) -> dict[str, Table]:
     """Returns the tables of a file by their names. "$NAME" stands for the value of that name in `numbers`."""
-    raw = tomllib.loads((Path(__file__).parent / f"{file}.toml").read_text(encoding="utf-8"))
+    raw = tomllib.loads((folder / f"{file}.toml").read_text(encoding="utf-8"))
     return {name: _whole(name, raw, numbers) for name in raw}
 
 

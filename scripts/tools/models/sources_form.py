@@ -57,15 +57,15 @@ def _source(table: data.Table) -> Source:
     return Source(
         copy.deepcopy(module),
         copy.deepcopy(config),
-        tuple(map(_step, steps)),
-        None if undo is None else tuple(map(_step, undo)),
+        tuple(map(step, steps)),
+        None if undo is None else tuple(map(step, undo)),
         _shapes(table.get("spare", {})),
         _shapes(table.get("leftovers", {})),
         tuple(cast("list[str]", table.get("dense", []))),
     )
 
 
-def _step(said: object) -> Step:
+def step(said: object) -> Step:
     """Returns a step by its name, or by the function that makes it and its arguments."""
     if isinstance(said, str) and said in _PUBLISHED["steps"]:
         said = _PUBLISHED["steps"][said]

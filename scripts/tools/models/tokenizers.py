@@ -123,18 +123,22 @@ SENTENCEPIECE_SPECIAL = ("<pad>", "</s>", "<s>", "<unk>")
 
 
 def sentencepiece(
-    pieces: Sequence[str], special_tokens: Sequence[str] = (), *, prepend_space: bool = False
+    pieces: Sequence[str],
+    special_tokens: Sequence[str] = (),
+    *,
+    prepend_space: bool = False,
+    first: Sequence[str] = SENTENCEPIECE_SPECIAL,
 ) -> Document:
     """A sentencepiece-style BPE with byte fallback, as Gemma's (`prepend_space`: as Llama 2's) `tokenizer.json`.
 
-    `pieces` are written with plain spaces. Ids: four specials, 256 byte tokens, the pieces, `special_tokens`.
+    `pieces` are written with plain spaces. Ids: the `first` specials, 256 byte tokens, the pieces, `special_tokens`.
     """
     texts = [piece.replace(" ", "▁") for piece in pieces]
-    ordinary = [*SENTENCEPIECE_SPECIAL, *map(fallback_byte, range(256)), *texts]
+    ordinary = [*first, *map(fallback_byte, range(256)), *texts]
     vocab = {token: index for index, token in enumerate(ordinary)}
     if len(vocab) != len(ordinary):
         raise ValueError("the pieces hold a text twice")
-    added = [*_added(SENTENCEPIECE_SPECIAL, 0), *_added(special_tokens, len(vocab))]
+    added = [*_added(first, 0), *_added(special_tokens, len(vocab))]
     return _sentencepiece(vocab, _merges(texts), added, prepend_space=prepend_space)
 
 
