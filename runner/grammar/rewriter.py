@@ -19,7 +19,7 @@ from runner.grammar.format_to_lark import OPTIONS_KEY
 # Schema leaves an object open unless `additionalProperties` says otherwise, and few authors do. A model may then
 # invent properties until its answer is cut. Hosts of Ollama compile schemas in a strict mode that closes objects;
 # so do we, except where objects are combined: a part of an `allOf` that is closed rules out the properties of all
-# other parts.
+# other parts, unless it lists them too.
 
 Schema = dict[str, object]
 
@@ -28,25 +28,22 @@ _LISTS = ("items", "prefixItems", "allOf", "anyOf", "oneOf")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies")
 """Keywords whose schemas describe the same object."""
-_MORE = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "dependentRequired")
-"""Keywords that say what more properties an object may have."""
-_OWN = ("properties", "required", "minProperties", "maxProperties", *_MORE)
+_MORE = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "$dynamicRef")
+"""Keywords that say what more properties an object may have, unless it may have none."""
+_OWN = ("properties", "required", "minProperties", "maxProperties", "dependentRequired", *_MORE)
 _MOST_HOPS = 8
 
 
 def close_objects(root: Schema) -> None:
     """Adds `"additionalProperties": false` to the objects of `root` that list properties, say nothing about more, and
-    are not combined with others. Objects that need a property which they do not list stay open."""
+    are not combined with others that do. Objects that need a property which they do not list stay open."""
     every = [*subschemas(root)]
-    combined = dict[int, Schema]()
-    waiting = [schema for schema in every if _combines(schema)]
-    while waiting:
-        schema = waiting.pop()
-        if id(schema) not in combined:
-            combined[id(schema)] = schema
-            waiting += _in_place(schema, root)
+    starts = list[Schema]()
+    for schema in filter(_combines, every):
+        starts += _in_place(schema, root) if _lists_all(schema, root) else [schema]
+    combined = {id(schema) for schema in _with_parts(starts, root)}
     for schema in every:
-        if id(schema) not in combined and _can_be_closed(schema):
+        if id(schema) not in combined and _asks_within(schema, schema.get("properties")):
             schema["additionalProperties"] = False
 
 
@@ -95,16 +92,44 @@ def _in_place(schema: Schema, root: Schema) -> list[Schema]:
     for key in ("allOf", "anyOf", "oneOf"):
         members = schema.get(key)
         parts += members if isinstance(members, list) else []
+    parts += [schema.get(key) for key in ("if", "then", "else")]
+    for key in ("dependentSchemas", "dependencies"):
+        members = schema.get(key)
+        parts += members.values() if isinstance(members, dict) else []
     return [part for part in parts if isinstance(part, dict)]
 
 
-def _can_be_closed(schema: Schema) -> bool:
-    properties, required, least = (schema.get(key) for key in ("properties", "required", "minProperties"))
-    if not isinstance(properties, dict) or any(key in schema for key in _MORE):
+def _with_parts(starts: Sequence[Schema], root: Schema) -> Iterator[Schema]:
+    """Yields these schemas and those that describe the same objects, each once."""
+    seen = dict[int, Schema]()
+    waiting = [*starts]
+    while waiting:
+        schema = waiting.pop()
+        if id(schema) not in seen:
+            seen[id(schema)] = schema
+            yield schema
+            waiting += _in_place(schema, root)
+
+
+def _lists_all(schema: Schema, root: Schema) -> bool:
+    """Returns True if the schemas that describe the same object as `schema` ask for no properties but those that it
+    lists itself, as an `anyOf` of `required` does."""
+    return all(_asks_within(part, schema.get("properties")) for part in _with_parts([schema], root))
+
+
+def _asks_within(schema: Schema, properties: object) -> bool:
+    """Returns True if an object with these properties and no others can have all that `schema` lists or needs."""
+    if not isinstance(properties, dict) or any(schema.get(key, False) is not False for key in _MORE):
         return False
-    needed = required if isinstance(required, list) else []
+    listed, *needs = (schema.get(key) for key in ("properties", "dependentRequired", "dependencies"))
+    lists = [schema.get("required"), *(each for need in needs if isinstance(need, dict) for each in need.values())]
+    names = [
+        *(listed if isinstance(listed, dict) else ()),
+        *(name for each in lists if isinstance(each, list) for name in each),
+    ]
+    least = schema.get("minProperties")
     enough = len(properties) >= least if isinstance(least, int) else True
-    return enough and all(name in properties for name in needed if isinstance(name, str))
+    return enough and all(name in properties for name in names if isinstance(name, str))
 
 
 _MOST_UNIQUE = 5

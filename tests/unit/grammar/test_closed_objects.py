@@ -10,6 +10,7 @@ from tests.unit.grammar.walks import accepts
 
 A: Node = {"type": "object", "properties": {"a": {"type": "integer"}}}
 B: Node = {"type": "object", "properties": {"b": {"type": "integer"}}}
+AB: Node = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 DEFS: Node = {"$defs": {"A": A, "B": B}}
 TO_A: Node = {"$ref": "#/$defs/A"}
 TO_B: Node = {"$ref": "#/$defs/B"}
@@ -21,6 +22,16 @@ CLOSED: dict[str, Node] = {
     "an alternative": {**DEFS, "anyOf": [TO_A, {"type": "null"}], "default": None},
     "one of several": {**DEFS, "oneOf": [TO_A, {"type": "null"}]},
     "alone in allOf": {**DEFS, "allOf": [TO_A], "title": "T"},
+    "beside anyOf of required": {**AB, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    "beside oneOf of required": {**AB, "oneOf": [{"required": ["a"]}, {"required": ["b"], "title": "T"}]},
+    "beside allOf of its own": {**AB, "allOf": [{"required": ["a"]}, A, {"anyOf": [{"minProperties": 1}, {}]}]},
+    "beside what must not be": {**A, "anyOf": [{"not": {"required": ["x"]}}, {"required": ["a"]}]},
+    "beside a reference to its own": {**DEFS, **AB, **TO_A},
+    "beside closed alternatives": {**AB, "anyOf": [{**A, "additionalProperties": False}]},
+    "with if of its own": {**AB, "if": {"required": ["a"]}, "then": {"required": ["b"]}, "else": A},
+    "with dependentRequired of its own": {**AB, "dependentRequired": {"b": ["a"]}},
+    "with dependencies of its own": {**AB, "dependencies": {"b": ["a"], "a": {"required": ["b"]}}},
+    "without unevaluatedProperties": {**A, "unevaluatedProperties": False},
     "a structural tag": {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": A}},
 }
 INSIDE: dict[str, Node] = {
@@ -49,6 +60,11 @@ OPEN: dict[str, Node] = {
         "allOf": [{"$ref": "#/$defs/X"}, {"type": "object"}],
     },
     "allOf beside anyOf": {"anyOf": [A], "allOf": [B]},
+    "beside an alternative that needs more": {**A, "anyOf": [{"required": ["a"]}, {"required": ["x"]}]},
+    "beside an alternative that is open": {**A, "anyOf": [{"required": ["a"], "additionalProperties": True}]},
+    "beside a reference that is not followed": {**A, "$dynamicRef": "#x"},
+    "dependentRequired of more": {**A, "dependentRequired": {"a": ["x"]}},
+    "dependencies of more": {**A, "dependencies": {"a": {"required": ["x"]}}},
     "if": {**A, "if": {"required": ["a"]}, "then": {"required": ["x"]}},
 }
 
@@ -77,9 +93,10 @@ def test_an_object_that_is_combined_or_says_so_stays_open(name: str) -> None:
         {"const": {"properties": {}}, "default": {"x": {"properties": {}}}, "enum": [{"properties": {}}]},
         {"examples": [{"properties": {}}], "x-more": {"x": {"properties": {}}}},
         {"allOf": [{"$ref": "#"}, {"properties": {}}]},
+        {**A, "anyOf": [{"minProperties": 2}, {"required": ["a"]}]},
         {"prefixItems": [True], "items": False, "allOf": True, "$ref": 1, "properties": [], "required": 1},
     ],
-    ids=["values", "other keywords", "a circle", "nonsense"],
+    ids=["values", "other keywords", "a circle", "more properties", "nonsense"],
 )
 def test_only_object_schemas_are_closed(schema: Node) -> None:
     check_unchanged(schema)
@@ -89,6 +106,14 @@ def check_unchanged(schema: Node) -> None:
     changed = deepcopy(schema)
     close_objects(changed)
     assert changed == schema
+
+
+@pytest.mark.parametrize("key", ["anyOf", "oneOf"])
+def test_alternatives_of_a_closed_object_stay_open(key: str) -> None:
+    kinds: list[Node] = [{"properties": {"a": {"const": each}}, "required": ["a"]} for each in (1, 2)]
+    schema = {**AB, key: kinds}
+    assert all(accepts(schema, text) for text in ('{"a": 1}', '{"a": 2, "b": 3}'))
+    assert not any(accepts(schema, text) for text in ('{"a": 3}', '{"b": 3}', '{"a": 1, "x": 1}'))
 
 
 def test_a_schema_that_closing_makes_impossible_stays_open() -> None:
