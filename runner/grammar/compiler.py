@@ -12,7 +12,7 @@ from protocol.format import Format, FormatError
 from runner.engine.guide import Follow, State
 from runner.errors import RequestError
 from runner.grammar.explain_error import explain_error, is_unsupported, panics_as_errors
-from runner.grammar.format_to_lark import lark_text
+from runner.grammar.format_to_lark import bounds_text, lark_text
 from runner.grammar.rewriter import pruned, rewritten
 from runner.tokenizer import Tokenizer
 
@@ -34,9 +34,15 @@ class GrammarMatcher:
     answer has the same tokens whether it is computed alone or in a batch.
     """
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        """Takes over `matcher`, which is at its beginning and not shared."""
+    def __init__(self, matcher: LLMatcher, bounds: LLMatcher | None) -> None:
+        """Takes over `matcher`, which is at its beginning and not shared, and `bounds`, which keeps numbers short: it
+        follows the same answer, and allows all else."""
         self._matcher = matcher
+        self._bounds = bounds
+
+    def copy(self) -> "GrammarMatcher":
+        """Returns a matcher of its own at the same position."""
+        return GrammarMatcher(self._matcher.deep_copy(), self._bounds.deep_copy() if self._bounds else None)
 
     def begin(self) -> State:
         """Returns the state at the beginning of an answer."""
@@ -55,7 +61,7 @@ class GrammarMatcher:
                 forced = go()
                 if self._matcher.is_stopped() and not self._matcher.is_error():
                     return State([*forced], complete=True)
-                mask = self._matcher.compute_bitmask()
+                mask = self._mask()
             self._refuse_errors()
         except RequestError as error:
             return State([*forced], error=str(error))
@@ -67,12 +73,12 @@ class GrammarMatcher:
         tried, forced = list[bytes | int](), deque[int]()
         try:
             with panics_as_errors():
-                ahead = GrammarMatcher(self._matcher.deep_copy())
+                ahead = self.copy()
                 for token in tokens:
                     forced = ahead._take(forced, [token])
                     if (not forced and ahead._matcher.is_stopped()) or process_time() > until_s:
                         break
-                    mask = forced[0] if forced else ahead._matcher.compute_bitmask()
+                    mask = forced[0] if forced else ahead._mask()
                     ahead._refuse_errors()
                     tried.append(mask)
         except (RequestError, MemoryError, RecursionError):
@@ -81,13 +87,15 @@ class GrammarMatcher:
 
     def _restart(self, tokens: Sequence[int]) -> deque[int]:
         self._matcher.reset()
+        if self._bounds:
+            self._bounds.reset()
         return self._take(self._look_ahead(), tokens)
 
     def _take(self, forced: deque[int], tokens: Sequence[int]) -> deque[int]:
         """Continues with `tokens`, which must begin with `forced`. Returns the tokens that are forced after them."""
         for token in tokens:
             if not forced:
-                self._matcher.consume_token(token)
+                self._consume([token])
                 forced = self._look_ahead()
             elif forced.popleft() != token:
                 raise RequestError(f"the grammar does not allow token {token}")
@@ -97,9 +105,22 @@ class GrammarMatcher:
         """Advances the matcher to the next choice. Returns the tokens that lead there."""
         self._refuse_errors()
         forced = self._matcher.compute_ff_tokens()
-        self._matcher.consume_tokens(forced)
+        self._consume(forced)
         self._refuse_errors()
         return deque(forced)
+
+    def _consume(self, tokens: list[int]) -> None:
+        self._matcher.consume_tokens(tokens)
+        if self._bounds:
+            self._bounds.consume_tokens(tokens)
+
+    def _mask(self) -> bytes:
+        """Returns the mask of both matchers; that of the grammar alone where a number has to be longer."""
+        mask: bytes = self._matcher.compute_bitmask()
+        if self._bounds is None or self._bounds.is_error():
+            return mask
+        both = int.from_bytes(mask, "little") & int.from_bytes(self._bounds.compute_bitmask(), "little")
+        return both.to_bytes(len(mask), "little") if both else mask
 
     def _refuse_errors(self) -> None:
         if self._matcher.is_error():
@@ -123,6 +144,10 @@ class Compiler:
         """The tokenizer as llguidance needs it, shared by all grammars. Takes a second for 100,000 tokens."""
         return make_vocabulary(self._tokenizer, self._size)
 
+    @cached_property
+    def _special(self) -> dict[str, int]:
+        return special_tokens(self._tokenizer, self._size)
+
     def compile(self, wanted: Format) -> tuple[GrammarMatcher, State]:
         """Compiles `wanted`, with its schemas rewritten and without what of them cannot be enforced. Returns a matcher
         for one answer, and the state at its beginning, which names what was left out.
@@ -140,18 +165,22 @@ class Compiler:
                     break
             else:
                 raise RequestError(f"Format: {explain_error(matcher.get_error(), wanted)}")
-        answer = GrammarMatcher(matcher)
+        bounds = bounds_text(form, self._special)
+        answer = GrammarMatcher(matcher, self._from_lark(bounds) if bounds else None)
         beginning = answer.begin()
         if beginning.error and not beginning.forced:
             raise RequestError(beginning.error)
         return answer, msgspec.structs.replace(beginning, left_out=left_out)
 
     def _matcher(self, wanted: Format, *, lenient: bool) -> LLMatcher:
-        limits = LLParserLimits(verbose_errors=False, max_items_in_row=_MOST_ITEMS)
         try:
-            text = lark_text(wanted, special_tokens(self._tokenizer, self._size), lenient=lenient)
+            text = lark_text(wanted, self._special, lenient=lenient)
         except FormatError as error:
             raise RequestError(str(error)) from None
+        return self._from_lark(text)
+
+    def _from_lark(self, text: str) -> LLMatcher:
+        limits = LLParserLimits(verbose_errors=False, max_items_in_row=_MOST_ITEMS)
         return LLMatcher(self.vocabulary, LLMatcher.grammar_from_lark(text), log_level=0, limits=limits)
 
 

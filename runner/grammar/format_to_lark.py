@@ -1,12 +1,14 @@
 """Translates a `Format` into the Lark grammar that llguidance compiles.
 
 A special token is matched as a token, all other text by its bytes. JSON has no white space but one space after each
-comma and colon: if an answer could always continue with spaces, it might never end.
+comma and colon, and no number has more digits than a float64 or an int64 needs: an answer that could always continue
+with spaces or digits might never end.
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from functools import cached_property
 from typing import TypeAlias
 
@@ -24,6 +26,7 @@ from protocol.format import (
     OrNode,
     Regex,
     SequenceNode,
+    schemas,
 )
 from runner.tokenizer.added_tokens import literal_pattern
 
@@ -52,10 +55,66 @@ def lark_text(root: Format, special: Mapping[str, int], *, lenient: bool = False
     return "\n".join([f"start: {start}", *writer.rules, ""])
 
 
+# --- Bounds numbers, which llguidance cannot do: in a second grammar, which has the same nodes, and JSON of any kind
+# for each schema. What both allow is the answer.
+
+_JSON = """json: STRING | NUMBER | "true" | "false" | "null" | object | array
+object: "{" (member (", " member)*)? "}"
+member: STRING ": " json
+array: "[" (json (", " json)*)? "]"
+STRING: /"(\\\\.|[^"\\\\])*"/
+NUMBER: /(-9223372036854775808|-?(WHOLE))(\\.[0-9]{1,PLACES}[1-9]?)?([eE](\\+?EXPONENT|-[0-9]{1,3}))?/
+"""
+_PLACES = 20
+"""Digits of a fraction; they tell all float64 from 0.0001 on apart. The last of so many is not 0, or a number that must
+be above a bound might still need another."""
+_EXPONENT = "([0-9]{1,2}|[01][0-9]{2}|2[0-7][0-9])"
+"""Up to 279, with which an int64 is a finite float64."""
+_LARGEST = str(2**63 - 1)
+_INT64 = "|".join(
+    ["0", f"[1-9][0-9]{{0,{len(_LARGEST) - 2}}}", _LARGEST]
+    + [
+        f"{_LARGEST[:at]}[{int(not at)}-{int(digit) - 1}][0-9]{{{len(_LARGEST) - at - 1}}}"
+        for at, digit in enumerate(_LARGEST)
+        if digit != "0"
+    ]
+)
+
+
+def bounds_text(root: Format, special: Mapping[str, int]) -> str:
+    """Returns a grammar that allows what `root` does, and any JSON for its schemas, but no long number: integer parts
+    are those of an int64, or have the digits of the longest number in the schemas. Empty if `root` has no schema."""
+    found = [msgspec.json.decode(schema.json_schema) for schema in schemas(root)]
+    if isinstance(root, Lark) or not found:
+        return ""
+    writer = _Writer(special, lenient=False, json="json")
+    start = writer.node(root, "$", last=True)
+    numbers = [f"{Decimal(str(number)):f}".lstrip("-").partition(".") for number in _numbers(found)]
+    whole = max([len(whole) for whole, _, _ in numbers], default=0)
+    fraction = max([len(fraction) + 1 for _, _, fraction in numbers], default=0)
+    parts = {
+        "WHOLE": f"0|[1-9][0-9]{{0,{whole - 1}}}" if whole > len(_LARGEST) else _INT64,
+        "PLACES": str(max(fraction, _PLACES - 1)),
+        "EXPONENT": _EXPONENT,
+    }
+    number = re.sub("|".join(parts), lambda part: parts[part[0]], _JSON)
+    return "\n".join([f"start: {start}", *writer.rules, number])
+
+
+def _numbers(value: object) -> Iterator[int | float]:
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(each)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
+
+
 class _Writer:
     """Collects the rules of one grammar."""
 
-    def __init__(self, special: Mapping[str, int], *, lenient: bool) -> None:
+    def __init__(self, special: Mapping[str, int], *, lenient: bool, json: str = "") -> None:
+        """`json` is an expression for each schema; empty if they are compiled."""
+        self._json = json
         self.rules: list[str] = []
         self._options = {"lenient": lenient}
         self._special = special
@@ -81,7 +140,7 @@ class _Writer:
             case ConstString(value):
                 return self._text(value)
             case JsonSchema(schema):
-                return self._named("json", f"%json {_with_options(bytes(schema), self._options, path)}")
+                return self._json or self._named("json", f"%json {_with_options(bytes(schema), self._options, path)}")
             case Regex(pattern):
                 return self._named("REGEX", f"/{_lark_regex(pattern)}/")
             case AnyText(excludes):

@@ -6,7 +6,9 @@ by a bounded number of bytes.
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from itertools import combinations, permutations
 
 import msgspec
@@ -141,6 +143,14 @@ _MOST_GROWTH_BYTES = 256 << 10
 _LARGEST = 9 * 10**17
 _LARGEST_INTEGER = 92 * 10**17
 """llguidance refuses larger bounds."""
+_MOST_STEPS = 3600
+"""The largest `multipleOf`, without its decimal point, whose multiples are bounded: llguidance cannot bound others."""
+_OF_FORMAT = {
+    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32)},
+    **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
+    "double-int": (1 - 2**53, 2**53 - 1),
+}
+"""OpenAPI's formats of integers that ask for more than any integer fulfils -> their bounds."""
 _COUNTS = [f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Contains", "Properties")]
 _NOTES = frozenset(("title", "description", "default", "examples", "$schema", "$id", "$defs", "definitions"))
 """Keywords that ask nothing of a value."""
@@ -237,10 +247,21 @@ class _Rewriter:
             if isinstance(count, float) and count.is_integer():
                 schema[key] = int(count)
         largest = _LARGEST_INTEGER if schema.get("type") == "integer" else _LARGEST
+        limits = [_OF_FORMAT[form]] if (form := str(schema.get("format"))) in _OF_FORMAT else []
+        if _has_few_steps(schema.get("multipleOf")) and not {"enum", "const"} & schema.keys():
+            limits.append((-largest, largest))  # a multiple may need more digits than are left, and has no exponent
+        for least, most in limits:
+            low = max([least, *_bounds(schema, "minimum", "exclusiveMinimum")])
+            high = min([most, *_bounds(schema, "maximum", "exclusiveMaximum")])
+            if low < most and least < high:
+                schema["minimum"] = max([least, *_bounds(schema, "minimum")])
+                schema["maximum"] = min([most, *_bounds(schema, "maximum")])
         for key, sign in (("minimum", -1), ("exclusiveMinimum", -1), ("maximum", 1), ("exclusiveMaximum", 1)):
-            bound = schema.get(key)
-            if isinstance(bound, int | float) and bound * sign > largest:
-                schema[key] = largest * sign
+            for bound in _bounds(schema, key):
+                if bound * sign >= sys.float_info.max:
+                    del schema[key]  # every number is within
+                elif bound * sign > largest:
+                    schema[key] = largest * sign
 
     def _spell_out_nothing(self, schema: Schema) -> None:
         """Says in llguidance's words that no value satisfies the schema."""
@@ -307,6 +328,18 @@ class _Rewriter:
             return False
         self._room_bytes -= nbytes
         return True
+
+
+def _bounds(schema: Schema, *keys: str) -> list[float]:
+    """Returns the numbers that these keywords have; in draft 4 some have a Boolean."""
+    found = [schema.get(key) for key in keys]
+    return [bound for bound in found if isinstance(bound, int | float) and not isinstance(bound, bool)]
+
+
+def _has_few_steps(multiple: object) -> bool:
+    if isinstance(multiple, bool) or not isinstance(multiple, int | float):
+        return False
+    return 0 < int(f"{Decimal(str(multiple)):f}".replace(".", "")) <= _MOST_STEPS
 
 
 def _is_any_text(schema: Schema) -> bool:

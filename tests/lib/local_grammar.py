@@ -14,7 +14,7 @@ class LocalGrammar:
         self.left_out = self._beginning.left_out
 
     def guide(self) -> Guide:
-        source = _LocalSource(GrammarMatcher(self._compiled._matcher.deep_copy()))
+        source = _LocalSource(self._compiled.copy())
         return Guide(source, self._beginning, self._size)
 
     def release(self) -> None:
