@@ -70,6 +70,25 @@ async def test_a_long_conversation_equals_one_without_a_cache(model: Path, runne
                 turns.append(final.text)
 
 
+LARGE = "Give me a very large number as JSON."
+
+
+@pytest.mark.parametrize("cache", ["trie", "single"])
+async def test_numbers_end(cache: str, model: Path) -> None:
+    n, price = (
+        {"properties": {name: {"type": kind}}, "required": [name]}
+        for name, kind in (("n", "integer"), ("price", "number"))
+    )
+    with spawn(RUNNER, str(model), generation=G, arguments=["--cache", cache]) as process:
+        process.wait_ready(120)
+        async with Client.of(process) as client:
+            for seed in range(4):
+                options = {"temperature": min(seed, 1), "seed": seed, "num_predict": 80}
+                for schema in (n, price):
+                    done = await client.complete(Request(chat(LARGE), options, format=schema))
+                    assert fault(schema, done.text) == ""
+
+
 TYPES: tuple[dict[str, object], ...] = (
     {"type": "string", "maxLength": 12},
     {"type": "integer", "minimum": 0, "maximum": 99},

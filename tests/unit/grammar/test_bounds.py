@@ -82,6 +82,7 @@ def test_a_number_has_the_digits_that_its_type_needs(schema: Schema, good: str, 
         ({**INTEGER, "format": "int32", "minimum": 5e9}, "5000000000"),
         ({**CENTS, "enum": [5e18]}, f"5{'0' * 18}"),
         ({"anyOf": [{**NUMBER, "multipleOf": 10, "exclusiveMinimum": 9e17}, {"type": "null"}]}, f"1{'0' * 18}"),
+        ({**INTEGER, "multipleOf": 100_000}, f"{'1' * 19}00000"),
         ({"type": "string"}, f'"{"3" * 99}"'),
         (sequence(text("["), ANY, text("]")), '[{"a": {}}]'),
         (sequence(text("pi 3."), free("|"), text("|"), ANY), f"pi 3.{'1' * 99}|{{}}"),
@@ -90,6 +91,16 @@ def test_a_number_has_the_digits_that_its_type_needs(schema: Schema, good: str, 
 )
 def test_what_needs_more_digits_may_have_them(schema: Schema, good: str) -> None:
     assert accepts(schema, good)
+
+
+def test_a_number_above_a_bound_does_not_end_in_zeros() -> None:
+    def least(possible: list[int], tokens: list[int]) -> int:
+        return min(DIGITS.intersection(possible), default=possible[0])
+
+    guide = guide_of({**NUMBER, "exclusiveMinimum": 0}, bytes_tokenizer())
+    assert (
+        spelled(walk(guide, bytes_tokenizer(), Random(0), least).tokens, bytes_tokenizer()) == b"0.00000000000000000001"
+    )
 
 
 @pytest.mark.parametrize("schema", [INTEGER, CENTS, {**NUMBER, "exclusiveMinimum": 0}, {}], ids=str)
