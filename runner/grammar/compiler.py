@@ -8,7 +8,7 @@ from time import process_time
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from protocol.format import Format, FormatError
+from protocol.format import Format, FormatError, JsonSchema
 from runner.engine.guide import Follow, State
 from runner.errors import RequestError
 from runner.grammar.explain_error import explain_error, is_unsupported, panics_as_errors
@@ -165,12 +165,21 @@ class Compiler:
                     break
             else:
                 raise RequestError(f"Format: {explain_error(matcher.get_error(), wanted)}")
-        bounds = bounds_text(form, self._special)
-        answer = GrammarMatcher(matcher, self._from_lark(bounds) if bounds else None)
+            answer = GrammarMatcher(matcher, self._bounds_of(form))
         beginning = answer.begin()
         if beginning.error and not beginning.forced:
             raise RequestError(beginning.error)
         return answer, msgspec.structs.replace(beginning, left_out=left_out)
+
+    @cached_property
+    def bounds(self) -> tuple[str, LLMatcher]:
+        """The grammar that bounds the numbers of a schema alone, which most formats need, and its matcher, to copy."""
+        text = bounds_text(JsonSchema(msgspec.Raw(b"{}")), self._special)
+        return text, self._from_lark(text)
+
+    def _bounds_of(self, wanted: Format) -> LLMatcher | None:
+        text, (usual, matcher) = bounds_text(wanted, self._special), self.bounds
+        return matcher.deep_copy() if text == usual else self._from_lark(text) if text else None
 
     def _matcher(self, wanted: Format, *, lenient: bool) -> LLMatcher:
         try:

@@ -85,7 +85,7 @@ def _open(control: socket.socket) -> Compiler:
         )
         compiler = Compiler(tokenizer, setup.vocab_size)
         with panics_as_errors():
-            compiler.vocabulary  # noqa: B018 - built before forking, so that all workers share it
+            compiler.bounds  # noqa: B018 - built before forking with the vocabulary, so that all workers share both
     except Exception as error:
         control.sendall(encode_message(State(error=f"Format: the model's tokenizer cannot be read again: {error}")))
         os._exit(1)
