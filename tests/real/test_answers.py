@@ -70,23 +70,23 @@ async def test_a_long_conversation_equals_one_without_a_cache(model: Path, runne
                 turns.append(final.text)
 
 
-LARGE = "Give me a very large number as JSON."
+ENDLESS = {
+    "How many atoms are there in the universe? JSON.": {"properties": {"n": {"type": "integer"}}, "required": ["n"]},
+    "Write pi with all its digits as JSON.": {"properties": {"pi": {"type": "number"}}, "required": ["pi"]},
+}
+"""Questions that the model answers greedily with one number up to the end of its context."""
 
 
 @pytest.mark.parametrize("cache", ["trie", "single"])
 async def test_numbers_end(cache: str, model: Path) -> None:
-    n, price = (
-        {"properties": {name: {"type": kind}}, "required": [name]}
-        for name, kind in (("n", "integer"), ("price", "number"))
-    )
     with spawn(RUNNER, str(model), generation=G, arguments=["--cache", cache]) as process:
         process.wait_ready(120)
         async with Client.of(process) as client:
-            for seed in range(4):
-                options = {"temperature": min(seed, 1), "seed": seed, "num_predict": 80}
-                for schema in (n, price):
-                    done = await client.complete(Request(chat(LARGE), options, format=schema))
-                    assert fault(schema, done.text) == ""
+            for question, wanted in ENDLESS.items():
+                for seed in range(3):
+                    options = {"temperature": min(seed, 1), "seed": seed, "num_predict": 80}
+                    done = await client.complete(Request(chat(question), options, format=wanted))
+                    assert fault(wanted, done.text) == ""
 
 
 TYPES: tuple[dict[str, object], ...] = (
