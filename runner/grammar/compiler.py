@@ -14,6 +14,7 @@ from runner.errors import RequestError
 from runner.grammar.explain_error import explain_error, is_unsupported, panics_as_errors
 from runner.grammar.format_to_lark import bounds_text, lark_text
 from runner.grammar.rewriter import pruned, rewritten
+from runner.grammar.schema_patterns import with_translated_patterns
 from runner.tokenizer import Tokenizer
 
 # --- Follows one answer through its grammar with llguidance.
@@ -157,14 +158,15 @@ class Compiler:
         """
         with panics_as_errors():
             for form in (rewritten(wanted), wanted):  # rewriting never refuses what could be served as it is
-                matcher, left_out = self._matcher(form, lenient=False), ""
+                form, left_out = with_translated_patterns(form)
+                matcher = self._matcher(form, lenient=False)
                 if matcher.is_error() and is_unsupported(matcher.get_error()):
-                    left_out = explain_error(matcher.get_error(), form)
+                    left_out = left_out or explain_error(matcher.get_error(), form)
                     matcher = self._matcher(pruned(form), lenient=True)
                 if not matcher.is_error():
                     break
             else:
-                raise RequestError(f"Format: {explain_error(matcher.get_error(), wanted)}")
+                raise RequestError(f"Format: {explain_error(matcher.get_error(), form)}")
             answer = GrammarMatcher(matcher, self._bounds_of(form))
         beginning = answer.begin()
         if beginning.error and not beginning.forced:

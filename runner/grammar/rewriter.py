@@ -181,8 +181,7 @@ def pruned(wanted: Format) -> Format:
     """Returns the format without what llguidance knows and cannot enforce in its schemas, unless they are strict."""
 
     def prune(root: Schema) -> None:
-        options = root.get(OPTIONS_KEY)
-        if isinstance(options, dict) and options.get("lenient") is False:
+        if is_strict(root):
             return
         for schema in subschemas(root):
             for keys in _LIMITED:
@@ -190,6 +189,12 @@ def pruned(wanted: Format) -> Format:
                     _drop_unsupported(schema, keys)
 
     return with_schemas(wanted, _changing(prune))
+
+
+def is_strict(root: Schema) -> bool:
+    """Returns True if nothing may be left out of the schema."""
+    options = root.get(OPTIONS_KEY)
+    return isinstance(options, dict) and options.get("lenient") is False
 
 
 def _changing(change: Callable[[Schema], None]) -> Callable[[bytes], bytes]:
@@ -369,4 +374,4 @@ def _pattern(schema: object) -> str:
     if rest == {"pattern"}:
         return str(schema["pattern"])
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    return f"^(?s:.{{{least},{most}}})$" if rest <= {"minLength", "maxLength"} else ""
+    return f"^[^]{{{least},{most}}}$" if rest <= {"minLength", "maxLength"} else ""

@@ -51,7 +51,7 @@ def test_the_innermost_part_with_the_fault_is_named(schema: object, place: str) 
         ({"$ref": "#/$defs/none"}, "'/$defs/none' does not exist"),
         ({"type": "string", "minLength": 5, "maxLength": 4}, "minLength (5) is greater than maxLength (4)"),
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, "incompatible types"),
-        ({"type": "string", "pattern": "("}, "unclosed group"),
+        ({"type": "string", "pattern": "("}, "unterminated group at character 1 - at `$`"),
         ({**STRICT, "type": "object", "minProperties": 2, "properties": {"a": {}}}, "min/maxProperties only supported"),
         ({"x-guidance": {"nonsense": 1}}, "unknown field `nonsense`"),
         ({"required": "a"}, "required"),

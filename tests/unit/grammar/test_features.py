@@ -199,7 +199,6 @@ def test_what_fulfils_the_schema_may_be_answered_and_nothing_else(name: str) -> 
 
 
 @pytest.mark.parametrize("text", ['"a\\"b"', '"a\\\\b"'])
-@pytest.mark.xfail(strict=True, reason="llguidance 1.9.1: a class that excludes a quote lets the escaped quote through")
 def test_a_pattern_may_exclude_what_json_escapes(text: str) -> None:
     assert not accepts({"type": "string", "pattern": '^[^"\\\\]*$'}, text)
 
@@ -242,11 +241,10 @@ UNSUPPORTED: dict[str, Schema] = {
     "unevaluatedProperties": {"type": "object", "unevaluatedProperties": False},
     "password": {"type": "string", "format": "password"},
     "oneOf": {"oneOf": [{"type": "integer", "minimum": 1}, {"type": "integer", "maximum": 5}]},
-    "look-around": {"type": "string", "pattern": "^(?=a)"},
+    "look-ahead": {"type": "string", "pattern": "^(?:a(?=bc))*"},
     "float range": {"type": "number", "minimum": 1e300},
     "nested parentheses": {"type": "number", "exclusiveMinimum": 5e-324},
-    "backreferences": {"type": "string", "pattern": r"(a)\1"},
-    "escape sequence": {"type": "string", "pattern": r"\cC"},
+    "references to groups": {"type": "string", "pattern": r"(a)\1"},
     "multipleOf": {"type": "number", "multipleOf": 1e20},
     "min/maxProperties": {**OBJECT, "minProperties": 2},
     "are not disjoint": {"type": "object", "patternProperties": {"^a": {"type": "integer"}, "a$": {}}},

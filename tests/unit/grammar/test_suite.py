@@ -30,7 +30,6 @@ LEFT_OUT: tuple[str, ...] = (
     r"oneOf constraints are not supported",
     r"Value for 'multipleOf' has too many digits",
     r"patternProperty regexes .* are not disjoint",
-    r"regex parse error: error: unrecognized escape sequence",
 )
 """What is left out of a schema, as docs/structured-output.md has it."""
 REFUSED: tuple[str, ...] = (
@@ -38,8 +37,8 @@ REFUSED: tuple[str, ...] = (
     r"Format: Anchor '\w+' does not exist",  # of draft 4 to 7
     r"Format: Unsatisfiable schema: ",
 )
-NOT_JUDGED = re.compile(r'"items":\[|\\p\{')
-"""What the judge does not know: an array's first items as drafts until 2019 have them, and classes of Unicode."""
+NOT_JUDGED = re.compile(r'"items":\[|\\p\{|\\c[cC]')
+"""What the judge does not know: first items of an array as drafts until 2019 have them, classes of Unicode, `\\cC`."""
 MOST_TOKENS = 400
 
 
@@ -56,7 +55,7 @@ def test_each_schema_is_enforced_or_a_known_reason_is_given() -> None:
         assert monotonic() - began_s < COMPILE_S, line
         assert not why or any(re.match(reason, why) for reason in reasons), (why, line)
         counts[enforced] += 1
-    assert counts == {"whole": 274, "in part": 236, "not at all": 54}
+    assert counts == {"whole": 276, "in part": 234, "not at all": 54}
 
 
 @pytest.mark.full

@@ -98,7 +98,7 @@ ZOD: dict[str, tuple[Schema, str]] = {
     "float64": ({"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308}, ENFORCED),
     "uuidv4": ({**STRING, "format": "uuid", "pattern": UUID4}, ENFORCED),
     "startsWith": ({**STRING, "format": "starts_with", "pattern": "^a.*"}, "Unknown format: starts_with"),
-    "regex with look-ahead": ({**STRING, "pattern": r"^(?=.*\d)[a-z\d]+$"}, "look-around"),
+    "regex with look-ahead": ({**STRING, "pattern": r"^(?=.*\d)[a-z\d]+$"}, ENFORCED),
     "record": ({"type": "object", "propertyNames": STRING, "additionalProperties": INTEGER}, ENFORCED),
     "record of an enum": (
         {
@@ -134,9 +134,9 @@ ZOD: dict[str, tuple[Schema, str]] = {
     "iso.time": ({**STRING, "pattern": r"^(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?$"}, ENFORCED),
     "hostname": (
         {**STRING, "format": "hostname", "pattern": r"^(?=.{1,253}\.?$)[a-z0-9]+(?:\.[a-z]+)*$"},
-        "look-around",
+        ENFORCED,
     ),
-    "iso.duration": ({**STRING, "format": "duration", "pattern": r"^P(?:(\d+W)|(?!.*W)(\d+Y)?)$"}, "look-around"),
+    "iso.duration": ({**STRING, "format": "duration", "pattern": r"^P(?:(\d+W)|(?!.*W)(\d+Y)?)$"}, ENFORCED),
     **{
         name: ({**STRING, "format": form, "pattern": pattern}, f"Unknown format: {form}")
         for name, form, pattern in (

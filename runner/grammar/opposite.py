@@ -1,0 +1,102 @@
+"""Finds a regular expression for the texts that another one does not match, by way of a small automaton.
+
+A state is what may still come (Brzozowski's derivatives); the states are then eliminated one after the other.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from runner.grammar.charsets import EVERY, Spans, atoms, union
+from runner.grammar.regex_nodes import NEVER, NOTHING, Alt, Chars, Node, Repeat, Seq, alt, repeat, seq
+
+_MOST_STATES = 24
+_MOST_ATOMS = 48
+_ANY = repeat(Chars(EVERY), 0, None)
+
+
+def opposite(node: Node) -> Node | None:
+    """Returns what matches every text that `node`, which has no edges, does not; None if it is too large to find out,
+    or has characters that are known by name alone."""
+    sets = {*_sets(node)}
+    if not all(_is_plain(chars) for chars in sets):
+        return None
+    parts = atoms([chars.spans for chars in sets], _MOST_ATOMS)
+    states: dict[Node, int] = {node: 0}
+    arrows: list[dict[int, Spans]] = []
+    for state in _growing(states):
+        if len(states) > _MOST_STATES or len(parts) > _MOST_ATOMS:
+            return None
+        arrows.append({})
+        for atom in parts:
+            following = states.setdefault(_after(state, atom[0][0]), len(states))
+            arrows[-1][following] = union((*arrows[-1].get(following, ()), *atom))
+    return _eliminated(arrows, [not state.empty for state in states])
+
+
+def _growing(states: dict[Node, int]) -> Iterator[Node]:
+    """Yields the states in their order, also those that are added meanwhile."""
+    at = 0
+    while at < len(states):
+        yield [*states][at]
+        at += 1
+
+
+def _sets(node: Node) -> Iterator[Chars]:
+    match node:
+        case Chars():
+            yield node
+        case Seq(inner) | Alt(inner):
+            for each in inner:
+                yield from _sets(each)
+        case Repeat(item):
+            yield from _sets(item)
+
+
+def _is_plain(chars: Chars) -> bool:
+    return chars == Chars(chars.spans)
+
+
+def _after(node: Node, code: int) -> Node:
+    """Returns what may follow this character in the texts of `node`."""
+    match node:
+        case Chars(spans):
+            return NOTHING if any(low <= code <= high for low, high in spans) else NEVER
+        case Alt(options):
+            return _either(_after(option, code) for option in options)
+        case Repeat(item, least, most):
+            if node == _ANY:
+                return node
+            return seq([_after(item, code), repeat(item, max(least - 1, 0), None if most is None else most - 1)])
+        case Seq(items):
+            ways = []
+            for at, item in enumerate(items):
+                ways.append(seq([_after(item, code), *items[at + 1 :]]))
+                if not item.empty:
+                    break
+            return _either(ways)
+    raise AssertionError(node)
+
+
+def _either(ways: Iterator[Node] | Sequence[Node]) -> Node:
+    options = [*ways]
+    return _ANY if _ANY in options else alt(options)
+
+
+def _eliminated(arrows: Sequence[dict[int, Spans]], ends: Sequence[bool]) -> Node:
+    """Returns the texts on the ways from state 0 to the states that are `ends`."""
+    last = len(arrows)
+    ways: dict[tuple[int, int], Node] = {
+        (before, after): Chars(spans) for before, row in enumerate(arrows) for after, spans in row.items()
+    }
+    ways |= {(state, last): NOTHING for state, is_end in enumerate(ends) if is_end}
+    ways[-1, 0] = NOTHING
+    for state in reversed(range(last)):
+        loop = ways.pop((state, state), None)
+        around = [NOTHING if loop is None else repeat(loop, 0, None)]
+        into = {before: way for (before, after), way in ways.items() if after == state}
+        out = {after: way for (before, after), way in ways.items() if before == state}
+        ways = {pair: way for pair, way in ways.items() if state not in pair}
+        for before, way in into.items():
+            for after, beyond in out.items():
+                more = seq([way, *around, beyond])
+                ways[before, after] = alt([ways[before, after], more] if (before, after) in ways else [more])
+    return ways.get((-1, last), NEVER)

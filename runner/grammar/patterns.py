@@ -1,0 +1,491 @@
+"""Translates the regular expressions of JSON schemas, which are ECMA-262's, into the compiler's dialect.
+
+A translation is anchored and has nothing left in it but characters, sequences, choices and repetitions: it means what
+it says in any dialect. What asks about the characters around it (`^`, `$`, `\\b`) is resolved; what looks ahead or
+behind becomes a second pattern that must hold, too.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, product
+from math import prod
+
+from runner.grammar.charsets import EVERY, HALVES, NEWLINES, WORD, Spans, atoms, complement, intersection, union
+from runner.grammar.ecma import Pattern, PatternDepthError, parse
+from runner.grammar.opposite import opposite
+from runner.grammar.regex_nodes import (
+    NEVER,
+    NOTHING,
+    Alt,
+    Back,
+    Chars,
+    Edge,
+    Look,
+    Node,
+    Repeat,
+    Seq,
+    alt,
+    has_halves,
+    look_of,
+    repeat,
+    seq,
+)
+
+_MOST_STEPS = 3000
+_MOST_UNROLLED = 4
+_MOST_CONJUNCTS = 6
+_MOST_WAYS = 4
+"""llguidance follows more patterns at once for a few answers only, then it refuses what they allow."""
+_MOST_KINDS = 12
+_MOST_CHARACTERS = 1 << 16
+"""In a pattern, and in the shortest text that it matches; four times as many in its translation."""
+_WHOLE = complement(HALVES)
+_ESCAPED: Spans = ((34, 34), (92, 92))
+_NO_NUL: Spans = ((1, 0x10FFFF),)
+"""llguidance takes a class of all control characters for one of all characters that JSON escapes, and would let quotes
+through. So such a class has no NUL."""
+_NO_CHAR = r"^\x{0}-\x{10FFFF}"
+_ANY = repeat(Chars(EVERY), 0, None)
+_LOOKS = {"=": "look-ahead", "!": "negative look-ahead", "<=": "look-behind", "<!": "negative look-behind"}
+_START, _END, _SOMEWHERE = -1, -2, -3
+"""In place of the kind of a character: the beginning, the end, or what is not known."""
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What the compiler is told of a pattern."""
+
+    patterns: tuple[str, ...]
+    """In the compiler's dialect; a text matches all of them."""
+    left_out: str = ""
+    """What of the pattern they do not say, or without patterns why; empty if they say it all."""
+
+
+class _UnsaidError(Exception):
+    """The compiler cannot be told this; the text names it."""
+
+
+def translated(text: str) -> Translation:
+    """Translates one pattern.
+
+    Raises:
+        PatternError: it is no regular expression.
+    """
+    if len(text) > _MOST_CHARACTERS:
+        return Translation((), f"has more than {_MOST_CHARACTERS:,} characters")
+    try:
+        pattern = parse(text)
+        if _least(pattern.node) > _MOST_CHARACTERS:
+            return Translation((), f"asks for more than {_MOST_CHARACTERS:,} characters")
+        translator = _Translator(pattern)
+        spelled = dict.fromkeys(f"^(?:{_spelled(node)})$" for node in translator.nodes() if node != _ANY)
+    except (PatternDepthError, RecursionError):
+        return Translation((), "is nested too deep")
+    except _UnsaidError as reason:
+        return Translation((), str(reason))
+    if sum(map(len, spelled)) > 4 * _MOST_CHARACTERS:
+        return Translation((), "is too complex")
+    doubt = ["the older grammar, for which `\\p` is a letter,"] if pattern.doubtful else []
+    return Translation((*spelled,), ", ".join(dict.fromkeys([*translator.left_out, *doubt])))
+
+
+class _Translator:
+    """Resolves the edges and looks of one pattern."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        self._pattern = pattern
+        self.left_out: list[str] = []
+        self._steps = 0
+        self._open = False
+        """What is resolved is a part of the text, and what follows it is not known."""
+        edges = [each for each in _within(pattern.node) if isinstance(each, Edge)]
+        self._kinds = atoms(dict.fromkeys(spans for edge in edges for spans in _asked(edge)), _MOST_KINDS)
+        """Kinds of characters: what stands beside an edge is of one of them."""
+        if len(self._kinds) > _MOST_KINDS:
+            raise _UnsaidError("is too complex")
+
+    def nodes(self) -> list[Node]:
+        """Returns patterns without edges. Texts that match match them all, from end to end."""
+        whole = _trimmed((_ANY, self._pattern.node, _ANY))
+        try:
+            conjuncts = self._conjuncts(whole)
+        except _UnsaidError:
+            conjuncts = []
+        if not 0 < len(conjuncts) <= _MOST_CONJUNCTS:
+            self._steps = 0
+            conjuncts = [[self._plain(item) if _looks(item) else item for item in whole]]
+        return [_prompt(self._resolved(items)) for items in conjuncts]
+
+    # --- Looks: each that stands in the outermost sequence becomes a pattern of its own.
+
+    def _conjuncts(self, items: Sequence[Node]) -> list[Sequence[Node]]:
+        items = _trimmed(items)
+        at = next((at for at, item in enumerate(items) if _looks(item)), None)
+        if at is None:
+            return [items]
+        self._spend()
+        look, left, right = items[at], items[:at], items[at + 1 :]
+        if isinstance(look, Look):
+            found = self._looked(look, left, right)
+            implied = bool(found) and [*(left if look.behind else right)] == [_ANY]
+            return found if implied else [*found, *self._conjuncts([*left, *right])]
+        options = _options(look)
+        ways = [self._conjuncts([*left, option, *right]) for option in options]
+        if not options or prod(map(len, ways)) > _MOST_WAYS:
+            return self._conjuncts([*left, self._plain(look), *right])
+        return [(alt(map(seq, choice)),) for choice in product(*ways)]
+
+    def _looked(self, look: Look, left: Sequence[Node], right: Sequence[Node]) -> list[Sequence[Node]]:
+        """Returns what a look, between these, asks of the whole text."""
+        before, after = (left, right) if not look.behind else (right, left)
+        if _length(before) is None and [*after] != [_ANY]:
+            self.left_out.append(f"the place of {_LOOKS[look_of(look)]}")
+        if not look.negative:
+            return self._conjuncts((_ANY, look.item, *right) if look.behind else (*left, look.item, _ANY))
+        seen = _Translator(Pattern(look.item, self._pattern.groups, doubtful=False))
+        try:
+            forbidden = seen._alone(look, edge=not before)
+            allowed = opposite(forbidden) if not seen.left_out else None
+        except _UnsaidError:
+            allowed = None
+        if allowed is None:
+            self.left_out.append(_LOOKS[look_of(look)])
+            return []
+        return self._conjuncts((allowed, *right) if look.behind else (*left, allowed))
+
+    def _alone(self, look: Look, *, edge: bool) -> Node:
+        """Returns the texts that stand on this side of a look which finds its item."""
+        for each in _within(look.item):
+            if isinstance(each, Look | Back) or (
+                isinstance(each, Edge) and look.behind and not edge and each.kind != "^"
+            ):
+                raise _UnsaidError("what stands on its other side")
+        items = _trimmed((_ANY, look.item) if look.behind else (look.item, _ANY))
+        return self._walk(_START if edge or look.behind else _SOMEWHERE, None, items)
+
+    # --- Edges.
+
+    def _resolved(self, items: Sequence[Node]) -> Node:
+        flat = tuple(items)
+        try:
+            return self._walk(_START, None, flat)
+        except (_UnsaidError, RecursionError):
+            self._steps = 0
+        kept = tuple(item if isinstance(item, Edge) and not _is_word(item) else self._plain(item) for item in flat)
+        return self._walk(_START, None, kept)
+
+    def _walk(self, before: int, need: frozenset[int] | None, items: tuple[Node, ...]) -> Node:
+        """Returns `items` without edges, if what stands before them is of this kind, and what comes next has to be of
+        the kinds `need`; None stands for all. The text ends with them."""
+        self._spend()
+        if not any(item.edges for item in items):
+            whole = seq(items)
+            if need is None:
+                return whole
+            if whole.empty and self._open:
+                raise _UnsaidError("asks for what follows")
+            nothing = [NOTHING] if _END in need and whole.empty else []
+            return alt([*nothing, self._beginning(whole, self._spans(need))])
+        head, rest = items[0], items[1:]
+        match head:
+            case Edge():
+                after = self._after(head, before)
+                need = after if need is None else need & after
+                return self._walk(before, need, rest) if need else NEVER
+            case Seq(inner) if head.edges:
+                return self._walk(before, need, (*inner, *rest))
+            case Alt(options) if head.edges:
+                return alt(self._walk(before, need, (option, *rest)) for option in options)
+            case Repeat(item, least, most) if head.edges and most is not None and most <= _MOST_UNROLLED:
+                more = self._walk(before, need, (item, repeat(item, max(least - 1, 0), most - 1), *rest))
+                return more if least else alt([self._walk(before, need, rest), more])
+            case _ if head.edges:
+                return self._walk(before, need, (self._by_itself(head), *rest))
+        asked = _ask_before(rest)
+        if need is None and not asked:
+            return seq([head, self._walk(_SOMEWHERE, None, rest)])
+        ways = [self._walk(before, need, rest)] if head.empty else []
+        first = head if need is None else self._beginning(head, self._spans(need))
+        for kind, spans in enumerate(self._kinds) if asked and first != NEVER else ():
+            last = self._end(first, spans)
+            if last != NEVER:
+                ways.append(seq([last, self._walk(kind, None, rest)]))
+        if not asked and first != NEVER:
+            ways.append(seq([first, self._walk(_SOMEWHERE, None, rest)]))
+        return alt(ways)
+
+    def _by_itself(self, node: Node) -> Node:
+        """Returns a repetition without edges: without those that ask what is around the item that is repeated."""
+        if not isinstance(node, Repeat):
+            return self._plain(node)
+        known, self._open = self._open, True
+        try:
+            return repeat(self._walk(_SOMEWHERE, None, (node.item,)), node.least, node.most)
+        except _UnsaidError:
+            return self._plain(node)
+        finally:
+            self._open = known
+
+    def _after(self, edge: Edge, before: int) -> frozenset[int]:
+        """Returns the kinds of what may follow this edge after what is `before`."""
+        every = frozenset((*range(len(self._kinds)), _END))
+        beside = frozenset(
+            kind for spans in _asked(edge) for kind in every - {_END} if _holds(spans, self._kinds[kind])
+        )
+        if edge.kind == "$":
+            return beside | {_END}
+        if edge.kind in "=!":
+            return beside if edge.kind == "=" else every - beside
+        if before == _SOMEWHERE:
+            raise _UnsaidError("asks for what comes before")
+        if edge.kind in "bB":
+            return beside if (before in beside) == (edge.kind == "B") else every - beside
+        if edge.kind == "^":
+            return every if before == _START or before in beside else frozenset()
+        return every if (before in beside) == (edge.kind == "<=") else frozenset()
+
+    def _spans(self, kinds: frozenset[int] | None) -> Spans:
+        if kinds is None:
+            return EVERY
+        return union(span for kind in kinds - {_END} for span in self._kinds[kind])
+
+    def _beginning(self, node: Node, spans: Spans, *, backwards: bool = False) -> Node:
+        """Returns the texts of a node without edges that begin with one of these characters; with `backwards`, that
+        end with one."""
+        self._spend()
+        if spans == EVERY and not node.empty:
+            return node
+        match node:
+            case Chars():
+                return _cut(node, spans)
+            case Alt(options):
+                return alt(self._beginning(option, spans, backwards=backwards) for option in options)
+            case Repeat(item, least, most):
+                one = self._beginning(item, spans, backwards=backwards)
+                more = repeat(item, max(least - 1, 0), None if most is None else most - 1)
+                return seq([more, one] if backwards else [one, more]) if one != NEVER else NEVER
+            case Seq(items):
+                ways = []
+                for at, item in enumerate(reversed(items) if backwards else items):
+                    one = self._beginning(item, spans, backwards=backwards)
+                    rest = items[: len(items) - at - 1] if backwards else items[at + 1 :]
+                    if one != NEVER:
+                        ways.append(seq([*rest, one] if backwards else [one, *rest]))
+                    if not item.empty:
+                        break
+                return alt(ways)
+        raise AssertionError(node)
+
+    def _end(self, node: Node, spans: Spans) -> Node:
+        return self._beginning(node, spans, backwards=True)
+
+    def _plain(self, node: Node) -> Node:
+        """Returns a node without edges that matches more, and notes what is left out."""
+        if not node.edges:
+            return node
+        match node:
+            case Edge(kind):
+                self.left_out.append(_LOOKS.get(kind) or ("`\\" if _is_word(node) else "`") + f"{kind}`")
+            case Look():
+                self.left_out.append(_LOOKS[look_of(node)])
+            case Back(group):
+                self._spend()
+                self.left_out.append("references to groups")
+                return repeat(self._plain(self._pattern.groups.get(group, _ANY)), 0, 1)
+            case Seq(items):
+                return seq(self._plain(item) for item in items)
+            case Alt(options):
+                return alt(self._plain(option) for option in options)
+            case Repeat(item, least, most):
+                return repeat(self._plain(item), least, most)
+        return NOTHING
+
+    def _spend(self) -> None:
+        self._steps += 1
+        if self._steps > _MOST_STEPS:
+            raise _UnsaidError("is too complex")
+
+
+def _looks(node: Node) -> bool:
+    return node.edges and any(isinstance(each, Look) for each in _within(node))
+
+
+def _options(node: Node) -> tuple[Node, ...]:
+    """Returns what a node is one of; nothing if that is not known."""
+    match node:
+        case Alt(options):
+            return options
+        case Repeat(item, 0, 1):
+            return (NOTHING, item)
+    return ()
+
+
+def _within(node: Node) -> Iterator[Node]:
+    yield node
+    if not node.edges:
+        return
+    match node:
+        case Seq(inner) | Alt(inner):
+            for each in inner:
+                yield from _within(each)
+        case Repeat(item) | Look(item):
+            yield from _within(item)
+
+
+def _trimmed(items: Sequence[Node]) -> tuple[Node, ...]:
+    """Flattens a sequence that is a whole text, and drops the anchors at its ends with what they rule out."""
+    whole = seq(items)
+    flat = [*(whole.items if isinstance(whole, Seq) else (whole,))]
+    grouped: list[Node] = []
+    for joins, run in groupby(flat, lambda item: not item.edges and item != _ANY):
+        found = [*run]
+        grouped += [seq(found)] if joins else found
+    while len(grouped) > 1 and grouped[0] == _ANY and grouped[1] == Edge("^"):
+        del grouped[:2]
+    while len(grouped) > 1 and grouped[-1] == _ANY and grouped[-2] == Edge("$"):
+        del grouped[-2:]
+    return tuple(grouped)
+
+
+def _prompt(node: Node) -> Node:
+    """Returns a node that looks for a character and then takes any text so that it takes the first one. llguidance
+    follows several such patterns at once with far less work."""
+    match node:
+        case Alt(options):
+            return alt(map(_prompt, options))
+        case Seq((*before, Repeat(Chars() as skipped, 0, None), Chars() as found, after)) if after == _ANY:
+            if skipped == Chars(skipped.spans) and found == Chars(found.spans):
+                rest = Chars(intersection(skipped.spans, complement(found.spans)))
+                return seq([*before, repeat(rest, 0, None), found, after])
+    return node
+
+
+def _is_word(node: Node) -> bool:
+    return isinstance(node, Edge) and node.kind in "bB"
+
+
+def _asked(edge: Edge) -> tuple[Spans, ...]:
+    """Returns the set of characters that an edge tells from others, if there is one."""
+    if edge.kind in "bB":
+        return (WORD,)
+    if edge.kind in "^$":
+        return (NEWLINES,) if edge.multiline else ()
+    return (edge.spans,)
+
+
+def _holds(spans: Spans, kind: Spans) -> bool:
+    return any(low <= kind[0][0] <= high for low, high in spans)
+
+
+def _ask_before(items: Sequence[Node]) -> bool:
+    """Returns True if one of these nodes may ask what stands before them."""
+    for item in items:
+        if any(isinstance(each, Edge) and each.kind not in "$=!" for each in _within(item)):
+            return True
+        if not item.empty:
+            break
+    return False
+
+
+def _least(node: Node) -> int:
+    """Returns the length of the shortest text of a node, looks and references aside."""
+    match node:
+        case Chars():
+            return 1
+        case Seq(items):
+            return sum(map(_least, items))
+        case Alt(options):
+            return min(map(_least, options))
+        case Repeat(item, least):
+            return _least(item) * least
+    return 0
+
+
+def _length(items: Sequence[Node]) -> int | None:
+    """Returns the length that all texts of these nodes have; None if they have several."""
+    total = 0
+    for item in items:
+        match item:
+            case Chars():
+                length: int | None = 1
+            case Seq(inner):
+                length = _length(inner)
+            case Alt(options):
+                lengths = {_length((option,)) for option in options}
+                length = lengths.pop() if len(lengths) == 1 else None
+            case Repeat(inner_item, least, most):
+                one = _length((inner_item,))
+                length = one * least if one is not None and least == most else None
+            case Edge() | Look():
+                length = 0
+            case _:
+                length = None
+        if length is None:
+            return None
+        total += length
+    return total
+
+
+def _cut(chars: Chars, spans: Spans) -> Chars:
+    """Returns the characters that are also in `spans`."""
+    if chars.folded:
+        raise _UnsaidError("asks for a word boundary without regard to case")
+    if chars.properties or chars.negated:
+        within = intersection(chars.within, spans)
+        return Chars(chars.spans, chars.properties, chars.negated, within=within) if within else NEVER
+    both = intersection(chars.spans, spans)
+    return Chars(both) if both else NEVER
+
+
+# --- The compiler's dialect.
+
+
+def _spelled(node: Node) -> str:
+    match node:
+        case Chars():
+            return _class(node)
+        case Seq(items):
+            return "".join(f"(?:{_spelled(item)})" if isinstance(item, Alt) else _spelled(item) for item in items)
+        case Alt(options):
+            return "|".join(map(_spelled, options))
+        case Repeat(item, least, most):
+            text = _spelled(item) if isinstance(item, Chars) else f"(?:{_spelled(item)})"
+            short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
+            return text + (
+                short or (f"{{{least}}}" if least == most else f"{{{least},{'' if most is None else most}}}")
+            )
+    raise AssertionError(node)
+
+
+def _class(chars: Chars) -> str:
+    if has_halves(chars):
+        raise _UnsaidError("asks for halves of surrogate pairs")
+    if chars.folded and any(name.startswith("^") for name in chars.properties):
+        raise _UnsaidError("negates a property without regard to case")
+    if chars.spans == EVERY:
+        return "(?s:.)"
+    if not (chars.properties or chars.negated or chars.folded):
+        return _spans_text(chars.spans)
+    names = "".join(f"\\{'P' if name[0] == '^' else 'p'}{{{name.lstrip('^')}}}" for name in chars.properties)
+    text = f"[{'^' if chars.negated else ''}{_ranges(chars.spans)}{names}]"
+    text = f"[{text}&&{_spans_text(intersection(chars.within, _NO_NUL))}]"
+    return f"(?i:{text})" if chars.folded else text
+
+
+def _spans_text(spans: Spans) -> str:
+    if len(spans) == 1 and spans[0][0] == spans[0][1]:
+        return _char(spans[0][0])
+    if spans[:1] and spans[0][0] == 0 and spans[0][1] >= 31 and intersection(spans, _ESCAPED) != _ESCAPED:
+        spans = intersection(spans, _NO_NUL)
+    inside, outside = _ranges(spans), _ranges(complement(spans))
+    return f"[^{outside}]" if outside and len(outside) < len(inside) else f"[{inside or _NO_CHAR}]"
+
+
+def _ranges(spans: Spans) -> str:
+    whole = intersection(spans, _WHOLE)
+    return "".join(_char(low) + (f"-{_char(high)}" if high > low else "") for low, high in whole)
+
+
+def _char(code: int) -> str:
+    char = chr(code)
+    return char if char.isascii() and (char.isalnum() or char == "_") else f"\\x{{{code:X}}}"

@@ -1,0 +1,142 @@
+"""The parts of a regular expression."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from runner.grammar.charsets import EVERY, HALVES, Spans, intersection, union
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character: of `spans` or of a property, or with `negated` of none of them, that is also in `within`."""
+
+    spans: Spans
+    properties: tuple[str, ...] = ()
+    negated: bool = False
+    folded: bool = False
+    """Takes a letter for its other cases."""
+    within: Spans = EVERY
+    edges: bool = False
+    empty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seq:
+    """One node after the other."""
+
+    items: "tuple[Node, ...]"
+    edges: bool = False
+    empty: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Alt:
+    """One of the options."""
+
+    options: "tuple[Node, ...]"
+    edges: bool
+    empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """The item at least `least` times, and at most `most`."""
+
+    item: "Node"
+    least: int
+    most: int | None
+    edges: bool
+    empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Nothing, at a place of this kind: `^`, `$`, `b`, `B`, or the look for one of `spans`: `=`, `!`, `<=`, `<!`."""
+
+    kind: str
+    multiline: bool = False
+    spans: Spans = ()
+    edges: bool = True
+    empty: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Nothing, where the item does (or does not) stand before or after."""
+
+    item: "Node"
+    behind: bool
+    negative: bool
+    edges: bool = True
+    empty: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """The text of a group."""
+
+    group: int | str
+    edges: bool = True
+    empty: bool = True
+
+
+Node = Chars | Seq | Alt | Repeat | Edge | Look | Back
+"""A part of a pattern. `edges`: it has parts other than characters; `empty`: it may match no text."""
+NOTHING = Seq(())
+NEVER = Chars(())
+
+
+def seq(items: Iterable[Node]) -> Node:
+    """Returns the sequence of `items`."""
+    flat: list[Node] = []
+    for item in items:
+        flat += item.items if isinstance(item, Seq) else (item,)
+    if len(flat) == 1:
+        return flat[0]
+    if NEVER in flat and not any(item.edges for item in flat):
+        return NEVER
+    return Seq(tuple(flat), any(item.edges for item in flat), all(item.empty for item in flat))
+
+
+def alt(options: Iterable[Node]) -> Node:
+    """Returns the choice between `options`, of which those that never match are left out."""
+    flat: dict[Node, None] = {}
+    spans: list[tuple[int, int]] = []
+    for option in options:
+        for each in option.options if isinstance(option, Alt) else (option,):
+            if isinstance(each, Chars) and each == Chars(each.spans):
+                spans += each.spans
+            else:
+                flat[each] = None
+    if spans:
+        flat[Chars(union(spans))] = None
+    if len(flat) < 2:
+        return next(iter(flat), NEVER)
+    return Alt(tuple(flat), any(option.edges for option in flat), any(option.empty for option in flat))
+
+
+def repeat(item: Node, least: int, most: int | None) -> Node:
+    """Returns `item` this many times."""
+    if most == 0 or item == NOTHING or (item == NEVER and not least):
+        return NOTHING
+    if (least, most) == (1, 1):
+        return item
+    if isinstance(item, Edge | Look):
+        return item if least else NOTHING
+    return Repeat(item, least, most, item.edges, item.empty or not least)
+
+
+def look_of(node: Node) -> str:
+    """Returns how a look is written; empty if this is none."""
+    match node:
+        case Look(_, behind, negative):
+            return "<" * behind + ("!" if negative else "=")
+        case Edge(kind) if kind in ("=", "!", "<=", "<!"):
+            return kind
+    return ""
+
+
+def has_halves(chars: Chars) -> bool:
+    """Returns True if the class asks for halves of surrogate pairs, which no text has, and for nothing else."""
+    halves = intersection(chars.spans, HALVES)
+    return bool(halves) and halves == chars.spans and not chars.negated

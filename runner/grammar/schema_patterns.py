@@ -1,0 +1,139 @@
+"""Translates the regular expressions in the schemas of a format: those of `pattern` and `patternProperties`.
+
+What a pattern looks for ahead or behind is a second pattern in an `allOf`. The name of a property can be asked for one
+only.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+import msgspec
+
+from protocol.format import Format, with_schemas
+from runner.errors import RequestError
+from runner.grammar.ecma import PatternError
+from runner.grammar.explain_error import fault, parts
+from runner.grammar.patterns import Translation, translated
+from runner.grammar.rewriter import Schema, is_strict, resolved, subschemas
+from runner.logs import printable
+
+_ANY_NAME = "^(?s:.*)$"
+_MOST_SHOWN = 100
+_UNKNOWN = "Unable to determine if regex is empty"
+"""llguidance gives up on patterns that are hard to satisfy together."""
+
+
+def with_translated_patterns(wanted: Format) -> tuple[Format, str]:
+    """Returns the format with its patterns in the compiler's dialect, and the first part of them that is left out.
+
+    Raises:
+        RequestError: one is no regular expression, or a part of it would be left out of a strict schema.
+    """
+    left_out: list[str] = []
+
+    def translate(text: bytes) -> bytes:
+        root = msgspec.json.decode(text)
+        if not isinstance(root, dict):
+            return text
+        for schema in [*_read(root)]:
+            try:
+                found = [*_translated(schema)]
+            except PatternError as error:
+                raise RequestError(f"Format: {error} - at {_place(schema, root)}") from None
+            if found and not left_out:
+                left_out.append(f"{found[0]} - at {_place(schema, root)}")
+            if found and is_strict(root):
+                raise RequestError(f"Format: cannot enforce {left_out[0]}")
+        return json.dumps(root).encode()  # msgspec refuses integers of more than 64 bits
+
+    return with_schemas(wanted, translate), next(iter(left_out), "")
+
+
+def _read(root: Schema) -> Iterator[Schema]:
+    """Yields each schema that is read, those too that stand where only a reference leads."""
+    seen = set[int]()
+    waiting: list[object] = [root]
+    while waiting:
+        part = waiting.pop()
+        for schema in subschemas(part) if isinstance(part, dict) and id(part) not in seen else ():
+            if id(schema) not in seen:
+                seen.add(id(schema))
+                yield schema
+                if isinstance(reference := schema.get("$ref"), str):
+                    waiting.append(resolved({"$ref": reference}, root))
+
+
+def _translated(schema: Schema) -> Iterator[str]:
+    """Translates the patterns of a schema in place. Yields what is left out of each."""
+    if isinstance(pattern := schema.get("pattern"), str):
+        found = _translation(pattern)
+        yield from _left_out(found, pattern)
+        _ask(schema, found.patterns)
+    if isinstance(names := schema.get("patternProperties"), dict):
+        translations = {name: _only_one(_translation(name)) for name in names}
+        for name, each in translations.items():
+            yield from _left_out(each, name)
+        _ask_names(schema, names, translations)
+
+
+def _ask(schema: Schema, patterns: tuple[str, ...]) -> None:
+    """Asks a text to match all of these."""
+    schema.pop("pattern")
+    if len(patterns) == 1:
+        schema["pattern"] = patterns[0]
+    elif patterns:
+        others = schema.get("allOf", [])
+        schema["allOf"] = [*(others if isinstance(others, list) else ()), *({"pattern": each} for each in patterns)]
+
+
+def _ask_names(schema: Schema, names: Mapping[str, object], translations: Mapping[str, Translation]) -> None:
+    """Asks for names that match. Where a pattern takes more names than it should, they must not get a schema that is
+    not theirs: it stays only if they may not come at all."""
+    inexact = any(each.left_out for each in translations.values())
+    if inexact and (len(names) > 1 or schema.get("properties") or schema.get("additionalProperties") is not False):
+        schema.pop("patternProperties")
+        schema.pop("additionalProperties", None)
+        return
+    asked: dict[str, object] = {}
+    for name, each in translations.items():
+        pattern = each.patterns[0] if each.patterns else _ANY_NAME
+        while pattern in asked:
+            pattern += "(?:)"  # two patterns for the same names stay two
+        asked[pattern] = names[name]
+    schema["patternProperties"] = asked
+
+
+def _only_one(found: Translation) -> Translation:
+    """Returns the pattern without those beside it."""
+    if len(found.patterns) < 2:
+        return found
+    return Translation(found.patterns[-1:], ", ".join(filter(None, [found.left_out, "look-around"])))
+
+
+@lru_cache(maxsize=256)
+def _translation(pattern: str) -> Translation:
+    try:
+        found = translated(pattern)
+    except PatternError as error:
+        raise PatternError(f"the pattern {_shown(pattern)} is no regular expression of ECMA-262: {error}") from None
+    if len(found.patterns) > 1 and _UNKNOWN in fault({"allOf": [{"pattern": each} for each in found.patterns]}):
+        return _only_one(found)
+    return found
+
+
+def _left_out(found: Translation, pattern: str) -> Iterator[str]:
+    if found.left_out and found.patterns:
+        yield f"{found.left_out} of the pattern {_shown(pattern)}"
+    elif found.left_out:
+        yield f"the pattern {_shown(pattern)}, which {found.left_out}"
+
+
+def _place(schema: Schema, root: Schema) -> str:
+    path = next(path for path, part in parts(root, "$") if part is schema)
+    return f"`{path}` of the JSON schema"
+
+
+def _shown(pattern: str) -> str:
+    shown = pattern if len(pattern) <= _MOST_SHOWN else f"{pattern[:_MOST_SHOWN]} ..."
+    return printable(json.dumps(shown, ensure_ascii=False))
