@@ -2,6 +2,9 @@
 
 A pattern is read as with the flag `u`, as JSON Schema recommends. One that is valid only without it, or that spells
 halves of surrogate pairs, is read by the older grammar (Annex B). Characters are code points either way.
+
+Two forms of Python's are read as well, since schemas made of Python types have them, and ECMA-262 gives them no
+meaning: flags for the whole pattern in front of it, `(?i)`, and groups named `(?P<name>...)`.
 """
 
 import re
@@ -16,6 +19,8 @@ _MOST_TIMES = 10**9
 _SYNTAX = frozenset("^$\\.*+?()[]{}|")
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 _NAME_ESCAPE = re.compile(r"\\u(?:\{([0-9A-Fa-f]{1,8})\}|([0-9A-Fa-f]{4}))")
+_FLAGS = re.compile(r"\(\?([ims]+)\)")
+_NAMED = re.compile(r"\(\?P?<(?![=!])")
 _HEX = frozenset("0123456789abcdefABCDEF")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
@@ -72,6 +77,8 @@ class _Parser:
         self._doubtful = False
 
     def pattern(self) -> Pattern:
+        if whole := _FLAGS.match(self._text):
+            self._flags, self._at = frozenset(whole[1]), whole.end()
         node = self._disjunction()
         if self._at < len(self._text):
             self._refuse("unmatched `)`")
@@ -203,7 +210,7 @@ class _Parser:
                 look, behind = self._text[self._at - 1], True
             elif self._take("=") or self._take("!"):
                 look = self._text[self._at - 1]
-            elif self._take("<"):
+            elif self._take("<") or self._take("P<"):
                 name = self._name()
                 if name in self._taken:
                     self._refuse(f"a second group {name}")
@@ -408,10 +415,10 @@ def _captures(text: str) -> tuple[int, set[str]]:
         elif in_class or char == "[":
             in_class = char != "]"
         elif char == "(":
-            named = text.startswith("(?<", at) and text[at + 3 : at + 4] not in ("=", "!")
-            count += named or not text.startswith("(?", at)
+            named = _NAMED.match(text, at)
+            count += named is not None or not text.startswith("(?", at)
             if named:
-                names.add(_spelled(text[at + 3 : max(text.find(">", at), at + 3)]))
+                names.add(_spelled(text[named.end() : max(text.find(">", at), named.end())]))
         at += 1
     return count, names
 

@@ -74,7 +74,7 @@ def test_patterns_mean_what_they_mean_in_an_engine() -> None:
 @pytest.mark.full
 def test_each_pattern_of_the_corpus_is_enforced_or_the_log_says_what_is_not() -> None:
     counts = Counter(map(verdict, ROWS))
-    assert counts == {"exact": 559, "in part": 65, "matches nothing": 40, "left out": 3, "invalid": 32}
+    assert counts == {"exact": 559, "in part": 65, "matches nothing": 40, "left out": 3, "invalid": 30}
 
 
 def test_the_record_has_each_pattern_once_and_texts_on_both_sides() -> None:
@@ -96,6 +96,9 @@ def matched(pattern: str, *texts: str) -> list[str]:
     ("pattern", "good", "bad"),
     [
         ("^(?i:ab)c$", ["ABc", "abc"], ["ABC"]),
+        ("(?i)^ab$", ["AB", "ab"], ["b"]),  # Python's
+        ("(?is)^(?-i:a).$", ["a\n"], ["A\n"]),
+        (r"^(?P<n>\d)(b)$", ["1b"], ["b1"]),
         ("^(?i:[k-l])$", ["K", "l", "\u212a"], ["m"]),
         ("^(?i:É)$", ["é", "É"], ["e"]),
         ("^(?i:[^a])$", ["b"], ["A"]),
