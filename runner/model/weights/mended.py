@@ -14,7 +14,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.positional_encoding import RoPE
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
-from mlx_lm.models.rope_utils import YarnRoPE, initialize_rope
+from mlx_lm.models.rope_utils import SuScaledRoPE, YarnRoPE, initialize_rope
 
 from runner.model.config import module_text, text_config
 from runner.model.opened import OpenedModel
@@ -46,10 +46,14 @@ def mend(opened: OpenedModel, module: Module) -> None:
             owner.rope = initialize_rope(
                 rope.dims, rope.base, rope.traditional, scaling, cast("int", text.get("max_position_embeddings"))
             )
+    default = getattr(getattr(module, "args", None), "rope_theta", 10000.0)
+    base = cast("float", text.get("rope_theta", default))
     for each in module.modules():
         if type(each) is YarnRoPE and isinstance(scaling, dict):
-            default = getattr(getattr(module, "args", None), "rope_theta", 10000.0)
-            _respace(each, scaling, cast("float", text.get("rope_theta", default)))
+            _respace(each, scaling, base)
+        elif type(each) is SuScaledRoPE and isinstance(scaling, dict) and not _is_long(opened, each):
+            each._freqs = mx.array(scaling["short_factor"]) * base ** (mx.arange(0, each.dim, 2) / each.dim)
+            each._scale = scaling.get("short_mscale", each._scale)
         elif name in _INTERLEAVED and "rope" in each:
             each.rope.traditional = text.get("rope_interleave") is not False
     windows = _windows(opened, module)
@@ -77,6 +81,13 @@ def _respace(rope: YarnRoPE, scaling: Mapping[str, float], base: float) -> None:
     low, high = max(low, 0), min(high, dims - 1)
     scaled = mx.clip((mx.arange(dims // 2) - low) / max(high - low, 0.001), 0, 1)
     rope._freqs = base ** (mx.arange(0, dims, 2) / dims) / (1 - scaled + scaled / scaling["factor"])
+
+
+def _is_long(opened: OpenedModel, rope: SuScaledRoPE) -> bool:
+    """Returns True if a context can be longer than the one that the model was first trained with. transformers turns
+    longer prompts by other factors than shorter ones. Keys are kept here, so one set holds for all: mlx-lm's long one,
+    unless no context can need it."""
+    return not 0 < opened.context_length <= cast("int", rope.original_max_position_embeddings)
 
 
 # --- Sliding windows. Each rule is that of transformers' class. mlx-lm's modules for these know no windows, or those of
@@ -219,6 +230,13 @@ def unread(opened: OpenedModel, module: Module) -> list[str]:
         for field, harmless in _UNREAD.get(opened.family.module, {}).items()
         if text.get(field) is not None and text[field] not in harmless
     ]
+    longs = (each for each in module.modules() if type(each) is SuScaledRoPE and _is_long(opened, each))
+    if isinstance(text.get("rope_scaling"), dict) and (rope := next(longs, None)) is not None:
+        first = rope.original_max_position_embeddings
+        told.append(
+            f"config.json: all positions turn by the long_factor of rope_scaling; --context {first} has them turn by"
+            " short_factor, as transformers has it for prompts of so many tokens"
+        )
     size, is_used = text.get("sliding_window"), text.get("use_sliding_window") is not False
     if is_used and _is_filled(size, opened) and _kind(opened) not in _RULES and not _has_windows(module):
         told.append(f"answers may differ beyond {size} tokens: {name} ignores sliding_window")

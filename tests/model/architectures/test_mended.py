@@ -20,7 +20,7 @@ from runner.model import open_model
 from runner.model.config import module_text
 from runner.model.weights.assemble import build_module
 from runner.model.weights.load import load
-from runner.model.weights.mended import _UNSCALED, _plain_ropes
+from runner.model.weights.mended import _UNSCALED, _plain_ropes, unread
 from runner.settings import CheckSettings
 from scripts.tools.models.architectures import Values, tiny_of
 from scripts.tools.models.store import write_store
@@ -303,6 +303,32 @@ def test_yarn_follows_the_fields_that_mlx_lm_does_not_read(
     assert len(ropes) == 4
     for rope in ropes:
         assert mx.allclose(rope(mx.array(x), offset=900), mx.array(wanted), atol=1e-3)
+
+
+@pytest.mark.parametrize(("context", "long"), [(TRAINED, False), (TRAINED - 1, False), (TRAINED + 1, True), (0, True)])
+@pytest.mark.parametrize("name", ["phi3", "phimoe", "llama"])
+def test_one_set_of_factors_turns_all_positions_by_the_length_of_the_context(
+    name: str, context: int, long: bool, tmp_path: Path
+) -> None:
+    it = Subject(name, tmp_path)
+    dims = it.opened.module_config["hidden_size"] // it.opened.module_config["num_attention_heads"]  # type: ignore[operator]
+    factors = {"short_factor": [1.0 + pair / dims for pair in range(dims // 2)], "long_factor": [3.0] * (dims // 2)}
+    trained = {"original_max_position_embeddings": TRAINED}
+    gains = {"short_mscale": 1.25, "long_mscale": 1.5} if name == "phimoe" else {}
+    scaling = {"type": "longrope", "rope_type": "longrope", **factors, **gains, **trained}
+    part = {"rope_scaling": scaling, **trained, "max_position_embeddings": TRAINED**2, "partial_rotary_factor": 1.0}
+    opened = it.opened._replace(module_config={**it.opened.module_config, **part}, context_length=context)
+    module = build_module(opened)[0]
+    ropes = [each["rope"] for each in module.modules() if "rope" in each]
+    x = mx.random.normal((1, 2, 3, dims), key=mx.random.key(1))
+    angles = np.arange(4, 7)[:, None] * spins(dims) / np.array(factors["long_factor" if long else "short_factor"])
+    gain = gains["long_mscale" if long else "short_mscale"] if gains else np.sqrt(2)
+    wanted = turned(np.array(x), angles, neighbours=False, gain=gain)
+    assert ropes
+    for rope in ropes:
+        assert mx.allclose(rope(mx.array(x), offset=4), mx.array(wanted), atol=1e-4)
+    told = [each for each in unread(opened, module) if "--context 16 has them turn by short_factor" in each]
+    assert len(told) == long
 
 
 @pytest.mark.parametrize(
