@@ -87,7 +87,7 @@ def _is_long(opened: OpenedModel, rope: SuScaledRoPE) -> bool:
     """Returns True if a context can be longer than the one that the model was first trained with. transformers turns
     longer prompts by other factors than shorter ones. Keys are kept here, so one set holds for all: mlx-lm's long one,
     unless no context can need it."""
-    return not 0 < opened.context_length <= cast("int", rope.original_max_position_embeddings)
+    return not 0 < opened.context_length <= rope.original_max_position_embeddings
 
 
 # --- Sliding windows. Each rule is that of transformers' class. mlx-lm's modules for these know no windows, or those of
