@@ -77,7 +77,9 @@ def main() -> None:
     if text := os.environ.get("STAND_IN_FAILS"):
         os.write(2, f"Error: {text}\n".encode())
         sys.exit(1)
-    time.sleep(float(os.environ.get("STAND_IN_SLEEPS", "0")))
+    if seconds := os.environ.get("STAND_IN_SLEEPS"):
+        tell("loading")
+        time.sleep(float(seconds))
     port = int(sys.argv[sys.argv.index("--port") + 1])
     ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
