@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from runner.errors import ModelError
@@ -15,6 +16,7 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 _LISTED = ("additional_special_tokens", "extra_special_tokens")
 _ROLE_ENDING = "_token"
 _TABLE = "added_tokens_decoder"
+_ADDED, _MAP = "added_tokens.json", "special_tokens_map.json"
 
 
 class AddedToken(NamedTuple):
@@ -60,8 +62,7 @@ def configured_tokens(
     named = {token.content: token for token in _special_tokens(config)}
     marks = {token.content for token in _special_tokens({**config, "pad_token": None})}
     taken = {token.id for token in tokens.values()}
-    for text, value in read_object(files, "added_tokens.json").items():
-        token_id = _token_id(value, "added_tokens.json")
+    for text, token_id in _older_ids(files).items():
         if text and text not in tokens and token_id not in taken:
             tokens[text] = AddedToken(token_id, text, special=False, normalized=text not in named)
     free, rows = max([size, *(token.id + 1 for token in tokens.values())]), _rows(files)
@@ -82,8 +83,29 @@ def configured_tokens(
 def special_config(files: Files) -> JsonObject:
     """Returns `tokenizer_config.json` with `special_tokens_map.json` over it, which counts only where there is no
     `added_tokens_decoder`: newer releases of transformers do without."""
-    config, older = read_object(files, "tokenizer_config.json"), read_object(files, "special_tokens_map.json")
+    config, older = read_object(files, "tokenizer_config.json"), read_object(files, _MAP)
     return config if _TABLE in config else {**config, **older}
+
+
+def without_broken(files: Files, *, is_directory: bool) -> Files:
+    """Returns `files` without broken ones that the model's own program never reads, so that they do not stop it here:
+    Ollama reads neither of the two older files, and transformers neither beside an `added_tokens_decoder`. The log
+    names them. Raises ModelError if `tokenizer_config.json` is broken."""
+    if is_directory and _TABLE not in read_object(files, "tokenizer_config.json"):
+        return files
+    broken = set[str]()
+    for name, read in ((_ADDED, _older_ids), (_MAP, partial(read_object, name=_MAP))):
+        try:
+            read(files)
+        except ModelError as error:
+            log.warning("a file beside the tokenizer is passed over", file=name, reason=str(error))
+            broken.add(name)
+    return lambda name: None if name in broken else files(name)
+
+
+def _older_ids(files: Files) -> dict[str, int]:
+    """Returns the ids in `added_tokens.json` by their texts."""
+    return {text: _token_id(value, _ADDED) for text, value in read_object(files, _ADDED).items()}
 
 
 def _rows(files: Files) -> int:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Protocol
 
 from runner.errors import ModelError
 from runner.tokenizer import tokenizer_json, tokenizer_model
-from runner.tokenizer.added_tokens import AddedToken, special_config
+from runner.tokenizer.added_tokens import AddedToken, special_config, without_broken
 from runner.tokenizer.files import Files, JsonObject, read_object, token_text
 from runner.tokenizer.tokenizer_json import TokenizerJson
 from runner.tokenizer.tokenizer_model import CONVERT, TokenizerModel
@@ -253,6 +253,7 @@ def open_tokenizer(files: Files, *, merge_eos: bool = False) -> Tokenizer:
 
     Raises ModelError if there is no such file, or one of the files is broken; the message names it.
     """
+    files = without_broken(files, is_directory=merge_eos)
     backend = _open_backend(files, is_directory=merge_eos)
     added = {token.content: token.id for token in backend.added}
     return Tokenizer(backend, resolve_special_ids(files, added, own=backend.own, merge_eos=merge_eos))

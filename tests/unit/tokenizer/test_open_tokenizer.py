@@ -1,6 +1,7 @@
 """The choice of the tokenizer's file, and the messages for unreadable files."""
 
 import json
+import logging
 
 import pytest
 
@@ -57,3 +58,27 @@ def test_a_directory_without_any_tokenizer_is_told_so(names: list[str]) -> None:
     with pytest.raises(ModelError) as caught:
         open_tokenizer(dict.fromkeys(names, b"").get, merge_eos=True)
     assert str(caught.value) == "load tokenizer config: no tokenizer.json and no tokenizer.model in the directory"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("special_tokens_map.json", b"version https://git-lfs", "Expecting value"),
+        ("special_tokens_map.json", b"[]", "expected an object, found list"),
+        ("added_tokens.json", b"7", "expected an object, found int"),
+        ("added_tokens.json", b'{"<a>": -1}', "-1 is not a token id"),
+    ],
+)
+def test_a_broken_file_that_the_models_own_program_never_reads_is_told_and_passed_over(
+    name: str, data: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ollama reads neither; transformers does, unless there is a newer table."""
+    files = {"tokenizer.json": json.dumps(byte_level()).encode(), name: data}
+    with caplog.at_level(logging.WARNING):
+        assert open_tokenizer(files.get).kind == "BPE"
+    assert reason in str(caplog.records[-1].__dict__["attributes"]["reason"])
+    with pytest.raises(ModelError, match=rf"^parse tokenizer: {name}: .*{reason}"):
+        open_tokenizer(files.get, merge_eos=True)
+    files["tokenizer_config.json"] = b'{"added_tokens_decoder": {}}'
+    assert open_tokenizer(files.get, merge_eos=True).kind == "BPE"
+    assert len(caplog.records) == 2
