@@ -177,6 +177,7 @@ _EMBEDDING_GEMMA2_TEXT = Family(
     most_context=8192,
 )
 _GLIMMER = Family("muse_glimmer", required=_HEADS, defaults={"head_dim": 128}, renames=_UNWRAPPED)
+_LFM2 = Family("lfm2", required=(*_HEADS[:2], _HEADS[3]), renames=_UNWRAPPED)
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": _LLAMA,
@@ -219,6 +220,8 @@ FAMILIES: dict[str, Family] = {
         text="text_config", flat=_EMBEDDING_GEMMA2_TEXT, unwrapped=True
     ),
     "LagunaForCausalLM": Family("laguna", required=_HEADS, defaults={"head_dim": 128}, renames=_UNWRAPPED),
+    "Lfm2ForCausalLM": _LFM2,
+    "Lfm2VlForConditionalGeneration": _LFM2._replace(text="text_config", flat=_LFM2, unwrapped=True),
     "NemotronHForCausalLM": _NEMOTRON_H,
     "NemotronH_Nano_VL_V2": _NEMOTRON_H_WRAPPED,
     "NemotronH_Nano_Omni_Reasoning_V3": _NEMOTRON_H_WRAPPED,

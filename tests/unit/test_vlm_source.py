@@ -62,6 +62,8 @@ def test_a_model_that_sees_with_mlx_vlm_alone_is_its_own_where_pictures_are_want
     ):
         install(there)
         assert choose(config, Choice(media=media)).library == library
+        lfm2 = choose({**config, "model_type": "lfm2_vl"}, Choice(media=media), "Lfm2VlForConditionalGeneration")
+        assert lfm2.import_name == ("mlx_vlm.models.lfm2_vl" if library == "mlx_vlm" else "mlx_lm.models.lfm2")
     install(True)
     assert choose({"model_type": "qwen3_vl", "text_config": {}}, Choice(media=True)).library == "mlx_lm", "no tower"
     assert choose({**config, "model_type": "qwen3_5"}, Choice(media=True)).library == "mlx_lm", "we have its tower"
