@@ -63,7 +63,7 @@ def configured_tokens(
     marks = {token.content for token in _special_tokens({**config, "pad_token": None})}
     taken = {token.id for token in tokens.values()}
     for text, token_id in _older_ids(files).items():
-        if text and text not in tokens and token_id not in taken:
+        if text not in tokens and token_id not in taken:
             tokens[text] = AddedToken(token_id, text, special=False, normalized=text not in named)
     free, rows = max([size, *(token.id + 1 for token in tokens.values())]), _rows(files)
     for text, token in named.items():
@@ -105,7 +105,8 @@ def without_broken(files: Files, *, is_directory: bool) -> Files:
 
 def _older_ids(files: Files) -> dict[str, int]:
     """Returns the ids in `added_tokens.json` by their texts."""
-    return {text: _token_id(value, _ADDED) for text, value in read_object(files, _ADDED).items()}
+    found = read_object(files, _ADDED)
+    return {text: _token_id(value, _ADDED) for text, value in found.items() if token_text(text) is not None}
 
 
 def _rows(files: Files) -> int:

@@ -1,5 +1,6 @@
 """Access to the model's text files, for tokenizers."""
 
+import re
 from collections.abc import Callable, Mapping
 
 from runner import json_files
@@ -9,6 +10,8 @@ Files = Callable[[str], bytes | None]
 """Returns the content of a file by name (`tokenizer.json`, ...), or None if the model has no such file."""
 
 JsonObject = Mapping[str, object]
+_HALVES = re.compile("[\ud800-\udfff]")
+"""Surrogates, of which `json` leaves single ones as they are. They have no UTF-8."""
 
 
 def read_object(files: Files, name: str) -> JsonObject:
@@ -27,6 +30,7 @@ def read_object(files: Files, name: str) -> JsonObject:
 
 
 def token_text(value: object) -> str | None:
-    """Returns the text of a token in a config: a string, or an object with `content`; None for anything else."""
+    """Returns the text of a token in a config: a string, or an object with `content`; None for anything else, and for
+    half a character, which no prompt has."""
     text = value.get("content") if isinstance(value, dict) else value
-    return text if isinstance(text, str) and text else None
+    return text if isinstance(text, str) and text and not _HALVES.search(text) else None

@@ -40,15 +40,16 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
     files = {path.name: File(path) for path in paths if path.suffix != ".safetensors"}
     warnings: list[str] = []
     places = _places(files.get(_INDEX), warnings.append)
-    # Only names of this directory: a path that leads elsewhere is none of them.
-    shards = {shard for shard in places.values() if "/" not in shard}
-    named = [path for path in paths if path.suffix == ".safetensors" and path.name in shards]
+    held: dict[str, list[str]] = {}
+    for key, shard in places.items():
+        held.setdefault(shard, []).append(key)
+    named = [path for path in paths if path.suffix == ".safetensors" and path.name in held]
     others = [path for path in paths if path.match(_WEIGHTS) and path not in named]
     if not named and not others:
         refuse_without_weights(directory, _WEIGHTS, [path.name for path in paths], folders)
     # A stale index, which names none of the files, is ignored, as mlx-lm ignores all; else a download is incomplete,
-    # unless the other files have what is missing.
-    unknown = sorted(map(directory.joinpath, shards)) if named else []
+    # unless the other files have what is missing. A path that leads elsewhere is no name of this directory.
+    unknown = sorted(directory / shard for shard in held if "/" not in shard) if named else []
     missing = [path for path in unknown if path not in named and not os.path.isfile(path)]  # noqa: PTH113 - Path.is_file raises for long names
     weights = named if named and not missing else [*named, *others]
     if unread := [path.name for path in others if path not in weights]:
@@ -58,8 +59,7 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
 
     def mark_unreadable(path: Path, fault: ModelError) -> None:
         report(fault)
-        names = [key for key, shard in places.items() if shard == path.name]
-        unreadable.update((key, placeholder_tensor(key, path)) for key in names or [path.name])
+        unreadable.update((key, placeholder_tensor(key, path)) for key in held.get(path.name, [path.name]))
 
     for path in weights:
         try:

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, ItemsView, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ import pytest
 from runner.commands.check.facts import inspect
 from runner.errors import ModelError
 from runner.model import open_model
+from runner.model.sources.directory import open_directory
 from runner.model.weights.load import load
 from runner.model.weights.parameters import parameters_of
 from runner.settings import CheckSettings
@@ -316,3 +317,29 @@ def test_a_file_that_this_user_may_not_read_is_named(
     closed(directory / name)
     prefix = "failed to read config.json: " if name == "config.json" else ""
     assert refusal(str(directory), reachable) == f"{prefix}open {directory / name}: permission denied"
+
+
+class Watched(dict[str, str]):
+    """An index that counts how often somebody goes through it."""
+
+    looks = 0
+
+    def items(self) -> ItemsView[str, str]:
+        Watched.looks += 1
+        return super().items()
+
+
+def test_an_index_is_not_gone_through_for_each_file_that_is_missing(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of a megabyte can name a hundred thousand."""
+    whole = json.loads((directory / INDEX).read_text())["weight_map"]
+    looks = set()
+    for count in (1, 40):
+        places = Watched({**whole, **{f"x{each}": f"lost-{each}.safetensors" for each in range(count)}})
+        monkeypatch.setattr("runner.model.sources.directory._places", lambda *_, places=places: places)
+        Watched.looks, faults = 0, []
+        open_directory(directory, "d", faults.append)
+        assert len(faults) == count
+        looks.add(Watched.looks)
+    assert len(looks) == 1

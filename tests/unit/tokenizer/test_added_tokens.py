@@ -73,9 +73,11 @@ def test_a_character_with_which_a_model_pads_stays_text() -> None:
     assert configured({"pad_token": "!", "eos_token": "</s>"}) == [AddedToken(2, "</s>", True)]
 
 
-@pytest.mark.parametrize("nothing", [None, "", {}, 3, {"content": ""}])
+@pytest.mark.parametrize("nothing", [None, "", {}, 3, {"content": ""}, "<\ud800>", {"content": "\udfff"}])
 def test_what_names_no_token_is_passed_over(nothing: object) -> None:
-    assert configured({"pad_token": nothing, "additional_special_tokens": [nothing]}) == []
+    """Half a character is no text that a library in Rust could take."""
+    config = {"pad_token": nothing, "additional_special_tokens": [nothing], "added_tokens_decoder": {"7": nothing}}
+    assert configured(config, {nothing: 8} if isinstance(nothing, str) else None) == []
 
 
 @pytest.mark.parametrize(
