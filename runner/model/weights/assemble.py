@@ -135,7 +135,7 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
     except (ImportError, AttributeError, SystemExit) as error:  # one of the modules exits where its package is missing
         raise ModelError(f"unsupported architecture: {opened.architecture} ({name}: {error})") from error
     config = copy.deepcopy(opened.module_config)
-    with _fill_model_args() as defaults:
+    with _fill_model_args() as (defaults, odd):
         try:
             module: Module = module_class(args_class.from_dict(config))
             mend(opened, module)
@@ -143,7 +143,9 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
             raise
         except Exception as error:
             missing = ", ".join(field for field, value in defaults.items() if value is None)
-            why = f"{type(error).__name__}: {error}{f' (it lacks {missing})' if missing else ''}"
+            notes = ", ".join(filter(None, (f"it lacks {missing}" if missing else "", *dict.fromkeys(odd))))
+            text = " ".join(str(error).split())  # MLX lists all types that it would take
+            why = f"{type(error).__name__}: {text:.200}{f' ({notes})' if notes else ''}"
             raise ModelError(f"config.json does not fit {name}: {why}") from error
     return module, _class_defaults(args_class, config) | defaults
 
@@ -195,23 +197,48 @@ _MAY_BE_NONE = re.compile(r"(typing\.)?(Optional\[.*\]|Any)|.*\| None")
 
 
 @contextmanager
-def _fill_model_args() -> Iterator[Defaults]:
-    """Fills missing fields while mlx-lm's classes read a config. Yields the defaults used so far.
+def _fill_model_args() -> Iterator[tuple[Defaults, list[str]]]:
+    """Fills missing fields while mlx-lm's classes read a config. Yields the defaults used so far, and odd fields.
 
     Inside the block, reading a config raises a ModelError that names the missing fields without a default. Only for the
     thread that owns MLX: it patches mlx-lm.
     """
     defaults: Defaults = {}
+    odd: list[str] = []
     genuine = BaseModelArgs.__dict__[_METHOD]
 
     def from_dict(cls: type[Any], config: Mapping[str, object]) -> object:
+        odd.extend(_odd_fields(cls, config))
         return genuine.__func__(cls, _completed(cls, config, defaults))
 
     setattr(BaseModelArgs, _METHOD, classmethod(from_dict))
     try:
-        yield defaults
+        yield defaults, odd
     finally:
         setattr(BaseModelArgs, _METHOD, genuine)
+
+
+_KINDS = {
+    bool: "bool|any",
+    int: "int|float|any",
+    float: "float|int|any",
+    str: "str|any",
+    list: "list|tuple|any",
+    dict: "dict|any",
+}
+"""Type of a value in JSON -> the words for it in a class."""
+_LARGEST = 2**31
+
+
+def _odd_fields(cls: type[Any], config: Mapping[str, object]) -> Iterator[str]:
+    """Yields the fields of `config` that may be the reason where `cls` cannot be made or used."""
+    for field in dataclasses.fields(cls):
+        value = config.get(field.name)
+        if type(value) not in _KINDS:
+            continue
+        outer = re.sub(r"(dict|list|tuple)\[.*\]", r"\1", str(field.type).lower())
+        if not re.search(_KINDS[type(value)], outer) or (isinstance(value, int | float) and not 0 <= value < _LARGEST):
+            yield f"{field.name} is {value!r:.60}"
 
 
 def _class_defaults(cls: type[Any], config: Mapping[str, object]) -> Defaults:

@@ -169,7 +169,9 @@ def test_a_field_that_makes_no_model_is_refused(overrides: dict[str, object], te
     ("overrides", "why"),
     [
         ({"num_heads": None}, "it lacks num_heads"),
-        ({"num_heads": "eight"}, "TypeError: .*"),
+        ({"num_heads": "eight"}, r"TypeError: .* \(num_heads is 'eight'\)"),
+        ({"num_heads": {"a": [1]}, "state_size": 4.5}, r"TypeError: .* \(num_heads is \{'a': \[1\]\}\)"),
+        ({"state_size": 10**40}, rf"\w+: .* \(state_size is {10**40}\)"),
     ],
 )
 def test_a_field_that_only_mlx_lm_knows_is_named_at_loading(
