@@ -1,4 +1,5 @@
-"""Reads the fields of `config.json` that transformers has renamed since mlx-lm's modules learnt their names.
+"""Reads the fields of `config.json` that transformers has renamed since mlx-lm's modules learnt their names, and fills
+in those without which a file means something else to them.
 
 A file may have either form, whatever its age: transformers writes its own names for a model that it has loaded.
 """
@@ -22,7 +23,8 @@ class Row(NamedTuple):
 
     field: str
     path: str
-    """Keys that lead there, with dots. Without it the row does not concern a config."""
+    """Keys that lead there, with dots. A config without them is none that the row concerns; no keys lead to all of it,
+    which lacks a field for which transformers has another default than mlx-lm."""
     models: str
     """Values of `model_type`, or "*"."""
     read: "Callable[[Row, Config], object] | None" = None
@@ -74,7 +76,7 @@ def layer_overrides(config: Mapping[str, object]) -> dict[int, Config]:
 
 def _at(part: Config, path: str) -> object:
     found: object = part
-    for key in path.split("."):
+    for key in filter(None, path.split(".")):
         found = found.get(key) if isinstance(found, dict) else None
     return found
 
@@ -335,6 +337,38 @@ ROWS: tuple[Row, ...] = (
     Row("topk_method", "layer_types", "mimo_v2_flash", constant, '"noaux_tc"'),
     Row("yarn_only_types", "rope_parameters", "step3p5", scaled),
     Row("zero_expert_type", "zero_expert_num", "longcat_flash", constant, '"identity"'),
+    Row("attention_out_multiplier", "", "falcon_h1", constant, "1.0"),
+    Row("attention_value_scale", "", "mimo_v2_flash", constant, "0.707"),
+    Row("attn_temperature_tuning", "", "llama4_text", constant, "true"),
+    Row("embedding_multiplier", "", "falcon_h1", constant, "1.0"),
+    Row("key_multiplier", "", "falcon_h1", constant, "1.0"),
+    Row("lm_head_multiplier", "", "falcon_h1", constant, "1.0"),
+    Row("mamba_norm_before_gate", "", "falcon_h1", constant, "true"),
+    Row("moe_k", "", "ernie4_5_moe", constant, "6"),
+    Row("moe_router_scaling_factor", "", "step3p5", constant, "1.0"),
+    Row("mup_enabled", "", "afmoe", constant, "false"),
+    Row("n_group", "", "deepseek_v3 deepseek_v32", constant, "8"),
+    Row("num_experts_per_tok", "", "afmoe", constant, "6"),
+    Row("num_experts_per_tok", "", "deepseek_v3 deepseek_v32", constant, "8"),
+    Row("num_experts_per_tok", "", "granitemoehybrid", constant, "2"),
+    Row("partial_rotary_factor", "", "phi", constant, "0.5"),
+    Row("position_embedding_type", "", "granitemoehybrid", constant, '"nope"'),
+    Row("query_pre_attn_scalar", "", "gemma2", constant, "256"),
+    Row("rms_norm_eps", "", "phimoe", constant, "1e-05"),
+    Row("rope_interleave", "", "mistral4", constant, "true"),
+    Row("rope_theta", "", "bitnet cohere qwen3_vl_text", constant, "500000.0"),
+    Row("rope_theta", "", "cohere2 exaone_moe falcon_h1 glm_moe_dsa minicpm3 qwen2 qwen2_moe starcoder2", constant,
+        "10000.0"),
+    Row("rope_theta", "", "phimoe", constant, "1000000.0"),
+    Row("rope_theta", "", "smollm3", constant, "2000000.0"),
+    Row("route_scale", "", "afmoe", constant, "1.0"),
+    Row("routed_scaling_factor", "", "deepseek_v3 deepseek_v32", constant, "2.5"),
+    Row("routed_scaling_factor", "", "kimi_linear", constant, "2.446"),
+    Row("ssm_in_multiplier", "", "falcon_h1", constant, "1.0"),
+    Row("ssm_out_multiplier", "", "falcon_h1", constant, "1.0"),
+    Row("time_step_limit", "", "granitemoehybrid", constant, "[0.0, Infinity]"),
+    Row("topk_group", "", "deepseek_v3 deepseek_v32", constant, "4"),
+    Row("topk_method", "", "deepseek_v2", constant, '"greedy"'),
 )  # fmt: skip
 # end
 

@@ -25,7 +25,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from runner.errors import ModelError
 from runner.model import renamed
-from runner.model.families import RENAMED_MODULES
+from runner.model.families import FAMILIES, RENAMED_MODULES
 from runner.model.renamed import (
     Row,
     apply_rows,
@@ -98,6 +98,8 @@ KNOWN = (
     Row("n_ctx", "n_positions", "gpt2"),
     Row("intermediate_size", "moe_intermediate_size", "solar_open"),
     Row("intermediate_size", "expand", "mamba2", times, "hidden_size"),
+    # Its null, which is the default, turns nothing.
+    Row("position_embedding_type", "", "granitemoehybrid", constant, '"nope"'),
     # transformers has no field for these, and computes so.
     *(
         Row(field, path, models, constant, value)
@@ -130,6 +132,16 @@ UNMAPPED = {
     ("nemotron_h", "layer_types"): "the module reads layers_block_type itself",
 }
 """Module and field -> the reason why a new form has no row for it."""
+
+_ROTARY = ("rope_theta", "partial_rotary_factor")
+_UNDECIDED = re.compile(
+    r"(.+_)?(size|dim|head|heads|layers|rank|groups|state|conv|ssm|experts|bias|window|types|scaling|parameters|idxs|index)"
+    r"|max_position_embeddings|model_max_length|tie_word_embeddings|(index|first|layer|moe_layer|num_nextn|pad|bos|eos)_.+"
+)
+"""Fields whose default decides nothing here: a wrong size does not fit the tensors, and windows, heads, contexts and
+what scales the rotation are read elsewhere."""
+_OLLAMAS = {each.module for family in FAMILIES.values() for each in (family, family.flat or family)}
+"""Modules of models that Ollama serves, whose defaults are its own."""
 
 _OTHER_CLASS = {"minimax", "pixtral"}
 """Values of `model_type` whose class of transformers describes another model than mlx-lm's module."""
@@ -335,7 +347,7 @@ def faults(pair: Pair, known: Sequence[Row]) -> Iterator[Fault]:
     """Yields the fields that need a row beside these, and the row if one was found."""
     base, written = pair.old(), pair.saved({}).keys()
     saved = pair.saved(base)
-    rows = [row for row in known if row.models == "*" or not pair.models.isdisjoint(row.models.split())]
+    rows = [row for row in known if _concerns(row, pair)]
     for field in pair.fields:
         probes = [*islice(_probes(pair, base, saved, field, rows), _VALUES)]
         forms = [probes]
@@ -348,6 +360,24 @@ def faults(pair: Pair, known: Sequence[Row]) -> Iterator[Fault]:
         yield Fault(pair, field, next(fitting, None))
 
 
+def defaults(pair: Pair, rows: Iterable[Row]) -> Iterator[Row]:
+    """Yields a row for each field without which a file means another value to transformers than to mlx-lm."""
+    known, part = {field.name: field.default for field in dataclasses.fields(pair.theirs)}, pair.saved({})
+    apply_rows((row for row in rows if row.path and _concerns(row, pair)), part)
+    for name, field in pair.fields.items():
+        value = part.get(name)
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        decides = not is_required(field) and not _UNDECIDED.fullmatch(name) and value is not None
+        is_fixed = isinstance(value, float) if name in _ROTARY else same(known.get(name), value)
+        if decides and is_fixed and not same(value, default):
+            yield Row(name, "", "", constant, json.dumps(value))
+
+
+def _concerns(row: Row, pair: Pair) -> bool:
+    return row.models == "*" or not pair.models.isdisjoint(row.models.split())
+
+
 def find_rows() -> tuple[Row, ...]:
     """Returns all rows. Raises ValueError for a field that has none, and is not known to have none."""
     models: dict[Row, set[str]] = {}
@@ -358,8 +388,20 @@ def find_rows() -> tuple[Row, ...]:
                 raise ValueError(f"{pair.module} ({pair.model_type}): {fault.field} has no row")
             if fault.row is not None and reason is None:
                 models.setdefault(fault.row, set()).update(pair.models)
-    found = (row._replace(models=" ".join(sorted(names))) for row, names in models.items())
-    return (*_ANY, *sorted((*KNOWN[len(_ANY) :], *found), key=lambda row: (row.field, row.models, row.path)))
+    rows = [*KNOWN, *_with_models(models)]
+    models = {}
+    for pair in pairs():
+        if pair.module not in _OLLAMAS:
+            for row in defaults(pair, rows):
+                models.setdefault(row, set()).add(pair.model_type)
+    rows = sorted(
+        (*rows[len(_ANY) :], *_with_models(models)), key=lambda row: (not row.path, row.field, row.models, row.path)
+    )
+    return (*_ANY, *rows)
+
+
+def _with_models(models: Mapping[Row, set[str]]) -> Iterator[Row]:
+    return (row._replace(models=" ".join(sorted(names))) for row, names in models.items())
 
 
 def table(rows: Iterable[Row]) -> str:

@@ -6,6 +6,7 @@ Classes of transformers read and write both; those of mlx-lm say what they mean.
 import contextlib
 import copy
 import json
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -111,6 +112,22 @@ def test_what_only_a_new_config_says_becomes_the_older_field(module: str, part: 
     read_as = copy.deepcopy(part)
     rename_fields(read_as, module)
     assert {field: read_as[field] for field in older} == older
+
+
+def test_a_field_that_a_file_lacks_is_what_transformers_takes_for_it() -> None:
+    """mlx-lm's classes often have the value of one published model for a default."""
+    for module, part, wanted in (
+        ("granitemoehybrid", {}, {"position_embedding_type": "nope", "time_step_limit": [0.0, math.inf]}),
+        ("granitemoehybrid", {"position_embedding_type": "rope"}, {"position_embedding_type": "rope"}),
+        ("qwen2", {}, {"rope_theta": 10000.0}),
+        ("qwen2", {"rope_parameters": {"rope_theta": 7.0}}, {"rope_theta": 7.0}),
+        ("phi", {"rope_parameters": {"partial_rotary_factor": 0.25}}, {"partial_rotary_factor": 0.25}),
+        ("deepseek_v3", {"n_group": 1}, {"n_group": 1, "topk_group": 4, "routed_scaling_factor": 2.5}),
+        ("qwen3", {}, {"rope_theta": None}),  # Ollama's default counts
+    ):
+        read_as: Config = {"model_type": module, **copy.deepcopy(part)}
+        rename_fields(read_as, module)
+        assert {field: read_as.get(field) for field in wanted} == wanted
 
 
 def test_a_text_config_without_a_type_is_that_of_its_module() -> None:
