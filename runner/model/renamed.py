@@ -118,7 +118,7 @@ def every(row: Row, part: Config) -> int:
         if any(found) and found == [kind == row.about for kind in kinds]:
             return cast("int", period)
     raise ModelError(
-        f"config.json: {row.path} must have {row.about.replace('_', ' ')} at a fixed period, found {kinds}"
+        f"config.json: {row.path} must have {row.about.replace('_', ' ')} at a fixed period, found {kinds!r:.200}"
     )
 
 
@@ -127,7 +127,7 @@ def leading(row: Row, part: Config) -> int:
     kinds = _kinds(row, part)
     count = kinds.count(row.about)
     if row.about in kinds[count:]:
-        raise ModelError(f"config.json: {row.path} must have {row.about} first, found {kinds}")
+        raise ModelError(f"config.json: {row.path} must have {row.about} first, found {kinds!r:.200}")
     return count
 
 
@@ -188,7 +188,9 @@ def own(row: Row, part: Config) -> object:
     layers = enumerate(_kinds(row._replace(path="layer_types"), part))
     values = [overrides.get(layer, {}).get(field, part.get(field)) for layer, each in layers if each == kind]
     if any(value != values[0] for value in values):
-        raise ModelError(f"config.json: {_PER_LAYER}: the layers of {kind} must have one {field}, found {values}")
+        raise ModelError(
+            f"config.json: {_PER_LAYER}: the layers of {kind} must have one {field}, found {values!r:.200}"
+        )
     return values[0] if values else None
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections import UserDict
 from collections.abc import Callable, ItemsView, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -319,7 +320,7 @@ def test_a_file_that_this_user_may_not_read_is_named(
     assert refusal(str(directory), reachable) == f"{prefix}open {directory / name}: permission denied"
 
 
-class Watched(dict[str, str]):
+class Watched(UserDict[str, str]):
     """An index that counts how often somebody goes through it."""
 
     looks = 0
@@ -338,7 +339,8 @@ def test_an_index_is_not_gone_through_for_each_file_that_is_missing(
     for count in (1, 40):
         places = Watched({**whole, **{f"x{each}": f"lost-{each}.safetensors" for each in range(count)}})
         monkeypatch.setattr("runner.model.sources.directory._places", lambda *_, places=places: places)
-        Watched.looks, faults = 0, []
+        faults: list[ModelError] = []
+        Watched.looks = 0
         open_directory(directory, "d", faults.append)
         assert len(faults) == count
         looks.add(Watched.looks)

@@ -162,16 +162,17 @@ def test_a_model_that_has_no_window_says_so_by_nulls() -> None:
     [
         ("qwen3_next", {"layer_types": ["linear_attention", "full_attention", "linear_attention"] * 2},
             "layer_types must have full attention at a fixed period, found"),
-        ("cohere2", {"layer_types": ["sliding_attention"] * 4}, "layer_types must have full attention at a fixed"),
+        ("cohere2", {"layer_types": ["sliding_attention"] * 4000}, "layer_types must have full attention at a fixed"),
         ("cohere2", {"layer_types": "full_attention"}, "layer_types must be a list of kinds of layers, found 'full"),
-        ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense"]}, "mlp_layer_types must have dense first"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense"] * 2000}, "mlp_layer_types must have dense first"),
         ("mamba2", {"hidden_size": 64, "expand": "two"}, "expand must be a number, found 'two' with 64"),
         ("glm4_moe", {"hidden_size": 64, "num_attention_heads": 0}, "must be numbers, found 64 and 0"),
     ],
 )  # fmt: skip
 def test_what_no_older_field_can_say_is_refused(module: str, part: Config, message: str) -> None:
-    with pytest.raises(ModelError, match=f"^config.json: .*{message}"):
+    with pytest.raises(ModelError, match=f"^config.json: .*{message}") as refused:
         rename_fields(part, module)
+    assert len(str(refused.value)) < 400
 
 
 @pytest.mark.parametrize("odd", [7, "text", [], [None], [["full_attention"]], {}, {"full_attention": 7}, True])
