@@ -18,7 +18,7 @@ PUBLISHED = (
     *("Qwen 2.5 VL", "Qwen 3 Next", "Qwen 3 30B of transformers 5", "DeepSeek R1", "gpt-oss", "Command R7B", "GPT-2"),
     *("Nemotron 3 Nano of transformers 5", "Llama 4 Scout", "GLM 4 0414", "Phi 3 mini", "Devstral"),
 )
-"""Of the corpus: one of each kind of layers, of rotation, of window and of tokenizer."""
+"""Of the corpus: one row for each kind of layer, rotation, window and tokenizer."""
 MIXTURES = frozenset(("mamba2", "falcon_h1", "deepseek_v3", "deepseek_v32"))
 """Tiny models whose layers are of kinds that others have too, in other mixtures, lists or widths."""
 
@@ -30,10 +30,10 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/architectures/test_mended.py::test_yarn_follows_the_fields_that_mlx_lm_does_not_read": (
         "given[13]-gpt_oss",
     ),
-    "tests/model/architectures/test_mended.py::test_numbers_are_turned_with_those_that_rope_interleave_says": (
+    "tests/model/architectures/test_mended.py::test_rope_interleave_decides_which_pairs_rotate": (
         "deepseek_v3-given2-*",
     ),
-    "tests/model/architectures/test_mended.py::test_what_no_module_reads_is_told": ("olmoe-*", "smollm3-*"),
+    "tests/model/architectures/test_mended.py::test_a_field_that_no_module_reads_is_reported": ("olmoe-*", "smollm3-*"),
     "tests/model/cache/test_memory.py::test_what_is_counted_is_what_is_held": ("qwen3_next",),
     "tests/model/cache/test_memory.py::test_a_long_prefill_leaves_states_behind_and_no_forward": ("qwen3_next",),
     "tests/model/cache/test_disk.py::test_a_restored_answer_is_what_the_writer_would_have_answered": (
@@ -54,7 +54,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/media/test_sight.py::test_a_model_with_a_tower_sees": (
         *("qwen3.5-seeing", "gemma4-unified-seeing", "nemotron-omni-seeing", "glimmer-seeing"),
     ),
-    "tests/model/loading/test_per_layer.py::test_a_gemma_4_whose_full_layers_are_described_apart_answers_as_before": (
+    "tests/model/loading/test_per_layer.py::test_a_gemma_4_with_fields_for_its_full_layers_answers_as_before": (
         "gemma4-unified",
     ),
     "tests/model/engine/test_not_numbers.py": (

@@ -141,8 +141,8 @@ class PrefixDigests:
 
 
 VERSION = 3
-"""Of the files, and of the computation that they are from; part of the name of their directory. A change of what a
-model's configuration means raises it."""
+"""The version of the files and of the computation that made them; part of the name of their directory. Raise it when
+the meaning of a model's configuration changes."""
 MOST_BYTES = 1 << 30
 """The largest file. What is larger is not kept."""
 ITEM_FORMATS = {

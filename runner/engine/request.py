@@ -23,7 +23,7 @@ _MOST_STOP_CHARACTERS = 65536
 _LONGEST_TOKEN_BYTES = 64  # at least: with normalizers and unknown words, a token may stand for more than its own text
 _CHARACTERS_PER_TOKEN = 8  # twice that of prose; a prompt with more per token of context is encoded in parts
 _ASSUMED_CONTEXTS = ((47, 262144), (23, 32768), (0, 4096))
-"""The GiB of GPU memory from which on hosts send this `num_ctx` if nobody chose one."""
+"""GiB of GPU memory, and the `num_ctx` that hosts send from there on if nobody chose one."""
 _numbers = count(1)
 
 
@@ -43,13 +43,13 @@ class Limits(NamedTuple):
         return self._replace(assumed_context=assumed)
 
     def within(self, num_ctx: int) -> "Limits":
-        """Returns the limits of a request with this `num_ctx`: a lower bound than the model's, if somebody chose it."""
+        """Returns the limits of a request with this `num_ctx`, which lowers the context if somebody chose it."""
         if 0 < num_ctx < self.context_length and num_ctx != self.assumed_context:
             return self._replace(context_length=num_ctx, chosen=True)
         return self
 
     def refuse_beyond(self, count: int) -> None:
-        """Raises RequestError for a prompt of `count` tokens or more that leaves no room for an answer."""
+        """Raises RequestError if a prompt of `count` tokens or more leaves no room for an answer."""
         if count >= self.context_length:
             what = "context length that num_ctx sets" if self.chosen else "model's maximum context length"
             raise RequestError(f"input length ({count} tokens) exceeds the {what} ({self.context_length} tokens)")

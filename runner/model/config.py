@@ -73,7 +73,7 @@ EMBEDDINGS = (
     *("embed_tokens.weight", "embeddings.weight", "wte.weight", "word_embeddings.weight"),
     *(".embedding.weight", ".embed_in.weight"),
 )
-"""The ends of the names of the embedding."""
+"""The endings of the embedding's name."""
 
 
 def read_config(checkpoint: Checkpoint, *, nulls: bool = False, name: str = "config.json") -> Config:
@@ -160,13 +160,13 @@ def context_length(config: Config, family: Family) -> int:
 
 
 def is_tied(config: Config, family: Family) -> bool:
-    """Returns True if `config`, which `module_config` has made, says that the output projection is the embedding. Then
-    one that the files hold is not read."""
+    """Returns True if `config`, made by `module_config`, ties the head to the embedding. Then no head in the files
+    is read."""
     return module_text(config, family).get("tie_word_embeddings") is True
 
 
 def is_untied(config: Config, family: Family) -> bool:
-    """Returns True if the `config` of the file says that the output projection is not the embedding."""
+    """Returns True if `config`, as the file has it, says that the head is not the embedding."""
     said = [part.get("tie_word_embeddings") for part in (config, text_config(config, family))]
     return False in said and True not in said
 

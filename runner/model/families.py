@@ -325,7 +325,7 @@ def _looked_for(architecture: str, model_type: object, module: str) -> str:
     return (
         f"docs/models.md lists what is served. This runner has no row for {architecture!r:.80}; for the model_type"
         f" {model_type!r:.80}, mlx-lm {installed('mlx-lm')} has no module mlx_lm.models.{module:.80}, and mlx-vlm no"
-        " package that is known here"
+        " package that this runner knows"
     )
 
 

@@ -155,8 +155,8 @@ def open_checkpoint(
 
 
 def _without_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors of a tied model without its head, which is the embedding where the files have no other: some
-    writers keep only the first name of a tensor that has two."""
+    """Returns the tensors of a tied model without its head. If the files have no embedding, the head takes its place:
+    some writers keep only the first name of a tensor that has two."""
     heads = [name for name in tensors if HEAD.fullmatch(name)]
     kept = {name: tensor for name, tensor in tensors.items() if name not in heads}
     if len(heads) == 1 and not any(name.endswith(EMBEDDINGS) for name in kept):

@@ -1,7 +1,7 @@
-"""Reads the fields of `config.json` that transformers has renamed since mlx-lm's modules learnt their names, and fills
-in those without which a file means something else to them.
+"""Reads fields of `config.json` that transformers has renamed, and mlx-lm's modules know by their old names, and fills
+in fields for which transformers has another default than mlx-lm.
 
-A file may have either form, whatever its age: transformers writes its own names for a model that it has loaded.
+A file of any age may have either form: transformers writes its own names for every model that it saves.
 """
 
 import json
@@ -15,30 +15,30 @@ _PER_LAYER = "per_layer_config"
 _ROPE = "rope_parameters"
 _ROTARY = ("rope_theta", "partial_rotary_factor")
 _DIGITS = 10
-"""More than the number of a layer has."""
+"""More digits than the number of a layer has."""
 
 
 class Row(NamedTuple):
-    """A field of mlx-lm's modules, and where transformers has it."""
+    """A field of mlx-lm's modules, and its place in transformers' configs."""
 
     field: str
     path: str
-    """Keys that lead there, with dots. A config without them is none that the row concerns; no keys lead to all of it,
-    which lacks a field for which transformers has another default than mlx-lm."""
+    """The keys that lead there, joined by dots. A config without that place is left alone; an empty path leads to every
+    config: it is for a field that a file lacks and for which transformers has another default than mlx-lm."""
     models: str
-    """Values of `model_type`, or "*"."""
+    """Values of `model_type`, separated by spaces, or "*" for all."""
     read: "Callable[[Row, Config], object] | None" = None
-    """Makes the field's value of what is there."""
+    """Computes the field; without it the value is taken as it is."""
     about: str = ""
-    """The rest of what `read` has to know."""
+    """An argument of `read`."""
     wins: bool = False
-    """True if it counts although the field is there: transformers computes by the path."""
+    """True if the path counts even if the field is present, because transformers computes by the path."""
 
 
 def rename_fields(part: Config, module: str) -> None:
-    """Gives `part`, the top level of a config or its text model's, the fields that mlx-lm's `module` reads.
+    """Adds to `part`, the top level of a config or its text model's part, the fields that mlx-lm's `module` reads.
 
-    Raises ModelError for what the module cannot express.
+    Raises ModelError if the module has no field for a value.
     """
     name = part.get("model_type")
     rows = _BY_MODEL.get(name if isinstance(name, str) else "") or _BY_MODEL.get(module, ())
@@ -47,7 +47,7 @@ def rename_fields(part: Config, module: str) -> None:
 
 
 def apply_rows(rows: Iterable[Row], part: Config) -> None:
-    """Sets the fields of these rows, and of what scales the rotation. Raises ModelError."""
+    """Sets the fields of these rows, and `rope_scaling`. Raises ModelError if a row cannot read its value."""
     for row in rows:
         found = _at(part, row.path)
         if found is not None and (row.wins or part.get(row.field) is None):
@@ -56,9 +56,9 @@ def apply_rows(rows: Iterable[Row], part: Config) -> None:
 
 
 def layer_overrides(config: Mapping[str, object]) -> dict[int, Config]:
-    """Returns the fields that single layers have for themselves, by the layer's number. Raises ModelError.
+    """Returns the fields of single layers, by the number of the layer. Raises ModelError if they are malformed.
 
-    transformers writes them as `per_layer_config`: its keys are numbers with zeros in front.
+    transformers writes them as `per_layer_config`, whose keys are numbers with leading zeros.
     """
     found, count = config.get(_PER_LAYER) or {}, config.get("num_hidden_layers")
     if not isinstance(found, Mapping):
@@ -82,7 +82,7 @@ def _at(part: Config, path: str) -> object:
 
 
 def _check_layers(part: Config, module: str, rows: Iterable[Row]) -> None:
-    """Raises ModelError for a field of single layers that no row reads."""
+    """Raises ModelError if a single layer has a field that no row reads."""
     if _PER_LAYER not in part:
         return
     kinds = part.get("layer_types")
@@ -92,15 +92,16 @@ def _check_layers(part: Config, module: str, rows: Iterable[Row]) -> None:
         for field, value in fields.items():
             if value != part.get(field) and [field, kind] not in read and field not in _OF_LAYERS.get(module, ()):
                 raise ModelError(
-                    f"config.json: {_PER_LAYER}: layer {layer} has {field} {value!r:.80}: {module} has one for all"
+                    f"config.json: {_PER_LAYER}: layer {layer} has {field} {value!r:.80}:"
+                    f" {module} has one for all layers"
                 )
 
 
 _OF_LAYERS = {"embedding_gemma2": ("num_attention_heads", "num_key_value_heads", "head_dim")}
-"""Module that reads `per_layer_config` itself -> the fields that it reads there."""
+"""A module that reads `per_layer_config` itself -> the fields that it reads."""
 
 
-# --- What a row reads: in other words, or what a list of layers says in fewer.
+# --- Readers of rows: values in other words, and numbers that sum up a list of layers.
 
 
 def _kinds(row: Row, part: Config) -> list[object]:
@@ -111,7 +112,7 @@ def _kinds(row: Row, part: Config) -> list[object]:
 
 
 def every(row: Row, part: Config) -> int:
-    """Returns the period of the layers of a kind: the last of every so many is one."""
+    """Returns the period n of the layers of a kind, if these are every n-th layer."""
     kinds = _kinds(row, part)
     for period in (part.get(row.field), kinds.index(row.about) + 1 if row.about in kinds else 0):
         found = [type(period) is int and period > 0 and not index % period for index in range(1, len(kinds) + 1)]
@@ -123,7 +124,7 @@ def every(row: Row, part: Config) -> int:
 
 
 def leading(row: Row, part: Config) -> int:
-    """Returns the number of layers of a kind, which all come first."""
+    """Returns the number of layers of a kind, if these all come first."""
     kinds = _kinds(row, part)
     count = kinds.count(row.about)
     if row.about in kinds[count:]:
@@ -132,33 +133,33 @@ def leading(row: Row, part: Config) -> int:
 
 
 def marks(row: Row, part: Config) -> list[int]:
-    """Returns 1 for each layer of a kind, and 0 for each other one."""
+    """Returns 1 for each layer of a kind and 0 for the others."""
     return [int(kind == row.about) for kind in _kinds(row, part)]
 
 
 def numbers(row: Row, part: Config) -> str:
-    """Returns the numbers of the layers of a kind, with commas."""
+    """Returns the numbers of the layers of a kind, separated by commas."""
     return ",".join(str(index) for index, kind in enumerate(_kinds(row, part)) if kind == row.about)
 
 
 def spelt(row: Row, part: Config) -> list[object]:
-    """Returns a list in other words: the row says new=old."""
+    """Returns a list of kinds in mlx-lm's words; `about` maps them as new=old."""
     words = dict(word.split("=") for word in row.about.split())
     return [words.get(kind, kind) if isinstance(kind, str) else kind for kind in _kinds(row, part)]
 
 
 def letters(row: Row, part: Config) -> str | None:
-    """Returns a list as one text; None if all layers are of one kind."""
+    """Returns a list of kinds as one text; None if all layers are of one kind."""
     return "".join(map(str, spelt(row, part))) if len(set(map(str, _kinds(row, part)))) > 1 else None
 
 
 def constant(row: Row, part: Config) -> object:  # noqa: ARG001
-    """Returns what transformers computes by without a field."""
+    """Returns the value that transformers uses and has no field for."""
     return json.loads(row.about)
 
 
 def times(row: Row, part: Config) -> int:
-    """Returns a number times one that the row says, or names, plus one that it says."""
+    """Returns a number times a factor, which `about` gives or names, plus the number after it, if any."""
     found, (factor, *more) = _at(part, row.path), row.about.split()
     by = part.get(factor, factor)
     try:
@@ -168,19 +169,19 @@ def times(row: Row, part: Config) -> int:
 
 
 def divided(row: Row, part: Config) -> int:
-    """Returns a number for each of those that the row names."""
+    """Returns a number divided by the field that `about` names."""
     found, by = _at(part, row.path), part.get(row.about)
     if type(found) is not int or type(by) is not int or by <= 0:
         raise ModelError(f"config.json: {row.path} and {row.about} must be numbers, found {found!r:.80} and {by!r:.80}")
     return found // by
 
 
-# --- What the layers of a kind have for themselves.
+# --- Fields of the layers of a kind.
 
 
 def own(row: Row, part: Config) -> object:
-    """Returns the value of a field in all layers of a kind; None if there are none. The row says FIELD of KIND, or
-    FIELD of KIND if FLAG."""
+    """Returns the value of a field in all layers of a kind; None if there are none. `about` is FIELD of KIND, or FIELD
+    of KIND if FLAG."""
     field, _, kind, *_ = row.about.split()
     if not _holds(row, part):
         return part.get(row.field)
@@ -189,7 +190,7 @@ def own(row: Row, part: Config) -> object:
     values = [overrides.get(layer, {}).get(field, part.get(field)) for layer, each in layers if each == kind]
     if any(value != values[0] for value in values):
         raise ModelError(
-            f"config.json: {_PER_LAYER}: the layers of {kind} must have one {field}, found {values!r:.200}"
+            f"config.json: {_PER_LAYER}: the layers of {kind} must share one {field}, found {values!r:.200}"
         )
     return values[0] if values else None
 
@@ -201,13 +202,13 @@ def _holds(row: Row, part: Config) -> bool:
 
 
 def other_heads(row: Row, part: Config) -> Config:
-    """Returns the heads of the layers of a kind, as Step 3.5 has them."""
+    """Returns the heads of the layers of a kind, in the form of Step 3.5."""
     groups = part.get("num_attention_groups", part.get("num_key_value_heads"))
     return {"num_attention_heads": own(row, part), "num_attention_groups": groups}
 
 
 def delta_layers(row: Row, part: Config) -> Config:
-    """Returns the linear attention of a Kimi Linear, which counts its layers from 1."""
+    """Returns the `linear_attn_config` of a Kimi Linear, which counts layers from 1."""
     sizes = {"head_dim": "head_dim", "num_heads": "num_heads", "short_conv_kernel_size": "conv_kernel_dim"}
     kinds = {"kda_layers": "linear_attention", "full_attn_layers": "full_attention"}
     return {key: part.get(f"linear_{name}") for key, name in sizes.items()} | {
@@ -219,7 +220,7 @@ def delta_layers(row: Row, part: Config) -> Config:
 
 
 def each(row: Row, part: Config) -> list[object]:
-    """Returns a rotary field for each layer, by its kind."""
+    """Returns a list of a rotary field, one value a layer, by the kind of the layer."""
     kinds = _kinds(row._replace(path="layer_types"), part)
     return [_at(part, f"{_ROPE}.{kind}.{row.about}") for kind in kinds]
 
@@ -232,7 +233,7 @@ def scaled(row: Row, part: Config) -> list[str]:
 
 
 def flat(row: Row, part: Config) -> Config:
-    """Returns `rope_parameters` of these fields at the top of a config, where older files have them."""
+    """Returns `rope_parameters` made of fields at the top of a config, where older files have them."""
     scaling = part.get("rope_scaling")
     rope = scaling if isinstance(scaling, dict) else {"type": "default"}
     return rope | {key: part[key] for key in row.about.split() if key in part}
@@ -243,7 +244,7 @@ def _rope_type(rope: Config) -> object:
 
 
 def _lift_scaling(part: Config) -> None:
-    """Moves what scales the rotation to `rope_scaling`, and gives its type both names: modules read one of them."""
+    """Copies the scaling of the rotation to `rope_scaling`, with its type under both names that modules read."""
     rope = part.get(_ROPE)
     if isinstance(rope, dict):
         full = rope.get("full_attention")
@@ -256,8 +257,7 @@ def _lift_scaling(part: Config) -> None:
         part["rope_scaling"] = {"type": kind, "rope_type": kind, **scaling}
 
 
-# --- The table. `python -m scripts.tools.models.renamed` makes it of what the installed transformers does, and a test
-# keeps it so.
+# --- The table. `python -m scripts.tools.models.renamed` makes it from the installed transformers; a test checks it.
 
 # begin
 ROWS: tuple[Row, ...] = (

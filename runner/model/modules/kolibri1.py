@@ -1,7 +1,7 @@
 """Aleph Alpha's decoder with experts (`Kolibri1ForCausalLM`), of mlx-lm's parts.
 
-Most layers see a window, with rotary positions; the others see everything, without positions. Attention and experts
-have a norm before and one after them. The bias of an expert counts where experts are chosen, and not in their weights.
+Most layers have a sliding window and rotary positions; the others see all tokens, without positions. Attention and
+experts have a norm before and one after them. The bias of an expert helps to choose it, but is not part of its weight.
 """
 
 import re
@@ -21,11 +21,11 @@ from mlx_lm.models.switch_layers import SwitchGLU
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _PERIOD = 5
-"""After this many layers, one sees everything, where a config does not say which."""
+"""Every how many layers one sees all tokens, if the config has no `layer_types`."""
 Mask = Any
-"""An array, "causal" or None: which keys a row sees."""
+"""The keys that a row sees: an array, "causal" or None."""
 _BIAS = re.compile(r"\.(moe\.router\.expert_bias|mlp\.gate\.e_score_correction_bias)$")
-"""The names of the experts' biases: the publisher's, and that of mlx-vlm."""
+"""The name of the experts' biases, as the publisher has it and as mlx-vlm has it."""
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -54,10 +54,10 @@ class ModelArgs(BaseModelArgs):
     norm_topk_prob: bool = False
     tie_word_embeddings: bool = False
     head_dtype: str = ""
-    """Of what the head maps to logits, if it is "float32"; else that of the layers."""
+    """The type of the head's input: "float32", or else that of the layers."""
 
     def __post_init__(self) -> None:
-        """Fills in what follows from other fields. Raises ValueError for what no model can mean."""
+        """Fills in fields that follow from others. Raises ValueError for contradictions and unknown values."""
         layers = self.num_hidden_layers
         if self.layer_types is None:
             self.layer_types = [_SLIDING if (layer + 1) % _PERIOD else _FULL for layer in range(layers)]
@@ -72,7 +72,7 @@ class ModelArgs(BaseModelArgs):
 
     @property
     def windows(self) -> list[bool]:
-        """For each layer whether it sees a window only."""
+        """True for each layer with a sliding window."""
         return [kind == _SLIDING for kind in self.layer_types or ()]
 
 
@@ -172,7 +172,7 @@ class Model(Module):
         return [RotatingKVCache(max_size=window, keep=0) if slides else KVCache() for slides in self.args.windows]
 
     def cast_predicate(self, name: str) -> bool:
-        """Returns True if the parameter may lose precision: not what multiplies, or is added to, float32."""
+        """Returns True if the parameter may lose precision, False if it is multiplied with or added to float32."""
         wide = (
             "mlp.gate.weight",
             "mlp.expert_bias",
@@ -181,8 +181,8 @@ class Model(Module):
         return not name.endswith(wide)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Returns the weights under the names of this module: experts stacked that are stored apart, and what
-        multiplies float32 in float32."""
+        """Returns the weights under the names of this module, with experts stacked, and with those weights in float32
+        that are multiplied with float32."""
         named = {_BIAS.sub(".mlp.expert_bias", name): array for name, array in weights.items()}
         if self.args.tie_word_embeddings:
             named.pop("lm_head.weight", None)
@@ -195,7 +195,7 @@ class Model(Module):
         return named
 
     def shard(self, group: mx.distributed.Group | None = None) -> None:
-        """Leaves the part of this rank: some heads, and a part of the width of every expert."""
+        """Keeps this rank's part: some heads, and a part of the width of every expert."""
         group = group or mx.distributed.init()
         for layer in self.layers:
             attention, feed = layer.self_attn, layer.mlp

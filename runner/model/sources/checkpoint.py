@@ -96,7 +96,7 @@ class Checkpoint(NamedTuple):
     text_blobs: Mapping[str, File] = {}
     """The store's blobs without tensors, by their name in the manifest; empty for a directory."""
     warnings: Sequence[str] = ()
-    """What was passed over to open it."""
+    """Faults that did not keep it from being opened."""
 
     def file(self, name: str) -> bytes | None:
         """Returns the content of text file `name`; None if the model has none.

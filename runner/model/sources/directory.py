@@ -23,7 +23,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def open_directory(directory: Path, name: str, report: ReportFault = raise_fault) -> Checkpoint:
-    """Reads the headers of the weight files: of those that the index names, or of all.
+    """Reads the headers of the weight files that the index names, or of all.
 
     Raises a ModelError that names what is missing or broken. Faults of single files go to `report`, and the tensors
     that the index lists for them become `unreadable`.
@@ -53,7 +53,7 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
     missing = [path for path in unknown if path not in named and not os.path.isfile(path)]  # noqa: PTH113 - Path.is_file raises for long names
     weights = named if named and not missing else [*named, *others]
     if unread := [path.name for path in others if path not in weights]:
-        warnings.append(f"{_INDEX} does not name {', '.join(unread)}, which is not read")
+        warnings.append(f"not read, as {_INDEX} does not name them: {', '.join(unread)}")
     entries: dict[str, HeaderEntry] = {}
     unreadable: dict[str, Tensor] = {}
 
@@ -103,7 +103,7 @@ def _places(index: File | None, warn: Callable[[str], None]) -> dict[str, str]:
         why = str(error)  # it names the file
     except ValueError as error:
         why = f"{index.path}: want a weight_map of tensor to file: {error}"
-    warn(f"{why}: all {_WEIGHTS} are read")
+    warn(f"{why}; all {_WEIGHTS} are read instead")
     return {}
 
 

@@ -81,8 +81,8 @@ def assemble(opened: OpenedModel, arrays: Mapping[str, Arrays], recipe: Recipe) 
 
 
 def _with_tied_head(opened: OpenedModel, module: Module, weights: Weights) -> Weights:
-    """Returns the weights without a head that the module does not have, unless the config asks for it; and of a tied
-    model with the embedding in place of a head that it has in any case."""
+    """Returns the weights without a head that the module lacks, unless the config says that the model is not tied. If
+    it is tied and the module has a head all the same, the embedding becomes its weights."""
     wanted = parameters_of(module)
     stems = {name.rpartition(".")[0] for name in wanted if HEAD.fullmatch(name)}
     if not is_untied(opened.config, opened.family):
@@ -275,18 +275,17 @@ def _completed(cls: type[Any], config: Mapping[str, object], defaults: Defaults)
     return filled
 
 
-# --- Numbers that are published in 8 bits (FP8): bytes in `x.weight`, and in `x.weight_scale_inv` a scale for the
-# tensor, for each expert or for each square block. A few of mlx-lm's modules know some of these forms; one takes the
-# bytes for numbers.
+# --- FP8 weights: bytes in `x.weight`, and in `x.weight_scale_inv` a scale for the tensor, for each expert or for each
+# square block. A few of mlx-lm's modules know some of these forms; one takes the bytes for numbers.
 
 _SCALE = "_scale_inv"
 _ACTIVATIONS = ("activation_scale", "input_scale")
-"""Scales of what such a layer multiplies: of no use here, since that keeps its type."""
+"""Scales of such a layer's input, which is not quantized here."""
 _USUAL_BLOCK = 128
 
 
 def _fp8_block(config: Config) -> int:
-    """Returns the rows and columns of a block."""
+    """Returns the size of a block, in rows and in columns."""
     said = config.get("quantization_config")
     block = said.get("weight_block_size") if isinstance(said, dict) else None
     first = block[0] if isinstance(block, list) and block else None
@@ -294,7 +293,7 @@ def _fp8_block(config: Config) -> int:
 
 
 def _from_fp8(weights: Weights, block: int) -> Weights:
-    """Returns `weights` with plain numbers in 16 bits in the place of bytes and scales; lazily."""
+    """Returns `weights` with bfloat16 in place of bytes and scales; lazily."""
     plain = dict(weights)
     for name in [name for name in weights if name.endswith(_SCALE)]:
         path = name.removesuffix(_SCALE)

@@ -1,5 +1,5 @@
-"""Mends a fresh module of mlx-lm's where its class does not read a field that shapes the model in transformers: the
-width of the rotation, its scaling, windows. What stays unread is told (docs/internals/store.md, 3).
+"""Mends a fresh module of mlx-lm's whose class ignores fields that count in transformers: width and scaling of the
+rotation, sliding windows. Reports those that stay unread (docs/internals/store.md, 3).
 
 Owner: the engine thread.
 """
@@ -20,7 +20,7 @@ from runner.model.config import module_text, text_config
 from runner.model.opened import OpenedModel
 
 _ROTATED_PART = {"glm": 0.5}
-"""Module that rotates whole heads -> the part of each that transformers rotates, where config.json names none."""
+"""A module that rotates whole heads -> the part of each that transformers rotates, if config.json names none."""
 _UNSCALED = frozenset(
     {
         *("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "gemma", "gemma2", "glm", "glm4", "glm4_moe", "gpt_neox"),
@@ -28,13 +28,13 @@ _UNSCALED = frozenset(
         *("qwen3_vl_moe", "solar_open", "stablelm", "starcoder2"),
     }
 )
-"""Modules that do not read `rope_scaling`, which transformers' models honour."""
+"""Modules that ignore `rope_scaling`, which transformers' models follow."""
 _INTERLEAVED = frozenset({"deepseek_v3", "glm4_moe_lite"})
-"""Modules that turn each number with its neighbour, also where `rope_interleave` is false."""
+"""Modules that rotate pairs of neighbours even if `rope_interleave` is false."""
 
 
 def mend(opened: OpenedModel, module: Module) -> None:
-    """Gives a module that was just built what it did not read. Raises ValueError for a scaling that mlx-lm lacks."""
+    """Applies fields that the module, just built, did not read. Raises ValueError for a scaling that mlx-lm lacks."""
     name, text = opened.family.module, module_text(opened.module_config, opened.family)
     if name in _ROTATED_PART:
         part = text.get("partial_rotary_factor", _ROTATED_PART[name])
@@ -62,7 +62,7 @@ def mend(opened: OpenedModel, module: Module) -> None:
 
 
 def _plain_ropes(module: Module) -> Iterator[tuple[Module, RoPE]]:
-    """Yields the rotations that scale nothing, each with the module that it is the `rope` of."""
+    """Yields each rotation without scaling, after the module whose `rope` it is."""
     for owner in module.modules():
         rope = owner.get("rope")
         if type(rope) is RoPE and rope.scale == 1:
@@ -70,8 +70,8 @@ def _plain_ropes(module: Module) -> Iterator[tuple[Module, RoPE]]:
 
 
 def _respace(rope: YarnRoPE, scaling: Mapping[str, float], base: float) -> None:
-    """Gives a rotation the two fields of YaRN that mlx-lm does not read. A GPT-OSS has `truncate` false: which numbers
-    are scaled is not rounded to whole pairs."""
+    """Applies the two fields of YaRN that mlx-lm ignores. A GPT-OSS has `truncate` false: the limits between scaled and
+    unscaled pairs are not rounded to whole pairs."""
     rope.mscale = scaling.get("attention_factor", rope.mscale)
     if scaling.get("truncate", True):
         return
@@ -84,19 +84,19 @@ def _respace(rope: YarnRoPE, scaling: Mapping[str, float], base: float) -> None:
 
 
 def _is_long(opened: OpenedModel, rope: SuScaledRoPE) -> bool:
-    """Returns True if a context can be longer than the one that the model was first trained with. transformers turns
-    longer prompts by other factors than shorter ones. Keys are kept here, so one set holds for all: mlx-lm's long one,
-    unless no context can need it."""
-    return not 0 < opened.context_length <= rope.original_max_position_embeddings
+    """Returns True if the context can exceed the length that the model was first trained with. transformers has other
+    factors for prompts longer than that. Keys are cached here, so all positions use one set: mlx-lm's long factors,
+    or the short ones if no prompt can be that long."""
+    return not 0 < opened.context_length <= cast("int", rope.original_max_position_embeddings)
 
 
-# --- Sliding windows. Each rule is that of transformers' class. mlx-lm's modules for these know no windows, or those of
-# `layer_types` only.
+# --- Sliding windows, by the rules of transformers' classes. mlx-lm's modules for these models have no windows, or only
+# those of `layer_types`.
 
 
 class _Rule(NamedTuple):
-    """`slides` says of a layer's index, given `max_window_layers`, if it has a window; `asked` if `use_sliding_window`
-    has to be true. `size` and `most` stand for missing fields."""
+    """`slides` takes a layer's index and `max_window_layers` and returns True if the layer has a window. With `asked`,
+    `use_sliding_window` must be true. `size` and `most` are defaults of `sliding_window` and `max_window_layers`."""
 
     slides: Callable[[int, int], bool]
     asked: bool = False
@@ -125,7 +125,7 @@ _RULES: Mapping[str, _Rule] = {
     "dots1": _Rule(_later, size=4096, most=62),
     "gemma2": _Rule(_alternate, size=4096),
 }
-"""`model_type` of a text model -> its windows."""
+"""`model_type` of a text model -> the rule for its windows."""
 
 
 def _kind(opened: OpenedModel) -> str:
@@ -134,7 +134,7 @@ def _kind(opened: OpenedModel) -> str:
 
 
 def _windows(opened: OpenedModel, module: Module) -> Sequence[int]:
-    """Returns the window of each layer in tokens; 0 for none, or one that no request can fill."""
+    """Returns the window of each layer in tokens: 0 for none; an empty list if no layer needs one."""
     text, rule = text_config(opened.config, opened.family), _RULES.get(_kind(opened))
     if rule is None or (rule.asked and text.get("use_sliding_window") is not True):
         return []
@@ -153,10 +153,10 @@ def _is_filled(size: object, opened: OpenedModel) -> TypeGuard[int]:
 
 
 def _slide(module: Module, windows: Sequence[int]) -> None:
-    """Gives layers windows: a cache that keeps no more, whose mask shows no more.
+    """Gives layers windows: their caches keep, and their masks show, no more tokens than that.
 
-    A module makes one mask for all layers, by the first one's cache. If some have a window and some have none, those
-    unlike the first get a mask of their own.
+    A module makes one mask for all layers from the first one's cache. If only some layers have a window, those unlike
+    the first get a mask of their own.
     """
     layers = cast("list[Module]", module.layers)
     own = getattr(module, "make_cache", lambda: [KVCache() for _ in layers])
@@ -173,20 +173,20 @@ def _with_windows(make_cache: Callable[[], Sequence[object]], windows: Sequence[
 
 
 def _masked(plain: type[Module], kept: list[mx.array | str | None], *, first: bool, last: bool) -> type[Module]:
-    """Returns a class of layers that look through the mask of the first of them in place of the one they are given."""
+    """Returns a class of layers that share a mask, made by the first of them, in place of the one they are given."""
 
     def call(self: Module, x: mx.array, mask: mx.array | str | None, cache: object) -> mx.array:
         if first:
             kept[:] = [create_attention_mask(x, cache, return_array=isinstance(mask, mx.array))]
         own = kept[0]
         if last:
-            kept.clear()  # it is large, and made anew in each forward
+            kept.clear()  # it is large, and the next forward makes a new one
         return cast("mx.array", plain.__call__(self, x, own, cache))
 
     return type(plain.__name__, (plain,), {"__call__": call, "__module__": plain.__module__})
 
 
-# --- Fields that nothing here mends.
+# --- Fields that stay unread.
 
 _SILU: Mapping[str, Sequence[object]] = {"hidden_act": ("silu", "swish")}
 _UNREAD: Mapping[str, Mapping[str, Sequence[object]]] = {
@@ -205,16 +205,16 @@ _UNREAD: Mapping[str, Mapping[str, Sequence[object]]] = {
     "olmoe": {"clip_qkv": (), **_SILU},
     "qwen2_moe": {"norm_topk_prob": (False,), **_SILU},
 }
-"""Module -> fields that transformers' model honours and this one does not read, with the values that change nothing."""
+"""A module -> fields that it ignores and transformers follows, each with the values that change nothing."""
 
 
 def unread(opened: OpenedModel, module: Module) -> list[str]:
-    """Returns a warning for each field of config.json because of which answers differ from those of transformers."""
+    """Returns a warning for each field of config.json that makes answers differ from those of transformers."""
     if opened.family.of_mlx_vlm or opened.family.is_encoder:
         return []
     text, name = module_text(opened.module_config, opened.family), opened.family.import_name
     told = [
-        f"config.json: {field} is {text[field]!r}, which {name} does not read: answers differ"
+        f"config.json: {field} is {text[field]!r}, which {name} does not read: answers differ from transformers'"
         for field, harmless in _UNREAD.get(opened.family.module, {}).items()
         if text.get(field) is not None and text[field] not in harmless
     ]
@@ -222,8 +222,8 @@ def unread(opened: OpenedModel, module: Module) -> list[str]:
     if isinstance(text.get("rope_scaling"), dict) and (rope := next(longs, None)) is not None:
         first = rope.original_max_position_embeddings
         told.append(
-            f"config.json: all positions turn by the long_factor of rope_scaling; --context {first} has them turn by"
-            " short_factor, as transformers has it for prompts of so many tokens"
+            "config.json: the long_factor of rope_scaling is used for all positions; start with"
+            f" --context {first} to use short_factor, as transformers does for prompts of up to {first} tokens"
         )
     size, is_used = text.get("sliding_window"), text.get("use_sliding_window") is not False
     if is_used and _is_filled(size, opened) and _kind(opened) not in _RULES and not _has_windows(module):

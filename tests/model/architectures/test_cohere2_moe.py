@@ -101,7 +101,7 @@ def test_which_layers_have_positions(fields: Mapping[str, object], turning: set[
         ({"layer_types": ["chunked_attention"] * 4}, "unsupported layer_types: 'chunked_attention'"),
     ],
 )
-def test_what_no_such_model_can_mean_is_refused(fields: Mapping[str, object], text: str, tmp_path: Path) -> None:
+def test_an_impossible_config_is_refused(fields: Mapping[str, object], text: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=re.escape(text)):
         stored(tmp_path, {**CASES["softmax"], **fields}, apart(weights_of("softmax")))
 

@@ -1,4 +1,4 @@
-"""The module of ours for Kolibri 1: the numbers of mlx-vlm, the head and the routing of Ollama, every published layout.
+"""This runner's module for Kolibri 1 has mlx-vlm's logits, Ollama's head and routing, and reads every published layout.
 
 As an architecture among the others it is asked everything in `test_architectures.py`, and in `test_sources.py` as a
 published model in every layout of a store.
@@ -34,12 +34,12 @@ def published(weights: Weights) -> Weights:
 
 
 def together(weights: Weights) -> Weights:
-    """As Ollama stacks them."""
+    """Stacks them as Ollama does."""
     return {name.replace("switch_mlp", "experts"): each for name, each in published(weights).items()}
 
 
 def by_mlx_vlm(weights: Weights) -> Weights:
-    """As its conversions name them."""
+    """Names them as mlx-vlm's conversions do."""
     old, new = ".mlp.expert_bias", ".mlp.gate.e_score_correction_bias"
     return {f"language_model.{name.replace(old, new)}": each for name, each in weights.items()}
 
@@ -47,7 +47,7 @@ def by_mlx_vlm(weights: Weights) -> Weights:
 @pytest.mark.parametrize("name", KOLIBRI)
 @pytest.mark.parametrize("layout", [published, together, by_mlx_vlm])
 def test_logits_are_those_of_mlx_vlm(name: str, layout: Callable[[Weights], Weights], tmp_path: Path) -> None:
-    """At once and token by token, beyond the window, and without a cache."""
+    """Computed at once and token by token, beyond the window, and without a cache."""
     model = stored(tmp_path, KOLIBRI[name], layout(weights_of(name)))
     wanted = recorded(name)
     found = model.logits(mx.array([TOKENS]), model.make_layers())[0]
@@ -68,13 +68,13 @@ def module_of(**fields: object) -> Any:
     return importlib.import_module("mlx_lm.models.kolibri1").Model(arguments(**fields))
 
 
-def test_every_fifth_layer_sees_everything_where_a_config_does_not_say_which() -> None:
+def test_every_fifth_layer_sees_all_tokens_unless_a_config_says_otherwise() -> None:
     args = arguments(num_hidden_layers=11, layer_types=None)
     assert [layer for layer, slides in enumerate(args.windows) if not slides] == [4, 9]
 
 
 def test_layers_that_see_a_window_have_positions_and_others_none() -> None:
-    """What a layer without them makes of equal tokens is the same anywhere."""
+    """Without positions, a layer makes the same of equal tokens anywhere."""
     model = module_of()
     x = mx.broadcast_to(mx.random.normal((1, 1, 32), key=mx.random.key(1)), (1, 4, 32))
     for block, slides in zip(model.layers, [False, True, True, False], strict=True):
@@ -98,7 +98,7 @@ def test_the_bias_of_an_expert_chooses_it_and_weighs_nothing() -> None:
 
 
 def test_experts_are_chosen_in_float32() -> None:
-    """Bfloat16 has one number for both logits, and then the bias would choose the other expert."""
+    """In bfloat16 both logits are the same number, and the bias would choose the other expert."""
     feed = module_of(num_experts=2, num_experts_per_tok=1).layers[0].mlp
     feed.gate.weight = mx.zeros((2, 32)).at[mx.array([0, 0, 1]), mx.array([0, 1, 0])].add(1.0)
     feed.set_dtype(mx.bfloat16)
@@ -113,7 +113,7 @@ def test_experts_are_chosen_in_float32() -> None:
 @pytest.mark.parametrize("packing", ["", "affine", "mxfp8"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_head_of_float32_rounds_no_logit_to_16_bits(tied: bool, packing: str) -> None:
-    """Its sums are of hidden states in float32, whatever the head is made of; without the field they are not."""
+    """With the field, hidden states are float32, whatever the type of the head; without it they are not."""
     values = mx.zeros(32).at[mx.array([0, 1])].add(mx.array([1.0, 1 / 512])).astype(mx.bfloat16)
     for dtype, wanted in (("float32", 1 + 1 / 512), ("", 1.0)):
         model = module_of(head_dtype=dtype, tie_word_embeddings=tied)
@@ -142,7 +142,7 @@ class Fixed:
 
 @pytest.mark.parametrize("dtype", ["keep", "bfloat16"])
 def test_what_multiplies_float32_is_converted_once(dtype: str, tmp_path: Path) -> None:
-    """At the load, from a store of 16 bits, and `--dtype bfloat16` leaves it so."""
+    """A store has it in 16 bits; loading converts it, and `--dtype bfloat16` leaves it in float32."""
     weights = {name: each.astype(mx.bfloat16) for name, each in together(weights_of(NAME)).items()}
     directory = write_directory(tmp_path / "d", {**KOLIBRI[NAME], "architectures": ["Kolibri1ForCausalLM"]}, weights)
     write_store(tmp_path, "m", directory)
@@ -153,7 +153,7 @@ def test_what_multiplies_float32_is_converted_once(dtype: str, tmp_path: Path) -
 
 
 def test_weights_that_are_published_in_blocks_of_8_bits_are_read(tmp_path: Path) -> None:
-    """As the numbers that they stand for, bit for bit; rows and columns may end within a block."""
+    """They become the numbers they stand for, bit for bit. Rows and columns may end within a block."""
     config = {**KOLIBRI[NAME], "hidden_size": 160, "moe_intermediate_size": 144}
     config["architectures"] = ["Kolibri1ForCausalLM"]
     config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -176,7 +176,7 @@ def test_weights_that_are_published_in_blocks_of_8_bits_are_read(tmp_path: Path)
 
 
 def as_8_bits(path: Path) -> None:
-    """Makes the bytes in a file numbers of 8 bits, by their header; MLX writes no such type."""
+    """Changes the type of bytes in a file's header to FP8, which MLX cannot write."""
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header = json.dumps(json.loads(content[8 : 8 + length])).replace('"U8"', '"F8_E4M3"').encode()
@@ -192,6 +192,6 @@ def as_8_bits(path: Path) -> None:
         ({"hidden_act": "relu"}, 'unsupported hidden_act: "relu"'),
     ],
 )
-def test_what_no_such_model_can_mean_is_refused(fields: Mapping[str, object], text: str, tmp_path: Path) -> None:
+def test_an_impossible_config_is_refused(fields: Mapping[str, object], text: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=re.escape(text)):
         stored(tmp_path, {**KOLIBRI[NAME], **fields}, published(weights_of(NAME)))

@@ -1,4 +1,4 @@
-"""What mlx-lm's modules do not read of a configuration: windows and rotations, against plain references."""
+"""Fields of a configuration that mlx-lm's modules ignore: windows and rotations, against plain references."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -32,16 +32,16 @@ from tests.model.architectures.subject import Subject, oracle, run
 from tests.model.ranks.pair import alone, pair
 
 SIZE = 24
-"""Tokens of a window: less than a prompt, its cached part and a forward."""
+"""Tokens of a window: fewer than those of a prompt, of its cached part, and of a forward."""
 EVERY, USED = {"sliding_window": SIZE}, {"sliding_window": SIZE, "use_sliding_window": True}
 
 
 READS = "config.json:"
+DIFFER = "answers differ from transformers'"
 
 
 class Windows(NamedTuple):
-    """The fields of a configuration, and the layers that have a window by transformers' rules, of those that there
-    are; None: all."""
+    """The fields of a configuration, and the layers that have a window by transformers' rules; None: all."""
 
     module: str
     fields: Mapping[str, object]
@@ -81,7 +81,7 @@ UNUSED: Mapping[str, Windows] = {
 
 
 class Slider(Subject):
-    """An architecture with windows, loaded by us."""
+    """An architecture with windows, loaded by this runner."""
 
     def __init__(self, case: Windows, root: Path) -> None:
         super().__init__(case.module, root)
@@ -120,7 +120,7 @@ def masked(plain: type[Module], mask: mx.array) -> type[Module]:
 
 
 def seen(tokens: Sequence[int], it: Slider) -> mx.array:
-    """Returns the scores [N, V] of mlx-lm's own module without any cache, each layer with its mask written down."""
+    """Returns the scores [N, V] of mlx-lm's own module without a cache, each layer with an explicit mask."""
     module = oracle(it.directory)
     at = mx.arange(len(tokens))
     back = at[:, None] - at[None]
@@ -133,7 +133,7 @@ def seen(tokens: Sequence[int], it: Slider) -> mx.array:
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_a_window_that_mlx_lm_does_not_read_is_kept(name: str, tmp_path: Path) -> None:
-    """At once, in pieces and token by token; from the cache, in rounds, together and from the disk as uncached."""
+    """Computed at once, in pieces or token by token; from the cache, in rounds, in a batch or from the disk."""
     it = Slider(WINDOWS[name], tmp_path)
     tokens = words(41, seed=1)
     wanted = seen(tokens, it)
@@ -171,7 +171,7 @@ def test_the_cache_of_a_layer_with_a_window_keeps_no_more(tmp_path: Path) -> Non
 
 
 def test_no_mask_outlives_its_forward(tmp_path: Path) -> None:
-    """It may be large. Nor does one that a broken forward has left count in the next one."""
+    """A mask may be large. The next forward does not use one that a broken forward left."""
     it = Slider(WINDOWS["qwen2"], tmp_path)
     tokens, layers = mx.array([words(41, seed=1)]), it.loaded.layers
     wanted = it.tiny.logits(tokens, it.tiny.make_layers())
@@ -215,7 +215,7 @@ THETA, FACTOR, TRAINED = 10000.0, 4.0, 16
 
 
 def spins(dims: int) -> np.ndarray:
-    """Returns how far each pair of numbers turns at a token."""
+    """Returns the angle by which each pair of numbers rotates from token to token."""
     found: np.ndarray = THETA ** -(np.arange(0, dims, 2) / dims)
     return found
 
@@ -252,8 +252,8 @@ SCALINGS = {
 
 
 def turned(x: np.ndarray, angles: np.ndarray, *, neighbours: bool, gain: float = 1.0) -> np.ndarray:
-    """Turns the first numbers of x [..., tokens, width] by angles [tokens, pairs]: neighbours, or the numbers of one
-    half with those of the other."""
+    """Rotates the first numbers of x [..., tokens, width] by angles [tokens, pairs]. A pair is two neighbours, or a
+    number of one half and its counterpart in the other."""
     width = 2 * angles.shape[-1]
     pairs = [slice(0, width, 2), slice(1, width, 2)] if neighbours else [slice(0, width // 2), slice(width // 2, width)]
     out = x.copy()
@@ -307,7 +307,7 @@ def test_yarn_follows_the_fields_that_mlx_lm_does_not_read(
 
 @pytest.mark.parametrize(("context", "long"), [(TRAINED, False), (TRAINED - 1, False), (TRAINED + 1, True), (0, True)])
 @pytest.mark.parametrize("name", ["phi3", "phimoe", "llama"])
-def test_one_set_of_factors_turns_all_positions_by_the_length_of_the_context(
+def test_the_length_of_the_context_decides_between_long_and_short_factors(
     name: str, context: int, long: bool, tmp_path: Path
 ) -> None:
     it = Subject(name, tmp_path)
@@ -327,7 +327,7 @@ def test_one_set_of_factors_turns_all_positions_by_the_length_of_the_context(
     assert ropes
     for rope in ropes:
         assert mx.allclose(rope(mx.array(x), offset=4), mx.array(wanted), atol=1e-4)
-    told = [each for each in unread(opened, module) if "--context 16 has them turn by short_factor" in each]
+    told = [each for each in unread(opened, module) if "--context 16 to use short_factor" in each]
     assert len(told) == long
 
 
@@ -335,7 +335,7 @@ def test_one_set_of_factors_turns_all_positions_by_the_length_of_the_context(
     ("given", "neighbours"), [({}, True), ({"rope_interleave": True}, True), ({"rope_interleave": False}, False)]
 )
 @pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe_lite"])
-def test_numbers_are_turned_with_those_that_rope_interleave_says(
+def test_rope_interleave_decides_which_pairs_rotate(
     name: str, given: Mapping[str, object], neighbours: bool, tmp_path: Path
 ) -> None:
     it = Subject(name, tmp_path)
@@ -356,10 +356,10 @@ def test_numbers_are_turned_with_those_that_rope_interleave_says(
         ({"partial_rotary_factor": 1.0}, 1),
     ],
 )
-def test_glm_turns_the_part_of_each_head_that_its_configuration_names(
+def test_glm_rotates_the_part_of_each_head_that_its_configuration_names(
     fields: Mapping[str, object], part: float, tmp_path: Path
 ) -> None:
-    """A layer's attention in numpy; a GLM that names no part turns a half, as in transformers."""
+    """Compared with attention in numpy. A GLM that names no part rotates a half, as in transformers."""
     it = Slider(Windows("glm", fields), tmp_path)
     attention = it.loaded.layers[0].self_attn
     heads, groups, width = attention.num_attention_heads, attention.num_key_value_heads, attention.head_dim
@@ -384,12 +384,12 @@ def test_glm_turns_the_part_of_each_head_that_its_configuration_names(
         (
             "olmoe",
             {"clip_qkv": 8.0},
-            f"{READS} clip_qkv is 8.0, which mlx_lm.models.olmoe does not read: answers differ",
+            f"{READS} clip_qkv is 8.0, which mlx_lm.models.olmoe does not read: {DIFFER}",
         ),
         (
             "gpt2",
             {"scale_attn_by_inverse_layer_idx": True},
-            f"{READS} scale_attn_by_inverse_layer_idx is True, which mlx_lm.models.gpt2 does not read: answers differ",
+            f"{READS} scale_attn_by_inverse_layer_idx is True, which mlx_lm.models.gpt2 does not read: {DIFFER}",
         ),
         (
             "smollm3",
@@ -401,7 +401,7 @@ def test_glm_turns_the_part_of_each_head_that_its_configuration_names(
         (
             "qwen2",
             {"hidden_act": "relu"},
-            f"{READS} hidden_act is 'relu', which mlx_lm.models.qwen2 does not read: answers differ",
+            f"{READS} hidden_act is 'relu', which mlx_lm.models.qwen2 does not read: {DIFFER}",
         ),
         ("qwen2", {"hidden_act": "silu"}, ""),
         ("gemma3_text", EVERY, ""),
@@ -410,10 +410,10 @@ def test_glm_turns_the_part_of_each_head_that_its_configuration_names(
         ("olmoe", {"clip_qkv": None}, ""),
     ],
 )
-def test_what_no_module_reads_is_told(
+def test_a_field_that_no_module_reads_is_reported(
     module: str, fields: Mapping[str, object], told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By `check` and in the log."""
+    """`check` and the log name it."""
     it = Slider(Windows(module, fields), tmp_path)
     with caplog.at_level("WARNING", "runner"):
         load(it.opened)
@@ -427,7 +427,7 @@ def test_what_no_module_reads_is_told(
 def test_a_head_that_a_module_never_has_is_dropped_unless_the_model_is_untied(
     said: bool | None, loads: bool, tmp_path: Path
 ) -> None:
-    """Gemma is always tied in mlx-lm; a configuration of transformers need not say so."""
+    """In mlx-lm a Gemma is always tied; a configuration of transformers need not say so."""
     it = Slider(Windows("gemma2", {} if said is None else {"tie_word_embeddings": said}), tmp_path)
     directory = it.write("headed", {**it.weights, "lm_head.weight": it.weights["model.embed_tokens.weight"]})
     opened = open_model(str(directory), tmp_path)
@@ -440,7 +440,7 @@ def test_a_head_that_a_module_never_has_is_dropped_unless_the_model_is_untied(
 
 @pytest.mark.parametrize("name", ["llama", "phi3"])
 def test_a_head_alone_is_the_embedding_of_a_tied_model(name: str, tmp_path: Path) -> None:
-    """The name that comes first in the alphabet, as the library that writes safetensors keeps it."""
+    """The safetensors library keeps the name that comes first in the alphabet."""
     it = Slider(Windows(name, {"tie_word_embeddings": True}), tmp_path)
     weights = dict(it.weights)
     weights["lm_head.weight"] = weights.pop("model.embed_tokens.weight")

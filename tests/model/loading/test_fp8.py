@@ -1,4 +1,4 @@
-"""Models whose publishers write 8 bits and scales (FP8): every module computes with the numbers that these mean."""
+"""Models published in FP8 with scales: every module computes with the numbers that these mean."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from tests.lib.packed_sources import in_fp8
 from tests.model.loading.conftest import parameters
 
 BLOCK = 48
-"""Does not go into the sizes: the last blocks are smaller."""
+"""Does not divide the sizes: the last blocks are smaller."""
 
 
 def loaded(directory: Path) -> Weights:
@@ -29,7 +29,7 @@ def loaded(directory: Path) -> Weights:
     [("qwen3", "blocks"), ("qwen3-moe", "blocks"), ("deepseek-v3", "blocks"), ("ministral3", "tensor")],
 )
 def test_numbers_in_8_bits_are_what_they_mean(name: str, form: str, published: Published, tmp_path: Path) -> None:
-    """Of modules that know nothing of them, that know blocks, and one that takes bytes for numbers."""
+    """Modules that do not know FP8, modules that know blocks, and one that takes the bytes for numbers."""
     if name == "ministral3":
         said: Config = {**config(name), "architectures": ["Ministral3ForCausalLM"]}
         weights = make_weights(said, 0, "float32")

@@ -163,7 +163,7 @@ def with_index(change: Callable[[dict[str, str]], object]) -> Break:
 
 
 def stray(directory: Path) -> None:
-    """Other numbers under the name of one tensor, in a file that comes first; and in one whose name fits the index."""
+    """Zeros under the name of one tensor, in two files that the index does not name."""
     other = safetensors_bytes({WEIGHT: zeros("F32", 64, 64)})
     for name in ("model-0.safetensors", "model.safetensors"):
         (directory / name).write_bytes(other)
@@ -177,26 +177,30 @@ def twice(directory: Path) -> None:
         path.write_bytes(safetensors_bytes({**tensors[path], name: zeros(tensor.dtype, *tensor.shape)}))
 
 
+ALL = r"all model\*\.safetensors are read instead"
 PASSED_OVER: dict[str, tuple[Break, str]] = {
-    "strays": (stray, rf"{INDEX} does not name model-0\.safetensors, model\.safetensors, which is not read"),
+    "strays": (stray, rf"not read, as {INDEX} does not name them: model-0\.safetensors, model\.safetensors"),
     "a tensor in two shards": (twice, ""),
     "no weight_map": (
         lambda directory: (directory / INDEX).write_text('{"metadata": {}}'),
-        rf"{{d}}/{INDEX}: want a weight_map of tensor to file: found NoneType: all model\*\.safetensors are read",
+        rf"{{d}}/{INDEX}: want a weight_map of tensor to file: found NoneType; {ALL}",
     ),
     "no object": (
         lambda directory: (directory / INDEX).write_text("[]"),
-        rf"{{d}}/{INDEX}: want a weight_map of tensor to file: found list: all model\*\.safetensors are read",
+        rf"{{d}}/{INDEX}: want a weight_map of tensor to file: found list; {ALL}",
     ),
-    "cut": (cut(INDEX), rf"{{d}}/{INDEX}: want a weight_map of tensor to file: .+: all model\*\.safetensors are read"),
+    "cut": (
+        cut(INDEX),
+        rf"{{d}}/{INDEX}: want a weight_map of tensor to file: .+; {ALL}",
+    ),
     "a pointer": (
         lambda directory: (directory / INDEX).write_text("version https://git-lfs.github.com/spec/v1\n"),
-        rf"{{d}}/{INDEX} is a pointer of git-lfs, .*`git lfs pull` fetches it: all model\*\.safetensors are read",
+        rf"{{d}}/{INDEX} is a pointer of git-lfs, .*`git lfs pull` fetches it; {ALL}",
     ),
     "names a tensor that is not there": (with_index(lambda places: places.update({"x": _FIRST})), ""),
     "names a file that is none of weights": (with_index(lambda places: places.update({"x": "config.json"})), ""),
 }
-"""What is done to a sound directory of two shards, and the warning."""
+"""Damage to a sound directory of two shards, and the warning."""
 
 
 @pytest.mark.parametrize("name", PASSED_OVER)

@@ -69,7 +69,7 @@ def with_header(whole: bytes, field: str, value: bytes) -> bytes:
 
 
 def serve(directory: Path) -> str:
-    """Opens what there is; returns what was passed over, for an index is not needed."""
+    """Opens the directory; returns its warnings, since the index is optional."""
     opened = open_model(str(directory), Path("unused"))
     open_tokenizer(opened.file, merge_eos=True)
     assert len(opened.suppressed_tokens) <= 1

@@ -18,7 +18,7 @@ from tests.model.loading.test_config import rewritten
 
 
 def gemma(**text: object) -> Config:
-    """The text model of a Gemma 4, whose full layers are described apart."""
+    """The text model of a Gemma 4 whose full layers have fields of their own."""
     return {
         "model_type": "gemma4_text",
         "num_hidden_layers": 12,
@@ -34,7 +34,7 @@ def gemma(**text: object) -> Config:
 
 
 def read(text: Config, *, wrapped: bool, kind: str = "gemma4") -> Config:
-    """Returns the text model's part of what mlx-lm's module is made from."""
+    """Returns the text model's part of the config for mlx-lm's module."""
     config: Config = {"model_type": kind, "text_config": text} if wrapped else text
     family = family_of("Gemma4ForConditionalGeneration", config)
     tensors = {f"model.layers.{layer}.x.weight": None for layer in range(12)}
@@ -43,10 +43,10 @@ def read(text: Config, *, wrapped: bool, kind: str = "gemma4") -> Config:
 
 
 @pytest.mark.parametrize("name", ["gemma4-text", "gemma4", "gemma4-moe", "gemma4-unified"])
-def test_a_gemma_4_whose_full_layers_are_described_apart_answers_as_before(
+def test_a_gemma_4_with_fields_for_its_full_layers_answers_as_before(
     name: str, published: Published, tmp_path: Path
 ) -> None:
-    """Unified: with other heads of keys there, and from a store, packed."""
+    """Unified: full layers have another number of key heads, and the store is packed."""
     source = published(name)
     config = layers_apart(json.loads((source / "config.json").read_text()))
     apart = rewritten(source, tmp_path / "apart", config)
@@ -74,10 +74,10 @@ def test_the_width_of_its_full_layers_is_any(kind: str, wrapped: bool) -> None:
     ("changes", "message"),
     [
         ({"per_layer_config": {"05": {"head_dim": 32}}},
-            r"per_layer_config: the layers of full_attention must have one head_dim, found \[32, 16\]"),
+            r"per_layer_config: the layers of full_attention must share one head_dim, found \[32, 16\]"),
         ({"per_layer_config": {"03": {"head_dim": 32}}}, "per_layer_config: layer 3 has head_dim 32: gemma4 has one"),
         ({"per_layer_config": {"05": {"intermediate_size": 32}}}, "layer 5 has intermediate_size 32: gemma4 has one"),
-        ({"attention_k_eq_v": False}, "per_layer_config: layer 5 has num_key_value_heads 1: gemma4 has one for all"),
+        ({"attention_k_eq_v": False}, "per_layer_config: layer 5 has num_key_value_heads 1: gemma4 has one for all l"),
         ({"per_layer_config": {"05": {"skip": ["mlp"]}}}, r"layer 5 has skip \['mlp'\]"),
         ({"per_layer_config": {"12": {}}}, "per_layer_config must map layers to objects, found '12'"),
         ({"per_layer_config": {"-1": {}}}, "per_layer_config must map layers to objects, found '-1'"),
@@ -88,7 +88,7 @@ def test_the_width_of_its_full_layers_is_any(kind: str, wrapped: bool) -> None:
         ({"layer_types": None}, "layer_types must be a list of kinds of layers, found None"),
     ],
 )  # fmt: skip
-def test_what_the_module_cannot_have_is_refused_by_its_name(changes: Config, message: str) -> None:
+def test_a_field_that_the_module_cannot_have_is_refused_by_name(changes: Config, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         read(gemma(**changes), wrapped=True)
 
@@ -102,7 +102,7 @@ def test_fields_of_single_layers_of_any_other_model_are_refused() -> None:
     }
     rename_fields(config, "llama")
     config["intermediate_size"] = 32
-    with pytest.raises(ModelError, match="layer 7 has intermediate_size 64: llama has one for all"):
+    with pytest.raises(ModelError, match="layer 7 has intermediate_size 64: llama has one for all layers"):
         rename_fields(config, "llama")
     with pytest.raises(ModelError, match="layer 7 has intermediate_size 64: embedding_gemma2 has one for all"):
         rename_fields(config, "embedding_gemma2")

@@ -1,4 +1,4 @@
-"""The old form of a `config.json` and the one that transformers writes now mean the same, for every architecture.
+"""The old form of a `config.json` and the form that transformers writes now mean the same, for every architecture.
 
 Classes of transformers read and write both; those of mlx-lm say what they mean.
 """
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from scripts.tools.models.renamed import Pair
 
 FEW = ("qwen3_moe", "gpt_neox", "cohere2", "gemma4", "qwen3_5", "step3p5")
-"""Modules with a field of each kind that was renamed."""
+"""Modules that have, together, a renamed field of each kind."""
 LEAST: Mapping[str, Config] = {"lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16}}
-"""Module -> what transformers' class has no usable default for."""
+"""A module -> fields for which transformers' class has no usable default."""
 
 
 def read(pair: "Pair", part: Config, absent: Config) -> Config:
-    """Returns the fields of mlx-lm's class; those of `absent` where a file has none."""
+    """Returns the fields of mlx-lm's class, with those of `absent` for fields that a file lacks."""
     mended = {**json.loads(json.dumps(part)), "model_type": pair.model_type}
     rename_fields(mended, pair.module)
     found: Config = vars(pair.args.from_dict({**absent, **mended}))
@@ -35,7 +35,7 @@ def read(pair: "Pair", part: Config, absent: Config) -> Config:
 
 
 def check_both_ways(pair: "Pair") -> None:
-    """What transformers writes of an old config means what it did, and what it writes by itself what it computes by."""
+    """An old config means the same after transformers has rewritten it; transformers' own config means its defaults."""
     from scripts.tools.models.renamed import UNMAPPED, is_required, same  # slow: it brings transformers
 
     unmapped = {field for module, field in UNMAPPED if module == pair.module}
@@ -66,7 +66,7 @@ def test_an_old_config_and_a_new_one_mean_the_same(module: str) -> None:
 
 
 @pytest.mark.full
-def test_so_they_do_for_every_architecture_and_the_table_is_what_the_tool_makes(subtests: pytest.Subtests) -> None:
+def test_both_forms_mean_the_same_for_every_architecture_and_the_table_is_current(subtests: pytest.Subtests) -> None:
     from scripts.tools.models import renamed as tool
 
     pairs = tool.pairs()
@@ -141,7 +141,7 @@ def test_a_text_config_without_a_type_is_that_of_its_module() -> None:
 
 
 def test_a_list_of_layers_counts_more_than_an_interval_beside_it() -> None:
-    """transformers computes by the list. An older name counts more than a newer one, as in mlx-lm."""
+    """transformers uses the list. Of two names of one field, the older counts, as in mlx-lm."""
     linear, full = "linear_attention", "full_attention"
     part: Config = {"full_attention_interval": 4, "layer_types": [linear, full] * 2, "rope_theta": 5.0}
     rename_fields(part | {"rope_parameters": {"rope_theta": 7.0}}, "qwen3_next")
@@ -151,7 +151,7 @@ def test_a_list_of_layers_counts_more_than_an_interval_beside_it() -> None:
 
 
 def test_a_model_that_has_no_window_says_so_by_nulls() -> None:
-    """EXAONE 4 of 1.2 B. To its module, a missing field is an error."""
+    """EXAONE 4 of 1.2 B. Its module requires the field."""
     config: Config = {"model_type": "exaone4", "sliding_window": None, "sliding_window_pattern": None}
     assert without_nulls(config) == module_config(config, Family("exaone4"), {}) == config
     assert module_config(config, Family("llama"), {}) == {"model_type": "exaone4"}
@@ -177,7 +177,7 @@ def test_what_no_older_field_can_say_is_refused(module: str, part: Config, messa
 
 @pytest.mark.parametrize("odd", [7, "text", [], [None], [["full_attention"]], {}, {"full_attention": 7}, True])
 def test_what_makes_no_sense_is_refused_or_passed_over(odd: object) -> None:
-    """Never any other error: files are anybody's."""
+    """No other error is raised: anybody may have written the file."""
     paths = {row.path.partition(".")[0] for row in ROWS}
     for model in {model for row in ROWS for model in row.models.split()} - {"*"}:
         for path in paths:

@@ -105,7 +105,7 @@ def test_a_directory_without_architectures_or_a_tokenizer_is_an_assistant_too(st
     assert f"by {directory} (gemma4_assistant, " in " ".join(checked(store, str(directory)).split())
 
 
-def test_one_whose_full_layers_are_described_apart_is_the_same(store: Store, tmp_path: Path) -> None:
+def test_one_whose_full_layers_have_fields_of_their_own_is_the_same(store: Store, tmp_path: Path) -> None:
     config = config_of()
     target, directory = open_model("tiny", store.models_dir), write(tmp_path / "flat", config)
     apart = write(tmp_path / "apart", config)
