@@ -22,8 +22,9 @@ _ADDED, _MAP = "added_tokens.json", "special_tokens_map.json"
 class AddedToken(NamedTuple):
     """An added token. `special` ones are marks set by chat templates; others are ordinary text in one token.
 
-    The flags are those of Hugging Face's tokenizers: the text counts only as a word by itself, takes the white space on
-    its left or right with it, is looked for after normalization. Without them it counts wherever it is.
+    The flags are those of Hugging Face's tokenizers. `single_word`: the text must be a word by itself. `lstrip` and
+    `rstrip`: it absorbs white space on its left or right. `normalized`: it is searched for after normalization. Without
+    flags it matches anywhere.
     """
 
     id: int
@@ -44,10 +45,10 @@ def configured_tokens(
 ) -> list[AddedToken]:
     """Returns `known` and the tokens that the files beside a vocabulary add to its `size` pieces, as transformers does.
 
-    Ids come from `known`, then from `added_tokens_decoder` in `tokenizer_config.json`, whose flags count before those
-    of `known`, then from `added_tokens.json`. A special token that only `tokenizer_config.json` names, or
-    `special_tokens_map.json` where there is no `added_tokens_decoder`, has the id of the piece with its spelling, found
-    by `piece_id`, or else the next free id. If the model has no row for it, it stays text.
+    Ids come from `known`, then from `added_tokens_decoder` in `tokenizer_config.json`, whose flags replace those of
+    `known`, then from `added_tokens.json`. A special token may be named without an id: by `tokenizer_config.json`, or
+    by `special_tokens_map.json` if there is no `added_tokens_decoder`. It gets the id of the piece with its spelling,
+    found by `piece_id`, or else the next free id. If the model has no row for that id, the token stays text.
 
     Raises ModelError if one of the files has an unexpected shape; the message names it.
     """
@@ -70,13 +71,18 @@ def configured_tokens(
         if text in tokens:
             tokens[text] = tokens[text]._replace(special=True)
         elif (piece := piece_id(text)) is not None:
-            if len(text) > 1 or text in marks:  # a model that pads with "!" also writes it
+            if len(text) > 1 or text in marks:  # a model that pads with "!" writes it, too
                 tokens[text] = token._replace(id=piece)
         elif free < rows:
             tokens[text] = token._replace(id=free)
             free += 1
         else:
-            log.warning("a special token has no id: its text stays text", token=text, id=free, rows=rows)
+            log.warning(
+                "a special token has no id, and the model no row for a new one: it stays text",
+                token=text,
+                id=free,
+                rows=rows,
+            )
     return list(tokens.values())
 
 
@@ -110,7 +116,7 @@ def _older_ids(files: Files) -> dict[str, int]:
 
 
 def _rows(files: Files) -> int:
-    """Returns how many tokens the model has embeddings for, if its config says so."""
+    """Returns the rows of the embedding, or a number above every id if the config names none."""
     config = read_object(files, "config.json")
     text = config.get("text_config")
     sizes = [part.get("vocab_size") for part in (config, text) if isinstance(part, Mapping)]
@@ -131,7 +137,7 @@ def _decoder_entries(entries: object) -> Iterator[AddedToken]:
 
 
 def _flags(entry: object) -> dict[str, bool]:
-    """Returns the flags of an entry; those that are missing are false."""
+    """Returns the flags of an entry; missing ones are false."""
     given = entry if isinstance(entry, dict) else {}
     return {name: given.get(name) is True for name in AddedToken._fields[2:]}
 
@@ -145,7 +151,7 @@ def _token_id(value: object, place: str) -> int:
 
 
 def _special_tokens(config: JsonObject) -> Iterator[AddedToken]:
-    """Yields the special tokens, those with a role first, without their ids."""
+    """Yields the special tokens without ids, those with a role first."""
     values = [config.get(role) for role in _ROLES]
     values += [value for key, value in config.items() if key.endswith(_ROLE_ENDING) and key not in _ROLES]
     for listed in map(config.get, _LISTED):

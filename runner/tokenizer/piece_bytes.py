@@ -3,8 +3,9 @@
 Bytes are written in two ways: *byte-level* (GPT-2: every byte has a printable character) and *byte fallback* (`<0x0A>`
 is one byte). All other markers (`▁` for a space, `##`, `</w>`) are left to the file's own decoder.
 
-The steps before the model made the pieces, so they say what a piece means. A decoder counts only where it gives back
-what these steps were given: files that were written by the class of another model have that class's decoder.
+The steps before the model (normalizer and pre-tokenizer) spelled the pieces, so they decide what a piece means. The
+file's decoder is used unless it fails to reverse them: a file saved by the class of another model has that class's
+decoder.
 """
 
 from __future__ import annotations
@@ -92,15 +93,15 @@ def bytes_by_decoder(decoder: Decoder, *, byte_fallback: bool) -> PieceDecoder:
 
 
 class PieceDecoding(NamedTuple):
-    """The way from pieces to bytes; `byte_level` if they are written in letters for bytes."""
+    """A way from pieces to bytes. With `byte_level`, pieces have a printable character for each byte."""
 
     decode: PieceDecoder
     byte_level: bool = False
 
 
 def piece_decoding(backend: tokenizers.Tokenizer, *, byte_fallback: bool) -> PieceDecoding:
-    """Chooses a decoding by the steps before the model; by the file's decoder where it agrees with them; else by the
-    type of the model."""
+    """Chooses a decoding: by the steps before the model if they are byte-level; else by the file's decoder, unless it
+    does not reverse them; else by the type of the model."""
     words = _words(backend)
     if _is_byte_level(backend):
         return PieceDecoding(_byte_level_decoder(backend.model, words), byte_level=True)
@@ -119,8 +120,8 @@ def piece_decoding(backend: tokenizers.Tokenizer, *, byte_fallback: bool) -> Pie
 
 
 def _words(backend: tokenizers.Tokenizer) -> list[str]:
-    """Returns the pieces of two words with a space between them, as the model gets them; none if a step panics, as it
-    will for each text."""
+    """Returns the pieces of two words with a space between them, as the model gets them. Returns none if a step panics,
+    as it then does for every text."""
     steps, text = backend.pre_tokenizer, _WORDS
     try:
         with panics_as(PanicError):
@@ -131,7 +132,7 @@ def _words(backend: tokenizers.Tokenizer) -> list[str]:
 
 
 def _byte_level_decoder(model: Model, words: Sequence[str]) -> PieceDecoder:
-    """Returns `byte_level_bytes` for pieces without the marks of the model for parts and ends of words."""
+    """Returns `byte_level_bytes` after it removes the model's marks for parts and ends of words."""
     prefix = getattr(model, "continuing_subword_prefix", None) or ""
     suffix = getattr(model, "end_of_word_suffix", None) or ""
     if not prefix and not suffix:
@@ -164,15 +165,15 @@ def _decoder_of_model(model: Model, words: Sequence[str], *, byte_fallback: bool
 
 
 def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:
-    """Returns True if the model gets text in letters that stand for its bytes."""
+    """Returns True if the steps before the model spell bytes by printable characters."""
     return "ByteLevel" in _types(backend.normalizer) | _types(backend.pre_tokenizer)
 
 
 def restore_byte_level(backend: tokenizers.Tokenizer) -> bool:
-    """Gives a byte-level vocabulary the step that spells text in its letters; returns True if the file lacks it.
+    """Adds the byte-level step to a vocabulary that needs it; returns True if the file lacked it.
 
-    transformers' class for Llama has saved such vocabularies (distillations of DeepSeek-R1) with its own steps, which
-    mark spaces by `▁`: a piece that they do not have, so that text loses its spaces.
+    transformers' class for Llama saved such vocabularies (distillations of DeepSeek-R1) with its own steps. These mark
+    spaces by `▁`, for which the vocabulary has no piece, and the spaces are lost.
     """
     from tokenizers import models, normalizers, pre_tokenizers
 
@@ -187,8 +188,8 @@ def restore_byte_level(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _spells_bytes(backend: tokenizers.Tokenizer) -> bool:
-    """Returns True for a vocabulary with a letter for each byte of UTF-8, and without the mark of a space, which others
-    have beside all letters of Latin scripts (Gemma)."""
+    """Returns True for a vocabulary with a character for each byte of UTF-8 and without `▁`. A vocabulary with `▁` may
+    have all these characters as Latin letters (Gemma)."""
     known = backend.token_to_id
     return known(_SPACE_MARK) is None and all(known(letter) is not None for letter in _LETTERS_OF_UTF8)
 

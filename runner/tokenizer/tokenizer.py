@@ -73,11 +73,11 @@ def resolve_special_ids(
 
     Ids come from `generation_config.json`, else `config.json` (top level), else from the token texts in
     `tokenizer_config.json`, else from those in `own`, which the vocabulary itself names. BOS and EOS are looked up
-    separately, and lists are never merged. A negative id means none. Where none of them names one, the text in
+    separately, and lists are never merged. A negative id means none. If none of them names one, the text in
     `special_tokens_map.json` counts, then the ids in the `text_config` of `config.json`.
 
-    With `merge_eos`, the token text ends a text too, in addition to the ids, and `text_config` counts as `config.json`
-    does: mlx-lm stops at both, and transformers reads both.
+    With `merge_eos`, the token text ends an answer in addition to the ids, as in mlx-lm, and `text_config` counts right
+    after `config.json`, as in transformers.
 
     Raises ModelError if one of the files is not a JSON object.
     """

@@ -41,8 +41,8 @@ class TokenizerJson:
 
     @panics_as(_broken)
     def __init__(self, data: bytes, files: Files, *, literal: bool) -> None:
-        """Takes the tokens that `files` add, too; with `literal`, each is matched by its text alone. Raises ModelError
-        for a broken file, including the configs."""
+        """Adds the tokens that `files` name; with `literal`, each is matched by its text alone. Raises ModelError if
+        the file or a config is broken."""
         document = _parsed(data)
         if document.needs_repair:
             data = _repaired(data)
@@ -119,12 +119,14 @@ def _build(data: bytes) -> tokenizers.Tokenizer:
     if isinstance(backend.model, tokenizers.models.BPE):
         backend.model.dropout = None  # for training only; a prompt must have the same tokens every time
     if restore_byte_level(backend):
-        log.warning("the vocabulary is byte-level, but the steps before it are not: taking those of GPT-2", file=FILE)
+        log.warning(
+            "the vocabulary is byte-level, its normalizer and pre-tokenizer are not: using those of GPT-2", file=FILE
+        )
     return backend
 
 
 def _add(backend: tokenizers.Tokenizer, tokens: Iterable[AddedToken]) -> None:
-    """Adds those that are missing; of the others, the flags count from now on."""
+    """Adds the tokens that are missing, and replaces the flags of the others."""
     from tokenizers import AddedToken as Entry
 
     backend.add_tokens(
@@ -200,8 +202,8 @@ def _parsed(data: bytes) -> _Document:
 
 
 def _repaired(data: bytes) -> bytes:
-    """Returns `tokenizer.json` without its added tokens, and without `null` in place of the model type. The rest is
-    copied without parsing."""
+    """Returns `tokenizer.json` without its added tokens, and without a model type that is `null`. The rest is copied
+    without parsing."""
     whole = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     whole["added_tokens"] = msgspec.Raw(b"[]")
     model = msgspec.json.decode(whole["model"], type=dict[str, msgspec.Raw])

@@ -43,8 +43,8 @@ class TokenizerModel:
     file = FILE
 
     def __init__(self, data: bytes, files: Files, *, literal: bool) -> None:
-        """With `literal`, each added token is matched by its text alone. Raises ModelError for a broken file, including
-        the configs."""
+        """With `literal`, each added token is matched by its text alone. Raises ModelError if the file or a config is
+        broken."""
         if _TIKTOKEN.match(data):
             raise ModelError(f"parse tokenizer: {FILE}: a tiktoken file; {CONVERT}")
         proto = parse_model(data)

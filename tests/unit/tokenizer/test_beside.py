@@ -1,4 +1,4 @@
-"""Tokens that only the files beside a `tokenizer.json` add, beside transformers: ids, flags, special ones, the end."""
+"""Tokens that only the files beside a `tokenizer.json` add, compared with transformers: ids, flags, roles, the end."""
 
 import json
 import logging
@@ -164,7 +164,7 @@ def test_older_names_are_special_in_older_files_which_transformers_5_overlooks()
     tokenizer = ours(files)
     assert tokenizer.added == {256, 257}
     assert tokenizer.special == {257}
-    assert tokenizer.encode("<A><B>")[0] == 256  # looked for after normalization, as ordinary tokens are
+    assert tokenizer.encode("<A><B>")[0] == 256  # searched for after normalization, as ordinary tokens are
     assert 257 not in tokenizer.encode("<A><B>")
 
 
@@ -186,7 +186,7 @@ def test_flags_count_beside_a_tokenizer_model_too(flag: str, tmp_path: Path) -> 
     assert stored.token_text(stored.encode("x <a> x")[-2]) == " "
 
 
-# What the ids of the files decide
+# Ids
 
 
 def test_ids_are_those_of_the_file_where_transformers_takes_the_next_free_ones() -> None:
@@ -205,7 +205,7 @@ def test_an_id_that_the_vocabulary_gives_to_another_token_stays_with_it() -> Non
 
 
 @pytest.mark.parametrize("config", [{"vocab_size": 257}, {"text_config": {"vocab_size": 257}, "vocab_size": 256}])
-def test_a_name_without_an_id_stays_text_if_the_model_has_no_row_for_it(
+def test_a_special_token_without_an_id_stays_text_if_the_model_has_no_row_for_it(
     config: Json, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = {"eos_token": "<a>", "pad_token": "<b>"}
@@ -216,7 +216,7 @@ def test_a_name_without_an_id_stays_text_if_the_model_has_no_row_for_it(
     assert [record.__dict__["attributes"]["token"] for record in caplog.records] == ["<b>"]
 
 
-def test_an_end_without_an_id_is_no_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_eos_token_without_an_id_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     files = {"tokenizer": BYTES, CONFIG: {"eos_token": "<a>"}, "config": {"vocab_size": 256, "eos_token_id": 7}}
     assert ours(files).eos == {7}
     assert len(caplog.records) == 1
@@ -225,7 +225,7 @@ def test_an_end_without_an_id_is_no_end(caplog: pytest.LogCaptureFixture) -> Non
 # Stores
 
 
-def test_a_store_takes_the_tokens_of_the_files_too_by_their_text_alone() -> None:
+def test_a_store_adds_the_tokens_of_the_files_and_matches_them_by_text_alone() -> None:
     config = table(entry("<a>", "special", "lstrip", "rstrip"), entry("<b>", "single_word", "normalized"))
     tokenizer = ours({"tokenizer": LOWER, CONFIG: {**config, "eos_token": "<a>"}}, directory=False)
     assert tokenizer.encode("x <a> x<b>x") == [ord("x"), 32, 256, 32, ord("x"), 257, ord("x")]

@@ -60,7 +60,7 @@ TABLE = {"added_tokens_decoder": {str(END): {"content": "<end>", "special": True
         {"tokenizer_config": {"eos_token": "<end>"}, "generation_config": {"eos_token_id": TURN}},
     ],
 )
-def test_the_ends_of_a_vocabulary_whose_tokens_stand_beside_it_are_those_of_mlx_lm(
+def test_end_tokens_from_the_files_beside_a_vocabulary_are_those_of_mlx_lm(
     tmp_path: Path, files: dict[str, object]
 ) -> None:
     write(tmp_path, {"tokenizer": byte_level(special_tokens=["<eos>"]), "config": {}, **files})

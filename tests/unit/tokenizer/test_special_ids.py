@@ -68,7 +68,7 @@ def merged(**files: object) -> SpecialIds:
     return resolve_special_ids(given.get, ADDED, own={"bos_token": "<s>", "eos_token": "</s>"}, merge_eos=True)
 
 
-def test_a_directory_reads_the_special_tokens_map_first_as_transformers_does_but_not_beside_a_newer_table() -> None:
+def test_the_special_tokens_map_of_a_directory_counts_unless_there_is_a_table() -> None:
     token_map = {"eos_token": {"content": "<|end|>"}, "bos_token": "<|end|>"}
     assert merged(special_tokens_map=token_map) == SpecialIds(7, frozenset({7}), False, 7)
     assert merged(special_tokens_map=token_map, tokenizer_config={"eos_token": "</s>"}).eos == {7}
@@ -78,13 +78,13 @@ def test_a_directory_reads_the_special_tokens_map_first_as_transformers_does_but
     assert merged(special_tokens_map=token_map, config={"eos_token_id": 5}).eos == {5, 7}
 
 
-def test_a_directory_reads_the_nested_text_config_where_no_file_has_numbers() -> None:
+def test_a_directory_reads_the_nested_text_config_if_no_file_has_ids() -> None:
     assert merged(config={"text_config": {"eos_token_id": [8, 9]}}).eos == {2, 8, 9}
     assert merged(config={"eos_token_id": 5, "text_config": {"eos_token_id": 8}}).eos == {2, 5}
     assert merged(config={"text_config": 3}).eos == {2}
 
 
-def test_a_store_has_ollamas_rule_and_the_other_files_only_where_it_finds_none() -> None:
+def test_a_store_has_ollamas_rule_and_reads_other_files_only_if_it_finds_none() -> None:
     files = {"special_tokens_map.json": b'{"eos_token": "<|end|>"}', "config.json": b'{"eos_token_id": 5}'}
     assert resolve_special_ids(files.get, ADDED).eos == {5}
     files["tokenizer_config.json"] = b'{"eos_token": "</s>"}'

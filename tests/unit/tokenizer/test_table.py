@@ -1,4 +1,4 @@
-"""A table of the forms that a tokenizer comes in, each beside transformers: ids, text, pieces, formats, stop strings.
+"""The forms that a tokenizer comes in, each compared with transformers: ids, text, pieces, formats, stop strings.
 
 Where transformers is wrong, the row says why, and what the file should have said: that is what the answers are held to.
 """
@@ -49,7 +49,7 @@ def load(made: Mapping[str, object]) -> Tokenizer:
 
 
 class Oracle:
-    """transformers over a file."""
+    """A tokenizer of transformers, made from the file."""
 
     def __init__(self, made: Mapping[str, object]) -> None:
         from tokenizers import Tokenizer as Library
@@ -84,7 +84,7 @@ def unknown(made: Json) -> object:
 
 
 def check_ids_and_text(form: Form, texts: Sequence[str]) -> None:
-    """The ids are those of transformers, and so is the text, but for spaces at its ends. Special tokens keep theirs."""
+    """Ids and text are those of transformers, except for spaces at the ends of the text. Special tokens keep theirs."""
     tokenizer, oracle = load(form.made), Oracle({**form.made, **(form.right or {})})
     lost = unknown(form.made)
     joined = form.made["model"]["type"] not in ("WordPiece", "WordLevel")  # type: ignore[index]  # literals above
@@ -102,7 +102,7 @@ def check_ids_and_text(form: Form, texts: Sequence[str]) -> None:
 
 
 def check_wrong(form: Form, texts: Sequence[str]) -> None:
-    """transformers does not do as the row says that it should."""
+    """transformers errs where the row says so."""
     right, wrong = Oracle({**form.made, **(form.right or {})}), Oracle(form.made)
     assert any(wrong.decode(wrong.encode(text)) != right.decode(right.encode(text)) for text in texts)
 
@@ -211,7 +211,7 @@ def test_any_steps_with_any_decoder(seed: int) -> None:
             check_ids_and_text(Form(made, right={"decoder": right}), texts)
 
 
-# --- A `tokenizer.model` alone, beside sentencepiece itself.
+# --- A `tokenizer.model` alone, compared with sentencepiece.
 
 MODELS: dict[str, Callable[[], bytes]] = {
     "BPE": trained_model,
