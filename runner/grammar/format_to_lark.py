@@ -1,7 +1,7 @@
 """Translates a `Format` into the Lark grammar that llguidance compiles.
 
 A special token is matched as a token, all other text by its bytes. JSON has no white space but one space after each
-comma and colon, and no number has more digits than a float64 or an int64 needs: an answer that could always continue
+comma and colon, and numbers have no more digits than a float64 or an int64 needs. An answer that could always continue
 with spaces or digits might never end.
 """
 
@@ -55,8 +55,8 @@ def lark_text(root: Format, special: Mapping[str, int], *, lenient: bool = False
     return "\n".join([f"start: {start}", *writer.rules, ""])
 
 
-# --- Bounds numbers, which llguidance cannot do: in a second grammar, which has the same nodes, and JSON of any kind
-# for each schema. What both allow is the answer.
+# --- Bounds numbers, which llguidance cannot do, by a second grammar. It has the same nodes, but any JSON in place of
+# each schema. An answer must satisfy both.
 
 _JSON = """json: STRING | NUMBER | "true" | "false" | "null" | object | array
 object: "{" (member (", " member)*)? "}"
@@ -66,10 +66,10 @@ STRING: /"(\\\\.|[^"\\\\])*"/
 NUMBER: /(-9223372036854775808|-?(WHOLE))(\\.[0-9]{1,PLACES}[1-9]?)?([eE](\\+?EXPONENT|-[0-9]{1,3}))?/
 """
 _PLACES = 20
-"""Digits of a fraction; they tell all float64 from 0.0001 on apart. The last of so many is not 0, or a number that must
-be above a bound might still need another."""
+"""The most digits of a fraction: enough to tell apart all float64 from 0.0001 on. The last of that many is not 0,
+since a number that must exceed a bound might then need another digit."""
 _EXPONENT = "([0-9]{1,2}|[01][0-9]{2}|2[0-7][0-9])"
-"""Up to 279, with which an int64 is a finite float64."""
+"""Up to 279: an int64 with it is a finite float64."""
 _LARGEST = str(2**63 - 1)
 _INT64 = "|".join(
     ["0", f"[1-9][0-9]{{0,{len(_LARGEST) - 2}}}", _LARGEST]
@@ -82,8 +82,8 @@ _INT64 = "|".join(
 
 
 def bounds_text(root: Format, special: Mapping[str, int]) -> str:
-    """Returns a grammar that allows what `root` does, and any JSON for its schemas, but no long number: integer parts
-    are those of an int64, or have the digits of the longest number in the schemas. Empty if `root` has no schema."""
+    """Returns a grammar that allows what `root` does, with any JSON for its schemas, but no long number: whole parts
+    are those of an int64, or as long as the longest number in the schemas. Returns "" if `root` has no schema."""
     found = [msgspec.json.decode(schema.json_schema) for schema in schemas(root)]
     if isinstance(root, Lark) or not found:
         return ""
@@ -113,7 +113,7 @@ class _Writer:
     """Collects the rules of one grammar."""
 
     def __init__(self, special: Mapping[str, int], *, lenient: bool, json: str = "") -> None:
-        """`json` is an expression for each schema; empty if they are compiled."""
+        """With `json`, writes that expression for each schema, which is otherwise compiled."""
         self._json = json
         self.rules: list[str] = []
         self._options = {"lenient": lenient}

@@ -1,5 +1,5 @@
-"""Numbers are bounded, so an answer ends if its schema bounds texts, arrays, open objects and recursion, even one of a
-model that always goes on for as long as it may."""
+"""Numbers are bounded. So an answer ends if its schema bounds texts, arrays, open objects and recursion, even if the
+model goes on for as long as it may."""
 
 import json
 import math
