@@ -1,5 +1,5 @@
-"""Published models in our own short writing, with their real field names and oddities, and what each should be.
+"""Published models, shortened, with their real field names and oddities, and what each should be.
 
-`*.toml` holds them, a table for each; `form.py` says what the fields of one mean and writes its directory, `measure.py`
-finds out what the opened model does, and `test_published.py` compares.
+`*.toml` has two tables for each. `form.py` explains the fields and writes a model's directory, `measure.py` finds out
+what the opened model does, and `test_published.py` compares.
 """

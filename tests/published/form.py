@@ -1,8 +1,8 @@
 """One published model of the corpus: a table of a `*.toml` file beside this one, and the directory that it stands for.
 
-Sizes are small and the vocabulary is cut; names of fields, their forms and all that they say of rotation, windows and
-ends are the publisher's. "#TEXT" in a table is the id of the token TEXT, "#size" that of the vocabulary; data.py says
-what `like`, `without`, "@name" and "null" mean.
+Sizes are small and the vocabulary is cut. The names and forms of fields, and all that decides rotation, windows and
+ends, are the publisher's. "#TEXT" in a table is the id of the token TEXT, "#size" the size of the vocabulary; data.py
+explains `like`, `without`, "@name" and "null".
 """
 
 import json
@@ -31,9 +31,9 @@ _WORDS = ("He", "llo", "the", " the", " world", "user", "assistant")
 class Row:
     """A published model.
 
-    `config`, `generation` and `tokenizer` are `config.json`, `generation_config.json` and `tokenizer_config.json`,
-    `files` others. What the model should be stands in `ends` and what follows it, as said by the publisher's files to
-    transformers; never by what this runner makes of them.
+    `config`, `generation` and `tokenizer` are `config.json`, `generation_config.json` and `tokenizer_config.json`;
+    `files` are others. `ends` and the fields after it say what the model should be: what the publisher's files mean to
+    transformers, never what this runner makes of them.
     """
 
     name: str
@@ -45,9 +45,9 @@ class Row:
     files: Mapping[str, object] = field(default_factory=dict)
 
     module: Config = field(default_factory=dict)
-    """Fields by which mlx-lm's module has the shapes of the tensors, where those of `config` do not say them."""
+    """Fields that mlx-lm's module needs for the shapes of the tensors, if those of `config` are not enough."""
     steps: tuple[object, ...] = ()
-    """From the module's tensors to the published ones, as in `scripts/tools/models/sources.toml`."""
+    """Steps from the module's tensors to the published ones, as in `scripts/tools/models/sources.toml`."""
     spare: Mapping[str, list[int]] = field(default_factory=dict)
     """Tensors that the text model does not need."""
 
@@ -77,25 +77,25 @@ class Row:
     tied: bool
     """True if the embedding is the output projection."""
     layers: str
-    """A letter for each layer: f sees all tokens, s those in `window`, c those of its chunk of `window`, n all without
-    rotation; S and F take the keys of an earlier layer, - has no attention."""
+    """A letter for each layer: f sees all tokens, s those in `window`, c those in its chunk of `window` tokens, n all,
+    without rotation. S and F are s and f with the keys of an earlier layer; - has no attention."""
     window: int = 0
     rotary: Config = field(default_factory=dict)
-    """theta, dims and what else `measure.rotation` knows, of layers f and s; {} for none."""
+    """The arguments of `measure.rotation` (theta, dims, ...) for layers f and s; {} for none."""
     local: Config = field(default_factory=dict)
-    """The same of layers s, where they differ."""
+    """The same for layers s, if they differ."""
     waits: str = ""
-    """Why it fails today. The test demands that it does: this goes when that is mended."""
+    """The reason why the row fails today. The test demands that it does: remove this with the fault."""
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """The id of each added token: they follow the vocabulary, in those of sentencepiece they are its beginning."""
+        """The id of each added token. They follow the vocabulary; in sentencepiece's they begin it."""
         before = 0 if self.vocabulary in _PREPENDS else 256 + len(_WORDS)
         return {text: before + index for index, text in enumerate((*self.tokens, *self.texts))}
 
     @property
     def size(self) -> int:
-        """The number of rows of the embedding: one more than byte-level tokenizers have tokens, as it is padded."""
+        """The rows of the embedding: padded, so one more than a byte-level tokenizer has tokens."""
         return 256 + len(_WORDS) + len(self.ids) + 1
 
     @property
@@ -186,7 +186,7 @@ def _document(vocabulary: str, added: list[str]) -> Document:
 
 
 def _packed(weights: Weights, quantization: Config) -> Weights:
-    """Packs what mlx-community's converter packs: matrices, but those for which the config says false."""
+    """Packs what mlx-community's converter packs: all matrices but those that the config sets to false."""
     packed: Weights = {}
     for name, array in weights.items():
         path, _, kind = name.rpartition(".")
@@ -211,4 +211,4 @@ ROWS: dict[str, Row] = {
     for name, table in data.read(path.stem, _FOLDER).items()
     if "of" in table
 }
-"""Every published model by a short name of ours."""
+"""Every published model, by a short name."""

@@ -1,7 +1,7 @@
 """Finds out what an opened model does: how each layer rotates, and which tokens it sees.
 
-A layer is watched in a forward of the whole model, so that its arguments are those that the model gives it, and then
-asked again with another token in one place at a time.
+Each layer is recorded in a forward of the whole model, so that it gets the model's own arguments. It is then called
+again with another token in one place at a time.
 """
 
 import copy
@@ -19,25 +19,25 @@ from mlx.nn.layers.base import Module
 from numpy.typing import NDArray
 
 LENGTH = 12
-"""Tokens of the forward; more than the windows."""
+"""Tokens of the forward: more than a window has."""
 _POSITION = 7
 _DRAWS = 4
-"""Another token may be one that attention passes over; four of them are not."""
+"""Attention may ignore one other token, but not four."""
 _ROTATION = re.compile("rope|rotary", re.IGNORECASE)
 Call = Callable[..., object]
 
 
 class Layer(NamedTuple):
-    """What one layer does."""
+    """The rotation and the sight of one layer."""
 
     rotation: NDArray[np.float64] | None
-    """What becomes of each unit vector [D, D] at position 7; None if nothing is rotated."""
+    """The rotated unit vectors [D, D] at position 7; None if nothing is rotated."""
     seen: Callable[[], list[int]]
-    """Returns the tokens that change what the layer makes of the last one. Can be called once."""
+    """Returns the tokens that change the layer's output for the last one. Can be called once."""
 
 
 def measured(module: Module, make_layers: Callable[[], list[object]], tokens: list[int]) -> list[Layer]:
-    """Returns what each layer of a model does with `tokens`, as many as LENGTH."""
+    """Returns what each layer of a model does with LENGTH `tokens`."""
     layers = cast("list[Module]", module.layers)
     calls: dict[int, tuple[Call, Module, tuple[object, ...], dict[str, object]]] = {}
     rotations: dict[int, tuple[Module, int]] = {}
@@ -85,7 +85,7 @@ def _rotation(module: Module, width: int) -> NDArray[np.float64]:
 
 
 def _seen(call: Call, layer: Module, arguments: tuple[object, ...], named: Mapping[str, object]) -> list[int]:
-    """Asks the layer about rows that have another token in one place each; the last row is as it was."""
+    """Calls the layer with rows that differ from the last, unchanged one in one token each."""
     first, *others = arguments
     assert isinstance(first, mx.array)
     count = _DRAWS * LENGTH
@@ -99,7 +99,7 @@ def _seen(call: Call, layer: Module, arguments: tuple[object, ...], named: Mappi
     return np.flatnonzero(np.array(changes > 1e-6 * mx.abs(plain).max())).tolist()
 
 
-# --- What it should be, by the formulas of transformers.
+# --- The expected values, by the formulas of transformers.
 
 
 def visible(letter: str, window: int) -> list[int]:
@@ -109,14 +109,13 @@ def visible(letter: str, window: int) -> list[int]:
 
 
 def rotation(said: Mapping[str, object], width: int) -> NDArray[np.float64]:
-    """Returns what becomes of each unit vector [D, D] at position 7.
+    """Returns the rotated unit vectors [D, D] at position 7.
 
-    `theta` and `dims` are the base and the rotated part of a head; `kind` is the type of scaling, with the fields that
-    it has in `rope_scaling`; `pairs` is "halves" if the i-th number of a half turns with the i-th of the other half, or
-    "neighbours".
+    `theta` and `dims` are the base and the rotated part of a head. `kind` is the type of scaling, with its fields of
+    `rope_scaling`. `pairs` is "halves" if the i-th numbers of both halves rotate together, or "neighbours".
     """
     dims = cast("int", said["dims"])
-    assert dims <= width, f"{dims} numbers should turn, of {width}"
+    assert dims <= width, f"{dims} of {width} numbers should rotate"
     frequencies, scale = _frequencies(said, dims)
     angles, result = frequencies * _POSITION, np.eye(width)
     for index, angle in enumerate(angles):
@@ -128,7 +127,7 @@ def rotation(said: Mapping[str, object], width: int) -> NDArray[np.float64]:
 
 
 def _frequencies(said: Mapping[str, object], dims: int) -> tuple[NDArray[np.float64], float]:
-    """Returns radians a token [dims / 2], and the factor on what is rotated."""
+    """Returns radians per token [dims / 2], and the factor on the rotated numbers."""
     kind, number = said.get("kind", "default"), cast("Mapping[str, float]", said)
     steps = np.arange(0, dims, 2, dtype=np.float64)
     plain, scale = number["theta"] ** (-steps / dims), number.get("scale", 1.0)
@@ -136,7 +135,7 @@ def _frequencies(said: Mapping[str, object], dims: int) -> tuple[NDArray[np.floa
         return plain, scale
     if kind == "linear":
         return plain / number["factor"], scale
-    if kind == "proportional":  # only the first turn, each as if all did
+    if kind == "proportional":  # only the first rotate, at the speed they have if all do
         return np.where(steps < dims * number["part"], plain, 0.0), scale
     if kind == "longrope":
         return plain / np.array(said["divisors"]), scale

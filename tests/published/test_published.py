@@ -1,7 +1,7 @@
 """Each published model opens, is what its files say, answers, and stops.
 
-The answer is what the whole runner makes of it, from a prompt as a host renders it; the end token is made the most
-probable one where the answer is to end.
+The whole runner computes the answer to a prompt as a host renders it. Where the answer should end, the test makes the
+end token the most probable one.
 """
 
 import re
@@ -112,7 +112,7 @@ def check_turns(row: Row, tokenizer: Tokenizer) -> None:
 
 
 def check_head(row: Row, parts: Parts) -> None:
-    """Logits follow from a matrix of their own, or from the embedding. Destroys the model."""
+    """Logits come from the embedding if the model is tied, else from a head. Destroys the model."""
     module = parts.loaded.module
 
     def logits() -> mx.array:
