@@ -1,5 +1,5 @@
-"""Checkpoints that were packed before Ollama saw them: by mlx-lm's converter, by ModelOpt, by compressed-tensors;
-and those that their publishers packed."""
+"""Checkpoints that were packed before Ollama saw them: by mlx-lm's converter, ModelOpt, compressed-tensors, or their
+publishers."""
 
 import copy
 import json
@@ -95,8 +95,8 @@ def write_nvidia(
 
 
 def in_fp8(weights: Weights, block: int | None) -> tuple[dict[str, Tensor], Weights]:
-    """Returns `weights` with projections as bytes, each with a scale for the tensor or for its blocks; and the numbers
-    that these mean."""
+    """Returns `weights` with projections in FP8, each with a scale for the tensor or for its blocks; and the numbers
+    that they mean."""
     packed, numbers = dict(weights), dict(weights)
     for name in [name for name, array in weights.items() if array.ndim == 2 and name.endswith("_proj.weight")]:
         array, scale = weights[name], mx.array(0.01)

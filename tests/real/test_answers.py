@@ -74,7 +74,7 @@ ENDLESS = {
     "How many atoms are there in the universe? JSON.": {"properties": {"n": {"type": "integer"}}, "required": ["n"]},
     "Write pi with all its digits as JSON.": {"properties": {"pi": {"type": "number"}}, "required": ["pi"]},
 }
-"""Questions that the model answers greedily with one number up to the end of its context."""
+"""Questions to which the model greedily writes one number, up to the end of its context."""
 
 
 @pytest.mark.parametrize("cache", ["trie", "single"])

@@ -92,8 +92,8 @@ def test_what_was_not_compared_is_refused_with_the_reason_unless_it_is_asked_for
     assert choose({"model_type": UNPROVEN}, Choice(unproven=True)).module == UNPROVEN
 
 
-def test_a_d1_is_the_model_that_it_was_made_of_and_the_one_with_a_head_is_refused(install: Install) -> None:
-    """The first decides by its next token, as any model that writes text may."""
+def test_d1_is_served_as_lfm2_vl_and_d1_omni_is_refused(install: Install) -> None:
+    """d1 decides by its next token, as any model that writes text may."""
     install(True)
     named = {"auto_map": {"AutoModel": "modeling_d1.D1Model"}, "text_config": {}, "vision_config": {}}
     assert choose({"model_type": "lfm2_vl", **named}, architecture="D1Model").import_name == "mlx_vlm.models.lfm2_vl"

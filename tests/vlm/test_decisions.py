@@ -116,7 +116,7 @@ async def test_a_packed_clef_scores_as_one_of_the_same_values(models: Path, proc
 
 
 async def test_a_d1_decides_as_mlx_vlm_does(tmp_path: Path) -> None:
-    """It is an LFM2-VL: its prompts, and the tokens of its answers, are rows as for any model that writes text."""
+    """d1 is an LFM2-VL: its rows are prompts and candidate tokens, as for any model that writes text."""
     directory = vlm_seeing.write("lfm2_vl", tmp_path / "d1")
     path = directory / "config.json"
     named = {"architectures": ["D1Model"], "auto_map": {"AutoModel": "modeling_d1.D1Model"}}

@@ -1,4 +1,4 @@
-"""Reads tables of this folder and others: configs of tiny models and their published forms, as data (`*.toml`).
+"""Reads tables (`*.toml`): configs of tiny models, and their published forms.
 
 A table may be `like` others, whose fields it takes first, and `without` some of them. The text "null" is None, and
 "@name" a copy of the table `name` of the same file.

@@ -1,9 +1,9 @@
-"""Finds the fields that transformers has renamed, by what its configuration classes do with mlx-lm's:
+"""Finds the fields that transformers has renamed, by trial of its configuration classes:
 `python -m scripts.tools.models.renamed` writes the table in `runner/model/renamed.py`.
 
-Each field of each class of fields of mlx-lm's is written in the old form, with a few values; transformers reads that
-and writes it again. Where the new form does not mean the same to mlx-lm's class, a row is needed: the first one that
-gives the right value for all of them. What cannot be found so is in KNOWN, and what has no row in UNMAPPED.
+The tool writes each field of each of mlx-lm's config classes in the old form, with a few values; transformers reads it
+and writes it again. If the new form does not mean the same to mlx-lm's class, a row is needed: the first one that gives
+the right value for all of them. KNOWN has the rows that cannot be found like this, UNMAPPED the fields without a row.
 """
 
 import dataclasses
@@ -62,10 +62,10 @@ _SPARSE, _DENSE, _SLIDING, _FULL = "sparse", "dense", "sliding_attention", "full
 
 KNOWN = (
     *_ANY,
-    # Older files have these at the top alone, and the module reads the object alone.
+    # Older files have these only at the top, and the module reads only the object.
     Row("rope_parameters", "rope_theta", "qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text", flat,
         "rope_theta partial_rotary_factor mrope_section"),
-    # transformers does not know these names: its files say the same in other words.
+    # transformers does not know these names; its files say the same in other words.
     Row("sliding_window_pattern", "layer_types", "exaone4", letters, f"{_SLIDING}=L {_FULL}=G", wins=True),
     Row("rope_scaling", "rope_parameters", "exaone4 glm4_moe llama4 llama4_text", constant, "null"),
     Row("head_dim", "hidden_size", "exaone4 exaone_moe glm4_moe qwen3_moe", divided, "num_attention_heads"),
@@ -98,9 +98,9 @@ KNOWN = (
     Row("n_ctx", "n_positions", "gpt2"),
     Row("intermediate_size", "moe_intermediate_size", "solar_open"),
     Row("intermediate_size", "expand", "mamba2", times, "hidden_size"),
-    # Its null, which is the default, turns nothing.
+    # Its null, which is the default, means no rotation.
     Row("position_embedding_type", "", "granitemoehybrid", constant, '"nope"'),
-    # transformers has no field for these, and computes so.
+    # transformers has no field for these, and uses these values.
     *(
         Row(field, path, models, constant, value)
         for path, models, fields in (
@@ -122,7 +122,7 @@ KNOWN = (
         for field, value in fields.items()
     ),
 )  # fmt: skip
-"""Rows that no value of the old form shows."""
+"""Rows that cannot be found by trial."""
 
 UNMAPPED = {
     ("apertus", "rope_theta"): "transformers loses it, unless the rotation is scaled",
@@ -131,7 +131,7 @@ UNMAPPED = {
     ("minimax_m3_vl", "moe_layer_freq"): "the module reads mlp_layer_types itself",
     ("nemotron_h", "layer_types"): "the module reads layers_block_type itself",
 }
-"""Module and field -> the reason why a new form has no row for it."""
+"""A module and a field -> the reason why it has no row."""
 
 _ROTARY = ("rope_theta", "partial_rotary_factor")
 _UNDECIDED = re.compile(
@@ -144,15 +144,15 @@ _OLLAMAS = {each.module for family in FAMILIES.values() for each in (family, fam
 """Modules of models that Ollama serves, whose defaults are its own."""
 
 _OTHER_CLASS = {"minimax", "pixtral"}
-"""Values of `model_type` whose class of transformers describes another model than mlx-lm's module."""
+"""Values of `model_type` for which transformers' class is of another model than mlx-lm's module."""
 
 
 class Pair(NamedTuple):
-    """A class of transformers, and the class of mlx-lm's that reads what it writes."""
+    """A class of transformers, and mlx-lm's class that reads what it writes."""
 
     module: str
     model_type: str
-    """Of the part of a config with the fields."""
+    """The `model_type` of the part of a config that has the fields."""
     theirs: type[PreTrainedConfig]
     args: type[BaseModelArgs]
 
@@ -176,12 +176,12 @@ class Pair(NamedTuple):
         return {name: deepcopy(value) for name, value in chosen.items() if value not in (None, dataclasses.MISSING)}
 
     def saved(self, part: Config) -> Config:
-        """Returns what transformers writes for such a model. Raises what its class does."""
+        """Returns what transformers writes for such a model. Raises what its class raises."""
         return cast("Config", json.loads(json.dumps(self.theirs.from_dict(deepcopy(part)).to_dict())))
 
     def read(self, part: Config, field: str, base: Config, rows: Iterable[Row]) -> object:
-        """Returns a field of mlx-lm's class, of a config that this runner has read by these rows. What else the class
-        requires is taken from `base`. Raises TypeError without the field."""
+        """Returns a field of mlx-lm's class after this runner has applied these rows to a config. Other fields that the
+        class requires come from `base`. Raises TypeError without the field."""
         part = {**deepcopy(part), "model_type": self.model_type}
         apply_rows(rows, part)
         needed = {name: base[name] for name, each in self.fields.items() if name in base and is_required(each)}
@@ -196,7 +196,7 @@ def is_required(field: "dataclasses.Field[object]") -> bool:
 
 
 def _typed(value: object, *hints: object) -> object:
-    """Returns a number as the type that a class insists on."""
+    """Returns a number in the type that a class insists on."""
     for hint in hints:
         kinds = typing.get_args(hint) or (hint,)
         for kind, other in ((float, int), (int, float), (bool, int)):
@@ -256,11 +256,11 @@ _REFUSALS = (
     StrictDataclassError,
     ModelError,
 )
-"""What transformers, mlx-lm and this runner say to values that do not fit together."""
+"""Exceptions of transformers, mlx-lm and this runner for values that do not fit together."""
 
 
 class Probe(NamedTuple):
-    """A field with some value: the new form, and what mlx-lm's class makes of the old one."""
+    """The new form of a config, and the value of a field that mlx-lm's class reads from the old form."""
 
     new: Config
     wanted: object
@@ -336,7 +336,7 @@ def _leaves(part: Config, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 class Fault(NamedTuple):
-    """A field that the new form says in a way that mlx-lm's class does not understand."""
+    """A field that mlx-lm's class does not find in the new form."""
 
     pair: Pair
     field: str
@@ -344,7 +344,7 @@ class Fault(NamedTuple):
 
 
 def faults(pair: Pair, known: Sequence[Row]) -> Iterator[Fault]:
-    """Yields the fields that need a row beside these, and the row if one was found."""
+    """Yields the fields that need a row in addition to `known`, each with that row if one was found."""
     base, written = pair.old(), pair.saved({}).keys()
     saved = pair.saved(base)
     rows = [row for row in known if _concerns(row, pair)]
@@ -379,13 +379,15 @@ def _concerns(row: Row, pair: Pair) -> bool:
 
 
 def find_rows() -> tuple[Row, ...]:
-    """Returns all rows. Raises ValueError for a field that has none, and is not known to have none."""
+    """Returns all rows. Raises ValueError for a field without a row that is not in UNMAPPED."""
     models: dict[Row, set[str]] = {}
     for pair in pairs():
         for fault in faults(pair, KNOWN):
             reason = UNMAPPED.get((pair.module, fault.field))
             if fault.row is None and reason is None:
-                raise ValueError(f"{pair.module} ({pair.model_type}): {fault.field} has no row")
+                raise ValueError(
+                    f"{pair.module} ({pair.model_type}): {fault.field} has no row: add it to KNOWN or UNMAPPED"
+                )
             if fault.row is not None and reason is None:
                 models.setdefault(fault.row, set()).update(pair.models)
     rows = [*KNOWN, *_with_models(models)]
