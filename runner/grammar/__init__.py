@@ -12,6 +12,5 @@ is compiled, then to the engine thread, together with its `Guide`, until the ans
 `compiler` run in the forked processes.
 
 Read in this order: `wing`, `messages`, `worker_pool`, `fork_server`; then the forked side: `worker_process`,
-`compiler`, `rewriter`, `schema_patterns`, `patterns`, `ecma`, `charsets`, `opposite`, `format_to_lark`,
-`explain_error`.
+`compiler`, `rewriter`, the folder `patterns`, `format_to_lark`, `explain_error`.
 """

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from runner.errors import RequestError
-from runner.grammar.patterns import translated
+from runner.grammar.patterns.translator import translated
 from runner.grammar.rewriter import Schema
 from tests.unit.grammar.walks import accepts, bytes_tokenizer, compiler_of, format_of
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from runner.grammar.charsets import Spans
-from runner.grammar.ecma import Pattern, PatternError, parse
-from runner.grammar.regex_nodes import Alt, Back, Chars, Look, Node, Repeat, Seq
+from runner.grammar.patterns.charsets import Spans
+from runner.grammar.patterns.parser import Pattern, PatternError, parse
+from runner.grammar.patterns.nodes import Alt, Back, Chars, Look, Node, Repeat, Seq
 
 HERE = Path(__file__).parent
 NODE = """

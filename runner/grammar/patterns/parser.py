@@ -11,8 +11,19 @@ import re
 from dataclasses import dataclass
 from typing import NoReturn
 
-from runner.grammar.charsets import CLASSES, DOT, EVERY, PROPERTY, WORD, Spans, astral, complement, union, with_cases
-from runner.grammar.regex_nodes import NEVER, NOTHING, Back, Chars, Edge, Look, Node, alt, repeat, seq
+from runner.grammar.patterns.charsets import (
+    CLASSES,
+    DOT,
+    EVERY,
+    PROPERTY,
+    WORD,
+    Spans,
+    astral,
+    complement,
+    union,
+    with_cases,
+)
+from runner.grammar.patterns.nodes import NEVER, NOTHING, Back, Chars, Edge, Look, Node, alt, repeat, seq
 
 _MOST_DEPTH = 60
 _MOST_TIMES = 10**9

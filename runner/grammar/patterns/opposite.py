@@ -5,8 +5,8 @@ A state is what may still come (Brzozowski's derivatives); the states are then e
 
 from collections.abc import Iterator, Sequence
 
-from runner.grammar.charsets import EVERY, Spans, atoms, union
-from runner.grammar.regex_nodes import NEVER, NOTHING, Alt, Chars, Node, Repeat, Seq, alt, repeat, seq
+from runner.grammar.patterns.charsets import EVERY, Spans, atoms, union
+from runner.grammar.patterns.nodes import NEVER, NOTHING, Alt, Chars, Node, Repeat, Seq, alt, repeat, seq
 
 _MOST_STATES = 24
 _MOST_ATOMS = 48

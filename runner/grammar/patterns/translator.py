@@ -10,10 +10,20 @@ from dataclasses import dataclass
 from itertools import groupby, product
 from math import prod
 
-from runner.grammar.charsets import EVERY, HALVES, NEWLINES, WORD, Spans, atoms, complement, intersection, union
-from runner.grammar.ecma import Pattern, PatternDepthError, parse
-from runner.grammar.opposite import opposite
-from runner.grammar.regex_nodes import (
+from runner.grammar.patterns.charsets import (
+    EVERY,
+    HALVES,
+    NEWLINES,
+    WORD,
+    Spans,
+    atoms,
+    complement,
+    intersection,
+    union,
+)
+from runner.grammar.patterns.parser import Pattern, PatternDepthError, parse
+from runner.grammar.patterns.opposite import opposite
+from runner.grammar.patterns.nodes import (
     NEVER,
     NOTHING,
     Alt,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from runner.grammar.charsets import EVERY, HALVES, Spans, intersection, union
+from runner.grammar.patterns.charsets import EVERY, HALVES, Spans, intersection, union
 
 
 @dataclass(frozen=True, slots=True)
