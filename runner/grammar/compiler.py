@@ -13,8 +13,8 @@ from runner.engine.guide import Follow, State
 from runner.errors import RequestError
 from runner.grammar.explain_error import explain_error, is_unsupported, panics_as_errors
 from runner.grammar.format_to_lark import bounds_text, lark_text
-from runner.grammar.rewriter import pruned, rewritten
 from runner.grammar.patterns.schemas import with_translated_patterns
+from runner.grammar.rewriter import pruned, rewritten
 from runner.tokenizer import Tokenizer
 
 # --- Follows one answer through its grammar with llguidance.

@@ -12,8 +12,8 @@ import msgspec
 
 from protocol.format import Format, with_schemas
 from runner.errors import RequestError
-from runner.grammar.patterns.parser import PatternError
 from runner.grammar.explain_error import fault, parts
+from runner.grammar.patterns.parser import PatternError
 from runner.grammar.patterns.translator import Translation, translated
 from runner.grammar.rewriter import Schema, is_strict, resolved, subschemas
 from runner.logs import printable

@@ -21,8 +21,6 @@ from runner.grammar.patterns.charsets import (
     intersection,
     union,
 )
-from runner.grammar.patterns.parser import Pattern, PatternDepthError, parse
-from runner.grammar.patterns.opposite import opposite
 from runner.grammar.patterns.nodes import (
     NEVER,
     NOTHING,
@@ -40,6 +38,8 @@ from runner.grammar.patterns.nodes import (
     repeat,
     seq,
 )
+from runner.grammar.patterns.opposite import opposite
+from runner.grammar.patterns.parser import Pattern, PatternDepthError, parse
 
 _MOST_STEPS = 3000
 _MOST_UNROLLED = 4

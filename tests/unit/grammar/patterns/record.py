@@ -11,8 +11,8 @@ from pathlib import Path
 from random import Random
 
 from runner.grammar.patterns.charsets import Spans
-from runner.grammar.patterns.parser import Pattern, PatternError, parse
 from runner.grammar.patterns.nodes import Alt, Back, Chars, Look, Node, Repeat, Seq
+from runner.grammar.patterns.parser import Pattern, PatternError, parse
 
 HERE = Path(__file__).parent
 NODE = """
