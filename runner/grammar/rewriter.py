@@ -33,24 +33,36 @@ _IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentS
 _MORE = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "$dynamicRef")
 """Keywords that say what more properties an object may have, unless it may have none."""
 _OWN = ("properties", "required", "minProperties", "maxProperties", "dependentRequired", *_MORE)
+_CHILDREN = (*_PARTS, "prefixItems", "properties", "patternProperties")
+_ABOUT_OBJECTS = {*_PARTS, *_LISTS, *_MAPS, *_IN_PLACE, *_OWN}
 _MOST_HOPS = 8
 
 
 def close_objects(root: Schema) -> None:
     """Adds `"additionalProperties": false` to the objects of `root` that list properties, say nothing about more, and
     are not combined with others that do. Objects that need a property which they do not list stay open."""
-    every = [*subschemas(root)]
-    starts = list[Schema]()
-    for schema in filter(_combines, every):
-        starts += _in_place(schema, root) if _lists_all(schema, root) else [schema]
-    combined = {id(schema) for schema in _with_parts(starts, root)}
+    every = every_schema(root)
+    combined = _combined(every, root)
     for schema in every:
         if id(schema) not in combined and _asks_within(schema, schema.get("properties")):
             schema["additionalProperties"] = False
 
 
-def subschemas(schema: Schema) -> Iterator[Schema]:
-    """Yields `schema` and the schemas in it that llguidance reads, inner ones first."""
+def every_schema(root: Schema) -> list[Schema]:
+    """Returns `root` and the schemas in it that llguidance reads, inner ones first; then those that stand where only a
+    reference leads."""
+    found = dict[int, Schema]()
+    waiting: list[object] = [root]
+    while waiting:
+        part = waiting.pop()
+        for schema in _within(part) if isinstance(part, dict) and id(part) not in found else ():
+            if id(schema) not in found:
+                found[id(schema)] = schema
+                waiting.append(_target(schema.get("$ref"), root))
+    return [*found.values()]
+
+
+def _within(schema: Schema) -> Iterator[Schema]:
     for key, value in schema.items():
         if isinstance(value, dict):
             inner = [value] if key in _PARTS else value.values() if key in _MAPS else ()
@@ -58,65 +70,105 @@ def subschemas(schema: Schema) -> Iterator[Schema]:
             inner = value if isinstance(value, list) and key in _LISTS else ()
         for part in inner:
             if isinstance(part, dict):
-                yield from subschemas(part)
+                yield from _within(part)
     yield schema
 
 
 def resolved(schema: object, root: Schema) -> object:
     """Returns what `schema` refers to within `root`, if it is nothing but a reference; else `schema`."""
     for _ in range(_MOST_HOPS):
-        reference = schema.get("$ref") if isinstance(schema, dict) and len(schema) == 1 else None
-        if not isinstance(reference, str):
+        if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
             break
-        schema = _target(reference, root)
+        schema = _target(schema["$ref"], root)
     return schema
 
 
-def _target(reference: str, root: Schema) -> object:
-    found: object = root
-    for name in reference.split("/")[1:]:
-        found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+def _target(reference: object, root: Schema) -> object:
+    found: object = root if isinstance(reference, str) else None
+    for name in str(reference).split("/")[1:]:
+        if isinstance(found, list):
+            found = dict(zip(map(str, range(len(found))), found, strict=True)).get(name)
+        else:
+            found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
     return found
 
 
 def _combines(schema: Schema) -> bool:
-    """Returns True if more than one part of `schema` describes the same object."""
+    """Returns True if more than one part of `schema` describes the same object, or the same item."""
     parts = [key for key in _IN_PLACE if key in schema]
     members = schema.get("allOf")
     several = len(parts) > 1 or (isinstance(members, list) and len(members) > 1)
-    return bool(parts) and (several or any(key in schema for key in _OWN))
+    return "contains" in schema or (bool(parts) and (several or any(key in schema for key in _OWN)))
 
 
-def _in_place(schema: Schema, root: Schema) -> list[Schema]:
+_Ways = frozenset[tuple[int, int]]
+"""The options that lead to a schema: each a list of them, and the place in it."""
+
+
+def _combined(every: Sequence[Schema], root: Schema) -> set[int]:
+    """Returns the ids of the schemas that describe the same value as others, but for those that list all properties
+    which the others list or need."""
+    combined, seen = set[int](), set[frozenset[int]]()
+    waiting = [[schema] for schema in every if _combines(schema)]
+    while waiting:
+        heads = waiting.pop()
+        if (key := frozenset(map(id, heads))) not in seen:
+            seen.add(key)
+            parts = _with_parts(heads, root)
+            whole = (head for head in heads if all(_asks_within(part, head.get("properties")) for part, _ in parts))
+            combined |= {id(part) for part, _ in parts}.difference(map(id, whole))
+            waiting += _inner_pairs(parts, root)
+    return combined
+
+
+def _with_parts(heads: Sequence[Schema], root: Schema) -> list[tuple[Schema, _Ways]]:
+    """Returns these schemas and those that describe the same objects, each once."""
+    found = dict[int, tuple[Schema, _Ways]]()
+    waiting = [(head, _Ways()) for head in heads]
+    while waiting:
+        schema, ways = waiting.pop()
+        known = found[id(schema)][1] if id(schema) in found else None
+        if known is None or not known <= ways:
+            found[id(schema)] = schema, ways if known is None else ways & known
+            waiting += [(part, ways | way) for part, way in _in_place(schema, root)]
+    return [*found.values()]
+
+
+def _in_place(schema: Schema, root: Schema) -> list[tuple[Schema, _Ways]]:
     """Returns the schemas that describe the same object as `schema`."""
-    reference = schema.get("$ref")
-    parts = [_target(reference, root)] if isinstance(reference, str) else list[object]()
+    found: list[tuple[object, _Ways]] = [(_target(schema.get("$ref"), root), _Ways())]
     for key in ("allOf", "anyOf", "oneOf"):
         members = schema.get(key)
-        parts += members if isinstance(members, list) else []
-    parts += [schema.get(key) for key in ("if", "then", "else")]
+        for at, part in enumerate(members if isinstance(members, list) else ()):
+            found.append((part, _Ways() if key == "allOf" else _Ways([(id(members), at)])))
+    found += [(schema.get(key), _Ways()) for key in ("if", "then", "else")]
     for key in ("dependentSchemas", "dependencies"):
         members = schema.get(key)
-        parts += members.values() if isinstance(members, dict) else []
-    return [part for part in parts if isinstance(part, dict)]
+        found += [(part, _Ways()) for part in (members.values() if isinstance(members, dict) else ())]
+    return [(part, ways) for part, ways in found if isinstance(part, dict)]
 
 
-def _with_parts(starts: Sequence[Schema], root: Schema) -> Iterator[Schema]:
-    """Yields these schemas and those that describe the same objects, each once."""
-    seen = dict[int, Schema]()
-    waiting = [*starts]
-    while waiting:
-        schema = waiting.pop()
-        if id(schema) not in seen:
-            seen[id(schema)] = schema
-            yield schema
-            waiting += _in_place(schema, root)
+def _inner_pairs(parts: Sequence[tuple[Schema, _Ways]], root: Schema) -> Iterator[list[Schema]]:
+    """Yields those schemas in `parts`, two by two, that may describe the same property or item."""
+    named, others = {"": list[tuple[Schema, _Ways]]()}, list[tuple[Schema, _Ways]]()
+    for schema, ways in parts:
+        for key in _CHILDREN:
+            value = schema.get(key)
+            by_name = key == "properties" or isinstance(value, list)
+            inner = value.items() if isinstance(value, dict) and key in _MAPS else enumerate(_listed(value))
+            for name, each in inner:
+                child = resolved(each, root)
+                if isinstance(child, dict) and child.keys() & _ABOUT_OBJECTS:
+                    (named.setdefault(str(name), []) if by_name else others).append((child, ways))
+    for children in named.values():
+        for (left, to_left), (right, to_right) in combinations([*children, *others], 2):
+            excluded = any(a == b and at != to for a, at in to_left for b, to in to_right)
+            if left is not right and not excluded:
+                yield [left, right]
 
 
-def _lists_all(schema: Schema, root: Schema) -> bool:
-    """Returns True if the schemas that describe the same object as `schema` ask for no properties but those that it
-    lists itself, as an `anyOf` of `required` does."""
-    return all(_asks_within(part, schema.get("properties")) for part in _with_parts([schema], root))
+def _listed(value: object) -> Sequence[object]:
+    return value if isinstance(value, list) else [value]
 
 
 def _asks_within(schema: Schema, properties: object) -> bool:
@@ -183,7 +235,7 @@ def pruned(wanted: Format) -> Format:
     def prune(root: Schema) -> None:
         if is_strict(root):
             return
-        for schema in subschemas(root):
+        for schema in every_schema(root):
             for keys in _LIMITED:
                 if any(key in schema for key in keys):
                     _drop_unsupported(schema, keys)
@@ -230,7 +282,7 @@ class _Rewriter:
         self._room_bytes = _MOST_GROWTH_BYTES
 
     def rewrite(self) -> None:
-        for schema in [*subschemas(self._root)]:
+        for schema in every_schema(self._root):
             self._forget_what_asks_nothing(schema)
             self._tame_numbers(schema)
             self._spell_out_nothing(schema)

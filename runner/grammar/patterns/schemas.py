@@ -15,7 +15,7 @@ from runner.errors import RequestError
 from runner.grammar.explain_error import fault, parts
 from runner.grammar.patterns.parser import PatternError
 from runner.grammar.patterns.translator import Translation, translated
-from runner.grammar.rewriter import Schema, is_strict, resolved, subschemas
+from runner.grammar.rewriter import Schema, every_schema, is_strict
 from runner.logs import printable
 
 _ANY_NAME = "^(?s:.*)$"
@@ -36,7 +36,7 @@ def with_translated_patterns(wanted: Format) -> tuple[Format, str]:
         root = msgspec.json.decode(text)
         if not isinstance(root, dict):
             return text
-        for schema in [*_read(root)]:
+        for schema in every_schema(root):
             try:
                 found = [*_translated(schema)]
             except PatternError as error:
@@ -48,20 +48,6 @@ def with_translated_patterns(wanted: Format) -> tuple[Format, str]:
         return json.dumps(root).encode()  # msgspec refuses integers of more than 64 bits
 
     return with_schemas(wanted, translate), next(iter(left_out), "")
-
-
-def _read(root: Schema) -> Iterator[Schema]:
-    """Yields each schema that is read, those too that stand where only a reference leads."""
-    seen = set[int]()
-    waiting: list[object] = [root]
-    while waiting:
-        part = waiting.pop()
-        for schema in subschemas(part) if isinstance(part, dict) and id(part) not in seen else ():
-            if id(schema) not in seen:
-                seen.add(id(schema))
-                yield schema
-                if isinstance(reference := schema.get("$ref"), str):
-                    waiting.append(resolved({"$ref": reference}, root))
 
 
 def _translated(schema: Schema) -> Iterator[str]:

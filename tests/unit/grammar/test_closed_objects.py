@@ -32,6 +32,8 @@ CLOSED: dict[str, Node] = {
     "with dependentRequired of its own": {**AB, "dependentRequired": {"b": ["a"]}},
     "with dependencies of its own": {**AB, "dependencies": {"b": ["a"], "a": {"required": ["b"]}}},
     "without unevaluatedProperties": {**A, "unevaluatedProperties": False},
+    "where only a reference leads": {"$ref": "#/components/schemas/A", "components": {"schemas": {"A": A}}},
+    "where a reference leads by a number": {"$ref": "#/x/0", "x": [A]},
     "a structural tag": {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": A}},
 }
 INSIDE: dict[str, Node] = {
@@ -114,6 +116,60 @@ def test_alternatives_of_a_closed_object_stay_open(key: str) -> None:
     schema = {**AB, key: kinds}
     assert all(accepts(schema, text) for text in ('{"a": 1}', '{"a": 2, "b": 3}'))
     assert not any(accepts(schema, text) for text in ('{"a": 3}', '{"b": 3}', '{"a": 1, "x": 1}'))
+
+
+LIST_A: Node = {"type": "array", "items": A}
+LIST_B: Node = {"items": B}
+PAIRS: dict[str, tuple[Node, str]] = {
+    "a property": ({"allOf": [{"properties": {"x": A}}, {"properties": {"x": B}}]}, '{"x": %s}'),
+    "its own": ({"properties": {"x": A}, "allOf": [{"properties": {"x": B}}]}, '{"x": %s}'),
+    "references": ({**DEFS, "allOf": [{"properties": {"x": TO_A}}, {"properties": {"x": TO_B}}]}, '{"x": %s}'),
+    "an alternative": ({"properties": {"x": A}, "anyOf": [{"properties": {"x": B}}]}, '{"x": %s}'),
+    "one deeper": (
+        {"allOf": [{"properties": {"x": {"properties": {"y": each}}}} for each in (A, B)]},
+        '{"x": {"y": %s}}',
+    ),
+    "more properties": ({"allOf": [{"properties": {"x": A}}, {"additionalProperties": B}]}, '{"x": %s}'),
+    "items": ({"allOf": [LIST_A, LIST_B]}, "[%s]"),
+    "an item": ({"allOf": [LIST_A, {"prefixItems": [B]}]}, "[%s]"),
+    "items of a property": ({"allOf": [{"properties": {"x": LIST_A}}, {"properties": {"x": LIST_B}}]}, '{"x": [%s]}'),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_objects_in_parts_that_are_combined_do_not_rule_each_other_out(name: str) -> None:
+    schema, around = PAIRS[name]
+    assert accepts(schema, around % '{"a": 1, "b": 2}')
+    assert not accepts(schema, around % '{"a": 1, "b": "x"}')
+
+
+def test_what_an_array_contains_does_not_rule_out_its_items() -> None:
+    one: Node = {"properties": {"a": {"const": 1}}, "required": ["a"]}
+    schema: Node = {"type": "array", "items": {**AB, "required": ["a", "b"]}, "contains": one}
+    assert accepts(schema, '[{"a": 1, "b": 2}]')
+    assert not accepts(schema, '[{"a": 2, "b": 2}]')
+
+
+APART: dict[str, tuple[Node, str]] = {
+    "in two alternatives": (
+        {"anyOf": [{"properties": {"x": A}}, {"properties": {"x": B}}], **TO_A, **DEFS},
+        '{"x": %s}',
+    ),
+    "under two names": ({"allOf": [{"properties": {"x": A}}, {"properties": {"y": B}}]}, '{"x": %s}'),
+    "beside its own": ({"properties": {"x": AB}, "anyOf": [{"properties": {"x": A}}]}, '{"x": %s}'),
+    "beside itself": ({**DEFS, "allOf": [{"properties": {"x": TO_A}}, {"properties": {"x": TO_A}}]}, '{"x": %s}'),
+    "in two that share a part": (
+        {**DEFS, "anyOf": [{"allOf": [{"$ref": "#/$defs/B"}, {"properties": {"x": each}}]} for each in (A, B)]},
+        '{"x": %s}',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_an_object_in_a_combined_part_is_closed_where_no_other_describes_it(name: str) -> None:
+    schema, around = APART[name]
+    assert accepts(schema, around % '{"a": 1}')
+    assert not accepts(schema, around % '{"a": 1, "z": 1}')
 
 
 def test_a_schema_that_closing_makes_impossible_stays_open() -> None:
