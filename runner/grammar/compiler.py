@@ -1,5 +1,6 @@
 """Compiles a `Format` into a grammar. Time and memory depend on the format and have no bound here."""
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -12,7 +13,7 @@ from protocol.format import Format, FormatError, JsonSchema
 from runner.engine.guide import Follow, State
 from runner.errors import RequestError
 from runner.grammar.explain_error import explain_error, is_unsupported, panics_as_errors
-from runner.grammar.format_to_lark import bounds_text, lark_text
+from runner.grammar.format_to_lark import ANY_END, LONG_NUMBER, MOST_NUMBER_END, NUMBER_END, bounds_text, lark_text
 from runner.grammar.patterns.schemas import with_translated_patterns
 from runner.grammar.rewriter import pruned, rewritten
 from runner.tokenizer import Tokenizer
@@ -28,6 +29,41 @@ _REASONS = {
 """llguidance's name for a failure -> the explanation, with advice where there is any."""
 
 
+class NumberBounds:
+    """Follows an answer beside its grammar, and keeps its numbers short."""
+
+    def __init__(self, matcher: LLMatcher, spell: Callable[[int], bytes], where: re.Pattern[bytes]) -> None:
+        """Takes over `matcher`, which allows all but long numbers, at its beginning. It is asked only behind texts that
+        end as in `where`: a mask of its own takes as long as that of the grammar."""
+        self._matcher = matcher
+        self._spell = spell
+        self._where = where
+        self._end = b""
+
+    def copy(self) -> "NumberBounds":
+        """Returns bounds of its own at the same position."""
+        copied = NumberBounds(self._matcher.deep_copy(), self._spell, self._where)
+        copied._end = self._end
+        return copied
+
+    def reset(self) -> None:
+        """Goes back to the beginning."""
+        self._matcher.reset()
+        self._end = b""
+
+    def consume(self, tokens: Sequence[int]) -> None:
+        """Advances by `tokens`."""
+        self._matcher.consume_tokens([*tokens])
+        self._end = b"".join([self._end, *map(self._spell, tokens)])[-MOST_NUMBER_END:]
+
+    def narrowed(self, mask: bytes) -> bytes:
+        """Returns the part of a mask that is within the bounds; all of it where a number has to be longer."""
+        if not self._where.search(self._end) or self._matcher.is_error():
+            return mask
+        both = int.from_bytes(mask, "little") & int.from_bytes(self._matcher.compute_bitmask(), "little")
+        return both.to_bytes(len(mask), "little") if both else mask
+
+
 class GrammarMatcher:
     """Advances one answer through its grammar, token by token.
 
@@ -35,15 +71,14 @@ class GrammarMatcher:
     answer has the same tokens whether it is computed alone or in a batch.
     """
 
-    def __init__(self, matcher: LLMatcher, bounds: LLMatcher | None) -> None:
-        """Takes over `matcher`, which is at its beginning and not shared, and `bounds`, which keeps numbers short: it
-        follows the same answer, and allows all else."""
+    def __init__(self, matcher: LLMatcher, bounds: NumberBounds | None) -> None:
+        """Takes over `matcher`, which is at its beginning and not shared, and `bounds`."""
         self._matcher = matcher
         self._bounds = bounds
 
     def copy(self) -> "GrammarMatcher":
         """Returns a matcher of its own at the same position."""
-        return GrammarMatcher(self._matcher.deep_copy(), self._bounds.deep_copy() if self._bounds else None)
+        return GrammarMatcher(self._matcher.deep_copy(), self._bounds.copy() if self._bounds else None)
 
     def begin(self) -> State:
         """Returns the state at the beginning of an answer."""
@@ -113,15 +148,11 @@ class GrammarMatcher:
     def _consume(self, tokens: list[int]) -> None:
         self._matcher.consume_tokens(tokens)
         if self._bounds:
-            self._bounds.consume_tokens(tokens)
+            self._bounds.consume(tokens)
 
     def _mask(self) -> bytes:
-        """Returns the mask of both matchers; that of the grammar alone where a number has to be longer."""
         mask: bytes = self._matcher.compute_bitmask()
-        if self._bounds is None or self._bounds.is_error():
-            return mask
-        both = int.from_bytes(mask, "little") & int.from_bytes(self._bounds.compute_bitmask(), "little")
-        return both.to_bytes(len(mask), "little") if both else mask
+        return self._bounds.narrowed(mask) if self._bounds else mask
 
     def _refuse_errors(self) -> None:
         if self._matcher.is_error():
@@ -177,11 +208,21 @@ class Compiler:
     def bounds(self) -> tuple[str, LLMatcher]:
         """The grammar that bounds the numbers of a schema alone, which most formats need, and its matcher, to copy."""
         text = bounds_text(JsonSchema(msgspec.Raw(b"{}")), self._special)
+        self._numbers  # noqa: B018 - made with them, before workers are forked
         return text, self._from_lark(text)
 
-    def _bounds_of(self, wanted: Format) -> LLMatcher | None:
-        text, (usual, matcher) = bounds_text(wanted, self._special), self.bounds
-        return matcher.deep_copy() if text == usual else self._from_lark(text) if text else None
+    @cached_property
+    def _numbers(self) -> re.Pattern[bytes]:
+        """Finds out from the end of an answer whether its next token may make a number too long."""
+        spelled = b"\n".join(map(self._tokenizer.token_bytes, range(self._size)))
+        return ANY_END if LONG_NUMBER.search(spelled) else NUMBER_END
+
+    def _bounds_of(self, wanted: Format) -> NumberBounds | None:
+        text, (usual, known) = bounds_text(wanted, self._special), self.bounds
+        if not text:
+            return None
+        matcher = known.deep_copy() if text == usual else self._from_lark(text)
+        return NumberBounds(matcher, self._tokenizer.token_bytes, self._numbers)
 
     def _matcher(self, wanted: Format, *, lenient: bool) -> LLMatcher:
         try:

@@ -65,6 +65,12 @@ array: "[" (json (", " json)*)? "]"
 STRING: /"(\\\\.|[^"\\\\])*"/
 NUMBER: /(-9223372036854775808|-?(WHOLE))(\\.[0-9]{1,PLACES}[1-9]?)?([eE](\\+?EXPONENT|-[0-9]{1,3}))?/
 """
+LONG_NUMBER = re.compile(rb"[0-9]{19}|[eE][+-]?[0-9]{3}")
+"""A part of each number that is too long."""
+NUMBER_END = re.compile(rb"[0-9](?:\.|[eE][+-]?)?\Z")
+"""The end of a text after which a token may make a number too long, unless a token is one by itself."""
+MOST_NUMBER_END = len("0e+")
+ANY_END = re.compile(rb"\Z")
 _PLACES = 20
 """The most digits of a fraction: enough to tell apart all float64 from 0.0001 on. The last of that many is not 0,
 since a number that must exceed a bound might then need another digit."""

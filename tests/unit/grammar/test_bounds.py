@@ -8,11 +8,27 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
+from runner.engine.guide import Follow, State
+from runner.grammar.format_to_lark import ANY_END
 from runner.tokenizer import Tokenizer
+from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.unit.grammar.judge import fault
 from tests.unit.grammar.tags import free, sequence, text
-from tests.unit.grammar.walks import accepts, bytes_tokenizer, guide_of, spelled, walk, words_tokenizer
+from tests.unit.grammar.walks import (
+    END,
+    accepts,
+    bits,
+    bytes_tokenizer,
+    compiler_of,
+    format_of,
+    guide_of,
+    opened,
+    spelled,
+    walk,
+    words_tokenizer,
+)
 
 Schema = dict[str, object]
 INTEGER: Schema = {"type": "integer"}
@@ -122,6 +138,36 @@ def test_a_number_is_bounded_alike_step_by_step_ahead_and_again(schema: Schema) 
         assert guide.mask() == masks[count - 1]
 
 
+class Counted:
+    """A matcher that knows how often it was asked for a mask."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> object:
+        self.asked += name == "compute_bitmask"
+        return getattr(self._matcher, name)
+
+
+def test_bounds_are_asked_behind_digits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher, state = compiler_of(bytes_tokenizer()).compile(format_of({"type": "array"}))
+    assert matcher._bounds is not None
+    counted = Counted(matcher._bounds._matcher)
+    monkeypatch.setattr(matcher._bounds, "_matcher", counted)
+    for byte in b'["a text e", {"-": [true, -1.5e+2, null]}]':
+        forced = state.forced[1:]
+        state = State(forced) if state.forced else matcher.follow(Follow([byte]))
+    assert counted.asked == len(("1", "1.", "1.5", "1.5e", "1.5e+", "1.5e+2"))
+
+
+@pytest.mark.parametrize("token", [b"1" * 20, b"1e280", b"1.5E+999", b"0." + b"3" * 22])
+def test_a_token_that_is_a_long_number_by_itself_does_not_come(token: bytes) -> None:
+    tokenizer = opened(byte_level([*ALL_BYTES, token], [END]), generation_config={"eos_token_id": 257})
+    assert 256 not in bits(guide_of(NUMBER, tokenizer).mask())
+    assert 256 in bits(guide_of({"type": "regex", "pattern": "[0-9.eE+]*"}, tokenizer).mask())
+
+
 @st.composite
 def ending(draw: st.DrawFn, depth: int = 2, *, more: tuple[str, ...] = ("reference",)) -> Schema:
     """Generates schemas that bound texts, arrays and objects, and refer to one of them, X."""
@@ -201,6 +247,22 @@ def _numbers(value: object) -> list[float]:
 @given(ending(), ending(1, more=()), SEEDS)
 def test_every_answer_ends_within_the_documented_bound(schema: Schema, x: Schema, seed: int) -> None:
     check(schema, x, seed)
+
+
+@settings(max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(ending(), ending(1, more=()), SEEDS)
+def test_where_bounds_are_not_asked_they_allow_all_that_the_grammar_does(schema: Schema, x: Schema, seed: int) -> None:
+    tokenizer, random = words_tokenizer(), Random(seed)
+    model, tokens = Longwinded(tokenizer, random), list[int]()
+    compiled, state = compiler_of(tokenizer).compile(format_of({**schema, "$defs": {"X": x}}))
+    everywhere = compiled.copy()
+    assert everywhere._bounds is not None
+    everywhere._bounds._where = ANY_END
+    while not state.complete and (possible := {*bits(state.mask)} - tokenizer.eos):
+        choose = model if random.random() < 0.5 else lambda among, _: random.choice(among)
+        tokens.append(choose(sorted(possible), tokens))
+        state = compiled.follow(Follow(tokens[-1:]))
+        assert state == everywhere.follow(Follow(tokens[-1:]))
 
 
 @pytest.mark.full
