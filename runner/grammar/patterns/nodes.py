@@ -1,9 +1,10 @@
 """The parts of a regular expression."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
-from runner.grammar.patterns.charsets import EVERY, HALVES, Spans, intersection, union
+from runner.grammar.patterns.charsets import EVERY, Spans, union
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,11 @@ class Look:
     edges: bool = True
     empty: bool = True
 
+    @property
+    def kind(self) -> str:
+        """As of an `Edge`."""
+        return "<" * self.behind + ("!" if self.negative else "=")
+
 
 @dataclass(frozen=True, slots=True)
 class Back:
@@ -104,7 +110,7 @@ def alt(options: Iterable[Node]) -> Node:
     spans: list[tuple[int, int]] = []
     for option in options:
         for each in option.options if isinstance(option, Alt) else (option,):
-            if isinstance(each, Chars) and each == Chars(each.spans):
+            if is_plain(each):
                 spans += each.spans
             else:
                 flat[each] = None
@@ -126,17 +132,17 @@ def repeat(item: Node, least: int, most: int | None) -> Node:
     return Repeat(item, least, most, item.edges, item.empty or not least)
 
 
-def look_of(node: Node) -> str:
-    """Returns how a look is written; empty if this is none."""
+def is_plain(node: Node) -> TypeGuard[Chars]:
+    """Returns True for one character out of known ones."""
+    return isinstance(node, Chars) and node == Chars(node.spans)
+
+
+def within(node: Node) -> Iterator[Node]:
+    """Yields the node and all parts of it."""
+    yield node
     match node:
-        case Look(_, behind, negative):
-            return "<" * behind + ("!" if negative else "=")
-        case Edge(kind) if kind in ("=", "!", "<=", "<!"):
-            return kind
-    return ""
-
-
-def has_halves(chars: Chars) -> bool:
-    """Returns True if the class asks for halves of surrogate pairs, which no text has, and for nothing else."""
-    halves = intersection(chars.spans, HALVES)
-    return bool(halves) and halves == chars.spans and not chars.negated
+        case Seq(inner) | Alt(inner):
+            for each in inner:
+                yield from within(each)
+        case Repeat(item) | Look(item):
+            yield from within(item)

@@ -3,10 +3,23 @@
 A state is what may still come (Brzozowski's derivatives); the states are then eliminated one after the other.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from runner.grammar.patterns.charsets import EVERY, Spans, atoms, union
-from runner.grammar.patterns.nodes import NEVER, NOTHING, Alt, Chars, Node, Repeat, Seq, alt, repeat, seq
+from runner.grammar.patterns.nodes import (
+    NEVER,
+    NOTHING,
+    Alt,
+    Chars,
+    Node,
+    Repeat,
+    Seq,
+    alt,
+    is_plain,
+    repeat,
+    seq,
+    within,
+)
 
 _MOST_STATES = 24
 _MOST_ATOMS = 48
@@ -16,43 +29,22 @@ _ANY = repeat(Chars(EVERY), 0, None)
 def opposite(node: Node) -> Node | None:
     """Returns what matches every text that `node`, which has no edges, does not; None if it is too large to find out,
     or has characters that are known by name alone."""
-    sets = {*_sets(node)}
-    if not all(_is_plain(chars) for chars in sets):
+    sets = {each for each in within(node) if isinstance(each, Chars)}
+    if not all(map(is_plain, sets)):
         return None
     parts = atoms([chars.spans for chars in sets], _MOST_ATOMS)
-    states: dict[Node, int] = {node: 0}
-    arrows: list[dict[int, Spans]] = []
-    for state in _growing(states):
-        if len(states) > _MOST_STATES or len(parts) > _MOST_ATOMS:
+    states, waiting, arrows = {node: 0}, [node], list[dict[int, Spans]]()
+    for state in waiting:
+        if len(waiting) > _MOST_STATES or len(parts) > _MOST_ATOMS:
             return None
         arrows.append({})
         for atom in parts:
-            following = states.setdefault(_after(state, atom[0][0]), len(states))
-            arrows[-1][following] = union((*arrows[-1].get(following, ()), *atom))
+            after = _after(state, atom[0][0])
+            if after not in states:
+                states[after] = len(waiting)
+                waiting.append(after)
+            arrows[-1][states[after]] = union((*arrows[-1].get(states[after], ()), *atom))
     return _eliminated(arrows, [not state.empty for state in states])
-
-
-def _growing(states: dict[Node, int]) -> Iterator[Node]:
-    """Yields the states in their order, also those that are added meanwhile."""
-    at = 0
-    while at < len(states):
-        yield [*states][at]
-        at += 1
-
-
-def _sets(node: Node) -> Iterator[Chars]:
-    match node:
-        case Chars():
-            yield node
-        case Seq(inner) | Alt(inner):
-            for each in inner:
-                yield from _sets(each)
-        case Repeat(item):
-            yield from _sets(item)
-
-
-def _is_plain(chars: Chars) -> bool:
-    return chars == Chars(chars.spans)
 
 
 def _after(node: Node, code: int) -> Node:
@@ -76,7 +68,7 @@ def _after(node: Node, code: int) -> Node:
     raise AssertionError(node)
 
 
-def _either(ways: Iterator[Node] | Sequence[Node]) -> Node:
+def _either(ways: Iterable[Node]) -> Node:
     options = [*ways]
     return _ANY if _ANY in options else alt(options)
 

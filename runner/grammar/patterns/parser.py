@@ -23,7 +23,7 @@ from runner.grammar.patterns.charsets import (
     union,
     with_cases,
 )
-from runner.grammar.patterns.nodes import NEVER, NOTHING, Back, Chars, Edge, Look, Node, alt, repeat, seq
+from runner.grammar.patterns.nodes import NEVER, NOTHING, Back, Chars, Edge, Look, Node, alt, is_plain, repeat, seq
 
 _MOST_DEPTH = 60
 _MOST_TIMES = 10**9
@@ -31,9 +31,20 @@ _SYNTAX = frozenset("^$\\.*+?()[]{}|")
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 _NAME_ESCAPE = re.compile(r"\\u(?:\{([0-9A-Fa-f]{1,8})\}|([0-9A-Fa-f]{4}))")
 _FLAGS = re.compile(r"\(\?([ims]+)\)")
-_NAMED = re.compile(r"\(\?P?<(?![=!])")
-_HEX = frozenset("0123456789abcdefABCDEF")
-_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_MODIFIERS = re.compile(r"([ims]*)(-?)([ims]*):")
+_LOOK = re.compile("<?[=!]")
+_NAMED = re.compile("P?<")
+_GROUPS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]?|(\((?!\?)|\(\?P?<(?![=!])([^>]*))", re.DOTALL)
+"""What is escaped or in a class, or the beginning of a group that captures, with its name."""
+_QUANTIFIER = re.compile(r"(?:([*+?])|\{([0-9]+)(?:(,)([0-9]*))?\})\??")
+_TIMES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_REFERENCE = re.compile("[1-9][0-9]*")
+_NUL = re.compile("0(?![0-9])")
+_OCTAL = re.compile("[0-3][0-7]{0,2}|[4-7][0-7]?")
+_CODE = re.compile(r"x([0-9A-Fa-f]{2})|u([dD][89abAB][0-9A-Fa-f]{2})\\u([dD][c-fC-F][0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})")
+_LONG_CODE = re.compile(r"u\{0*([0-9A-Fa-f]{1,6})\}")
+_LETTER = re.compile("[A-Za-z]")
+_LETTER_IN_CLASS = re.compile("[A-Za-z0-9_]")
 
 
 class PatternError(ValueError):
@@ -81,7 +92,8 @@ class _Parser:
         self._flags = frozenset[str]()
         self._groups: dict[int | str, Node] = {}
         self._count = 0
-        self._captures, self._names = _captures(text)
+        groups = [found for found in _GROUPS.finditer(text) if found[1]]
+        self._captures, self._names = len(groups), {_spelled(found[2]) for found in groups if found[2] is not None}
         self._named = unicode or bool(self._names)
         self._taken = frozenset[str]()
         """The names of groups that may match together with what is next."""
@@ -114,12 +126,10 @@ class _Parser:
     def _refuse(self, why: str) -> NoReturn:
         raise PatternError(f"{why} at character {self._at + 1}")
 
-    def _digits(self, known: frozenset[str] | str, most: int) -> str:
-        end = self._at
-        while end < len(self._text) and end - self._at < most and self._text[end] in known:
-            end += 1
-        found = self._text[self._at : end]
-        self._at = end
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Takes what matches here."""
+        found = pattern.match(self._text, self._at)
+        self._at = found.end() if found else self._at
         return found
 
     # --- Terms.
@@ -166,47 +176,26 @@ class _Parser:
             atom = self._class()
         elif char == "\\":
             atom = self._atom_escape()
-        elif char in "*+?" or (char in "{}]" and self._unicode):
+        elif char in "*+?{}]" and (self._unicode or _QUANTIFIER.match(self._text, start)):
             self._at = start
             self._refuse(f"nothing to repeat before `{char}`" if char in "*+?{" else f"unmatched `{char}`")
         else:
-            self._at = start
-            if char == "{" and self._braces() is not None:
-                self._refuse("nothing to repeat before `{`")
-            self._at = start + 1
             atom = self._char(ord(char))
         return self._quantified(atom)
 
     def _quantified(self, atom: Node) -> Node:
-        bounds: tuple[int, int | None] | None = None
-        for mark, times in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
-            if bounds is None and self._take(mark):
-                bounds = times
-        if bounds is None:
-            start = self._at
-            bounds = self._braces()
-            if bounds is None:
-                if self._unicode and self._peek("{"):
-                    self._refuse("incomplete quantifier")
-                return atom
-            if bounds[1] is not None and bounds[0] > bounds[1]:
-                self._at = start
+        found = self._match(_QUANTIFIER)
+        if found is None:
+            if self._unicode and self._peek("{"):
+                self._refuse("incomplete quantifier")
+            return atom
+        least, most = _TIMES[found[1]] if found[1] else (_number(found[2]), None)
+        if found[4] or not (found[1] or found[3]):
+            most = _number(found[4] or found[2])
+            if least > most:
+                self._at = found.start()
                 self._refuse("numbers out of order in the quantifier")
-        self._take("?")
-        least, most = bounds
-        return repeat(atom, min(least, _MOST_TIMES), most if most is None or most < _MOST_TIMES else None)
-
-    def _braces(self) -> tuple[int, int | None] | None:
-        """Returns the bounds of `{2}`, `{2,}` or `{2,3}`; None if no such text is next."""
-        start = self._at
-        if self._take("{"):
-            least = self._digits("0123456789", len(self._text))
-            comma = self._take(",")
-            most = self._digits("0123456789", len(self._text)) if comma else least
-            if least and self._take("}"):
-                return _number(least), _number(most) if most else None
-        self._at = start
-        return None
+        return repeat(atom, least, most if most is None or most < _MOST_TIMES else None)
 
     def _char(self, code: int) -> Chars:
         return self._chars(((code, code),))
@@ -214,45 +203,42 @@ class _Parser:
     def _group(self) -> tuple[Node, str]:
         """Returns a group, and how it looks around if it does."""
         start = self._at
-        number: int | None = None
-        name, look, behind, flags = "", "", False, self._flags
-        if self._take("?"):
-            if self._take("<=") or self._take("<!"):
-                look, behind = self._text[self._at - 1], True
-            elif self._take("=") or self._take("!"):
-                look = self._text[self._at - 1]
-            elif self._take("<") or self._take("P<"):
-                name = self._name()
-                if name in self._taken:
-                    self._refuse(f"a second group {name}")
-                self._taken |= {name}
-            elif not self._take(":"):
-                self._flags = self._modifiers()
-        if name or self._at == start:
-            self._count += 1
-            number = self._count
-        self._behind += behind
+        name, look, flags = "", "", self._flags
+        captures = not self._take("?")
+        if captures:
+            pass
+        elif found := self._match(_LOOK):
+            look = found[0]
+        elif self._match(_NAMED):
+            name, captures = self._name(), True
+            if name in self._taken:
+                self._refuse(f"a second group {name}")
+            self._taken |= {name}
+        else:
+            self._flags = self._modifiers()
+        self._count += captures
+        number = self._count
+        self._behind += look.startswith("<")
         node = self._disjunction()
-        self._behind -= behind
+        self._behind -= look.startswith("<")
         self._flags = flags
         if not self._take(")"):
             self._at = start - 1
             self._refuse("unterminated group")
-        if number is not None:
+        if captures:
             self._groups[number] = node
-            if name:
-                self._groups[name] = alt([self._groups.get(name, NEVER), node])
-        look = "<" * behind + look
-        if look and isinstance(node, Chars) and node == Chars(node.spans):
+        if name:
+            self._groups[name] = alt([self._groups.get(name, NEVER), node])
+        if look and is_plain(node):
             return Edge(look, spans=node.spans), look
-        return Look(node, behind, look.endswith("!")) if look else node, look
+        return Look(node, look.startswith("<"), look.endswith("!")) if look else node, look
 
     def _modifiers(self) -> frozenset[str]:
-        on = self._digits("ims", 4)
-        off = self._digits("ims", 4) if (minus := self._take("-")) else ""
-        if not self._take(":") or len({*on, *off}) < len(on + off) or (minus and not on + off):
+        found = self._match(_MODIFIERS)
+        both = found[1] + found[3] if found else ""
+        if not found or len({*both}) < len(both) or (found[2] and not both):
             self._refuse("invalid group")
-        return self._flags.union(on).difference(off)
+        return self._flags.union(found[1]).difference(found[3])
 
     def _name(self) -> str:
         end = self._text.find(">", self._at)
@@ -265,28 +251,33 @@ class _Parser:
     # --- Escapes.
 
     def _atom_escape(self) -> Node:
-        start = self._at
-        if self._at < len(self._text) and self._text[self._at] in "123456789":
-            digits = self._digits("0123456789", len(self._text))
-            if (number := _number(digits)) <= self._captures:
-                # A group that has not ended stands for no text.
-                return Back(number) if number in self._groups or self._behind else NOTHING
-            self._at = start
+        if digits := self._match(_REFERENCE):
+            if (number := _number(digits[0])) <= self._captures:
+                return self._back(number)
+            self._at = digits.start()
             if self._unicode:
-                self._refuse(f"reference to group {digits}, which is not there,")
+                self._refuse(f"reference to group {digits[0]}, which is not there,")
         if self._named and self._take("k"):
             if not self._take("<"):
                 self._refuse("invalid group reference")
             name = self._name()
             if name not in self._names:
                 self._refuse(f"reference to group {name}, which is not there,")
-            return Back(name) if name in self._groups or self._behind else NOTHING
+            return self._back(name)
         found = self._escape(in_class=False)
         return self._char(found) if isinstance(found, int) else found
+
+    def _back(self, group: int | str) -> Node:
+        """Returns a reference; a group that has not ended stands for no text."""
+        return Back(group) if group in self._groups or self._behind else NOTHING
 
     def _escape(self, *, in_class: bool) -> int | Chars:
         """Returns the character after a backslash, or the class."""
         start = self._at
+        if octal := self._match(_NUL if self._unicode else _OCTAL):
+            return int(octal[0], 8)
+        if code := self._match(_CODE) or (self._unicode and self._match(_LONG_CODE)) or None:
+            return self._character(*(int(digits, 16) for digits in code.groups() if digits))
         char = self._next()
         if char in "wW" and "i" in self._flags and self._unicode:
             word = with_cases(WORD, unicode=True)
@@ -298,51 +289,22 @@ class _Parser:
         if char in _CONTROLS:
             return _CONTROLS[char]
         if char == "c":
-            letter = self._text[self._at : self._at + 1]
-            if letter in _LETTERS or (in_class and not self._unicode and letter and letter in "0123456789_"):
-                self._at += 1
-                return ord(letter) % 32
-            self._at = start
-            return self._literal("\\")
-        if char == "0" and not ("0" <= self._text[self._at : self._at + 1] <= "9"):
-            return 0
-        if char in "01234567" and not self._unicode:
-            self._at = start
-            digits = self._digits("01234567", 3 if char <= "3" else 2)
-            return int(digits, 8)
-        if char in "xu":
-            code = self._hexadecimal(2 if char == "x" else 4)
-            return self._literal(char) if code is None else code
-        if char in _SYNTAX or char == "/" or (char == "-" and in_class):
+            letter = self._match(_LETTER_IN_CLASS if in_class and not self._unicode else _LETTER)
+            if letter:
+                return ord(letter[0]) % 32
+            self._at, char = start, "\\"
+        elif char in _SYNTAX or char == "/" or (char == "-" and in_class):
             return ord(char)
-        return self._literal(char)
-
-    def _literal(self, char: str) -> int:
-        """Returns a character that may stand for itself only without the flag `u`."""
         if self._unicode:
             self._refuse("invalid escape")
         return ord(char)
 
-    def _hexadecimal(self, ndigits: int) -> int | None:
-        start = self._at
-        if ndigits == 4 and self._unicode and self._take("{"):
-            digits = self._digits(_HEX, len(self._text))
-            if not digits or not self._take("}") or int(digits, 16) > 0x10FFFF:
-                self._refuse("invalid escape")
-            return self._whole(int(digits, 16))
-        digits = self._digits(_HEX, ndigits)
-        if len(digits) < ndigits:
-            self._at = start
-            return None
-        code = int(digits, 16)
-        if 0xD800 <= code < 0xDC00 and self._take("\\u"):
-            low = self._digits(_HEX, 4)
-            if len(low) == 4 and 0xDC00 <= int(low, 16) < 0xE000:
-                return 0x10000 + ((code - 0xD800) << 10) + int(low, 16) - 0xDC00
-            self._at = start + 4
-        return self._whole(code)
-
-    def _whole(self, code: int) -> int:
+    def _character(self, code: int, trail: int | None = None) -> int:
+        """Returns the character that has this number, or that two halves of a surrogate pair make."""
+        if trail is not None:
+            return 0x10000 + ((code - 0xD800) << 10) + trail - 0xDC00
+        if code > 0x10FFFF:
+            self._refuse("invalid escape")
         if self._unicode and 0xD800 <= code < 0xE000:
             raise _HalvesError
         return code
@@ -405,33 +367,13 @@ class _Parser:
             return ord(char)
         if self._take("b"):
             return 8
-        if self._unicode and self._take("-"):
-            return ord("-")
         if self._named and not self._unicode and self._peek("k"):
             self._refuse("invalid escape")
         return self._escape(in_class=True)
 
 
 def _number(digits: str) -> int:
-    return int(digits) if len(digits) < 12 else 10**12
-
-
-def _captures(text: str) -> tuple[int, set[str]]:
-    """Returns the number of capturing groups, and the names of those that have one."""
-    count, names, at, in_class = 0, set[str](), 0, False
-    while at < len(text):
-        char = text[at]
-        if char == "\\":
-            at += 1
-        elif in_class or char == "[":
-            in_class = char != "]"
-        elif char == "(":
-            named = _NAMED.match(text, at)
-            count += named is not None or not text.startswith("(?", at)
-            if named:
-                names.add(_spelled(text[named.end() : max(text.find(">", at), named.end())]))
-        at += 1
-    return count, names
+    return int(digits) if len(digits) < 10 else _MOST_TIMES
 
 
 def _spelled(name: str) -> str:

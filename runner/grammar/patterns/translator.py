@@ -5,10 +5,10 @@ it says in any dialect. What asks about the characters around it (`^`, `$`, `\\b
 behind becomes a second pattern that must hold, too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
-from math import prod
+from math import inf, prod
 
 from runner.grammar.patterns.charsets import (
     EVERY,
@@ -33,10 +33,10 @@ from runner.grammar.patterns.nodes import (
     Repeat,
     Seq,
     alt,
-    has_halves,
-    look_of,
+    is_plain,
     repeat,
     seq,
+    within,
 )
 from runner.grammar.patterns.opposite import opposite
 from runner.grammar.patterns.parser import Pattern, PatternDepthError, parse
@@ -85,7 +85,7 @@ def translated(text: str) -> Translation:
         return Translation((), f"has more than {_MOST_CHARACTERS:,} characters")
     try:
         pattern = parse(text)
-        if _least(pattern.node) > _MOST_CHARACTERS:
+        if _lengths(pattern.node)[0] > _MOST_CHARACTERS:
             return Translation((), f"asks for more than {_MOST_CHARACTERS:,} characters")
         translator = _Translator(pattern)
         spelled = dict.fromkeys(f"^(?:{_spelled(node)})$" for node in translator.nodes() if node != _ANY)
@@ -108,7 +108,7 @@ class _Translator:
         self._steps = 0
         self._open = False
         """What is resolved is a part of the text, and what follows it is not known."""
-        edges = [each for each in _within(pattern.node) if isinstance(each, Edge)]
+        edges = [each for each in within(pattern.node) if isinstance(each, Edge)]
         self._kinds = atoms(dict.fromkeys(spans for edge in edges for spans in _asked(edge)), _MOST_KINDS)
         """Kinds of characters: what stands beside an edge is of one of them."""
         if len(self._kinds) > _MOST_KINDS:
@@ -148,8 +148,9 @@ class _Translator:
     def _looked(self, look: Look, left: Sequence[Node], right: Sequence[Node]) -> list[Sequence[Node]]:
         """Returns what a look, between these, asks of the whole text."""
         before, after = (left, right) if not look.behind else (right, left)
-        if _length(before) is None and [*after] != [_ANY]:
-            self.left_out.append(f"the place of {_LOOKS[look_of(look)]}")
+        least, most = _lengths(seq(before))
+        if least < most and [*after] != [_ANY]:
+            self.left_out.append(f"the place of {_LOOKS[look.kind]}")
         if not look.negative:
             return self._conjuncts((_ANY, look.item, *right) if look.behind else (*left, look.item, _ANY))
         seen = _Translator(Pattern(look.item, self._pattern.groups, doubtful=False))
@@ -159,13 +160,13 @@ class _Translator:
         except _UnsaidError:
             allowed = None
         if allowed is None:
-            self.left_out.append(_LOOKS[look_of(look)])
+            self.left_out.append(_LOOKS[look.kind])
             return []
         return self._conjuncts((allowed, *right) if look.behind else (*left, allowed))
 
     def _alone(self, look: Look, *, edge: bool) -> Node:
         """Returns the texts that stand on this side of a look which finds its item."""
-        for each in _within(look.item):
+        for each in within(look.item):
             if isinstance(each, Look | Back) or (
                 isinstance(each, Edge) and look.behind and not edge and each.kind != "^"
             ):
@@ -254,9 +255,7 @@ class _Translator:
             return every if before == _START or before in beside else frozenset()
         return every if (before in beside) == (edge.kind == "<=") else frozenset()
 
-    def _spans(self, kinds: frozenset[int] | None) -> Spans:
-        if kinds is None:
-            return EVERY
+    def _spans(self, kinds: frozenset[int]) -> Spans:
         return union(span for kind in kinds - {_END} for span in self._kinds[kind])
 
     def _beginning(self, node: Node, spans: Spans, *, backwards: bool = False) -> Node:
@@ -297,7 +296,7 @@ class _Translator:
             case Edge(kind):
                 self.left_out.append(_LOOKS.get(kind) or ("`\\" if _is_word(node) else "`") + f"{kind}`")
             case Look():
-                self.left_out.append(_LOOKS[look_of(node)])
+                self.left_out.append(_LOOKS[node.kind])
             case Back(group):
                 self._spend()
                 self.left_out.append("references to groups")
@@ -317,7 +316,7 @@ class _Translator:
 
 
 def _looks(node: Node) -> bool:
-    return node.edges and any(isinstance(each, Look) for each in _within(node))
+    return node.edges and any(isinstance(each, Look) for each in within(node))
 
 
 def _options(node: Node) -> tuple[Node, ...]:
@@ -328,18 +327,6 @@ def _options(node: Node) -> tuple[Node, ...]:
         case Repeat(item, 0, 1):
             return (NOTHING, item)
     return ()
-
-
-def _within(node: Node) -> Iterator[Node]:
-    yield node
-    if not node.edges:
-        return
-    match node:
-        case Seq(inner) | Alt(inner):
-            for each in inner:
-                yield from _within(each)
-        case Repeat(item) | Look(item):
-            yield from _within(item)
 
 
 def _trimmed(items: Sequence[Node]) -> tuple[Node, ...]:
@@ -364,7 +351,7 @@ def _prompt(node: Node) -> Node:
         case Alt(options):
             return alt(map(_prompt, options))
         case Seq((*before, Repeat(Chars() as skipped, 0, None), Chars() as found, after)) if after == _ANY:
-            if skipped == Chars(skipped.spans) and found == Chars(found.spans):
+            if is_plain(skipped) and is_plain(found):
                 rest = Chars(intersection(skipped.spans, complement(found.spans)))
                 return seq([*before, repeat(rest, 0, None), found, after])
     return node
@@ -390,50 +377,30 @@ def _holds(spans: Spans, kind: Spans) -> bool:
 def _ask_before(items: Sequence[Node]) -> bool:
     """Returns True if one of these nodes may ask what stands before them."""
     for item in items:
-        if any(isinstance(each, Edge) and each.kind not in "$=!" for each in _within(item)):
+        if item.edges and any(isinstance(each, Edge) and each.kind not in "$=!" for each in within(item)):
             return True
         if not item.empty:
             break
     return False
 
 
-def _least(node: Node) -> int:
-    """Returns the length of the shortest text of a node, looks and references aside."""
+def _lengths(node: Node) -> tuple[float, float]:
+    """Returns the lengths of the shortest and the longest text of a node; 0 of a reference's shortest."""
     match node:
         case Chars():
-            return 1
+            return 1, 1
         case Seq(items):
-            return sum(map(_least, items))
+            lengths = [*map(_lengths, items)]
+            return sum(least for least, _ in lengths), sum(most for _, most in lengths)
         case Alt(options):
-            return min(map(_least, options))
-        case Repeat(item, least):
-            return _least(item) * least
-    return 0
-
-
-def _length(items: Sequence[Node]) -> int | None:
-    """Returns the length that all texts of these nodes have; None if they have several."""
-    total = 0
-    for item in items:
-        match item:
-            case Chars():
-                length: int | None = 1
-            case Seq(inner):
-                length = _length(inner)
-            case Alt(options):
-                lengths = {_length((option,)) for option in options}
-                length = lengths.pop() if len(lengths) == 1 else None
-            case Repeat(inner_item, least, most):
-                one = _length((inner_item,))
-                length = one * least if one is not None and least == most else None
-            case Edge() | Look():
-                length = 0
-            case _:
-                length = None
-        if length is None:
-            return None
-        total += length
-    return total
+            lengths = [*map(_lengths, options)]
+            return min(least for least, _ in lengths), max(most for _, most in lengths)
+        case Repeat(item, times, most_times):
+            least, most = _lengths(item)
+            return least * times, (inf if most_times is None else most * most_times) if most else 0
+        case Back():
+            return 0, inf
+    return 0, 0
 
 
 def _cut(chars: Chars, spans: Spans) -> Chars:
@@ -460,15 +427,12 @@ def _spelled(node: Node) -> str:
             return "|".join(map(_spelled, options))
         case Repeat(item, least, most):
             text = _spelled(item) if isinstance(item, Chars) else f"(?:{_spelled(item)})"
-            short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
-            return text + (
-                short or (f"{{{least}}}" if least == most else f"{{{least},{'' if most is None else most}}}")
-            )
+            return f"{text}{{{least},{'' if most is None else most}}}"
     raise AssertionError(node)
 
 
 def _class(chars: Chars) -> str:
-    if has_halves(chars):
+    if chars.spans and not chars.negated and intersection(chars.spans, HALVES) == chars.spans:
         raise _UnsaidError("asks for halves of surrogate pairs")
     if chars.folded and any(name.startswith("^") for name in chars.properties):
         raise _UnsaidError("negates a property without regard to case")
