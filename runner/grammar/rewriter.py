@@ -226,7 +226,7 @@ def rewritten(wanted: Format) -> Format:
             close_objects(schema)
         _Rewriter(schema).rewrite()
 
-    return with_schemas(wanted, _changing(rewrite))
+    return with_changed_schemas(wanted, rewrite)
 
 
 def pruned(wanted: Format) -> Format:
@@ -240,7 +240,7 @@ def pruned(wanted: Format) -> Format:
                 if any(key in schema for key in keys):
                     _drop_unsupported(schema, keys)
 
-    return with_schemas(wanted, _changing(prune))
+    return with_changed_schemas(wanted, prune)
 
 
 def is_strict(root: Schema) -> bool:
@@ -249,7 +249,9 @@ def is_strict(root: Schema) -> bool:
     return isinstance(options, dict) and options.get("lenient") is False
 
 
-def _changing(change: Callable[[Schema], None]) -> Callable[[bytes], bytes]:
+def with_changed_schemas(wanted: Format, change: Callable[[Schema], None]) -> Format:
+    """Returns the format after `change` of each of its schemas in place."""
+
     def changed(text: bytes) -> bytes:
         schema = msgspec.json.decode(text)
         if not isinstance(schema, dict):
@@ -257,7 +259,7 @@ def _changing(change: Callable[[Schema], None]) -> Callable[[bytes], bytes]:
         change(schema)
         return json.dumps(schema).encode()  # msgspec refuses integers of more than 64 bits
 
-    return changed
+    return with_schemas(wanted, changed)
 
 
 def _drop_unsupported(schema: Schema, keys: Sequence[str]) -> None:

@@ -51,14 +51,8 @@ _SPACES: Spans = (
     *((9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)),
     *((0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
 )
-CLASSES = {
-    "d": _DIGITS,
-    "D": complement(_DIGITS),
-    "w": WORD,
-    "W": complement(WORD),
-    "s": _SPACES,
-    "S": complement(_SPACES),
-}
+CLASSES = {"d": _DIGITS, "w": WORD, "s": _SPACES}
+CLASSES |= {letter.upper(): complement(spans) for letter, spans in CLASSES.items()}
 
 
 def astral(leads: Spans, trails: Spans) -> Spans:

@@ -8,14 +8,12 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-import msgspec
-
-from protocol.format import Format, with_schemas
+from protocol.format import Format
 from runner.errors import RequestError
 from runner.grammar.explain_error import fault, parts
 from runner.grammar.patterns.parser import PatternError
 from runner.grammar.patterns.translator import Translation, translated
-from runner.grammar.rewriter import Schema, every_schema, is_strict
+from runner.grammar.rewriter import Schema, every_schema, is_strict, with_changed_schemas
 from runner.logs import printable
 
 _ANY_NAME = "^(?s:.*)$"
@@ -32,10 +30,7 @@ def with_translated_patterns(wanted: Format) -> tuple[Format, str]:
     """
     left_out: list[str] = []
 
-    def translate(text: bytes) -> bytes:
-        root = msgspec.json.decode(text)
-        if not isinstance(root, dict):
-            return text
+    def translate(root: Schema) -> None:
         for schema in every_schema(root):
             try:
                 found = [*_translated(schema)]
@@ -45,9 +40,8 @@ def with_translated_patterns(wanted: Format) -> tuple[Format, str]:
                 left_out.append(f"{found[0]} - at {_place(schema, root)}")
             if found and is_strict(root):
                 raise RequestError(f"Format: cannot enforce {left_out[0]}")
-        return json.dumps(root).encode()  # msgspec refuses integers of more than 64 bits
 
-    return with_schemas(wanted, translate), next(iter(left_out), "")
+    return with_changed_schemas(wanted, translate), next(iter(left_out), "")
 
 
 def _translated(schema: Schema) -> Iterator[str]:

@@ -210,25 +210,25 @@ class _Translator:
             case Repeat(item, least, most) if head.edges and most is not None and most <= _MOST_UNROLLED:
                 more = self._walk(before, need, (item, repeat(item, max(least - 1, 0), most - 1), *rest))
                 return more if least else alt([self._walk(before, need, rest), more])
-            case _ if head.edges:
+            case Repeat() if head.edges:
                 return self._walk(before, need, (self._by_itself(head), *rest))
+            case Look() | Back():
+                return self._walk(before, need, (self._plain(head), *rest))
         asked = _ask_before(rest)
         if need is None and not asked:
             return seq([head, self._walk(_SOMEWHERE, None, rest)])
         ways = [self._walk(before, need, rest)] if head.empty else []
         first = head if need is None else self._beginning(head, self._spans(need))
         for kind, spans in enumerate(self._kinds) if asked and first != NEVER else ():
-            last = self._end(first, spans)
+            last = self._beginning(first, spans, -1)
             if last != NEVER:
                 ways.append(seq([last, self._walk(kind, None, rest)]))
         if not asked and first != NEVER:
             ways.append(seq([first, self._walk(_SOMEWHERE, None, rest)]))
         return alt(ways)
 
-    def _by_itself(self, node: Node) -> Node:
+    def _by_itself(self, node: Repeat) -> Node:
         """Returns a repetition without edges: without those that ask what is around the item that is repeated."""
-        if not isinstance(node, Repeat):
-            return self._plain(node)
         known, self._open = self._open, True
         try:
             return repeat(self._walk(_SOMEWHERE, None, (node.item,)), node.least, node.most)
@@ -258,8 +258,8 @@ class _Translator:
     def _spans(self, kinds: frozenset[int]) -> Spans:
         return union(span for kind in kinds - {_END} for span in self._kinds[kind])
 
-    def _beginning(self, node: Node, spans: Spans, *, backwards: bool = False) -> Node:
-        """Returns the texts of a node without edges that begin with one of these characters; with `backwards`, that
+    def _beginning(self, node: Node, spans: Spans, step: int = 1) -> Node:
+        """Returns the texts of a node without edges that begin with one of these characters; with a `step` of -1, that
         end with one."""
         self._spend()
         if spans == EVERY and not node.empty:
@@ -268,25 +268,21 @@ class _Translator:
             case Chars():
                 return _cut(node, spans)
             case Alt(options):
-                return alt(self._beginning(option, spans, backwards=backwards) for option in options)
+                return alt(self._beginning(option, spans, step) for option in options)
             case Repeat(item, least, most):
-                one = self._beginning(item, spans, backwards=backwards)
+                one = self._beginning(item, spans, step)
                 more = repeat(item, max(least - 1, 0), None if most is None else most - 1)
-                return seq([more, one] if backwards else [one, more]) if one != NEVER else NEVER
+                return seq([one, more][::step]) if one != NEVER else NEVER
             case Seq(items):
                 ways = []
-                for at, item in enumerate(reversed(items) if backwards else items):
-                    one = self._beginning(item, spans, backwards=backwards)
-                    rest = items[: len(items) - at - 1] if backwards else items[at + 1 :]
+                for at, item in enumerate(items[::step]):
+                    one = self._beginning(item, spans, step)
                     if one != NEVER:
-                        ways.append(seq([*rest, one] if backwards else [one, *rest]))
+                        ways.append(seq([one, *items[::step][at + 1 :]][::step]))
                     if not item.empty:
                         break
                 return alt(ways)
         raise AssertionError(node)
-
-    def _end(self, node: Node, spans: Spans) -> Node:
-        return self._beginning(node, spans, backwards=True)
 
     def _plain(self, node: Node) -> Node:
         """Returns a node without edges that matches more, and notes what is left out."""
