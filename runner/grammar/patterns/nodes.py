@@ -139,10 +139,11 @@ def is_plain(node: Node) -> TypeGuard[Chars]:
 
 def within(node: Node) -> Iterator[Node]:
     """Yields the node and all parts of it."""
-    yield node
-    match node:
-        case Seq(inner) | Alt(inner):
-            for each in inner:
-                yield from within(each)
-        case Repeat(item) | Look(item):
-            yield from within(item)
+    waiting = [node]
+    while waiting:
+        yield (part := waiting.pop())
+        match part:
+            case Seq(inner) | Alt(inner):
+                waiting += inner
+            case Repeat(item) | Look(item):
+                waiting.append(item)

@@ -3,6 +3,7 @@
 A state is what may still come (Brzozowski's derivatives); the states are then eliminated one after the other.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from runner.grammar.patterns.charsets import EVERY, Spans, atoms, union
@@ -23,6 +24,7 @@ from runner.grammar.patterns.nodes import (
 
 _MOST_STATES = 24
 _MOST_ATOMS = 48
+_MOST_PARTS = 24_000
 _ANY = repeat(Chars(EVERY), 0, None)
 
 
@@ -73,15 +75,20 @@ def _either(ways: Iterable[Node]) -> Node:
     return _ANY if _ANY in options else alt(options)
 
 
-def _eliminated(arrows: Sequence[dict[int, Spans]], ends: Sequence[bool]) -> Node:
-    """Returns the texts on the ways from state 0 to the states that are `ends`."""
+def _eliminated(arrows: Sequence[dict[int, Spans]], ends: Sequence[bool]) -> Node | None:
+    """Returns the texts on the ways from state 0 to the states that are `ends`; None if they have too many parts."""
     last = len(arrows)
     ways: dict[tuple[int, int], Node] = {
         (before, after): Chars(spans) for before, row in enumerate(arrows) for after, spans in row.items()
     }
     ways |= {(state, last): NOTHING for state, is_end in enumerate(ends) if is_end}
     ways[-1, 0] = NOTHING
-    for state in reversed(range(last)):
+    left = {*range(last)}
+    while left:
+        # The one with the fewest ways through it makes the others grow least.
+        through = Counter(before for before, after in ways if before != after)
+        state = min(left, key=lambda each: through[each] * sum(after == each for _, after in ways))
+        left.remove(state)
         loop = ways.pop((state, state), None)
         around = [NOTHING if loop is None else repeat(loop, 0, None)]
         into = {before: way for (before, after), way in ways.items() if after == state}
@@ -91,4 +98,6 @@ def _eliminated(arrows: Sequence[dict[int, Spans]], ends: Sequence[bool]) -> Nod
             for after, beyond in out.items():
                 more = seq([way, *around, beyond])
                 ways[before, after] = alt([ways[before, after], more] if (before, after) in ways else [more])
+                if sum(1 for _ in within(ways[before, after])) > _MOST_PARTS:
+                    return None
     return ways.get((-1, last), NEVER)

@@ -330,26 +330,25 @@ class _Parser:
                 self._refuse("unterminated class")
             before = self._at
             low = self._class_atom()
-            high: int | Chars | None = None
+            members = [low]
             if self._peek("-") and not self._peek("-]") and self._at + 1 < len(self._text):
                 self._at += 1
                 high = self._class_atom()
-            if isinstance(low, int) and isinstance(high, int):
-                if low > high:
-                    self._at = before
-                    self._refuse("range out of order")
-                spans.append((low, high))
-                continue
-            if high is not None:
+                members = [low, ord("-"), high]
+                if isinstance(low, int) and isinstance(high, int):
+                    if low > high:
+                        self._at = before
+                        self._refuse("range out of order")
+                    spans.append((low, high))
+                    continue
                 if self._unicode:
                     self._at = before
                     self._refuse("a class cannot end a range")
-                spans.append((ord("-"), ord("-")))
-            for part in (low, high):
+            for part in members:
                 if isinstance(part, Chars):
                     spans += part.spans
                     properties += [f"^{name}" if part.negated else name for name in part.properties]
-                elif part is not None:
+                else:
                     spans.append((part, part))
         return self._chars(union(spans), tuple(properties), negated=negated)
 

@@ -139,7 +139,9 @@ class _Translator:
             found = self._looked(look, left, right)
             implied = bool(found) and [*(left if look.behind else right)] == [_ANY]
             return found if implied else [*found, *self._conjuncts([*left, *right])]
-        options = _options(look)
+        options = look.options if isinstance(look, Alt) else ()
+        if isinstance(look, Repeat) and (look.least, look.most) == (0, 1):
+            options = (NOTHING, look.item)
         ways = [self._conjuncts([*left, option, *right]) for option in options]
         if not options or prod(map(len, ways)) > _MOST_WAYS:
             return self._conjuncts([*left, self._plain(look), *right])
@@ -240,8 +242,9 @@ class _Translator:
     def _after(self, edge: Edge, before: int) -> frozenset[int]:
         """Returns the kinds of what may follow this edge after what is `before`."""
         every = frozenset((*range(len(self._kinds)), _END))
+        asked = [span for spans in _asked(edge) for span in spans]
         beside = frozenset(
-            kind for spans in _asked(edge) for kind in every - {_END} if _holds(spans, self._kinds[kind])
+            kind for kind, [(first, _), *_] in enumerate(self._kinds) if any(a <= first <= b for a, b in asked)
         )
         if edge.kind == "$":
             return beside | {_END}
@@ -315,16 +318,6 @@ def _looks(node: Node) -> bool:
     return node.edges and any(isinstance(each, Look) for each in within(node))
 
 
-def _options(node: Node) -> tuple[Node, ...]:
-    """Returns what a node is one of; nothing if that is not known."""
-    match node:
-        case Alt(options):
-            return options
-        case Repeat(item, 0, 1):
-            return (NOTHING, item)
-    return ()
-
-
 def _trimmed(items: Sequence[Node]) -> tuple[Node, ...]:
     """Flattens a sequence that is a whole text, and drops the anchors at its ends with what they rule out."""
     whole = seq(items)
@@ -344,8 +337,6 @@ def _prompt(node: Node) -> Node:
     """Returns a node that looks for a character and then takes any text so that it takes the first one. llguidance
     follows several such patterns at once with far less work."""
     match node:
-        case Alt(options):
-            return alt(map(_prompt, options))
         case Seq((*before, Repeat(Chars() as skipped, 0, None), Chars() as found, after)) if after == _ANY:
             if is_plain(skipped) and is_plain(found):
                 rest = Chars(intersection(skipped.spans, complement(found.spans)))
@@ -364,10 +355,6 @@ def _asked(edge: Edge) -> tuple[Spans, ...]:
     if edge.kind in "^$":
         return (NEWLINES,) if edge.multiline else ()
     return (edge.spans,)
-
-
-def _holds(spans: Spans, kind: Spans) -> bool:
-    return any(low <= kind[0][0] <= high for low, high in spans)
 
 
 def _ask_before(items: Sequence[Node]) -> bool:
@@ -406,8 +393,7 @@ def _cut(chars: Chars, spans: Spans) -> Chars:
     if chars.properties or chars.negated:
         within = intersection(chars.within, spans)
         return Chars(chars.spans, chars.properties, chars.negated, within=within) if within else NEVER
-    both = intersection(chars.spans, spans)
-    return Chars(both) if both else NEVER
+    return Chars(intersection(chars.spans, spans))
 
 
 # --- The compiler's dialect.

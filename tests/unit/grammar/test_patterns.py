@@ -207,6 +207,26 @@ def test_a_password_of_many_kinds_is_followed_for_many_answers() -> None:
     assert matched(pattern, *texts, "abcdefg#1", "aB#1") == texts
 
 
+def test_a_word_that_must_not_stand_anywhere_is_ruled_out() -> None:
+    words = ["admin", "root", "test", "user"]
+    texts = ["adm1n", "roo", "xusexr", *(f"a{word}b" for word in words)]
+    assert matched(f"^(?!.*(?:{'|'.join(words)})).*$", *texts) == texts[:3]
+
+
+def test_a_look_that_is_too_large_leaves_the_rest_of_its_pattern() -> None:
+    found = enforced("^(?!.*(?:admin|root|test|user|guest|super))[a-z]{3,20}$", ["abc", "a", "a1b"])
+    assert found.accepted == {"abc"}
+    assert found.told.startswith("negative look-ahead of the pattern")
+
+
+def test_a_long_text_may_have_an_edge_at_its_end() -> None:
+    assert not translated("a" * 3000 + r"\b").left_out
+
+
+def test_a_negative_look_that_asks_what_follows_it_rules_out_nothing_more() -> None:
+    assert enforced(r"(?<!a\b)b", ["ab"]).accepted == {"ab"}
+
+
 def test_patterns_beside_others_must_all_match() -> None:
     schema = {"type": "string", "pattern": r"^(?=.*\d).{2,}$", "allOf": [{"pattern": "^a"}, {"maxLength": 3}]}
     assert [text for text in ("a1", "ab1", "b1", "ab", "abc1") if accepts(schema, f'"{text}"')] == ["a1", "ab1"]
@@ -225,6 +245,9 @@ def test_patterns_beside_others_must_all_match() -> None:
         ("^" + "(?=.*ab)" * 30, "look-ahead"),
         ("^" + r"(?:a|\bb|$)" * 40, r"`\b`, `$`"),
         ("^(?!.*a.{30}b)", "negative look-ahead"),
+        ("".join(f"(?=[{chr(at)}-{chr(2 * at)}])." for at in range(256, 999)), "is too complex"),
+        (r"a(?=[bé])(?i:é)", "asks for a word boundary without regard to case"),
+        (r"(?i:[\P{Lu}])", "negates a property without regard to case"),
     ],
     ids=lambda value: value[:20],
 )
