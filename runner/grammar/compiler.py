@@ -33,8 +33,8 @@ class NumberBounds:
     """Follows an answer beside its grammar, and keeps its numbers short."""
 
     def __init__(self, matcher: LLMatcher, spell: Callable[[int], bytes], where: re.Pattern[bytes]) -> None:
-        """Takes over `matcher`, which allows all but long numbers, at its beginning. It is asked only behind texts that
-        end as in `where`: a mask of its own takes as long as that of the grammar."""
+        """Takes over `matcher`, which allows all but long numbers, at its beginning. It computes masks only after texts
+        that end as in `where`: a mask of its own takes as long as one of the grammar."""
         self._matcher = matcher
         self._spell = spell
         self._where = where
@@ -206,7 +206,7 @@ class Compiler:
 
     @cached_property
     def bounds(self) -> tuple[str, LLMatcher]:
-        """The grammar that bounds the numbers of a schema alone, which most formats need, and its matcher, to copy."""
+        """The bounds of a format that is one schema, which most formats are: their grammar, and a matcher to copy."""
         text = bounds_text(JsonSchema(msgspec.Raw(b"{}")), self._special)
         self._numbers  # noqa: B018 - made with them, before workers are forked
         return text, self._from_lark(text)

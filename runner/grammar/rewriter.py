@@ -31,7 +31,7 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies")
 """Keywords whose schemas describe the same object."""
 _MORE = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "$dynamicRef")
-"""Keywords that say what more properties an object may have, unless it may have none."""
+"""Keywords that allow an object more properties, unless they are false."""
 _OWN = ("properties", "required", "minProperties", "maxProperties", "dependentRequired", *_MORE)
 _CHILDREN = (*_PARTS, "prefixItems", "properties", "patternProperties")
 _ABOUT_OBJECTS = {*_PARTS, *_LISTS, *_MAPS, *_IN_PLACE, *_OWN}
@@ -40,7 +40,7 @@ _MOST_HOPS = 8
 
 def close_objects(root: Schema) -> None:
     """Adds `"additionalProperties": false` to the objects of `root` that list properties, say nothing about more, and
-    are not combined with others that do. Objects that need a property which they do not list stay open."""
+    are not combined with others that do. Objects that require a property they do not list stay open."""
     every = every_schema(root)
     combined = _combined(every, root)
     for schema in every:
@@ -172,7 +172,7 @@ def _listed(value: object) -> Sequence[object]:
 
 
 def _asks_within(schema: Schema, properties: object) -> bool:
-    """Returns True if an object with these properties and no others can have all that `schema` lists or needs."""
+    """Returns True if an object of these properties alone can have all that `schema` lists or requires."""
     if not isinstance(properties, dict) or any(schema.get(key, False) is not False for key in _MORE):
         return False
     listed, *needs = (schema.get(key) for key in ("properties", "dependentRequired", "dependencies"))
@@ -196,13 +196,13 @@ _LARGEST = 9 * 10**17
 _LARGEST_INTEGER = 92 * 10**17
 """llguidance refuses larger bounds."""
 _MOST_STEPS = 3600
-"""The largest `multipleOf`, without its decimal point, whose multiples are bounded: llguidance cannot bound others."""
+"""The largest `multipleOf`, without its decimal point, that llguidance can combine with bounds."""
 _OF_FORMAT = {
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32)},
     **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
     "double-int": (1 - 2**53, 2**53 - 1),
 }
-"""OpenAPI's formats of integers that ask for more than any integer fulfils -> their bounds."""
+"""OpenAPI's formats of bounded integers -> their bounds."""
 _COUNTS = [f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Contains", "Properties")]
 _NOTES = frozenset(("title", "description", "default", "examples", "$schema", "$id", "$defs", "definitions"))
 """Keywords that ask nothing of a value."""
@@ -390,7 +390,7 @@ class _Rewriter:
 
 
 def _bounds(schema: Schema, *keys: str) -> list[float]:
-    """Returns the numbers that these keywords have; in draft 4 some have a Boolean."""
+    """Returns the numbers of these keywords. In draft 4 some are Booleans instead."""
     found = [schema.get(key) for key in keys]
     return [bound for bound in found if isinstance(bound, int | float) and not isinstance(bound, bool)]
 

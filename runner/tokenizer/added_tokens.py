@@ -87,16 +87,16 @@ def configured_tokens(
 
 
 def special_config(files: Files) -> JsonObject:
-    """Returns `tokenizer_config.json` with `special_tokens_map.json` over it, which counts only where there is no
-    `added_tokens_decoder`: newer releases of transformers do without."""
+    """Returns `tokenizer_config.json`. If it has no `added_tokens_decoder`, `special_tokens_map.json`, which older
+    releases of transformers wrote, takes precedence over it."""
     config, older = read_object(files, "tokenizer_config.json"), read_object(files, _MAP)
     return config if _TABLE in config else {**config, **older}
 
 
 def without_broken(files: Files, *, is_directory: bool) -> Files:
-    """Returns `files` without broken ones that the model's own program never reads, so that they do not stop it here:
-    Ollama reads neither of the two older files, and transformers neither beside an `added_tokens_decoder`. The log
-    names them. Raises ModelError if `tokenizer_config.json` is broken."""
+    """Returns `files` without broken ones that the model's own program does not read: Ollama never reads the two older
+    files, and transformers not if there is an `added_tokens_decoder`. The log names them. Raises ModelError if
+    `tokenizer_config.json` is broken."""
     if is_directory and _TABLE not in read_object(files, "tokenizer_config.json"):
         return files
     broken = set[str]()
@@ -104,7 +104,7 @@ def without_broken(files: Files, *, is_directory: bool) -> Files:
         try:
             read(files)
         except ModelError as error:
-            log.warning("a file beside the tokenizer is passed over", file=name, reason=str(error))
+            log.warning("a broken file beside the tokenizer is ignored", file=name, reason=str(error))
             broken.add(name)
     return lambda name: None if name in broken else files(name)
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 Spans = tuple[tuple[int, int], ...]
-"""Ranges of code points with both their ends: in ascending order, and none touches the next."""
+"""Ranges of code points, ends included, in ascending order and with gaps between them."""
 
 
 def union(spans: Iterable[tuple[int, int]]) -> Spans:
@@ -31,7 +31,7 @@ def intersection(left: Spans, right: Spans) -> Spans:
 
 
 def with_cases(spans: Spans, *, unicode: bool) -> Spans:
-    """Returns characters of ASCII with their other cases, two of which Unicode has beyond ASCII."""
+    """Returns ASCII characters with their other cases, two of which are not ASCII."""
     chars = "".join(chr(code) for low, high in spans for code in range(low, high + 1))
     chars += chars.swapcase()
     more = {0x212A: "k", 0x17F: "s"} if unicode else {}
@@ -56,7 +56,7 @@ CLASSES |= {letter.upper(): complement(spans) for letter, spans in CLASSES.items
 
 
 def astral(leads: Spans, trails: Spans) -> Spans:
-    """Returns the characters that these halves of surrogate pairs make together; none if they are not such halves."""
+    """Returns the characters that these halves of surrogate pairs form; none if they are not halves."""
     if not leads or not trails or intersection(leads, LEADS) != leads or intersection(trails, TRAILS) != trails:
         return ()
     return union(

@@ -15,7 +15,7 @@ class Chars:
     properties: tuple[str, ...] = ()
     negated: bool = False
     folded: bool = False
-    """Takes a letter for its other cases."""
+    """True if case does not matter."""
     within: Spans = EVERY
     edges: bool = False
     empty: bool = False
@@ -52,7 +52,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Nothing, at a place of this kind: `^`, `$`, `b`, `B`, or the look for one of `spans`: `=`, `!`, `<=`, `<!`."""
+    """A place of this kind: `^`, `$`, `b`, `B`, or a look for one of `spans`: `=`, `!`, `<=`, `<!`."""
 
     kind: str
     multiline: bool = False
@@ -63,7 +63,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Nothing, where the item does (or does not) stand before or after."""
+    """A place with (or without) the item before or after it."""
 
     item: "Node"
     behind: bool

@@ -1,6 +1,6 @@
 """Finds a regular expression for the texts that another one does not match, by way of a small automaton.
 
-A state is what may still come (Brzozowski's derivatives); the states are then eliminated one after the other.
+A state is the set of possible continuations (Brzozowski's derivatives). States are eliminated one by one.
 """
 
 from collections import Counter
@@ -29,8 +29,8 @@ _ANY = repeat(Chars(EVERY), 0, None)
 
 
 def opposite(node: Node) -> Node | None:
-    """Returns what matches every text that `node`, which has no edges, does not; None if it is too large to find out,
-    or has characters that are known by name alone."""
+    """Returns a node for every text that `node`, which has no edges, does not match. Returns None if it is too
+    large, or if characters are known only by name."""
     sets = {each for each in within(node) if isinstance(each, Chars)}
     if not all(map(is_plain, sets)):
         return None

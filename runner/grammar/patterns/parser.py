@@ -3,8 +3,8 @@
 A pattern is read as with the flag `u`, as JSON Schema recommends. One that is valid only without it, or that spells
 halves of surrogate pairs, is read by the older grammar (Annex B). Characters are code points either way.
 
-Two forms of Python's are read as well, since schemas made of Python types have them, and ECMA-262 gives them no
-meaning: flags for the whole pattern in front of it, `(?i)`, and groups named `(?P<name>...)`.
+Two forms of Python's are read as well: flags for the whole pattern at its start, `(?i)`, and groups named
+`(?P<name>...)`. Schemas made from Python types have them, and they are invalid in ECMA-262.
 """
 
 import re
@@ -66,14 +66,14 @@ class Pattern:
     node: Node
     groups: dict[int | str, Node]
     doubtful: bool
-    """It is valid only without the flag `u`, but has properties, which need it; they are read as such."""
+    """True if it is valid only without the flag `u` but has `\\p{...}`, which needs the flag and is read as with it."""
 
 
 def parse(text: str) -> Pattern:
     """Reads a pattern.
 
     Raises:
-        PatternError: it is no regular expression.
+        PatternError: it is not a regular expression.
         PatternDepthError: its groups are nested deeper than 60 levels.
     """
     try:
@@ -96,7 +96,7 @@ class _Parser:
         self._captures, self._names = len(groups), {_spelled(found[2]) for found in groups if found[2] is not None}
         self._named = unicode or bool(self._names)
         self._taken = frozenset[str]()
-        """The names of groups that may match together with what is next."""
+        """The names of groups that may match together with the next part."""
         self._doubtful = False
 
     def pattern(self) -> Pattern:
@@ -201,7 +201,7 @@ class _Parser:
         return self._chars(((code, code),))
 
     def _group(self) -> tuple[Node, str]:
-        """Returns a group, and how it looks around if it does."""
+        """Returns a group, or a look if it is one."""
         start = self._at
         name, look, flags = "", "", self._flags
         captures = not self._take("?")
@@ -262,7 +262,7 @@ class _Parser:
                 self._refuse("invalid group reference")
             name = self._name()
             if name not in self._names:
-                self._refuse(f"reference to group {name}, which is not there,")
+                self._refuse(f"reference to group {name}, which does not exist,")
             return self._back(name)
         found = self._escape(in_class=False)
         return self._char(found) if isinstance(found, int) else found

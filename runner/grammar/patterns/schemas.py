@@ -1,7 +1,6 @@
 """Translates the regular expressions in the schemas of a format: those of `pattern` and `patternProperties`.
 
-What a pattern looks for ahead or behind is a second pattern in an `allOf`. The name of a property can be asked for one
-only.
+A look-ahead or look-behind becomes a second pattern in an `allOf`. The name of a property can have only one pattern.
 """
 
 import json
@@ -19,14 +18,14 @@ from runner.logs import printable
 _ANY_NAME = "^(?s:.*)$"
 _MOST_SHOWN = 100
 _UNKNOWN = "Unable to determine if regex is empty"
-"""llguidance gives up on patterns that are hard to satisfy together."""
+"""llguidance's error for patterns that it cannot follow together."""
 
 
 def with_translated_patterns(wanted: Format) -> tuple[Format, str]:
     """Returns the format with its patterns in the compiler's dialect, and the first part of them that is left out.
 
     Raises:
-        RequestError: one is no regular expression, or a part of it would be left out of a strict schema.
+        RequestError: a pattern is invalid, or a part of it would be left out of a strict schema.
     """
     left_out: list[str] = []
 
@@ -45,7 +44,7 @@ def with_translated_patterns(wanted: Format) -> tuple[Format, str]:
 
 
 def _translated(schema: Schema) -> Iterator[str]:
-    """Translates the patterns of a schema in place. Yields what is left out of each."""
+    """Translates the patterns of a schema in place. Yields the parts that are left out."""
     if isinstance(pattern := schema.get("pattern"), str):
         found = _translation(pattern)
         yield from _left_out(found, pattern)
@@ -58,7 +57,7 @@ def _translated(schema: Schema) -> Iterator[str]:
 
 
 def _ask(schema: Schema, patterns: tuple[str, ...]) -> None:
-    """Asks a text to match all of these."""
+    """Requires a text to match all these patterns."""
     schema.pop("pattern")
     if len(patterns) == 1:
         schema["pattern"] = patterns[0]
@@ -68,8 +67,8 @@ def _ask(schema: Schema, patterns: tuple[str, ...]) -> None:
 
 
 def _ask_names(schema: Schema, names: Mapping[str, object], translations: Mapping[str, Translation]) -> None:
-    """Asks for names that match. Where a pattern takes more names than it should, they must not get a schema that is
-    not theirs: it stays only if they may not come at all."""
+    """Requires names that match. A pattern with a part left out matches names that it should not; these must not
+    get its schema, so it is kept only if no such name is allowed at all."""
     inexact = any(each.left_out for each in translations.values())
     if inexact and (len(names) > 1 or schema.get("properties") or schema.get("additionalProperties") is not False):
         schema.pop("patternProperties")
@@ -85,7 +84,7 @@ def _ask_names(schema: Schema, names: Mapping[str, object], translations: Mappin
 
 
 def _only_one(found: Translation) -> Translation:
-    """Returns the pattern without those beside it."""
+    """Returns the translation with its first pattern alone."""
     if len(found.patterns) < 2:
         return found
     return Translation(found.patterns[-1:], ", ".join(filter(None, [found.left_out, "look-around"])))
@@ -96,7 +95,7 @@ def _translation(pattern: str) -> Translation:
     try:
         found = translated(pattern)
     except PatternError as error:
-        raise PatternError(f"the pattern {_shown(pattern)} is no regular expression of ECMA-262: {error}") from None
+        raise PatternError(f"the pattern {_shown(pattern)} is not a regular expression of ECMA-262: {error}") from None
     if len(found.patterns) > 1 and _UNKNOWN in fault({"allOf": [{"pattern": each} for each in found.patterns]}):
         return _only_one(found)
     return found

@@ -1,8 +1,8 @@
 """Translates the regular expressions of JSON schemas, which are ECMA-262's, into the compiler's dialect.
 
-A translation is anchored and has nothing left in it but characters, sequences, choices and repetitions: it means what
-it says in any dialect. What asks about the characters around it (`^`, `$`, `\\b`) is resolved; what looks ahead or
-behind becomes a second pattern that must hold, too.
+A translation is anchored and consists only of characters, sequences, choices and repetitions, which mean the same in
+every dialect. Edges (`^`, `$`, `\\b`), which depend on the characters around them, are resolved. A look-ahead or
+look-behind becomes a second pattern that must match, too.
 """
 
 from collections.abc import Sequence
@@ -45,48 +45,48 @@ _MOST_STEPS = 3000
 _MOST_UNROLLED = 4
 _MOST_CONJUNCTS = 6
 _MOST_WAYS = 4
-"""llguidance follows more patterns at once for a few answers only, then it refuses what they allow."""
+"""llguidance follows more patterns at once for a few answers only, then it refuses tokens that they allow."""
 _MOST_KINDS = 12
 _MOST_CHARACTERS = 1 << 16
-"""In a pattern, and in the shortest text that it matches; four times as many in its translation."""
+"""The limit for a pattern and for the shortest text that it matches; a translation may have four times as many."""
 _WHOLE = complement(HALVES)
 _ESCAPED: Spans = ((34, 34), (92, 92))
 _NO_NUL: Spans = ((1, 0x10FFFF),)
-"""llguidance takes a class of all control characters for one of all characters that JSON escapes, and would let quotes
-through. So such a class has no NUL."""
+"""llguidance takes a class of all control characters for a class of all characters that JSON escapes, and would allow
+quotes. So such a class never has NUL."""
 _NO_CHAR = r"^\x{0}-\x{10FFFF}"
 _ANY = repeat(Chars(EVERY), 0, None)
 _LOOKS = {"=": "look-ahead", "!": "negative look-ahead", "<=": "look-behind", "<!": "negative look-behind"}
 _START, _END, _SOMEWHERE = -1, -2, -3
-"""In place of the kind of a character: the beginning, the end, or what is not known."""
+"""Used in place of the kind of a character: the beginning, the end, and unknown."""
 
 
 @dataclass(frozen=True)
 class Translation:
-    """What the compiler is told of a pattern."""
+    """A pattern in the compiler's dialect."""
 
     patterns: tuple[str, ...]
-    """In the compiler's dialect; a text matches all of them."""
+    """A text must match all of them."""
     left_out: str = ""
-    """What of the pattern they do not say, or without patterns why; empty if they say it all."""
+    """The part of the pattern that is left out; without patterns, the reason why all of it is; else empty."""
 
 
 class _UnsaidError(Exception):
-    """The compiler cannot be told this; the text names it."""
+    """The translation cannot express a part of the pattern, which the text names."""
 
 
 def translated(text: str) -> Translation:
     """Translates one pattern.
 
     Raises:
-        PatternError: it is no regular expression.
+        PatternError: it is not a regular expression.
     """
     if len(text) > _MOST_CHARACTERS:
         return Translation((), f"has more than {_MOST_CHARACTERS:,} characters")
     try:
         pattern = parse(text)
         if _lengths(pattern.node)[0] > _MOST_CHARACTERS:
-            return Translation((), f"asks for more than {_MOST_CHARACTERS:,} characters")
+            return Translation((), f"needs more than {_MOST_CHARACTERS:,} characters")
         translator = _Translator(pattern)
         spelled = dict.fromkeys(f"^(?:{_spelled(node)})$" for node in translator.nodes() if node != _ANY)
     except (PatternDepthError, RecursionError):
@@ -107,15 +107,15 @@ class _Translator:
         self.left_out: list[str] = []
         self._steps = 0
         self._open = False
-        """What is resolved is a part of the text, and what follows it is not known."""
+        """True while a part of the text is resolved and the text after it is unknown."""
         edges = [each for each in within(pattern.node) if isinstance(each, Edge)]
         self._kinds = atoms(dict.fromkeys(spans for edge in edges for spans in _asked(edge)), _MOST_KINDS)
-        """Kinds of characters: what stands beside an edge is of one of them."""
+        """The kinds of characters that an edge can have beside it."""
         if len(self._kinds) > _MOST_KINDS:
             raise _UnsaidError("is too complex")
 
     def nodes(self) -> list[Node]:
-        """Returns patterns without edges. Texts that match match them all, from end to end."""
+        """Returns patterns without edges, all of which a matching text matches as a whole."""
         whole = _trimmed((_ANY, self._pattern.node, _ANY))
         try:
             conjuncts = self._conjuncts(whole)
@@ -148,7 +148,7 @@ class _Translator:
         return [(alt(map(seq, choice)),) for choice in product(*ways)]
 
     def _looked(self, look: Look, left: Sequence[Node], right: Sequence[Node]) -> list[Sequence[Node]]:
-        """Returns what a look, between these, asks of the whole text."""
+        """Returns the conditions on the whole text of a look that is between `left` and `right`."""
         before, after = (left, right) if not look.behind else (right, left)
         least, most = _lengths(seq(before))
         if least < most and [*after] != [_ANY]:
@@ -167,7 +167,7 @@ class _Translator:
         return self._conjuncts((allowed, *right) if look.behind else (*left, allowed))
 
     def _alone(self, look: Look, *, edge: bool) -> Node:
-        """Returns the texts that stand on this side of a look which finds its item."""
+        """Returns the texts on this side of a look that finds its item."""
         for each in within(look.item):
             if isinstance(each, Look | Back) or (
                 isinstance(each, Edge) and look.behind and not edge and each.kind != "^"
@@ -188,8 +188,8 @@ class _Translator:
         return self._walk(_START, None, kept)
 
     def _walk(self, before: int, need: frozenset[int] | None, items: tuple[Node, ...]) -> Node:
-        """Returns `items` without edges, if what stands before them is of this kind, and what comes next has to be of
-        the kinds `need`; None stands for all. The text ends with them."""
+        """Returns `items` without edges, at the end of a text, after a character of this kind and before one of the
+        kinds `need` (None: all)."""
         self._spend()
         if not any(item.edges for item in items):
             whole = seq(items)
@@ -230,7 +230,7 @@ class _Translator:
         return alt(ways)
 
     def _by_itself(self, node: Repeat) -> Node:
-        """Returns a repetition without edges: without those that ask what is around the item that is repeated."""
+        """Returns a repetition without edges; leaves out those that depend on what surrounds the repeated item."""
         known, self._open = self._open, True
         try:
             return repeat(self._walk(_SOMEWHERE, None, (node.item,)), node.least, node.most)
@@ -240,7 +240,7 @@ class _Translator:
             self._open = known
 
     def _after(self, edge: Edge, before: int) -> frozenset[int]:
-        """Returns the kinds of what may follow this edge after what is `before`."""
+        """Returns the kinds of characters that may follow this edge if `before` precedes it."""
         every = frozenset((*range(len(self._kinds)), _END))
         asked = [span for spans in _asked(edge) for span in spans]
         beside = frozenset(
@@ -349,7 +349,7 @@ def _is_word(node: Node) -> bool:
 
 
 def _asked(edge: Edge) -> tuple[Spans, ...]:
-    """Returns the set of characters that an edge tells from others, if there is one."""
+    """Returns the sets of characters that an edge distinguishes."""
     if edge.kind in "bB":
         return (WORD,)
     if edge.kind in "^$":
@@ -358,7 +358,7 @@ def _asked(edge: Edge) -> tuple[Spans, ...]:
 
 
 def _ask_before(items: Sequence[Node]) -> bool:
-    """Returns True if one of these nodes may ask what stands before them."""
+    """Returns True if one of these nodes may depend on the character before them."""
     for item in items:
         if item.edges and any(isinstance(each, Edge) and each.kind not in "$=!" for each in within(item)):
             return True

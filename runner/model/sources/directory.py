@@ -47,8 +47,8 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
     others = [path for path in paths if path.match(_WEIGHTS) and path not in named]
     if not named and not others:
         refuse_without_weights(directory, _WEIGHTS, [path.name for path in paths], folders)
-    # A stale index, which names none of the files, is ignored, as mlx-lm ignores all; else a download is incomplete,
-    # unless the other files have what is missing. A path that leads elsewhere is no name of this directory.
+    # An index that names none of the files is stale and is ignored, as mlx-lm ignores every index. One that names some
+    # of them means an incomplete download, unless the other files have the missing tensors.
     unknown = sorted(directory / shard for shard in held if "/" not in shard) if named else []
     missing = [path for path in unknown if path not in named and not os.path.isfile(path)]  # noqa: PTH113 - Path.is_file raises for long names
     weights = named if named and not missing else [*named, *others]

@@ -87,7 +87,7 @@ def _is_long(opened: OpenedModel, rope: SuScaledRoPE) -> bool:
     """Returns True if the context can exceed the length that the model was first trained with. transformers has other
     factors for prompts longer than that. Keys are cached here, so all positions use one set: mlx-lm's long factors,
     or the short ones if no prompt can be that long."""
-    return not 0 < opened.context_length <= cast("int", rope.original_max_position_embeddings)
+    return not 0 < opened.context_length <= rope.original_max_position_embeddings
 
 
 # --- Sliding windows, by the rules of transformers' classes. mlx-lm's modules for these models have no windows, or only

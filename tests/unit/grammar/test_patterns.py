@@ -15,7 +15,7 @@ from tests.unit.grammar.walks import accepts, bytes_tokenizer, compiler_of, form
 
 
 class Row(NamedTuple):
-    """A pattern, and what an engine says of some texts."""
+    """A pattern, and the texts that a real engine matches and does not match."""
 
     pattern: str
     flags: str | None
@@ -59,7 +59,7 @@ def verdict(row: Row) -> str:
     lost, more = {*row.matching} - found.accepted, found.accepted - {*row.matching}
     lost = {text for text in lost if not enforced(row.pattern, [text]).accepted}  # a matcher tires of many texts
     if row.flags is None:
-        assert f"{json.dumps(row.pattern)} is no regular expression of ECMA-262" in found.told, found.told
+        assert f"{json.dumps(row.pattern)} is not a regular expression of ECMA-262" in found.told, found.told
         return "invalid"
     assert found.how != "refused", (row.pattern, found.told)
     assert not any("\0" not in text for text in lost), (row.pattern, lost)  # see the test of NUL below
@@ -113,14 +113,14 @@ def matched(pattern: str, *texts: str) -> list[str]:
         (r"^(?<\u{61}b>x)$", ["x"], ["y"]),
     ],
 )
-def test_what_the_recorded_engine_does_not_know(pattern: str, good: list[str], bad: list[str]) -> None:
+def test_syntax_that_the_recorded_engine_does_not_know(pattern: str, good: list[str], bad: list[str]) -> None:
     """The modifiers of 2025, and two groups of one name."""
     assert matched(pattern, *good, *bad) == good
 
 
 @pytest.mark.parametrize("pattern", ["(?i-i:a)", "(?ii:a)", "(?-:a)", "(?x:a)", "(?<n>a)(?<n>b)", "(?<n>(?<n>a))"])
 def test_invalid_groups_of_2025_are_refused(pattern: str) -> None:
-    assert "is no regular expression of ECMA-262" in enforced(pattern, []).told
+    assert "is not a regular expression of ECMA-262" in enforced(pattern, []).told
 
 
 def test_a_class_that_leaves_out_a_quote_leaves_out_nul() -> None:
@@ -132,7 +132,7 @@ def test_a_class_that_leaves_out_a_quote_leaves_out_nul() -> None:
     assert matched("^[^]$", '"', "\0") == ['"', "\0"]
 
 
-def test_halves_of_surrogate_pairs_are_those_of_whole_characters() -> None:
+def test_halves_of_surrogate_pairs_match_as_whole_characters() -> None:
     assert matched(r"^[\ud83c-\ud83d][\udc00-\udfff]$", "\U0001f600", "\U0001f3ff", "\U0001f900") == [
         "\U0001f600",
         "\U0001f3ff",
@@ -148,7 +148,7 @@ def test_properties_of_a_pattern_without_the_flag_are_properties_and_the_log_say
     assert found.told.startswith("the older grammar, for which `\\p` is a letter, of the pattern")
 
 
-def test_what_is_left_out_has_its_name_and_place() -> None:
+def test_a_part_that_is_left_out_is_named_with_its_place() -> None:
     schema = {"properties": {"a": {"enum": [{"pattern": "("}]}, "b": {"items": {"pattern": r"(.)\1", "default": {}}}}}
     beginning = compiler_of(bytes_tokenizer()).compile(format_of(schema))[1]
     assert beginning.left_out == (
@@ -159,7 +159,7 @@ def test_what_is_left_out_has_its_name_and_place() -> None:
         with pytest.raises(RequestError) as caught:
             compiler_of(bytes_tokenizer()).compile(format_of({"items": wrong}))
         assert str(caught.value) == (
-            'Format: the pattern "a)" is no regular expression of ECMA-262: unmatched `)` at character 2 - '
+            'Format: the pattern "a)" is not a regular expression of ECMA-262: unmatched `)` at character 2 - '
             "at `$.items` of the JSON schema"
         )
     with pytest.raises(RequestError, match=r"Regex is empty.* at `\$` of the JSON schema"):
@@ -168,7 +168,7 @@ def test_what_is_left_out_has_its_name_and_place() -> None:
         compiler_of(bytes_tokenizer()).compile(format_of({"x-guidance": {"lenient": False}, **schema}))
 
 
-def test_a_pattern_in_a_message_does_nothing_to_a_terminal() -> None:
+def test_a_pattern_in_a_message_is_escaped_for_terminals() -> None:
     told = enforced("é(\x9b\x1b", []).told
     assert "é" in told
     assert "\x9b" not in told
@@ -238,8 +238,8 @@ def test_patterns_beside_others_must_all_match() -> None:
         ("(" * 10**4, "is nested too deep"),
         ("(" * 61 + ")" * 61, "is nested too deep"),
         ("a" * (2**16 + 1), "has more than 65,536 characters"),
-        ("((a{1000}){1000}){1000}", "asks for more than 65,536 characters"),
-        ("a{" + "9" * 10**4 + "}", "asks for more than 65,536 characters"),
+        ("((a{1000}){1000}){1000}", "needs more than 65,536 characters"),
+        ("a{" + "9" * 10**4 + "}", "needs more than 65,536 characters"),
         ("(a)" + "".join(rf"(\{group}\{group})" for group in range(1, 40)), "is too complex"),
         ("^" + "(?:a|(?=b.)c)" * 30, "look-ahead"),
         ("^" + "(?=.*ab)" * 30, "look-ahead"),
