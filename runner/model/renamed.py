@@ -41,7 +41,9 @@ def rename_fields(part: Config, module: str) -> None:
     Raises ModelError if the module has no field for a value.
     """
     name = part.get("model_type")
-    rows = _BY_MODEL.get(name if isinstance(name, str) else "") or _BY_MODEL.get(module, ())
+    rows = _BY_MODEL.get(name if isinstance(name, str) else "", ())
+    if not rows:  # the defaults of a model that transformers does not have are not those of another one
+        rows = tuple(row for row in _BY_MODEL.get(module, ()) if row.path)
     apply_rows((*_BY_MODEL["*"], *rows), part)
     _check_layers(part, module, rows)
 

@@ -128,6 +128,9 @@ def test_a_field_that_a_file_lacks_is_what_transformers_takes_for_it() -> None:
         read_as: Config = {"model_type": module, **copy.deepcopy(part)}
         rename_fields(read_as, module)
         assert {field: read_as.get(field) for field in wanted} == wanted
+    other: Config = {"model_type": "kimi_k2"}  # of that module, by a class that transformers does not have
+    rename_fields(other, "deepseek_v3")
+    assert other == {"model_type": "kimi_k2"}
 
 
 def test_a_text_config_without_a_type_is_that_of_its_module() -> None:
