@@ -52,7 +52,7 @@ def configured_tokens(
 
     Raises ModelError if one of the files has an unexpected shape; the message names it.
     """
-    config = special_config(files)
+    config = special_config(read_object(files, "tokenizer_config.json"), read_object(files, _MAP))
     tokens = {token.content: token for token in known}
     ids = {token.id for token in tokens.values()}
     for token in _decoder_entries(config.get(_TABLE)):
@@ -86,24 +86,23 @@ def configured_tokens(
     return list(tokens.values())
 
 
-def special_config(files: Files) -> JsonObject:
-    """Returns `tokenizer_config.json`. If it has no `added_tokens_decoder`, `special_tokens_map.json`, which older
-    releases of transformers wrote, takes precedence over it."""
-    config, older = read_object(files, "tokenizer_config.json"), read_object(files, _MAP)
+def special_config(config: JsonObject, older: JsonObject) -> JsonObject:
+    """Returns `config`, of `tokenizer_config.json`. If it has no `added_tokens_decoder`, `older` takes precedence over
+    it, of `special_tokens_map.json`, which older releases of transformers wrote."""
     return config if _TABLE in config else {**config, **older}
 
 
 def without_broken(files: Files, *, is_directory: bool) -> Files:
     """Returns `files` without broken ones that the model's own program does not read: Ollama never reads the two older
-    files, and transformers not if there is an `added_tokens_decoder`. The log names them. Raises ModelError if
-    `tokenizer_config.json` is broken."""
-    if is_directory and _TABLE not in read_object(files, "tokenizer_config.json"):
-        return files
+    files, and transformers not if there is an `added_tokens_decoder`. The log names them. Raises ModelError for a
+    broken one that is read."""
     broken = set[str]()
     for name, read in ((_ADDED, _older_ids), (_MAP, partial(read_object, name=_MAP))):
         try:
             read(files)
         except ModelError as error:
+            if is_directory and _TABLE not in read_object(files, "tokenizer_config.json"):
+                raise
             log.warning("a broken file beside the tokenizer is ignored", file=name, reason=str(error))
             broken.add(name)
     return lambda name: None if name in broken else files(name)

@@ -86,7 +86,7 @@ def resolve_special_ids(
     nested = model.get("text_config")
     text_config = nested if isinstance(nested, dict) else _NOTHING
     numbered = [generation, model, text_config] if merge_eos else [generation, model]
-    named = [special_config(files), older, own] if merge_eos else [config, own, older]
+    named = [special_config(config, older), older, own] if merge_eos else [config, own, older]
     bos = _first_ids(numbered, "bos_token_id") or _first_named(named, "bos_token", added)
     eos, ends = _first_ids(numbered, "eos_token_id"), _first_named(named, "eos_token", added)
     if not eos and not ends:
