@@ -9,21 +9,16 @@ from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.nn.layers.distributed import shard_inplace, shard_linear
-from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 from mlx.nn.layers.positional_encoding import RoPE
-from mlx_lm.models.base import BaseModelArgs, create_attention_mask, scaled_dot_product_attention
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.base import BaseModelArgs, scaled_dot_product_attention
 from mlx_lm.models.cohere2 import MLP
 from mlx_lm.models.switch_layers import SwitchGLU
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+from runner.model.decoder import FULL, SLIDING, DecoderModel, Layer, Mask
+
 _DENSE, _SPARSE = "dense", "sparse"
-Mask = Any
-"""An array, "causal" or None: which keys a row sees."""
-_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass
@@ -80,8 +75,8 @@ class ModelArgs(BaseModelArgs):
                 else (layer - dense + 1, self.sliding_window_pattern)
                 for layer in range(layers)
             ]
-            self.layer_types = [_SLIDING if place % pattern else _FULL for place, pattern in patterns]
-        for name, known in (("layer_types", (_SLIDING, _FULL)), ("mlp_layer_types", (_DENSE, _SPARSE))):
+            self.layer_types = [SLIDING if place % pattern else FULL for place, pattern in patterns]
+        for name, known in (("layer_types", (SLIDING, FULL)), ("mlp_layer_types", (_DENSE, _SPARSE))):
             kinds = getattr(self, name)
             if len(kinds) != layers:
                 raise ValueError(f"{name} has {len(kinds)} entries, want {layers}")
@@ -99,7 +94,7 @@ class ModelArgs(BaseModelArgs):
     @property
     def windows(self) -> list[bool]:
         """For each layer whether it sees a window only."""
-        return [kind == _SLIDING for kind in self.layer_types or ()]
+        return [kind == SLIDING for kind in self.layer_types or ()]
 
     def make_norm(self) -> Module:
         """Returns a norm of the hidden states."""
@@ -180,7 +175,7 @@ class Experts(Module):
         return mixed if self.sharding_group is None else mx.distributed.all_sum(mixed, group=self.sharding_group)
 
 
-class Block(Module):
+class Block(Layer):
     """One layer."""
 
     def __init__(self, args: ModelArgs, layer: int) -> None:
@@ -196,83 +191,20 @@ class Block(Module):
         return x + self.self_attn(normed, mask, cache) + cast("mx.array", self.mlp(normed))
 
 
-class Decoder(Module):
-    """From tokens to the hidden states after the last norm."""
-
-    def __init__(self, args: ModelArgs) -> None:
-        Module.__init__(self)
-        self.embed_tokens = Embedding(args.vocab_size, args.hidden_size)
-        self.layers = [Block(args, layer) for layer in range(args.num_hidden_layers)]
-        self.norm = args.make_norm()
-        self.windows = args.windows
-        self.window = args.sliding_window
-
-    def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Returns [B, L, D] for the tokens [B, L]."""
-        hidden = self.embed_tokens(inputs)
-        caches: list[Any] = cache or [None] * len(self.layers)
-        masks: dict[bool, Mask] = {}
-        for sliding, each in zip(self.windows, caches, strict=True):
-            if sliding not in masks:  # layers of a kind stand at one offset
-                masks[sliding] = create_attention_mask(hidden, each, window_size=self.window if sliding else None)
-        for layer, sliding, each in zip(self.layers, self.windows, caches, strict=True):
-            hidden = layer(hidden, masks[sliding], each)
-        return cast("mx.array", self.norm(hidden))
-
-
-class Model(Module):
+class Model(DecoderModel):
     """The model as mlx-lm calls it."""
 
+    args: ModelArgs
+
     def __init__(self, args: ModelArgs) -> None:
-        Module.__init__(self)
-        self.args = args
-        self.model_type = args.model_type
-        self.model = Decoder(args)
-        if not args.tie_word_embeddings:
-            self.lm_head = Linear(args.hidden_size, args.vocab_size, bias=False)
+        layers = (Block(args, layer) for layer in range(args.num_hidden_layers))
+        DecoderModel.__init__(self, args, layers, args.make_norm())
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
         """Returns the logits [B, L, V] of the tokens [B, L], on top of what the layers in `cache` hold."""
-        hidden = self.model(inputs, cache)
-        head = self.model.embed_tokens.as_linear if self.args.tie_word_embeddings else self.lm_head
-        return cast("mx.array", head(hidden)) * self.args.logit_scale
-
-    @property
-    def layers(self) -> list[Block]:
-        """The blocks, in order."""
-        return self.model.layers
-
-    def make_cache(self) -> list[KVCache | RotatingKVCache]:
-        """Returns fresh layer caches for one sequence."""
-        window = self.args.sliding_window
-        return [RotatingKVCache(max_size=window, keep=0) if slides else KVCache() for slides in self.args.windows]
+        return self.head(self.model(inputs, cache)) * self.args.logit_scale
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Returns the weights under the names of this module, experts stacked that are stored apart."""
+        """Returns the weights under the names of this module, with experts stacked."""
         named = {name.replace(".mlp.shared_expert.", ".mlp.shared_experts."): each for name, each in weights.items()}
-        if self.args.tie_word_embeddings:
-            named.pop("lm_head.weight", None)
-        for name in [name for name in named if ".mlp.experts.0." in name]:
-            parts = [name.replace(".experts.0.", f".experts.{expert}.") for expert in range(self.args.num_experts)]
-            named[name.replace(".experts.0.", ".switch_mlp.")] = mx.stack([named.pop(part) for part in parts])
-        return named
-
-    def shard(self, group: mx.distributed.Group | None = None) -> None:
-        """Leaves the part of this rank: some heads, and a part of the width of every feed-forward."""
-        group = group or mx.distributed.init()
-        for layer in self.layers:
-            attention, feed = layer.self_attn, layer.mlp
-            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                way = "sharded-to-all" if name == "o_proj" else "all-to-sharded"
-                attention[name] = shard_linear(attention[name], way, group=group)
-            attention.n_heads //= group.size()
-            attention.n_kv_heads //= group.size()
-            ways = [(name, "sharded-to-all" if name == "down_proj" else "all-to-sharded") for name in _PROJECTIONS]
-            if isinstance(feed, Experts):
-                feed.sharding_group = group
-                for part in ("switch_mlp", "shared_experts"):
-                    for name, way in ways if part in feed else ():
-                        shard_inplace(feed[part][name], way, group=group)
-            else:
-                for name, way in ways:
-                    feed[name] = shard_linear(feed[name], way, group=group)
+        return DecoderModel.sanitize(self, named)

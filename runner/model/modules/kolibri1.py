@@ -10,23 +10,18 @@ from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.nn.layers.distributed import shard_inplace, shard_linear
-from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
-from mlx_lm.models.base import BaseModelArgs, create_attention_mask
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.base import BaseModelArgs
 from mlx_lm.models.exaone4 import MLP, Attention
 from mlx_lm.models.switch_layers import SwitchGLU
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+from runner.model.decoder import FULL, SLIDING, DecoderModel, Layer, Mask
+
 _PERIOD = 5
 """Every how many layers one sees all tokens, if the config has no `layer_types`."""
-Mask = Any
-"""The keys that a row sees: an array, "causal" or None."""
 _BIAS = re.compile(r"\.(moe\.router\.expert_bias|mlp\.gate\.e_score_correction_bias)$")
 """The name of the experts' biases, as the publisher has it and as mlx-vlm has it."""
-_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass
@@ -60,10 +55,10 @@ class ModelArgs(BaseModelArgs):
         """Fills in fields that follow from others. Raises ValueError for contradictions and unknown values."""
         layers = self.num_hidden_layers
         if self.layer_types is None:
-            self.layer_types = [_SLIDING if (layer + 1) % _PERIOD else _FULL for layer in range(layers)]
+            self.layer_types = [SLIDING if (layer + 1) % _PERIOD else FULL for layer in range(layers)]
         if len(self.layer_types) != layers:
             raise ValueError(f"layer_types has {len(self.layer_types)} entries, want {layers}")
-        if odd := [kind for kind in self.layer_types if kind not in (_SLIDING, _FULL)]:
+        if odd := [kind for kind in self.layer_types if kind not in (SLIDING, FULL)]:
             raise ValueError(f"unsupported layer_types: {odd[0]!r}")
         if (chosen := self.num_experts_per_tok) > self.num_experts:
             raise ValueError(f"num_experts_per_tok ({chosen}) exceeds num_experts ({self.num_experts})")
@@ -73,7 +68,7 @@ class ModelArgs(BaseModelArgs):
     @property
     def windows(self) -> list[bool]:
         """True for each layer with a sliding window."""
-        return [kind == _SLIDING for kind in self.layer_types or ()]
+        return [kind == SLIDING for kind in self.layer_types or ()]
 
 
 class Experts(Module):
@@ -101,7 +96,7 @@ class Experts(Module):
         return mixed if self.sharding_group is None else mx.distributed.all_sum(mixed, group=self.sharding_group)
 
 
-class Block(Module):
+class Block(Layer):
     """One layer."""
 
     def __init__(self, args: ModelArgs, *, slides: bool) -> None:
@@ -118,58 +113,21 @@ class Block(Module):
         return cast("mx.array", x + self.post_ffn_norm(self.mlp(self.post_attention_layernorm(x))))
 
 
-class Decoder(Module):
-    """From tokens to the hidden states after the last norm."""
-
-    def __init__(self, args: ModelArgs) -> None:
-        Module.__init__(self)
-        self.embed_tokens = Embedding(args.vocab_size, args.hidden_size)
-        self.layers = [Block(args, slides=slides) for slides in args.windows]
-        self.norm = RMSNorm(args.hidden_size, args.rms_norm_eps)
-        self.windows = args.windows
-        self.window = args.sliding_window
-
-    def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Returns [B, L, D] for the tokens [B, L]."""
-        hidden = self.embed_tokens(inputs)
-        caches: list[Any] = cache or [None] * len(self.layers)
-        masks: dict[bool, Mask] = {}
-        for sliding, each in zip(self.windows, caches, strict=True):
-            if sliding not in masks:  # layers of a kind stand at one offset
-                masks[sliding] = create_attention_mask(hidden, each, window_size=self.window if sliding else None)
-        for layer, sliding, each in zip(self.layers, self.windows, caches, strict=True):
-            hidden = layer(hidden, masks[sliding], each)
-        return cast("mx.array", self.norm(hidden))
-
-
-class Model(Module):
+class Model(DecoderModel):
     """The model as mlx-lm calls it."""
 
+    args: ModelArgs
+
     def __init__(self, args: ModelArgs) -> None:
-        Module.__init__(self)
-        self.args = args
-        self.model_type = args.model_type
-        self.model = Decoder(args)
-        if not args.tie_word_embeddings:
-            self.lm_head = Linear(args.hidden_size, args.vocab_size, bias=False)
+        layers = (Block(args, slides=slides) for slides in args.windows)
+        DecoderModel.__init__(self, args, layers, RMSNorm(args.hidden_size, args.rms_norm_eps))
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
         """Returns the logits [B, L, V] of the tokens [B, L], on top of what the layers in `cache` hold."""
         hidden = self.model(inputs, cache)
         if self.args.head_dtype == "float32":
             hidden = hidden.astype(mx.float32)
-        head = self.model.embed_tokens.as_linear if self.args.tie_word_embeddings else self.lm_head
-        return cast("mx.array", head(hidden))
-
-    @property
-    def layers(self) -> list[Block]:
-        """The blocks, in order."""
-        return self.model.layers
-
-    def make_cache(self) -> list[KVCache | RotatingKVCache]:
-        """Returns fresh layer caches for one sequence."""
-        window = self.args.sliding_window
-        return [RotatingKVCache(max_size=window, keep=0) if slides else KVCache() for slides in self.args.windows]
+        return self.head(hidden)
 
     def cast_predicate(self, name: str) -> bool:
         """Returns True if the parameter may lose precision, False if it is multiplied with or added to float32."""
@@ -184,28 +142,8 @@ class Model(Module):
         """Returns the weights under the names of this module, with experts stacked, and with those weights in float32
         that are multiplied with float32."""
         named = {_BIAS.sub(".mlp.expert_bias", name): array for name, array in weights.items()}
-        if self.args.tie_word_embeddings:
-            named.pop("lm_head.weight", None)
-        for name in [name for name in named if ".mlp.experts.0." in name]:
-            parts = [name.replace(".experts.0.", f".experts.{expert}.") for expert in range(self.args.num_experts)]
-            named[name.replace(".experts.0.", ".switch_mlp.")] = mx.stack([named.pop(part) for part in parts])
+        named = DecoderModel.sanitize(self, named)
         for name, array in named.items():
             if not self.cast_predicate(name) and mx.issubdtype(array.dtype, mx.floating):
                 named[name] = array.astype(mx.float32)  # once, rather than in every forward
         return named
-
-    def shard(self, group: mx.distributed.Group | None = None) -> None:
-        """Keeps this rank's part: some heads, and a part of the width of every expert."""
-        group = group or mx.distributed.init()
-        for layer in self.layers:
-            attention, feed = layer.self_attn, layer.mlp
-            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                way = "sharded-to-all" if name == "o_proj" else "all-to-sharded"
-                attention[name] = shard_linear(attention[name], way, group=group)
-            attention.n_heads //= group.size()
-            attention.n_kv_heads //= group.size()
-            feed.sharding_group = group
-            for part in (feed.switch_mlp, feed.shared_experts):
-                for name in _PROJECTIONS:
-                    way = "sharded-to-all" if name == "down_proj" else "all-to-sharded"
-                    shard_inplace(part[name], way, group=group)

@@ -1,0 +1,126 @@
+"""The parts that our own decoders share (`runner/model/modules`): layers with a sliding window or without one, experts,
+and the split over ranks.
+
+Owner: the engine thread.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Protocol, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.distributed import shard_inplace, shard_linear
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+Mask = Any
+"""The keys that a row sees: an array, "causal" or None."""
+SLIDING, FULL = "sliding_attention", "full_attention"
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+
+class Args(Protocol):
+    """The fields of a configuration that these parts read."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    sliding_window: int
+    num_experts: int
+    tie_word_embeddings: bool
+
+    @property
+    def windows(self) -> list[bool]:
+        """True for each layer with a sliding window."""
+        ...
+
+
+class Layer(Module):
+    """One layer: attention in `self_attn`; in `mlp` a feed-forward, or experts in its `switch_mlp`."""
+
+    def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
+        """Returns [B, L, D] for `x` [B, L, D]."""
+        raise NotImplementedError
+
+
+class Decoder(Module):
+    """From tokens to the hidden states after the last norm."""
+
+    def __init__(self, args: Args, layers: Iterable[Layer], norm: Module) -> None:
+        Module.__init__(self)  # MLX's is not typed
+        self.embed_tokens = Embedding(args.vocab_size, args.hidden_size)
+        self.layers = [*layers]
+        self.norm = norm
+        self.windows = args.windows
+        self.window = args.sliding_window
+
+    def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
+        """Returns [B, L, D] for the tokens [B, L]."""
+        hidden = self.embed_tokens(inputs)
+        caches: list[Any] = cache or [None] * len(self.layers)
+        masks: dict[bool, Mask] = {}
+        for sliding, each in zip(self.windows, caches, strict=True):
+            if sliding not in masks:  # layers of a kind stand at one offset
+                masks[sliding] = create_attention_mask(hidden, each, window_size=self.window if sliding else None)
+        for layer, sliding, each in zip(self.layers, self.windows, caches, strict=True):
+            hidden = layer(hidden, masks[sliding], each)
+        return cast("mx.array", self.norm(hidden))
+
+
+class DecoderModel(Module):
+    """A model as mlx-lm calls it, but for its logits: a subclass computes them."""
+
+    def __init__(self, args: Args, layers: Iterable[Layer], norm: Module) -> None:
+        Module.__init__(self)
+        self.args = args
+        self.model_type = args.model_type
+        self.model = Decoder(args, layers, norm)
+        if not args.tie_word_embeddings:
+            self.lm_head = Linear(args.hidden_size, args.vocab_size, bias=False)
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """Returns what the output projection makes of hidden states: [B, L, V] for [B, L, D]."""
+        head = self.model.embed_tokens.as_linear if "lm_head" not in self else self.lm_head
+        return cast("mx.array", head(hidden))
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers, in order."""
+        return self.model.layers
+
+    def make_cache(self) -> list[KVCache | RotatingKVCache]:
+        """Returns fresh layer caches for one sequence."""
+        window = self.args.sliding_window
+        return [RotatingKVCache(max_size=window, keep=0) if slides else KVCache() for slides in self.args.windows]
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Returns the weights under the names of this module, with experts stacked."""
+        named = dict(weights)
+        if self.args.tie_word_embeddings:
+            named.pop("lm_head.weight", None)
+        for name in [name for name in named if ".mlp.experts.0." in name]:
+            parts = [name.replace(".experts.0.", f".experts.{expert}.") for expert in range(self.args.num_experts)]
+            named[name.replace(".experts.0.", ".switch_mlp.")] = mx.stack([named.pop(part) for part in parts])
+        return named
+
+    def shard(self, group: mx.distributed.Group | None = None) -> None:
+        """Keeps this rank's part: some heads, and a part of the width of every feed-forward."""
+        group = group or mx.distributed.init()
+        ways = [(name, "sharded-to-all" if name == "down_proj" else "all-to-sharded") for name in _PROJECTIONS]
+        for layer in self.layers:
+            attention, feed = layer["self_attn"], layer["mlp"]
+            for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                way = "sharded-to-all" if name == "o_proj" else "all-to-sharded"
+                attention[name] = shard_linear(attention[name], way, group=group)
+            attention.n_heads //= group.size()
+            attention.n_kv_heads //= group.size()
+            if "switch_mlp" not in feed:
+                for name, way in ways:
+                    feed[name] = shard_linear(feed[name], way, group=group)
+                continue
+            feed.sharding_group = group
+            for part in ("switch_mlp", "shared_experts"):
+                for name, way in ways if part in feed else ():
+                    shard_inplace(feed[part][name], way, group=group)
