@@ -68,9 +68,9 @@ class Row:
     first: str = ""
     """The token that the runner itself puts before a prompt."""
     start: str = ""
-    """What begins a chat."""
+    """The beginning of a chat."""
     user: tuple[str, str] = ("", "\n")
-    """What stands before and after the words of a user."""
+    """The texts before and after the words of a user."""
     assistant: tuple[str, str] = ("", "\n")
     context: int
     """The length of the context, in tokens."""

@@ -35,7 +35,7 @@ _MODIFIERS = re.compile(r"([ims]*)(-?)([ims]*):")
 _LOOK = re.compile("<?[=!]")
 _NAMED = re.compile("P?<")
 _GROUPS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]?|(\((?!\?)|\(\?P?<(?![=!])([^>]*))", re.DOTALL)
-"""What is escaped or in a class, or the beginning of a group that captures, with its name."""
+"""An escape, a class, or the beginning of a capturing group, with its name."""
 _QUANTIFIER = re.compile(r"(?:([*+?])|\{([0-9]+)(?:(,)([0-9]*))?\})\??")
 _TIMES = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _REFERENCE = re.compile("[1-9][0-9]*")

@@ -219,13 +219,9 @@ def _fill_model_args() -> Iterator[tuple[Defaults, list[str]]]:
 
 
 _KINDS = {
-    bool: "bool|any",
-    int: "int|float|any",
-    float: "float|int|any",
-    str: "str|any",
-    list: "list|tuple|any",
+    bool: "bool|any", int: "int|float|any", float: "float|int|any", str: "str|any", list: "list|tuple|any",
     dict: "dict|any",
-}
+}  # fmt: skip
 """Type of a value in JSON -> the words for it in a class."""
 _LARGEST = 2**31
 

@@ -218,3 +218,15 @@ def _widened(name: str) -> Values:
 def can_be_batched_as_the_table_says(it: Subject) -> None:
     fault = batch_fault(it.tiny.make_layers, it.tiny.logits, VOCAB)
     assert (it.name in BATCHED) == (not fault and it.name != NOT_SHOWN) == (it.name not in UNBATCHABLE), fault
+
+
+QUESTIONS = (
+    a_prompt_comes_back_from_the_cache,
+    another_process_goes_on_from_the_disk,
+    answers_in_rounds_as_in_steps,
+    answers_in_rounds_together_as_alone,
+    forgets_a_round_that_was_given_up,
+    may_draft_as_the_table_says,
+    can_be_batched_as_the_table_says,
+)
+"""The questions that every model can be asked, however its layers are made."""

@@ -147,15 +147,7 @@ def test_a_window_that_mlx_lm_does_not_read_is_kept(name: str, tmp_path: Path) -
             mx.eval(found)
             at += count
         assert largest(mx.concatenate(found) - wanted[:, : found[0].shape[-1]]) <= it.tiny.tolerance
-    for question in (
-        caching.a_prompt_comes_back_from_the_cache,
-        caching.another_process_goes_on_from_the_disk,
-        caching.answers_in_rounds_as_in_steps,
-        caching.answers_in_rounds_together_as_alone,
-        caching.forgets_a_round_that_was_given_up,
-        caching.may_draft_as_the_table_says,
-        caching.can_be_batched_as_the_table_says,
-    ):
+    for question in caching.QUESTIONS:
         question(it)
 
 

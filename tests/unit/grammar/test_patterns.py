@@ -28,7 +28,7 @@ ROWS = [Row(*json.loads(line)) for line in LINES]
 
 
 class Enforced(NamedTuple):
-    """How a pattern is enforced, and the texts that are accepted."""
+    """The verdict on a pattern, and the texts that are accepted."""
 
     how: str
     told: str

@@ -38,7 +38,7 @@ REFUSED: tuple[str, ...] = (
     r"Format: Unsatisfiable schema: ",
 )
 NOT_JUDGED = re.compile(r'"items":\[|\\p\{|\\c[cC]')
-"""What the judge does not know: first items of an array as drafts until 2019 have them, classes of Unicode, `\\cC`."""
+"""Constructs that the judge does not know: lists in `items` (drafts until 2019), classes of Unicode, `\\cC`."""
 MOST_TOKENS = 400
 
 
