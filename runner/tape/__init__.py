@@ -1,8 +1,9 @@
 """The tape: everything from outside that the slice loop's decisions follow from, and what became of them. A wing.
 
-Recorded, it is a file from which `mlx-runner replay` runs the same slices again (docs/replay.md; docs/internals/tape.md lists what is on it). `runner/build.py`
-calls `recording.start_recording`, which gives an engine a `TapedWorld` in place of the `World` that its values come
-from (runner/engine/parts.py). Without `--record` and `--ranks` nothing of this package is imported.
+Recorded, it is a file from which `mlx-runner replay` runs the same slices again (docs/replay.md); what is on it stands
+in docs/internals/tape.md. `runner/build.py` calls `recording.start_recording`, which gives an engine a `TapedWorld` in
+place of the `World` that its values come from (runner/engine/parts.py). Without `--record` and `--ranks` nothing of
+this package is imported.
 
 | read in this order | |
 | --- | --- |
