@@ -36,30 +36,30 @@ _WHAT = {
     "SEEING": "The packages whose pictures were compared with mlx-vlm's own computation, and give equal answers",
 }
 NOT_YET = "it was not compared with it yet"
-_ITS_PICTURE_FIRST = "mlx-vlm puts its picture before the whole prompt"
+_ITS_PICTURE_FIRST = "mlx-vlm puts the picture before the whole prompt"
 _NO_PROCESSOR = "mlx-vlm has no processor for it"
-_OTHER_PLACES = "mlx-vlm puts features in other places than its processor says"
-_TWO_PARTS = "it has an encoder beside its decoder"
+_OTHER_PLACES = "mlx-vlm puts picture features at other places than the processor states"
+_TWO_PARTS = "it has an encoder besides its decoder"
 FOUND = {
-    "d1_omni": "it decides with a head of its own, and no host asks for that yet",
-    "falcon_ocr": "the tokens of its pictures see each other",
+    "d1_omni": "it decides with its own output head, and no host asks for that yet",
+    "falcon_ocr": "tokens of a picture attend to each other",
     "florence2": _TWO_PARTS,
-    "gemma3n": "mlx-vlm scales the embeddings of answers and not those of prompts",
-    "got": "its processor puts each prompt into a conversation of its own",
+    "gemma3n": "mlx-vlm scales the embeddings of answers, but not those of prompts",
+    "got": "its processor wraps each prompt in a conversation of its own",
     "granite_vision": _OTHER_PLACES,
-    "llama4": "mlx-vlm makes fewer pictures of one than its prompt has places for",
+    "llama4": "mlx-vlm makes fewer parts of a picture than the prompt has places for",
     "llava_next": _OTHER_PLACES,
     "llmjpvl": _NO_PROCESSOR,
-    "minicpmv4_7": "its pictures have places on a canvas",
+    "minicpmv4_7": "its pictures have positions on a common canvas",
     "molmo": _ITS_PICTURE_FIRST,
     "molmo_point": "its answers point into pictures that mlx-vlm keeps on the model",
     "moondream2": _ITS_PICTURE_FIRST,
     "moondream3": _ITS_PICTURE_FIRST,
     "nemotron_parse": _TWO_PARTS,
     "phi3_v": "mlx-vlm drops the first token after a picture",
-    "phi4_siglip": "its processor wants torchvision",
-    "phi4mm": "mlx-vlm changes its weights for a picture, and keeps them so",
-    "plamo2vl": "its tokenizer is a program",
+    "phi4_siglip": "its processor needs torchvision",
+    "phi4mm": "mlx-vlm changes the weights for a picture and does not restore them",
+    "plamo2vl": "its tokenizer is Python code that comes with the model",
     "youtu_vl": _NO_PROCESSOR,
 }
 """Package -> why it fails, or was not asked, as its code says. One that passes all questions is served all the same."""

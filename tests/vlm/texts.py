@@ -81,7 +81,7 @@ NOT_KEPT = ("minimax_m3_vl", "zaya1_vl")
 
 QUESTIONS: Mapping[Callable[[Subject], None], str] = {
     loads_from_a_directory: "it does not give mlx-vlm's own answers",
-    caching.a_prompt_comes_back_from_the_cache: "its answers depend on where prompts are cut",
+    caching.a_prompt_comes_back_from_the_cache: "its answers depend on how a prompt is divided",
     what_comes_back_from_the_disk_is_right: "its caches do not come back from disk as they were",
 }
 """What is asked -> the reason to refuse a package that fails."""

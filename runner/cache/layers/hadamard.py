@@ -4,7 +4,7 @@ A group of numbers is quantized with the steps that its largest ones need. Keys 
 others, which then keep little. An orthogonal rotation spreads them over all: a Hadamard matrix H, whose entries are all
 of one size. Attention stays what it was: H q . H k = q . k, and what it sums of rotated values is rotated back.
 
-Keys lose eight times what values lose at the same number of bits (docs/cache.md), so few bits are shared out unevenly.
+Keys lose eight times what values lose at the same number of bits (docs/internals/cache.md), so keys get more bits.
 """
 
 from typing import NamedTuple, cast

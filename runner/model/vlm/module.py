@@ -74,7 +74,7 @@ def import_package(package: str) -> ModuleType:
     try:
         return importlib.import_module(f"{LIBRARY}.models.{package}")
     except ImportError as error:
-        raise ModelError(f"mlx-vlm cannot be used here: {error}") from error
+        raise ModelError(f"mlx-vlm's module cannot be imported: {error}") from error
     finally:
         logging.disable(logging.NOTSET)
 
