@@ -18,7 +18,7 @@ TOO_SOON = "a prefill of the whole context was over too soon to be left"
 
 @CONCURRENCY.case(75, "simultaneous", once)
 async def simultaneous_requests_are_all_answered(target: Target) -> None:
-    """Simultaneous requests are all answered, each with its own text; one after the other only in their order."""
+    """Simultaneous requests all get their own answers; a runner that serves one at a time keeps their order."""
     client = await target.client()
     wanted = {"0": "1234567890" * 40, "5": "6789012345" * 4, "a": "bcdefghijk", "c": "defghijklm", "9": "0123456789"}
     tasks: list[asyncio.Task[Completion]] = []
@@ -62,7 +62,7 @@ async def a_client_that_leaves_during_prefill_frees_the_queue(target: Target) ->
 
 @CONCURRENCY.case(77, "left-in-queue", once)
 async def a_client_that_leaves_the_queue_is_never_served(target: Target) -> None:
-    """A client that leaves while it waits is never served."""
+    """A client that leaves while its request is queued is never served."""
     start = target.runners.unheard()
     request = Request(start + "u" * (CONTEXT // 4), {"num_predict": 1})
     async with (
@@ -85,7 +85,7 @@ async def a_client_that_leaves_the_queue_is_never_served(target: Target) -> None
 
 @CONCURRENCY.case(78, "left-in-decode", once)
 async def after_a_cancelled_decode_the_same_prompt_works(target: Target) -> None:
-    """After a client left amid its answer, the same prompt gets the same answer and counts the same."""
+    """After a client left during its answer, the same prompt gets the same answer and the same counters."""
     client = await target.client()
     prompt = target.runners.unheard() + "3"
     whole = await client.complete(Request(prompt, {"num_predict": 50}))
@@ -98,7 +98,7 @@ async def after_a_cancelled_decode_the_same_prompt_works(target: Target) -> None
 
 @CONCURRENCY.case(79, "left-at-the-end", once)
 async def a_client_that_leaves_at_the_final_line_leaves_no_trace(target: Target) -> None:
-    """A client that leaves at the final line leaves no trace in the output."""
+    """A client that leaves at the final line causes no line of output."""
     process = await target.process()
     before = len(process.output.lines)
     for _ in range(20):
@@ -111,13 +111,13 @@ async def a_client_that_leaves_at_the_final_line_leaves_no_trace(target: Target)
 
 @CONCURRENCY.case(80, "keep-alive", once)
 async def a_connection_serves_one_request_after_the_other(target: Target) -> None:
-    """One connection serves one request after the other, refused ones too."""
+    """One connection serves several requests in turn, refused ones too."""
     await asyncio.to_thread(stay, await target.port(), 0.0)
 
 
 @CONCURRENCY.case(80, "idle-connection", once, slow=True)
 async def an_idle_connection_lives_95_seconds(target: Target) -> None:
-    """A connection that is idle for 90 seconds and a few more still serves."""
+    """A connection that was idle for more than 90 seconds still serves."""
     await asyncio.to_thread(stay, await target.port(), 95.0)
 
 

@@ -70,7 +70,7 @@ async def an_embedding_has_length_1(target: Target) -> None:
 
 @EMBEDDINGS.case("12.63", "together", argv, HAS)
 async def texts_at_once_are_as_each_alone(target: Target) -> None:
-    """Texts of one to 2,000 tokens that come at once are embedded as each alone; other texts otherwise."""
+    """Texts of one to 2,000 tokens that come at once get the embeddings that they get alone."""
     texts = [f"{'word ' * count}{count}" for count in (0, 1, 2, 3, 5, 8, 40, 40, 200, 900)]
     alone = [await embed(target, text) for text in texts]
     together = await asyncio.gather(*(embed(target, text) for text in texts))
@@ -83,7 +83,7 @@ async def texts_at_once_are_as_each_alone(target: Target) -> None:
 
 @EMBEDDINGS.case("12.64", "empty", argv, HAS)
 async def no_text_is_refused(target: Target) -> None:
-    """An empty text is 400, and so is what is no JSON or of a wrong type."""
+    """An empty text is 400, and so is a body that is not JSON or has a wrong type."""
     for body in ({"content": ""}, {}, {"content": "", "media": []}):
         refused(await ask(target, body), "empty content")
     for raw in (b"{", b"", b'{"content":1}', b'{"content":"a","dimensions":"x"}'):
@@ -92,7 +92,7 @@ async def no_text_is_refused(target: Target) -> None:
 
 @EMBEDDINGS.case("12.65", "dimensions", argv, HAS)
 async def sizes_are_checked(target: Target) -> None:
-    """`dimensions` is a size of the model, and not the full one; what is answered has that size, or the full one."""
+    """`dimensions` must be a size of the model below the full one; the embedding has that size, or the full one."""
     for size in (100, 1000, 767):
         text = f"dimensions {size} not supported; valid values are [128 256 512 768]"
         refused(await ask(target, {"content": "a", "dimensions": size}), text)
@@ -120,7 +120,7 @@ async def a_text_beyond_the_context_is_413(target: Target) -> None:
 
 @EMBEDDINGS.case("12.67", "media", argv, HAS)
 async def media_are_checked(target: Target) -> None:
-    """What is no base64, neither a picture nor sound, or has no tower in the model, is 400."""
+    """Media that are not base64, neither picture nor sound, or without a tower in the model, are 400."""
     picture, sound, neither = (
         base64.b64encode(data).decode() for data in (png(8, 8, (9, 9, 9)), b"RIFF\0\0\0\0WAVEfmt ", b"a text")
     )
@@ -142,7 +142,7 @@ async def media_are_checked(target: Target) -> None:
 
 @EMBEDDINGS.case("12.68", "media-embedded", argv, HAS)
 async def media_are_embedded_behind_their_text(target: Target) -> None:
-    """Pictures and sounds are embedded behind their text: their tokens are counted, and order and content matter."""
+    """Pictures and sounds are embedded after the text: their tokens are counted, and order and content matter."""
 
     async def found(content: str, *media: bytes) -> Embedding:
         body = {"content": content, "media": [base64.b64encode(each).decode() for each in media]}

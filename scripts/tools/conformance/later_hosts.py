@@ -29,7 +29,7 @@ BAD_FORMATS: tuple[object, ...] = (
 
 @LATER_HOSTS.case("11.1", "without-engine-flag", life, NO_FLAG)
 async def the_engine_flag_may_be_there_or_not(target: Target) -> None:
-    """It is spawned without the engine flag, and accepts it all the same."""
+    """It is spawned without the engine flag, but still accepts it."""
     expect("answer without", await target.text("Hi"), ALPHABET)
     async with target.spawn(words=["runner", "--mlx-engine", "--model", "{model}", "--port", "{port}"]) as process:
         expect("answer with", await answer(target, process), ALPHABET)
@@ -78,7 +78,7 @@ async def the_counters_are_on_every_line_when_asked_for(target: Target) -> None:
 
 @LATER_HOSTS.case("11.5", "first-of-two-passes", wire, METRICS)
 async def a_first_pass_may_be_cut_and_continued(target: Target) -> None:
-    """A pass that the host cuts off at a content line is continued by a second request, without a complaint."""
+    """If the host cuts an answer off at a content line, a second request continues it, and no error appears."""
     client, process = await target.client(), await target.process()
     prompt = target.runners.unheard() + "<go>"
     first = await client.complete(Request(prompt, intermediate_metrics=True), cancel_after=2)
@@ -98,7 +98,7 @@ async def logprobs_are_floored(target: Target) -> None:
 
 @LATER_HOSTS.case("11.7", "sigkill", life, KILLS)
 async def it_is_killed_and_started_again(target: Target) -> None:
-    """It is closed by SIGKILL, amid an answer too, and nothing keeps the next one from starting."""
+    """It is closed by SIGKILL, even during an answer, and the next one can start."""
     for _ in range(2):
         async with target.spawn() as process, Client(process.port, target.generation) as client:
             expect("answer", (await client.complete(Request("Hi"))).text, ALPHABET)
@@ -122,7 +122,7 @@ async def format_refusal(target: Target, format_: object, *statuses: int) -> str
 
 @LATER_HOSTS.case("11.8", "bad-format", wire, FORMAT)
 async def a_bad_format_is_refused(target: Target) -> None:
-    """A `Format` that means nothing is 400 with a clear text, or 501 where there are no grammars at all."""
+    """An invalid `Format` is 400 with a clear text, or 501 if the runner has no grammars at all."""
     for format_ in BAD_FORMATS:
         statuses = (400, 501) if isinstance(format_, dict) else (400,)
         expect(f"text under {json.dumps(format_)}", await format_refusal(target, format_, *statuses), "")

@@ -85,7 +85,7 @@ async def a_tag_is_a_link_or_a_copy(target: Target) -> None:
 
 @NEW_STORE.case("12.4", "new-first", stored, HAS)
 async def the_new_tree_comes_first(target: Target) -> None:
-    """Where both trees have the tag, the new one counts."""
+    """If both trees have the tag, the new tree counts."""
     async with scratch(target) as store:
         write_tag(store.models_dir, "main", store.small)
         expect("model", await opened(target, store, "main"), SMALL)
@@ -93,7 +93,7 @@ async def the_new_tree_comes_first(target: Target) -> None:
 
 @NEW_STORE.case("12.5-6", "dangling", stored, HAS)
 async def a_dangling_link_is_no_tag(target: Target) -> None:
-    """A tag whose blob is gone leaves the old tree's; without one there is no such model."""
+    """If the blob of a tag is gone, the old tree's tag counts; without one there is no such model."""
     async with scratch(target) as store:
         for name in ("main", "alone"):
             write_tag(store.models_dir, name, {**store.small, "gone": name}).resolve().unlink()
@@ -103,7 +103,7 @@ async def a_dangling_link_is_no_tag(target: Target) -> None:
 
 @NEW_STORE.case("12.7", "bad-tag", stored, HAS)
 async def a_bad_tag_is_an_error(target: Target) -> None:
-    """A tag of the new tree that is a directory, empty, or no JSON is an error, whatever the old tree has."""
+    """A tag of the new tree that is a directory, empty, or not JSON is an error, whatever the old tree has."""
     async with scratch(target) as store:
         changes: tuple[Callable[[Path], object], ...] = (
             lambda tag: tag.write_bytes(b""),
@@ -122,7 +122,7 @@ def _as_directory(tag: Path) -> None:
 
 @NEW_STORE.case("12.8-9", "bad-link", stored, HAS)
 async def links_are_checked(target: Target) -> None:
-    """A link must lead to a blob of the store, and this must have the digest that it is named by."""
+    """A link must lead to a blob of the store, and the blob's content must have the digest in its name."""
     async with scratch(target) as store:
         tag = write_tag(store.models_dir, "changed", {**store.main, "changed": 1})
         tag.resolve().write_text("{}")
@@ -166,7 +166,7 @@ async def names_of_registries_are_found(target: Target) -> None:
 
 @NEW_STORE.case("12.14", "case", stored, HAS)
 async def case_counts_last(target: Target) -> None:
-    """A name that differs in case only is found, after one that is exactly this."""
+    """A name that differs only in case is found, unless the exact name exists."""
     async with scratch(target) as store:
         write_tag(store.models_dir, "New", store.small)
         expect("model of new", await opened(target, store, "new"), SMALL)
@@ -176,7 +176,7 @@ async def case_counts_last(target: Target) -> None:
 
 @NEW_STORE.case("12.15-16", "lists", stored, HAS)
 async def the_child_for_mlx_is_taken(target: Target) -> None:
-    """Of a list the child for MLX counts, wherever it stands."""
+    """In a list the child for MLX counts, at any place."""
     async with scratch(target) as store:
         children = (("llamacpp", GGUF), ("mlx", store.small))
         for order in (1, -1):
@@ -199,7 +199,7 @@ async def a_child_must_be_there(target: Target) -> None:
 
 @NEW_STORE.case("12.19-21", "child-forms", stored, HAS)
 async def children_have_several_forms(target: Target) -> None:
-    """A child may be written out in the list, and its runner's name in capitals; one without a runner is passed by."""
+    """A child may stand in the list itself, with its runner's name in capitals; a child without a runner is skipped."""
     async with scratch(target) as store:
         write_list(store.models_dir, "inline", [("mlx", store.small)], inline=True)
         expect("model of a child that is written out", await opened(target, store, "inline"), SMALL)
@@ -238,7 +238,7 @@ async def a_digest_is_a_name(target: Target) -> None:
 
 @NEW_STORE.case("12.30", "prefixes", stored, HAS)
 async def the_beginning_of_a_digest_is_a_name(target: Target) -> None:
-    """Twelve digits find the one blob that begins with them; several are an error, none leaves an ordinary name."""
+    """Twelve digits find the one blob that begins with them; several are an error, with none they are a name."""
     async with scratch(target) as store:
         digits = store.digest(store.small).removeprefix("sha256:")[:12]
         expect("model", await opened(target, store, digits), SMALL)
@@ -250,7 +250,7 @@ async def the_beginning_of_a_digest_is_a_name(target: Target) -> None:
 
 @NEW_STORE.case("12.31-32", "leftovers", stored, HAS)
 async def leftovers_are_passed_by(target: Target) -> None:
-    """Layers that name manifests, files of the system and of writers disturb nothing."""
+    """Layers that name manifests, and files of the system or of writers, have no effect."""
     async with scratch(target) as store:
         extra = [store.add_blob(json.dumps(store.small).encode() + b" " * each, MANIFEST) for each in range(2)]
         store.manifest = {**store.manifest, "layers": [*store.layers, *extra]}

@@ -37,7 +37,7 @@ async def absent_temperature_is_greedy(target: Target) -> None:
 
 @OUTPUT.case(37, "greedy-despite-filters", wire)
 async def without_temperature_the_filters_do_not_matter(target: Target) -> None:
-    """Without a temperature it is greedy whatever top_p, top_k and seed say."""
+    """Without a temperature sampling is greedy, whatever top_p, top_k and seed are."""
     expect("text", await target.text("<532>", top_p=0.1, top_k=2, min_p=0.9, seed=11), "P")
     for seed in range(1, 6):
         text = await target.text("W", top_p=0.9, top_k=3, seed=seed, num_predict=8)
@@ -61,7 +61,7 @@ async def no_limit_runs_to_the_end_of_sequence(target: Target) -> None:
 
 @OUTPUT.case(39, "context-end", wire)
 async def no_limit_runs_to_the_end_of_the_context(target: Target) -> None:
-    """Without an EOS the answer runs to the end of the context, also where num_predict asks for more."""
+    """Without an EOS the answer runs to the end of the context, even if num_predict asks for more."""
     room = SMALL_CONTEXT - 3  # less BOS, <go> and 0
     digits = "1234567890" * room
     for options in ({}, {"num_predict": 1000}):
@@ -78,7 +78,7 @@ async def the_end_token_is_neither_shown_nor_counted(target: Target) -> None:
 
 @OUTPUT.case(41, "eos-after-limit", wire)
 async def an_end_token_after_the_last_one_is_not_looked_at(target: Target) -> None:
-    """An EOS right after num_predict tokens is not looked at: the reason is length."""
+    """An EOS right after num_predict tokens does not count: the reason is length."""
     completion = await target.complete(Request("w", {"num_predict": 3}))
     expect("text, reason, count", ended(completion), ("xyz", LENGTH, 3))
 
@@ -106,7 +106,7 @@ async def counters_do_not_depend_on_the_cache(target: Target) -> None:
 
 @OUTPUT.case(44, "lines-before-the-last", wire)
 async def lines_before_the_last_have_no_counters(target: Target) -> None:
-    """Lines before the last one are not done and count nothing."""
+    """Lines before the last one are not marked as done and have no counters."""
     completion = await target.complete(Request("Hi"))
     expect("text", completion.text, ALPHABET)
     for line in completion.lines[:-1]:
@@ -118,7 +118,7 @@ async def lines_before_the_last_have_no_counters(target: Target) -> None:
 
 @OUTPUT.case(45, "flushed", once)
 async def every_token_is_flushed_when_it_is_there(target: Target) -> None:
-    """A line is sent when its token is there, not when there is more to send."""
+    """A line is sent as soon as its token is there."""
     completion = await target.complete(Request("5", {"num_predict": 400}))
     expect("lines", len(completion.lines), 401)
     spread_s = completion.arrivals[-1] - completion.arrivals[0]
@@ -136,7 +136,7 @@ async def long_text_is_split_into_lines_that_a_host_can_read(target: Target) -> 
 
 @OUTPUT.case(45, "long-logprobs", wire, reads("Logprobs"), beyond=True)
 async def a_long_entry_does_not_end_the_stream(target: Target) -> None:
-    """Nor is a line whose logprobs could not fit: the text arrives all the same."""
+    """If logprobs do not fit into a line, the text still arrives."""
     completion = await target.complete(Request("<long>", logprobs=True, top_logprobs=2))
     assert completion.text == "long " * 20000, f"{len(completion.text)} characters of 100000 arrived"
     assert max(map(len, completion.lines)) < LINE_LIMIT_BYTES - 1, "a line of 64 KiB"
@@ -185,7 +185,7 @@ async def incomplete_bytes_at_the_end_are_counted_but_not_shown(target: Target) 
 
 @OUTPUT.case(50, "stop-strings", wire, sends("stop"))
 async def stop_strings_end_the_text_or_do_nothing(target: Target) -> None:
-    """Stop strings are ignored, or end the text before them with reason stop."""
+    """A stop string is ignored, or ends the answer before it with reason stop."""
     completion = await target.complete(Request("Hi", {"stop": ["lmn"]}))
     expect("reason", completion.final.done_reason, STOP)
     assert completion.text in ("jk", ALPHABET), f"the text is {completion.text!r}"
@@ -193,7 +193,7 @@ async def stop_strings_end_the_text_or_do_nothing(target: Target) -> None:
 
 @OUTPUT.case(51, "failure", argv, reads("Error"))
 async def a_fault_in_one_request_leaves_the_process_serving(target: Target) -> None:
-    """A failure inside a request, before its text or amid it, is an `Error` line; the next request is served."""
+    """A failure of a request, before or within its text, is an `Error` line; the next request is served."""
     fault = {"FAULT": "forward", "FAULT_TOKEN": str(token("5"))}
     async with target.spawn(environment=fault, faulty=True) as process:
         async with Client(process.port, target.generation, process.output) as client:

@@ -56,7 +56,7 @@ async def sound_is_refused_by_who_sees_only(target: Target) -> None:
 
 @PICTURES.case(32, "damaged-picture", wire, MEDIA)
 async def a_damaged_picture_is_refused(target: Target) -> None:
-    """A damaged picture, or none at all, is 400 before the answer begins, and the text says that it is the picture."""
+    """A damaged or empty picture is 400 before the answer begins, and the text names the picture as the cause."""
     for data in (RED.data[: len(RED.data) // 2], RED.data[:20], b"", b"no picture"):
         text = await refusal(target, "[img-0] Hi", Medium(data))
         assert text.startswith("decode image: "), f"{data[:30]!r}... is refused with {text!r}"
@@ -77,7 +77,7 @@ async def tags_name_pictures(target: Target) -> None:
 
 @PICTURES.case(33, "tags-as-text", once)
 async def tags_without_media_are_text(target: Target) -> None:
-    """Image tags are plain text where there are no media, for models that see and others."""
+    """Image tags are plain text in a request without media, for models that see and for others."""
     expect("text after a tag", await target.text("[img-3]x"), ALPHABET[-2:])
     final = (await target.complete(Request("[img-3]x", FEW), SEEING)).final
     expect("tokens", final.prompt_eval_count, await tokens(target, "[img-3]x"))
@@ -85,7 +85,7 @@ async def tags_without_media_are_text(target: Target) -> None:
 
 @PICTURES.case(33, "told-apart", wire, MEDIA)
 async def pictures_are_told_apart(target: Target) -> None:
-    """Pictures of one size are answered each by itself, in every order, whatever was asked before."""
+    """Different pictures of one size get their own answers, in every order, whatever was asked before."""
     prompt = target.runners.unheard() + "[img-0] What colour?"
     red, blue = scores(await see(target, prompt, RED)), scores(await see(target, prompt, BLUE))
     assert red != blue, "both pictures have the same answer, to the last digit"

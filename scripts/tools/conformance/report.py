@@ -15,8 +15,8 @@ SIGNS = {PASS: "✓", FAIL: "✗", LESS: "○", SAME: "=", NOT_APPLICABLE: "n/a"
 LEGEND = {
     PASS: "passed",
     FAIL: "failed",
-    LESS: "not done, but beyond the original: Ollama's own runner does not do it either",
-    SAME: "passed: for the runner no different from the next {mark} to the right",
+    LESS: "not done, but Ollama's own runner does not do it either",
+    SAME: "passed: the host does the same as the next one to the right with {mark}",
     NOT_APPLICABLE: "does not apply",
     NOT_RUN: "could not be tried",
 }
@@ -97,8 +97,8 @@ def as_text(report: Report) -> str:
 INTRODUCTION = """\
 # Compatibility
 
-Whether {runner} does what each generation of Ollama hosts expects of an MLX runner: every case is tried on the real
-process, spawned, asked and read as that generation does it. Written by
+What each generation of Ollama hosts expects of an MLX runner, and what {runner} does. Each case starts the real
+process and talks to it as that generation does. This command writes the page:
 
     scripts/conformance {arguments}
 

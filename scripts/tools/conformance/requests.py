@@ -44,7 +44,7 @@ async def a_request_is_answered_with_json_lines(target: Target) -> None:
 
 @REQUESTS.case(21, "own-words", wire)
 async def an_answer_is_read_in_the_hosts_own_words(target: Target) -> None:
-    """The host reads text, counters and reason out of the answer under its own names."""
+    """The host finds text, counters and reason in the answer under the names that it knows."""
     completion = await target.complete(Request("Hi <&>Hi", target.generation.default_options))
     final = completion.final
     expect("text", completion.text, ALPHABET)
@@ -68,7 +68,7 @@ async def keys_match_in_any_case(target: Target) -> None:
 
 @REQUESTS.case(24, "unknown-keys", once)
 async def unknown_keys_are_ignored(target: Target) -> None:
-    """Keys that it does not know are ignored."""
+    """Unknown keys are ignored."""
     body = {"Prompt": "Hi", "Foo": 1, "Bar": {"Prompt": [1]}, "Options": {"mirostat": 2, "logit_bias": {"1": 2}}}
     expect("text", text_of(await target.post(body)), ALPHABET)
 
@@ -83,7 +83,7 @@ NO_REQUESTS = (
 
 @REQUESTS.case(25, "bad-request", once)
 async def what_is_no_request_is_a_bad_request(target: Target) -> None:
-    """A body that is no request is `400 Bad Request`."""
+    """A body that is not a request is `400 Bad Request`."""
     for body in NO_REQUESTS:
         reply = await target.post(body)
         expect(f"status of {body[:50]!r}", reply.status, 400)
@@ -110,7 +110,7 @@ async def wrong_types_in_options_are_refused_or_served(target: Target) -> None:
 
 @REQUESTS.case(28, "null-and-empty", once)
 async def null_and_empty_are_zero(target: Target) -> None:
-    """`null` and empty are as good as absent."""
+    """`null` and empty values count as absent."""
     nothing: tuple[dict[str, object], ...] = (
         {"Options": None},
         {"Media": None},
@@ -124,7 +124,7 @@ async def null_and_empty_are_zero(target: Target) -> None:
 
 @REQUESTS.case(28, "no-options", wire)
 async def a_host_without_options_is_served(target: Target) -> None:
-    """A host that has no options to send is served."""
+    """A request without options is served."""
     expect("text", (await target.complete(Request("Hi", None))).text, ALPHABET)
 
 

@@ -30,7 +30,7 @@ async def draws(target: Target, times: int, prompt: str, **options: object) -> s
 
 @SAMPLING.case(53, "seed", wire, SEED)
 async def a_seed_fixes_the_draws(target: Target) -> None:
-    """The same seed draws the same, another one something else, -1 something new each time."""
+    """The same seed draws the same tokens, another seed others, and -1 new ones each time."""
 
     async def text(seed: int) -> str:
         return await drawn(target, "W", temperature=1.0, seed=seed, num_predict=40)
@@ -149,7 +149,7 @@ async def first_entry(target: Target, prompt: str, top: int, **options: object) 
 
 @LOGPROBS.case(66, "not-asked-for", wire, READS)
 async def top_logprobs_alone_ask_for_nothing(target: Target) -> None:
-    """TopLogprobs without Logprobs asks for nothing."""
+    """TopLogprobs without Logprobs has no effect."""
     for top in (0, 5):
         expect(f"entries for TopLogprobs {top}", entries(await target.complete(Request("Hi", top_logprobs=top))), [])
 
@@ -166,7 +166,7 @@ async def one_entry_per_token_without_the_end(target: Target) -> None:
 
 @LOGPROBS.case(67, "utf8-tail", wire, READS, beyond=True)
 async def bytes_that_are_not_shown_have_an_entry(target: Target) -> None:
-    """Bytes of an incomplete character at the end have an entry, as all that is counted."""
+    """Bytes of an incomplete character at the end have an entry, like all counted tokens."""
     completion = await target.complete(Request("<tail>", logprobs=True))
     expect("text", completion.text, "")
     expect("tokens", [entry.token for entry in entries(completion)], ["\ufffd\ufffd"])
@@ -175,7 +175,7 @@ async def bytes_that_are_not_shown_have_an_entry(target: Target) -> None:
 
 @LOGPROBS.case(68, "likeliest-first", wire, READS)
 async def the_likeliest_come_first(target: Target) -> None:
-    """TopLogprobs gives that many, the likeliest first; greedy, the first is the token itself."""
+    """TopLogprobs is the number of alternatives, the likeliest first; if greedy, the first is the token itself."""
     entry = await first_entry(target, "<532>", 3)
     expect("tokens", [top.token for top in entry.top], ["P", "Q", "S"])
     for top, probability in zip(entry.top, (0.5, 0.3, 0.2), strict=True):
@@ -233,7 +233,7 @@ async def text_becomes_ids(target: Target) -> None:
 
 @TOKENIZE.case(72, "special", once)
 async def special_texts_become_their_ids(target: Target) -> None:
-    """The spelling of a special token becomes its one id."""
+    """The text of a special token becomes its one id."""
     client = await target.client()
     wanted = [ord("a"), token("<think>"), ord("b"), END]
     expect("ids", await client.tokenize("a<think>b<|end|>"), wanted)
@@ -261,6 +261,6 @@ async def tokenize_is_answered_inside_the_final_line(target: Target) -> None:
 
 @TOKENIZE.case(74, "empty", once)
 async def nothing_is_no_tokens(target: Target) -> None:
-    """Nothing is no tokens, or the BOS alone."""
+    """An empty text has no tokens, or the BOS alone."""
     expect("ids", await (await target.client()).tokenize(""), [])
     expect("ids with a BOS", await ids(target, "", SMALL), [BEGIN])

@@ -168,7 +168,7 @@ async def nothing_is_computed_before_all_is_checked(target: Target) -> None:
 
 @OTHER_ENDPOINTS.case("12.51", "no-json", argv, HAS)
 async def what_is_no_request_is_refused(target: Target) -> None:
-    """A body that is no JSON is 400, another method 405."""
+    """A body that is not JSON is 400, another method 405."""
     for body in (b"", b"{", b'{"rows":5}'):
         expect(f"status of {body!r}", (await target.post(body, "/v1/score")).status, 400)
     expect("status of a GET", (await (await target.client()).send("GET", "/v1/score")).status, 405)
@@ -176,7 +176,7 @@ async def what_is_no_request_is_refused(target: Target) -> None:
 
 @OTHER_ENDPOINTS.case("12.52", "client-leaves", argv, HAS)
 async def a_client_may_leave(target: Target) -> None:
-    """A client that leaves during a long row holds up nobody."""
+    """A client that leaves during a long row delays nobody."""
     long = target.runners.unheard() + "q" * (CONTEXT // 2)
     async with under_way(score(target, row(long))) as scoring:
         await asyncio.sleep(0.3)

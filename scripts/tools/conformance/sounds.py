@@ -54,7 +54,7 @@ async def refusal(target: Target, *media: Medium, model: str = HEARING) -> str:
 
 @SOUNDS.case("12.71", "forms", wire, HAS)
 async def sounds_of_every_form_are_counted(target: Target) -> None:
-    """A WAV of any form, with one channel or two, at any rate takes as many tokens as its length makes."""
+    """The tokens of a WAV follow from its length, whatever its form, channels and rate."""
     forms = [(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32)]
     for number, rate in enumerate((8000, 16000, 22050, 44100, 48000)):
         frames = 2000 + 1000 * number
@@ -73,7 +73,7 @@ async def sounds_of_every_form_are_counted(target: Target) -> None:
 
 @SOUNDS.case("12.74", "refused", wire, HAS)
 async def what_is_no_wav_is_refused(target: Target) -> None:
-    """A file that is no WAV, or one that cannot be read, is 400 with the text that says why."""
+    """A file that is not a WAV, or cannot be read, is 400 with the reason."""
     data = chunk(b"data", pack(noise(1000)))
     for content, text in (
         (b"RIFF\1\0\0\0WAV", "unrecognized audio format"),
@@ -89,7 +89,7 @@ async def what_is_no_wav_is_refused(target: Target) -> None:
 
 @SOUNDS.case("12.74", "other-formats", wire, HAS)
 async def damaged_files_of_other_formats_are_refused(target: Target) -> None:
-    """The beginning of an MP3 or an Ogg, and nothing behind it, is 400."""
+    """The beginning of an MP3 or an Ogg file alone is 400."""
     for content in (b"ID3\4\0\0\0\0\0\0", b"OggS\0\2" + bytes(22)):
         text = await refusal(target, sound(content))
         # Who reads these formats says that nothing is in them.
@@ -107,7 +107,7 @@ async def the_shortest_sound_has_161_samples(target: Target) -> None:
 
 @SOUNDS.case("12.76", "longest", wire, HAS)
 async def the_longest_sound_has_ten_minutes(target: Target) -> None:
-    """A sound of 600 seconds is too long for the context alone, one sample more is too long by itself."""
+    """A sound of 600 seconds exceeds only the context; one sample more exceeds the limit for sounds."""
     for more, text in ((0, "input length ("), (1, "audio longer than 600 seconds")):
         data = wave(fmt(rate=8000, bits=8), chunk(b"data", bytes([128]) * (600 * 8000 + more)))
         found = await refusal(target, sound(data))
@@ -116,7 +116,7 @@ async def the_longest_sound_has_ten_minutes(target: Target) -> None:
 
 @SOUNDS.case("12.77", "pieces", wire, HAS)
 async def a_long_sound_is_cut_where_it_is_quiet(target: Target) -> None:
-    """A sound of 31 seconds is heard in two pieces, cut in the last quiet place near its middle."""
+    """A sound of 31 seconds is cut into two pieces, at the last quiet place near its middle."""
     samples = noise(31 * RATE)
     for second in (13.9, 15.0, 22.0):
         samples[round((second - 0.1) * RATE) : round((second + 0.1) * RATE)] = 0
@@ -137,7 +137,7 @@ async def a_unified_model_hears_samples(target: Target) -> None:
 
 @SOUNDS.case("12.80", "deaf", wire, HAS)
 async def who_does_not_hear_refuses_sound(target: Target) -> None:
-    """A text model and one that only sees refuse sound with 400 and its kind."""
+    """A text model, and a model that only sees, refuse sound with 400 and its kind."""
     data = sound(wav(noise(1000)))
     expect("text model", (await refusal(target, data, model=MAIN)).strip(), "this model does not support audio input")
     expect("one that sees", (await refusal(target, data, model=SEEING)).strip(), "qwen3.5 does not support audio input")
@@ -161,7 +161,7 @@ async def a_sound_is_heard_once(target: Target) -> None:
 
 @SOUNDS.case("12.82", "kind", wire, HAS)
 async def the_kind_says_what_it_is_read_as(target: Target) -> None:
-    """A sound of the kind `image` is refused as a picture."""
+    """A sound sent as kind `image` is refused as a picture."""
     text = await refusal(target, Medium(wav(noise(1000)), "image"))
     assert text.startswith("decode image: "), text
 

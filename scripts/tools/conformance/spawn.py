@@ -92,7 +92,7 @@ async def another_engine_is_refused(target: Target) -> None:
 
 @SPAWN.case(5, "missing-model", told)
 async def a_missing_model_is_told(target: Target) -> None:
-    """A model that is not there is exit status 1 and one line, which reaches the user."""
+    """A missing model ends it with exit status 1 and one line, which reaches the user."""
     async with target.spawn("nobody/nothing:v1", ready=False) as process:
         told = await failed(process)
         wanted = r"mlx runner failed: Error: read manifest: [^\n]*\(exit: exit status 1\)"
@@ -102,7 +102,7 @@ async def a_missing_model_is_told(target: Target) -> None:
 
 @SPAWN.case(6, "unsupported-architecture", told)
 async def an_unsupported_architecture_is_named(target: Target) -> None:
-    """An architecture that it does not know is exit status 1 and its name."""
+    """An unknown architecture ends it with exit status 1 and a line that names it."""
     async with target.spawn(UNSUPPORTED, ready=False) as process:
         wanted = f"mlx runner failed: Error: unsupported architecture: {ARCHITECTURE} (exit: exit status 1)"
         expect("what the user reads", await failed(process), wanted)
@@ -110,7 +110,7 @@ async def an_unsupported_architecture_is_named(target: Target) -> None:
 
 @SPAWN.case(7, "port-taken", told)
 async def a_taken_port_is_told(target: Target) -> None:
-    """A port that somebody has is an exit with a line that names it."""
+    """A port that is taken ends it with a line that names the port."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -124,7 +124,7 @@ async def a_taken_port_is_told(target: Target) -> None:
 
 @SPAWN.case(8, "not-ready-early", ready)
 async def refusal_or_503_until_ready(target: Target) -> None:
-    """Until it is ready connections are refused or answered with 503; none is left waiting."""
+    """Until it is ready, connections are refused or answered with 503; none is left waiting."""
     path = target.generation.ready_path
     async with target.spawn(ready=False) as process, asyncio.timeout(60):
         seen: list[str] = []
@@ -152,7 +152,7 @@ async def poll(port: int, path: str) -> str:
 
 @SPAWN.case(9, "sigint-idle", argv, SIGINT)
 async def sigint_ends_an_idle_process(target: Target) -> None:
-    """SIGINT ends an idle process within a second and without a word of complaint."""
+    """SIGINT ends an idle process within a second and without an error message."""
     async with target.spawn() as process:
         process.send_signal(signal.SIGINT)
         await exited(process, 1.0)
@@ -181,7 +181,7 @@ async def sigint_ends_a_decode(target: Target) -> None:
 
 @SPAWN.case(11, "pipe-let-go", argv)
 async def nobody_else_holds_the_pipe(target: Target) -> None:
-    """Once the process is gone nobody else holds its output."""
+    """After the process has ended, no other process holds its output."""
     async with target.spawn() as process, Client(process.port, target.generation) as client, generating(client):
         process.send_signal(signal.SIGKILL)
         await exited(process, 1.0)
@@ -189,7 +189,7 @@ async def nobody_else_holds_the_pipe(target: Target) -> None:
 
 @SPAWN.case(12, "session-without-marker", ready)
 async def a_session_writes_no_marker(target: Target) -> None:
-    """Loading, three requests, one cancelled and one refused write nothing that hosts take for an error."""
+    """Loading and five requests, one of them cancelled and one refused, write nothing that hosts take for an error."""
     async with target.spawn() as process:
         async with Client(process.port, target.generation, process.output) as client:
             for prompt in ("Hi", "Hi", "w"):

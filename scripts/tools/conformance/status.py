@@ -98,7 +98,7 @@ WRONG_METHODS = (
 
 @STATUS.case(19, "wrong-method", once)
 async def a_wrong_method_is_405(target: Target) -> None:
-    """A wrong method on a known path is 405 and says which is right."""
+    """A wrong method on a known path is 405 and names the right one."""
     client = await target.client()
     for method, path, allowed in WRONG_METHODS:
         reply = await client.send(method, path)
@@ -108,7 +108,7 @@ async def a_wrong_method_is_405(target: Target) -> None:
 
 @STATUS.case(19, "unknown-path", once)
 async def an_unknown_path_is_404(target: Target) -> None:
-    """A path that it does not know is 404."""
+    """An unknown path is 404."""
     client = await target.client()
     for path in ("/nope", "/v1", "/v1/status/x"):
         for method in ("GET", "POST"):
