@@ -51,7 +51,8 @@ class Base64Text:
             return BadRequestError(f'{self._place} is a data URL: send only what follows "base64,"')
         letters = _LETTERS.match(coded)
         at = letters.end() if letters is not None else 0
-        found = shown(coded[at]) if at < len(coded) else "the end of it"
-        where = f"after {self._taken + at} characters stands {found}"
+        found = shown(coded[at]) if at < len(coded) else "its end"
         wanted = "A-Z, a-z, 0-9, + and /, and = up to a multiple of four"
-        return BadRequestError(f"{self._place} is not base64: {where}, wanted are {wanted}")
+        return BadRequestError(
+            f"{self._place} is not base64: found {found} after {self._taken + at} characters, want {wanted}"
+        )

@@ -165,12 +165,12 @@ def _children(node: Format) -> list["Node"]:
 
 def _refuse_vast(schema: bytes) -> None:
     if len(schema) > _MOST_BYTES:
-        raise FormatError(f"Format: a schema of {len(schema)} bytes, at most {_MOST_BYTES} are taken")
+        raise FormatError(f"Format: the schema has {len(schema)} bytes; the limit is {_MOST_BYTES}")
     level = _containers([msgspec.json.decode(schema)])
     for _ in range(_MOST_DEPTH):
         level = [child for value in level for child in _containers(value)]
     if level:
-        raise FormatError(f"Format: a schema nested deeper than {_MOST_DEPTH} levels")
+        raise FormatError(f"Format: the schema is nested deeper than {_MOST_DEPTH} levels")
 
 
 def _containers(value: dict[str, object] | list[object]) -> list[dict[str, object] | list[object]]:

@@ -108,7 +108,7 @@ class CompletionReader:
             at = self._outside(piece, at) if self._string_at is None else self._inside(piece, at)
             if len(self._rest) > MOST_REST_BYTES or self._marks > _MOST_MARKS:
                 raise TooLargeError(
-                    f"beside prompt and media a request has at most {MOST_REST_BYTES} bytes,"
+                    f"without prompt and media a request may have {MOST_REST_BYTES} bytes at most,"
                     f" and {_MOST_MARKS} brackets and commas"
                 )
         if self._media_at is not None:
@@ -134,7 +134,7 @@ class CompletionReader:
         if size > MOST_MEDIA_BYTES:
             raise MediaTooLargeError(
                 f"the media of the request take {size} bytes{'' if self._body_bytes else ' or more'}, in base64:"
-                f" at most {MOST_MEDIA_BYTES} are taken"
+                f" the limit is {MOST_MEDIA_BYTES}"
             )
 
     def _place(self, at: int) -> int:

@@ -96,7 +96,7 @@ def decode_score(body: bytes) -> ScoreRequest:
     parts = decoded(_BODY, body)
     rows, media = bytes(parts.rows), bytes(parts.media)
     if len(rows) > MOST_TEXT_BYTES or media.count(b"{") > _MOST_MEDIA:
-        raise BadRequestError(f"more than {MOST_TEXT_BYTES} bytes of rows, or {_MOST_MEDIA} media")
+        raise BadRequestError(f"more than {MOST_TEXT_BYTES} bytes of rows, or more than {_MOST_MEDIA} media")
     return ScoreRequest(parts.max_tokens, decoded(_ROWS, rows, "rows"), decoded(_MEDIA, media, "Media"))
 
 

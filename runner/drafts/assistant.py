@@ -342,16 +342,16 @@ def check_assistant(opened: OpenedModel, target: OpenedModel, loaded: LoadedMode
         raise ModelError(f"it drafts for a model that is {backbone} wide, and this one is {width} wide")
     if opened.vocab_size != target.vocab_size:
         raise ModelError(
-            f"it has another vocabulary than the model: {opened.vocab_size} tokens instead of {target.vocab_size}"
+            f"its vocabulary differs from the model's: {opened.vocab_size} tokens instead of {target.vocab_size}"
         )
     for layer in rehearsed.model.layers:
         kind, place = layer.layer_type, places.get(layer.layer_type)
         if place is None:
-            raise ModelError(f"it looks at layers of {kind}, of which the model has none")
+            raise ModelError(f"it reads layers of {kind}, and the model has none")
         attention = layer.self_attn
         if attention.head_dim != place.width or attention.n_heads % place.heads:
             raise ModelError(
-                f"its {attention.n_heads} heads of {attention.head_dim} numbers cannot look at the model's"
+                f"its {attention.n_heads} heads of {attention.head_dim} numbers cannot attend to the model's"
                 f" {place.heads} heads of {place.width} ({kind})"
             )
 
@@ -401,7 +401,7 @@ def _check_ordering(module: AssistantModule) -> None:
     """Raises ModelError unless each token is in one group: MLX reads any place, whatever is there."""
     ordering = parameters_of(module).get(_ORDERING)
     if ordering is not None and not mx.array_equal(mx.sort(ordering), mx.arange(ordering.size)).item():
-        raise ModelError(f"tensor {_ORDERING} does not name each token once")
+        raise ModelError(f"tensor {_ORDERING} must list each token once")
 
 
 def _dummy_step(assistant: Assistant) -> tuple[mx.array, mx.array]:

@@ -46,12 +46,12 @@ def check_vocabulary(draft: OpenedModel, target: OpenedModel, tokenizer: Tokeniz
     theirs = open_tokenizer(draft.file, merge_eos=not draft.checkpoint.from_store)
     if abs(theirs.vocab_size - tokenizer.vocab_size) > _MOST_MORE:
         raise ModelError(
-            f"it has another vocabulary than the model: {theirs.vocab_size} tokens instead of {tokenizer.vocab_size}"
+            f"its vocabulary differs from the model's: {theirs.vocab_size} tokens instead of {tokenizer.vocab_size}"
         )
     for token in range(min(theirs.vocab_size, tokenizer.vocab_size)):
         if theirs.token_bytes(token) != tokenizer.token_bytes(token):
             raise ModelError(
-                f"it has another vocabulary than the model: token {token} is {theirs.token_text(token)!r} instead of"
+                f"its vocabulary differs from the model's: token {token} is {theirs.token_text(token)!r} instead of"
                 f" {tokenizer.token_text(token)!r}"
             )
 
@@ -132,5 +132,5 @@ def _recognised(checkpoint: Checkpoint) -> FoundDraft:
     architecture = architecture_of(config, from_store=checkpoint.from_store)
     kind = next(kind for kind in KINDS if kind.recognise(architecture, config))
     if kind is _OWN_MODEL and "dflash_config" in config:
-        raise ModelError(f"{architecture} drafts from what the model has computed, which is not supported yet")
+        raise ModelError(f"{architecture} drafts from what the model has computed, which is not supported")
     return FoundDraft(kind, kind.open(checkpoint))

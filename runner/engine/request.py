@@ -274,14 +274,14 @@ def _refuse_unknown_tokens(prompt: Sequence[int], tokenizer: Tokenizer, vocab_si
     if token >= vocab_size > 0:
         text = tokenizer.token_text(token)
         raise RequestError(
-            f"the model has no token {token} ({text!r}): its vocabulary has {vocab_size}; leave that out of the prompt"
+            f"the model has no token {token} ({text!r}): its vocabulary has {vocab_size}; leave it out of the prompt"
         )
 
 
 def _stops(wanted: Sequence[str]) -> StopStrings | None:
     characters = sum(map(len, wanted))
     if characters > _MOST_STOP_CHARACTERS:
-        raise RequestError(f"the stop strings have {characters} characters, at most {_MOST_STOP_CHARACTERS} are taken")
+        raise RequestError(f"the stop strings have {characters} characters, and the limit is {_MOST_STOP_CHARACTERS}")
     return StopStrings(wanted) if characters else None
 
 

@@ -138,7 +138,7 @@ class _Writer:
                 return self._sequence(_flat(elements), path, last=last)
             case OrNode(elements):
                 if not elements:
-                    raise FormatError(f"Format: nothing to choose from - at `{path}.elements`")
+                    raise FormatError(f"Format: no element to choose from: give at least one - at `{path}.elements`")
                 ways = [self.node(each, f"{path}.elements[{i}]", last=last) for i, each in enumerate(elements)]
                 return f"({' | '.join(ways)})"
             case OptionalNode(content):
@@ -298,7 +298,7 @@ def _with_options(schema: bytes, defaults: Mapping[str, object], path: str) -> s
         members = {} if schema == b"true" else msgspec.json.decode(schema, type=dict[str, msgspec.Raw])
         options = msgspec.json.decode(members.pop(OPTIONS_KEY, b"{}"), type=dict[str, msgspec.Raw])
     except msgspec.ValidationError as error:
-        raise FormatError(f"Format: a JSON schema is an object: {error} - in `{path}`") from None
+        raise FormatError(f"Format: a JSON schema must be an object: {error} - in `{path}`") from None
     return msgspec.json.encode({OPTIONS_KEY: {**defaults, **options, **_SPACING}, **members}).decode()
 
 

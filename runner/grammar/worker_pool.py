@@ -109,7 +109,7 @@ class Worker:
             state = self._inbox.take(State)
         except msgspec.DecodeError:
             self.broken = True
-            raise RequestError("its worker sent an unreadable message") from None
+            raise RequestError("its grammar process sent an unreadable message: send it again") from None
         if state is None:
             return None
         self.awaited -= 1
@@ -298,7 +298,7 @@ class WorkerPool:
         worker.fork_server.slow(worker.number)
         crowded = len(self._waiting) + len(self._busy) > self._most
         if crowded and worker is next(iter(self._compiling)):
-            raise RequestError(f"Format: compiling it takes longer than {_UNDISTURBED_S} s while others wait")
+            raise RequestError(f"Format: compiling it took {_UNDISTURBED_S} s while others wait: make it simpler")
 
     def _end_silent(self, worker: Worker) -> None:
         """Ends a worker far beyond its own limit of time, and the fork server if it does not. Raises RequestError then:

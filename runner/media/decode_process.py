@@ -126,7 +126,8 @@ class DecodeProcess:
         except (EOFError, OSError):
             self._stop()
             raise MediaError(
-                f"{task}: decoding takes more memory or time than the size of the {medium} explains"
+                f"{task}: decoding takes more memory or time than a {medium} of this size should: save it in"
+                " another format"
             ) from None
         if answer.error:
             raise MediaError(answer.error)

@@ -160,7 +160,7 @@ class MediaForward:
         self._scale = float(getattr(self._owner, "embed_scale", 1.0))
         self._attentions = [each for _, each in module.named_modules() if "rope" in each] if sections else []
         if sections and not (self._attentions and all(_is_plain(each.rope) for each in self._attentions)):
-            raise ModelError("its positions are scaled in a way that pictures are not made for")
+            raise ModelError("its rope scaling does not work with pictures")
         self._sliding = _first_sliding(self._owner) if sees_both_ways else None
 
     def __call__(
@@ -233,7 +233,7 @@ def _table_owner(module: Module) -> tuple[Module, str]:
         for name in _TABLES:
             if isinstance(each.get(name), Embedding | QuantizedEmbedding):
                 return each, name
-    raise ModelError(f"{type(module).__name__} has no embedding table that is known here")
+    raise ModelError(f"{type(module).__name__} has no embedding table of a known name")
 
 
 def _first_sliding(owner: Module) -> int | None:

@@ -61,8 +61,8 @@ def read_header(data: bytes) -> Header:
         raise damaged(name, f"its size is {width} x {height} pixels")
     if width * height > MAX_PIXELS:
         raise MediaError(
-            f"decode image: {width} x {height} pixels are more than {MAX_PIXELS // 1_000_000} megapixels, which are the"
-            " most that are decoded"
+            f"decode image: {width} x {height} pixels exceed the limit of {MAX_PIXELS // 1_000_000} megapixels: send a"
+            " smaller picture"
         )
     if orientation >= _SIDEWAYS:
         width, height = height, width

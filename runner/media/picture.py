@@ -65,7 +65,7 @@ def decode(data: bytes, header: Header, width: int, height: int, alpha: Alpha = 
     """
     plain = _load(b"".join(header.pieces(data)), header.format, alpha)
     if plain.size != header.stored_size:
-        raise damaged(header.format, "its header speaks of another size")
+        raise damaged(header.format, "its pixels have another size than its header")
     if header.orientation in _TURNS:
         plain = plain.transpose(_TURNS[header.orientation])
     resized = plain.resize((width, height), Image.Resampling.BICUBIC)
@@ -89,7 +89,7 @@ def _blamed_on_the_picture(name: str) -> Iterator[None]:
         cut_off = isinstance(error, struct.error | IndexError | EOFError) or "truncated" in text.lower()
         if text.startswith("Unsupported "):
             raise MediaError(f"decode image: {text}: convert the image to PNG") from error
-        raise damaged(name, "the file ends too early" if cut_off else "its contents make no sense") from error
+        raise damaged(name, "the file ends too early" if cut_off else "its contents cannot be decoded") from error
 
 
 def _load(data: bytes, name: str, alpha: Alpha) -> Image.Image:

@@ -162,7 +162,8 @@ class RowStore:
         except MediaError:
             if self._gives_way:
                 medium = "a picture" if isinstance(item, Picture) else "a sound"
-                raise MediaError(f"there is no room to decode {medium} beside what runs: send it again later") from None
+                why = f"there is no room to decode {medium} beside running requests: send it again later"
+                raise MediaError(why) from None
             raise
         finally:
             self._decoding_bytes = 0

@@ -115,14 +115,14 @@ def _read_file(data: bytes, name: str) -> tuple[Floats, int]:
     except (MediaError, MemoryError):
         raise
     except Exception as error:  # libsndfile's, of many kinds
-        raise MediaError(f"decode audio: damaged {name}: its contents make no sense") from error
+        raise MediaError(f"decode audio: damaged {name}: its contents cannot be decoded") from error
 
 
 def _frames(read: Callable[..., Floats], channels: int, rate: int) -> Floats:
     """Returns all frames of a file, which `read` gives block by block."""
     if not (0 < channels <= MOST_CHANNELS and 0 < rate <= MOST_RATE):
         raise MediaError(
-            f"decode audio: {channels} channels at {rate} Hz are more than is decoded: {MOST_CHANNELS} channels at"
+            f"decode audio: {channels} channels at {rate} Hz exceed the limit of {MOST_CHANNELS} channels at"
             f" {MOST_RATE} Hz"
         )
     found, count = [np.zeros(0, np.float32)], 0

@@ -104,8 +104,7 @@ def read_sound_header(data: bytes) -> SoundHeader:
         raise MediaError(f"wav: unsupported format {form} with {bits} bits")
     if channels > MOST_CHANNELS or rate > MOST_RATE:
         raise MediaError(
-            f"wav: {channels} channels at {rate} Hz are more than is decoded: {MOST_CHANNELS} channels at"
-            f" {MOST_RATE} Hz"
+            f"wav: {channels} channels at {rate} Hz exceed the limit of {MOST_CHANNELS} channels at {MOST_RATE} Hz"
         )
     header = SoundHeader(WAV, rate, channels, bits, form == _FLOATS, start, stop)
     if header.frames > MOST_SECONDS * rate:

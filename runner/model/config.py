@@ -138,7 +138,7 @@ def check_depths(config: Config, most: int) -> None:
         if isinstance(value, dict):
             check_depths(value, most)
         elif key in (*_COUNTS, "depth", "layers") and type(value) is int and not 0 < value <= most:
-            raise ModelError(f"config.json: {key} is {value}, and the model holds {most} tensors")
+            raise ModelError(f"config.json: {key} is {value}, but the model has only {most} tensors")
 
 
 def text_config(config: Config, family: Family) -> Config:

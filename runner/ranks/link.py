@@ -294,7 +294,7 @@ class Watch:
 
 
 def _silence() -> RunnerError:
-    return RunnerError(f"nothing was heard of it for {SILENCE_S:.0f} s")
+    return RunnerError(f"it sent nothing for {SILENCE_S:.0f} s")
 
 
 # --- The process.

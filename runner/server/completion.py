@@ -121,8 +121,8 @@ def told(text: str) -> str:
 def refuse_encoder(engine: Engine) -> None:
     """Raises RequestError for a model that makes no text."""
     if engine.embedder is not None:
-        instead = "embeddings of texts" if engine.decider is None else "decisions, by POST /v1/score"
-        raise RequestError(f"this model makes {instead}, and no text", HTTPStatus.NOT_IMPLEMENTED)
+        instead = "embeddings, by POST /v1/embeddings" if engine.decider is None else "decisions, by POST /v1/score"
+        raise RequestError(f"this model makes {instead}, not text", HTTPStatus.NOT_IMPLEMENTED)
 
 
 @asynccontextmanager

@@ -56,7 +56,7 @@ class RequestBody:
                 there is no room for it beside the other bodies.
         """
         if http.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise BadRequestError("the body has a Content-Encoding, which is not read: send it as it is")
+            raise BadRequestError("the body has a Content-Encoding, which is not supported: send it uncompressed")
         _refuse_large(http.content_length or 0, most_bytes)
         size = 0
         while chunk := await _next(http):
@@ -80,8 +80,8 @@ class RequestBody:
         self._held_bytes = size
         if size > bodies.most_bytes - bodies.held_bytes:
             raise RequestError(
-                f"requests that are being read, and their pictures, fill their limit of {bodies.most_bytes >> 20} MiB:"
-                " send this one again in a moment, or make it shorter",
+                f"other requests and their pictures fill the limit of {bodies.most_bytes >> 20} MiB: send this one"
+                " again in a moment, or make it shorter",
                 HTTPStatus.SERVICE_UNAVAILABLE,
             )
 
@@ -105,14 +105,13 @@ async def _next(http: web.Request) -> bytes:
             return await http.content.readany()
     except TimeoutError:
         raise RequestError(
-            f"no data of the request arrived for {_STALLED_S:.0f} seconds", HTTPStatus.REQUEST_TIMEOUT
+            f"the request has stalled: no data arrived for {_STALLED_S:.0f} seconds", HTTPStatus.REQUEST_TIMEOUT
         ) from None
 
 
 def _refuse_large(size: int, most_bytes: int) -> None:
     if size > most_bytes:
         raise RequestError(
-            f"the request has {size} bytes or more, of which at most {most_bytes} are read: neither its prompt nor its"
-            " media may be so large",
+            f"the request has {size} bytes or more; the limit is {most_bytes}: shorten its prompt or its media",
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         )

@@ -110,7 +110,7 @@ def check_recordable(settings: Settings, model: OpenedModel) -> None:
 def check_blas(choice: str) -> None:
     """Raises UsageError for a library by its path: a file must not say which code is loaded."""
     if choice not in ("auto", "off"):
-        raise UsageError(f"--blas {choice} is not recorded, nor replayed: use auto or off")
+        raise UsageError(f"--blas {choice} can be neither recorded nor replayed: use auto or off")
 
 
 def check_identity(header: Header, settings: Settings, model: OpenedModel) -> None:
@@ -250,7 +250,7 @@ class TapeReader:
         try:
             with path.open("rb") as file:
                 if file.read(len(_MAGIC)) != _MAGIC:
-                    raise RunnerError(f"{path}: no recording of mlx-runner --record")
+                    raise RunnerError(f"{path}: not a recording of mlx-runner --record")
                 if file.read(len(_FORM)) != _FORM:
                     raise RunnerError(f"{path}: a recording of another version of mlx-runner, or damaged in byte 15")
             frames = self._frames()

@@ -10,7 +10,7 @@ CHUNKS = (2048, 3)
 
 
 def answers_about_one_as_mlx_vlm_does(package: str) -> None:
-    """The same for a package that takes one picture a prompt."""
+    """The same for a package that takes only one picture in a prompt."""
     for chunk in CHUNKS:
         engine = VlmEngine(package, NotingPolicy(chunk))
         scores = []

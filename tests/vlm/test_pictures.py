@@ -106,7 +106,7 @@ def test_a_package_of_one_picture_refuses_a_second_one_and_takes_the_first_twice
     engine = VlmEngine("paddleocr_vl")
     engine.support = replace(cast("VlmSupport", engine.support), alone=True)
     engine.answer("see [img-0] and", RED)
-    with pytest.raises(RequestError, match=r"^paddleocr_vl takes one picture a prompt$"):
+    with pytest.raises(RequestError, match=r"^paddleocr_vl takes only one picture in a prompt$"):
         engine.ask("see [img-0] and [img-1] too", RED, BLUE)
     assert engine.ask("see [img-0] and [img-0] too", RED).request.prompt
 

@@ -76,7 +76,7 @@ def test_a_package_that_was_not_compared_is_served_to_those_who_ask_for_it(tmp_p
 def test_a_number_of_layers_that_no_tensor_explains_is_refused(tmp_path: Path) -> None:
     package = Package("k2_horizon", tmp_path)
     package.config["num_hidden_layers"] = 1_000_000
-    with pytest.raises(ModelError, match="num_hidden_layers is 1000000, and the model holds"):
+    with pytest.raises(ModelError, match="num_hidden_layers is 1000000, but the model has only"):
         _ = package.opened
 
 

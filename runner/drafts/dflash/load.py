@@ -29,7 +29,7 @@ def block_target(config: DFlashConfig, loaded: LoadedModel) -> Target:
         rows = target.embed(mx.zeros((1, 1), mx.uint32))
         width, vocab_size = rows.shape[-1], target.unembed(rows).shape[-1]
     except Exception as error:  # whatever a model of another build says
-        raise ModelError(f"the model has no parts that it could share ({type(error).__name__}: {error})") from error
+        raise ModelError(f"the model lacks a part that the draft shares ({type(error).__name__}: {error})") from error
     for what, wanted, found in (
         ("layers", config.target_layers, len(target.layers)),
         ("numbers a token", config.width, width),
@@ -38,9 +38,9 @@ def block_target(config: DFlashConfig, loaded: LoadedModel) -> Target:
         if wanted and wanted != found:
             raise ModelError(f"it was made for a model of {wanted} {what}, and this one has {found}")
     if config.taps[-1] >= len(target.layers):
-        raise ModelError(f"it draws on layer {config.taps[-1]}, and the model has {len(target.layers)} layers")
+        raise ModelError(f"it reads layer {config.taps[-1]}, but the model has {len(target.layers)} layers")
     if config.mask_token >= vocab_size:
-        raise ModelError(f"its mask token is {config.mask_token}, and the model has {vocab_size} tokens")
+        raise ModelError(f"its mask token is {config.mask_token}, but the model has {vocab_size} tokens")
     return target
 
 
@@ -78,7 +78,7 @@ def _try(draft: BlockDraft, loaded: LoadedModel) -> None:
     """Drafts something: MLX refuses some layers only then. Of the target only shapes are computed."""
     layers = loaded.make_layers()
     if not rows_of(layers):
-        raise ModelError("none of the model's layers tells how many tokens it has seen")
+        raise ModelError("no layer of the model counts the tokens that it has seen")
     tap, tokens = Tap(draft.tapped, _TRIED_TOKENS), mx.zeros((1, _TRIED_TOKENS), mx.uint32)
     tap.turn(True)
     try:
@@ -100,7 +100,7 @@ def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> DFlashModul
     config = read_dflash_config(opened.config, opened.architecture)
     names = opened.tensors.keys()
     if len(config.windows) > len(names):
-        raise ModelError(f"it lacks most of {len(config.windows)} layers")
+        raise ModelError(f"most of its {len(config.windows)} layers are missing")
     parts = Parts(
         gates=any(name.endswith("self_attn.g_proj.weight") for name in names),
         tap_norms=any(name.startswith("aux_hidden_norms.") for name in names),

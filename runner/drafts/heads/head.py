@@ -200,7 +200,7 @@ class QwenHead(HeadModule):
             raise ModelError("it lacks mtp.fc.weight")
         count = 1 + max((int(match[1]) for match in map(_QWEN_LAYER.match, names) if match), default=0)
         if count > len(names):
-            raise ModelError(f"it lacks most of {count} layers")
+            raise ModelError(f"most of its {count} layers are missing")
         own = copy.copy(cast("qwen3_5.TextModelArgs", args))
         own.full_attention_interval = 1
         if not any(".mlp.switch_mlp." in name or ".mlp.experts." in name for name in names):
@@ -293,7 +293,7 @@ class NemotronHead(HeadModule):
         for match in filter(None, map(_NEMOTRON_LAYER.fullmatch, names)):
             layers.setdefault(int(match[1]), []).append(match[2])
         if not layers:
-            raise ModelError("it lacks its layers")
+            raise ModelError("it has no layers")
         kinds = ""
         for _, parts in sorted(layers.items()):
             kind = next((kind for kind, pattern in _NEMOTRON_KINDS if any(map(pattern.match, parts))), "")

@@ -216,7 +216,7 @@ def split(ids: Sequence[int], soft: Sequence[int]) -> Expansion:
 def _with_grid(found: Expansion, grid: Sequence[int], merge: int) -> Expansion:
     """Returns an expansion with the grid of its tokens, of `merge` x `merge` patches each. Raises MediaError."""
     if len(grid) != 3:
-        raise MediaError("preprocess image: its processor names no grid of patches")
+        raise MediaError("preprocess image: the model's processor returned no grid of patches")
     times, rows, columns = grid
     if times != 1 or rows * columns != len(found.own) * merge**2:
         raise MediaError(f"preprocess image: {rows} x {columns} patches do not make {len(found.own)} tokens")
@@ -242,7 +242,7 @@ class VlmSupport(MediaSupport):
     ) -> MediaPrompt | None:
         found = super().expand(prompt, media, tokenizer, context_length, left, bos=bos)
         if found is not None and self.alone and len({span.item.name for span in found.spans}) > 1:
-            raise RequestError(f"{cast('Family', self.family).title} takes one picture a prompt")
+            raise RequestError(f"{cast('Family', self.family).title} takes only one picture in a prompt")
         if found is not None and found.spans[-1].stop == len(found.ids) <= context_length:
             raise RequestError("the prompt ends in a picture: add a text after it")  # its last token is computed alone
         return found

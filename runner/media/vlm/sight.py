@@ -207,7 +207,7 @@ def setup_of(model: OpenedModel) -> Setup:
     """Returns what the processor of a model is made from."""
     package = model.family.module
     if package not in PLACEHOLDERS:
-        raise ModelError(f"nobody has said what stands for a picture in {package}")
+        raise ModelError(f"no placeholder for pictures is known for {package}")
     files = {name: model.file(name) for name in model.checkpoint.files if name.endswith(_TEXTS)}
     return Setup(package, PLACEHOLDERS[package], {name: each for name, each in files.items() if each is not None})
 

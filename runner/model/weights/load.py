@@ -109,7 +109,7 @@ def load(
     """
     if group is not None:
         if opened.family.of_mlx_vlm:
-            raise ModelError(f"{opened.name} is a model of mlx-vlm's, which are not split: serve it without --ranks")
+            raise ModelError(f"{opened.name} is a model of mlx-vlm, which cannot be split: serve it without --ranks")
         from runner.model.weights.split import load_share  # most models are not shared
 
         module = load_share(opened, dtype, budget_bytes, group)

@@ -28,9 +28,9 @@ from tests.model.loading.test_check_text import value
 
 LARGE = 1 << 40
 REFUSALS = {
-    "another vocabulary": "it has another vocabulary than the model: token 7 is ",
+    "another vocabulary": "its vocabulary differs from the model's: token 7 is ",
     "no tokenizer": "load tokenizer config: no tokenizer.json",
-    "a block of another kind": "DFlash2DraftModel drafts from what the model has computed, which is not supported yet",
+    "a block of another kind": "DFlash2DraftModel drafts from what the model has computed, which is not supported",
     "not there": "no such file or directory",
     "a tensor short": "lacks 1 tensors: model.layers.0.self_attn.q_proj.weight",
     "too large": "the weights take ",

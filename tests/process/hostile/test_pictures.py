@@ -39,7 +39,7 @@ REFUSED: dict[str, tuple[Callable[[], Sequence[bytes]], int, str]] = {
     "a bomb": (
         lambda: [asking("[img-0]Hi", [black_png(50_000, 50_000, 4500)])],
         400,
-        "decode image: 50000 x 50000 pixels are more than 100 megapixels, which are the most that are decoded",
+        "decode image: 50000 x 50000 pixels exceed the limit of 100 megapixels: send a smaller picture",
     ),
     "a picture of 200 MB": (lambda: [FRONT, *[BASE64] * 200, b'"}]}'], 413, "the request has 2097"),
 }

@@ -171,7 +171,7 @@ def test_a_frame_that_is_left_out_is_noticed(tmp_path: Path) -> None:
 def test_another_file_is_refused(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "tape"
     path.write_bytes(data)
-    with pytest.raises(RunnerError, match=r"no recording of|another version|ends within its header"):
+    with pytest.raises(RunnerError, match=r"not a recording of|another version|ends within its header"):
         TapeReader(path)
     with pytest.raises(RunnerError, match="no such file"):
         TapeReader(tmp_path / "none")

@@ -15,7 +15,7 @@ from tests.unit.grammar.test_worker_pool import PATIENCE_S, Bench, bench
 
 __all__ = ["bench"]
 
-UNREADABLE = "its worker sent an unreadable message"
+UNREADABLE = "its grammar process sent an unreadable message: send it again"
 BODIES = {
     "no MessagePack": b"\xc1\xff\x00",
     "cut off": encode_message(State(error="a"))[4:-1],

@@ -104,8 +104,8 @@ def test_what_each_shape_accepts(wanted: Node, good: list[str], bad: list[str]) 
 @pytest.mark.parametrize(
     ("wanted", "told"),
     [
-        (either(), ["nothing to choose from", "$.elements"]),
-        (sequence(text("a"), optional(either())), ["nothing to choose from", "$.elements[1].content.elements"]),
+        (either(), ["no element to choose from", "$.elements"]),
+        (sequence(text("a"), optional(either())), ["no element to choose from", "$.elements[1].content.elements"]),
         (sequence(free(), text("a")), ["must exclude", "'a'", "$.elements[0]"]),
         (sequence(free("b"), either(text("b"), text("a"))), ["must exclude", "'a'"]),
         (sequence(optional(free("b")), text("b")), ["any_text must end", "$.elements[0].content"]),

@@ -112,7 +112,7 @@ def test_it_gets_the_memory_that_a_picture_of_its_size_takes(process: Watched, m
     large = png_of_size(9000, 2000)
     assert len(process.pixels(large)) == 64 * 32 * 3
     monkeypatch.setattr(decode_process, "decode_bytes", lambda header, geometry, size: -(64 << 20))
-    with pytest.raises(MediaError, match="takes more memory or time than the size"):
+    with pytest.raises(MediaError, match="takes more memory or time than a "):
         process.pixels(large)
     monkeypatch.undo()
     assert len(process.pixels(large)) == 64 * 32 * 3
@@ -123,7 +123,7 @@ def test_it_gets_the_processor_time_that_a_picture_of_its_size_takes(
 ) -> None:
     monkeypatch.setattr(decode_process, "_LEAST_S", 0.001)
     monkeypatch.setattr(decode_process, "_MEGAPIXEL_S", 0)
-    with pytest.raises(MediaError, match="takes more memory or time than the size"):
+    with pytest.raises(MediaError, match="takes more memory or time than a "):
         process.pixels(png_of_size(9000, 9000))
     assert process.processes[0].returncode is not None
 
@@ -200,7 +200,7 @@ def test_it_gets_the_memory_that_a_sound_of_its_length_takes(process: Watched, m
         lengths, rows = process.rows(data, frame_samples)
         assert len(rows) == sum(lengths) * 4 * (frame_samples or 128)
     monkeypatch.setattr(decode_process, "sound_bytes", lambda header: -(64 << 20))
-    with pytest.raises(MediaError, match=r"^decode audio: decoding takes more memory or time than the size of the sou"):
+    with pytest.raises(MediaError, match=r"^decode audio: decoding takes more memory or time than a sou"):
         process.rows(slow)
     assert len(process.processes) == 1
 
@@ -210,7 +210,7 @@ def test_it_gets_the_processor_time_that_a_sound_of_its_length_takes(
 ) -> None:
     monkeypatch.setattr(decode_process, "_LEAST_S", 0.001)
     monkeypatch.setattr(decode_process, "_MEGASAMPLE_S", 0)
-    with pytest.raises(MediaError, match="takes more memory or time than the size"):
+    with pytest.raises(MediaError, match="takes more memory or time than a "):
         process.rows(wav(noise(600 * 8000), 8000, 8))
 
 
@@ -228,5 +228,5 @@ def test_it_reads_other_formats_within_the_same_limits(process: Watched, monkeyp
     assert len(process.processes) == 1
     monkeypatch.setattr(decode_process, "_LEAST_S", 0.001)
     monkeypatch.setattr(decode_process, "_MEGASAMPLE_S", 0)
-    with pytest.raises(MediaError, match="takes more memory or time than the size"):
+    with pytest.raises(MediaError, match="takes more memory or time than a "):
         process.rows(data)

@@ -150,7 +150,7 @@ def test_what_decoding_takes_counts_until_others_need_it() -> None:
     store.room_bytes = 1 << 30
     store.give_way()
     assert store.nbytes == 0
-    with pytest.raises(MediaError, match="no room to decode a picture beside what runs: send it again later"):
+    with pytest.raises(MediaError, match="no room to decode a picture beside running requests: send it again later"):
         decoding.result(10)
     store._decoder = Here()
     store.check(picture, bool).result()

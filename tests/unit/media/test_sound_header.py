@@ -51,11 +51,11 @@ REFUSED = {
     "extensible of another": (wave(fmt(EXTENSIBLE, inner=6), DATA), "wav: unsupported format 6 with 16 bits"),
     "192 channels": (
         wave(fmt(channels=192), DATA),
-        "wav: 192 channels at 16000 Hz are more than is decoded: 64 channels at 768000 Hz",
+        "wav: 192 channels at 16000 Hz exceed the limit of 64 channels at 768000 Hz",
     ),
     "4 GHz": (
         wave(fmt(rate=0xFFFFFFFF), DATA),
-        "wav: 1 channels at 4294967295 Hz are more than is decoded: 64 channels at 768000 Hz",
+        "wav: 1 channels at 4294967295 Hz exceed the limit of 64 channels at 768000 Hz",
     ),
     "a million chunks": (wave(fmt(), *[chunk(b"junk", b"")] * 1_000_000, DATA), "wav: more than 4096 chunks"),
     "a second too long": (wave(fmt(rate=1, bits=8), chunk(b"data", bytes(601))), "audio longer than 600 seconds"),

@@ -110,7 +110,7 @@ def test_one_mebibyte_of_schema_is_taken_and_not_a_byte_more() -> None:
 
     for wrapped in (b"%b", b'{"type":"json_schema","json_schema":%b}'):
         assert decode_format(wrapped % filled(MOST_BYTES)) is not None
-        with pytest.raises(FormatError, match=f"{MOST_BYTES + 1} bytes, at most {MOST_BYTES}"):
+        with pytest.raises(FormatError, match=f"{MOST_BYTES + 1} bytes; the limit is {MOST_BYTES}"):
             decode_format(wrapped % filled(MOST_BYTES + 1))
 
 

@@ -41,9 +41,9 @@ REASONS: dict[bytes, str] = {
     b'{"Media":{"data":"AAAA"}}': "Media must be a list of objects, found an object",
     b'{"Media":[{},"AAAA"]}': 'Media[1] must be an object, found "AAAA"',
     b'{"Media":[{"data":7}]}': "Media[0].data must be a string in base64, found 7",
-    b'{"Media":[{"data":"AA#A"}]}': 'Media[0].data is not base64: after 2 characters stands "#", wanted are A-Z, a-z,'
+    b'{"Media":[{"data":"AA#A"}]}': 'Media[0].data is not base64: found "#" after 2 characters, want A-Z, a-z,'
     " 0-9, + and /, and = up to a multiple of four",
-    b'{"Media":[{"data":"AA"}]}': "Media[0].data is not base64: after 2 characters stands the end of it, wanted are"
+    b'{"Media":[{"data":"AA"}]}': "Media[0].data is not base64: found its end after 2 characters, want"
     " A-Z, a-z, 0-9, + and /, and = up to a multiple of four",
     b'{"Media":[{},{"data":"data:image/png;base64,AAAA"}]}': "Media[1].data is a data URL: send only what follows"
     ' "base64,"',
@@ -78,7 +78,7 @@ def test_places_are_those_of_the_body_whatever_was_taken_out_of_it(
 def test_long_data_is_named_by_its_item_too(piece_bytes: int) -> None:
     for wrong, text in (
         ("data:image/png;base64," + LONG, 'is a data URL: send only what follows "base64,"'),
-        (LONG + "\r\n\u00e9" + LONG, 'is not base64: after 5000 characters stands "\u00e9"'),
+        (LONG + "\r\n\u00e9" + LONG, 'is not base64: found "\u00e9" after 5000 characters'),
     ):
         media = [{"data": LONG, "id": 1}, {"id": 2}, {"data": wrong}]
         body = json.dumps({"Options": {"stop": ["a", "b"], "seed": 1}, "Media": media}, ensure_ascii=False)

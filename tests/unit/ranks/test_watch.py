@@ -64,8 +64,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
         (lambda far: far.sendall(b"\xff" * 5), "the other side does not speak the protocol of ranks"),
         (lambda far: far.sendall(b"\x01\0\0\0\x03\xc1"), "the other side does not speak the protocol of ranks: "),
         (lambda far: Link(far).send(Kind.FAILED, Failed("no room")), "no room"),
-        (lambda far: far.sendall(b"\x10\0\0\0\x04half"), "nothing was heard of it for 3 s"),
-        (lambda far: None, "nothing was heard of it for 3 s"),
+        (lambda far: far.sendall(b"\x10\0\0\0\x04half"), "it sent nothing for 3 s"),
+        (lambda far: None, "it sent nothing for 3 s"),
     ],
     ids=["closed", "no frame", "no message", "failed", "half a frame", "silent"],
 )

@@ -72,7 +72,10 @@ async def test_a_model_that_makes_embeddings_does_not_answer(
     path: str, client: Client, engine: Script, embedder: Embedder
 ) -> None:
     response = await client.post(path, json={"Prompt": "a", "rows": []})
-    assert (response.status, await response.text()) == (501, "this model makes embeddings of texts, and no text\n")
+    assert (response.status, await response.text()) == (
+        501,
+        "this model makes embeddings, by POST /v1/embeddings, not text\n",
+    )
     assert not engine.submitted
     assert not embedder.texts
 

@@ -49,7 +49,7 @@ CONFIGS: dict[str, tuple[dict[str, object], str]] = {
     "another width of hidden states": ({"hidden_size": 32}, "made for a model of 32 numbers a token, and this one"),
     "another vocabulary": ({"vocab_size": 300}, "made for a model of 300 tokens in the vocabulary, and this one has"),
     "another depth": ({"num_target_layers": 36}, "made for a model of 36 layers, and this one has 2"),
-    "layers beyond the last": ({"target_layer_ids": [0, 7]}, "draws on layer 7, and the model has 2 layers"),
+    "layers beyond the last": ({"target_layer_ids": [0, 7]}, "reads layer 7, but the model has 2 layers"),
     "a mask beyond the vocabulary": ({"mask_token_id": 5000}, "its mask token is 5000, and the model has"),
     "no layers of the target": ({"target_layer_ids": []}, "invalid target_layer_ids: []"),
     "layers in disorder": ({"target_layer_ids": [1, 0]}, "target_layer_ids must ascend"),
@@ -58,7 +58,7 @@ CONFIGS: dict[str, tuple[dict[str, object], str]] = {
     "kinds of other layers": ({"layer_types": ["mamba", "mamba"]}, "invalid layer_types of 2 layers"),
     "no window": ({"layer_types": ["sliding_attention"] * 2}, "lacks sliding_window"),
     "heads that do not divide": ({"num_key_value_heads": 3}, "must be divisible by 3"),
-    "most of a hundred layers": ({"num_hidden_layers": 60}, "it lacks most of 60 layers"),
+    "most of a hundred layers": ({"num_hidden_layers": 60}, "most of its 60 layers are missing"),
 }  # fmt: skip
 
 
@@ -109,11 +109,11 @@ def test_a_draft_for_another_model_is_refused(fault: str, target: LoadedModel, t
 
 
 OTHERS: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "gpt2": (lambda root: write_source(root, "gpt2"), "the model has no parts that it could share (KeyError: "),
+    "gpt2": (lambda root: write_source(root, "gpt2"), "the model lacks a part that the draft shares (KeyError: "),
     "deepseek_v41": (lambda root: write_checkpoint(root, "deepseek_v41"), "and those of the model return "),
     "falcon_h1": (
         lambda root: write_checkpoint(root, "falcon_h1"),
-        "none of the model's layers tells how many tokens it has",
+        "no layer of the model counts the tokens that it has seen",
     ),
 }
 """Models that call their layers otherwise, or hand other things from layer to layer than hidden states."""

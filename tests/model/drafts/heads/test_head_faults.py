@@ -113,9 +113,9 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
     "a part of one": ("qwen3.5", without("fc.weight"), ""),
     "a matrix less": ("qwen3.5", without("self_attn.o_proj.weight"), "lacks 1 tensors: layers.0.self_attn.o_proj"),
     "another width": ("qwen3.5", put_tensor("mtp.fc.weight", 64, 64), "want shape [64, 128], found [64, 64]"),
-    "a hundred layers": ("qwen3.5", put_tensor("mtp.layers.99.mlp.weight", 4), "lacks most of 100 layers"),
+    "a hundred layers": ("qwen3.5", put_tensor("mtp.layers.99.mlp.weight", 4), "most of its 100 layers are missing"),
     "no layers": ("nemotron-h", lambda weights: named(("mtp.layers.0.eh_proj.weight", "mtp.fc.weight"))(weights)
-        or [weights.pop(name) for name in list(weights) if "mtp.layers" in name], "it lacks its layers"),
+        or [weights.pop(name) for name in list(weights) if "mtp.layers" in name], "it has no layers"),
     "a recurrent layer": ("nemotron-h", lambda weights: (without("k_proj.weight", "q_proj.weight", "v_proj.weight",
         "o_proj.weight")(weights), put_tensor("mtp.layers.0.mixer.in_proj.weight", 64, 64)(weights)),
         "one of its layers is recurrent"),
