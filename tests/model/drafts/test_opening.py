@@ -201,7 +201,7 @@ def test_a_few_more_tokens_are_the_same_vocabulary(most: int, same: bool, store:
         if same:
             assert opened(store, str(draft)) is not None
         else:
-            with pytest.raises(DraftError, match="another vocabulary than the model: 277 tokens instead of 274"):
+            with pytest.raises(DraftError, match="its vocabulary differs from the model's: 277 tokens instead of 274"):
                 opened(store, str(draft))
 
 

@@ -225,7 +225,7 @@ def test_what_is_not_recorded_is_refused(model: OpenedModel) -> None:
     check_recordable(settings_for(model.name), model)
     with pytest.raises(UsageError, match="leave out --disk-cache"):
         check_recordable(settings_for(model.name, disk_cache="/kept"), model)
-    with pytest.raises(UsageError, match=r"--blas /lib/x\.so is not recorded"):
+    with pytest.raises(UsageError, match=r"--blas /lib/x\.so can be neither recorded nor replayed"):
         check_recordable(settings_for(model.name, blas="/lib/x.so"), model)
     sees = model._replace(config={**model.config, "vision_config": {}})
     with pytest.raises(UsageError, match="add --no-media"):

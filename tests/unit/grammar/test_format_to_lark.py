@@ -113,8 +113,8 @@ def test_what_each_shape_accepts(wanted: Node, good: list[str], bad: list[str]) 
         (sequence(free("x"), *[optional(text("x"))] * 65), ["more than 64 ways"]),
         (regex("(?=a)"), ["look-around"]),
         ({"type": "lark", "grammar": "start: nowhere"}, ["nowhere"]),
-        ({"type": "json_schema", "json_schema": False}, ["JSON schema is an object"]),
-        (sequence(text("a"), {"type": "json_schema", "json_schema": 5}), ["JSON schema is an object", "$.elements[1]"]),
+        ({"type": "json_schema", "json_schema": False}, ["JSON schema must be an object"]),
+        (sequence(text("a"), {"type": "json_schema", "json_schema": 5}), ["JSON schema must be an object", "$.elements[1]"]),
     ],
 )
 def test_what_cannot_be_followed_is_refused_with_its_place(wanted: Node, told: list[str]) -> None:

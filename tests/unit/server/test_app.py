@@ -194,7 +194,7 @@ async def test_the_total_length_of_stop_strings_is_limited(client: Client, engin
     body = json.dumps({"Prompt": "xy", "Options": {"stop": ["s" * 1000] * 1000}})
     response = await client.post("/completion", data=body)
     assert (response.status, engine.submitted) == (400, [])
-    assert "1000000 characters, at most 65536" in await response.text()
+    assert "1000000 characters, and the limit is 65536" in await response.text()
 
 
 async def test_no_more_logprobs_are_computed_than_hosts_request(client: Client, engine: Script) -> None:

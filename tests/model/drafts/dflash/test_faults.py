@@ -50,7 +50,7 @@ CONFIGS: dict[str, tuple[dict[str, object], str]] = {
     "another vocabulary": ({"vocab_size": 300}, "made for a model of 300 tokens in the vocabulary, and this one has"),
     "another depth": ({"num_target_layers": 36}, "made for a model of 36 layers, and this one has 2"),
     "layers beyond the last": ({"target_layer_ids": [0, 7]}, "reads layer 7, but the model has 2 layers"),
-    "a mask beyond the vocabulary": ({"mask_token_id": 5000}, "its mask token is 5000, and the model has"),
+    "a mask beyond the vocabulary": ({"mask_token_id": 5000}, "its mask token is 5000, but the model has"),
     "no layers of the target": ({"target_layer_ids": []}, "invalid target_layer_ids: []"),
     "layers in disorder": ({"target_layer_ids": [1, 0]}, "target_layer_ids must ascend"),
     "no mask": ({"mask_token_id": None}, "lacks mask_token_id"),
