@@ -228,7 +228,7 @@ class BudgetEnforcer:
         if sequences.end is not None:
             resume.replace_copies(sequences.kept, sequences.end)
         if sequences.nbytes + reserved_bytes > budget_bytes > 0:
-            self._warn_once("what runs needs more than the cache may hold", reserved_bytes, budget_bytes)
+            self._warn_once("running requests need more than the cache may hold", reserved_bytes, budget_bytes)
 
     def _truncate(self, end: Node, budget_bytes: int) -> None:
         """Shortens the idle conversation, which stands at `end`, to the tokens that fit."""

@@ -147,7 +147,11 @@ class SequenceLayers:
         untrusted = len(facts.untrusted)
         for index, state in self.used:
             if state.offset != self.position and not state.empty:
-                log.info("a layer has a clock of its own: kept whole", layer=index, at=state.offset)
+                log.info(
+                    "a layer counts something other than tokens: its state is stored whole",
+                    layer=index,
+                    at=state.offset,
+                )
                 facts.untrusted.add(index)
                 self._replace(index, distrust(state, self.position))
         return len(facts.untrusted) > untrusted

@@ -235,7 +235,7 @@ class TrieCache:
                 log.warning("cache freed", why="it could not follow a request")
                 self.detach()  # a node may be half split, half joined or half copied
             elif session.failed:
-                log.warning("what was live in the cache is freed", why="a forward failed")
+                log.warning("live entries of the cache are freed", why="a forward failed")
                 self.trie.unlock(session.node)
                 lost = self.sequences.hand_over_shared(session.sequence)
                 self.trie.drop(lost | _copies(session) if session.distrusted else lost)

@@ -304,7 +304,7 @@ class Restores:
         except SegmentError as error:
             self._disk.reject(name, error.reason)
         except Exception as error:  # the trie may be half changed: begin anew, as if it could not be resumed
-            log.exception("cache freed: what is on disk could not be adopted")
+            log.exception("cache freed: tokens from disk could not be used")
             self._cache.detach()
             if not lacks_memory(error):
                 self._disk.reject(name, "layers")

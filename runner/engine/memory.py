@@ -223,7 +223,7 @@ class MemoryBudget:
         youngest = max(running, key=lambda generation: generation.request.number)
         if len(running) == 1 and self._measures_again(youngest.request.number, cache.nbytes + others):
             return None
-        numbers = self._numbers("what runs", cache.nbytes, self._beside(others))
+        numbers = self._numbers("running requests", cache.nbytes, self._beside(others))
         return youngest, f"there is no room to go on: {numbers}. {_ADVICE}, or run fewer at once (--parallel)"
 
     def _measures_again(self, number: int, held_bytes: int) -> bool:
@@ -249,7 +249,7 @@ class MemoryBudget:
             cache.bound(max(0, self.room_bytes - beside))
             if cache.nbytes + beside <= self.room_bytes:
                 return
-        numbers = self._numbers("what runs", cache.nbytes, beside)
+        numbers = self._numbers("running requests", cache.nbytes, beside)
         raise RequestError(
             f"there is no room to encode a picture or a sound: {numbers}. Send a smaller one, or give the runner more"
             " (--memory)"

@@ -75,7 +75,9 @@ class UnmeasuredError(RequestError):
     """A prompt shows media whose tokens only a helper can tell. `prompt` shows them, and nothing else."""
 
     def __init__(self, prompt: ShownPrompt) -> None:
-        super().__init__("too many others were decoded meanwhile: send it again", HTTPStatus.SERVICE_UNAVAILABLE)
+        super().__init__(
+            "other pictures and sounds took its place meanwhile: send it again", HTTPStatus.SERVICE_UNAVAILABLE
+        )
         self.prompt = prompt
 
 

@@ -22,7 +22,7 @@ from runner.tokenizer import Tokenizer
 
 _TRY_S = 0.003
 _REASONS = {
-    "NoExtensionBias": "the model's vocabulary cannot spell what must come next",
+    "NoExtensionBias": "no tokens of the model spell the text that must come next",
     "ParserTooComplex": "it is too ambiguous; let its alternatives begin differently",
     "LexerTooComplex": "its texts are too complex; make patterns and length limits simpler",
 }

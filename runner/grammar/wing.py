@@ -47,7 +47,7 @@ def format_facts(path: Path, found: Examined) -> FormatFacts:
     try:
         wanted = decode_format(text.strip())
         if wanted is None:
-            return FormatFacts(enforced="not at all", why="the file asks for no format")
+            return FormatFacts(enforced="not at all", why="the file has no format")
         left_out = asyncio.run(_left_out(wanted, pool_for(found.model, found.tokenizer, 1, free_bytes)))
     except (FormatError, RequestError) as error:
         return FormatFacts(enforced="not at all", why=str(error))

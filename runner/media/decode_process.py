@@ -144,7 +144,7 @@ class DecodeProcess:
         assert self._connection is not None
         with ThreadPoolExecutor(1, "ask") as thread:  # the pipe to a process that was stopped blocks when it is full
             asked = thread.submit(_exchanged, self._connection, messages)
-            reason = f"the process that decodes gave no answer in {seconds:.0f} s, and was ended: send it again"
+            reason = f"the decoding process did not answer in {seconds:.0f} s and was ended: send it again"
             for _ in range(ceil(seconds / _LOOK_S)):
                 if _answered(asked):
                     return asked.result()

@@ -79,7 +79,7 @@ def picture_facts(settings: CheckSettings, found: Examined) -> PictureFacts:
         why = blind if model.family.of_mlx_vlm else NOT_INSTALLED
         return PictureFacts(sees=False, why=why) if why else PictureFacts(sees=True, tower=model.family.import_name)
     if plan is None:
-        family = f"pictures are not known here for the family {model.family.module}"
+        family = f"this runner knows no pictures for the family {model.family.module}"
         return PictureFacts(sees=False, why=family if model.has_vision else "a text model")
     try:
         tokens = max(_tokens(seeing_of(model, plan, found.tokenizer).family))
@@ -93,7 +93,7 @@ def sound_facts(settings: CheckSettings, found: Examined) -> SoundFacts | None:
     """Returns whether a model would hear; None for one that does not claim to."""
     model, plan = found.model, plan_sound_tower(found.model)
     if plan is None:
-        family = f"sound is not known here for the family {model.family.module}"
+        family = f"this runner knows no sound for the family {model.family.module}"
         return SoundFacts(hears=False, why=family) if model.has_audio else None
     try:
         clip = hearing_of(model, plan, found.tokenizer).family.clip(_SECONDS * RATE)

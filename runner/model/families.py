@@ -257,18 +257,18 @@ asks for it. It casts the result back, or joins tensors that Ollama packs differ
 UNBATCHABLE = {
     "afm7": "its last layers count their positions by the length of the buffers",
     "deepseek_v41": "mlx-lm has no batch of its layers",
-    "gemma2": "its attention by hand lacks a dimension for the mask of several rows",
-    "gpt_bigcode": "it wants one position for all rows",
+    "gemma2": "its own attention has no dimension for a mask of several rows",
+    "gpt_bigcode": "it needs the same position in all rows",
     "llama4": "mlx-lm has no batch of its chunked layers",
     "minimax_m3_vl": "its sparse attention counts the padding of shorter rows among the blocks to choose from",
-    "phi3small": "its attention by hand lacks a dimension for the mask of several rows",
+    "phi3small": "its own attention has no dimension for a mask of several rows",
 }
 """mlx-lm module -> the reason why answers must not share a forward. `gemma2` could with as many heads of keys as of
 queries; no such model is known. The trial shows all but `minimax_m3_vl`."""
 UNDRAFTABLE = {
-    "deepseek_v41": "there is no way back in its layers",
-    "phi3small": "its masks let a token see what follows it",
-    "plamo3": "its mask shows more than its window keeps",
+    "deepseek_v41": "its layers cannot go back",
+    "phi3small": "its masks let tokens attend to later ones",
+    "plamo3": "its mask covers more tokens than its window keeps",
 }
 """mlx-lm module -> the reason why drafts would change an answer."""
 

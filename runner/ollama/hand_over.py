@@ -74,7 +74,7 @@ def unknown_tower(model: OpenedModel, kind: Kind) -> str:
         return ""  # loading the model will fail with this
     plan = plan_tower(model) if kind == "pictures" else plan_sound_tower(model)
     if plan is None:
-        return "its tower is of no known family"
+        return "its tower is of an unknown kind"
     return plan.fault if plan.unknown else ""
 
 

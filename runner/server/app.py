@@ -168,7 +168,7 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPNotFound:
         response = _refusal(404, _ELSEWHERE if _is_elsewhere(request.path) else "404 page not found")
     except web.RequestPayloadError:
-        response = _refused(BadRequestError("the body does not arrive in the form that its header names"))
+        response = _refused(BadRequestError("the body is not encoded as its headers state"))
     except (asyncio.CancelledError, ConnectionResetError):  # while waiting or writing
         write = log.debug if request.path in _WATCHED_PATHS else log.info
         write("the client is gone", path=request.path, **_named(request))

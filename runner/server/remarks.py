@@ -65,5 +65,5 @@ class Remarks:
             return False
         self._known.add(key)
         if len(self._known) == MOST_KEYS:
-            log.warning("no further keys are remarked upon", keys=MOST_KEYS)
+            log.warning("further keys are not logged", keys=MOST_KEYS)
         return True

@@ -68,7 +68,7 @@ FORMATS = {
     '{"type": "string", "format": "path"}': ("in part", "Unknown format: path - at `$` of the JSON schema"),
     '{"type": "text"}': ("not at all", "Format: Invalid type: text - at `$` of the JSON schema"),
     '{"type": ': ("not at all", "Format: Input data was truncated"),
-    "null\n": ("not at all", "the file asks for no format"),
+    "null\n": ("not at all", "the file has no format"),
 }
 """A format -> what a request with it gets, and why."""
 

@@ -203,4 +203,4 @@ def first_line(error: Exception) -> str:
 def _why_not(widths: list[int]) -> str:
     if not widths:
         return "not used"
-    return f"keys and values {' and '.join(map(str, widths))} wide, no multiples of {min(_GROUP_SIZES)}"
+    return f"keys and values {' and '.join(map(str, widths))} wide are not multiples of {min(_GROUP_SIZES)}"

@@ -284,15 +284,15 @@ def _context_warnings(context: Context | None, wanted: int | None) -> Iterator[s
     if context.source == "default":
         yield f"config.json states no context length: {context.tokens} tokens are assumed; --context sets another"
     if wanted is not None and wanted > context.tokens:
-        yield f"--context {wanted} exceeds the model's own length of {context.tokens} tokens, which applies"
+        yield f"--context {wanted} exceeds the model's own length: {context.tokens} tokens apply"
 
 
 def _tokenizer_warnings(tokenizer: Tokenizer, found: Examination) -> Iterator[str]:
     scored = found.opened.vocab_size if found.opened else 0
     if tokenizer.vocab_size > scored > 0:
         yield (
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the model rows for {scored}: prompts with others are"
-            " refused"
+            f"the tokenizer has {tokenizer.vocab_size} tokens, but the model has rows for {scored}: prompts with others"
+            " are refused"
         )
     if not tokenizer.eos and not (found.opened and found.opened.family.is_encoder):
         yield "no end-of-sequence token is known: answers end only by num_predict, stop or the context limit"

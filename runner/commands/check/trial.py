@@ -233,7 +233,7 @@ def _draft_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> 
                 line.read(tokens[at : min(at + _SLICE_TOKENS, place)])
         if not ours.sequence.markable:
             names = {type(getattr(s, "layer", s)).__name__ for _, s in ours.sequence.used if not s.markable}
-            return f"there is no way back in {', '.join(sorted(names))}"
+            return f"{', '.join(sorted(names))} cannot go back"
         right = [alone.read([token]) for token in tokens[place : place + _COUNT]]
         wrong = [(token + vocab_size // 2) % vocab_size for token in tokens[place + _RIGHT : place + _COUNT]]
         found = _round(ours, tokens[place : place + _COUNT], wrong, right)

@@ -60,7 +60,7 @@ class LoadedModel(NamedTuple):
             return "it makes no text"
         if library == f"{LIBRARY}.models":
             return why_not(name, batches=able is BATCHED)
-        return reasons.get(name, "" if name in able else f"nobody has tried mlx_lm.models.{name}: see check --verify")
+        return reasons.get(name, "" if name in able else f"mlx_lm.models.{name} was never tried: see check --verify")
 
     @property
     def has_16_bit_experts(self) -> bool:

@@ -149,7 +149,7 @@ def test_the_group_is_64_or_32_as_the_widths_allow(
     found = {getattr(layer, "group_size", None) for layer in chosen.make_layers()}
     assert (found, chosen.name) == ({group}, "kv8" if group else "")
     if group is None:
-        assert "no multiples of 32" in str(lines(caplog)[0][2]["layers"])
+        assert "not multiples of 32" in str(lines(caplog)[0][2]["layers"])
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -105,7 +105,7 @@ def test_what_is_computed_is_freed_after_a_fault_within_a_forward(
     engine = TinyEngine("llama")
     ended = end(engine, fault)
     assert engine.scheduler.journal.counters.outcomes == {"failed": 1}
-    assert "what was live in the cache is freed" in caplog.text
+    assert "live entries of the cache are freed" in caplog.text
     assert cached_afterwards(engine, ended) == 0
 
 

@@ -157,7 +157,7 @@ def test_the_context_is_the_models_own_unless_a_shorter_one_is_asked_for(store: 
     assert check_store(store, 512).warnings == []
     found = check_store(store, 8192)
     assert found.context == Context(4096, "model")
-    assert found.warnings == ["--context 8192 exceeds the model's own length of 4096 tokens, which applies"]
+    assert found.warnings == ["--context 8192 exceeds the model's own length: 4096 tokens apply"]
 
 
 def test_a_model_without_a_length_gets_the_documented_one(store: Store) -> None:
@@ -176,8 +176,8 @@ def test_a_tokenizer_with_more_tokens_than_rows_is_a_warning(store: Store) -> No
     found = check_store(store)
     assert found.loads
     assert found.warnings == [
-        f"the tokenizer has {VOCABULARY_SIZE + 1} tokens, the model rows for {VOCABULARY_SIZE}: prompts with others"
-        " are refused"
+        f"the tokenizer has {VOCABULARY_SIZE + 1} tokens, but the model has rows for {VOCABULARY_SIZE}: prompts with"
+        " others are refused"
     ]
 
 

@@ -56,7 +56,7 @@ def test_what_the_table_does_not_have_is_tried_and_served_alone(checkpoint: Chec
     module = "runner.model.weights.load"
     with patch(f"{module}.BATCHED", frozenset()), patch(f"{module}.DRAFTED", frozenset()):
         line = tried(check(checkpoint("llama")))
-    reason = "never (nobody has tried mlx_lm.models.llama: see check --verify), though nothing went wrong here"
+    reason = "never (mlx_lm.models.llama was never tried: see check --verify), though nothing went wrong here"
     assert line == f"answers together: {reason}; drafts: {reason}"
 
 

@@ -72,7 +72,7 @@ def test_a_request_beyond_the_budget_is_logged_once(family: str, caplog: pytest.
         users.turn([*own(user), *range(40)])
     assert sorted(warnings(caplog)) == [
         "a conversation is larger than the cache: only its beginning is kept",
-        "what runs needs more than the cache may hold",
+        "running requests need more than the cache may hold",
     ]
 
 

@@ -114,7 +114,10 @@ def test_what_each_shape_accepts(wanted: Node, good: list[str], bad: list[str]) 
         (regex("(?=a)"), ["look-around"]),
         ({"type": "lark", "grammar": "start: nowhere"}, ["nowhere"]),
         ({"type": "json_schema", "json_schema": False}, ["JSON schema must be an object"]),
-        (sequence(text("a"), {"type": "json_schema", "json_schema": 5}), ["JSON schema must be an object", "$.elements[1]"]),
+        (
+            sequence(text("a"), {"type": "json_schema", "json_schema": 5}),
+            ["JSON schema must be an object", "$.elements[1]"],
+        ),
     ],
 )
 def test_what_cannot_be_followed_is_refused_with_its_place(wanted: Node, told: list[str]) -> None:

@@ -209,12 +209,12 @@ def test_what_the_vocabulary_cannot_spell_is_told_in_words_where_the_answer_woul
     guide = guide_of({"type": "const_string", "value": "abc"}, POOR)
     assert guide.forced(9) == [0, 1]
     assert not guide.complete
-    with pytest.raises(RequestError, match="vocabulary cannot spell"):
+    with pytest.raises(RequestError, match="no tokens of the model spell"):
         guide.mask()
 
 
 def test_a_grammar_that_it_cannot_even_begin_is_refused_before_there_is_a_guide() -> None:
-    with pytest.raises(RequestError, match="vocabulary cannot spell"):
+    with pytest.raises(RequestError, match="no tokens of the model spell"):
         compiler_of(POOR).compile(format_of({"type": "object"}))
 
 

@@ -86,9 +86,7 @@ def test_a_process_that_was_stopped_holds_up_nothing(process: Watched, monkeypat
         return False
 
     lefts: list[Callable[[], bool]] = [iter([False, True]).__next__, bool]
-    for left, reason in zip(
-        lefts, ("the client has left$", "gave no answer in 70 s, and was ended: send"), strict=True
-    ):
+    for left, reason in zip(lefts, ("the client has left$", "did not answer in 70 s and was ended: send"), strict=True):
         process.pixels(PICTURE)
         os.kill(process.processes[-1].pid, signal.SIGSTOP)
         with monkeypatch.context() as patch:
