@@ -333,10 +333,14 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     version: Annotated[str, Info("", "The runner and its model.", of="version")]
     """Of the runner."""
     model: Annotated[str, Sample("", "model")]
+    """The name by which people know the model."""
+    path: str = ""
+    """The directory of the model; empty for one of a store."""
     architecture: Annotated[str, Sample("", "architecture")]
     device: Annotated[str, Sample("", "device")]
     """`gpu` or `cpu`."""
     context_length: Annotated[int, Gauge("context_tokens", "Most tokens that prompt and answer may have together.")]
+    parallel: Annotated[int, Gauge("requests_parallel", "Most requests computed at once.")]
     cache_kind: Annotated[str, Sample("", "cache")]
     """`trie`, `single` or `none`."""
     uptime_s: Annotated[

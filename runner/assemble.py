@@ -110,7 +110,16 @@ def assemble(
         wing.join(parts)
     if world.ranks is not None:
         parts.counts.ranks = world.ranks.counts
-    identity = Identity(__version__, model.name, model.architecture, device(), model.context_length, settings.cache)
+    identity = Identity(
+        version=__version__,
+        model=model.title,
+        path=model.directory,
+        architecture=model.architecture,
+        device=device(),
+        context_length=model.context_length,
+        parallel=parts.scheduler.parallel,
+        cache_kind=settings.cache,
+    )
     shown = parts.tokenizer if settings.inspect_text else None
     parts.report = Report(identity, parts.scheduler, shown, parts.counts)
     log.info(

@@ -41,9 +41,11 @@ class Identity(NamedTuple):
 
     version: str
     model: str
+    path: str
     architecture: str
     device: str
     context_length: int
+    parallel: int
     cache_kind: str
 
 

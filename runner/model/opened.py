@@ -31,6 +31,7 @@ from runner.model.sources.name import parse_name
 from runner.model.sources.store import open_store
 from runner.model.vlm.source import USUAL, Choice, choose_family, with_parts
 
+_REPOSITORY = "models--"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
 
@@ -53,6 +54,21 @@ class OpenedModel(NamedTuple):
     checkpoint: Checkpoint
     unreadable: frozenset[str] = frozenset()
     """Needed tensors that were reported as unreadable, named as in `tensors`."""
+
+    @property
+    def directory(self) -> str:
+        """The whole path of the model's directory; empty for a model of a store."""
+        return "" if self.checkpoint.from_store else _printable(os.path.abspath(self.checkpoint.path))  # noqa: PTH100 - follows no link
+
+    @property
+    def title(self) -> str:
+        """The name by which people know the model: that in the store, the last folder of the path, or the repository
+        that the cache of Hugging Face has there."""
+        if not self.directory:
+            return parse_name(self.name).short
+        *_, repository, folder, last = ("", "", *Path(self.directory).parts)
+        is_cached = folder == "snapshots" and repository.startswith(_REPOSITORY)
+        return repository.removeprefix(_REPOSITORY).replace("--", "/") if is_cached else last
 
     @property
     def total_bytes(self) -> int:

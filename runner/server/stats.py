@@ -50,6 +50,8 @@ class StatsCache:
         self._asking: asyncio.Future[EngineStats] | None = None
         self._last: EngineStats | None = None
         self._last_s = 0.0
+        self._drawing = asyncio.Lock()
+        self._mark: tuple[int, ...] | None = None
         self._nodes: list[CacheNode] = []
         self._generation = 0
 
@@ -64,13 +66,15 @@ class StatsCache:
         return self._last._replace(stats=msgspec.structs.replace(stats, requests=requests))
 
     async def cache_picture(self) -> CachePicture:
-        """Returns the contents of the cache. Waits as long as the engine's slice takes."""
-        nodes = await self._engine.cache_nodes()
-        if nodes != self._nodes or not self._generation:
-            self._nodes = nodes
-            self._generation += 1
-        kind = (await self.published()).stats.cache_kind
-        return CachePicture(generation=self._generation, kind=kind, nodes=nodes)
+        """Returns the contents of the cache. Asks the engine only if they may have changed: however often clients ask,
+        it draws no more pictures than it publishes numbers."""
+        published = await self.published()
+        async with self._drawing:
+            if published.cache_mark != self._mark:
+                self._nodes = await self._engine.cache_nodes()
+                self._mark = published.cache_mark
+                self._generation += 1
+            return CachePicture(generation=self._generation, kind=published.stats.cache_kind, nodes=self._nodes)
 
     async def _ask(self) -> None:
         if self._asking is None:

@@ -5,13 +5,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from http import HTTPStatus
-from time import sleep
+from time import sleep, strftime
 from urllib.parse import urlsplit
 
 import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -105,35 +104,37 @@ class Feed:
 # --- The table.
 
 _LABEL = 10
-_BAR = 12
-_PHASES = {
-    "queued": "waiting",
-    "prefill": "reading",
-    "grammar": "waiting for grammar",
-    "decode": "answering",
-}
+_PHASES = {"queued": "waiting", "prefill": "reading", "decode": "answering"}
+_ROW = "{:<8} {:<12} {:>8} {:>8}  {:<16} {:>8} {:>12}"
+"""Fits into 80 columns; what has no room in a narrower terminal is cut off at the right."""
+_HEAD = _ROW.format("request", "phase", "prompt", "cached", "written", "tokens/s", "age")
 
 
-def view(stats: Stats, remark: str = "") -> RenderableType:
-    """Returns the whole table; `remark` says why its numbers are not current."""
+def view(stats: Stats, remark: str = "", console: Console | None = None) -> RenderableType:
+    """Returns the whole table, or as much of it as `console` has lines for; `remark` says why its numbers are not
+    current."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", min_width=_LABEL)
     facts.add_column()
     for label, value in _facts(stats):
         facts.add_row(label, Text(printable(value)))
-    parts: list[RenderableType] = [_title(stats), Text(), facts, Text()]
-    parts.append(_requests(stats.running) if stats.running else Text("no request is running", style="dim"))
+    parts: list[RenderableType] = [Text(printable(stats.model), style="bold"), _about(stats, whole=console is None)]
     if remark:
-        parts += [Text(), Text(printable(remark), style="reverse")]
+        parts.append(Text(printable(remark), style="reverse"))
+    parts += [Text(), facts, Text()]
+    rows = [_row(request) for request in stats.running]
+    if console is not None:
+        room = max(0, console.height - len(console.render_lines(Group(*parts))) - 2)  # beside the names of the columns
+        if len(rows) > room + 1:
+            rows[room:] = [Text(f"and {len(rows) - room:,} more", style="dim")]
+    parts += [Text(_HEAD, style="dim", no_wrap=True), *rows] if rows else [Text("no request is running", style="dim")]
     return Group(*parts)
 
 
-def _title(stats: Stats) -> Text:
+def _about(stats: Stats, *, whole: bool) -> Text:
     about = [stats.architecture, stats.device.upper(), f"context {stats.context_length:,}", f"cache {stats.cache_kind}"]
-    about += [f"up {duration(stats.uptime_s)}", f"mlx-runner {stats.version}"]
-    title = Text(printable(stats.model), style="bold")
-    title.append(printable("  " + " · ".join(filter(None, about))), style="not bold dim")
-    return title
+    about += [f"up {duration(stats.uptime_s)}", f"mlx-runner {stats.version}", stats.path]
+    return Text(printable(" · ".join(filter(None, about))), style="dim", no_wrap=not whole, overflow="ellipsis")
 
 
 def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
@@ -145,12 +146,17 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
         "refused": requests.refused,
     }
     counted = [f"{count:,} {name}" for name, count in ended.items() if count or name == "answered"]
-    yield "requests", ", ".join([f"{requests.running:,} running", f"{requests.queued:,} waiting", *counted])
+    running = f"{requests.running:,} of {stats.parallel:,} running"
+    yield "requests", ", ".join([running, f"{requests.queued:,} waiting", *counted])
     hits = f", {tokens.cached:,} from the cache ({tokens.cached / tokens.prompt:.0%})" if tokens.prompt else ""
     yield "prompts", f"{tokens.prompt:,} tokens{hits}"
     speed = sum(request.tokens_per_s for request in stats.running if request.phase == "decode")
-    first = f", first token after {duration(stats.ttft_s)}" if stats.ttft_s is not None else ""
+    first = f", the last began after {duration(stats.ttft_s)}" if stats.ttft_s is not None else ""
     yield "answers", f"{tokens.generated:,} tokens{f', {speed:,.1f} tokens/s now' if speed else ''}{first}"
+    tried = {source: count for source, count in stats.drafts.drafted.items() if source != "known"}
+    if any(tried.values()):
+        right = sum(stats.drafts.accepted.get(source, 0) for source in tried)
+        yield "drafts", f"{right:,} of {sum(tried.values()):,} tokens right"
     yield (
         "cache",
         f"{shown(cache.held_bytes)}{_of(cache.budget_bytes)} in {cache.nodes:,} nodes,"
@@ -166,24 +172,18 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
     )
 
 
-def _requests(running: list[RunningRequest]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for name in ("request", "phase"):
-        table.add_column(name, no_wrap=True)
-    for name in ("prompt", "cached", "read", "written", "tokens/s", "age"):
-        table.add_column(name, justify="left" if name in ("read", "written") else "right", no_wrap=True)
-    for request in running:
-        table.add_row(
-            f"#{request.number}",
-            Text(_PHASES.get(request.phase, printable(request.phase))),
-            f"{request.prompt:,}",
-            f"{request.cached:,}",
-            ProgressBar(total=max(1, request.prompt), completed=request.prefilled, width=_BAR),
-            f"{request.generated:,}{f' of {request.max_tokens:,}' if request.max_tokens > 0 else ''}",
-            f"{request.tokens_per_s:,.1f}" if request.tokens_per_s else "",
-            duration(request.age_s),
-        )
-    return table
+def _row(request: RunningRequest) -> Text:
+    read = f" {request.prefilled / max(1, request.prompt):.0%}" if request.phase == "prefill" else ""
+    row = _ROW.format(
+        f"#{request.number}",
+        printable(_PHASES.get(request.phase, request.phase)) + read,
+        f"{request.prompt:,}",
+        f"{request.cached:,}",
+        f"{request.generated:,}{f' of {request.max_tokens:,}' if request.max_tokens > 0 else ''}",
+        f"{request.tokens_per_s:,.1f}" if request.tokens_per_s else "",
+        duration(request.age_s),
+    )
+    return Text(row, no_wrap=True)
 
 
 def duration(seconds: float) -> str:
@@ -220,12 +220,15 @@ def print_once(stats: Stats) -> None:
 
 def watch(feed: Feed) -> None:
     """Follows the runner forever, also across a restart. LostError if none answers at first."""
-    stats = feed.stats()
-    with Live(view(stats), screen=True, refresh_per_second=1, vertical_overflow="crop") as live:
+    stats, console, ended = feed.stats(), Console(), ""
+    with Live(view(stats, console=console), console=console, screen=True, refresh_per_second=1) as live:
         while True:
             try:
                 for stats in feed.follow():
-                    live.update(view(stats), refresh=True)
+                    ended = ""
+                    live.update(view(stats, console=console), refresh=True)
             except LostError as error:
-                live.update(view(stats, f"{error}. This is its last state; press Ctrl-C to exit."), refresh=True)
+                ended = ended or strftime("%H:%M:%S")
+                remark = f"{error}. The figures are its last, as of {ended}; press Ctrl-C to exit."
+                live.update(view(stats, remark, console), refresh=True)
             sleep(_AGAIN_S)

@@ -25,8 +25,6 @@ export class History {
       cached: stats.tokens.cached,
       generated: stats.tokens.generated,
       used: stats.memory.used_bytes,
-      prefill_tokens: stats.slices.prefill_tokens,
-      prefill_s: stats.slices.prefill_s,
     });
     this.#ended = null;
     // One sample older than the span is kept, since it still applies at the beginning of the span.
@@ -47,14 +45,6 @@ export class History {
   /** How fast answers are written just now, all together, in tokens a second. */
   speed(now) {
     return this.#speed(this.#at(now), now) ?? 0;
-  }
-
-  /** How fast prompts were read in the last minute, in tokens a second of reading; null if none was. */
-  reading(now) {
-    const last = this.#at(now);
-    const first = last && this.#at(Math.max(now - HIT_WINDOW_S, last.since));
-    const seconds = first ? last.prefill_s - first.prefill_s : 0;
-    return seconds > 0 ? (last.prefill_tokens - first.prefill_tokens) / seconds : null;
   }
 
   /**

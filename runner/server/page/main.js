@@ -6,6 +6,7 @@ import { History } from "./history.js";
 import { describe } from "./node.js";
 import { Picture } from "./picture.js";
 import { Requests } from "./requests.js";
+import { oneLine } from "./label.js";
 import { bytes, counted, duration, percent, rate, rows, write } from "./text.js";
 import { about, requestsNote, totals } from "./totals.js";
 
@@ -58,19 +59,15 @@ function back() {
 
 function lost() {
   if (!live()) {
-    if (stats === null) sayEnded("No runner answers here. The page continues as soon as one does.");
+    if (stats === null) write(find("ended"), "No runner answers here. The page continues as soon as one does.");
     return;
   }
   history.end(clock());
   const time = new Date().toLocaleTimeString("en-GB");
-  sayEnded(`The runner has ended: this is its last state, from ${time}. The page continues when a runner is back on this port.`);
-  drawAll();
-}
-
-function sayEnded(text) {
   document.body.dataset.state = "ended";
   write(find("state-word"), "ended");
-  write(find("ended"), text);
+  write(find("ended"), `The runner ended at ${time}: these are its last figures. The page continues when a runner is back on this port.`);
+  drawAll();
 }
 
 function drawAll() {
@@ -81,15 +78,22 @@ function drawAll() {
 /** Nobody sees a hidden page: it is drawn once it is looked at. */
 function drawStats() {
   if (document.hidden) return;
-  document.title = `${stats.model} · mlx-runner`;
-  write(find("model"), stats.model);
+  const model = oneLine(stats.model);
+  document.title = `${model} · mlx-runner`;
+  write(find("model"), model);
   write(find("about"), about(stats));
-  write(find("requests-note"), requestsNote(stats.requests));
+  write(find("requests-note"), requestsNote(stats));
   requests.draw(stats.running);
-  rows(find("totals"), totals(stats, history.reading(received)));
+  rows(find("totals"), totals(stats));
   const { held_bytes: held, budget_bytes: budget, nodes } = stats.cache;
   write(find("cache-note"), `${counted(nodes, "node")}, ${bytes(held)}${budget === null ? "" : ` of ${bytes(budget)}`}`);
+  show(".of-disk", stats.disk.state !== "none");
   drawTime();
+}
+
+/** The keys of the picture that this runner needs. */
+function show(keys, needed) {
+  for (const key of document.querySelectorAll(keys)) key.hidden = !needed;
 }
 
 function drawTime() {
@@ -124,8 +128,8 @@ function drawTime() {
   const speed = `${rate(live() ? history.speed(now) : 0)} tokens/s`;
   charts.speed.draw(speeds, {
     value: speed,
-    note: stats.ttft_s === null ? "nothing written yet" : `first token after ${duration(stats.ttft_s)}`,
-    most: rounded(Math.max(...speeds, 1)),
+    note: stats.ttft_s === null ? "nothing written yet" : `last answer began after ${duration(stats.ttft_s)}`,
+    most: rounded(Math.max(...speeds, 10)),
     label: `Speed of all answers together: ${speed}`,
   });
 }
@@ -134,6 +138,7 @@ function drawCache() {
   if (document.hidden) return;
   drawn = true;
   const empty = "The cache is empty: the next prompt makes the first branch.";
-  write(find("picture-none"), cache.kind === "none" ? "`--cache none` keeps nothing." : empty);
+  write(find("picture-none"), cache.kind === "none" ? "Nothing is kept: the runner was started with --cache none." : empty);
+  show(".of-media", cache.nodes.some((node) => node.media));
   picture.show(cache);
 }

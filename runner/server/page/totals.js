@@ -1,5 +1,6 @@
 // The runner's counters, as a table and as one-line summaries.
 
+import { oneLine } from "./label.js";
 import { bytes, count, counted, duration, percent, rate } from "./text.js";
 
 const MISSES = {
@@ -12,22 +13,25 @@ const MISSES = {
   window_passed: "outside a sliding window",
 };
 
-/** `mlx-runner 0.1.0 · LlamaForCausalLM · CPU · context of 4,096 tokens · cache trie`. */
+/** `mlx-runner 0.1.0 · LlamaForCausalLM · CPU · context of 4,096 tokens · cache trie`, and the path of a directory. */
 export const about = (stats) =>
-  [`mlx-runner ${stats.version}`, stats.architecture, stats.device.toUpperCase(), `context of ${count(stats.context_length)} tokens`, `cache ${stats.cache_kind}`]
+  [`mlx-runner ${stats.version}`, stats.architecture, stats.device.toUpperCase(), `context of ${count(stats.context_length)} tokens`, `cache ${stats.cache_kind}`, oneLine(stats.path)]
     .filter(Boolean)
     .join(" · ");
 
-export const requestsNote = ({ running, queued }) =>
-  running || queued ? `${count(running)} running, ${count(queued)} waiting` : "idle";
+export const requestsNote = ({ parallel, requests: { running, queued } }) =>
+  `${count(running)} of ${count(parallel)} running, ${count(queued)} waiting`;
 
 /** Of counts by source: drafts from known text. */
 const fromText = ({ path = 0, own = 0, earlier = 0 }) => path + own + earlier;
 
+const right = (accepted, drafted, state) =>
+  `${count(accepted)} of ${count(drafted)} tokens right${state === "on" ? "" : `, ${state} now`}`;
+
 /** Rows about drafts: those from known text, those of a model, and what was known without a forward. */
-const drafts = ({ rounds, drafted, accepted, state, model }) => [
-  ...(rounds ? [["Drafts", `${count(fromText(accepted))} of ${count(fromText(drafted))} tokens right, ${state}`]] : []),
-  ...(model ? [["Draft model", `${count(accepted.model ?? 0)} of ${count(drafted.model ?? 0)} tokens right, ${model.state}`]] : []),
+const drafts = ({ drafted, accepted, state, model }) => [
+  ...(fromText(drafted) ? [["Drafts", right(fromText(accepted), fromText(drafted), state)]] : []),
+  ...(model ? [["Draft model", right(accepted.model ?? 0, drafted.model ?? 0, model.state)]] : []),
   ...(accepted.known ? [["Known answers", `${count(accepted.known)} tokens`]] : []),
 ];
 
@@ -37,19 +41,22 @@ const ranks = ({ members, backend, latency_us, gbit_s }) => members.length === 0
   ...members.map(({ rank, memory_bytes }) => [`Memory of rank ${rank}`, bytes(memory_bytes)]),
 ];
 
-/** [name, value] rows; `reading` is the recent speed of reading prompts, or null. */
-export function totals(stats, reading) {
-  const { requests, tokens, cache } = stats;
+/** A row with a mean over all the time that was spent on it, if any was. */
+const speed = (name, tokens, seconds) => seconds ? [[name, `${rate(tokens / seconds)} tokens/s`]] : [];
+
+/** [name, value] rows about the whole run. */
+export function totals(stats) {
+  const { requests, tokens, slices, cache } = stats;
   const others = [["Ended at their limit", requests.length], ["Cancelled", requests.cancelled], ["Failed", requests.failed], ["Refused", requests.refused]];
   return [
     ["Answered", count(requests.done + requests.length)],
     ...others.filter(([, number]) => number).map(([name, number]) => [name, count(number)]),
-    ["First token", stats.ttft_s === null ? "–" : `after ${duration(stats.ttft_s)}`],
     ["Prompts", `${count(tokens.prompt)} tokens`],
-    ["Prompt speed", reading === null ? "–" : `${rate(reading)} tokens/s`],
     ["From the cache", `${count(tokens.cached)} tokens`],
     ["Computed", `${count(tokens.recomputed)} tokens`],
+    ...speed("Prompt speed", slices.prefill_tokens, slices.prefill_s),
     ["Generated", `${count(tokens.generated)} tokens`],
+    ...speed("Answer speed", tokens.generated, slices.decode_s),
     ...(tokens.forced ? [["Forced by a grammar", `${count(tokens.forced)} tokens (${percent(tokens.forced / Math.max(1, tokens.generated))})`]] : []),
     ...(stats.scores.rows ? [["Scores", `${counted(stats.scores.rows, "row")} of ${count(stats.scores.tokens)} tokens, ${count(stats.scores.cached)} cached`]] : []),
     ...(stats.embeddings.texts ? [["Embeddings", `${counted(stats.embeddings.texts, "text")} of ${count(stats.embeddings.tokens)} tokens in ${counted(stats.embeddings.forwards, "forward")}`]] : []),
@@ -62,8 +69,8 @@ export function totals(stats, reading) {
     ...ranks(stats.ranks),
     ["Cache, live", bytes(cache.live_bytes)],
     ["Cache, paged out", bytes(cache.paged_bytes)],
-    ["Restored", bytes(cache.restored_bytes)],
-    ["Evicted", `${bytes(cache.evicted_bytes)}, ${counted(cache.evictions, "node")}`],
+    ...(cache.restored_bytes ? [["Restored", bytes(cache.restored_bytes)]] : []),
+    ...(cache.evictions ? [["Evicted", `${bytes(cache.evicted_bytes)}, ${counted(cache.evictions, "node")}`]] : []),
     ["Weights", bytes(stats.memory.weights_bytes)],
     ["MLX's reserve", bytes(stats.memory.reusable_bytes)],
     ...Object.entries(cache.misses).map(([reason, number]) => [`Miss: ${MISSES[reason] ?? reason.replaceAll("_", " ")}`, count(number)]),

@@ -9,7 +9,7 @@ RED, BLUE = picture("red"), picture("blue")
 
 
 def report_on(engine: SeeingEngine, cache: str = "trie", *, text: bool = False) -> Report:
-    identity = Identity("1.2.3", "tiny:latest", "qwen3_5", "cpu", CONTEXT, cache)
+    identity = Identity("1.2.3", "tiny:latest", "", "qwen3_5", "cpu", CONTEXT, 4, cache)
     tokenizer = engine.model.tokenizer if text else None
     return Report(identity, engine.scheduler, tokenizer, WingCounts(media=engine.encoder.counts))
 

@@ -21,7 +21,7 @@ OTHER = [(5 * i * i + i + 2) % VOCAB for i in range(80)]
 
 
 def report_on(engine: TinyEngine, *, inspect_text: bool = False) -> Report:
-    identity = Identity("1.2.3", "tiny:latest", "llama", "cpu", CONTEXT, "trie")
+    identity = Identity("1.2.3", "tiny:latest", "", "llama", "cpu", CONTEXT, 4, "trie")
     engine.scheduler.memory = MemoryBudget(ZeroMeter(), 1 << 30, 2048)
     return Report(identity, engine.scheduler, tokenizer() if inspect_text else None, WingCounts())
 

@@ -83,7 +83,19 @@ def test_any_form_of_a_path_opens_the_directory(
     for text in (str(directory), f"./{directory.name}", directory.name, f"~/{directory.name}", f"{directory}{os.sep}"):
         opened = open_model(text, tmp_path)
         assert opened.name == text
+        assert (opened.title, opened.directory) == (directory.name, str(directory))
         assert not opened.checkpoint.from_store
+
+
+def test_a_snapshot_in_the_cache_of_hugging_face_is_called_by_its_repository(
+    checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Its last folder is a digest."""
+    snapshot = tmp_path / "models--me--Tiny-1B" / "snapshots" / "0123abcd"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.symlink_to(checkpoint("llama"))
+    opened = open_model(str(snapshot), tmp_path)
+    assert (opened.title, opened.directory) == ("me/Tiny-1B", str(snapshot))
 
 
 def test_a_name_in_the_store_beats_a_directory_that_happens_to_be_called_so(
@@ -93,7 +105,10 @@ def test_a_name_in_the_store_beats_a_directory_that_happens_to_be_called_so(
     (tmp_path / "tiny").mkdir()
     monkeypatch.chdir(tmp_path)
     write_store(tmp_path / "models", "tiny", checkpoint("llama"))
-    assert open_model("tiny", tmp_path / "models").checkpoint.from_store
+    for name in ("tiny", "registry.ollama.ai/library/tiny"):
+        opened = open_model(name, tmp_path / "models")
+        assert opened.checkpoint.from_store
+        assert (opened.title, opened.directory) == ("tiny:latest", "")
 
 
 @pytest.mark.parametrize("text", ["./nowhere", "/nowhere/at/all"])

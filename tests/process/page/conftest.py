@@ -95,13 +95,13 @@ async def look(browser: "Browser") -> AsyncIterator[Look]:
     """Opens an address in a window of its own, and at the end demands that nothing went wrong there."""
     views: list[tuple[View, str]] = []
 
-    async def look(url: str, width: int = 1240, height: int = 900, scheme: str = "light") -> View:
+    async def look(url: str, width: int = 1240, height: int = 900, scheme: str = "light", state: str = "live") -> View:
         context = await browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         context.set_default_timeout(30_000)
         view = View(await context.new_page())
         views.append((view, url))
         await view.page.goto(url)
-        await view.until("#state-word", "live")
+        await view.until("#state-word", state)
         return view
 
     yield look

@@ -14,7 +14,7 @@ from runner.server.app import add_page
 
 STATS = Stats(
     version="0.1.0", model="demo:latest", architecture="LlamaForCausalLM", device="cpu", context_length=4096,
-    cache_kind="trie", uptime_s=1.0,
+    parallel=4, cache_kind="trie", uptime_s=1.0,
 )  # fmt: skip
 MEGABYTE = 1_000_000
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -50,6 +50,8 @@ class StandIn:
     def __init__(self) -> None:
         self.stats = STATS
         self.picture = CachePicture(generation=0, kind="trie")
+        self.silent = False
+        """True if new listeners get no event until there is news."""
         self.asked: list[str] = []
         """The paths of all requests."""
         self._port = 0
@@ -120,7 +122,8 @@ class StandIn:
         queue: asyncio.Queue[bytes] = asyncio.Queue()
         self._listeners.add(queue)
         try:
-            await response.write(b": hello\n\n" + _event("stats", self.stats) + _event("cache", self.picture))
+            known = b"" if self.silent else _event("stats", self.stats) + _event("cache", self.picture)
+            await response.write(b": hello\n\n" + known)
             while True:
                 await response.write(await queue.get())
         finally:

@@ -4,7 +4,7 @@ import pytest
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
-from protocol.stats import MemoryCounts, SliceCounts, Stats, TokenCounts
+from protocol.stats import MemoryCounts, Stats, TokenCounts
 from tests.process.page.conftest import Look
 from tests.process.page.stand_in import STATS, StandIn
 
@@ -22,28 +22,24 @@ RUN = """async steps => {
     else if (stats !== "look") history.add(at, stats);
   }
   return { hits: history.series("hits", now), memory: history.series("memory", now),
-           speed: history.series("speed", now), now: history.speed(now), reading: history.reading(now) };
+           speed: history.series("speed", now) };
 }"""
 
 
 def told(uptime_s: float, *, prompt: int = 0, cached: int = 0, generated: int = 0, used: int = 0) -> Stats:
-    """With a prefill of one second for every 100 tokens that were computed."""
-    computed = prompt - cached
     return replace(
         STATS,
         uptime_s=uptime_s,
         tokens=TokenCounts(prompt=prompt, cached=cached, generated=generated),
         memory=MemoryCounts(used_bytes=used),
-        slices=SliceCounts(prefill_tokens=computed, prefill_s=computed / 100),
     )
 
 
 class Drawn:
-    """The three lines, and two numbers of now."""
+    """The three lines."""
 
     def __init__(self, made: dict[str, object]) -> None:
         self.hits, self.memory, self.speed = (_line(made[name]) for name in ("hits", "memory", "speed"))
-        self.now, self.reading = made["now"], made["reading"]
 
     @staticmethod
     def at(line: list[float | None], seconds_ago: int) -> float | None:
@@ -75,7 +71,6 @@ async def test_the_hit_rate_is_that_of_the_prompts_of_one_minute(stand_in: Stand
     assert lines.at(lines.hits, 60) == 0.5
     assert lines.at(lines.hits, 20) == 0.1
     assert lines.at(lines.hits, 0) is None, "no prompt in the last minute is no hit rate of 0"
-    assert lines.reading is None
 
 
 async def test_an_absence_is_a_gap_and_another_runner_counts_from_its_own_start(stand_in: StandIn, look: Look) -> None:

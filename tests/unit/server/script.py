@@ -23,7 +23,13 @@ CONTEXT = 100
 VOCABULARY = 200  # fewer than the tokenizer has, as in real models with tokens for pictures
 MEMORY_BYTES = 12345
 STATS = Stats(
-    version="1.2.3", model="tiny:latest", architecture="llama", device="cpu", context_length=CONTEXT, cache_kind="trie"
+    version="1.2.3",
+    model="tiny:latest",
+    architecture="llama",
+    device="cpu",
+    context_length=CONTEXT,
+    parallel=4,
+    cache_kind="trie",
 )
 Client = TestClient[HttpRequest, Application]
 

@@ -1,4 +1,4 @@
-"""`mlx-runner top` as a process: once into a pipe, and again and again on a terminal."""
+"""`mlx-runner top` as a process. tests/process/test_stats.py shows a real runner with it."""
 
 import asyncio
 import os
@@ -19,21 +19,6 @@ from tests.process.page.stand_in import STATS, StandIn
 async def stand_in() -> AsyncIterator[StandIn]:
     async with StandIn() as stand_in:
         yield stand_in
-
-
-async def top(*words: str) -> tuple[int | None, str, str]:
-    """Status and both outputs."""
-    process = await asyncio.create_subprocess_exec(*RUNNER, "top", *words, stdout=-1, stderr=-1)
-    out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
-
-
-async def test_without_a_terminal_it_prints_once_and_ends(stand_in: StandIn) -> None:
-    status, out, err = await top("--port", str(stand_in.port))
-    assert (status, err) == (0, "")
-    assert out.startswith("demo:latest  LlamaForCausalLM")
-    assert "\x1b" not in out
-    assert out.endswith("no request is running\n")
 
 
 async def test_without_rich_it_says_what_to_install(stand_in: StandIn) -> None:
@@ -86,7 +71,7 @@ async def test_on_a_terminal_it_follows_the_runner_past_its_end_until_ctrl_c(sta
         stand_in.tell(replace(STATS, model="second"))
         await terminal.until(b"second")
         await stand_in.end()
-        await terminal.until(b"This is its last state")
+        await terminal.until(b"The figures are its last, as of ")
         stand_in.stats = replace(STATS, model="third")
         await stand_in.begin()
         await terminal.until(b"third")
