@@ -42,7 +42,7 @@ async def test_a_directory_may_have_any_name(
         body = msgspec.json.encode({"Prompt": "ab", "Format": {"enum": ["ba"]}})
         assert b'"Done":true' in (await client.send("POST", "/completion", body)).body, "whose process finds it, too"
         stats = await read_stats(client)
-    assert stats.model == str(tmp_path / shown)
+    assert (stats.model, stats.path) == (shown, str(tmp_path / shown))
     found = check(str(directory), **environment)
     assert (found.returncode, found.stderr) == (0, "")
 

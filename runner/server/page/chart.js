@@ -1,45 +1,37 @@
 // One quantity over the last ten minutes, as a line over an area.
 
-import { duration, svg, set, write } from "./text.js";
+import { duration, html, svg, set, write } from "./text.js";
 import { SPAN_S, STEP_S } from "./history.js";
 
 const HEIGHT = 100;
 const STEPS = SPAN_S / STEP_S;
 
-/** Draws into a <figure> whose caption has a name, a value and a note. */
+/** Draws into a <figure>, below a name, a value and a note. */
 export class Chart {
   #area = svg("path", { class: "area" });
   #line = svg("path", { class: "line" });
   #bound = svg("path", { class: "bound" });
   #mark = svg("path", { class: "mark" });
-  #value;
-  #note;
-  #top;
+  #value = html("span", "value");
+  #note = html("span", "note");
+  #top = html("span", "top");
   #picture;
   #show;
   #values = [];
-  #texts = { value: "–", note: "\u00a0" };
+  #texts = {};
   #pointed = null;
 
   /** `show` makes a value into text. */
-  constructor(figure, show) {
+  constructor(figure, name, show) {
     this.#show = show;
-    this.#value = figure.querySelector(".value");
-    this.#note = figure.querySelector(".note");
     this.#picture = svg(
       "svg",
       { viewBox: `0 0 ${STEPS} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" },
       this.#area, this.#bound, this.#line, this.#mark,
     );
-    this.#top = document.createElement("span");
-    this.#top.className = "top";
-    const axis = document.createElement("div");
-    axis.className = "axis";
-    axis.append(span("10 min ago"), span("now"));
-    const plot = document.createElement("div");
-    plot.className = "plot";
-    plot.append(this.#picture, this.#top);
-    figure.append(plot, axis);
+    const caption = html("figcaption", "", html("span", "name", name), this.#value, this.#note);
+    const plot = html("div", "plot", this.#picture, this.#top);
+    figure.append(caption, plot, html("div", "axis", html("span", "", "10 min ago"), html("span", "", "now")));
     plot.addEventListener("pointermove", (event) => this.#point(event));
     plot.addEventListener("pointerleave", () => this.#leave());
   }
@@ -100,10 +92,4 @@ export class Chart {
 export function rounded(number) {
   const power = 10 ** Math.floor(Math.log10(Math.max(number, 1)));
   return [1, 2, 5, 10].find((factor) => factor * power >= number) * power;
-}
-
-function span(text) {
-  const made = document.createElement("span");
-  made.textContent = text;
-  return made;
 }

@@ -42,11 +42,6 @@ export class History {
     return this.#ended ?? now;
   }
 
-  /** How fast answers are written just now, all together, in tokens a second. */
-  speed(now) {
-    return this.#speed(this.#at(now), now) ?? 0;
-  }
-
   /**
    * One value for every STEP_S of the span and one for now, null where there is none: of `hits`, `memory` or `speed`.
    * Between two calls in one step only the last value changes.
@@ -78,8 +73,8 @@ export class History {
     return prompt > 0 ? (sample.cached - first.cached) / prompt : null;
   }
 
+  /** How fast answers were written, all together, in tokens a second. */
   #speed(sample, at) {
-    if (!sample) return null;
     const from = Math.max(at - SPEED_WINDOW_S, sample.since);
     const first = this.#at(from);
     return at - from >= 1 ? (sample.generated - first.generated) / (at - from) : 0;

@@ -15,9 +15,9 @@ const clock = () => performance.now() / 1000;
 
 const history = new History();
 const charts = {
-  hits: new Chart(find("hits"), percent),
-  memory: new Chart(find("memory"), bytes),
-  speed: new Chart(find("speed"), (number) => `${rate(number)} tokens/s`),
+  hits: new Chart(find("hits"), "Hit rate", percent),
+  memory: new Chart(find("memory"), "Memory", bytes),
+  speed: new Chart(find("speed"), "Speed", (number) => `${rate(number)} tokens/s`),
 };
 const requests = new Requests(find("requests"), find("requests-none"));
 const details = { name: find("node-name"), text: find("node-text"), list: find("node") };
@@ -125,7 +125,7 @@ function drawTime() {
   });
 
   const speeds = history.series("speed", now);
-  const speed = `${rate(live() ? history.speed(now) : 0)} tokens/s`;
+  const speed = `${rate(live() ? speeds.at(-1) : 0)} tokens/s`;
   charts.speed.draw(speeds, {
     value: speed,
     note: stats.ttft_s === null ? "nothing written yet" : `last answer began after ${duration(stats.ttft_s)}`,
