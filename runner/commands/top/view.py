@@ -220,15 +220,14 @@ def print_once(stats: Stats) -> None:
 
 def watch(feed: Feed) -> None:
     """Follows the runner forever, also across a restart. LostError if none answers at first."""
-    stats, console, ended = feed.stats(), Console(), ""
+    stats, console, remark = feed.stats(), Console(), ""
     with Live(view(stats, console=console), console=console, screen=True, refresh_per_second=1) as live:
         while True:
             try:
                 for stats in feed.follow():
-                    ended = ""
+                    remark = ""
                     live.update(view(stats, console=console), refresh=True)
             except LostError as error:
-                ended = ended or strftime("%H:%M:%S")
-                remark = f"{error}. The figures are its last, as of {ended}; press Ctrl-C to exit."
+                remark = remark or f"These are the last figures, from {strftime('%X')} (Ctrl-C to exit): {error}"
                 live.update(view(stats, remark, console), refresh=True)
             sleep(_AGAIN_S)

@@ -71,7 +71,7 @@ async def test_on_a_terminal_it_follows_the_runner_past_its_end_until_ctrl_c(sta
         stand_in.tell(replace(STATS, model="second"))
         await terminal.until(b"second")
         await stand_in.end()
-        await terminal.until(b"The figures are its last, as of ")
+        await terminal.until(b"These are the last figures, from ")
         stand_in.stats = replace(STATS, model="third")
         await stand_in.begin()
         await terminal.until(b"third")
