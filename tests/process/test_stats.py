@@ -14,6 +14,7 @@ from tests.process.conftest import RANDOM, RUNNER, SpawnModel, read_stats
 PROMPT = "zebras and okapis met at the well of Souls in the rain, and none of them said a word about it"
 OTHER = f"{PROMPT[:40]} but this time they did"
 SECRETS = ("zebras", "okapis", "Souls")
+TRACE = ("--log-level", "trace")
 LOOKS = ("/v1/stats", "/v1/cache", "/metrics")
 
 
@@ -32,7 +33,8 @@ async def cache_report(client: Client) -> CachePicture:
 
 
 async def test_all_that_shows_numbers_shows_the_same(start: SpawnModel) -> None:
-    process = start(RANDOM, ["--parallel", "3"], generation=F_SECOND)
+    """With --inspect-text, the cache also shows text; the log never does."""
+    process = start(RANDOM, [*TRACE, "--inspect-text", "--parallel", "3"], generation=F_SECOND)
     async with Client.of(process) as client:
         first = (await client.complete(Request(PROMPT, {"num_predict": 5}))).final
         second = (await client.complete(Request(OTHER, {"num_predict": 7}))).final
@@ -49,6 +51,7 @@ async def test_all_that_shows_numbers_shows_the_same(start: SpawnModel) -> None:
         drawn = await cache_report(client)
         assert len(drawn.nodes) == told.cache.nodes >= 3
         assert sum(node.paged_bytes for node in drawn.nodes) == told.cache.paged_bytes
+        assert PROMPT[:40] in [node.text for node in drawn.nodes]
         scraped = (await client.send("GET", "/metrics")).text
         assert f'mlx_runner_prompt_tokens_total{{source="cache"}} {told.tokens.cached}.0\n' in scraped
         assert "mlx_runner_time_to_first_token_seconds_count 2.0\n" in scraped
@@ -59,13 +62,12 @@ async def test_all_that_shows_numbers_shows_the_same(start: SpawnModel) -> None:
     assert lines[0] == RANDOM
     assert lines[3].startswith("requests    0 of 3 running, 0 waiting, 2 answered, 1 refused")
     assert lines[-1] == "no request is running"
+    assert not [line for line in process.output.lines if any(secret in line for secret in SECRETS)]
 
 
-@pytest.mark.parametrize("inspected", [False, True])
-async def test_prompts_are_shown_only_on_request(start: SpawnModel, inspected: bool) -> None:
-    """Otherwise they appear neither in an endpoint nor in the log, at any level."""
-    arguments = ["--log-level", "trace", *(["--inspect-text"] if inspected else [])]
-    process = start(RANDOM, arguments, generation=F_SECOND)
+async def test_no_prompt_is_shown(start: SpawnModel) -> None:
+    """Neither in an endpoint nor in the log, at any level."""
+    process = start(RANDOM, TRACE, generation=F_SECOND)
     async with Client.of(process) as client:
         for prompt in (PROMPT, OTHER):
             await client.complete(Request(prompt, {"num_predict": 2}))
@@ -73,10 +75,5 @@ async def test_prompts_are_shown_only_on_request(start: SpawnModel, inspected: b
             with pytest.raises(StatusError):
                 await client.complete(refused)
         bodies = [(await client.send("GET", path)).text for path in LOOKS]
-        texts = [node.text for node in (await cache_report(client)).nodes]
-    shown = [secret for secret in SECRETS if any(secret in body for body in bodies)]
-    assert bool(shown) == inspected
-    assert (texts[0] is not None) == inspected
-    assert not [line for line in process.output.lines if any(secret in line for secret in SECRETS)]
-    if inspected:
-        assert PROMPT[:40] in texts
+        assert (await cache_report(client)).nodes[0].text is None
+    assert not [text for text in (*bodies, *process.output.lines) if any(secret in text for secret in SECRETS)]
