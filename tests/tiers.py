@@ -202,6 +202,9 @@ FULL: Mapping[str, tuple[str, ...]] = {
     ),
     "tests/tools/conformance/test_report.py::test_a_failure_is_exit_status_1": NONE,
     "tests/tools/scripts/test_demo.py::test_every_talk_is_right": NONE,
+    "tests/tools/scripts/test_environment.py::test_help_comes_before_the_set_up": (
+        *("lock --help", "host --help", "ollama-serve --help"),
+    ),
     "tests/tools/scripts/test_host_media.py": NONE,
     "tests/tools/scripts/test_host_process.py": NONE,
     "tests/tools/scripts/test_host.py::test_a_template_that_goes_too_far_is_an_error_and_the_next_one_is_not": NONE,

@@ -14,7 +14,8 @@ def test_every_mutant_fits_the_code() -> None:
     assert [mutant.misfit for mutant in mutants() if mutant.misfit] == []
     for mutant in mutants():
         assert mutant.new != mutant.old, mutant
-        ast.parse((ROOT / mutant.file).read_text().replace(mutant.old, mutant.new), str(mutant))
+        if mutant.file.endswith(".py"):
+            ast.parse((ROOT / mutant.file).read_text().replace(mutant.old, mutant.new), str(mutant))
         for word in mutant.by.split():
             assert (ROOT / word.partition("::")[0]).is_file(), mutant
 
