@@ -4,8 +4,8 @@
 of users' requests. The other modules are the interface: `curl` and the `ollama` program can use it.
 
 Read `lib/__init__.py` first, then `main.py` (command line), `api.py` (routes), `go_json.py` (requests and answers, JSON
-as Go reads and writes it, pictures), `models.py` (models of a store or directory). Chat templates come from strangers:
-`template.py` renders a chat in processes of `template_worker.py`.
+as Go reads and writes it, pictures), `openai.py` (OpenAI's interface, translated), `models.py` (models of a store or
+directory). Chat templates come from strangers: `template.py` renders a chat in processes of `template_worker.py`.
 
 One event loop owns everything; a template runs in a process of its own, which may be killed at any time.
 """

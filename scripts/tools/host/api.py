@@ -14,6 +14,7 @@ from runner.server.app import HEADERS, is_local
 from scripts.tools.host.decisions import Decisions
 from scripts.tools.host.embeddings import Embeddings
 from scripts.tools.host.go_json import (
+    Body,
     Job,
     RefusedError,
     Writer,
@@ -43,6 +44,7 @@ from scripts.tools.host.lib import (
     wire_format,
 )
 from scripts.tools.host.models import Catalog, Model
+from scripts.tools.host.openai import ROUTES, OpenAi, error_of
 from scripts.tools.host.shelf import Shelf
 from scripts.tools.host.template import Message, RenderingError
 
@@ -70,6 +72,7 @@ class Api:
                 web.post("/api/chat", self._chat),
                 *Decisions(self._shelf).routes(),
                 *Embeddings(self._shelf).routes(),
+                *OpenAi(self._shelf, self._answer_chat, self._answer_prompt).routes(),
             ]
         )
         return app
@@ -118,6 +121,9 @@ class Api:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = read_body(await request.read())
+        return await self._answer_prompt(body, Writer(request, flag_of(body, "stream", True)))
+
+    async def _answer_prompt(self, body: Body, writer: Writer) -> web.StreamResponse:
         name = text_of(body, "model")
         job = Job(name, self._shelf.find(name), body, chat=False)
         prompt, raw = text_of(body, "prompt"), flag_of(body, "raw", False)
@@ -137,10 +143,13 @@ class Api:
                 {"role": "user", "content": content},
             ]
 
-        return await self._run(request, job, empty=not prompt, messages=messages, raw_prompt=prompt)
+        return await self._run(writer, job, empty=not prompt, messages=messages, raw_prompt=prompt)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = read_body(await request.read())
+        return await self._answer_chat(body, Writer(request, flag_of(body, "stream", True)))
+
+    async def _answer_chat(self, body: Body, writer: Writer) -> web.StreamResponse:
         name = text_of(body, "model")
         if not name:
             raise RefusedError(400, "model is required")
@@ -154,11 +163,11 @@ class Api:
         def messages() -> list[Message]:
             return [self._message(message, job) for message in given]
 
-        return await self._run(request, job, empty=not given, messages=messages)
+        return await self._run(writer, job, empty=not given, messages=messages)
 
     async def _run(
         self,
-        request: web.Request,
+        writer: Writer,
         job: Job,
         *,
         empty: bool,
@@ -173,7 +182,6 @@ class Api:
         think = self._think(job)
         options = options_of(job.body, self._host.generation)
         wants_logprobs = flag_of(job.body, "logprobs", False)
-        writer = Writer(request, flag_of(job.body, "stream", True))
         try:
             async with self._shelf.runner(job.model, job.body, keep_alive_s) as loaded:
                 job.loaded_ns = time.perf_counter_ns()
@@ -201,7 +209,7 @@ class Api:
         return await writer.finish()
 
     async def _deliver(
-        self, job: Job, loaded: Loaded, prompt: str, answer: AsyncGenerator[Part, None], writer: "Writer"
+        self, job: Job, loaded: Loaded, prompt: str, answer: AsyncGenerator[Part, None], writer: Writer
     ) -> None:
         text = ""
         async for part in answer:
@@ -263,10 +271,14 @@ async def _answer_refusals(
     try:
         return await handler(request)
     except (RefusedError, StatusError) as refusal:
-        return json_response({"error": str(refusal)}, refusal.status)
+        return _failed(request, refusal.status, str(refusal))
     except web.HTTPNotFound:
         return web.Response(text="404 page not found", status=404)
     except (web.HTTPException, ConnectionError):
         raise
     except Exception as error:
-        return json_response({"error": _unforeseen(error)}, 500)
+        return _failed(request, 500, _unforeseen(error))
+
+
+def _failed(request: web.Request, status: int, text: str) -> web.Response:
+    return json_response({"error": error_of(status, text) if request.path.startswith(ROUTES) else text}, status)

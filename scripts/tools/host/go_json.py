@@ -261,9 +261,6 @@ def marked(text: str, numbers: Iterable[int], *, built_in: bool) -> str:
     return f"{front}{space}{text}"
 
 
-_NDJSON = "application/x-ndjson"
-
-
 @dataclass
 class Job:
     """One request to /api/generate or /api/chat on its way."""
@@ -301,6 +298,8 @@ class Job:
 class Writer:
     """Delivers the lines of one answer: as they come, or joined at the end."""
 
+    kind = "application/x-ndjson"
+
     def __init__(self, request: web.Request, stream: bool) -> None:
         self._request = request
         self._stream = stream
@@ -312,21 +311,34 @@ class Writer:
             self._lines.append(line)
             return
         if self._response is None:
-            self._response = web.StreamResponse(headers={"Content-Type": _NDJSON})
+            self._response = web.StreamResponse(headers={"Content-Type": self.kind})
             await self._response.prepare(self._request)
-        await self._response.write(dumps(line).encode() + b"\n")
+        await self._response.write(self.streamed(line))
 
     async def finish(self) -> web.StreamResponse:
         if self._response is not None:
             await self._response.write_eof()
             return self._response
-        return json_response(joined(self._lines)) if self._lines else web.Response(content_type=_NDJSON)
+        return json_response(self.whole(joined(self._lines))) if self._lines else web.Response(content_type=self.kind)
 
     async def fail(self, status: int, text: str) -> web.StreamResponse:
+        error: dict[str, object] = {"error": self.error(status, text)}
         if self._response is None:
-            return json_response({"error": text}, status or 200)
-        await self.write({"error": text})
+            return json_response(error, status or 200)
+        await self.write(error)
         return await self.finish()
+
+    def streamed(self, line: dict[str, object]) -> bytes:
+        """Returns what a stream has for a line."""
+        return dumps(line).encode() + b"\n"
+
+    def whole(self, line: dict[str, object]) -> dict[str, object]:
+        """Returns the object for the joined lines."""
+        return line
+
+    def error(self, status: int, text: str) -> object:
+        """Returns the `error` of a body or a line."""
+        return text
 
 
 def joined(lines: list[dict[str, object]]) -> dict[str, object]:

@@ -1,8 +1,8 @@
 """Serves a model through this runner with Ollama's own interface, without Ollama.
 
 The host of scripts/tools/host/lib starts, keeps and evicts the runner as an Ollama of the chosen generation does. Here
-it answers /api/generate, /api/chat, /api/tags, /api/ps, /api/show, /api/version and /v1/systemone, for curl, the
-`ollama` program and other clients of Ollama.
+it answers /api/generate, /api/chat, /api/tags, /api/ps, /api/show, /api/version, /v1/systemone, and OpenAI's
+/v1/chat/completions, /v1/completions and /v1/models, for curl, the `ollama` program and other clients.
 """
 
 import argparse
@@ -228,7 +228,7 @@ Serving {model.name} on http://{address} as Ollama {wanted.generation.releases} 
   curl http://{address}/api/generate -d '{{"model":"{name}","keep_alive":0}}'
   OLLAMA_HOST={address} ollama run {name}
 
-Ctrl-C ends it and its runner."""
+Clients of OpenAI's interface take http://{address}/v1 as their base URL, and any key. Ctrl-C ends it and its runner."""
 
 
 def main() -> None:

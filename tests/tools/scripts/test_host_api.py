@@ -1,5 +1,6 @@
 """Ollama's interface over a host whose runner is a stand-in: thinking, formats, errors, who shares a runner."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -122,3 +123,140 @@ async def test_a_web_page_gets_no_answer(open_api: OpenApi, headers: dict[str, s
                 assert response.status == 403
                 assert await response.json() == {"error": "only programs on this machine may use this host"}
     assert bool(opened.host.loaded) == (headers in LOCAL), "nothing was started"
+
+
+CHAT, TEXT, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
+RED = "iVBORw0KGgo="
+"""The first bytes of a PNG."""
+
+
+def openai(content: object, **more: object) -> dict[str, object]:
+    return {"model": "m", "messages": [{"role": "user", "content": content}], **more}
+
+
+async def events(opened: Opened, path: str, body: object) -> list[object]:
+    """Returns what the events of a stream hold: objects, and a text at the end."""
+    async with opened.client.post(path, json=body) as response:
+        assert (response.status, response.content_type) == (200, "text/event-stream")
+        *lines, last = (await response.text()).split("\n\n")
+    assert last == ""
+    values = [line.removeprefix("data: ") for line in lines]
+    return [*(json.loads(value) for value in values[:-1]), values[-1]]
+
+
+async def test_a_chat_of_openai_is_one_of_ollama(open_api: OpenApi) -> None:
+    opened = await open_api(THINKS)
+    schema = {"type": "object"}
+    wanted = {"stop": "x", "max_completion_tokens": 7, "seed": 3, "frequency_penalty": 0.5, "presence_penalty": -1}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    body = openai("say ab", **wanted, response_format=form, reasoning_effort="none")
+    status, (answer,) = await opened.post(CHAT, body)
+    assert status == 200
+    assert answer["choices"] == [
+        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "ab"}}
+    ]
+    assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+    assert (answer["object"], answer["model"]) == ("chat.completion", "m")
+    (sent,) = opened.wire
+    given = {"num_predict": 7, "seed": 3, "frequency_penalty": 0.5, "presence_penalty": -1, "stop": ["x"]}
+    assert sent["options"] == sent["options"] | given | {"temperature": 1, "top_p": 1}  # type: ignore[operator]
+    assert sent["format"] == {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+    _, (thought,) = await opened.post(CHAT, openai("say <think>a</think>b"))
+    (choice,) = thought["choices"]  # type: ignore[misc]
+    assert choice["message"] == {"role": "assistant", "content": "b", "reasoning": "a"}  # type: ignore[has-type]
+
+
+async def test_parts_of_a_message_are_its_lines_and_its_pictures(open_api: OpenApi) -> None:
+    opened = await open_api()
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{RED}"}}
+    parts = [picture, {"type": "text", "text": "say a"}, {"type": "text", "text": "b"}]
+    assert (await opened.post(CHAT, openai(parts)))[0] == 400, "the stand-in knows no [img-0]say"
+    (sent,) = opened.wire
+    assert sent["prompt"] == "[img-0]say a\nb"
+    assert sent["media"] == [{"data": RED, "id": 0, "Kind": "image"}]
+
+
+async def test_a_stream_of_openai_ends_with_usage_and_done(open_api: OpenApi) -> None:
+    opened = await open_api()
+    wanted = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, end = await events(opened, CHAT, openai("say ab", **wanted))
+    assert end == "[DONE]"
+    assert [chunk["choices"] for chunk in chunks] == [  # type: ignore[index]
+        *(
+            [{"index": 0, "finish_reason": reason, "delta": {"role": "assistant", "content": text}}]
+            for text, reason in (("a", None), ("b", None), ("", "stop"))
+        ),
+        [],
+    ]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}  # type: ignore[index]
+    assert chunks[-1]["usage"]["total_tokens"] == 5  # type: ignore[index]
+    *texts, end = await events(opened, TEXT, {"model": "m", "prompt": "say ab", "stream": True})
+    assert end == "[DONE]"
+    assert [text["choices"][0]["text"] for text in texts] == ["a", "b", ""]  # type: ignore[index]
+    assert {text["object"] for text in texts} == {"text_completion"}  # type: ignore[index]
+
+
+async def test_a_client_of_openai_that_leaves_ends_the_work(open_api: OpenApi) -> None:
+    opened = await open_api()
+    async with opened.client.post(CHAT, json=openai("hold on", stream=True)) as response:
+        await response.content.readline()
+        response.close()
+    (loaded,) = opened.host.loaded
+    while not any(line.startswith("gone") for line in loaded.process.output.lines):
+        await asyncio.sleep(0.01)
+    while loaded.users:
+        await asyncio.sleep(0.01)
+
+
+REFUSED = [
+    (CHAT, openai("x", model="none"), 404, "model 'none' not found"),
+    (CHAT, openai("x", tools=[{}]), 400, "tools: not supported by scripts/host; use your Ollama"),
+    (CHAT, openai("x", n=2), 400, "n: only 1 is supported"),
+    (CHAT, openai("x", stop=[1]), 400, "stop: a text or an array of texts is wanted"),
+    (CHAT, openai("x", max_tokens="7"), 400, "max_tokens: a number is wanted"),
+    (CHAT, openai("x", reasoning_effort="huge"), 400, "one of high, medium, low, none is wanted, not 'huge'"),
+    (CHAT, openai("x", reasoning_effort="low"), 400, '"m" does not support thinking'),
+    (CHAT, openai("x", response_format={"type": "xml"}), 400, "response_format: text, json_object, or"),
+    (CHAT, openai("x", messages=[]), 400, "messages: an array of at least one message is wanted"),
+    (CHAT, openai([{"type": "image_url", "image_url": "http://a/b.png"}]), 400, "only data: URLs in base64"),
+    (CHAT, openai(None), 400, "messages: each has a role, and a content of text or parts"),
+    (CHAT, openai("oom"), 500, "Out Of Memory"),
+    (TEXT, {"model": "m", "prompt": ["a"]}, 400, "prompt: a string is wanted"),
+    (TEXT, {"model": "m", "prompt": "x", "suffix": "y"}, 400, "suffix: not supported"),
+    ("/v1/embeddings", {"model": "none", "input": "x"}, 404, "model 'none' not found"),
+]
+
+
+async def test_refusals_have_the_form_of_openai(open_api: OpenApi) -> None:
+    opened = await open_api()
+    kinds = {400: "invalid_request_error", 404: "not_found_error", 500: "api_error"}
+    for path, body, status, text in REFUSED:
+        found, (answer,) = await opened.post(path, body)
+        error = answer["error"]
+        assert isinstance(error, dict), text
+        assert (found, error) == (
+            status,
+            {"message": error["message"], "type": kinds[status], "param": None, "code": None},
+        )
+        assert text in error["message"]
+
+
+async def test_an_answer_that_breaks_off_ends_with_an_error(open_api: OpenApi) -> None:
+    opened = await open_api()
+    async with opened.client.post(CHAT, json=openai("hold on", stream=True)) as response:
+        await response.content.readline()
+        opened.host.loaded[0].process.kill()
+        *_, last, end = (await response.text()).split("\n\n")
+    assert end == ""
+    assert [*json.loads(last.removeprefix("data: "))["error"]] == ["message", "type", "param", "code"]
+
+
+async def test_models_are_listed_for_openai(open_api: OpenApi) -> None:
+    opened = await open_api()
+    async with opened.client.get(MODELS) as response:
+        listed = await response.json()
+    async with opened.client.get(f"{MODELS}/m") as response:
+        one = await response.json()
+    assert listed == {"object": "list", "data": [one]}
+    assert [*one] == ["id", "object", "created", "owned_by"]
+    assert (one["id"], one["owned_by"]) == ("m:latest", "library")

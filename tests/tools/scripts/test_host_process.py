@@ -168,9 +168,14 @@ async def test_questions_are_decided_by_probabilities_and_nothing_is_embedded(ho
     long = await ask(host, "/v1/systemone", {**body, "state": "x" * 20000})
     assert long.status == 400
     assert "input is never truncated" in str(long.last["error"])
-    for path, status in (("/api/embed", 501), ("/v1/embeddings", 501), ("/api/embeddings", 500)):
+    text = "this model does not support embeddings"
+    for path, status, error in (
+        ("/api/embed", 501, text),
+        ("/api/embeddings", 500, text),
+        ("/v1/embeddings", 501, {"message": text, "type": "api_error", "param": None, "code": None}),
+    ):
         answer = await ask(host, path, {"model": "demo", "input": ["a", "b"], "prompt": "a"})
-        assert answer == (status, "application/json", [{"error": "this model does not support embeddings"}])
+        assert answer == (status, "application/json", [{"error": error}])
 
 
 async def test_texts_are_embedded_each_by_itself(tmp_path: Path) -> None:
