@@ -175,16 +175,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     in common with any of them; `single` keeps only the last conversation; `none` keeps nothing and computes every
     prompt in full."""
     cache_memory: Annotated[
-        Bound, _caching("prefix cache limit; the smaller counts", default=f"8GiB,{CACHE_PERCENT}%")
+        Bound, _caching("prefix cache limit: the smaller of both", default=f"8GiB,{CACHE_PERCENT}%")
     ] = Bound()
     """The limit for the prefix cache, conversations in use included: an amount (`512MiB`, `8G`; K, M, G and T are
     powers of 1024), a share of the device's memory, or both: the smaller counts; a new request waits until it
     fits beside the running ones, whose answers may grow past the limit; with 0, nothing is kept between requests, and
     they run one at a time."""
-    disk_cache: Annotated[Path | None, _caching("also keep the prefix cache in this directory", metavar="DIR")] = None
+    disk_cache: Annotated[Path | None, _caching("keep conversations on disk, with their prompts", metavar="DIR")] = None
     """A directory in which conversations are kept, so that they survive the process: prompts are then on disk, readable
     for whoever may read your files; see docs/disk.md."""
-    disk_memory: Annotated[Bound, _caching("disk cache limit; the smaller counts", default="16GiB,25%")] = Bound(
+    disk_memory: Annotated[Bound, _caching("disk cache limit: the smaller of both", default="16GiB,25%")] = Bound(
         16 << 30, 25
     )
     """The limit for everything in the directory of --disk-cache, of all models: an amount, a share of what is free on
@@ -281,13 +281,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     no_media: Annotated[bool, _computing("serve text only; requests with media are refused")] = False
     """Do not load the towers, the parts of a model that read pictures and sound, which saves their memory; requests
     with pictures or sound are refused."""
-    unproven_models: Annotated[bool, _computing("serve models of mlx-vlm that were not compared")] = False
+    unproven_models: Annotated[bool, _computing("serve models of mlx-vlm that may answer wrong")] = False
     """Also serve models of mlx-vlm, if it is installed, whose answers were not compared with its own: they may be wrong
     without an error."""
     inspect_text: Annotated[bool, _process("show the beginnings of prompts on the page")] = False
     """Show the beginnings of prompts in `/v1/cache` and on the page, to every user of this machine; otherwise both show
     only numbers of tokens and bytes."""
-    watch_parent: Annotated[bool, _process("exit when the parent exits [on under a host]")]
+    watch_parent: Annotated[bool, _process("exit when the parent exits [on under Ollama]")]
     """Exit when the parent process has ended; default: on if started as a host does (`mlx-runner runner ...`), else
     off."""
     hand_over: Annotated[
@@ -312,7 +312,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Record all requests with their prompts and answers, and everything that decides how they are computed:
     `mlx-runner replay FILE` computes them again; if FILE exists, the recording is FILE.2, and so on; excludes pictures
     and --disk-cache; see docs/replay.md."""
-    verbose: Annotated[bool, _process("ignored; hosts send it")] = False
+    verbose: Annotated[bool, _process("ignored; Ollama sends it")] = False
     """Accepted because hosts send it; has no effect."""
     ranks: int = 1
     """The processes that compute the model together, on this machine and on others."""

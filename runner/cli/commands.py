@@ -73,7 +73,7 @@ OLLAMA_SERVE = Command(
     "Only MLX models (model_format safetensors) run on this runner; GGUF models stay with Ollama. MLX_RUNNER_HAND_OVER"
     " says which MLX models Ollama's own runner takes over: "
     + "; ".join(f"`{word}`, {models}" for word, models in HAND_OVER.items())
-    + ".",
+    + ". Ollama's log has the lines of both.",
     Argument("what to start", "ollama", "OLLAMA", "Ollama's executable [ollama, from PATH]"),
 )
 OLLAMA = Command(
@@ -132,7 +132,10 @@ FOLLOW = Command(
     "--listen ADDRESS:PORT --secret-file FILE [flags]",
     "Waits for leaders (`mlx-runner --followers`) on other machines, and computes a part of a model for one of them at"
     " a time. Holds no model while it waits. Runs until Ctrl-C.",
-    "Every flag can also be set by an environment variable: --listen by MLX_RUNNER_LISTEN. More: docs/ranks.md.",
+    "Make the secret once, and copy its file to all machines: (umask 077; openssl rand -hex 32 > FILE). Prompts and"
+    " answers cross the network unencrypted: use a cable, or a network of your own.\n"
+    "\n"
+    "Every flag can also be set by an environment variable: --listen by MLX_RUNNER_LISTEN.",
     settings=FollowSettings,
 )
 COMPLETION = Command("completion", "SHELL", "tab completion: source <(mlx-runner completion bash)")
@@ -141,9 +144,9 @@ SERVER = Command(
     "",
     program="mlx-runner",
     usage="--model NAME|DIR [--port N] [flags]\n       mlx-runner COMMAND ...",
-    description="Serves one MLX model on 127.0.0.1, to an Ollama host or to any HTTP client.",
-    epilog="Defaults are in brackets. Every flag has a variable: MLX_RUNNER_KV_BITS sets --kv-bits. More:"
-    " docs/flags.md, docs/operating.md.",
+    description="Serves one MLX model on 127.0.0.1, to Ollama or to any HTTP client.",
+    epilog="Defaults are in brackets. MLX_RUNNER_KV_BITS sets --kv-bits, and so on. Try it:\n"
+    """curl localhost:PORT/completion -d '{"Prompt":"Hi","Options":{"num_predict":9}}'""",
     settings=Settings,
     below=(OLLAMA, CHECK, TOP, REPLAY, FOLLOW, COMPLETION, VERSION),
 )

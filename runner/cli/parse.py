@@ -104,12 +104,12 @@ def parse_command(argv: Sequence[str], environ: Mapping[str, str]) -> AnySetting
             return parse_replay(words, environ)
         case ["follow", *words]:
             return parse_follow(words, environ)
+        case ["help", *_] | ["completion" | "version", "-h" | "--help", *_]:
+            return parse(["--help"], environ)
         case ["completion", *words]:
             _print(completion(words))
         case ["version", *_]:
             _print(f"{version_text()}\n")
-        case ["help", *_]:
-            return parse(["--help"], environ)
         case [word, *words] if word != "runner" and not word.startswith("-"):
             raise UsageError(_no_command(word, words))
     return parse(argv, environ)

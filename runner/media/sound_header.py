@@ -87,8 +87,9 @@ def read_sound_header(data: bytes) -> SoundHeader:
     """Returns what is known of a sound without decoding it. Raises MediaError if it will not be decoded."""
     if other := _other_format(data):
         if not _has_soundfile():
-            advice = "pip install --require-hashes -r requirements/sound.lock"
-            raise MediaError(f"unrecognized audio format: {other} needs soundfile ({advice}); or send a WAV")
+            raise MediaError(
+                f"unrecognized audio format: {other} needs soundfile (pip install soundfile); or send a WAV"
+            )
         return SoundHeader(other, _USUAL_RATE, 1, 32, True, 0, len(data))
     if len(data) < _LEAST_BYTES or not data.startswith(b"RIFF") or data[8:12] != b"WAVE":
         raise MediaError("unrecognized audio format")

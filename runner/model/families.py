@@ -323,9 +323,8 @@ def family_of(architecture: str, config: Config, *, from_store: bool = True) -> 
 def _looked_for(architecture: str, model_type: object, module: str) -> str:
     """Returns where a model was looked for in vain."""
     return (
-        f"docs/models.md lists what is served. This runner has no row for {architecture!r:.80}; for the model_type"
-        f" {model_type!r:.80}, mlx-lm {installed('mlx-lm')} has no module mlx_lm.models.{module:.80}, and mlx-vlm no"
-        " package that this runner knows"
+        f"this runner has no row for {architecture!r:.80}; for the model_type {model_type!r:.80}, mlx-lm"
+        f" {installed('mlx-lm')} has no module mlx_lm.models.{module:.80}, and mlx-vlm no package that is known here"
     )
 
 

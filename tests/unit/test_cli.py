@@ -371,7 +371,7 @@ def shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_the_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 80 columns, and nearly on one screen; docs/flags.md says the rest."""
+    """Of 80 columns, and nearly on one screen."""
     text = shown(["--help"], capsys)
     assert "[8GiB,25%]" in text, "argparse would take the sign of percent for its own"
     lines = text.splitlines()
@@ -381,6 +381,16 @@ def test_the_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
         (at,) = [number for number, line in enumerate(lines) if line.split()[:1] == [f"--{flag.name}"]]
         texts = " ".join(lines[at : at + 2])
         assert flag.short in texts, "one line, or one below"
+
+
+@pytest.mark.parametrize("command", ["", "check", "top", "replay", "follow"])
+def test_no_help_leads_to_a_file_that_an_installation_lacks(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert re.findall(r"(?:docs|requirements|scripts)/\S+", shown([*command.split(), "--help"], capsys)) == []
+
+
+@pytest.mark.parametrize("words", ["help", "help check", "completion --help", "version -h"])
+def test_help_may_be_asked_for_in_every_place(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(words.split(), capsys) == shown(["--help"], capsys)
 
 
 def test_the_version_is_that_of_what_it_stands_on_too(capsys: pytest.CaptureFixture[str]) -> None:

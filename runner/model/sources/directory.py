@@ -33,7 +33,7 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
     except NotADirectoryError:
         refuse_file(directory)
     except OSError as error:
-        raise ModelError(f"open {directory}: {os_reason(error)}") from error
+        raise ModelError(f"open {directory.absolute()}: {os_reason(error)}", advice="") from error
     folders = [path.name for path in found if os.path.isdir(path)]  # noqa: PTH112 - Path.is_dir raises for links to closed places
     # A dangling link is no folder, and stays to be reported: interrupted downloads leave such links.
     paths = [path for path in found if path.name not in folders]

@@ -7,6 +7,7 @@ A test keeps them equal to what the program does.
 import ast
 import importlib
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
@@ -48,7 +49,8 @@ def _meanings() -> dict[str, str]:
     for field, below in pairwise(settings.body):
         match field, below:
             case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                found[name] = text[0].lower() + " ".join(text.split())[1:].removesuffix(".")
+                meaning = text[0].lower() + " ".join(text.split())[1:].removesuffix(".")
+                found[name] = re.sub(r"\bdocs/(\w+)\.md", r"[\1](\1.md)", meaning)
     return found
 
 
