@@ -1,10 +1,15 @@
 """README and the pages for users match the program."""
 
+import contextlib
+import plistlib
 import re
+import shlex
+import tomllib
 
 import pytest
 
 from runner.cli.commands import SERVER
+from runner.cli.parse import parse_command, parse_ollama
 from runner.settings import flags_of
 from scripts.tools.docs.generate import DOCS, DOCUMENTS, PICTURE, with_parts
 from scripts.tools.docs.imports import imports_svg
@@ -41,6 +46,7 @@ def known() -> set[str]:
         "experimental",
     }  # of scripts/test, hosts, `ollama create`
     names |= {"require-hashes", "no-deps", "no-build-isolation", "local-dir"}  # of pip and hf
+    names |= {"reinstall", "force", "now"}  # of uv, pipx and systemctl
     scripts = (path.read_text() for path in (ROOT / "scripts" / "tools").rglob("*.py"))
     return names | {name for text in scripts for name in re.findall(r'"--([a-z][a-z-]*)"', text)}
 
@@ -56,6 +62,36 @@ def test_the_readme_is_short_and_leads_to_every_page() -> None:
     assert len(text.splitlines()) <= _MOST_LINES
     linked = {(ROOT / target).resolve() for target in re.findall(r"\]\(([\w/.-]+\.md)\)", text)}
     assert linked >= {path.resolve() for path in PAGES} - {README}
+
+
+def test_the_readme_installs_what_there_is() -> None:
+    text = README.read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(re.findall(r"\./ollama-mlx-runner\[(\w+)\]", text))
+    assert extras == {"cpu", "cuda"} & project["optional-dependencies"].keys()
+    locks = set(re.findall(r"(\w+)\.lock", text))
+    assert locks == {"core", *extras} & {path.stem for path in (ROOT / "requirements").iterdir()}
+    assert f"Python {project['requires-python'].removeprefix('>=')} or newer" in text
+
+
+def commands() -> list[list[str]]:
+    """The words after `mlx-runner` wherever a page has it to be pasted: in a shell, or into a service's file."""
+    found: list[list[str]] = []
+    for page in PAGES:
+        for language, block in re.findall(r"^ *```(\w+)\n(.*?)^ *```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            if language == "xml":
+                found.append(plistlib.loads(block.encode())["ProgramArguments"][1:])
+            lines = re.findall(r"^ *(?:\w+=\S+ |ExecStart=\S+/)*mlx-runner (.+)$", block, re.MULTILINE)
+            found += [shlex.split(line, comments=True) for line in lines]
+    return found
+
+
+def test_every_command_of_a_page_is_one_that_the_program_takes() -> None:
+    found = commands()
+    assert len(found) > 25
+    for words in found:
+        with contextlib.suppress(SystemExit):  # of those that print something
+            parse_ollama(words[1:]) if words[0] == "ollama" else parse_command(words, {})
 
 
 def logged() -> list[str]:
