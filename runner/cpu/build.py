@@ -9,9 +9,21 @@ from platform import machine
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
+from runner.cpu.cores import physical_cores
+
 
 class Build(build_ext):
-    """`build_ext`, which finds MLX's headers and compiles the sources of an extension side by side."""
+    """`build_ext`, which finds MLX's headers and compiles sources side by side."""
+
+    def build_extensions(self) -> None:
+        """Builds the extensions: on each core, one source is compiled at a time."""
+        compiled = self.compiler.compile
+        with ThreadPoolExecutor(physical_cores()) as compilers:
+            self.compiler.compile = lambda sources, **how: [
+                path for paths in compilers.map(lambda source: compiled([source], **how), sources) for path in paths
+            ]
+            self.parallel = len(self.extensions)
+            super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
         """Builds one extension; says why it does not where MLX is missing or has kernels of its own."""
@@ -24,18 +36,4 @@ class Build(build_ext):
                 return
             ext.include_dirs = [str(places[0] / "include")]
             ext.library_dirs = [str(places[0] / "lib")]
-            ext.sources = self._compiled_first(ext)
         super().build_extension(ext)
-
-    def _compiled_first(self, ext: Extension) -> list[str]:
-        """Compiles all sources but the last, each on a thread. Returns the last one, for setuptools."""
-        *rest, last = ext.sources
-        with ThreadPoolExecutor() as threads:
-            compiled = threads.map(lambda source: self._compile(source, ext), rest)
-            ext.extra_objects = [*ext.extra_objects, *(each for objects in compiled for each in objects)]
-        return [last]
-
-    def _compile(self, source: str, ext: Extension) -> list[str]:
-        return self.compiler.compile(
-            [source], output_dir=self.build_temp, include_dirs=ext.include_dirs, extra_postargs=ext.extra_compile_args
-        )

@@ -75,18 +75,17 @@ struct Row {
 };
 
 /* Rounds a row. The integers, scales and sums take less room than k float32 numbers. */
-template <int BITS, int GROUP, int MODE> void take_integers(const void *x, int type, size_t k, float *out) {
-  constexpr int PAIRS = Integers<BITS, GROUP, MODE>::PAIRS;
+template <int PAIRS> void take_integers(const void *x, int type, size_t k, size_t group, float *out) {
   const float largest_integer = 32767;
-  const size_t groups = k / GROUP;
+  const size_t groups = k / group;
   int16_t *numbers = (int16_t *)out;
   float *scales = (float *)(numbers + k), *sums = scales + groups;
   I first; /* places of the lower halves of pairs */
   UNROLLED for (int i = 0; i < WIDTH; i++) first[i] = i / PAIRS * 2 * PAIRS % WIDTH + i % PAIRS;
   for (size_t g = 0; g < groups; g++) {
     I bits = {}, sum = {};
-    UNROLLED for (int i = 0; i < GROUP; i += WIDTH) { /* as bits, NaN is larger than any number */
-      const I each = (I)load_as(x, type, g * GROUP + i) & 0x7fffffff;
+    for (size_t i = 0; i < group; i += WIDTH) { /* as bits, NaN is larger than any number */
+      const I each = (I)load_as(x, type, g * group + i) & 0x7fffffff;
       bits = each > bits ? each : bits;
     }
     int32_t most = 0;
@@ -95,8 +94,8 @@ template <int BITS, int GROUP, int MODE> void take_integers(const void *x, int t
     float top;
     memcpy(&top, &most, 4);
     const float factor = top < 1e-33f ? 0 : largest_integer / top; /* infinite for smaller ones */
-    UNROLLED for (int i = 0; i < GROUP; i += WIDTH, numbers += WIDTH) {
-      const I rounded = nearest(load_as(x, type, g * GROUP + i) * factor);
+    for (size_t i = 0; i < group; i += WIDTH, numbers += WIDTH) {
+      const I rounded = nearest(load_as(x, type, g * group + i) * factor);
       const I pairs = (__builtin_shuffle(rounded, first) & 0xffff) | __builtin_shuffle(rounded, first + PAIRS) << 16;
       memcpy(numbers, &pairs, 2 * WIDTH);
       sum += rounded;
@@ -162,14 +161,15 @@ template <int MODE> INLINE V with_group(V sum, I in_group, const float *scales, 
 /* Stores the sums of a row and a block, up to output `to`. */
 INLINE void put_block(const Product &a, V sums, size_t row, size_t n, size_t to) {
   const size_t at = (a.order ? a.order[row] : row) * a.n + n, count = least(to - n, WIDTH);
-  if (count == WIDTH && a.out_type == F32) return store((float *)a.out + at, a.added ? sums + load(a.added + at) : sums);
-  for (size_t i = 0; i < count; i++) put(a.out, a.out_type, at + i, sums[i] + (a.added ? a.added[at + i] : 0));
+  if (count < WIDTH || a.out_type != F32) return put_sums(a, at, (const float *)&sums, count);
+  store((float *)a.out + at, a.added ? sums + load(a.added + at) : sums);
 }
 
 /* All R rows and a block, unpacked in registers. */
 template <int BITS, int GROUP, int MODE, int R> __attribute__((noinline)) void few_in_integers(const Product &a, size_t n, size_t to) {
   typedef Integers<BITS, GROUP, MODE> F;
   constexpr int CHAINS = R == 1 ? 4 : R == 2 ? 2 : 1; /* of sums: each waits for the one before */
+  constexpr int TOGETHER = R <= FEW ? WIDTH : F::WORDS < 4 ? F::WORDS : 4; /* words in a turn of the loop: with more rows, code for all of them is long */
   const Block b(a, n);
   const size_t groups = a.k / GROUP, words = a.k / F::HELD;
   float scales[CHUNK][WIDTH], biases[CHUNK][WIDTH];
@@ -189,29 +189,34 @@ template <int BITS, int GROUP, int MODE, int R> __attribute__((noinline)) void f
     }
     I codes[WIDTH];
     Block::load(b, at, codes);
-    UNROLLED for (int w = 0; w < WIDTH; w++) {
-      UNROLLED for (int i = 0; i < F::PAIRS; i++) {
-        const I pair = F::pair(codes[w], i);
-        UNROLLED for (int r = 0; r < R; r++)
-          in_group[r][(w * F::PAIRS + i) % CHAINS] = dot(in_group[r][(w * F::PAIRS + i) % CHAINS], pair, pair_at(rows[r].x + (at + w) * F::HELD + 2 * i));
+    size_t first = 0;
+    do {
+      UNROLLED for (int w = 0; w < TOGETHER; w++) {
+        UNROLLED for (int i = 0; i < F::PAIRS; i++) {
+          const I pair = F::pair(codes[first + w], i);
+          UNROLLED for (int r = 0; r < R; r++) {
+            I &sum = in_group[r][(w * F::PAIRS + i) % CHAINS];
+            sum = dot(sum, pair, pair_at(rows[r].x + (at + first + w) * F::HELD + 2 * i));
+          }
+        }
+        if (F::WORDS > TOGETHER ? w + 1 < TOGETHER || (at + first + TOGETHER) % F::WORDS : (w + 1) % F::WORDS) continue; /* within a group */
+        UNROLLED for (int r = 0; r < R; r++) {
+          UNROLLED for (int c = 1; c < CHAINS; c++) in_group[r][0] += in_group[r][c];
+          sums[r] = with_group<MODE>(sums[r], in_group[r][0], scales[g % CHUNK], biases[g % CHUNK], rows[r], g);
+          UNROLLED for (int c = 0; c < CHAINS; c++) in_group[r][c] = I{};
+        }
+        if (++g == groups) break;
       }
-      if (F::WORDS > WIDTH ? w + 1 < WIDTH || (at + WIDTH) % F::WORDS : (w + 1) % F::WORDS) continue; /* within a group */
-      UNROLLED for (int r = 0; r < R; r++) {
-        UNROLLED for (int c = 1; c < CHAINS; c++) in_group[r][0] += in_group[r][c];
-        sums[r] = with_group<MODE>(sums[r], in_group[r][0], scales[g % CHUNK], biases[g % CHUNK], rows[r], g);
-        UNROLLED for (int c = 0; c < CHAINS; c++) in_group[r][c] = I{};
-      }
-      if (++g == groups) break;
-    }
+    } while (TOGETHER < WIDTH && (first += TOGETHER) < WIDTH && g < groups);
   }
   UNROLLED for (int r = 0; r < R; r++) put_block(a, sums[r], r, n, to);
 }
 
 /* A block, unpacked: pairs, then scales, then biases, of all outputs together. */
-template <int BITS, int GROUP, int MODE> __attribute__((noinline)) void unpack_block(const Product &a, size_t n, float *out) {
-  typedef Integers<BITS, GROUP, MODE> F;
+template <int BITS, int MODE> __attribute__((noinline)) void unpack_block(const Product &a, size_t n, float *out) {
+  typedef Integers<BITS, 32, MODE> F; /* whose words are alike for every group */
   const Block b(a, n);
-  const size_t groups = a.k / GROUP, words = a.k / F::HELD;
+  const size_t groups = a.k / a.group, words = a.k / F::HELD;
   float(*scales)[WIDTH] = (float(*)[WIDTH])(out + a.k / 2 * WIDTH);
   load_scales<MODE>(a.scales, a.scale_type, b, groups, 0, (int)groups, scales);
   if (MODE == AFFINE) load_scales<MODE>(a.biases, a.scale_type, b, groups, 0, (int)groups, scales + groups);
@@ -266,9 +271,10 @@ template <int BITS, int GROUP, int MODE> void product_in_integers(const Product 
       with_count<FEW_ROWS>(a.m, [&](auto rows) { few_in_integers<BITS, GROUP, MODE, rows.COUNT>(a, n, to); });
     return;
   }
-  for (size_t n = from; n < to; n += WIDTH) unpack_block<BITS, GROUP, MODE>(a, n, scratch + (n - from) / WIDTH * block_room(a));
+  for (size_t n = from; n < to; n += WIDTH) unpack_block<BITS, MODE>(a, n, scratch + (n - from) / WIDTH * block_room(a));
+  /* More than FEW_ROWS rows make tiles of MANY_ROWS - 2 rows at least. */
   in_tiles(a.m, MANY_ROWS, [&](size_t row, size_t count, size_t, size_t) {
-    with_count<MANY_ROWS>(count, [&](auto rows) {
+    with_count<MANY_ROWS, MANY_ROWS - 2>(count, [&](auto rows) {
       for (size_t n = from; n < to; n += 2 * WIDTH) {
         const float *w = scratch + (n - from) / WIDTH * block_room(a);
         if (n + WIDTH < to) many_in_integers<GROUP, MODE, rows.COUNT, 2>(a, w, row, n, to);

@@ -265,20 +265,18 @@ template <int MODE> INLINE const float *scales_of(const void *p, int type, size_
   return room;
 }
 
-/* Stores the sums of R rows from `row` on and O outputs from `n` on. */
+/* Stores `count` sums from place `at` of the result on. */
+__attribute__((noinline)) void put_sums(const Product &a, size_t at, const float *sums, size_t count) {
+  for (size_t i = 0; i < count; i++) put(a.out, a.out_type, at + i, sums[i] + (a.added ? a.added[at + i] : 0));
+}
+
+/* Stores the sums of R rows from `row` on and O outputs, 1, 2 or 4, from `n` on. */
 template <int R, int O> INLINE void finish(const Product &a, V (&sums)[O][R], size_t row, size_t n) {
   UNROLLED for (int r = 0; r < R; r++) {
-    size_t at = (a.order ? a.order[row + r] : row + r) * a.n + n;
-    if constexpr (O % 4 == 0) {
-      UNROLLED for (int o = 0; o < O; o += 4) {
-        Quarter four = totals(sums[o][r], sums[o + 1][r], sums[o + 2][r], sums[o + 3][r]);
-        if (a.added) four += *(const LooseQuarter *)(a.added + at + o);
-        if (a.out_type == F32) *(LooseQuarter *)((float *)a.out + at + o) = four;
-        else UNROLLED for (int i = 0; i < 4; i++) put(a.out, a.out_type, at + o + i, four[i]);
-      }
-    } else {
-      UNROLLED for (int o = 0; o < O; o++) put(a.out, a.out_type, at + o, total(sums[o][r]) + (a.added ? a.added[at + o] : 0));
-    }
+    const size_t at = (a.order ? a.order[row + r] : row + r) * a.n + n;
+    const Quarter four = totals(sums[0][r], sums[1 % O][r], sums[2 % O][r], sums[3 % O][r]);
+    if (O < 4 || a.out_type != F32) put_sums(a, at, (const float *)&four, O);
+    else *(LooseQuarter *)((float *)a.out + at) = a.added ? four + *(const LooseQuarter *)(a.added + at) : four;
   }
 }
 
@@ -296,7 +294,7 @@ template <int BITS, int GROUP, int MODE, int R, int O> INLINE void few(const Pro
     const float *scales = (const float *)a.scales + n * groups + first, *biases = (const float *)a.biases + n * groups + first;
     size_t apart = groups; /* from the scales of an output to those of the next */
     if (MODE != AFFINE || a.scale_type != F32) {
-      UNROLLED for (int o = 0; o < O; o++) {
+      for (int o = 0; o < O; o++) {
         scales_of<MODE>(a.scales, a.scale_type, (n + o) * groups + first, count, room[0][o]);
         if (MODE == AFFINE) scales_of<MODE>(a.biases, a.scale_type, (n + o) * groups + first, count, room[1][o]);
       }
@@ -397,10 +395,10 @@ template <int R> __attribute__((noinline)) void dots_of(const Product &a, const 
 
 template <int N> struct Count { static constexpr int COUNT = N; };
 
-/* Calls f with a constant that is `count`, of at most MOST. */
-template <int MOST, typename F> INLINE void with_count(size_t count, const F &f) {
+/* Calls f with a constant that is `count`, from LEAST to MOST. */
+template <int MOST, int LEAST = 1, typename F> INLINE void with_count(size_t count, const F &f) {
   if (count == MOST) return f(Count<MOST>{});
-  if constexpr (MOST > 1) with_count<MOST - 1>(count, f);
+  if constexpr (MOST > LEAST) with_count<MOST - 1, LEAST>(count, f);
 }
 
 /* Calls f with a first row and a constant, the number of rows, for all rows. */
@@ -471,7 +469,7 @@ void product(const Product &a, size_t from, size_t to, float *scratch) {
 
 template <int BITS, int GROUP, int MODE> void take_row(const Product &a, const void *row, int type, float *out) {
   if constexpr (Integers<BITS, GROUP, MODE>::SERVE) {
-    take_integers<BITS, GROUP, MODE>(row, type, a.k, out);
+    take_integers<Integers<BITS, GROUP, MODE>::PAIRS>(row, type, a.k, a.group, out);
   } else if constexpr (Group<BITS, GROUP, MODE>::PAIRED) { /* the even and the odd numbers of each pair of vectors apart */
     I even;
     UNROLLED for (int i = 0; i < WIDTH; i++) even[i] = 2 * i;
