@@ -18,7 +18,7 @@ RunnerError
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from runner.versions import INSTALL
+from runner.versions import remedy
 
 
 class RunnerError(Exception):
@@ -117,7 +117,7 @@ NO_NUMBERS = (
 
 def no_mlx(error: ImportError) -> RunnerError:
     """Returns the error for a process that cannot import MLX."""
-    return RunnerError(f"MLX not available: {error}; {INSTALL}")
+    return RunnerError(f"MLX not available: {error}; {remedy()}")
 
 
 class RequestError(RunnerError):

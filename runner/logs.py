@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from runner.errors import RankError, RunnerError
 from runner.terminal import STATUS_LINE
-from runner.versions import INSTALL, misfits
+from runner.versions import misfits, remedy
 
 TRACE = 5
 _STDERR = 2
@@ -248,7 +248,7 @@ def die(error: BaseException, status: int = 1, *, before: str = "") -> NoReturn:
     cause = cause_of(error)
     text = before + (str(error) if isinstance(error, RunnerError) else error_line(error))
     if isinstance(cause, ImportError | AttributeError | TypeError) and (found := misfits()):  # an old MLX lacks a name
-        text = f"{found}: {INSTALL}; {text.removesuffix(f'; {INSTALL}')}"
+        text = f"{found}: {remedy()}; {text.removesuffix(f'; {remedy()}')}"
     fatal(text, status, apart=isinstance(error, RankError), no_memory=lacks_memory(cause))
 
 

@@ -4,11 +4,15 @@ Asked only after something has failed, or by commands: looking for a package tak
 imports of ours.
 """
 
+import operator
 import re
+import sys
+from pathlib import Path
 
-NEEDED = {"mlx": ("0.32.4", "0.33"), "mlx-lm": ("0.32.2", "0.33")}
-"""The first version, and the first that is too new, as in pyproject.toml."""
-INSTALL = "install requirements/cpu.lock or, for NVIDIA, requirements/cuda.lock"
+NEEDED = {"mlx": "==0.32.4", "mlx-lm": ">=0.32.2,<0.33"}
+"""The versions that pyproject.toml asks for."""
+_COMPARED = {"==": operator.eq, ">=": operator.ge, "<": operator.lt}
+_NAME = "ollama-mlx-runner"
 
 
 def installed(package: str) -> str:
@@ -25,11 +29,49 @@ def misfits() -> str:
     """Returns which packages have other versions than those needed; empty if all fit."""
     found = {package: installed(package) for package in NEEDED}
     return "; ".join(
-        f"found {f'{package} {version}' if version else f'no {package}'}, want {package}>={least},<{beyond}"
+        f"found {f'{package} {version}' if version else f'no {package}'}, want {package}{NEEDED[package]}"
         for package, version in found.items()
-        for least, beyond in (NEEDED[package],)
-        if not _key(least) <= _key(version) < _key(beyond)
+        if not _fits(version, NEEDED[package])
     )
+
+
+def remedy() -> str:
+    """Returns the advice for an installation that lacks MLX, or has another one."""
+    cuda = ", with [cuda] in place of [cpu] for an NVIDIA GPU" if sys.platform == "linux" else ""
+    return f"run `{install_command()}`{cuda}"
+
+
+def install_command() -> str:
+    """Returns the command that installs this package again, with MLX for CPUs, the way it was installed."""
+    import json
+    import shlex
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlparse
+
+    try:
+        package = distribution(_NAME)
+        origin = json.loads(package.read_text("direct_url.json") or "{}")
+        by_uv = (package.read_text("INSTALLER") or "").strip() == "uv"
+    except PackageNotFoundError:  # a checkout
+        origin, by_uv = {"url": Path(__file__).parents[1].as_uri()}, False
+    url = urlparse(origin.get("url", ""))
+    extra = "[cpu]" if sys.platform == "linux" else ""
+    source = f"{unquote(url.path) if url.scheme == 'file' else _NAME}{extra}"
+    if vcs := origin.get("vcs_info"):
+        source += f" @ {vcs['vcs']}+{origin['url']}"
+    words = ["-e", source] if origin.get("dir_info", {}).get("editable") else [source]
+    if (Path(sys.prefix) / "uv-receipt.toml").is_file():
+        return shlex.join(["uv", "tool", "install", "--reinstall", *words])
+    if (Path(sys.prefix) / "pipx_metadata.json").is_file():
+        return shlex.join(["pipx", "install", "--force", *words])
+    if by_uv:
+        return shlex.join(["uv", "pip", "install", "--python", sys.executable, "--reinstall-package", _NAME, *words])
+    return shlex.join([sys.executable, "-m", "pip", "install", *words])
+
+
+def _fits(version: str, wanted: str) -> bool:
+    bounds = re.findall(r"([<=>]+)([\d.]+)", wanted)
+    return all(_COMPARED[operation](_key(version), _key(bound)) for operation, bound in bounds)
 
 
 def _key(version: str) -> tuple[int, ...]:

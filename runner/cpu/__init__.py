@@ -28,6 +28,7 @@ from typing import NamedTuple, Protocol
 
 from runner.cpu.cores import physical_cores
 from runner.errors import UsageError
+from runner.versions import install_command
 
 _NEEDED = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
 _OPENBLAS = "scipy_cblas_{}64_"  # numpy's wheels prefix and suffix the functions of their OpenBLAS
@@ -37,7 +38,7 @@ _OWN = "MLX's own"
 _SETS = {4: "NEON", 8: "AVX2", 16: "AVX-512"}
 """The number of float32 numbers in a vector -> the instruction set."""
 _WIDEST = max(_SETS)
-_KERNELS = "_kernels.*.so"
+_KERNELS, _SHIM = "_kernels.so", "_shim.so"
 _in_use: list[ctypes.CDLL] = []
 """The kernels, once they stand before MLX's."""
 
@@ -52,6 +53,16 @@ class Blas(NamedTuple):
     name: str
     advice: str = ""
     matters: bool = True
+
+
+class Kernels(NamedTuple):
+    """A short description of the kernels that a process would use, and `why` they are not those of this package."""
+
+    name: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.why})" if self.why else self.name
 
 
 class Preloaded(NamedTuple):
@@ -147,12 +158,12 @@ def asks_for(counts: Sequence[int], length: int) -> Iterator[None]:
             library.kernels_ask(0, 0, None)
 
 
-def find_kernels(choice: str = "auto") -> str:
-    """Returns the description of the kernels that `preload` would put in front of MLX, without doing so."""
+def find_kernels(choice: str = "auto") -> Kernels:
+    """Returns the kernels that `preload` would put in front of MLX, without doing so."""
     try:
         return _described(_opened_kernels(choice))
     except OSError as error:
-        return f"{_OWN} ({error})"
+        return Kernels(_OWN, str(error))
 
 
 def _preload_blas(choice: str, threads: Threads) -> str:
@@ -179,9 +190,9 @@ def _preload_kernels(choice: str, threads: Threads) -> str:
         ctypes.CDLL(library._name, mode=ctypes.RTLD_GLOBAL)  # from now on it stands before libmlx
         library.kernels_use(_WIDEST, share, *threads)
         _in_use.append(library)
-        return _described(library)
+        return str(_described(library))
     except OSError as error:
-        return f"{_OWN} ({error})"
+        return str(Kernels(_OWN, str(error)))
 
 
 def _opened_kernels(choice: str, *, before: bool = False) -> ctypes.CDLL:
@@ -193,25 +204,42 @@ def _opened_kernels(choice: str, *, before: bool = False) -> ctypes.CDLL:
         raise OSError("mlx was imported first")
     if not _mlx_runs_on_linux_cpu():
         raise OSError("only MLX for Linux CPUs has slower ones")
-    mlx, built = importlib.util.find_spec("mlx"), next(Path(__file__).parent.glob(_KERNELS), None)
+    built, mlx = _built(_KERNELS), importlib.util.find_spec("mlx")
     if built is None or _shim() is None:
-        raise OSError("slow: install g++ and this package again")
+        raise OSError(f"slow: {_why_missing(_SHIM if built else _KERNELS)}")
     for location in (mlx.submodule_search_locations if mlx else None) or ():
         ctypes.CDLL(str(Path(location) / "lib" / "libmlx.so"))  # by name, the kernels find it in memory
     library = ctypes.CDLL(str(built))
     if not library.kernels_fit():
-        raise OSError("slow: built for another version of MLX; install this package again")
+        raise OSError(f"slow: built for another version of MLX: run `{install_command()}`")
     return library
 
 
-def _described(library: ctypes.CDLL) -> str:
+def _shim() -> Path | None:
+    return _built(_SHIM)
+
+
+def _built(name: str) -> Path | None:
+    library = Path(__file__).with_name(name)
+    return library if library.is_file() else None
+
+
+def _why_missing(name: str) -> str:
+    """Returns the reason that the build kept (`build.py`), and what to do."""
+    try:
+        reason = Path(__file__).with_name(name).with_suffix(".missing").read_text().strip()
+    except OSError:
+        reason = "never built: run `{again}`"
+    return reason.replace("{again}", install_command())
+
+
+def _described(library: ctypes.CDLL) -> Kernels:
     width: int = library.kernels_width(_WIDEST)
-    return f"for {_SETS[width]}" if width else f"{_OWN} (slow: this processor lacks AVX2)"
+    return Kernels(f"for {_SETS[width]}") if width else Kernels(_OWN, "slow: this processor lacks AVX2")
 
 
 def _advice() -> str:
-    missing = "a C compiler and this package again" if _numpys_openblas() else "numpy's wheel from PyPI"
-    return f"install {missing}, or Debian's libopenblas0-pthread"
+    return _why_missing(_SHIM) if _numpys_openblas() else "install numpy's wheel from PyPI"
 
 
 def _mlx_runs_on_linux_cpu() -> bool:
@@ -239,10 +267,6 @@ def _opened(path: str, threads: Threads, mode: int) -> str:
 def _set_threads(threads: int) -> None:
     """Sets the number of threads, which OpenBLAS reads once, while it is loaded."""
     os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
-
-
-def _shim() -> Path | None:
-    return next(Path(__file__).parent.glob("_shim.*.so"), None)
 
 
 def _numpys_openblas() -> Path | None:

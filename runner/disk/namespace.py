@@ -60,7 +60,7 @@ def namespace_of(
         },
         "device": [device(), str(mx.device_info().get("device_name", "")), _machine()],
         "blas": cpu.detect(settings.blas, settings.blas_threads).name,
-        "kernels": cpu.find_kernels(settings.kernels),
+        "kernels": cpu.find_kernels(settings.kernels).name,
         "byte order": sys.byteorder,
     }
     text = json.dumps(identity, sort_keys=True).encode()

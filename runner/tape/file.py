@@ -145,7 +145,7 @@ def _identity(settings: Settings, model: OpenedModel) -> Identity:
         weights=_digest(model),
         device=device(),
         blas=cpu.detect(settings.blas, settings.blas_threads).name,
-        kernels=cpu.find_kernels(settings.kernels),
+        kernels=cpu.find_kernels(settings.kernels).name,
     )
 
 

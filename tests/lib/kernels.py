@@ -13,14 +13,14 @@ from runner import cpu
 
 def in_front() -> bool:
     """Returns True if our kernels stand in front of MLX's own in this process."""
-    return cpu.find_kernels(os.environ.get("MLX_RUNNER_KERNELS", "auto")).startswith("for ")
+    return cpu.find_kernels(os.environ.get("MLX_RUNNER_KERNELS", "auto")).name.startswith("for ")
 
 
 def library(name: str) -> ctypes.CDLL:
     """Returns a library of `runner/cpu`; skips the test without our kernels."""
     if not in_front():
         pytest.skip("the kernels are not in front of MLX")
-    return ctypes.CDLL(str(next(Path(cpu.__file__).parent.glob(f"{name}.*.so"))))
+    return ctypes.CDLL(str(Path(cpu.__file__).with_name(f"{name}.so")))
 
 
 def calls() -> int:

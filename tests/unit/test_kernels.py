@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner import cpu
+from runner.versions import install_command
 from tests.lib.kernels import calls, library, mlx_own, use
 
 from mlx_lm.models.cache import RotatingKVCache  # isort: skip
@@ -785,7 +786,7 @@ def test_the_address_sanitizer_finds_nothing(tmp_path: Path) -> None:
         for name in ("avx2", "avx512", "neon", "mlx")
     ]
     assert [each.wait(1000) for each in running] == [0] * len(running)
-    kernels, shim = tmp_path / "_kernels.checked.so", tmp_path / "_shim.checked.so"
+    kernels, shim = tmp_path / "_kernels.so", tmp_path / "_shim.so"
     links = ["-Wl,--unresolved-symbols=ignore-in-shared-libs", f"-Wl,--version-script={folder}/exports.map"]
     objects = [str(path) for path in tmp_path.glob("*.o")]
     linked = ["g++", *words, "-shared", *objects, f"-L{mlx.parent}/lib", "-l:libmlx.so", *links, "-o", str(kernels)]
@@ -812,14 +813,20 @@ print(cpu.preload("auto", 1, sys.argv[1]).kernels)
 import mlx.core as mx
 print(mx.fast.rms_norm(mx.array([3.0, 4.0]), None, 0.0).tolist())
 """
+KEPT = """
+import pathlib
+cpu.__file__ = {place!r} + "/__init__.py"
+pathlib.Path({place!r}, "_kernels.missing").write_text("no luck: run `{{again}}`\\n")
+"""
 CHOICES = {
     "off": ("", "off", "(--kernels off)"),
-    "no compiler": ("cpu._KERNELS = 'missing.*.so'", "auto", "(slow: install g++ and this package again)"),
+    "never built": ("cpu._KERNELS = 'missing.so'", "auto", "(slow: never built: run `{again}`)"),
+    "no compiler": (KEPT, "auto", "(slow: no luck: run `{again}`)"),
     "no wide vectors": ("cpu._WIDEST = 1", "auto", "(slow: this processor lacks AVX2)"),
     "another MLX": (
         "import ctypes; ctypes.CDLL({stub!r}, mode=ctypes.RTLD_GLOBAL)",
         "auto",
-        "(slow: built for another version of MLX; install this package again)",
+        "(slow: built for another version of MLX: run `{again}`)",
     ),
 }
 
@@ -833,13 +840,12 @@ def chosen(before: str, choice: str = "auto") -> list[str]:
 @pytest.mark.parametrize("case", CHOICES)
 def test_without_kernels_mlx_computes_and_the_log_says_why(case: str, tmp_path: Path) -> None:
     before, choice, why = CHOICES[case]
+    source, stub = tmp_path / "stub.cpp", tmp_path / "stub.so"
     if "stub" in before:
-        source, stub = tmp_path / "stub.cpp", tmp_path / "stub.so"
         source.write_text('namespace mlx::core { extern const char *version() { return "0.99.0"; } }')
         subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(stub)], check=True, timeout=60)
-        before = before.format(stub=str(stub))
-    looked, used, numbers = chosen(before, choice)
-    assert used == f"MLX's own {why}"
+    looked, used, numbers = chosen(before.format(stub=str(stub), place=str(tmp_path)), choice)
+    assert used == f"MLX's own {why.format(again=install_command())}"
     assert case == "off" or looked == used
     assert numbers.startswith("[0.848528")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from runner import logs
 from runner.errors import ComputeError, ModelError, RankError, no_mlx
-from runner.versions import INSTALL
+from runner.versions import remedy
 
 MARKERS = [*logs._MARKERS, *logs._OUT_OF_MEMORY]
 
@@ -148,9 +148,9 @@ def end(error: Exception, monkeypatch: pytest.MonkeyPatch) -> bytes:
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (AttributeError("no quantized_matmul"), f"old: {INSTALL}; then AttributeError: no quantized_matmul"),
-        (_from(no_mlx(ImportError("no core")), ImportError()), f"old: {INSTALL}; then MLX not available: no core"),
-        (_from(ComputeError("it fails"), TypeError("x")), f"old: {INSTALL}; then it fails"),
+        (AttributeError("no quantized_matmul"), f"old: {remedy()}; then AttributeError: no quantized_matmul"),
+        (_from(no_mlx(ImportError("no core")), ImportError()), f"old: {remedy()}; then MLX not available: no core"),
+        (_from(ComputeError("it fails"), TypeError("x")), f"old: {remedy()}; then it fails"),
         (ModelError("bad"), "then bad"),
         (ValueError("x"), "then ValueError: x"),
     ],

@@ -131,7 +131,8 @@ def metadata_of(name: str) -> list[Requirement]:
 def wanted_of(name: str) -> list[str]:
     """Returns the requirements in pyproject.toml that belong into requirements/NAME.lock."""
     project: dict[str, list[str]] = PROJECT["project"]
-    wanted = [*PROJECT["build-system"]["requires"], *project["dependencies"], *EXTRAS.get(name, [])]
+    tools = (words for words in PROJECT["build-system"]["requires"] if not words.startswith("mlx"))
+    wanted = [*tools, *project["dependencies"], *EXTRAS.get(name, [])]
     return [*wanted, *EXTRAS["cpu"]] if name == "dev" else wanted
 
 
@@ -142,6 +143,19 @@ def everything_missing(lock: Lock, name: str) -> set[str]:
 @pytest.mark.parametrize("name", INCLUDES)
 def test_everything_that_is_needed_anywhere_is_locked(name: str) -> None:
     assert not everything_missing(lock_of("core") | lock_of(name), name), "run: scripts/lock"
+
+
+def test_kernels_are_compiled_against_the_mlx_that_serves_them() -> None:
+    """Extras leave the version to the dependencies."""
+    (serves,) = (each for each in map(Requirement, PROJECT["project"]["dependencies"]) if each.name == "mlx")
+    (built,) = (each for each in map(Requirement, PROJECT["build-system"]["requires"]) if each.name == "mlx-cpu")
+    assert [pin.operator for pin in serves.specifier] == ["=="]
+    assert serves.specifier == built.specifier == lock_of("cpu")["mlx-cpu"].requirement.specifier
+    assert serves.specifier == lock_of("core")["mlx"].requirement.specifier
+    backends = [each for name in ("cpu", "cuda") for each in map(Requirement, EXTRAS[name]) if each.name == "mlx"]
+    assert [str(each) for each in backends] == [
+        f'mlx[{backend}]; sys_platform == "linux"' for backend in ("cpu", "cuda13")
+    ]
 
 
 def test_cuda_and_metal_are_locked() -> None:

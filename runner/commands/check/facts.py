@@ -201,7 +201,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         device=device(),
         computes=NumberFormat(types.computes, types.why) if types else None,
         blas=BlasFacts(plain(detected_blas.name), detected_blas.matters, detected_blas.advice or None),
-        kernels=plain(cpu.find_kernels(settings.kernels)),
+        kernels=plain(str(cpu.find_kernels(settings.kernels))),
         context=context,
         tokenizer=_tokenizer_facts(tokenizer, opened) if tokenizer else None,
         pictures=facts.get("pictures"),

@@ -125,7 +125,7 @@ def _verdict(verdict: Verdict) -> str:
 def _blas(blas: BlasFacts) -> str:
     if not blas.matters:
         return f"{blas.name}: has no effect here"
-    return f"{blas.name}; for a much faster one, {blas.advice}" if blas.advice else blas.name
+    return f"{blas.name} (slow: {blas.advice})" if blas.advice else blas.name
 
 
 def _context(context: Context) -> str:

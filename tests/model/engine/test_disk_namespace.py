@@ -62,7 +62,10 @@ CHANGES: dict[str, Callable[[Model], Model]] = {
     "device": lambda model: model.patched("device", lambda: "abacus"),
     "processor": lambda model: model.patched("_machine", lambda: "abacus"),
     "BLAS": lambda model: model.patched(
-        "cpu", SimpleNamespace(detect=lambda *_: SimpleNamespace(name="abacus"), find_kernels=lambda _: "")
+        "cpu",
+        SimpleNamespace(
+            detect=lambda *_: SimpleNamespace(name="abacus"), find_kernels=lambda _: SimpleNamespace(name="")
+        ),
     ),
 }
 
