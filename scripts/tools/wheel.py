@@ -1,7 +1,9 @@
 """Builds the sdist, builds the wheel from it, and tries the wheel in an empty virtual environment.
 
-Nothing is downloaded: setuptools comes from the environment that runs this, and so do the run-time dependencies,
-through a .pth file in the empty environment. tests/unit/test_requirements.py checks that they are all declared.
+The wheel serves every Python of this platform. Nothing is downloaded for the Python that runs this: setuptools and MLX
+come from its environment, and so do the run-time dependencies, through a .pth file in the empty environment.
+tests/unit/test_requirements.py checks that they are all declared. For other Pythons they are installed from
+requirements/cpu.lock.
 """
 
 import argparse
@@ -19,14 +21,17 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from runner import cpu
 from scripts.tools import ROOT
 from scripts.tools.demo.questions import CONVERSATIONS
 from scripts.tools.host.lib import LoadError, Process, free_port
 
 MODEL = ROOT / "scripts" / "demo_model"
 _PACKAGES = ("protocol", "runner")
-_NOT_INSTALLED = re.compile(r".*\.(c|cpp|h|map)|.*/__pycache__/.*|.*\.so")
+_NOT_INSTALLED = re.compile(r".*\.(c|cpp|h|map|so|missing)|.*/__pycache__/.*")
 """The sources of the extensions and what is built from them."""
+_COMMAND_TIMEOUT_S = 1800.0
+"""The limit for one command, of which the compiler takes minutes on a busy machine."""
 _TIMEOUT_S = 120.0
 
 
@@ -74,21 +79,32 @@ def check_contents(wheel: Path) -> None:
     if missing := wanted - names:
         raise WheelError(f"missing from the wheel: {', '.join(sorted(missing))}")
     for extension in ("_shim", "_kernels") if sys.platform == "linux" and shutil.which("c++") else ():
-        if not any(name.startswith(f"runner/cpu/{extension}.") for name in names):
-            raise WheelError(f"the extension runner.cpu.{extension} was not built: the sdist lacks one of its sources")
+        if f"runner/cpu/{extension}.so" not in names:
+            with zipfile.ZipFile(wheel) as archive:
+                reason = archive.read(f"runner/cpu/{extension}.missing").decode().strip()
+            raise WheelError(f"the extension runner.cpu.{extension} was not built: {reason}")
     foreign = {name for name in names if name.split("/")[0] not in _PACKAGES and ".dist-info/" not in name}
     if foreign:
         raise WheelError(f"does not belong into the wheel: {', '.join(sorted(foreign))}")
 
 
 def install(wheel: Path, environment: Path) -> Path:
-    """Makes an empty virtual environment with the wheel in it. Returns the path of `mlx-runner`."""
+    """Makes an empty virtual environment of this Python with the wheel in it. Returns the path of `mlx-runner`."""
     _output([sys.executable, "-m", "venv", "--without-pip", str(environment)], environment.parent)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(environment / "bin" / "python")]
     _output([*pip, "install", "--quiet", "--no-index", "--no-deps", str(wheel)], environment.parent)
     (packages,) = environment.glob("lib/python*/site-packages")
     # The paths in a .pth file add packages, but no .pth files: that of the checkout, beside them, has no effect.
     (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
+    return environment / "bin" / "mlx-runner"
+
+
+def install_on(python: str, wheel: Path, environment: Path) -> Path:
+    """Like `install` for another Python, with dependencies of its own from the package index."""
+    _output([python, "-m", "venv", str(environment)], environment.parent)
+    pip = [str(environment / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    for words in (["--require-hashes", "-r", str(ROOT / "requirements" / "cpu.lock")], ["--no-deps", str(wheel)]):
+        _output([*pip, *words], environment.parent, os.environ)
     return environment / "bin" / "mlx-runner"
 
 
@@ -105,8 +121,10 @@ def try_commands(program: Path, place: Path) -> Iterator[str]:
         yield f"mlx-runner {' '.join(words)}"
     _expect("complete ", _output([str(program), "completion", "bash"], place), "completion bash")
     yield "mlx-runner completion bash"
-    _expect("would load", _output([str(program), "check", str(MODEL)], place), "check")
-    yield "mlx-runner check scripts/demo_model"
+    checked = _output([str(program), "check", str(MODEL)], place)
+    _expect("would load", checked, "check")
+    _expect(kernels := f"kernels       {cpu.find_kernels().name}", checked, "check")
+    yield f"mlx-runner check scripts/demo_model: {kernels}"
     code = "from runner.ollama.plan import own_command; print(*own_command(), sep='\\n')"
     own = _output([python, "-c", code], place).splitlines()
     _expect("mlx-runner ", _output([*own, "--version"], place), " ".join(own))
@@ -151,11 +169,17 @@ def _environ(home: Path) -> dict[str, str]:
     return {"PATH": os.defpath, "HOME": str(home), "LANG": "C.UTF-8"}
 
 
-def _output(command: Sequence[str], cwd: Path) -> str:
-    environ = {**_environ(cwd), "PATH": os.environ["PATH"]}
-    done = subprocess.run(
-        command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-    )
+def _output(command: Sequence[str], cwd: Path, environ: Mapping[str, str] | None = None) -> str:
+    environ = environ or {**_environ(cwd), "PATH": os.environ["PATH"]}
+    limit_s = _COMMAND_TIMEOUT_S
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise WheelError(f"{' '.join(command)}: ended after {limit_s:.0f} s; is the machine busy?") from error
+    except OSError as error:
+        raise WheelError(f"{command[0]}: {error.strerror}") from error
     if done.returncode:
         raise WheelError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
@@ -164,7 +188,11 @@ def _output(command: Sequence[str], cwd: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/wheel", description=__doc__.split("\n")[0])
     parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the sdist and the wheel to this directory")
-    keep = parser.parse_args().keep
+    parser.add_argument(
+        "--python", nargs="+", default=[], metavar="PATH", help="try it with these Pythons, too; needs the network"
+    )
+    arguments = parser.parse_args()
+    keep = arguments.keep
     with tempfile.TemporaryDirectory(prefix="wheel-") as name:
         place = Path(name)
         elsewhere, sources = place / "elsewhere", place / "sources"
@@ -177,9 +205,13 @@ def main() -> None:
             print(
                 f"built: {sdist.name} {sdist.stat().st_size >> 10} KiB, {wheel.name} {wheel.stat().st_size >> 10} KiB"
             )
-            program = install(wheel, place / "empty")
-            for line in (*try_commands(program, elsewhere), *try_server(program, elsewhere)):
-                print(f"  works: {line}", flush=True)
+            programs = {sys.executable: install(wheel, place / "empty")}
+            for python in arguments.python:
+                programs[python] = install_on(python, wheel, place / f"empty{len(programs)}")
+            for python, program in programs.items():
+                print(_output([python, "--version"], place).strip())
+                for line in (*try_commands(program, elsewhere), *try_server(program, elsewhere)):
+                    print(f"  works: {line}", flush=True)
         except (WheelError, LoadError) as error:
             sys.exit(f"scripts/wheel: {error}")
         if keep is not None:
