@@ -117,7 +117,8 @@ NO_NUMBERS = (
 
 def no_mlx(error: ImportError) -> RunnerError:
     """Returns the error for a process that cannot import MLX."""
-    return RunnerError(f"MLX not available: {error}; {remedy()}")
+    reason = "it was installed without a backend" if str(error).startswith("libmlx.so: cannot open") else error
+    return RunnerError(f"MLX not available: {reason}; {remedy()}")
 
 
 class RequestError(RunnerError):

@@ -61,7 +61,7 @@ def install_command() -> str:
         source += f" @ {vcs['vcs']}+{origin['url']}"
     words = ["-e", source] if origin.get("dir_info", {}).get("editable") else [source]
     if (Path(sys.prefix) / "uv-receipt.toml").is_file():
-        return shlex.join(["uv", "tool", "install", "--reinstall", *words])
+        return shlex.join(["uv", "tool", "install", *words])
     if (Path(sys.prefix) / "pipx_metadata.json").is_file():
         return shlex.join(["pipx", "install", "--force", *words])
     if by_uv:

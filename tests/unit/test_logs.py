@@ -217,3 +217,8 @@ def test_an_error_that_is_its_own_cause_has_no_other() -> None:
     error = ModelError("the first")
     error.__cause__ = error
     assert logs.cause_of(error) is error
+
+
+def test_mlx_without_a_backend_is_named_as_such() -> None:
+    text = str(no_mlx(ImportError("libmlx.so: cannot open shared object file: No such file or directory")))
+    assert text == f"MLX not available: it was installed without a backend; {remedy()}"

@@ -59,7 +59,7 @@ def test_a_missing_mlx_is_reported_with_what_to_install(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith(b"Error: MLX not available: No module named 'mlx.core'; install ")
+    assert done.stderr.startswith(b"Error: MLX not available: No module named 'mlx.core'; run `")
     assert done.stderr.count(b"\n") == 1
 
 

@@ -53,7 +53,7 @@ PIP = f"{sys.executable} -m pip install"
     [
         (FOLDER, "pip", "", f"{PIP} '/home/a b/runner{EXTRA}'"),
         ({**FOLDER, "dir_info": {"editable": True}}, "pip", "", f"{PIP} -e '/home/a b/runner{EXTRA}'"),
-        (FOLDER, "uv", "uv-receipt.toml", f"uv tool install --reinstall '/home/a b/runner{EXTRA}'"),
+        (FOLDER, "uv", "uv-receipt.toml", f"uv tool install '/home/a b/runner{EXTRA}'"),
         (FOLDER, "pip", "pipx_metadata.json", f"pipx install --force '/home/a b/runner{EXTRA}'"),
         (
             *(FOLDER, "uv", ""),
