@@ -211,7 +211,7 @@ def _opened_kernels(choice: str, *, before: bool = False) -> ctypes.CDLL:
         ctypes.CDLL(str(Path(location) / "lib" / "libmlx.so"))  # by name, the kernels find it in memory
     library = ctypes.CDLL(str(built))
     if not library.kernels_fit():
-        raise OSError(f"slow: built for another version of MLX: run `{install_command()}`")
+        raise OSError(f"slow: built for another version of MLX; install again: `{install_command()}`")
     return library
 
 
@@ -229,8 +229,8 @@ def _why_missing(name: str) -> str:
     try:
         reason = Path(__file__).with_name(name).with_suffix(".missing").read_text().strip()
     except OSError:
-        reason = "never built: run `{again}`"
-    return reason.replace("{again}", install_command())
+        reason = "never built"
+    return f"{reason}; install again: `{install_command()}`"
 
 
 def _described(library: ctypes.CDLL) -> Kernels:

@@ -47,7 +47,7 @@ def test_the_compilers_first_error_is_kept_in_place_of_the_library(
     builds: Builds, capfd: pytest.CaptureFixture[str], *, inplace: bool
 ) -> None:
     kept = builds("#error one\n#error two", inplace=inplace)
-    wanted = "the compiler failed: k.c:1:2: error: #error one; update it, then run `{again}`\n"
+    wanted = "the compiler failed: k.c:1:2: error: #error one\n"
     assert kept == {"k.missing": wanted}
     assert "#error two" in capfd.readouterr().err
 
@@ -57,13 +57,12 @@ def test_a_missing_compiler_is_named_with_the_command_that_installs_one(
 ) -> None:
     monkeypatch.setenv("CC", "nothing-cc")
     kept = builds("int k;")["k.missing"]
-    remedy = r"(run `sudo \S+ \S+ (g\+\+|gcc-c\+\+|gcc)`|install g\+\+)"
-    assert re.fullmatch(rf"the installation found no nothing-cc: {remedy}, then `{{again}}`\n", kept)
+    assert re.fullmatch(r"the installation found no nothing-cc( \(`sudo \S+ \S+ (g\+\+|gcc-c\+\+|gcc)`\))?\n", kept)
 
 
 def test_a_missing_mlx_is_no_fault_of_the_compiler(builds: Builds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "find_spec", lambda _: None)
-    assert builds("int k;", "mlx") == {"k.missing": "the installation found no MLX for CPUs: run `{again}`\n"}
+    assert builds("int k;", "mlx") == {"k.missing": "the installation found no MLX for CPUs\n"}
 
 
 def test_the_wheel_serves_every_python() -> None:

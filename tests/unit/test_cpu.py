@@ -253,7 +253,7 @@ def test_a_look_tells_what_preloading_would_take() -> None:
 @pytest.mark.parametrize(
     ("missing", "advice"),
     [
-        ("shim", f"never built: run `{install_command()}`"),
+        ("shim", f"never built; install again: `{install_command()}`"),
         ("numpy", "install numpy's wheel from PyPI"),
     ],
 )

@@ -816,17 +816,17 @@ print(mx.fast.rms_norm(mx.array([3.0, 4.0]), None, 0.0).tolist())
 KEPT = """
 import pathlib
 cpu.__file__ = {place!r} + "/__init__.py"
-pathlib.Path({place!r}, "_kernels.missing").write_text("no luck: run `{{again}}`\\n")
+pathlib.Path({place!r}, "_kernels.missing").write_text("no luck\\n")
 """
 CHOICES = {
     "off": ("", "off", "(--kernels off)"),
-    "never built": ("cpu._KERNELS = 'missing.so'", "auto", "(slow: never built: run `{again}`)"),
-    "no compiler": (KEPT, "auto", "(slow: no luck: run `{again}`)"),
+    "never built": ("cpu._KERNELS = 'missing.so'", "auto", "(slow: never built; install again: `{again}`)"),
+    "no compiler": (KEPT, "auto", "(slow: no luck; install again: `{again}`)"),
     "no wide vectors": ("cpu._WIDEST = 1", "auto", "(slow: this processor lacks AVX2)"),
     "another MLX": (
         "import ctypes; ctypes.CDLL({stub!r}, mode=ctypes.RTLD_GLOBAL)",
         "auto",
-        "(slow: built for another version of MLX: run `{again}`)",
+        "(slow: built for another version of MLX; install again: `{again}`)",
     ),
 }
 
