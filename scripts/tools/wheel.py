@@ -205,10 +205,9 @@ def main() -> None:
             print(
                 f"built: {sdist.name} {sdist.stat().st_size >> 10} KiB, {wheel.name} {wheel.stat().st_size >> 10} KiB"
             )
-            programs = {sys.executable: install(wheel, place / "empty")}
-            for python in arguments.python:
-                programs[python] = install_on(python, wheel, place / f"empty{len(programs)}")
-            for python, program in programs.items():
+            for number, python in enumerate([sys.executable, *arguments.python]):
+                environment = place / f"empty{number}"
+                program = install_on(python, wheel, environment) if number else install(wheel, environment)
                 print(_output([python, "--version"], place).strip())
                 for line in (*try_commands(program, elsewhere), *try_server(program, elsewhere)):
                     print(f"  works: {line}", flush=True)
