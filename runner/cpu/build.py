@@ -4,20 +4,18 @@ The libraries use nothing of Python, so one wheel serves all its versions. Where
 goes on without it: a file beside its place, `NAME.missing`, holds the reason for `runner.cpu`.
 """
 
-import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from shutil import copy, copyfileobj, which
-from tempfile import TemporaryFile
+from shutil import copy, which
 
 from setuptools import Extension
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import BaseError, CCompilerError, CompileError
+from setuptools.errors import BaseError, CCompilerError, CompileError, ExecError
 
 from runner.cpu.cores import physical_cores
 
@@ -52,8 +50,8 @@ class Build(build_ext):
         return f"{fullname.replace('.', '/')}.so"
 
     def build_extensions(self) -> None:
-        """Builds the extensions, with a compiler for each core."""
-        compiled = self.compiler.compile
+        """Builds the extensions: on each core, one source is compiled at a time."""
+        compiled, self.compiler.spawn, self.parallel = self.compiler.compile, _spawn, len(self.extensions)
         with ThreadPoolExecutor(physical_cores()) as cores:
             self.compiler.compile = lambda sources, **how: [
                 path for paths in cores.map(lambda source: compiled([source], **how), sources) for path in paths
@@ -71,8 +69,7 @@ class Build(build_ext):
                 mlx = _mlx()
                 ext.include_dirs, ext.library_dirs = [str(mlx / "include")], [str(mlx / "lib")]
                 sys.stderr.write("compiling kernels, about half a minute\n")
-            with _first_error():
-                super().build_extension(ext)
+            super().build_extension(ext)
         except (BaseError, CCompilerError) as error:
             _reason(library).write_text(f"{error}\n")
             raise
@@ -104,23 +101,11 @@ def _remove(library: Path) -> None:
             left.unlink()
 
 
-@contextmanager
-def _first_error() -> Iterator[None]:
-    """Puts the compiler's first error in place of its exit status. What it writes is passed on at the end."""
-    with TemporaryFile() as written:
-        stderr = os.dup(2)
-        os.dup2(written.fileno(), 2)
-        try:
-            yield
-        except CCompilerError as error:
-            written.seek(0)
-            lines = written.read().decode(errors="replace").splitlines()
-            first = next((line for line in lines if " error: " in line), None)
-            if first is None:
-                raise
-            raise CompileError(f"the compiler failed: {first}") from error
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            written.seek(0)
-            copyfileobj(written, sys.stderr.buffer)
+def _spawn(command: Sequence[str], **_: object) -> None:
+    """Runs a compiler or a linker. Raises ExecError with the first error that it reports."""
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace")  # noqa: S603 - of setuptools
+    sys.stderr.write(done.stderr)
+    if done.returncode:
+        lines = done.stderr.splitlines()
+        first = next((line for line in lines if "error: " in line), f"exit status {done.returncode}")
+        raise ExecError(f"the compiler failed: {first}")
