@@ -11,8 +11,10 @@ import pytest
 from hypothesis import settings
 
 from runner import cpu
+from tests import CORES
 from tests.lib.leftovers import Holdings, leftovers
 from tests.limits import Limits
+from tests.linters import Linters
 from tests.tiers import is_full
 
 cpu.preload(kernels=os.environ.get("MLX_RUNNER_KERNELS", "auto"))
@@ -29,6 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run every test but the slow ones")
     parser.addoption("--all", action="store_true", help="run every test")
     parser.addoption("--real", action="store_true", help="run only the tests on a real model, which is fetched once")
+    parser.addoption("--lint", action="store_true", help="run ruff and mypy beside the tests")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, at most 8: a quarter of a worker's time is waiting for processes and sockets."""
+    return min(CORES + 1, 8)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -92,7 +101,9 @@ STDERR = pytest.StashKey[int]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[STDERR] = os.dup(2)  # not yet captured
-    config.pluginmanager.register(Limits(config))
+    if config.getoption("--lint") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Linters())
+    config.pluginmanager.register(Limits(config))  # the last: its line counts the linters
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,6 +8,8 @@ from typing import NamedTuple, cast
 
 import pytest
 
+from scripts.tools.bench.machine import MOST_OTHERS, Others
+
 SHOWN = 10
 """Files that a run above its limit names."""
 
@@ -34,14 +36,19 @@ def span(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def lines(tier: str, wall_s: float, processor_s: float, by_file: Mapping[str, float]) -> Iterator[str]:
-    """Yields what a run says at its end: its times, the limits of its tier, and where the time went if it is above."""
+def lines(
+    tier: str, wall_s: float, processor_s: float, by_file: Mapping[str, float], others: float | None
+) -> Iterator[str]:
+    """Yields what a run says at its end: its times, the limits of its tier, whether other programs used the cores
+    (`others`, on average), and where the time went if it is above a limit."""
     took = f"{span(wall_s)}, {span(processor_s)} of processor time"
     limit = LIMITS.get(tier)
     if limit is None:
         yield took
         return
     yield f"{took} (limits of the {tier} tier on two quiet cores: {span(limit.wall_s)}, {span(limit.processor_s)})"
+    if others is not None and others > MOST_OTHERS:
+        yield f"Other programs used {others:.1f} of the {os.cpu_count()} cores: compare only the processor time."
     if wall_s <= limit.wall_s and processor_s <= limit.processor_s:
         return
     yield "Above its limit. The most expensive files, by processor time:"
@@ -54,44 +61,37 @@ class Limits:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        # `scripts/test` says when it began; its linters are children of this process, since it replaced the script.
+        # `scripts/test` says when it began.
         self._started = float(os.environ.get("TESTS_STARTED") or time.time())
-        self._workers_s = 0.0
-        self._before_s = used_s()  # of the linters; workers report their own time
+        self._others = Others()
         self._by_file = defaultdict[str, float](float)
 
-    @pytest.hookimpl(hookwrapper=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         before = used_s()
-        yield
+        result = yield
         self._by_file[item.nodeid.partition("::")[0]] += used_s() - before
+        return result
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self) -> None:
-        """Hands a worker's numbers to the process that writes the summary."""
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self) -> Iterator[None]:
+        """Hands a worker's times to the process that writes the summary, which writes its last line when the linters
+        and the workers have ended: their time is then that of its children."""
         output = getattr(self._config, "workeroutput", None)
         if output is not None:
-            output["processor time"] = used_s(), dict(self._by_file)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: object) -> None:
-        output = cast("dict[str, tuple[float, dict[str, float]]]", getattr(node, "workeroutput", {}))
-        processor_s, by_file = output.get("processor time", (0.0, {}))
-        self._workers_s += processor_s
-        for name, seconds in by_file.items():
-            self._by_file[name] += seconds
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+            output["by file"] = dict(self._by_file)
+        yield
+        if output is not None:
+            return
         config = self._config
         whole = not config.args or config.args == config.getini("testpaths")
         tiers = [tier for tier in ("all", "full", "real") if config.getoption(tier)]
         tier = (tiers or ["fast"])[0] if whole else ""
-        text = lines(tier, time.time() - self._started, self._used_s() + self._workers_s, self._by_file)
-        for line in text:
-            terminalreporter.write_line(line)
+        for line in lines(tier, time.time() - self._started, used_s(), self._by_file, self._others.cores()):
+            config.get_terminal_writer().line(line)
 
-    def _used_s(self) -> float:
-        """Returns the time of this process, of the linters before it, and of the children of tests that it ran itself.
-        With workers, its children are those, which report what they used."""
-        times = os.times()
-        return used_s() if self._workers_s == 0 else times.user + times.system + self._before_s
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        output = cast("dict[str, dict[str, float]]", getattr(node, "workeroutput", {}))
+        for name, seconds in output.get("by file", {}).items():
+            self._by_file[name] += seconds

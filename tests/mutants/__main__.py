@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 
-from tests import ROOT
+from tests import CORES, ROOT
 from tests.mutants import Mutant, mutants
 
 LIMIT_S = 600
@@ -108,9 +108,8 @@ def try_all(chosen: Sequence[Mutant]) -> int:
     for each in chosen:
         waiting.put(each)
     found: list[tuple[Mutant, str]] = []
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = [
-        threading.Thread(target=work, args=(waiting, found, len(chosen))) for _ in range(min(len(chosen), cores))
+        threading.Thread(target=work, args=(waiting, found, len(chosen))) for _ in range(min(len(chosen), CORES))
     ]
     for worker in workers:
         worker.start()

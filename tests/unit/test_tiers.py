@@ -1,6 +1,7 @@
 """The table of tiers names tests that exist; a run tells of its limits; rows of pairs leave out none."""
 
 import ast
+import os
 from itertools import combinations, product
 from pathlib import Path
 
@@ -37,16 +38,20 @@ def test_the_longest_key_and_the_patterns_count() -> None:
 
 
 def test_a_run_within_its_limits_is_one_line() -> None:
-    said = list(lines("fast", 200, 460, {"a.py": 3.0}))
-    assert said == [
-        "3 min 20 s, 7 min 40 s of processor time (limits of the fast tier on two quiet cores: 4 min 0 s, 8 min 0 s)"
-    ]
+    said = "3 min 20 s, 7 min 40 s of processor time (limits of the fast tier on two quiet cores: 4 min 0 s, 8 min 0 s)"
+    for others in (None, 0.1):
+        assert list(lines("fast", 200, 460, {"a.py": 3.0}, others)) == [said]
+
+
+def test_a_run_on_a_busy_machine_says_which_figure_counts() -> None:
+    _, busy = lines("fast", 200, 460, {"a.py": 3.0}, 1.26)
+    assert busy == f"Other programs used 1.3 of the {os.cpu_count()} cores: compare only the processor time."
 
 
 def test_a_run_above_one_names_the_most_expensive_files() -> None:
     files = {f"{number}.py": float(number) for number in range(99)}
     for wall_s, processor_s in ((241, 1), (1, 481)):
-        _, why, *rows = lines("fast", wall_s, processor_s, files)
+        _, why, *rows = lines("fast", wall_s, processor_s, files, None)
         assert why.startswith("Above its limit")
         assert rows[0].split() == ["98.0", "s", "98.py"]
         assert len(rows) == SHOWN
