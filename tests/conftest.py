@@ -23,8 +23,8 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")  # a GPU's short products differ b
 import mlx.core as mx  # noqa: E402 - the fast BLAS must be loaded first
 
 mx.disable_compile()
-settings.register_profile("busy machine", deadline=None)
-settings.load_profile("busy machine")
+settings.register_profile("full", deadline=None)  # 100 examples
+settings.register_profile("fast", deadline=None, max_examples=25)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,6 +54,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 LEFT_OUT = pytest.StashKey[int]()
 
 
+def beyond_fast(config: pytest.Config) -> bool:
+    """True if the run is of more than the fast tier: of another one, or of tests and files that are named."""
+    return any(config.getoption(tier) for tier in ("full", "all", "real")) or any(
+        "::" in word or word.endswith(".py") for word in config.args
+    )
+
+
 def runs(item: pytest.Item, config: pytest.Config) -> bool:
     """True if the tier that was asked for holds this test, or if the command line names it or, unless it is slow, its
     file."""
@@ -65,9 +72,7 @@ def runs(item: pytest.Item, config: pytest.Config) -> bool:
         return True
     if item.get_closest_marker("slow"):
         return False
-    if config.getoption("--full") or any(word.endswith(".py") for word in config.args):
-        return True
-    return not (item.get_closest_marker("full") or is_full(item.nodeid))
+    return beyond_fast(config) or not (item.get_closest_marker("full") or is_full(item.nodeid))
 
 
 @pytest.hookimpl(trylast=True)
@@ -101,6 +106,7 @@ STDERR = pytest.StashKey[int]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[STDERR] = os.dup(2)  # not yet captured
+    settings.load_profile("full" if beyond_fast(config) else "fast")
     if config.getoption("--lint") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Linters())
     config.pluginmanager.register(Limits(config))  # the last: its line counts the linters

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import runner.process.lean_mlx_lm  # noqa: F401
@@ -130,7 +130,6 @@ LAYOUTS: dict[str, Callable[[mx.array], mx.array]] = {
     st.integers(1, 70),
     st.integers(1, 12),
 )
-@settings(max_examples=150)
 def test_a_product_with_packed_weights_is_that_with_the_weights(
     packing: Packing, dtype: str, layout: str, rows: int, outputs: int, hundreds: int
 ) -> None:
@@ -305,7 +304,6 @@ def attention(
     st.sampled_from(("none", "causal", "bool", "additive")),
     st.booleans(),
 )
-@settings(max_examples=120)
 def test_attention_is_the_softmax_of_scores_over_values(
     heads: Heads, lengths: tuple[int, int], dtype: str, mask: str, sinks: bool
 ) -> None:

@@ -90,7 +90,7 @@ HEARD = 32
 """Tokens of each sound of the talks."""
 
 
-@pytest.mark.parametrize(("cache", "chunk"), [("trie", 7), pytest.param("none", 2048, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("cache", "chunk"), [("trie", 7), ("none", 2048)])
 async def test_every_talk_about_sounds_is_right(store: Path, cache: str, chunk: int) -> None:
     arguments = ("--cache", cache, "--prefill-chunk", str(chunk))
     with started(store, *arguments, model=HEARING_MODEL) as process:

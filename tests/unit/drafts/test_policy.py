@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.drafts.policy import (
@@ -125,7 +125,6 @@ def test_matches_are_told_apart_by_their_length_and_their_source() -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 32), st.lists(st.integers(0, 15), max_size=60), st.integers(1, 15))
-@settings(max_examples=60, deadline=None)
 def test_a_length_is_never_more_than_was_drafted_or_allowed(
     size: int, match: int, accepted: list[int], most: int
 ) -> None:

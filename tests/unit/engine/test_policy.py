@@ -603,7 +603,6 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(costs=costs_of_a_model, requests=arrivals, places=st.integers(1, 8), chunk=st.sampled_from([16, 128, 2048]))
 def test_the_gap_of_a_stream_is_bounded(costs: Costs, requests: list[Request], places: int, chunk: int) -> None:
     """With constant costs, only the first step of another answer comes on top of the promised gap."""
@@ -614,7 +613,6 @@ def test_the_gap_of_a_stream_is_bounded(costs: Costs, requests: list[Request], p
     assert all(request.ended for request in requests)
 
 
-@settings(max_examples=60, deadline=None)
 @given(costs=costs_of_a_model, requests=arrivals, places=st.integers(1, 8), row_s=st.floats(0, 0.01))
 @example(  # the batch grows from one row to four in one gap, in which four answers take their first steps
     costs=Costs(step_s=1 / 64, token_s=1e-5),
@@ -648,7 +646,6 @@ def waits(ran: list[Ran]) -> Iterator[list[Ran]]:
             steps = []
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     costs=costs_of_a_model,
     requests=arrivals,

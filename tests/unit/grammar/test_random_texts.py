@@ -85,7 +85,6 @@ PARTS = (
 )
 
 
-@settings(max_examples=60)
 @given(st.lists(st.sampled_from(PARTS), max_size=14).map("".join), st.booleans(), SEEDS)
 def test_an_invalid_grammar_is_refused_and_breaks_nothing(grammar: str, begun: bool, seed: int) -> None:
     answered_or_refused({"type": "lark", "grammar": f"start: a\na: {grammar}" if begun else grammar}, seed)

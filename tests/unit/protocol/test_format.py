@@ -4,7 +4,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.format import (
@@ -169,7 +169,6 @@ def tried(data: bytes) -> Format | FormatError | None:
         return error
 
 
-@settings(max_examples=60)
 @given(st.binary() | JSON.map(lambda value: json.dumps(value).encode()) | st.text().map(str.encode))
 def test_garbage_is_a_format_or_a_format_error(data: bytes) -> None:
     found = tried(data)

@@ -3,7 +3,7 @@ from fractions import Fraction
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.sampling import filters
@@ -24,7 +24,6 @@ sixteenths = st.lists(st.integers(0, 16), min_size=1, max_size=40).filter(any)
 
 
 @pytest.mark.usefixtures("at_once")
-@settings(deadline=None, max_examples=60)
 @given(sixteenths, st.integers(1, 63))
 def test_top_p_keeps_exactly_the_nucleus_ties_by_place(weights: list[int], p: int) -> None:
     row = mx.array([weights]) / 16
@@ -62,7 +61,6 @@ def test_top_p_of_a_large_vocabulary_is_the_nucleus(vocabulary: int, p: float) -
     assert len(perhaps) - len(surely) < 2 + len(surely) // 50
 
 
-@settings(deadline=None, max_examples=100)
 @given(sixteenths, st.integers(1, 16))
 def test_min_p_drops_what_is_strictly_below_the_share_of_the_best(weights: list[int], p: int) -> None:
     best = max(weights)

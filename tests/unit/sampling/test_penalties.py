@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.sampling import SamplingOptions
@@ -38,7 +38,6 @@ def test_an_infinite_penalty_rules_out_seen_tokens_and_no_others() -> None:
     assert greedy([0, 5, 9, -4], [1], repeat_penalty=1e-39, repeat_last_n=4) == 1
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_scores_and_window_are_those_of_the_reference(data: st.DataObject) -> None:
     vocabulary, context = 6, 24

@@ -1,7 +1,7 @@
 from collections import deque
 
 import mlx.core as mx
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.sampling.penalties import Leaving, Window
@@ -40,7 +40,6 @@ class Reference:
 histories = st.lists(st.integers(-1, VOCABULARY), max_size=150)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 140), st.lists(histories, min_size=1, max_size=4), st.data())
 def test_the_leaving_token_does_not_depend_on_other_rows(
     places: int, rows: list[list[int]], data: st.DataObject
