@@ -129,7 +129,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
         *("gemma3-4-*", "gemma3-7-*", "llama4-4-*", "llama-2-*", "quantized-2-*", "qwen3_next-2-*"),
     ),
     "tests/model/cache/test_decode_rows.py::test_a_stay_in_a_batch_is_like_decoding_alone": (
-        *("llama", "gemma3", "qwen3_next"),
+        *("llama-stepwise", "gemma3-drafted", "qwen3_next-stepwise"),
     ),
     "tests/model/cache/test_trie_models.py::test_a_conversation_comes_back_at_any_length_of_its_window": ("*1", "*5"),
     "tests/model/cache/test_trie_models.py::test_a_conversation_that_comes_back_is_bit_equal_to_one_that_never_left": ALL,  # noqa: E501
@@ -167,7 +167,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/media/towers/test_stored.py::test_a_directory_and_a_store_hold_the_same_tower_of_a_gemma": (
         *("glimmer-seeing", "gemma4-unified-seeing"),
     ),
-    "tests/model/engine/test_sounds.py": ("", "gemma4-unified-hearing*", "1-gemma4-hearing"),
+    "tests/model/engine/test_sounds.py": ("", "gemma4-unified-hearing*", "gemma4-hearing-trie"),
     "tests/model/engine/test_pictures_cached.py": ("qwen3.5-seeing*",),
     # Loading: every architecture, release, type and writer.
     "tests/model/loading/test_loading.py::test_memory_stays_near_the_size_of_the_weights": ("file",),
