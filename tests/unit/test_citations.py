@@ -82,9 +82,9 @@ def broken(name: str, text: str) -> Iterator[str]:
         elif anchor and path.endswith(".md") and anchor[1:] not in anchors(ROOT / path):
             yield f"{path} has no {anchor}"
     for page in _ELSEWHERE if name.endswith(".md") else _ELSEWHERE + _IN_SHORT:
-        if re.search(rf"(?<![\w/-]){re.escape(page)}", text):
+        if page in text and re.search(rf"(?<![\w/-]){re.escape(page)}", text):
             yield f"{page} is not in the repository"
-    if re.search(r"\b[dD]esign, section", text):
+    if "design, section" in text.lower():
         yield "there is no design with sections"
     for page, numbers in _SECTIONS.findall(text):
         missing = set(re.findall(r"\d+(?:\.\d+)?", numbers)) - sections(page)
