@@ -98,7 +98,7 @@ def test_d1_is_served_as_lfm2_vl_and_d1_omni_is_refused(install: Install) -> Non
     named = {"auto_map": {"AutoModel": "modeling_d1.D1Model"}, "text_config": {}, "vision_config": {}}
     assert choose({"model_type": "lfm2_vl", **named}, architecture="D1Model").import_name == "mlx_vlm.models.lfm2_vl"
     with pytest.raises(
-        ModelError, match=r"^unsupported architecture: D1OmniModel, .* it decides with a head of its own"
+        ModelError, match=r"^unsupported architecture: D1OmniModel, .* it decides with its own output head"
     ):
         choose({"model_type": "d1_omni"}, architecture="D1OmniModel")
 

@@ -306,6 +306,7 @@ async def test_a_worker_that_was_stopped_while_it_was_kept_is_replaced(bench: Be
     guide = grammar.guide()
     assert guide is not None
     assert guide.forced(9) == [ord("a")]
+    await bench.until_there_are(1)  # a process that ends closes its channel first
     assert kept not in bench.processes
 
 
