@@ -1,9 +1,11 @@
 """Builds the kernels against MLX's headers, and the wheel that carries them.
 
 The libraries use nothing of Python, so one wheel serves all its versions. Where a library cannot be built, the build
-goes on without it: a file beside its place, `NAME.missing`, holds the reason for `runner.cpu`.
+goes on without it: a file beside its place, `NAME.missing`, holds the reason for `runner.cpu`. Setuptools loads this
+file where nothing else of this repository can be imported.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,8 +18,6 @@ from setuptools import Extension
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError, CompileError, ExecError
-
-from runner.cpu.cores import physical_cores
 
 _COMPILERS = ("apt-get install g++", "dnf install gcc-c++", "zypper install gcc-c++", "pacman -S gcc")
 """The commands that install a C++ compiler, by distribution."""
@@ -52,7 +52,7 @@ class Build(build_ext):
     def build_extensions(self) -> None:
         """Builds the extensions: on each core, one source is compiled at a time."""
         compiled, self.compiler.spawn, self.parallel = self.compiler.compile, _spawn, len(self.extensions)
-        with ThreadPoolExecutor(physical_cores()) as cores:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as cores:
             self.compiler.compile = lambda sources, **how: [
                 path for paths in cores.map(lambda source: compiled([source], **how), sources) for path in paths
             ]

@@ -84,6 +84,12 @@ def test_a_wing_imports_no_other_wing_but_ranks_the_tape() -> None:
     assert {(wing, other) for wing, other in found if other in WINGS and other != wing} == {("ranks", "tape")}
 
 
+def test_setuptools_builds_the_kernels_without_the_repository() -> None:
+    names = [*imports(ROOT / "runner/cpu/build.py")]
+    assert "setuptools" in names
+    assert [name for name in names if name.startswith(PACKAGES)] == []
+
+
 def test_flags_are_read_without_a_wing() -> None:
     readers = (path for path in sources() if path.is_relative_to(ROOT / "runner/cli"))
     assert not {name.split(".")[1] for path in readers for name in imports(path) if "runner." in name} & {*WINGS}
