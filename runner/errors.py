@@ -112,7 +112,7 @@ NO_NUMBERS = (
     "the model computes NaN or infinity in place of numbers: its weights are damaged, or its values exceed their type."
     " `mlx-runner check --verify NAME` looks for damage; if there is none, serve the model with --dtype float32"
 )
-"""The text of the error of what was to be made of them."""
+"""The text of the error for a request whose answer, score or embedding would have come from such numbers."""
 
 
 def no_mlx(error: ImportError) -> RunnerError:

@@ -1,7 +1,7 @@
 """The versions of the packages that this runner computes with: those installed, and those that it needs.
 
-Asked only after something has failed, or by commands: looking for a package takes longer than the rest of a start's
-imports of ours.
+Only commands and failed starts ask for them: looking for one package takes longer than all imports of this runner's
+own modules.
 """
 
 import operator

@@ -6,4 +6,4 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 """The repository."""
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-"""Those that this process may use."""
+"""The number of cores that this process may use."""

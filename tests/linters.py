@@ -37,7 +37,7 @@ class Linters:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_unconfigure(self) -> None:
-        """Ends those that nobody waited for: the run was interrupted, or refused."""
+        """Ends the linters that nobody waited for, in a run that was interrupted or refused."""
         for _, process, output in self._running:
             process.kill()
             process.wait()

@@ -56,7 +56,8 @@ class Blas(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """A short description of the kernels that a process would use, and `why` they are not those of this package."""
+    """A short description of the kernels that a process would use. `why` is the reason that they are not those of this
+    package; empty if they are."""
 
     name: str
     why: str = ""
@@ -203,7 +204,7 @@ def _opened_kernels(choice: str, *, before: bool = False) -> ctypes.CDLL:
     if before and "mlx.core" in sys.modules:
         raise OSError("mlx was imported first")
     if not _mlx_runs_on_linux_cpu():
-        raise OSError("only MLX for Linux CPUs has slower ones")
+        raise OSError("only MLX for Linux CPUs needs others")
     built, mlx = _built(_KERNELS), importlib.util.find_spec("mlx")
     if built is None or _shim() is None:
         raise OSError(f"slow: {_why_missing(_SHIM if built else _KERNELS)}")

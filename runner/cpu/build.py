@@ -34,7 +34,7 @@ class Build(build_ext):
     """`build_ext`, which finds MLX's headers and compiles the sources of an extension side by side."""
 
     def run(self) -> None:
-        """Builds the extensions on Linux; nothing else has a use for them."""
+        """Builds the extensions on Linux; other platforms have no use for them."""
         if sys.platform == "linux":
             super().run()
 
@@ -50,7 +50,7 @@ class Build(build_ext):
         return f"{fullname.replace('.', '/')}.so"
 
     def build_extensions(self) -> None:
-        """Builds the extensions: on each core, one source is compiled at a time."""
+        """Builds the extensions, compiling one source on each core at a time."""
         compiled, self.compiler.spawn, self.parallel = self.compiler.compile, _spawn, len(self.extensions)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as cores:
             self.compiler.compile = lambda sources, **how: [
@@ -59,7 +59,7 @@ class Build(build_ext):
             super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
-        """Builds one extension, or keeps the reason for which it cannot."""
+        """Builds one extension. If that fails, keeps the reason and raises the error."""
         library = Path(self.get_ext_fullpath(ext.name))
         _remove(library)
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def _reason(library: Path) -> Path:
 
 
 def _remove(library: Path) -> None:
-    """Removes what former builds left in the place of a library: nothing says which MLX that was for."""
+    """Removes a library that stands in this place, and its kept reason: nothing says for which MLX it was built."""
     for left in library.parent.glob(f"{library.stem}.*"):
         if left.suffix in (".so", ".missing"):
             left.unlink()

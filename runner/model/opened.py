@@ -62,8 +62,8 @@ class OpenedModel(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The name by which people know the model: that in the store, the last folder of the path, or the repository
-        that the cache of Hugging Face has there."""
+        """The model's name for people: its name in the store, the last folder of its path, or its repository if it is
+        in the cache of Hugging Face."""
         if not self.directory:
             return parse_name(self.name).short
         *_, repository, folder, last = ("", "", *Path(self.directory).parts)

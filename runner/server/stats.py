@@ -66,8 +66,8 @@ class StatsCache:
         return self._last._replace(stats=msgspec.structs.replace(stats, requests=requests))
 
     async def cache_picture(self) -> CachePicture:
-        """Returns the contents of the cache. Asks the engine only if they may have changed: however often clients ask,
-        it draws no more pictures than it publishes numbers."""
+        """Returns the contents of the cache. Asks the engine only if they may have changed: at most once for each
+        publication of numbers, however often clients ask."""
         published = await self.published()
         async with self._drawing:
             if published.cache_mark != self._mark:

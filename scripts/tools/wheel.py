@@ -100,7 +100,7 @@ def install(wheel: Path, environment: Path) -> Path:
 
 
 def install_on(python: str, wheel: Path, environment: Path) -> Path:
-    """Like `install` for another Python, with dependencies of its own from the package index."""
+    """Does the same for another Python, which gets dependencies of its own from the package index."""
     _output([python, "-m", "venv", str(environment)], environment.parent)
     pip = [str(environment / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     for words in (["--require-hashes", "-r", str(ROOT / "requirements" / "cpu.lock")], ["--no-deps", str(wheel)]):

@@ -66,7 +66,7 @@ async def test_all_that_shows_numbers_shows_the_same(start: SpawnModel) -> None:
 
 
 async def test_no_prompt_is_shown(start: SpawnModel) -> None:
-    """Neither in an endpoint nor in the log, at any level."""
+    """No endpoint shows text of a prompt, and neither does the log at any level."""
     process = start(RANDOM, TRACE, generation=F_SECOND)
     async with Client.of(process) as client:
         for prompt in (PROMPT, OTHER):

@@ -371,7 +371,7 @@ def shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_the_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 80 columns, and nearly on one screen."""
+    """The terminal has 80 columns; the help is little longer than a screen."""
     text = shown(["--help"], capsys)
     assert "[8GiB,25%]" in text, "argparse would take the sign of percent for its own"
     lines = text.splitlines()

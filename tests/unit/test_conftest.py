@@ -1,4 +1,4 @@
-"""What `tests/conftest.py` holds of every test: an end, and nothing left behind; and the linters beside them."""
+"""The rules of `tests/conftest.py`: every test ends and leaves nothing behind; and the linters beside the tests."""
 
 import os
 import subprocess

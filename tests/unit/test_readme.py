@@ -46,7 +46,7 @@ def known() -> set[str]:
         "experimental",
     }  # of scripts/test, hosts, `ollama create`
     names |= {"require-hashes", "no-deps", "no-build-isolation", "local-dir"}  # of pip and hf
-    names |= {"reinstall", "force", "now"}  # of uv, pipx and systemctl
+    names |= {"force", "now"}  # of uv, pipx and systemctl
     scripts = (path.read_text() for path in (ROOT / "scripts" / "tools").rglob("*.py"))
     return names | {name for text in scripts for name in re.findall(r'"--([a-z][a-z-]*)"', text)}
 

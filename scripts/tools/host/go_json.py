@@ -329,7 +329,7 @@ class Writer:
         return await self.finish()
 
     def streamed(self, line: dict[str, object]) -> bytes:
-        """Returns what a stream has for a line."""
+        """Returns the bytes of a line in a stream."""
         return dumps(line).encode() + b"\n"
 
     def whole(self, line: dict[str, object]) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """Answers that decode together are drafted together, and each of them is the same as alone and without drafts.
 
-Whoever drafts: a test, for each kind of model, or a model, whose drafts are put right or wrong.
+The drafts are those of a test, for each kind of model, or those of a model, which are put right or wrong.
 """
 
 import logging
@@ -63,7 +63,7 @@ class Drafted(NamedTuple):
     name: str
     """The kind of model that answers."""
     told: list[Told]
-    """Those that a test made, of each answer."""
+    """The drafters of a test, one for each answer."""
     model: Righted | None
     drafting: Willing | None
 
@@ -86,7 +86,7 @@ class Drafted(NamedTuple):
         return cls(drafting.engine(name, schedule, **arguments), name, [], model, drafting)
 
     def check_drafts(self, strategy: str, count: int) -> None:
-        """Drafts were made for several of so many answers at once, and were as right as the strategy makes them."""
+        """Asserts that several of `count` answers were drafted at once, as rightly as the strategy drafts."""
         outcomes = [each for drafter in self.told for each in drafter.rounds]
         together = True
         if self.model is not None and self.drafting is not None:
@@ -162,7 +162,7 @@ def test_a_step_after_a_round_has_two_forwards_only_if_its_limit_allows_that(ahe
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_right_drafts_save_forwards_and_the_cache_keeps_as_much(drafter: str) -> None:
-    """Without drafts it takes 44 for 160 tokens, the four prompts among them."""
+    """Without drafts, four answers of 40 tokens take 44 forwards, their prompts included."""
     asked = several(4, "drawn", 40)
     together = all_at_once(drafter, asked, "right")
     assert len(together.engine.forward.calls) < 18
@@ -463,7 +463,7 @@ def best(logits: mx.array) -> int:
 
 @pytest.mark.parametrize("model", TOGETHER)
 def test_the_drafts_of_each_are_those_of_its_whole_text(model: str) -> None:
-    """Whoever is drafted beside it: two begin, a third joins, one leaves, and another joins."""
+    """Other answers do not matter: two begin, a third joins, one leaves, and another joins."""
     name, make = TOGETHER[model]
     prompts = [words(count, seed) for seed, count in enumerate((14, 33, 21, 40), 1)]
     asked = [spec("greedy", tokens, prompt) for tokens, prompt in zip((60, 30, 60, 40), prompts, strict=True)]

@@ -90,7 +90,7 @@ def test_any_form_of_a_path_opens_the_directory(
 def test_a_snapshot_in_the_cache_of_hugging_face_is_called_by_its_repository(
     checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
-    """Its last folder is a digest."""
+    """The last folder of its path is a digest."""
     snapshot = tmp_path / "models--me--Tiny-1B" / "snapshots" / "0123abcd"
     snapshot.parent.mkdir(parents=True)
     snapshot.symlink_to(checkpoint("llama"))

@@ -67,7 +67,7 @@ class Place:
 
     @property
     def steps(self) -> list[str]:
-        """What the last run asked of Python in order to set up, or to start a tool."""
+        """The commands that the last run gave to Python in order to set up, or to start a tool."""
         lines = self._notes.read_text().splitlines()
         return [" ".join(line.split()[:3]) for line in lines if line.startswith("-m ") and "--version" not in line]
 
@@ -83,7 +83,7 @@ SET_UP = [INSTALL, INSTALL, COMPILE]
 
 @pytest.mark.parametrize("words", HELP, ids=" ".join)
 def test_help_comes_before_the_set_up(place: Place, words: Sequence[str]) -> None:
-    """From the standard library alone, and where no tool in Python parses the words, without Python."""
+    """Help needs the standard library alone. Where no tool in Python parses the words, it needs no Python."""
     done = place.run(*words, PYTHON="none" if words[0] in SHELL_ONLY else sys.executable)
     assert (done.status, done.errors) == (0, "")
     assert done.output.startswith("usage: ")

@@ -33,7 +33,7 @@ FULL = replace(
 
 
 def lines(stats: Stats, remark: str = "", console: Console | None = None) -> list[str]:
-    """With single spaces; on paper 120 columns wide, or on a terminal."""
+    """Returns the lines, with single spaces, on paper 120 columns wide or on a terminal."""
     paper = console or Console(file=StringIO(), width=120)
     with paper.capture() as capture:
         paper.print(view(stats, remark, console))
