@@ -333,7 +333,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     version: Annotated[str, Info("", "The runner and its model.", of="version")]
     """Of the runner."""
     model: Annotated[str, Sample("", "model")]
-    """The name by which people know the model."""
+    """The model's name for people."""
     path: str = ""
     """The directory of the model; empty for one of a store."""
     architecture: Annotated[str, Sample("", "architecture")]
