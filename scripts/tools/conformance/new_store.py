@@ -238,7 +238,7 @@ async def a_digest_is_a_name(target: Target) -> None:
 
 @NEW_STORE.case("12.30", "prefixes", stored, HAS)
 async def the_beginning_of_a_digest_is_a_name(target: Target) -> None:
-    """Twelve digits name the one blob that begins with them; several blobs are an error; without one they are a name."""
+    """Twelve digits name the one blob that begins with them; several are an error; without a blob they are a name."""
     async with scratch(target) as store:
         digits = store.digest(store.small).removeprefix("sha256:")[:12]
         expect("model", await opened(target, store, digits), SMALL)
