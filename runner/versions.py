@@ -58,7 +58,8 @@ def install_command() -> str:
     extra = "[cpu]" if sys.platform == "linux" else ""
     source = f"{unquote(url.path) if url.scheme == 'file' else _NAME}{extra}"
     if vcs := origin.get("vcs_info"):
-        source += f" @ {vcs['vcs']}+{origin['url']}"
+        revision = f"@{vcs['requested_revision']}" if "requested_revision" in vcs else ""
+        source += f" @ {vcs['vcs']}+{origin['url']}{revision}"
     words = ["-e", source] if origin.get("dir_info", {}).get("editable") else [source]
     if (Path(sys.prefix) / "uv-receipt.toml").is_file():
         return shlex.join(["uv", "tool", "install", *words])
@@ -66,7 +67,8 @@ def install_command() -> str:
         return shlex.join(["pipx", "install", "--force", *words])
     if by_uv:
         return shlex.join(["uv", "pip", "install", "--python", sys.executable, "--reinstall-package", _NAME, *words])
-    return shlex.join([sys.executable, "-m", "pip", "install", *words])
+    again = [] if url.scheme == "file" else ["--force-reinstall"]  # which pip needs for the same version
+    return shlex.join([sys.executable, "-m", "pip", "install", *again, *words])
 
 
 def _fits(version: str, wanted: str) -> bool:

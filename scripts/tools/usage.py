@@ -50,11 +50,6 @@ class _Absent(metaclass=_StandIn):
         return iter(())
 
 
-class _AbsentModule(ModuleType):
-    def __getattr__(self, name: str) -> type[_Absent]:
-        return _StandIn.__getattr__(_Absent, name)
-
-
 class _Absence(MetaPathFinder, Loader):
     """Finds a stand-in for every module; the last of the finders."""
 
@@ -62,7 +57,7 @@ class _Absence(MetaPathFinder, Loader):
         return ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _AbsentModule(spec.name)
+        return _StandIn(spec.name, (_Absent,), {})  # type: ignore[return-value]
 
     def exec_module(self, module: ModuleType) -> None:
         """Leaves the module empty."""

@@ -70,6 +70,10 @@ def check_contents(wheel: Path) -> None:
     """Raises WheelError unless the wheel holds every file of the packages, and no other packages."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
+        for extension in ("_shim", "_kernels") if sys.platform == "linux" and shutil.which("c++") else ():
+            if f"runner/cpu/{extension}.so" not in names:
+                reason = archive.read(f"runner/cpu/{extension}.missing").decode().strip()
+                raise WheelError(f"the extension runner.cpu.{extension} was not built: {reason}")
     wanted = {
         str(path.relative_to(ROOT))
         for package in _PACKAGES
@@ -78,11 +82,6 @@ def check_contents(wheel: Path) -> None:
     }
     if missing := wanted - names:
         raise WheelError(f"missing from the wheel: {', '.join(sorted(missing))}")
-    for extension in ("_shim", "_kernels") if sys.platform == "linux" and shutil.which("c++") else ():
-        if f"runner/cpu/{extension}.so" not in names:
-            with zipfile.ZipFile(wheel) as archive:
-                reason = archive.read(f"runner/cpu/{extension}.missing").decode().strip()
-            raise WheelError(f"the extension runner.cpu.{extension} was not built: {reason}")
     foreign = {name for name in names if name.split("/")[0] not in _PACKAGES and ".dist-info/" not in name}
     if foreign:
         raise WheelError(f"does not belong into the wheel: {', '.join(sorted(foreign))}")
@@ -170,12 +169,9 @@ def _environ(home: Path) -> dict[str, str]:
 
 
 def _output(command: Sequence[str], cwd: Path, environ: Mapping[str, str] | None = None) -> str:
-    environ = environ or {**_environ(cwd), "PATH": os.environ["PATH"]}
-    limit_s = _COMMAND_TIMEOUT_S
+    environ, limit_s = environ or {**_environ(cwd), "PATH": os.environ["PATH"]}, _COMMAND_TIMEOUT_S
     try:
-        done = subprocess.run(
-            command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=limit_s, check=False
-        )
+        done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired as error:
         raise WheelError(f"{' '.join(command)}: ended after {limit_s:.0f} s; is the machine busy?") from error
     except OSError as error:
@@ -192,7 +188,6 @@ def main() -> None:
         "--python", nargs="+", default=[], metavar="PATH", help="try it with these Pythons, too; needs the network"
     )
     arguments = parser.parse_args()
-    keep = arguments.keep
     with tempfile.TemporaryDirectory(prefix="wheel-") as name:
         place = Path(name)
         elsewhere, sources = place / "elsewhere", place / "sources"
@@ -213,10 +208,10 @@ def main() -> None:
                     print(f"  works: {line}", flush=True)
         except (WheelError, LoadError) as error:
             sys.exit(f"scripts/wheel: {error}")
-        if keep is not None:
-            keep.mkdir(parents=True, exist_ok=True)
+        if arguments.keep is not None:
+            arguments.keep.mkdir(parents=True, exist_ok=True)
             for path in (sdist, wheel):
-                shutil.copy(path, keep)
+                shutil.copy(path, arguments.keep)
 
 
 if __name__ == "__main__":

@@ -61,11 +61,15 @@ PIP = f"{sys.executable} -m pip install"
         ),
         (
             *({"url": "https://a.b/c.git", "vcs_info": {"vcs": "git"}}, "pip", ""),
-            f"{PIP} 'ollama-mlx-runner{EXTRA} @ git+https://a.b/c.git'",
+            f"{PIP} --force-reinstall 'ollama-mlx-runner{EXTRA} @ git+https://a.b/c.git'",
         ),
-        (None, "pip", "", f"{PIP} 'ollama-mlx-runner{EXTRA}'"),
+        (
+            *({"url": "https://a.b/c.git", "vcs_info": {"vcs": "git", "requested_revision": "v1"}}, "pip", ""),
+            f"{PIP} --force-reinstall 'ollama-mlx-runner{EXTRA} @ git+https://a.b/c.git@v1'",
+        ),
+        (None, "pip", "", f"{PIP} --force-reinstall 'ollama-mlx-runner{EXTRA}'"),
     ],
-    ids=["pip", "editable", "uv tool", "pipx", "uv pip", "git", "index"],
+    ids=["pip", "editable", "uv tool", "pipx", "uv pip", "git", "tag", "index"],
 )
 def test_the_command_is_that_of_the_installation(
     *, origin: object, installer: str, receipt: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
