@@ -64,7 +64,6 @@ class Build(build_ext):
         _remove(library)
         library.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self._require_compiler(ext)
             if "mlx" in ext.libraries:
                 mlx = _mlx()
                 ext.include_dirs, ext.library_dirs = [str(mlx / "include")], [str(mlx / "lib")]
@@ -73,12 +72,6 @@ class Build(build_ext):
         except (BaseError, CCompilerError) as error:
             _reason(library).write_text(f"{error}\n")
             raise
-
-    def _require_compiler(self, ext: Extension) -> None:
-        program = (self.compiler.compiler_so_cxx if ext.language == "c++" else self.compiler.compiler_so)[0]
-        if which(program) is None:
-            install = next((each for each in _COMPILERS if which(each.split()[0])), None)
-            raise CompileError(f"the installation found no {program}" + (f" (`sudo {install}`)" if install else ""))
 
 
 def _mlx() -> Path:
@@ -102,8 +95,12 @@ def _remove(library: Path) -> None:
 
 
 def _spawn(command: Sequence[str], **_: object) -> None:
-    """Runs a compiler or a linker. Raises ExecError with the first error that it reports."""
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace")  # noqa: S603 - of setuptools
+    """Runs a compiler or a linker. Raises ExecError if there is none, or with the first error that it reports."""
+    try:
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace")  # noqa: S603 - of setuptools
+    except OSError as error:
+        install = next((f" (`sudo {each}`)" for each in _COMPILERS if which(each.split()[0])), "")
+        raise ExecError(f"the installation found no {command[0]}{install}") from error
     sys.stderr.write(done.stderr)
     if done.returncode:
         lines = done.stderr.splitlines()

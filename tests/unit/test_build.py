@@ -52,10 +52,11 @@ def test_the_compilers_first_error_is_kept_in_place_of_the_library(
     assert "#error two" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["CC", "LDSHARED"])
 def test_a_missing_compiler_is_named_with_the_command_that_installs_one(
-    builds: Builds, monkeypatch: pytest.MonkeyPatch
+    builds: Builds, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CC", "nothing-cc")
+    monkeypatch.setenv(command, "nothing-cc")
     kept = builds("int k;")["k.missing"]
     assert re.fullmatch(r"the installation found no nothing-cc( \(`sudo \S+ \S+ (g\+\+|gcc-c\+\+|gcc)`\))?\n", kept)
 
