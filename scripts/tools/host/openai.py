@@ -76,16 +76,17 @@ def chat_of(body: Body) -> dict[str, object]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RefusedError(400, "messages: an array of at least one message is wanted")
-    chat = {**_common(body), "messages": [_message(each) for each in messages]}
-    form = body.get("response_format")
-    if form is not None:
-        chat["format"] = _format(form)
     effort = _object(body, "reasoning").get("effort") or body.get("reasoning_effort")
-    if effort:
-        if effort not in _EFFORTS:
-            raise RefusedError(400, f"reasoning_effort: one of {', '.join(_EFFORTS)} is wanted, not {effort!r}")
-        chat["think"] = effort != "none"
-    return {**chat, "logprobs": body.get("logprobs"), "top_logprobs": body.get("top_logprobs")}
+    if effort and effort not in _EFFORTS:
+        raise RefusedError(400, f"reasoning_effort: one of {', '.join(_EFFORTS)} is wanted, not {effort!r}")
+    return {
+        **_common(body),
+        "messages": [_message(each) for each in messages],
+        "format": _format(body.get("response_format")),
+        "think": effort != "none" if effort else None,
+        "logprobs": body.get("logprobs"),
+        "top_logprobs": body.get("top_logprobs"),
+    }
 
 
 def _common(body: Body) -> dict[str, object]:
@@ -120,7 +121,7 @@ def _object(body: Body, key: str) -> Mapping[str, object]:
 
 def _format(form: object) -> object:
     match form:
-        case {"type": "text"}:
+        case None | {"type": "text"}:
             return None
         case {"type": "json_object"}:
             return "json"
