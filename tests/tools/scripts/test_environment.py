@@ -56,10 +56,10 @@ class Place:
 
     def start(self, *words: str, **variables: str) -> "subprocess.Popen[str]":
         self._notes.write_text("")
-        environ = {"PATH": os.defpath, "RUNNER_VENV": str(self.environment), "PYTHON": str(self._python)}
+        environ = {"PATH": os.defpath, "CDPATH": ".", "RUNNER_VENV": str(self.environment), "PYTHON": str(self._python)}
         environ |= {"NOTES": str(self._notes), "REAL": sys.executable, "TOOL": TOOL, **variables}
-        command, pipe = [f"./{words[0]}", *words[1:]], subprocess.PIPE
-        return subprocess.Popen(command, cwd=SCRIPTS, env=environ, stdout=pipe, stderr=pipe, text=True)
+        command, pipe = [f"{ROOT.name}/scripts/{words[0]}", *words[1:]], subprocess.PIPE
+        return subprocess.Popen(command, cwd=ROOT.parent, env=environ, stdout=pipe, stderr=pipe, text=True)
 
     def run(self, *words: str, **variables: str) -> Done:
         with self.start(*words, **variables) as process:
