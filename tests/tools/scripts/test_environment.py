@@ -114,8 +114,7 @@ def test_it_sets_up_once(place: Place) -> None:
 def test_a_set_up_that_fails_says_what_to_do_and_the_next_one_begins_anew(place: Place) -> None:
     done = place.run("real-model", FAILS="yes")
     assert done.status == 1
-    assert "ERROR: no connection\nscripts/real-model: fetching and installing packages failed: " in done.errors
-    assert "Is the network there?" in done.errors
+    assert "no connection\nscripts/real-model: fetching and installing packages over the network failed:" in done.errors
     assert place.steps[-1] == INSTALL
     left = place.environment / "lib" / "half"
     left.touch()
