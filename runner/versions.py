@@ -46,7 +46,7 @@ def install_command() -> str:
     import json
     import shlex
     from importlib.metadata import PackageNotFoundError, distribution
-    from urllib.parse import unquote, urlparse
+    from urllib.parse import unquote
 
     try:
         package = distribution(_NAME)
@@ -54,20 +54,26 @@ def install_command() -> str:
         by_uv = (package.read_text("INSTALLER") or "").strip() == "uv"
     except PackageNotFoundError:  # a checkout
         origin, by_uv = {"url": Path(__file__).parents[1].as_uri()}, False
-    url = urlparse(origin.get("url", ""))
+    except (OSError, ValueError, RecursionError):  # damaged records
+        origin, by_uv = {}, False
     extra = "[cpu]" if sys.platform == "linux" else ""
-    source = f"{unquote(url.path) if url.scheme == 'file' else _NAME}{extra}"
-    if vcs := origin.get("vcs_info"):
-        revision = f"@{vcs['requested_revision']}" if "requested_revision" in vcs else ""
-        source += f" @ {vcs['vcs']}+{origin['url']}{revision}"
-    words = ["-e", source] if origin.get("dir_info", {}).get("editable") else [source]
+    match origin:
+        case {"url": str(url), "vcs_info": {"vcs": str(vcs), "requested_revision": str(revision)}}:
+            words = [f"{_NAME}{extra} @ {vcs}+{url}@{revision}"]
+        case {"url": str(url), "vcs_info": {"vcs": str(vcs)}}:
+            words = [f"{_NAME}{extra} @ {vcs}+{url}"]
+        case {"url": str(url), **more} if url.startswith("file:"):
+            source, folder = unquote(re.sub("^file:(//[^/]*)?", "", url)) + extra, more.get("dir_info")
+            words = ["-e", source] if isinstance(folder, dict) and folder.get("editable") else [source]
+        case _:
+            words = [_NAME + extra]
     if (Path(sys.prefix) / "uv-receipt.toml").is_file():
         return shlex.join(["uv", "tool", "install", *words])
     if (Path(sys.prefix) / "pipx_metadata.json").is_file():
         return shlex.join(["pipx", "install", "--force", *words])
     if by_uv:
         return shlex.join(["uv", "pip", "install", "--python", sys.executable, "--reinstall-package", _NAME, *words])
-    again = [] if url.scheme == "file" else ["--force-reinstall"]  # which pip needs for the same version
+    again = [] if words[-1].startswith("/") else ["--force-reinstall"]  # which pip needs for the same version
     return shlex.join([sys.executable, "-m", "pip", "install", *again, *words])
 
 

@@ -39,6 +39,8 @@ _SETS = {4: "NEON", 8: "AVX2", 16: "AVX-512"}
 """The number of float32 numbers in a vector -> the instruction set."""
 _WIDEST = max(_SETS)
 _KERNELS, _SHIM = "_kernels.so", "_shim.so"
+_LONGEST_REASON = 600
+"""The characters of a kept reason that are shown: a line of the log holds them and the remedy."""
 _in_use: list[ctypes.CDLL] = []
 """The kernels, once they stand before MLX's."""
 
@@ -228,10 +230,11 @@ def _built(name: str) -> Path | None:
 def _why_missing(name: str) -> str:
     """Returns the reason that the build kept (`build.py`), and what to do."""
     try:
-        reason = Path(__file__).with_name(name).with_suffix(".missing").read_text().strip()
+        with Path(__file__).with_name(name).with_suffix(".missing").open(encoding="utf-8", errors="replace") as kept:
+            reason = kept.read(_LONGEST_REASON).strip()
     except OSError:
-        reason = "never built"
-    return f"{reason}; install again: `{install_command()}`"
+        reason = ""
+    return f"{reason or 'never built'}; install again: `{install_command()}`"
 
 
 def _described(library: ctypes.CDLL) -> Kernels:

@@ -70,7 +70,8 @@ class Build(build_ext):
                 sys.stderr.write("compiling kernels, about half a minute\n")
             super().build_extension(ext)
         except (BaseError, CCompilerError) as error:
-            _reason(library).write_text(f"{error}\n")
+            _remove(library)  # a linker that was killed leaves a part of one
+            _reason(library).write_text(f"{error}\n", encoding="utf-8", errors="replace")
             raise
 
 
@@ -98,9 +99,11 @@ def _spawn(command: Sequence[str], **_: object) -> None:
     """Runs a compiler or a linker. Raises ExecError if there is none, or with the first error that it reports."""
     try:
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace")  # noqa: S603 - of setuptools
-    except OSError as error:
+    except FileNotFoundError as error:
         install = next((f" (`sudo {each}`)" for each in _COMPILERS if which(each.split()[0])), "")
         raise ExecError(f"the installation found no {command[0]}{install}") from error
+    except OSError as error:
+        raise ExecError(f"{command[0]} does not run: {error.strerror}") from error
     sys.stderr.write(done.stderr)
     if done.returncode:
         lines = done.stderr.splitlines()

@@ -61,6 +61,24 @@ def test_a_missing_compiler_is_named_with_the_command_that_installs_one(
     assert re.fullmatch(r"the installation found no nothing-cc( \(`sudo \S+ \S+ (g\+\+|gcc-c\+\+|gcc)`\))?\n", kept)
 
 
+def test_a_killed_linker_leaves_no_part_of_a_library(
+    builds: Builds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cc").write_text('#!/bin/sh\ncc "$@"\ncase $* in *-shared*) kill -9 $$ ;; esac\n')
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    assert builds("int k;") == {"k.missing": "the compiler failed: exit status -9\n"}
+
+
+def test_a_compiler_that_cannot_be_run_is_a_reason(
+    builds: Builds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cc").write_text("no program")
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    assert builds("int k;") == {"k.missing": f"{tmp_path / 'cc'} does not run: Exec format error\n"}
+
+
 def test_a_missing_mlx_is_no_fault_of_the_compiler(builds: Builds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "find_spec", lambda _: None)
     assert builds("int k;", "mlx") == {"k.missing": "the installation found no MLX for CPUs\n"}

@@ -262,6 +262,19 @@ def test_without_a_fast_one_it_says_what_to_install(missing: str, advice: str) -
     assert looks("off", missing, "debian")[:2] == ["MLX's own", advice]
 
 
+@pytest.mark.parametrize(
+    ("kept", "shown"),
+    [(b"", "never built"), (b"\xff", "\ufffd"), (b"x" * 10**6, "x" * 600)],
+    ids=["empty", "bytes", "long"],
+)
+def test_the_remedy_follows_any_kept_reason(
+    kept: bytes, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "k.missing").write_bytes(kept)
+    monkeypatch.setattr(cpu, "__file__", str(tmp_path / "cpu.py"))
+    assert cpu._why_missing("k.so") == f"{shown}; install again: `{install_command()}`"
+
+
 def test_where_mlx_has_no_slow_one_none_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "_mlx_runs_on_linux_cpu", lambda: False)
     for choice in ("auto", "off"):

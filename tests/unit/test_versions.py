@@ -82,6 +82,17 @@ def test_the_command_is_that_of_the_installation(
     assert versions.install_command() == wanted
 
 
+@pytest.mark.parametrize(
+    "record", ["{", "[" * 100_000, "[]", '{"url": 3, "dir_info": 3}', '{"vcs_info": {"vcs": "git"}}', b"\xff"], ids=len
+)
+def test_damaged_records_leave_a_command(record: str | bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_text(_: str) -> str:
+        return record if isinstance(record, str) else record.decode()
+
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: SimpleNamespace(read_text=read_text))
+    assert versions.install_command() == f"{PIP} 'ollama-mlx-runner{EXTRA}'"
+
+
 def test_a_checkout_installs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "_NAME", "missing")
     assert versions.install_command().endswith(f"-m pip install '{ROOT}{EXTRA}'")
