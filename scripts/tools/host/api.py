@@ -99,7 +99,7 @@ class Api:
         return json_response({"models": sorted(lines, key=lambda line: str(line["expires_at"]), reverse=True)})
 
     async def _show(self, request: web.Request) -> web.Response:
-        body = read_body(await request.read())
+        body = await read_body(request)
         name = text_of(body, "model") or text_of(body, "name")
         if not name:
             raise RefusedError(400, "model is required")
@@ -120,7 +120,7 @@ class Api:
         )
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        body = read_body(await request.read())
+        body = await read_body(request)
         return await self._answer_prompt(body, Writer(request, flag_of(body, "stream", True)))
 
     async def _answer_prompt(self, body: Body, writer: Writer) -> web.StreamResponse:
@@ -146,7 +146,7 @@ class Api:
         return await self._run(writer, job, empty=not prompt, messages=messages, raw_prompt=prompt)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        body = read_body(await request.read())
+        body = await read_body(request)
         return await self._answer_chat(body, Writer(request, flag_of(body, "stream", True)))
 
     async def _answer_chat(self, body: Body, writer: Writer) -> web.StreamResponse:
@@ -267,7 +267,7 @@ async def _answer_refusals(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     if not is_local(*map(request.headers.get, HEADERS)):
-        return json_response({"error": "only programs on this machine may use this host"}, 403)
+        return _failed(request, 403, "only programs on this machine may use this host")
     try:
         return await handler(request)
     except (RefusedError, StatusError) as refusal:

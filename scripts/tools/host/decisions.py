@@ -139,7 +139,7 @@ class Decisions:
         return [web.post("/v1/systemone", self._decide)]
 
     async def _decide(self, request: web.Request) -> web.Response:
-        body = read_body(await request.read())
+        body = await read_body(request)
         questions = read_questions(body)
         said = list(contents(body, questions))
         model = self._shelf.find(text_of(body, "model"))

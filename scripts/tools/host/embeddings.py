@@ -45,7 +45,7 @@ class Embeddings:
         ]
 
     async def _embed(self, request: web.Request) -> web.Response:
-        body = read_body(await request.read())
+        body = await read_body(request)
         found = await self._embedded(body, inputs_of(body.get("input")))
         count = sum(each.tokens for each in found)
         numbers = [each.numbers for each in found]
@@ -53,7 +53,7 @@ class Embeddings:
 
     async def _embed_one(self, request: web.Request) -> web.Response:
         """Every error of a runner is a 500 here."""
-        body = read_body(await request.read())
+        body = await read_body(request)
         try:
             found = await self._embedded(body, inputs_of(body.get("prompt")))
         except StatusError as error:
@@ -61,7 +61,7 @@ class Embeddings:
         return json_response({"embedding": found[0].numbers if found else []})
 
     async def _embed_as_openai(self, request: web.Request) -> web.Response:
-        body = read_body(await request.read())
+        body = await read_body(request)
         wanted = body.get("encoding_format", "float")
         if wanted not in ("float", "base64"):
             raise RefusedError(400, f"Invalid value for 'encoding_format' = {wanted}. Supported values: float, base64")

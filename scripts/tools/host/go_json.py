@@ -3,6 +3,7 @@
 Pictures and sounds are told by their first bytes (docs/internals/wire.md, 2.9).
 """
 
+import asyncio
 import base64
 import binascii
 import json
@@ -24,6 +25,8 @@ _INTEGERS = {
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "draft_num_predict", "num_keep", "seed"),
     *("num_predict", "top_k", "repeat_last_n"),
 }
+_MAX_FLOAT32 = (2 - 2**-24) * 2.0**127
+"""What is larger is infinite as a float32."""
 _REASONS = {0: "stop", 1: "length"}
 
 
@@ -43,8 +46,16 @@ def dumps(value: object) -> str:
     return text
 
 
-def read_body(raw: bytes) -> Body:
+async def read_body(request: web.Request) -> Body:
     """The JSON object of a request: every number finite, every string valid Unicode. Raises `RefusedError`."""
+    try:
+        raw = await request.read()
+    except web.RequestPayloadError as error:
+        raise RefusedError(400, "the body is not encoded as its headers state") from error
+    return await asyncio.to_thread(_parsed, raw)  # a large one takes seconds, which are nobody else's
+
+
+def _parsed(raw: bytes) -> Body:
     if not raw.strip():
         raise RefusedError(400, "missing request body")
     try:
@@ -129,6 +140,8 @@ def _option(key: str, value: object) -> object:
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise RefusedError(500, f'option "{key}" must be of type {"integer" if key in _INTEGERS else "float32"}')
+    if key not in _INTEGERS and abs(value) > _MAX_FLOAT32:
+        raise RefusedError(500, f"json: unsupported value: {'+' if value > 0 else '-'}Inf")
     return int(value) if key in _INTEGERS else float(value)
 
 

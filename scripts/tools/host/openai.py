@@ -49,11 +49,11 @@ class OpenAi:
         ]
 
     async def _complete_chat(self, request: web.Request) -> web.StreamResponse:
-        body = read_body(await request.read())
+        body = await read_body(request)
         return await self._chat(chat_of(body), OpenAiWriter(request, body, chat=True))
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        body = read_body(await request.read())
+        body = await read_body(request)
         prompt = text_of(body, "prompt")
         if not prompt:
             raise RefusedError(400, "prompt: a text is wanted")

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from scripts.tools.host import go_json
 from scripts.tools.host.api import Api
 from scripts.tools.host.lib import G_PRIME, Generation, Host
 from scripts.tools.host.models import Catalog
@@ -230,13 +232,15 @@ REFUSED = [
     (CHAT, openai(None), 400, "messages: each has a role, and a content of text or parts"),
     (TEXT, {"model": "m", "prompt": ["a"]}, 400, "prompt: a string is wanted"),
     (TEXT, {"model": "m", "prompt": "x", "suffix": "y"}, 400, "suffix: not supported"),
+    (CHAT, openai("x", temperature=1e39), 500, "json: unsupported value: +Inf"),
+    (CHAT, openai("x", top_p=-1e39), 500, "json: unsupported value: -Inf"),
     ("/v1/embeddings", {"model": "none", "input": "x"}, 404, "model 'none' not found"),
 ]
 
 
 async def test_refusals_have_the_form_of_openai(open_api: OpenApi) -> None:
     opened = await open_api()
-    kinds = {400: "invalid_request_error", 404: "not_found_error"}
+    kinds = {400: "invalid_request_error", 404: "not_found_error", 500: "api_error"}
     for path, body, status, text in REFUSED:
         found, (answer,) = await opened.post(path, body)
         error = answer["error"]
@@ -246,6 +250,33 @@ async def test_refusals_have_the_form_of_openai(open_api: OpenApi) -> None:
             {"message": error["message"], "type": kinds[status], "param": None, "code": None},
         )
         assert text in error["message"]
+
+
+async def test_a_guard_answers_in_the_form_of_openai_too(open_api: OpenApi) -> None:
+    opened = await open_api()
+    async with opened.client.post(CHAT, data=b"x", headers={"Origin": "null"}) as response:
+        assert response.status == 403
+        assert (await response.json())["error"]["message"] == "only programs on this machine may use this host"
+    async with opened.client.post(CHAT, data=b"no gzip", headers={"Content-Encoding": "gzip"}) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["message"] == "the body is not encoded as its headers state"
+
+
+async def test_a_body_that_takes_long_to_read_holds_up_nobody(
+    open_api: OpenApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, going_on, parse = await open_api(), threading.Event(), go_json.read_json
+
+    def held(raw: bytes) -> object:
+        assert going_on.wait(60), "the loop goes on meanwhile"
+        return parse(raw)
+
+    monkeypatch.setattr(go_json, "read_json", held)
+    slow = asyncio.create_task(opened.post(CHAT, openai("say a")))
+    async with opened.client.get(MODELS) as response:
+        assert response.status == 200
+    going_on.set()
+    assert (await slow)[0] == 200
 
 
 async def test_models_are_listed_for_openai(open_api: OpenApi) -> None:
