@@ -29,7 +29,7 @@ case "$*" in
   --version) echo Python 3.9.6 ;;
   *fcntl*) exec "$REAL" "$@" ;;
   *ensurepip*) exit ${WITHOUT_VENV-0} ;;
-  "-m venv "*) mkdir -p "$3/bin" "$3/lib"; cmp -s "$0" "$3/bin/python" || cp "$0" "$3/bin/python" ;;
+  "-m venv "*) mkdir -p "$3/bin" "$3/lib"; touch "$3/pyvenv.cfg"; cmp -s "$0" "$3/bin/python" || cp "$0" "$3/bin/python" ;;
   "-m pip --version") [ -d "$(dirname "$0")/../lib" ] ;;
   "-m pip install "*) [ "$FAILS" != yes ] || { echo "ERROR: no connection"; exit 1; } ;;
   *tools.usage*) exit 100 ;;
@@ -121,6 +121,17 @@ def test_a_set_up_that_fails_says_what_to_do_and_the_next_one_begins_anew(place:
     assert place.run("real-model").status == 0
     assert place.steps == [VENV, *SET_UP, TOOL]
     assert not left.exists(), "pip would take it for a package"
+
+
+def test_a_directory_that_is_no_environment_keeps_its_lib(place: Place) -> None:
+    own = place.environment / "lib" / "own"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    for _ in range(2):
+        done = place.run("real-model", FAILS="yes")
+        assert (done.status, place.steps) == (1, [])
+        assert "is no virtual environment: remove it, or name another one in RUNNER_VENV." in done.errors
+    assert [*place.environment.iterdir()] == [own.parent]
 
 
 def test_of_two_set_ups_the_second_waits(place: Place) -> None:
