@@ -35,11 +35,13 @@ class Opened:
         async with self.client.post(path, json=body) as response:
             return response.status, [json.loads(line) for line in (await response.text()).splitlines()]
 
-    @property
-    def wire(self) -> list[dict[str, object]]:
-        """The requests that the runner received, with their keys in lower case."""
-        lines = self.host.loaded[0].process.output.lines
-        return [json.loads(line.removeprefix("POST ")) for line in lines if line.startswith("POST ")]
+    async def wire(self, count: int) -> list[dict[str, object]]:
+        """Returns the requests that the runner received, with their keys in lower case, once there are `count`: its
+        output is read by a thread, which an answer may overtake."""
+        output = self.host.loaded[0].process.output
+        while len(lines := [line for line in output.lines if line.startswith("POST ")]) < count:
+            await asyncio.sleep(0.001)
+        return [json.loads(line.removeprefix("POST ")) for line in lines]
 
 
 @pytest.fixture
@@ -77,13 +79,13 @@ async def test_thinking_is_told_from_content_for_a_template_that_knows_it(open_a
         "/api/generate", {"model": "m", "prompt": "say <think>a</think>b", "stream": False, "format": "json"}
     )
     assert (line["thinking"], line["response"]) == ("a", "b")
-    assert opened.wire[-1]["format"] is not None, "never in two passes"
+    assert (await opened.wire(3))[-1]["format"] is not None, "never in two passes"
 
 
 async def test_a_format_behind_thinking_takes_two_requests(open_api: OpenApi) -> None:
     opened = await open_api(THINKS)
     _, lines = await opened.chat("say <think>ab</think>cd", format={"type": "object"})
-    first, second = opened.wire
+    first, second = await opened.wire(2)
     assert (first["format"], first["includeintermediatemetrics"]) == (None, True)
     assert second["prompt"] == "say <think>ab</think>cd<think>\nab\n</think>\n\n"
     assert second["format"] == {
@@ -159,7 +161,7 @@ async def test_a_chat_of_openai_is_one_of_ollama(open_api: OpenApi) -> None:
     ]
     assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
     assert (answer["object"], answer["model"]) == ("chat.completion", "m")
-    (sent,) = opened.wire
+    (sent,) = await opened.wire(1)
     given = {"num_predict": 7, "seed": 3, "frequency_penalty": 0.5, "presence_penalty": -1, "stop": ["x"]}
     assert sent["options"] == sent["options"] | given | {"temperature": 1, "top_p": 1}  # type: ignore[operator]
     assert sent["format"] == {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
@@ -173,7 +175,7 @@ async def test_parts_of_a_message_are_its_lines_and_its_pictures(open_api: OpenA
     picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{RED}"}}
     parts = [picture, {"type": "text", "text": "say a"}, {"type": "text", "text": "b"}]
     assert (await opened.post(CHAT, openai(parts)))[0] == 400, "the stand-in knows no [img-0]say"
-    (sent,) = opened.wire
+    (sent,) = await opened.wire(1)
     assert sent["prompt"] == "[img-0]say a\nb"
     assert sent["media"] == [{"data": RED, "id": 0, "Kind": "image"}]
 
