@@ -29,7 +29,10 @@ case "$*" in
   --version) echo Python 3.9.6 ;;
   *fcntl*) exec "$REAL" "$@" ;;
   *ensurepip*) exit ${WITHOUT_VENV-0} ;;
-  "-m venv "*) mkdir -p "$3/bin" "$3/lib"; touch "$3/pyvenv.cfg"; cmp -s "$0" "$3/bin/python" || cp "$0" "$3/bin/python" ;;
+  "-m venv "*)
+    mkdir -p "$3/bin" "$3/lib"
+    touch "$3/pyvenv.cfg"
+    cmp -s "$0" "$3/bin/python" || cp "$0" "$3/bin/python" ;;
   "-m pip --version") [ -d "$(dirname "$0")/../lib" ] ;;
   "-m pip install "*) [ "$FAILS" != yes ] || { echo "ERROR: no connection"; exit 1; } ;;
   *tools.usage*) exit 100 ;;
@@ -45,10 +48,12 @@ class Done(NamedTuple):
 
 
 class Place:
-    """A directory with the stand-in, in which a script may set up its environment."""
+    """A directory with the stand-in, in which a script may set up its environment. Scripts run through symlinks."""
 
     def __init__(self, directory: Path) -> None:
         self.environment = directory / "not made yet" / "its environment"
+        self._links = directory / "links"
+        self._links.mkdir()
         self._notes = directory / "notes"
         self._python = directory / "python"
         self._python.write_text(PYTHON)
@@ -58,8 +63,11 @@ class Place:
         self._notes.write_text("")
         environ = {"PATH": os.defpath, "CDPATH": ".", "RUNNER_VENV": str(self.environment), "PYTHON": str(self._python)}
         environ |= {"NOTES": str(self._notes), "REAL": sys.executable, "TOOL": TOOL, **variables}
-        command, pipe = [f"{ROOT.name}/scripts/{words[0]}", *words[1:]], subprocess.PIPE
-        return subprocess.Popen(command, cwd=ROOT.parent, env=environ, stdout=pipe, stderr=pipe, text=True)
+        link, pipe = self._links / words[0], subprocess.PIPE
+        if not link.exists():
+            link.symlink_to(SCRIPTS / words[0])
+        command = [f"links/{words[0]}", *words[1:]]
+        return subprocess.Popen(command, cwd=self._links.parent, env=environ, stdout=pipe, stderr=pipe, text=True)
 
     def run(self, *words: str, **variables: str) -> Done:
         with self.start(*words, **variables) as process:
