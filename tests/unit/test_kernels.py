@@ -821,6 +821,11 @@ CHOICES = {
     "never built": ("cpu._KERNELS = 'missing.so'", "auto", "(slow: never built; install again: `{again}`)"),
     "no compiler": (KEPT, "auto", "(slow: no luck; install again: `{again}`)"),
     "no wide vectors": ("cpu._WIDEST = 1", "auto", "(slow: this processor lacks AVX2)"),
+    "an older build": (
+        "cpu._KERNELS = '_shim.so'  # which lacks the functions of kernels",
+        "auto",
+        "(slow: built for another version of MLX; install again: `{again}`)",
+    ),
     "another MLX": (
         "import ctypes; ctypes.CDLL({stub!r}, mode=ctypes.RTLD_GLOBAL)",
         "auto",

@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from scripts.tools.host import go_json
 from scripts.tools.host.api import Api
 from scripts.tools.host.lib import G_PRIME, Generation, Host
+from scripts.tools.host.lib.golang import read_json
 from scripts.tools.host.models import Catalog
 from tests.tools.host.stand_in import STAND_IN
 
@@ -267,7 +268,7 @@ async def test_a_guard_answers_in_the_form_of_openai_too(open_api: OpenApi) -> N
 async def test_a_body_that_takes_long_to_read_holds_up_nobody(
     open_api: OpenApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened, going_on, parse = await open_api(), threading.Event(), go_json.read_json
+    opened, going_on, parse = await open_api(), threading.Event(), read_json
 
     def held(raw: bytes) -> object:
         assert going_on.wait(60), "the loop goes on meanwhile"
