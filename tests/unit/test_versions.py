@@ -90,7 +90,7 @@ def test_damaged_records_leave_a_command(record: str | bytes, monkeypatch: pytes
         return record if isinstance(record, str) else record.decode()
 
     monkeypatch.setattr("importlib.metadata.distribution", lambda _: SimpleNamespace(read_text=read_text))
-    assert versions.install_command() == f"{PIP} 'ollama-mlx-runner{EXTRA}'"
+    assert versions.install_command() == f"{PIP} --force-reinstall 'ollama-mlx-runner{EXTRA}'"
 
 
 def test_a_checkout_installs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
