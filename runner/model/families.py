@@ -229,10 +229,10 @@ FAMILIES: dict[str, Family] = {
 }
 
 OLLAMA_ONLY = {
-    "ClefForDecision": "decides with a head of its own over a Qwen 3.5",
+    "ClefForDecision": "decides with its own output head over a Qwen 3.5",
     "LayaForDecision": "is an encoder that decides",
     "Qwen4ExpForConditionalGeneration": "has four streams, sparse attention and a table of n-grams",
-    "StrandsDeciderForDecision": "decides with a head of its own over a Qwen 3.5",
+    "StrandsDeciderForDecision": "decides with its own output head over a Qwen 3.5",
 }
 """Architecture -> what it is: those of Ollama's own runner that neither mlx-lm nor this one has. Some are stored as a
 `model_type` that mlx-lm has, which would compute something else."""
