@@ -82,7 +82,9 @@ async def test_all_of_them_at_once_do_not_delay_other_requests(victim: Victim) -
         )
     reasons = {name: told(answer) for name, answer in zip(FORMATS, answers, strict=True)}
     for name in ("a large divisor", "another large divisor", "an intersection"):
-        assert "compiling it takes longer than" in reasons[name] or "of memory" in reasons[name], reasons[name]
+        # the last one if the machine is busy: the oldest gives way while more are there than may be
+        refusals = "compiling it takes longer than", "of memory", "while others wait"
+        assert any(each in reasons[name] for each in refusals), reasons[name]
 
 
 async def test_a_disconnect_ends_the_compilation(victim: Victim) -> None:
