@@ -61,8 +61,9 @@ class Limits:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        # `scripts/test` says when it began.
+        # `scripts/test` says when it began: after the set-up, whose processes are children of this one, too.
         self._started = float(os.environ.get("TESTS_STARTED") or time.time())
+        self._set_up_s = os.times().children_user + os.times().children_system
         self._others = Others()
         self._by_file = defaultdict[str, float](float)
 
@@ -87,7 +88,9 @@ class Limits:
         whole = not config.args or config.args == config.getini("testpaths")
         tiers = [tier for tier in ("all", "full", "real") if config.getoption(tier)]
         tier = (tiers or ["fast"])[0] if whole else ""
-        for line in lines(tier, time.time() - self._started, used_s(), self._by_file, self._others.cores()):
+        for line in lines(
+            tier, time.time() - self._started, used_s() - self._set_up_s, self._by_file, self._others.cores()
+        ):
             config.get_terminal_writer().line(line)
 
     @pytest.hookimpl(optionalhook=True)

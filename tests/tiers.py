@@ -96,15 +96,13 @@ FULL: Mapping[str, tuple[str, ...]] = {
         *("gemma3-*-8", "a head-*-4", "an assistant-penalties-*"),
     ),
     "tests/model/engine/test_drafts_together.py::test_right_drafts_save_forwards_and_the_cache_keeps_as_much": (
-        *("qwen3_next", "one with windows"),
+        "qwen3_next",
     ),
     "tests/model/engine/test_drafts_together.py::test_one_of_them_may_end_anywhere_in_a_round": (
         *("falcon_h1-[147]-*", "a head-2-random", "an assistant-2-random"),
     ),
     "tests/model/engine/test_drafts_together.py::test_formats_look_ahead_for_each_of_them": ("*-random-*-qwen3_next",),
-    "tests/model/engine/test_drafts_together.py::test_answers_come_and_go_and_some_find_no_memory": (
-        *("gemma3", "a head"),
-    ),
+    "tests/model/engine/test_drafts_together.py::test_answers_come_and_go_and_some_find_no_memory": ("gemma3",),
     "tests/model/engine/test_drafts_together.py::test_some_have_known_text_and_a_model_drafts_for_the_others": (
         "a head",
     ),
@@ -213,10 +211,9 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/process/ranks/test_answers.py::test_the_leaders_token_counts": ALL,
     "tests/process/ranks/test_failures.py": NONE,
     "tests/process/ranks/test_failures.py::test_a_follower_is_killed_in_an_answer": ALL,
-    "tests/process/ranks/test_failures.py::test_a_leader_is_killed": ALL,
-    "tests/process/ranks/test_failures.py::test_a_rank_errs_in_an_answer": ("token",),
     "tests/process/ranks/test_follow.py::test_loads_follow_each_other_and_end_with_their_service": NONE,
     "tests/process/hostile/test_sounds.py::test_a_client_leaves_while_its_sound_is_encoded": NONE,
+    "tests/process/hostile/test_sounds.py::test_a_client_leaves_while_its_sound_is_measured": NONE,
     "tests/process/test_score.py::test_scores_of_pictures_are_those_of_a_completion": NONE,
     "tests/process/test_check.py::test_a_format_is_compiled_as_for_a_request": ('"json"', "*path*"),
     "tests/process/test_exit.py": ("prefill*", "idle*", "decode*"),
@@ -240,8 +237,10 @@ FULL: Mapping[str, tuple[str, ...]] = {
     ),
     "tests/tools/conformance/test_failures.py::test_bad_manners_fail_their_cases": ("short",),
     "tests/tools/conformance/test_report.py::test_a_failure_is_exit_status_1": NONE,
+    "tests/tools/conformance/test_report.py::test_a_runner_of_two_ranks_is_asked_what_it_answers_as_one_does": NONE,
     "tests/tools/scripts/test_demo.py::test_every_talk_is_right": NONE,
     "tests/tools/scripts/test_demo.py::test_every_talk_about_sounds_is_right": NONE,
+    "tests/tools/scripts/test_demo.py::test_a_sound_survives_a_restart_and_another_one_shares_nothing_of_it": NONE,
     "tests/tools/scripts/test_environment.py::test_help_comes_before_the_set_up": (
         *("lock --help", "host --help", "ollama-serve --help"),
     ),
@@ -258,7 +257,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/unit/cache/test_batch.py::test_what_is_absorbed_keeps_no_batch_alive": ("window-200",),
     "tests/unit/cache/test_snapshots.py::test_what_is_copied_out_keeps_no_buffer_alive": ("plain-8", "window-1"),
     "tests/unit/cache/test_batch.py::test_rows_come_and_go": ("0", "1"),
-    "tests/unit/cache/test_trie_together_random.py::test_any_users_at_the_same_time_leave_each_other_alone": ("S", "R"),
+    "tests/unit/cache/test_trie_together_random.py::test_any_users_at_the_same_time_leave_each_other_alone": ("S",),
     "tests/unit/disk/test_store.py::test_an_error_at_any_call_raises_nothing": ("ENOSPC", "EIO"),
     "tests/unit/drafts/test_policy.py::test_a_models_drafts_are_as_long_as_pays_for_drafting_them": (
         *("0.0-*", "0.8-0.05-*-large context", "0.8-1.0-*-large context"),

@@ -50,7 +50,7 @@ from scripts.tools.models import data
 from scripts.tools.models.architectures import architectures, config, module_of, values
 
 Config = dict[str, object]
-transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+transformers.logging.set_verbosity_error()
 
 _FILE = ROOT / "runner/model/renamed.py"
 _WIDTH = 120

@@ -86,7 +86,7 @@ def test_it_reads_as_transformers_own_sentencepiece_backend(
         user_defined=symbols,
     )
     (tmp_path / "tokenizer.model").write_bytes(model)
-    slow = SentencePieceBackend(  # type: ignore[no-untyped-call]  # transformers has no types here
+    slow = SentencePieceBackend(
         vocab_file=str(tmp_path / "tokenizer.model"),
         legacy=True,
         bos_token="<s>",

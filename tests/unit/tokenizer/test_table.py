@@ -56,7 +56,7 @@ class Oracle:
         from transformers import PreTrainedTokenizerFast
 
         library = Library.from_str(json.dumps(made))
-        self._tokenizer = PreTrainedTokenizerFast(tokenizer_object=library)  # type: ignore[no-untyped-call]
+        self._tokenizer = PreTrainedTokenizerFast(tokenizer_object=library)
 
     def encode(self, text: str) -> list[int]:
         return [*self._tokenizer.encode(text, add_special_tokens=False)]
