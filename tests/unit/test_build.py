@@ -61,22 +61,22 @@ def test_a_missing_compiler_is_named_with_the_command_that_installs_one(
     assert re.fullmatch(r"the installation found no nothing-cc( \(`sudo \S+ \S+ (g\+\+|gcc-c\+\+|gcc)`\))?\n", kept)
 
 
-def test_a_killed_linker_leaves_no_part_of_a_library(
-    builds: Builds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ('#!/bin/sh\ncc "$@"\ncase $* in *-shared*) kill -9 $$ ;; esac\n', "the compiler failed: exit status -9"),
+        ("no program", "{} does not run: Exec format error"),
+    ],
+    ids=["a killed linker", "no program"],
+)
+def test_a_program_that_fails_leaves_a_reason_and_no_part_of_a_library(
+    builds: Builds, program: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "cc").write_text('#!/bin/sh\ncc "$@"\ncase $* in *-shared*) kill -9 $$ ;; esac\n')
-    (tmp_path / "cc").chmod(0o755)
-    monkeypatch.setenv("CC", str(tmp_path / "cc"))
-    assert builds("int k;") == {"k.missing": "the compiler failed: exit status -9\n"}
-
-
-def test_a_compiler_that_cannot_be_run_is_a_reason(
-    builds: Builds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cc").write_text("no program")
-    (tmp_path / "cc").chmod(0o755)
-    monkeypatch.setenv("CC", str(tmp_path / "cc"))
-    assert builds("int k;") == {"k.missing": f"{tmp_path / 'cc'} does not run: Exec format error\n"}
+    compiler = tmp_path / "cc"
+    compiler.write_text(program)
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    assert builds("int k;") == {"k.missing": f"{reason.format(compiler)}\n"}
 
 
 def test_a_missing_mlx_is_no_fault_of_the_compiler(builds: Builds, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ _INTEGERS = {
     *("num_predict", "top_k", "repeat_last_n"),
 }
 _MAX_FLOAT32 = (2 - 2**-24) * 2.0**127
-"""What is larger is infinite as a float32."""
+"""The bound from which numbers round to infinity as a float32."""
 _REASONS = {0: "stop", 1: "length"}
 
 
