@@ -175,7 +175,6 @@ def _context(parts: Parts, chunk_tokens: int) -> EngineContext:
             parts.make_layers,
             budget_bytes=cache_bytes,
             turn_tokens=parts.tokenizer.special,
-            known_choices=settings.draft_known,
         )
 
     def drop_unused() -> None:

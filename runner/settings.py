@@ -254,10 +254,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = DEFAULT_DRAFT_TOKENS
     """The most tokens drafted in one step, at most 63; a request may set less with the option `draft_num_predict`;
     default: 15."""
-    draft_known: Annotated[bool, _computing("reuse a greedy answer that the prefix cache has")] = False
-    """Take the tokens of an answer from the prefix cache as far as the same prompt was answered before, and compute
-    only what follows; for requests at temperature 0 without penalties, log-probabilities or a format; needs `--cache
-    trie`."""
     dtype: Annotated[str, _computing("weights: keep, float32, bfloat16, float16", metavar="TYPE", choices=DTYPES)] = (
         "auto"
     )

@@ -8,7 +8,7 @@ Everything here runs on the engine thread, which alone owns sessions, layers, no
 * `node.py`, `trie.py`: the nodes; `sequences.py`: who uses which layers; `resume.py`: how far along a path they can be
   taken; `trie_cache.py` puts these together;
 * policies: `checkpoints.py` (where to stop), `eviction.py` (what goes first, until it fits);
-* `cached_answer.py`: answers that need not be computed twice; `report.py`: the cache in plain data.
+* `report.py`: the cache in plain data.
 
 Always true between two forwards: all layers of a sequence stand at one offset; a record never claims a token that its
 layers have not seen; each snapshot is either live in one layer or owns its bytes, and is closed exactly once; the
@@ -31,22 +31,18 @@ def make_cache(
     *,
     budget_bytes: int | None = None,
     turn_tokens: frozenset[int] = frozenset(),
-    known_choices: bool = False,
 ) -> PrefixCache:
     """Returns a cache of a kind in CACHE_KINDS, over the layers of one model.
 
     `make_layers` returns a fresh cache list of that model, as its forward takes it. `budget_bytes` limits what the trie
-    holds between requests. `turn_tokens`, the special tokens around messages, tell it where prompts often diverge. With
-    `known_choices` it knows the tokens of greedy answers, which no other kind does. Raises ValueError for an unknown
-    kind.
+    holds between requests. `turn_tokens`, the special tokens around messages, tell it where prompts often diverge.
+    Raises ValueError for an unknown kind.
     """
     if kind == "trie":
-        from runner.cache.cached_answer import CachedAnswers
         from runner.cache.checkpoints import TurnCheckpoints
         from runner.cache.trie_cache import TrieCache
 
-        trie = CachedAnswers if known_choices else TrieCache
-        return trie(make_layers, budget_bytes, TurnCheckpoints(turn_tokens))
+        return TrieCache(make_layers, budget_bytes, TurnCheckpoints(turn_tokens))
     if kind in ("single", "none"):
         from runner.cache.single import NullCache, SingleEntryCache
 

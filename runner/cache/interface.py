@@ -12,7 +12,7 @@ What holds between sessions, whatever happened in them:
 Owner of every object here: the engine thread.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from protocol.stats import CacheCounts, CacheNode
@@ -41,15 +41,6 @@ class CacheDescription(NamedTuple):
     """Held by batches, in addition to the layers of their sessions; part of `counts.live_bytes`."""
 
 
-class Greedy(NamedTuple):
-    """An answer whose tokens are each the most probable one after those before it."""
-
-    most: int
-    """The most tokens that may be known."""
-    ends: Collection[int]
-    """From the first of these on none is known."""
-
-
 class PrefixCache(Protocol):
     """Reuses what the layers computed for earlier prompts, within a budget.
 
@@ -65,13 +56,9 @@ class PrefixCache(Protocol):
 
     # --- sessions
 
-    def begin(
-        self, tokens: Sequence[int], salt: str = "", known: Sequence[int] = (), greedy: "Greedy | None" = None
-    ) -> "Session":
-        """Opens a session for a prompt, after which these tokens are `known` to follow: it has them if little of the
+    def begin(self, tokens: Sequence[int], salt: str = "", first: int | None = None) -> "Session":
+        """Opens a session for a prompt. The `first` token of its answer is known; the session has it if little of the
         prompt is left to compute. Prompts of different salts share nothing.
-
-        Of a `greedy` answer a cache may know more: those tokens are then known in place of these.
 
         Raises ValueError for an empty prompt, and RuntimeError while another session is open unless the cache is
         concurrent; both leave the cache as it was. `tokens` is copied.

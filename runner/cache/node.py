@@ -43,7 +43,6 @@ class Node:
         "checkpoint",
         "children",
         "end",
-        "known",
         "locks",
         "parent",
         "restored",
@@ -63,8 +62,6 @@ class Node:
         # What is held of its tokens
         self.slots: list[Snapshot | None] = []
         """Empty, or one entry for each layer."""
-        self.known = b""
-        """A 1 for each token that is a known choice (`cached_answer.py`); those after its end are none."""
         self.stored = 0
         """The number of its first tokens that are on disk."""
         self.restored = False

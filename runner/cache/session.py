@@ -24,7 +24,8 @@ log = Log(__name__)
 _NOT_READY = "a forward in a session that is closed or failed, or has a round to accept"
 
 _FEW = 16
-"""The tokens of a prompt that are computed after a known one was sent: a repeat has no more, whatever the layers."""
+"""The tokens of a prompt that are computed after its known first token was sent: a repeat has no more, whatever the
+layers."""
 CHECK_TOKENS = 64
 """The decode steps between two checks of the bytes held; layers grow by more tokens at a time."""
 
@@ -64,9 +65,9 @@ class Session:
 
         # From token to token
         self.recorded = prompt
-        self.known: list[int] = []
-        """The first tokens of the answer, which need not be drawn, as far as they are not recorded yet. While there are
-        any, the layers may have seen more tokens than are recorded. `end_known` before anything is computed."""
+        self.first: int | None = None
+        """The first token of the answer, if it is known and not recorded yet. While it is there the layers may have
+        seen the whole prompt: record it, or call `forget_first`, before computing."""
         self.next_check_at = 0
         """The position from which on `_check` is called after forwards of a single token, too."""
         self.failed = False
@@ -146,14 +147,14 @@ class Session:
         """Returns up to `most` tokens that followed all recorded ones in another conversation; pictures end them."""
         return []
 
-    def end_known(self) -> None:
-        """Forgets the rest of the known tokens: the layers have not seen the last recorded token any more."""
-        self.known = []
+    def forget_first(self) -> None:
+        """Forgets the known first token. The layers have not seen the last token of the prompt afterwards."""
+        self.first = None
 
-    def end_known_if_far(self) -> None:
-        """Does so if more than a few tokens of the prompt are left: they would be a pause after the first known one."""
-        if self.known and self.total - self.position > _FEW:
-            self.end_known()
+    def forget_first_if_far(self) -> None:
+        """Forgets it if more than a few tokens of the prompt are left: they would be a pause after that token."""
+        if self.first is not None and self.total - self.position > _FEW:
+            self.forget_first()
 
     def close(self) -> None:
         """Ends the session; call it in a `finally`. A second call does nothing.
@@ -248,7 +249,6 @@ class TrieSession(Session):
         `go_back(session, to)` takes layers that are ahead of the record back to `to` tokens."""
         super().__init__(sequence, prompt, match, end)
         # From begin to close
-        self.greedy = False
         """True if each token of the answer is the most probable one after those before it."""
         self._trie = trie
         self._check_cache = check
@@ -279,8 +279,8 @@ class TrieSession(Session):
             self._left_at = self.node  # for good: what is recorded after it stays
         return [*takewhile(lambda token: token >= 0, found)]
 
-    def end_known(self) -> None:
-        self.known = []
+    def forget_first(self) -> None:
+        super().forget_first()
         at = len(self.recorded) - 1
         if self.position <= at:
             return

@@ -7,7 +7,7 @@ says nothing about the layers; they are reset before use.
 from collections.abc import Callable, Sequence
 
 from protocol.stats import CacheNode
-from runner.cache.interface import CacheDescription, Greedy, Spell
+from runner.cache.interface import CacheDescription, Spell
 from runner.cache.layer_interface import Match, Miss
 from runner.cache.node import common_prefix
 from runner.cache.report import describe_sequence, sequence_node
@@ -47,20 +47,14 @@ class SingleEntryCache:
     def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:  # noqa: ARG002  at most one
         return sequence_node(self._facts, self.sequence, self.tokens, spell)
 
-    def begin(
-        self,
-        tokens: Sequence[int],
-        salt: str = "",
-        known: Sequence[int] = (),
-        greedy: Greedy | None = None,  # noqa: ARG002
-    ) -> Session:
+    def begin(self, tokens: Sequence[int], salt: str = "", first: int | None = None) -> Session:
         if not tokens:
             raise ValueError("a session needs a prompt of at least one token")
         if self._open:
             raise RuntimeError("another session of this cache is open")
         session = self._open_session(list(tokens), salt)
-        session.known = [*known]
-        session.end_known_if_far()
+        session.first = first
+        session.forget_first_if_far()
         self._open = True
         return session
 

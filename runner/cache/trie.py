@@ -111,7 +111,6 @@ class PrefixTrie:
         halves = [held.split(upper.end) if held is not None else (None, None) for held in node.slots]
         upper.slots, node.slots = [first for first, _ in halves], [second for _, second in halves]
         node.parent.children[upper.tokens[0]] = upper
-        upper.known, node.known = node.known[:at], node.known[at:]
         node.tokens = node.tokens[at:]
         node.parent = upper
         upper.children[node.tokens[0]] = node
@@ -135,7 +134,6 @@ class PrefixTrie:
         child.slots = [_joined(first, second) for first, second in zip(above, below, strict=True)]
         child.restored |= node.restored
         child.stored = node.stored + (child.stored if node.stored == len(node.tokens) else 0)
-        child.known = node.known.ljust(len(node.tokens), b"\0") + child.known if child.known else node.known
         child.tokens = node.tokens + child.tokens
         child.used = max(node.used, child.used)
         child.parent = node.parent

@@ -15,7 +15,7 @@ from protocol.stats import CacheNode
 from runner.cache import resume
 from runner.cache.checkpoints import CheckpointPolicy, TurnCheckpoints
 from runner.cache.eviction import BudgetEnforcer
-from runner.cache.interface import CacheDescription, Greedy, Spell
+from runner.cache.interface import CacheDescription, Spell
 from runner.cache.layer_interface import Match, Miss, Snapshot
 from runner.cache.node import Node, common_prefix, keys
 from runner.cache.report import describe_trie, trie_nodes
@@ -73,17 +73,11 @@ class TrieCache:
 
     # --- begin
 
-    def begin(
-        self,
-        tokens: Sequence[int],
-        salt: str = "",
-        known: Sequence[int] = (),
-        greedy: Greedy | None = None,  # noqa: ARG002
-    ) -> TrieSession:
+    def begin(self, tokens: Sequence[int], salt: str = "", first: int | None = None) -> TrieSession:
         if not tokens:
             raise ValueError("a session needs a prompt of at least one token")
-        session = self._open(list(tokens), salt, known)
-        session.end_known_if_far()
+        session = self._open(list(tokens), salt, first)
+        session.forget_first_if_far()
         return session
 
     def follows(self, tokens: Sequence[int], salt: str = "") -> bool:
@@ -110,10 +104,10 @@ class TrieCache:
                 self.advance_to(session, ahead)
         return False
 
-    def _open(self, prompt: list[int], salt: str, known: Sequence[int] = ()) -> TrieSession:
+    def _open(self, prompt: list[int], salt: str, first: int | None = None) -> TrieSession:
         others = list(self.sequences.sessions)
         try:
-            session = self._resume(prompt, salt, known)
+            session = self._resume(prompt, salt, first)
             self.enforce_budget()
         except Exception:
             log.exception("cache freed: a conversation could not be resumed")
@@ -123,9 +117,9 @@ class TrieCache:
         self.detach()  # only now: the error held what is to be freed
         return self._resume(prompt, salt)
 
-    def _resume(self, prompt: list[int], salt: str, known: Sequence[int] = ()) -> TrieSession:
+    def _resume(self, prompt: list[int], salt: str, first: int | None = None) -> TrieSession:
         root = self.trie.root(salt)
-        wanted = [*prompt, *known] if known and self.sequences.kept.sliceable else prompt
+        wanted = prompt if first is None or not self.sequences.kept.sliceable else [*prompt, first]
         path, matched = self.trie.match(root, keys(wanted))
         # One token is always evaluated again: the first logits come from it.
         branch = min(matched, len(wanted) - 1)
@@ -138,7 +132,7 @@ class TrieCache:
         miss = miss or (refusal if node.end < last else Miss.NONE)
         match = Match(min(matched, len(prompt)), min(node.end, last), miss)
         session = TrieSession(sequence, prompt, match, node, self.trie, self._after_forward, self._go_back, self._close)
-        session.known = [*known]
+        session.first = first
         self.trie.lock(node)
         if not sequence.sliceable:
             session.checkpoints = self.policy.plan(

@@ -151,6 +151,8 @@ SERVER = Command(
     below=(OLLAMA, CHECK, TOP, REPLAY, FOLLOW, COMPLETION, VERSION),
 )
 
+GONE = {"draft-known": "prompts that come again get their first token without a forward, with no flag"}
+"""Flags of earlier versions, and what their users have now."""
 _WIDTH = 80
 _UNKNOWN = "unrecognized arguments: "
 """The beginning of argparse's message."""
@@ -193,6 +195,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]  # argparse exits here; we raise
         flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
         unknown = [word.partition("=")[0] for word in message.removeprefix(_UNKNOWN).split() if word.startswith("--")]
+        for word in unknown:
+            if now := GONE.get(word.removeprefix("--")):
+                raise UsageError(f"{word} is gone: leave it out ({now})")
         meant = nearest(unknown, flags, "--") if message.startswith(_UNKNOWN) else ""
         raise UsageError(f"{message}{f'{meant} See' if meant else '; see'} {self.prog} --help")
 

@@ -161,8 +161,6 @@ def check_together(settings: Settings) -> None:
         if settings.secret_file is None:
             raise UsageError(f"--followers needs --secret-file: {MAKE_ONE}")
         _check_ranks("--followers", settings)
-    if settings.draft_known and settings.cache != "trie":
-        raise UsageError(f"--draft-known takes answers from the trie, which --cache {settings.cache} does not keep")
 
 
 def _check_ranks(flag: str, settings: Settings) -> None:

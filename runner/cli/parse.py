@@ -1,7 +1,7 @@
 """From the words of the command line and the environment to the settings of a command."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,6 +10,7 @@ import msgspec
 from runner.cli.commands import (
     CHECK,
     FOLLOW,
+    GONE,
     OLLAMA,
     OLLAMA_SERVE,
     REPLAY,
@@ -140,7 +141,13 @@ def unknown_variables(environ: Mapping[str, str]) -> str:
     commands = [command.settings for command in (SERVER, *SERVER.below) if command.settings] if ours else []
     known = {flag.variable for settings in commands for flag in flags_of(settings).values()}
     odd = sorted({*ours} - known)
-    return "; ".join(f"{name} is no variable of this runner{nearest([name], known, VARIABLES)}" for name in odd)
+    return "; ".join(_unknown(name, known) for name in odd)
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    if now := GONE.get(name.removeprefix(VARIABLES).lower().replace("_", "-")):
+        return f"{name} is gone: leave it out ({now})"
+    return f"{name} is no variable of this runner{nearest([name], known, VARIABLES)}"
 
 
 def _print(text: str) -> NoReturn:

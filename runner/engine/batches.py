@@ -61,7 +61,7 @@ class Batches:
             if generation.drafter is not None and not context.memory.allows_drafts(cache):
                 generation.drafter = None
             forward = context.memory.measured(context.forward_of(generation.request))
-            steps = int(generation.life.known > 0)  # it goes on as if it had drawn what was known
+            steps = generation.life.known  # it goes on as if it had drawn a known first token
             batch = Batch(generation, forward, context.shifted, steps)
         except Exception as error:
             return self._recovery.retry_or_fail(generation, error)

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from runner.cache import PrefixCache
-from runner.cache.interface import Greedy
 from runner.cache.session import Session
 from runner.engine.first_tokens import FirstTokens
 from runner.engine.generation import Forward, Generation, NoMedia
@@ -62,23 +61,16 @@ class EngineContext(NamedTuple):
         return generation
 
     def open_session(self, request: Request, cache: PrefixCache) -> Session:
-        """Opens a session of the cache for a request.
+        """Opens a session of the cache for a request. If the same prompt was computed recently, the session knows the
+        first token of the answer."""
+        return cache.begin(request.keys, self.salt, self._first_token(request))
 
-        The tokens of a plain greedy answer will be known choices, and it begins with those that the cache knows if no
-        probabilities are wanted. If the same prompt was computed recently, the first one is known, whatever the
-        sampling options.
-        """
-        first, greedy = self._first_token(request), None
-        if request.sampling.greedy and request.grammar is None:
-            greedy = Greedy(0 if request.sampling.logprobs else request.max_tokens - 1, self.tokenizer.eos)
-        return cache.begin(request.keys, self.salt, first, greedy)
-
-    def _first_token(self, request: Request) -> list[int]:
+    def _first_token(self, request: Request) -> int | None:
         """Returns the first token of an answer if it is known and others follow it."""
         if self.first_tokens is None or request.max_tokens < 2 or not _draws_plainly(request):
-            return []
+            return None
         token = self.first_tokens.draw(request)
-        return [] if token is None or token in self.tokenizer.eos else [token]
+        return None if token in self.tokenizer.eos else token
 
 
 def _draws_plainly(request: Request) -> bool:

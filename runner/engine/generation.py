@@ -54,13 +54,6 @@ class NoMedia:
         pass
 
 
-# Known choices: the beginning of an answer that is taken without a forward, because the cache knows what it would be.
-# Only plain greedy answers begin so: each token is the most probable one, whatever was drawn before, and no
-# probability is wanted. The end of an answer is always computed: the token that ends it, the one that completes a stop
-# string, the last one that it may have. So answers end, and leave the cache, as they would without.
-_KNOWN_TOKENS = 64  # of one slice, and of one line to the client: they take less than a millisecond
-
-
 class Generation:
     """One request that is being computed: reads its prompt slice by slice, then takes its tokens from a batch.
 
@@ -121,8 +114,8 @@ class Generation:
 
     @property
     def left(self) -> int:
-        """The number of tokens to prefill, or to take because they are known, before the first decode step."""
-        return max(len(self.session.known), len(self.session.recorded) - 1 - self.session.position)
+        """The number of tokens to prefill, or to take because the first one is known, before the first decode step."""
+        return max(int(self.session.first is not None), len(self.session.recorded) - 1 - self.session.position)
 
     @property
     def lacks_features(self) -> bool:
@@ -144,18 +137,20 @@ class Generation:
             self.drafter.index(2 * count)
         return count
 
-    def take_known(self) -> list[Event]:
-        """Takes the next of the tokens that the cache knows. Returns the events for the client."""
+    def take_first(self, token: int) -> list[Event]:
+        """Takes the first token of the answer, which is known, without a forward. Returns the events for the client.
+
+        The end of an answer is always computed, so a token that completes a stop string is forgotten: such an answer
+        leaves the cache as it would without.
+        """
         session, life = self.session, self.life
         life.decoded_ns = life.decoded_ns or perf_counter_ns()
-        coming = session.known[:_KNOWN_TOKENS]
-        count = self.text.before_stop(coming)
-        events = self.push(coming[:count])
-        life.known += count
-        del session.known[:count]
-        if count < len(coming) or not session.known:
-            session.end_known()
-        return events
+        if self.text.completes_stop(token):
+            session.forget_first()
+            return []
+        session.first = None
+        life.known = 1
+        return self.push([token])
 
     # --- the grammar
 

@@ -196,7 +196,7 @@ class Counters:
 
     @property
     def known(self) -> int:
-        """The known choices that were taken, those of running requests included."""
+        """The first tokens that were known, those of running requests included."""
         return self._known + sum(generation.life.known for generation in self._stepped_s)
 
     def cache(self, present: CacheCounts) -> CacheCounts:

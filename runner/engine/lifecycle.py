@@ -30,7 +30,7 @@ class Lifecycle:
     forced: int = 0
     """The number of them that the grammar forced."""
     known: int = 0
-    """The number of them that were known choices, or the first of a repeated prompt."""
+    """1 if the first of them was known, as that of a repeated prompt."""
     drafted: int = 0
     """Drafts that were tried."""
     accepted: int = 0

@@ -140,19 +140,16 @@ class Detokenizer(Generic[Entry]):
         text = self._utf8.feed(self._vocabulary.token_bytes(token_id))
         return self._deliver(self._append(text)) if text else None
 
-    def before_stop(self, tokens: Sequence[int]) -> int:
-        """Returns how many of these tokens can be pushed before one completes a stop string. Changes nothing."""
+    def completes_stop(self, token: int) -> bool:
+        """Returns True if this token, pushed next, would complete a stop string. Changes nothing."""
         if self._stops is None:
-            return len(tokens)
+            return False
         ahead = copy(self)
         ahead._utf8 = copy(self._utf8)
         ahead._settled = deque()
         ahead._unsettled = []
-        for count, token in enumerate(tokens):
-            ahead.push(token)
-            if ahead.stopped:
-                return count
-        return len(tokens)
+        ahead.push(token)
+        return ahead.stopped
 
     def finish(self) -> Piece[Entry] | None:
         """Ends the text at EOS or at a limit. Returns the text that was held: it was no stop string after all.

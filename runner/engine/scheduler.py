@@ -176,19 +176,19 @@ class Scheduler:
             self._compiling.append(generation)
 
     def _prefill(self, generation: Generation, most: int) -> int:
-        """Computes the next slice of a prompt, or takes known tokens; returns the number of tokens computed."""
+        """Computes the next slice of a prompt, or takes a known first token; returns the number of tokens computed."""
         TRACE.name("prefill", request=generation.request.number, tokens=most)
-        computed, known = 0, bool(generation.session.known)
+        computed, first = 0, generation.session.first
         try:
-            if known:
-                self._settle([(generation, generation.take_known())])
+            if first is not None:
+                self._settle([(generation, generation.take_first(first))])
             else:
                 tokens = self.memory.slice_tokens(self.cache, most, generation.session.position)
                 computed = generation.prefill(tokens, self.memory.measured(self._context.forward))
                 self.memory.prefilled(computed, generation.session.position)
         except Exception as error:  # this request restarts or ends, the engine goes on
             self.prefilling.remove(generation)
-            if not known:
+            if first is None:
                 generation.note_forward(error)
             self._settle(self._recovery.retry_or_fail(generation, error))
             return 0

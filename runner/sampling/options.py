@@ -67,11 +67,6 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
             yield "repeat_penalty", self.repeat_penalty, "off"
 
     @property
-    def greedy(self) -> bool:
-        """True if each token is the most probable one, whatever tokens came before."""
-        return self.temperature < _SMALLEST_TEMPERATURE and not (self._penalised and self.repeat_last_n)
-
-    @property
     def _penalised(self) -> bool:
         repeated = self.repeat_penalty > 0 and self.repeat_penalty != 1
         return repeated or self.presence_penalty != 0 or self.frequency_penalty != 0

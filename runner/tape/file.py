@@ -30,7 +30,7 @@ VERSION = 3
 """Of headers and entries."""
 DECIDING = (
     *("context_tokens", "dtype", "cache", "cache_memory", "memory", "kv_bits", "parallel", "max_gap_s"),
-    *("draft", "draft_tokens", "draft_known", "prefill_chunk_tokens", "blas", "kernels", "blas_threads", "no_media"),
+    *("draft", "draft_tokens", "prefill_chunk_tokens", "blas", "kernels", "blas_threads", "no_media"),
     "unproven_models",
 )
 """The settings that decide what is computed."""
@@ -76,6 +76,8 @@ def settings_of(header: Header) -> Settings:
         settings = msgspec.convert({**chosen, **others}, Settings, dec_hook=lambda _, value: value)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
+    if header.settings.get("draft_known"):
+        raise ValueError("draft_known is True: only earlier versions had --draft-known")
     for name in DECIDING:
         if not _can_be_chosen(name, value := getattr(settings, name)):
             raise ValueError(f"{name} is {value!r}")

@@ -130,7 +130,7 @@ class Story:
             budget=None if drafts else numbers.choice((None, 60_000, 400_000)),
             memory=MemoryBudget(TapedMeter(meter, tape), None if drafts else numbers.choice(_ROOMS), 512),
             eos=EOS,
-            known=numbers.random() < 0.5,
+            first_tokens=numbers.random() < 0.5,
             drafting=drafting,
             tape=tape,
             outbox=outbox,

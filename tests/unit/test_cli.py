@@ -102,7 +102,6 @@ def test_every_flag_has_its_variable() -> None:
         "prefill-chunk": "8",
         "draft": "small:latest",
         "draft-tokens": "3",
-        "draft-known": "off",
         "dtype": "float16",
         "trace": "/t.json",
         "record": "/t.tape",
@@ -454,7 +453,7 @@ def test_all_together_takes_three_quarters_of_what_there_is_and_the_cache_a_quar
         (["--model", "m", "--max-gap-ms", "0"], {}, "--max-gap-ms 0: give a whole number from 1 to 60000"),
         (["--model", "m", "--cache-memory", "8Q"], {}, "--cache-memory 8Q: give bytes (123456, 512MiB, 8G), a share"),
         (["--model", "m", "--memory", "all"], {}, "--memory all: give bytes (123456, 512MiB, 8G), a share (25%)"),
-        (["--model", "m", "--draft-known", "--cache", "single"], {}, "--draft-known takes answers from the trie"),
+        (["--model", "m", "--draft-known"], {}, "^--draft-known is gone: leave it out (prompts that come again get"),
         (["completion", "ksh"], {}, "mlx-runner completion bash|zsh|fish"),
         (["--model", "m"], {"MLX_RUNNER_KV_BITS": "q8_0"}, "MLX_RUNNER_KV_BITS=q8_0: choose one of 8, 6, 5, 4, 3, off"),
         (["--model", "m"], {"MLX_RUNNER_PARALLEL": "x"}, "^MLX_RUNNER_PARALLEL=x: give a whole number from 1 to 64"),
@@ -501,6 +500,9 @@ def test_a_variable_that_nothing_reads_is_named() -> None:
     known = {flag.variable: "x" for flag in (*FLAGS, *CHECK_FLAGS)}
     known |= {"MLX_RUNNER_LISTEN": "x", "MLX_RUNNER_OLLAMA": "/x", "MLX_RUNNER_OLLAMA_MEDIA": "x", "PATH": "/x"}
     assert unknown_variables(known) == ""
+    assert unknown_variables({"MLX_RUNNER_DRAFT_KNOWN": "on"}).startswith(
+        "MLX_RUNNER_DRAFT_KNOWN is gone: leave it out"
+    )
     assert unknown_variables({**known, "MLX_RUNNER_PARALEL": "3", "MLX_RUNNER_": "1"}) == (
         "MLX_RUNNER_ is no variable of this runner; MLX_RUNNER_PARALEL is no variable of this runner: did you mean"
         " MLX_RUNNER_PARALLEL?"

@@ -32,7 +32,7 @@ const right = (accepted, drafted, state) =>
 const drafts = ({ drafted, accepted, state, model }) => [
   ...(fromText(drafted) ? [["Drafts", right(fromText(accepted), fromText(drafted), state)]] : []),
   ...(model ? [["Draft model", right(accepted.model ?? 0, drafted.model ?? 0, model.state)]] : []),
-  ...(accepted.known ? [["Known answers", `${count(accepted.known)} tokens`]] : []),
+  ...(accepted.known ? [["Known first tokens", `${count(accepted.known)}`]] : []),
 ];
 
 /** [name, value] rows of the processes that compute the model together, if there are several. */

@@ -4,10 +4,27 @@ import mlx.core as mx
 import pytest
 
 from runner.engine.first_tokens import FirstTokens
+from runner.sampling import SamplingOptions
 from runner.sampling.sample import Choice, Sample
 from scripts.tools.models.tiny import KINDS, words
-from tests.lib.tiny_engine import RequestSpec, TinyEngine, oracle_answer
-from tests.model.engine.test_known import WAYS, spec, taken
+from tests.lib.tiny_engine import RequestSpec, TinyEngine, oracle_answer, text_of
+from tests.lib.told_drafts import OPTIONS, seen
+
+WAYS: dict[str, dict[str, object]] = {
+    **{name: OPTIONS[name] for name in ("greedy", "drawn")},
+    "greedy with log-probabilities": {"logprobs": True, "top_logprobs": 2},
+    "greedy with penalties": {"repeat_penalty": 1.5, "presence_penalty": 0.3, "repeat_last_n": 16},
+}
+
+
+def spec(options: str = "greedy", max_tokens: int = 20, prompt: tuple[int, ...] = ()) -> RequestSpec:
+    wanted = SamplingOptions(**WAYS[options])  # type: ignore[arg-type]  # names and types are the struct's own
+    return RequestSpec(prompt or tuple(words(30)), max_tokens, wanted)
+
+
+def taken(engine: TinyEngine) -> int:
+    return engine.scheduler.journal.counters.known
+
 
 PLAIN = [way for way in WAYS if "log" not in way]
 LONG = tuple(words(140))
@@ -89,6 +106,24 @@ def test_an_answer_that_ends_at_once_is_computed() -> None:
         forwards_before_text(engine, spec()._replace(eos=frozenset({first})))
     assert taken(engine) == 0
     engine.check()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_next"])
+def test_a_first_token_that_completes_a_stop_string_is_computed(name: str) -> None:
+    """The answer that it ends leaves what a computed one leaves."""
+    first = oracle_answer(name, spec(prompt=LONG)).tokens[0]
+    nodes = []
+    for first_tokens in (False, True):
+        engine = TinyEngine(name, first_tokens=first_tokens)
+        forwards_before_text(engine, spec(prompt=LONG))
+        for _ in range(2):
+            engine.submit(spec(prompt=LONG)._replace(stop=text_of([first])))
+            engine.finish()
+        forwards_before_text(engine, spec(prompt=LONG))
+        assert taken(engine) == int(first_tokens)
+        engine.check()
+        nodes.append(seen(engine).nodes)
+    assert nodes[0] == nodes[1]
 
 
 @pytest.mark.parametrize("name", KINDS)

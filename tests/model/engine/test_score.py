@@ -138,7 +138,7 @@ def scored(module: Module, prompt: list[int]) -> mx.array:
         loaded.logits,
         tokenizer(),
         CONTEXT,
-        lambda: make_cache("trie", loaded.make_layers, budget_bytes=None, known_choices=False),
+        lambda: make_cache("trie", loaded.make_layers, budget_bytes=None),
         MemoryBudget(ZeroMeter(), None, 2048),
         scoring=partial(in_float32, module),
     )

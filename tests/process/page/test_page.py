@@ -131,7 +131,7 @@ async def test_the_page_shows_the_numbers_of_the_runner(stand_in: StandIn, look:
         "Embeddings": "64 texts of 640 tokens in 2 forwards",
         "Drafts": "321 of 389 tokens right",
         "Draft model": "11 of 20 tokens right, resting now",
-        "Known answers": "7 tokens",
+        "Known first tokens": "7",
         "On disk": "3.0 MB of 9.0 MB",
         "From disk": "500 tokens, 1 request",
         "Cache, live": "0 B",

@@ -122,17 +122,16 @@ def test_held_back_is_only_what_may_become_a_stop_string(chunks: list[bytes], st
 
 @given(chunk_lists(broken=True), stop_lists, st.integers(0, 12))
 @example([b"ab", b"\xc3", b"\xa9", b"c"], ["\u00e9"], 2)
-def test_the_tokens_before_a_stop_string_are_counted_ahead(chunks: list[bytes], stop: list[str], at: int) -> None:
+def test_a_token_that_completes_a_stop_string_is_found_ahead(chunks: list[bytes], stop: list[str], at: int) -> None:
     """From any place, and without a trace."""
     stream: Detokenizer[int] = Detokenizer(Words(chunks), StopStrings(stop))
-    pushed, found = [], None
+    pushed = []
     for token_id in range(len(chunks)):
-        if token_id == at:
-            found = stream.before_stop(range(at, len(chunks)))
+        ahead = stream.completes_stop(token_id) if token_id == at else None
         pushed.append(stream.push(token_id, token_id))
+        assert ahead in (None, stream.stopped)
         if stream.stopped:
             break
-    assert found in (None, len(pushed) - stream.stopped - at)
     assert Run(pushed, stream.finish(), stream.stopped) == run(chunks, stop)
 
 

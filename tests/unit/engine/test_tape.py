@@ -134,7 +134,7 @@ def test_a_file_that_is_cut_is_read_to_its_last_whole_frame(tmp_path: Path) -> N
         *(("draft_tokens", value) for value in (0, 64)),
         *(("prefill_chunk_tokens", value) for value in (0, 1 << 40)),
         *(("blas_threads", value) for value in (0, 1 << 20)),
-        ("draft_known", "yes"),
+        ("draft_known", True),
     ],
 )
 def test_a_choice_that_no_flag_makes_is_refused_by_name(name: str, value: object, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_another_file_is_refused(data: bytes, tmp_path: Path) -> None:
 def test_a_replay_has_the_settings_of_the_recording(model: OpenedModel, tmp_path: Path) -> None:
     numbers = {"parallel": 3, "kv_bits": 8, "max_gap_s": 0.25, "draft_tokens": 2, "prefill_chunk_tokens": 64}
     bounds = {"memory": Bound(9 << 30, 40.0), "cache_memory": Bound(percent=25.0)}
-    words = {"dtype": "keep", "cache": "single", "draft": "small", "draft_known": True, "no_media": True}
+    words = {"dtype": "keep", "cache": "single", "draft": "small", "no_media": True}
     settings = settings_for(model.name, **numbers, **bounds, **words)
     tape = TapeFile(tmp_path / "tape", header_of(settings, model))
     again = TapeReader(tape.path).settings

@@ -49,12 +49,3 @@ def test_penalties_without_bounds_are_bounded() -> None:
     wide = options.normalised(100, 50)
     assert (wide.repeat_penalty, wide.presence_penalty, wide.frequency_penalty) == (2.0**100, 2.0**100, -(2.0**100))
     assert SamplingOptions(repeat_penalty=1e-39).normalised(100, 50).repeat_penalty == 2.0**-100
-
-
-def test_greedy_answers_take_the_most_probable_token_whatever_came_before() -> None:
-    for plain in ({}, {"temperature": 1e-40}, {"top_k": 5, "min_p": 0.5}, {"repeat_last_n": 8, "repeat_penalty": 1.0}):
-        assert SamplingOptions(**plain).greedy  # type: ignore[arg-type]  # names and types are the struct's own
-    assert SamplingOptions(repeat_penalty=1.5).greedy, "without a window"
-    assert not SamplingOptions(temperature=1e-30).greedy
-    for penalty in ({"repeat_penalty": 1.1}, {"presence_penalty": -0.1}, {"frequency_penalty": 0.1}):
-        assert not SamplingOptions(repeat_last_n=-1, **penalty).greedy  # type: ignore[arg-type]
