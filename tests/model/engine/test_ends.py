@@ -18,6 +18,7 @@ from runner.engine.generation import Generation
 from runner.engine.guide import Grammar, Guide
 from runner.engine.memory import MemoryBudget
 from runner.engine.output import Detokenizer
+from runner.engine.policy import SlicePolicy, StepLimit
 from runner.errors import RequestError
 from runner.grammar.compiler import GrammarMatcher
 from runner.sampling import SamplingOptions
@@ -26,7 +27,8 @@ from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer
 from scripts.tools.models.tiny import words
 from tests.lib.breaking import breaking
-from tests.lib.tiny_engine import ClientRequest, RequestSpec, TinyEngine
+from tests.lib.tiny_engine import ClientRequest, RequestSpec, TinyEngine, oracle_answer, text_of
+from tests.lib.told_drafts import seen
 
 PROMPT = tuple(words(50))
 DIGITS = "start: /[0-9]{15}/"
@@ -125,7 +127,7 @@ def test_a_fault_after_a_known_first_token_keeps_it_known() -> None:
     engine = TinyEngine("llama", first_tokens=True)
     first = engine.ask(PROMPT, 30)
     engine.finish()
-    with breaking(Detokenizer, "push", 1, ValueError):
+    with breaking(Detokenizer, "push", 0, ValueError):
         known = engine.ask(PROMPT, 30)
         engine.finish()
     assert not first.failed
@@ -205,3 +207,22 @@ def test_a_format_that_could_not_be_compiled_for_a_fault_of_ours_is_no_refusal()
         compiling.set_exception(error)
         engine.finish()
     assert engine.scheduler.journal.counters.outcomes == {"refused": 1, "failed": 1}
+
+
+def test_the_cache_keeps_as_much_of_an_answer_however_long_steps_take() -> None:
+    """An answer whose first token is known, and whose second one ends it: the step after that is dispatched before it
+    is read, or not."""
+    begun = oracle_answer("llama", RequestSpec(PROMPT, 2, SamplingOptions())).tokens
+    nodes = []
+    for ahead in (True, False):
+        policy = SlicePolicy(2048, 0.1)
+        policy.step_limit = lambda work, index, ahead=ahead: StepLimit(ahead=ahead)  # type: ignore[method-assign,misc]
+        engine = TinyEngine("llama", policy, first_tokens=True)
+        engine.ask(PROMPT, 2)
+        engine.finish()
+        engine.ask(PROMPT, 9, stop=text_of(begun))
+        engine.finish()
+        engine.check()
+        assert engine.scheduler.journal.counters.known == 1
+        nodes.append(seen(engine).nodes)
+    assert nodes[0] == nodes[1]
