@@ -31,7 +31,7 @@ from runner.model import OpenedModel
 from runner.model.attention import use_on_cuda
 from runner.model.device import gpu_usable_bytes, usable_bytes
 from runner.model.weights.dtype import device, in_float32
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.load import LoadedModel
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, CheckSettings, Settings
@@ -84,8 +84,7 @@ def assemble(
     wings = [*wings_of(settings)]
 
     weights_bytes = parts.budget_bytes - sum(wing.reserve(parts) for wing in wings)
-    group = world.ranks.group if world.ranks is not None else None
-    parts.loaded = load(model, settings.dtype, weights_bytes, group=group)
+    parts.loaded = world.load(model, settings.dtype, weights_bytes)
     parts.tokenizer = opening.result()
 
     for wing in wings:

@@ -254,7 +254,7 @@ class Leader:
 def lead(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[RankWorld, Recording]:
     """Starts the followers and joins them. Returns the leader's world and turns. Raises RankError if the ranks
     cannot begin."""
-    from runner.model.weights.split import split
+    from runner.ranks.split import split
 
     if fault := split(model, settings.ranks).fault:
         raise RankError(fault)

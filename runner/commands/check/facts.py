@@ -13,18 +13,17 @@ from runner.cache.layers.kv import KVState
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.states import RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
+from runner.commands.check.examination import Amount, Examination, collecting_faults, contents, examine, files, skipped
 from runner.commands.check.trial import TrialFacts, try_model
 from runner.engine.parts import Examined, Facts
 from runner.errors import MissingError, ModelError
 from runner.logs import printable
 from runner.model import Choice, OpenedModel
 from runner.model.device import usable_bytes
-from runner.model.inspect import Amount, Examination, collecting_faults, contents, examine, files, skipped
 from runner.model.sources.checkpoint import Tensor
 from runner.model.weights.dtype import device, plan_dtypes
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.mended import unread
-from runner.model.weights.split import part_of, possible_ranks, split
 from runner.settings import CheckSettings, context_limit
 from runner.tokenizer import Tokenizer, open_tokenizer
 from runner.tokenizer.files import read_object
@@ -304,6 +303,10 @@ def rank_facts(found: Examination, dtype: str, budget_bytes: int) -> RankFacts |
     """Returns what can be done with a model; None if a fault hides it. The arguments after it are settings."""
     model, whole = found.opened, found.module
     if model is None or whole is None:
+        return None
+    try:
+        from runner.ranks.split import part_of, possible_ranks, split
+    except ModuleNotFoundError:  # a runner without this wing
         return None
     parts = {ranks: part_of(whole, ranks, 0) for ranks in possible_ranks(model, whole)}
     if not parts:

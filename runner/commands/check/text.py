@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from runner.commands.check.examination import Amount
 from runner.commands.check.facts import (
     BlasFacts,
     Context,
@@ -17,7 +18,6 @@ from runner.commands.check.facts import (
 )
 from runner.commands.check.trial import TrialFacts, Verdict
 from runner.logs import printable
-from runner.model.inspect import Amount
 from runner.sizes import counted, shown
 
 _WIDTH = 100

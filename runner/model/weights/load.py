@@ -90,30 +90,16 @@ class LoadedModel(NamedTuple):
         return scores.at[..., mx.array(self.suppressed)].minimum(-mx.inf) if self.suppressed else scores
 
 
-def load(
-    opened: OpenedModel,
-    dtype: str = "keep",
-    budget_bytes: int | None = None,
-    *,
-    group: mx.distributed.Group | None = None,
-) -> LoadedModel:
+def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = None) -> LoadedModel:
     """Reads the weights and builds the module.
 
-    Shapes, names, types and sizes are checked before the first byte is read. `dtype` is one of `settings.DTYPES`; the
-    log says what it means for this model. With a `group`, whose ranks must all call this, only the share of this rank
-    is kept, and the smallest of their budgets is for each share.
+    Checks shapes, names, types and sizes before it reads the first byte. `dtype` is one of `settings.DTYPES`; the log
+    says what it means for this model.
 
     Raises:
-        ModelError: a file or tensor does not fit, the weights exceed the budget, or the group cannot share the model.
+        ModelError: a file or tensor does not fit, or the weights exceed the budget.
         ReadError: reading failed after these checks.
     """
-    if group is not None:
-        if opened.family.of_mlx_vlm:
-            raise ModelError(f"{opened.name} is a model of mlx-vlm, which cannot be split: serve it without --ranks")
-        from runner.model.weights.split import load_share  # most models are not shared
-
-        module = load_share(opened, dtype, budget_bytes, group)
-        return _finished(opened, module)
     rehearsed, recipe = rehearse(opened)
     types = plan_dtypes(dtype, rehearsed, budget_bytes)
     types.log_choice()
@@ -127,10 +113,11 @@ def load(
     settle(module, types)
     if device() == "cpu":
         dispatch_early(module)
-    return _finished(opened, module)
+    return finished(opened, module)
 
 
-def _finished(opened: OpenedModel, module: Module) -> LoadedModel:
+def finished(opened: OpenedModel, module: Module) -> LoadedModel:
+    """Returns the model, ready to run, of a module that has its weights. Warns of fields that it ignores."""
     for warning in unread(opened, module):
         log.warning(warning)
     shorten_lookups(module)

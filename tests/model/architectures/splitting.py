@@ -5,7 +5,7 @@ import importlib
 import mlx.core as mx
 
 from runner.model.weights.assemble import rehearse
-from runner.model.weights.split import possible_ranks, split
+from runner.ranks.split import possible_ranks, split
 from tests.model.architectures.subject import Subject
 from tests.model.ranks.jobs import Outcome
 from tests.model.ranks.pair import Pair, alone

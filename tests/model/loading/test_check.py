@@ -7,8 +7,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from runner.commands.check.examination import Amount
 from runner.commands.check.facts import Context, Inspection, LayerKind, inspect
-from runner.model.inspect import Amount
 from runner.settings import CheckSettings
 from scripts.tools.models.checkpoints import (
     CHUNK,

@@ -9,7 +9,7 @@ import pytest
 from runner.model import OpenedModel, open_model
 from runner.model.weights.assemble import rehearse
 from runner.model.weights.parameters import parameters_of
-from runner.model.weights.split import possible_ranks, split
+from runner.ranks.split import possible_ranks, split
 from scripts.tools.models.architectures import Values, config
 from scripts.tools.models.checkpoints import make_weights, write_checkpoint, write_directory
 from scripts.tools.models.store import write_store

@@ -10,13 +10,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import QQLinear
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
 
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
@@ -25,6 +24,7 @@ from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.weights.assemble import assemble, rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
+from runner.model.weights.load import LoadedModel, finished
 from runner.model.weights.packed import Recipe
 from runner.model.weights.parameters import parameters_of
 from runner.model.weights.quantized_layers import GloballyScaledLinear, GloballyScaledSwitchLinear
@@ -174,7 +174,7 @@ def _no_communication(ranks: int) -> Iterator[None]:
 
 def _built(module: Module) -> tuple[Shapes, Shapes]:
     """Returns the shapes of the scores and of all state that two forwards leave, which nothing evaluates."""
-    layers = make_prompt_cache(module)
+    layers = cast("list[Any]", LoadedModel(module).make_layers())
     scores = [module(mx.array([tokens]), cache=layers).shape for tokens in _TOKENS]
     states = cast("list[tuple[str, object]]", tree_flatten([layer.state for layer in layers]))
     return scores, [state.shape for _, state in states if isinstance(state, mx.array)]
@@ -215,14 +215,18 @@ _PIECE_BYTES = 64 << 20
 Parameters = list[tuple[str, mx.array]]
 
 
-def load_share(opened: OpenedModel, dtype: str, budget_bytes: int | None, group: mx.distributed.Group) -> Module:
-    """Returns the module of this rank, evaluated. The smallest budget of all ranks is for each share, lest they compute
-    in different types.
+def load_share(
+    opened: OpenedModel, group: mx.distributed.Group, dtype: str = "keep", budget_bytes: int | None = None
+) -> LoadedModel:
+    """Loads the share of this rank, as `weights.load.load` loads a whole model. All ranks of the group must call this.
+    The smallest of their budgets is for each share, lest they compute in different types.
 
     Raises:
         ModelError: the model cannot be split over these ranks, or does not fit; nothing has been read then.
         ReadError: reading failed after these checks.
     """
+    if opened.family.of_mlx_vlm:
+        raise ModelError(f"{opened.name} is a model of mlx-vlm, which cannot be split: serve it without --ranks")
     whole, recipe = rehearse(opened)
     if fault := split(opened, group.size(), whole).fault:
         raise ModelError(fault)
@@ -235,7 +239,7 @@ def load_share(opened: OpenedModel, dtype: str, budget_bytes: int | None, group:
         raise ModelError(f"on each of {group.size()} ranks, {too_large}")
     del whole, part
     try:
-        return _filled(opened, recipe, types, group)
+        return finished(opened, _filled(opened, recipe, types, group))
     except ModelError as error:
         raise ReadError(str(error)) from error
 
