@@ -133,8 +133,8 @@ async def _serve(
     """Loads and serves. The engine thread loads the model, a helper the tokenizer; this one imports the server."""
     watch = asyncio.create_task(parent.exit_with_host(parent_pid)) if settings.watch_parent else None
     from runner import build
+    from runner.commands.check.digests import verify_digests
     from runner.engine.engine import Engine
-    from runner.model.sources.digests import verify_digests
     from runner.tokenizer import open_tokenizer
 
     helper = ThreadPoolExecutor(_HELPERS, "helper")

@@ -30,10 +30,9 @@ from runner.model.opened import OpenedModel, open_checkpoint
 from runner.model.sources.checkpoint import Checkpoint
 from runner.model.weights.assemble import placeholders
 from runner.model.weights.dtype import DtypePlan
-from runner.model.weights.load import LoadedModel
+from runner.model.weights.load import LoadedModel, assemble_part, load_part, plan_part
 from runner.model.weights.packed import Arrays
 from runner.model.weights.parameters import parameters_of
-from runner.model.weights.part import assemble_part, load_part, plan_part
 
 # --- The keys and values of a target that its assistant looks at: those of its last layer of each kind that has any.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import ModelError
-from runner.model.sources.header import HeaderEntry, open_file, os_reason
+from runner.model.sources.header import HeaderEntry, open_file
 
 _LONGEST_TEXT_BYTES = 1 << 28
 """Ten times the largest tokenizer."""
@@ -52,10 +52,7 @@ class File(NamedTuple):
         with open_file(self.path, self.size_bytes) as (file, found_bytes):
             if found_bytes > _LONGEST_TEXT_BYTES:
                 raise ModelError(f"{self.path}: {found_bytes} bytes are too many for a text file")
-            try:
-                return file.read()
-            except OSError as error:
-                raise ModelError(f"read {self.path}: {os_reason(error)}") from error
+            return file.read()
 
 
 class Child(NamedTuple):

@@ -58,16 +58,13 @@ def read_header(path: Path, *, size_bytes: int | None = None) -> dict[str, Heade
     `size_bytes` is the size according to the manifest. Raises a ModelError that names the file, the key and the fault.
     """
     with open_file(path, size_bytes) as (file, found_bytes):
-        try:
-            prefix = file.read(_LENGTH_BYTES)
-            if len(prefix) < _LENGTH_BYTES:
-                raise ModelError(f"{path}: not a safetensors file: {found_bytes} bytes are too few for a header")
-            (length,) = struct.unpack("<Q", prefix)
-            if length > min(found_bytes - _LENGTH_BYTES, _LONGEST_HEADER_BYTES):
-                raise ModelError(f"{path}: header of {length} bytes does not fit a file of {found_bytes} bytes")
-            text = file.read(length)
-        except OSError as error:
-            raise ModelError(f"read {path}: {os_reason(error)}") from error
+        prefix = file.read(_LENGTH_BYTES)
+        if len(prefix) < _LENGTH_BYTES:
+            raise ModelError(f"{path}: not a safetensors file: {found_bytes} bytes are too few for a header")
+        (length,) = struct.unpack("<Q", prefix)
+        if length > min(found_bytes - _LENGTH_BYTES, _LONGEST_HEADER_BYTES):
+            raise ModelError(f"{path}: header of {length} bytes does not fit a file of {found_bytes} bytes")
+        text = file.read(length)
     return _checked(path, _parsed(path, text), found_bytes - _LENGTH_BYTES - length)
 
 
@@ -84,7 +81,8 @@ def data_starts(path: Path) -> dict[HeaderEntry, int]:
 def open_file(path: Path, size_bytes: int | None = None) -> Iterator[tuple[BufferedReader, int]]:
     """Opens a file and yields it with its size, which must be `size_bytes` if that is given.
 
-    Raises ModelError if it cannot be opened, for pipes and devices, which might block, and for what is in its place.
+    Raises ModelError if the file cannot be opened, or read inside the block; for pipes and devices, which might block;
+    and for something else in its place.
     """
     advice = "" if size_bytes is None else "; pull or create the model again"
     try:
@@ -100,11 +98,11 @@ def open_file(path: Path, size_bytes: int | None = None) -> Iterator[tuple[Buffe
         found_bytes = os.fstat(file.fileno()).st_size
         try:
             refuse_foreign(path, os.pread(file.fileno(), HEAD_BYTES, 0))
+            if size_bytes is not None and found_bytes != size_bytes:
+                raise ModelError(f"{path}: size mismatch: want {size_bytes} bytes, found {found_bytes}{advice}")
+            yield file, found_bytes
         except OSError as error:
             raise ModelError(f"read {path}: {os_reason(error)}") from error
-        if size_bytes is not None and found_bytes != size_bytes:
-            raise ModelError(f"{path}: size mismatch: want {size_bytes} bytes, found {found_bytes}{advice}")
-        yield file, found_bytes
 
 
 def os_reason(error: OSError) -> str:

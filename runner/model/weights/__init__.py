@@ -6,6 +6,5 @@ placeholders, which finds every fault before a byte of weights is read, then on 
 Read in this order: `load` (the steps, bounded in memory), `assemble` (placeholders or arrays -> module), `mended`
 (fields that mlx-lm's classes do not read), `experts` and `packed` (tensors in the form that mlx-lm's `sanitize`
 knows), `quantized_layers` (layers that compute with packed weights), `parameters` (the final check), `dtype` (the type
-to compute in, and packed layers that a CPU computes with plain weights), `reading` (files -> arrays). `part` does all
-of it for a module beside the text model, `runner.ranks.split` for one rank's part.
+to compute in), `reading` (files -> arrays). `runner.ranks.split` loads one rank's part.
 """

@@ -64,7 +64,6 @@ def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
             lambda weights, layout: _sanitized(opened, weights, layout),
             arrays,
             possible if opened.checkpoint.from_store else possible[::-1],
-            parameters_of,
             lambda name: _is_computed(opened, name),
         )
     return assemble(opened, arrays, recipe), recipe
@@ -177,15 +176,13 @@ def _with_factors(weights: Weights) -> Weights:
 
 
 def _from_packed_directory(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> tuple[Module, Weights]:
-    weights = {key: array for name, item in arrays.items() for key, array in _mlx_names(name, item)}
+    weights: Weights = {}
+    for name, item in arrays.items():
+        stem = name.removesuffix(".weight")
+        named = zip((name, f"{stem}.scales", f"{stem}.biases"), item, strict=False)
+        weights |= {key: array for key, array in named if array is not None}
     is_awq = any(name.endswith(".qweight") for name in weights)
     return _sanitized(opened, _from_awq(weights) if is_awq else weights, "as stored")
-
-
-def _mlx_names(name: str, item: Arrays) -> list[tuple[str, mx.array]]:
-    stem = name.removesuffix(".weight")
-    named = [(name, item.weight), (f"{stem}.scales", item.scale), (f"{stem}.biases", item.bias)]
-    return [(key, array) for key, array in named if array is not None]
 
 
 # --- The arguments of mlx-lm's model classes: a field missing from a config gets the default of its class. A class may

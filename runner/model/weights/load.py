@@ -1,11 +1,13 @@
-"""Loads the weights of an opened model, in bounded groups, into an mlx-lm module.
+"""Loads the weights of an opened model, in bounded groups, into an mlx-lm module, and those of modules beside it.
+
+Each is planned on placeholders first, which finds every fault before a byte is read.
 
 Owner: the engine thread. Every array is made, read and evaluated on the thread that calls `load`.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import closing
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -21,15 +23,26 @@ from runner.model.families import DECIDERS, ENCODERS, UNBATCHABLE, UNDRAFTABLE
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.vlm.source import LIBRARY, why_not
-from runner.model.weights.assemble import assemble, rehearse
+from runner.model.weights.assemble import assemble, fill, placeholders, rehearse
 from runner.model.weights.dtype import DtypePlan, device, plan_dtypes
+from runner.model.weights.experts import Weights
 from runner.model.weights.mended import unread
-from runner.model.weights.packed import Arrays, Recipe
+from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
 from runner.model.weights.parameters import dispatch_early, parameters_of, shorten_lookups
 from runner.model.weights.quantized_layers import widen_embeddings
-from runner.model.weights.reading import ExpertReader, find_expert_stacks, outside_stacks, read_arrays
+from runner.model.weights.reading import (
+    ExpertReader,
+    check_readable,
+    find_expert_stacks,
+    outside_stacks,
+    parts_of,
+    read_arrays,
+)
 
 log = Log(__name__)
+Part = TypeVar("Part", bound=Module)
+Builder = Callable[[Mapping[str, Arrays]], Part]
+"""Builds a part with its arrays, which stay lazy."""
 
 _MADE_BYTES = 64 << 20
 """Results of computing with arrays take memory beside their sources until their group is evaluated."""
@@ -101,10 +114,7 @@ def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = No
         ReadError: reading failed after these checks.
     """
     rehearsed, recipe = rehearse(opened)
-    types = plan_dtypes(dtype, rehearsed, budget_bytes)
-    types.log_choice()
-    if too_large := types.over_budget(budget_bytes, rehearsed):
-        raise ModelError(too_large)
+    types = _fitting(rehearsed, dtype, budget_bytes, logs=True)
     del rehearsed
     try:
         module = _filled(opened, recipe, types)
@@ -114,6 +124,16 @@ def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = No
     if device() == "cpu":
         dispatch_early(module)
     return finished(opened, module)
+
+
+def _fitting(rehearsed: Module, dtype: str, budget_bytes: int | None, *, logs: bool = False) -> DtypePlan:
+    """Returns the types of a module's weights. Raises ModelError if they exceed the budget."""
+    types = plan_dtypes(dtype, rehearsed, budget_bytes)
+    if logs:
+        types.log_choice()
+    if too_large := types.over_budget(budget_bytes, rehearsed):
+        raise ModelError(too_large)
+    return types
 
 
 def finished(opened: OpenedModel, module: Module) -> LoadedModel:
@@ -163,3 +183,42 @@ def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:
     rest = opened._replace(tensors=outside_stacks(opened.tensors, stacks))
     arrays |= read_arrays(rest, types, progress)
     return assemble(opened, arrays, recipe)
+
+
+# --- A part of a model that is a module beside the text model: a tower, a head, an assistant, a DFlash draft. Its steps
+# are those of the text model.
+
+
+def assemble_part(
+    opened: OpenedModel, sanitize: Callable[[Weights], tuple[Part, Weights]], arrays: Mapping[str, Arrays]
+) -> Part:
+    """Builds the module with `arrays`, which stay lazy. `sanitize` makes it, and its weights of those that are stored.
+    Raises ModelError if anything does not fit."""
+    module, weights = sanitize_packed(lambda stored, _: sanitize(stored), arrays, Recipe("as stored"))
+    fill(opened, module, weights)
+    return cast("Part", module)
+
+
+def plan_part(
+    opened: OpenedModel, build: Builder[Part], dtype: str, budget_bytes: int | None
+) -> tuple[Part, DtypePlan]:
+    """Returns the module made of placeholders, and the types of its weights. Raises ModelError if anything does not
+    fit, or exceeds what the model has left of the budget."""
+    rehearsed = build(placeholders(opened))
+    return rehearsed, _fitting(rehearsed, dtype, budget_bytes)
+
+
+def load_part(opened: OpenedModel, build: Builder[Part], name: str, dtype: str, budget_bytes: int | None) -> Part:
+    """Loads the module, which the log calls `name`; else as `load`."""
+    return read_part(opened, build, name, plan_part(opened, build, dtype, budget_bytes)[1])
+
+
+def read_part(opened: OpenedModel, build: Builder[Part], name: str, types: DtypePlan) -> Part:
+    """Loads a module that was planned. Raises ReadError if reading fails."""
+    try:
+        check_readable(parts_of(opened))
+        module = build(read_arrays(opened, types, Progress(log, f"loading {name}", opened.total_bytes)))
+    except ModelError as error:
+        raise ReadError(str(error)) from error
+    settle(module, types)
+    return module

@@ -63,19 +63,21 @@ def check_readable(entries: Iterable[HeaderEntry]) -> None:
     for path, group in files.items():
         starts = data_starts(path)
         with open_file(path) as (file, _):
-            try:
-                for entry in group:
-                    if entry not in starts:
-                        raise ModelError(f"{path}: tensor {entry.key} has changed since the model was opened")
-                    file.seek(starts[entry])
-                    left = entry.nbytes
-                    while left:
-                        count = file.readinto(buffer[:left])
-                        if not count:
-                            raise ModelError(f"{path}: tensor {entry.key} is truncated")
-                        left -= count
-            except OSError as error:
-                raise ModelError(f"read {path}: {os_reason(error)}") from error
+            for entry in group:
+                file.seek(_start_of(entry, starts))
+                left = entry.nbytes
+                while left:
+                    count = file.readinto(buffer[:left])
+                    if not count:
+                        raise ModelError(f"{path}: tensor {entry.key} is truncated")
+                    left -= count
+
+
+def _start_of(entry: HeaderEntry, starts: Mapping[HeaderEntry, int]) -> int:
+    """Returns the position at which the data of an array begins, out of those in its file."""
+    if entry not in starts:
+        raise ModelError(f"{entry.file}: tensor {entry.key} has changed since the model was opened")
+    return starts[entry]
 
 
 def lazy_arrays(opened: OpenedModel) -> dict[str, Arrays]:
@@ -248,13 +250,9 @@ class ExpertReader:
             raise file.error or ModelError(f"read {parts[0].file}: {error}") from error
 
     def _start(self, part: HeaderEntry) -> int:
-        """Returns the position in its file at which the data of `part` begins."""
         if part.file not in self._starts:
             self._starts[part.file] = data_starts(part.file)
-        start = self._starts[part.file].get(part)
-        if start is None:
-            raise ModelError(f"{part.file}: tensor {part.key} has changed since the model was opened")
-        return start
+        return _start_of(part, self._starts[part.file])
 
 
 class _GatheredFile:
