@@ -1,6 +1,6 @@
 """Tries what a model allows on the device at hand, for `mlx-runner check --verify`.
 
-The same trials make the table of abilities (runner/model/abilities.py), and a test holds every architecture against it.
+The same trials make the table `TRIED` of runner/model/families.py, and a test holds every architecture against it.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -5,7 +5,7 @@ Each is planned on placeholders first, which finds every fault before a byte is 
 Owner: the engine thread. Every array is made, read and evaluated on the thread that calls `load`.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import NamedTuple, TypeVar, cast
 
@@ -18,8 +18,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
-from runner.model.abilities import BATCHED, DRAFTED
-from runner.model.families import DECIDERS, ENCODERS, UNBATCHABLE, UNDRAFTABLE
+from runner.model.families import DECIDERS, ENCODERS, TRIED, UNBATCHABLE, UNDRAFTABLE
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.vlm.source import LIBRARY, why_not
@@ -60,20 +59,20 @@ class LoadedModel(NamedTuple):
         """The reason why this model must not compute several answers in one forward; empty if it may."""
         if any(isinstance(layer, DynamicNTKScalingRoPE) for layer in self.module.modules()):
             return "its dynamic rotary base follows from the length of a single answer"
-        return self._why_not(BATCHED, UNBATCHABLE)
+        return self._why_not(UNBATCHABLE)
 
     @property
     def undraftable(self) -> str:
         """The reason why answers of this model must not be drafted; empty if they may."""
-        return self._why_not(DRAFTED, UNDRAFTABLE)
+        return self._why_not(UNDRAFTABLE)
 
-    def _why_not(self, able: Container[str], reasons: Mapping[str, str]) -> str:
+    def _why_not(self, reasons: Mapping[str, str]) -> str:
         library, _, name = type(self.module).__module__.rpartition(".")
         if name in ENCODERS or name in DECIDERS.values():
             return "it makes no text"
         if library == f"{LIBRARY}.models":
-            return why_not(name, batches=able is BATCHED)
-        return reasons.get(name, "" if name in able else f"mlx_lm.models.{name} was never tried: see check --verify")
+            return why_not(name, batches=reasons is UNBATCHABLE)
+        return reasons.get(name, "" if name in TRIED else f"mlx_lm.models.{name} was never tried: see check --verify")
 
     @property
     def has_16_bit_experts(self) -> bool:
