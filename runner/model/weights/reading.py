@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -19,7 +20,7 @@ from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.header import HeaderEntry, data_starts, open_file, os_reason, read_header
+from runner.model.sources.header import HeaderEntry, os_reason, read_header
 from runner.model.weights.assemble import arrays_of, has_source_names
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.experts import ExpertLayout, with_layout
@@ -32,6 +33,7 @@ _READ_BYTES = 512 << 20
 """Readers wait for each other at the end of a group, so there should be few; but the log shows progress by groups."""
 
 _CHECKED_BYTES = 8 << 20
+Headers = dict[Path, frozenset[HeaderEntry]]
 
 _SPARE_FILES = 64
 """Descriptors for all else while lazy arrays keep their files open: sockets, logs, modules."""
@@ -56,28 +58,20 @@ def check_readable(entries: Iterable[HeaderEntry]) -> None:
     After a lazy read that failed, MLX (0.32) may miscount what its threads have to do, and a later evaluation waits for
     ever. So whatever the runner can do without is read like this before MLX reads it, from the system's memory then.
     """
-    files: dict[Path, list[HeaderEntry]] = {}
-    for entry in entries:
-        files.setdefault(entry.file, []).append(entry)
+    seen: Headers = {}
     buffer = memoryview(bytearray(_CHECKED_BYTES))
-    for path, group in files.items():
-        starts = data_starts(path)
-        with open_file(path) as (file, _):
-            for entry in group:
-                file.seek(_start_of(entry, starts))
-                left = entry.nbytes
-                while left:
-                    count = file.readinto(buffer[:left])
-                    if not count:
-                        raise ModelError(f"{path}: tensor {entry.key} is truncated")
-                    left -= count
+    for entry in entries:
+        _check_unchanged(entry, seen)
+        for at in range(0, entry.nbytes, _CHECKED_BYTES):
+            _read(entry, at, buffer[: entry.nbytes - at])
 
 
-def _start_of(entry: HeaderEntry, starts: Mapping[HeaderEntry, int]) -> int:
-    """Returns the position at which the data of an array begins, out of those in its file."""
-    if entry not in starts:
+def _check_unchanged(entry: HeaderEntry, seen: Headers) -> None:
+    """Raises ModelError if the array is not where it was when the model was opened. `seen`: headers read already."""
+    if entry.file not in seen:
+        seen[entry.file] = frozenset(read_header(entry.file).values())
+    if entry not in seen[entry.file]:
         raise ModelError(f"{entry.file}: tensor {entry.key} has changed since the model was opened")
-    return starts[entry]
 
 
 def lazy_arrays(opened: OpenedModel) -> dict[str, Arrays]:
@@ -232,7 +226,7 @@ class ExpertReader:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "reader")
-        self._starts: dict[Path, dict[HeaderEntry, int]] = {}
+        self._seen: Headers = {}
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -243,16 +237,13 @@ class ExpertReader:
         return Arrays(self._read(words), *(self._read(parts) if parts[0] else None for parts in companions))
 
     def _read(self, parts: Sequence[HeaderEntry]) -> mx.array:
-        file = _GatheredFile(parts, [self._start(part) for part in parts], self._pool)
+        for part in parts:
+            _check_unchanged(part, self._seen)
+        file = _GatheredFile(parts, self._pool)
         try:
             return cast("dict[str, mx.array]", mx.load(cast("BinaryIO", file), format="safetensors"))[_KEY]
         except RuntimeError as error:
             raise file.error or ModelError(f"read {parts[0].file}: {error}") from error
-
-    def _start(self, part: HeaderEntry) -> int:
-        if part.file not in self._starts:
-            self._starts[part.file] = data_starts(part.file)
-        return _start_of(part, self._starts[part.file])
 
 
 class _GatheredFile:
@@ -263,9 +254,8 @@ class _GatheredFile:
 
     closed = False
 
-    def __init__(self, parts: Sequence[HeaderEntry], starts: Sequence[int], pool: ThreadPoolExecutor) -> None:
+    def __init__(self, parts: Sequence[HeaderEntry], pool: ThreadPoolExecutor) -> None:
         self._parts = parts
-        self._starts = starts
         self._pool = pool
         self._part_bytes = parts[0].nbytes
         array = {
@@ -293,7 +283,7 @@ class _GatheredFile:
             return len(memory)
         pieces = (memory[at : at + self._part_bytes] for at in range(0, len(memory), self._part_bytes))
         try:
-            for _ in self._pool.map(_read, self._parts, self._starts, pieces):
+            for _ in self._pool.map(_read, self._parts, repeat(0), pieces):
                 pass
         except ModelError as error:
             self.error = error
@@ -301,10 +291,11 @@ class _GatheredFile:
         return len(memory)
 
 
-def _read(part: HeaderEntry, start: int, memory: memoryview) -> None:
+def _read(part: HeaderEntry, at: int, memory: memoryview) -> None:
+    """Fills `memory` with the data of an array from byte `at` on."""
     try:
         with part.file.open("rb", buffering=0) as file:
-            file.seek(start)
+            file.seek(part.start + at)
             while memory:
                 count = file.readinto(memory)
                 if not count:
