@@ -8,8 +8,10 @@ a token are built on it, but never evaluated. MLX checks shapes while it builds.
 import copy
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -22,13 +24,15 @@ from runner.logs import Log
 from runner.model.device import available_bytes
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
-from runner.model.weights.assemble import assemble, rehearse
+from runner.model.sources.header import HeaderEntry, read_header
+from runner.model.weights.assemble import arrays_of, assemble, rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.load import LoadedModel, finished
-from runner.model.weights.packed import Recipe
+from runner.model.weights.packed import Arrays, Recipe
 from runner.model.weights.parameters import parameters_of
 from runner.model.weights.quantized_layers import GloballyScaledLinear, GloballyScaledSwitchLinear
-from runner.model.weights.reading import lazy_arrays, reading_fault
+from runner.model.weights.reading import FAULTS, file_fault, open_entries, parts_of, read_entries
+from runner.process.limits import free_descriptors, raise_limit
 
 log = Log(__name__)
 
@@ -208,6 +212,8 @@ def _nbytes(module: Module) -> int:
 # unread until the module is split, and are then evaluated layer by layer. Owner: the engine thread.
 
 _LAYER = re.compile(r".*?\.\d+\.")
+_SPARE_FILES = 64
+"""Descriptors for all else while lazy arrays keep their files open: sockets, logs, modules."""
 _PIECES = 8
 """The pieces in which a layer is evaluated, since what its parameters are made of takes memory beside them."""
 _PIECE_BYTES = 64 << 20
@@ -246,13 +252,40 @@ def load_share(
 
 def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan, group: mx.distributed.Group) -> Module:
     # Nothing but the module may refer to the arrays: what has been cut must be freed.
-    module = assemble(opened, lazy_arrays(opened), recipe)
+    module = assemble(opened, _lazy_arrays(opened), recipe)
     module.shard(group)
     try:
         _settle(module, types, Progress(log, "loading", opened.total_bytes))
     except RuntimeError as error:
-        raise reading_fault(opened, error) from error
+        for path in {part.file for part in parts_of(opened)}:
+            read_header(path)  # raises the proper error if the file has changed
+        raise ModelError(f"read {opened.name}: {error}") from error
     return module
+
+
+def _lazy_arrays(opened: OpenedModel) -> dict[str, Arrays]:
+    """Returns the arrays of every needed tensor, which are read when they are first evaluated.
+
+    Until then their files stay open. If those are more than this process may open, the smallest are read at once.
+    Raises ModelError for a file that has changed since the model was opened.
+    """
+    raise_limit()
+    entries = parts_of(opened)
+    sizes = Counter[Path]()
+    for entry in entries:
+        sizes[entry.file] += entry.nbytes
+    most = max(0, free_descriptors() - _SPARE_FILES)
+    late: dict[Path, list[HeaderEntry]] = {file: [] for file, _ in sizes.most_common(most)}
+    early: list[HeaderEntry] = []
+    for entry in entries:
+        late.get(entry.file, early).append(entry)
+    loaded = read_entries(early, {}, lambda _: None)
+    for path, group in late.items():
+        try:
+            loaded |= open_entries(group)
+        except FAULTS as error:
+            raise file_fault(path, error) from error
+    return arrays_of(opened, loaded.__getitem__)
 
 
 def _settle(module: Module, types: DtypePlan, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""Reads the arrays of an opened model from its files: all at once in groups, lazily, or experts into their stacks.
+"""Reads the arrays of an opened model from its files: in groups, or experts into their stacks.
 
 Owner: the engine thread. Every array is made, read and evaluated on the thread that calls these functions; the reader
 of experts has threads of its own, which only read files.
@@ -7,8 +7,7 @@ of experts has threads of its own, which only read files.
 import json
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
@@ -25,7 +24,6 @@ from runner.model.weights.assemble import arrays_of, has_source_names
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.experts import ExpertLayout, with_layout
 from runner.model.weights.packed import Arrays, Recipe
-from runner.process.limits import free_descriptors, raise_limit
 
 _READ_FILES = 60
 """A lazy array keeps its file open, MLX's four readers do so a little longer, and macOS allows 256 open files."""
@@ -34,10 +32,8 @@ _READ_BYTES = 512 << 20
 
 _CHECKED_BYTES = 8 << 20
 Headers = dict[Path, frozenset[HeaderEntry]]
-
-_SPARE_FILES = 64
-"""Descriptors for all else while lazy arrays keep their files open: sockets, logs, modules."""
-_FAULTS = (RuntimeError, KeyError, OSError)
+FAULTS = (RuntimeError, KeyError, OSError)
+"""The exceptions of a file that MLX cannot read."""
 
 
 def read_arrays(opened: OpenedModel, types: DtypePlan, progress: Progress) -> dict[str, Arrays]:
@@ -45,11 +41,18 @@ def read_arrays(opened: OpenedModel, types: DtypePlan, progress: Progress) -> di
     early_types = {
         part.weight: early for name, part in opened.tensors.items() if (early := types.early_dtype(name, part))
     }
+    return arrays_of(opened, read_entries(parts_of(opened), early_types, progress.add).__getitem__)
+
+
+def read_entries(
+    entries: Iterable[HeaderEntry], types: Mapping[HeaderEntry, mx.Dtype], done: Callable[[int], None]
+) -> dict[HeaderEntry, mx.array]:
+    """Reads arrays, converted to their `types` if given, in bounded groups. Calls `done` with the bytes of each."""
     loaded: dict[HeaderEntry, mx.array] = {}
-    for group in _groups(parts_of(opened)):
-        loaded |= _read_group(group, early_types)
-        progress.add(sum(entry.nbytes for entry in group))
-    return arrays_of(opened, loaded.__getitem__)
+    for group in _groups(entries):
+        loaded |= _read_group(group, types)
+        done(sum(entry.nbytes for entry in group))
+    return loaded
 
 
 def check_readable(entries: Iterable[HeaderEntry]) -> None:
@@ -72,33 +75,6 @@ def _check_unchanged(entry: HeaderEntry, seen: Headers) -> None:
         seen[entry.file] = frozenset(read_header(entry.file).values())
     if entry not in seen[entry.file]:
         raise ModelError(f"{entry.file}: tensor {entry.key} has changed since the model was opened")
-
-
-def lazy_arrays(opened: OpenedModel) -> dict[str, Arrays]:
-    """Returns the arrays of every needed tensor, which are read when they are first evaluated.
-
-    Until then their files stay open. If those are more than this process may open, the smallest are read at once.
-    Raises ModelError for a file that has changed since the model was opened.
-    """
-    raise_limit()
-    entries = parts_of(opened)
-    sizes = Counter[Path]()
-    for entry in entries:
-        sizes[entry.file] += entry.nbytes
-    most = max(0, free_descriptors() - _SPARE_FILES)
-    late: dict[Path, list[HeaderEntry]] = {file: [] for file, _ in sizes.most_common(most)}
-    early: list[HeaderEntry] = []
-    for entry in entries:
-        late.get(entry.file, early).append(entry)
-    loaded: dict[HeaderEntry, mx.array] = {}
-    for group in _groups(early):
-        loaded |= _read_group(group, {})
-    for path, group in late.items():
-        try:
-            loaded |= _opened(group)
-        except _FAULTS as error:
-            raise _fault(path, error) from error
-    return arrays_of(opened, loaded.__getitem__)
 
 
 def parts_of(opened: OpenedModel) -> list[HeaderEntry]:
@@ -125,35 +101,28 @@ def _groups(entries: Iterable[HeaderEntry]) -> Iterator[list[HeaderEntry]]:
 def _read_group(group: list[HeaderEntry], types: Mapping[HeaderEntry, mx.Dtype]) -> dict[HeaderEntry, mx.array]:
     """Reads a group of arrays, converted to their `types` if given; leaves none of their files open."""
     try:
-        arrays = _opened(group)
-    except _FAULTS as error:
+        arrays = open_entries(group)
+    except FAULTS as error:
         if len(group) > 1:  # again one by one: there may be too many, or one is faulty
             return {entry: array for single in group for entry, array in _read_group([single], types).items()}
-        raise _fault(group[0].file, error) from error
+        raise file_fault(group[0].file, error) from error
     try:
         arrays |= {entry: arrays[entry].astype(types[entry]) for entry in group if entry in types}
         mx.eval(list(arrays.values()))
-    except _FAULTS as error:
+    except FAULTS as error:
         check_readable(group)  # raises the proper error
-        raise _fault(group[0].file, error) from error
+        raise file_fault(group[0].file, error) from error
     return arrays
 
 
-def _opened(group: list[HeaderEntry]) -> dict[HeaderEntry, mx.array]:
-    """Returns the arrays, not read yet: each keeps its file open."""
+def open_entries(group: list[HeaderEntry]) -> dict[HeaderEntry, mx.array]:
+    """Returns arrays that are read when they are evaluated. Until then each keeps its file open."""
     files = {path: mx.load(_source(path), format="safetensors") for path in {entry.file for entry in group}}
     return {entry: cast("dict[str, mx.array]", files[entry.file]).pop(entry.key) for entry in group}
 
 
-def reading_fault(opened: OpenedModel, error: Exception) -> ModelError:
-    """Returns the error for a lazy array that could not be read. Raises the proper one if a file of the model has
-    changed since it was opened."""
-    for path in {part.file for part in parts_of(opened)}:
-        read_header(path)
-    return ModelError(f"read {opened.name}: {error}")
-
-
-def _fault(path: Path, error: Exception) -> ModelError:
+def file_fault(path: Path, error: Exception) -> ModelError:
+    """Returns the error for a file that MLX could not read."""
     read_header(path)  # raises the proper error if the file was truncated or removed since it was opened
     return ModelError(f"read {path}: {error}")
 
