@@ -16,6 +16,7 @@ from runner import __version__
 from runner.cache import PrefixCache, make_cache
 from runner.cache.layers.batch import unbatchable_layers
 from runner.cache.sequence import LayerFacts, measured
+from runner.device import device, gpu_usable_bytes, usable_bytes, use_on_cuda
 from runner.engine.context import EngineContext
 from runner.engine.events import Outbox
 from runner.engine.first_tokens import FirstTokens
@@ -28,9 +29,7 @@ from runner.engine.scheduler import Scheduler
 from runner.errors import NO_NUMBERS, ComputeError
 from runner.logs import Log, error_line
 from runner.model import OpenedModel
-from runner.model.attention import use_on_cuda
-from runner.model.device import gpu_usable_bytes, usable_bytes
-from runner.model.weights.dtype import device, in_float32
+from runner.model.weights.dtype import in_float32
 from runner.model.weights.load import LoadedModel
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler

@@ -325,25 +325,21 @@ def family_of(architecture: str, config: Config, *, from_store: bool = True) -> 
         raise ModelError(f"unsupported architecture: {architecture}, which {what}: only Ollama's own runner serves it")
     model_type = config.get("model_type")
     module = RENAMED_MODULES.get(model_type, model_type) if isinstance(model_type, str) else ""
-    family = FAMILIES.get(architecture)
-    if family is not None and family.flat is not None and family.text not in config:
-        family = family.flat
-    if family is not None and (from_store or not _is_module(module) or module in _modules(architecture)):
-        return family
+    if row := FAMILIES.get(architecture):
+        flat = row.flat or row
+        if from_store or not _is_module(module) or module in (row.module, flat.module):
+            return row if row.text in config else flat
     if architecture == "BailingMoeV3ForCausalLM" and module == "bailing_hybrid":
         module = "bailing_moe_v3"
     if not _is_module(module):
-        raise ModelError(f"unsupported architecture: {architecture}", _looked_for(architecture, model_type, module))
+        raise ModelError(
+            f"unsupported architecture: {architecture}",
+            f"this runner has no row for {architecture!r:.80}; for the model_type {model_type!r:.80}, mlx-lm"
+            f" {installed('mlx-lm')} has no module mlx_lm.models.{module:.80}, and mlx-vlm no package that is known"
+            " here",
+        )
     text = next((key for key in ("text_config", "llm_config") if isinstance(config.get(key), dict)), "")
     return Family(module, text=text)
-
-
-def _looked_for(architecture: str, model_type: object, module: str) -> str:
-    """Returns where a model was looked for in vain."""
-    return (
-        f"this runner has no row for {architecture!r:.80}; for the model_type {model_type!r:.80}, mlx-lm"
-        f" {installed('mlx-lm')} has no module mlx_lm.models.{module:.80}, and mlx-vlm no package that is known here"
-    )
 
 
 def _is_module(name: str) -> bool:
@@ -352,20 +348,9 @@ def _is_module(name: str) -> bool:
     return plain is not None and importlib.util.find_spec(f"mlx_lm.models.{name}") is not None
 
 
-def _modules(architecture: str) -> set[str]:
-    """Returns the modules of a row, with a text config and without."""
-    family = FAMILIES[architecture]
-    return {family.module, family.flat.module if family.flat else family.module}
-
-
 def is_needed(name: str) -> bool:
     """Returns True if a text model may need the tensor of that name."""
     return not any(pattern.match(name) for pattern in UNNEEDED.values())
-
-
-def _is_seen(name: str) -> bool:
-    """Returns True if the tensor of that name belongs to a tower."""
-    return any(UNNEEDED[part].match(name) for part in ("vision", "audio"))
 
 
 def select_tensors(
@@ -373,9 +358,10 @@ def select_tensors(
 ) -> dict[str, Tensor]:
     """Returns the tensors that the text model needs, under the names that its module's `sanitize` knows."""
     chosen: dict[str, Tensor] = {}
-    sees = family.of_mlx_vlm and not family.decides
+    towers = [UNNEEDED["vision"], UNNEEDED["audio"]] if family.of_mlx_vlm and not family.decides else []
     for tensor in tensors.values():
-        if tensor.name in left_out or not (is_needed(tensor.name) or (sees and _is_seen(tensor.name))):
+        needed = is_needed(tensor.name) or any(tower.match(tensor.name) for tower in towers)
+        if tensor.name in left_out or not needed:
             continue
         name = family.renamed(tensor.name)
         if name in chosen:

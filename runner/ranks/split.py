@@ -19,9 +19,9 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import QQLinear
 from mlx.utils import tree_flatten
 
+from runner.device import available_bytes
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
-from runner.model.device import available_bytes
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.sources.header import HeaderEntry, read_header

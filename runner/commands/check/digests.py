@@ -10,6 +10,7 @@ from runner.logs import Log
 from runner.model.progress import Progress
 from runner.model.sources.checkpoint import Checkpoint, File, ReportFault, Tensor, raise_fault
 from runner.model.sources.header import open_file
+from runner.sizes import listed
 
 log = Log(__name__)
 
@@ -71,8 +72,7 @@ def _fault(blob: File, names: Sequence[str], progress: Progress, stopped: thread
     wanted = blob.path.name.removeprefix("sha256-").lower()
     if stopped.is_set() or found.hexdigest() == wanted:
         return None
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return ModelError(
         f"digest mismatch, file must be downloaded again: want sha256:{wanted}, got sha256:{found.hexdigest()}:"
-        f" {names[0]}{more} in {blob.path}"
+        f" {listed(names, 1)} in {blob.path}"
     )

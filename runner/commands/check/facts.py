@@ -15,13 +15,13 @@ from runner.cache.layers.states import RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
 from runner.commands.check.examination import Amount, Examination, collecting_faults, contents, examine, files, skipped
 from runner.commands.check.trial import TrialFacts, try_model
+from runner.device import device, usable_bytes
 from runner.engine.parts import Examined, Facts
 from runner.errors import MissingError, ModelError
 from runner.logs import printable
 from runner.model import Choice, OpenedModel
-from runner.model.device import usable_bytes
 from runner.model.sources.checkpoint import Tensor
-from runner.model.weights.dtype import device, plan_dtypes
+from runner.model.weights.dtype import plan_dtypes
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.mended import unread
 from runner.settings import CheckSettings, context_limit

@@ -14,9 +14,9 @@ from runner.cache.layers.batch import BatchedLayers, unbatchable_layers
 from runner.cache.layers.quantized_trial import Forward, MakeLayers, difference, first_line
 from runner.cache.layers.states import gather
 from runner.cache.sequence import SequenceLayers
+from runner.device import device
 from runner.errors import ComputeError
 from runner.model import OpenedModel
-from runner.model.weights.dtype import device
 from runner.model.weights.load import load
 from runner.model.weights.parameters import refuse_infinite
 

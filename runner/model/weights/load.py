@@ -16,6 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
+from runner.device import device
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
 from runner.model.families import DECIDERS, ENCODERS, TRIED, UNBATCHABLE, UNDRAFTABLE
@@ -23,7 +24,7 @@ from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.vlm.source import LIBRARY, why_not
 from runner.model.weights.assemble import assemble, fill, placeholders, rehearse
-from runner.model.weights.dtype import DtypePlan, device, plan_dtypes
+from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.experts import Weights
 from runner.model.weights.mended import unread
 from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
