@@ -1,8 +1,5 @@
 """The parts that our own decoders share (`runner/model/modules`): layers with and without a sliding window, experts,
-and the split over ranks.
-
-Owner: the engine thread.
-"""
+and the split over ranks."""
 
 from collections.abc import Iterable
 from typing import Any, cast

@@ -76,17 +76,12 @@ class Family(NamedTuple):
 
     @property
     def is_encoder(self) -> bool:
-        """True if the model makes something else of texts than text."""
-        return self.makes_embeddings or self.decides
-
-    @property
-    def makes_embeddings(self) -> bool:
-        """True if that is embeddings."""
-        return self.module in ENCODERS
+        """True if the model makes embeddings or scores of texts, and no text."""
+        return self.module in ENCODERS or self.decides
 
     @property
     def decides(self) -> bool:
-        """True if that is scores of options, by a head of its own."""
+        """True if the model scores options with a head of its own."""
         return self.of_mlx_vlm and self.module in DECIDERS.values()
 
 

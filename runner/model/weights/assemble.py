@@ -1,8 +1,4 @@
-"""Assembles an mlx-lm module from arrays: its `sanitize`, its quantized layers, and a check of every parameter.
-
-Nothing here evaluates an array. So the same functions run first on placeholders of the right shapes, before a byte of
-weights is read, and then on the real arrays (docs/internals/store.md, 0, steps 6 to 10).
-"""
+"""Assembles an mlx-lm module from arrays, which nothing here evaluates (docs/internals/store.md, 0, steps 6 to 10)."""
 
 import copy
 import dataclasses
@@ -59,12 +55,14 @@ def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
     arrays = placeholders(opened)
     recipe = Recipe("as stored")
     if has_source_names(opened):
+        pattern, field = COMPUTED_TENSORS.get(opened.family.module, ("", ""))
+        computes = not field or opened.module_config.get(field) is True
         possible = possible_layouts(opened.family.module, {name: item.weight for name, item in arrays.items()})
         recipe = find_recipe(
             lambda weights, layout: _sanitized(opened, weights, layout),
             arrays,
             possible if opened.checkpoint.from_store else possible[::-1],
-            lambda name: _is_computed(opened, name),
+            lambda name: computes and re.fullmatch(pattern, name) is not None,
         )
     return assemble(opened, arrays, recipe), recipe
 
@@ -105,11 +103,6 @@ def fill(opened: OpenedModel, module: Module, weights: Weights) -> None:
     module.eval()  # some layers create their parameters only in this mode
     check_parameters(opened, parameters_of(module), weights)
     module.load_weights(list(weights.items()), strict=False)
-
-
-def _is_computed(opened: OpenedModel, name: str) -> bool:
-    pattern, field = COMPUTED_TENSORS.get(opened.family.module, ("", ""))
-    return re.fullmatch(pattern, name) is not None and (not field or opened.module_config.get(field) is True)
 
 
 def has_source_names(opened: OpenedModel) -> bool:

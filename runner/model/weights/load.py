@@ -1,8 +1,6 @@
 """Loads the weights of an opened model, in bounded groups, into an mlx-lm module, and those of modules beside it.
 
-Each is planned on placeholders first, which finds every fault before a byte is read.
-
-Owner: the engine thread. Every array is made, read and evaluated on the thread that calls `load`.
+Every array is made, read and evaluated on the thread that calls `load`.
 """
 
 from collections.abc import Callable, Mapping

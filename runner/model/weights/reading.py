@@ -1,7 +1,7 @@
 """Reads the arrays of an opened model from its files: in groups, or experts into their stacks.
 
-Owner: the engine thread. Every array is made, read and evaluated on the thread that calls these functions; the reader
-of experts has threads of its own, which only read files.
+Every array is made, read and evaluated on the thread that calls these functions; the reader of experts has threads of
+its own, which only read files.
 """
 
 import json
