@@ -28,7 +28,7 @@ from runner.model.families import Config, Family
 from runner.model.fields import size
 from runner.model.opened import OpenedModel, open_checkpoint
 from runner.model.sources.checkpoint import Checkpoint
-from runner.model.weights.assemble import placeholders
+from runner.model.weights.assembly import placeholders
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.load import LoadedModel, assemble_part, load_part, plan_part
 from runner.model.weights.packed import Arrays

@@ -23,7 +23,7 @@ from runner.engine.generation import Forward
 from runner.engine.ports import DraftedAnswer
 from runner.errors import ModelError
 from runner.model.opened import OpenedModel
-from runner.model.weights.assemble import rehearse
+from runner.model.weights.assembly import rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.load import LoadedModel, load
 from runner.sampling.sampler import preview_draws

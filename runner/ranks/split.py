@@ -24,8 +24,8 @@ from runner.errors import ModelError, ReadError
 from runner.logs import Log
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
-from runner.model.sources.header import HeaderEntry, read_header
-from runner.model.weights.assemble import arrays_of, assemble, rehearse
+from runner.model.sources.safetensors import HeaderEntry, read_header
+from runner.model.weights.assembly import arrays_of, assemble, rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.load import LoadedModel, finished
 from runner.model.weights.packed import Arrays, Recipe

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol
 from runner.errors import ModelError
 from runner.tokenizer import tokenizer_json, tokenizer_model
 from runner.tokenizer.added_tokens import AddedToken, special_config, without_broken
-from runner.tokenizer.files import Files, JsonObject, read_object, token_text
+from runner.tokenizer.model_files import Files, JsonObject, read_object, token_text
 from runner.tokenizer.tokenizer_json import TokenizerJson
 from runner.tokenizer.tokenizer_model import CONVERT, TokenizerModel
 

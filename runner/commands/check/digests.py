@@ -9,7 +9,7 @@ from runner.errors import ModelError
 from runner.logs import Log
 from runner.model.progress import Progress
 from runner.model.sources.checkpoint import Checkpoint, File, ReportFault, Tensor, raise_fault
-from runner.model.sources.header import open_file
+from runner.model.sources.safetensors import open_file
 from runner.sizes import listed
 
 log = Log(__name__)

@@ -19,7 +19,7 @@ from runner.media.towers.tower import MediaTower, SoundTower, Tower
 from runner.model.opened import OpenedModel
 from runner.model.packing import check_companions
 from runner.model.sources.checkpoint import Tensor
-from runner.model.weights.assemble import placeholders
+from runner.model.weights.assembly import placeholders
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.experts import Weights
 from runner.model.weights.load import assemble_part, plan_part, read_part

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import ModelError
-from runner.model.sources.header import HeaderEntry, open_file
+from runner.model.sources.safetensors import HeaderEntry, open_file
 
 _LONGEST_TEXT_BYTES = 1 << 28
 """Ten times the largest tokenizer."""

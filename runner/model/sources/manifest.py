@@ -10,8 +10,8 @@ from typing import NamedTuple
 from runner import json_files
 from runner.errors import MissingError, ModelError
 from runner.model.sources.checkpoint import Child, File
-from runner.model.sources.header import os_reason
 from runner.model.sources.name import DEFAULT_HOST, PUBLIC_HOST, PUBLIC_HOSTS, ModelName, hub_advice
+from runner.model.sources.safetensors import os_reason
 from runner.sizes import listed
 
 LEGACY, CURRENT = "manifests", "manifests-v2"

@@ -21,7 +21,7 @@ from runner.model.families import DECIDERS, ENCODERS, TRIED, UNBATCHABLE, UNDRAF
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.vlm.source import LIBRARY, why_not
-from runner.model.weights.assemble import assemble, fill, placeholders, rehearse
+from runner.model.weights.assembly import assemble, fill, placeholders, rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.experts import Weights
 from runner.model.weights.mended import unread

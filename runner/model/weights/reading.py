@@ -19,8 +19,8 @@ from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.header import HeaderEntry, os_reason, read_header
-from runner.model.weights.assemble import arrays_of, has_source_names
+from runner.model.sources.safetensors import HeaderEntry, os_reason, read_header
+from runner.model.weights.assembly import arrays_of, has_source_names
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.experts import ExpertLayout, with_layout
 from runner.model.weights.packed import Arrays, Recipe

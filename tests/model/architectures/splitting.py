@@ -4,7 +4,7 @@ import importlib
 
 import mlx.core as mx
 
-from runner.model.weights.assemble import rehearse
+from runner.model.weights.assembly import rehearse
 from runner.ranks.split import possible_ranks, split
 from tests.model.architectures.subject import Subject
 from tests.model.ranks.jobs import Outcome

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from runner.commands.check.examination import Amount
-from runner.commands.check.facts import Context, Inspection, LayerKind, inspect
+from runner.commands.check.inspection import Context, Inspection, LayerKind, inspect
 from runner.settings import CheckSettings
 from scripts.tools.models.checkpoints import (
     CHUNK,

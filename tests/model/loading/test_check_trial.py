@@ -9,8 +9,8 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-from runner.commands.check.facts import Inspection, inspect
-from runner.commands.check.text import as_text
+from runner.commands.check.inspection import Inspection, inspect
+from runner.commands.check.report_text import as_text
 from runner.model.weights.load import LoadedModel
 from runner.settings import CheckSettings
 from tests.model.loading.conftest import Checkpoints

@@ -9,7 +9,7 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from runner import device
-from runner.commands.check.facts import Inspection, inspect
+from runner.commands.check.inspection import Inspection, inspect
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.weights import dtype as dtype_module

@@ -12,8 +12,8 @@ from mlx.utils import tree_flatten
 from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.header import HeaderEntry, read_header
-from runner.model.weights.assemble import rehearse
+from runner.model.sources.safetensors import HeaderEntry, read_header
+from runner.model.weights.assembly import rehearse
 from runner.model.weights.load import load
 from runner.model.weights.packed import Recipe
 from runner.model.weights.reading import ExpertReader, ExpertStacks, find_expert_stacks, outside_stacks

@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runner.commands.check.facts import Inspection, RankFacts, RankShare, inspect
-from runner.commands.check.text import as_text
+from runner.commands.check.inspection import Inspection, RankFacts, RankShare, inspect
+from runner.commands.check.report_text import as_text
 from runner.model import open_model
 from runner.model.weights.parameters import parameters_of
 from runner.ranks.split import load_share

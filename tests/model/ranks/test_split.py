@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from runner.model import OpenedModel, open_model
-from runner.model.weights.assemble import rehearse
+from runner.model.weights.assembly import rehearse
 from runner.model.weights.parameters import parameters_of
 from runner.ranks.split import possible_ranks, split
 from scripts.tools.models.architectures import Values, config

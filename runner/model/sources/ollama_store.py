@@ -17,7 +17,6 @@ from runner.model.sources.checkpoint import (
     placeholder_tensor,
     raise_fault,
 )
-from runner.model.sources.header import HeaderEntry, read_header
 from runner.model.sources.manifest import (
     BLOBS,
     DIGEST,
@@ -27,6 +26,7 @@ from runner.model.sources.manifest import (
     read_manifest,
 )
 from runner.model.sources.name import parse_name
+from runner.model.sources.safetensors import HeaderEntry, read_header
 
 _TENSOR = "application/vnd.ollama.image.tensor"
 _TOKENIZER_FOLDER = "tokenizer/"

@@ -17,7 +17,7 @@ from runner.model.config import EMBEDDINGS, HEAD, is_tied, is_untied
 from runner.model.families import COMPUTED_TENSORS, Config
 from runner.model.opened import OpenedModel
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.header import HeaderEntry
+from runner.model.sources.safetensors import HeaderEntry
 from runner.model.weights.experts import ExpertLayout, Weights, possible_layouts, with_layout
 from runner.model.weights.mended import mend
 from runner.model.weights.packed import Arrays, Recipe, find_recipe, sanitize_packed

@@ -26,7 +26,7 @@ from runner.model.weights.load import LoadedModel
 from runner.model.weights.mended import unread
 from runner.settings import CheckSettings, context_limit
 from runner.tokenizer import Tokenizer, open_tokenizer
-from runner.tokenizer.files import read_object
+from runner.tokenizer.model_files import read_object
 from runner.versions import misfits
 
 

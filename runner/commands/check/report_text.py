@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from runner.commands.check.examination import Amount
-from runner.commands.check.facts import (
+from runner.commands.check.inspection import (
     BlasFacts,
     Context,
     Inspection,
