@@ -18,7 +18,7 @@ from runner.logs import Log, error_line
 from runner.sampling.sample import Choice
 from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer
-from runner.tokenizer.detokenizer import Detokenizer, TextPiece, joined
+from runner.tokenizer.detokenizer import Detokenizer, TextPiece, join_pieces
 
 if TYPE_CHECKING:
     from runner.engine.ports import Drafter, PromptMedia
@@ -269,7 +269,7 @@ class Generation:
             cut = self.text.stopped or not self.room
             if cut:
                 break
-        events = self._text(joined(pieces)) if pieces else []
+        events = self._text(join_pieces(pieces)) if pieces else []
         if completes and self.life.generated - before == len(tokens):
             return [*events, *self._finish(DoneReason.STOP)]
         return [*events, *self._finish(DoneReason.LENGTH)] if cut else events

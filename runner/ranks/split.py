@@ -24,8 +24,8 @@ from runner.errors import ModelError, ReadError
 from runner.logs import Log
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
-from runner.model.sources.safetensors import HeaderEntry, read_header
-from runner.model.weights.assembly import arrays_of, assemble, rehearse
+from runner.model.sources.safetensors import HeaderEntry, read_tensor_header
+from runner.model.weights.assembly import assemble_module, map_arrays, rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.load import LoadedModel, finished
 from runner.model.weights.packed import Arrays, Recipe
@@ -73,7 +73,7 @@ class Split(NamedTuple):
 def split(opened: OpenedModel, ranks: int, whole: Module | None = None) -> Split:
     """Tries to split a model over `ranks` processes. Needs no group and reads no weights.
 
-    `whole` is the module made of placeholders, if there is one already (`assemble.rehearse`); it is not changed. Raises
+    `whole` is the module made of placeholders, if there is one already (`assembly.rehearse`); it is not changed. Raises
     ModelError if the model could not be loaded at all.
     """
     trial = _Trial(opened, whole or rehearse(opened)[0])
@@ -252,13 +252,13 @@ def load_share(
 
 def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan, group: mx.distributed.Group) -> Module:
     # Nothing but the module may refer to the arrays: what has been cut must be freed.
-    module = assemble(opened, _lazy_arrays(opened), recipe)
+    module = assemble_module(opened, _lazy_arrays(opened), recipe)
     module.shard(group)
     try:
         _settle(module, types, Progress(log, "loading", opened.total_bytes))
     except RuntimeError as error:
         for path in {part.file for part in parts_of(opened)}:
-            read_header(path)  # raises the proper error if the file has changed
+            read_tensor_header(path)  # raises the proper error if the file has changed
         raise ModelError(f"read {opened.name}: {error}") from error
     return module
 
@@ -285,7 +285,7 @@ def _lazy_arrays(opened: OpenedModel) -> dict[str, Arrays]:
             loaded |= open_entries(group)
         except FAULTS as error:
             raise file_fault(path, error) from error
-    return arrays_of(opened, loaded.__getitem__)
+    return map_arrays(opened, loaded.__getitem__)
 
 
 def _settle(module: Module, types: DtypePlan, progress: Progress) -> None:

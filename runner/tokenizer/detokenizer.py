@@ -85,7 +85,7 @@ class TextPiece(NamedTuple, Generic[Entry]):
     entries: list[Entry]
 
 
-def joined(pieces: "Sequence[TextPiece[Entry]]") -> "TextPiece[Entry]":
+def join_pieces(pieces: "Sequence[TextPiece[Entry]]") -> "TextPiece[Entry]":
     """Returns one piece for all of these, at least one."""
     if len(pieces) == 1:
         return pieces[0]

@@ -38,7 +38,7 @@ class LayerKind(msgspec.Struct, frozen=True):
     count: int
 
 
-class Context(msgspec.Struct, frozen=True):
+class ContextLimit(msgspec.Struct, frozen=True):
     """The most tokens of a request, and the source of that limit."""
 
     tokens: int
@@ -129,7 +129,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     blas: BlasFacts
     kernels: str
     """The kernels that would stand in front of MLX's own."""
-    context: Context | None
+    context: ContextLimit | None
     tokenizer: TokenizerFacts | None
     pictures: Facts | None
     sound: Facts | None
@@ -248,11 +248,11 @@ def _kind(layer: object) -> str:
     return "full attention" if isinstance(state, KVState) else "state of its own"
 
 
-def _context(opened: OpenedModel, wanted: int | None) -> Context:
+def _context(opened: OpenedModel, wanted: int | None) -> ContextLimit:
     tokens = context_limit(opened.context_length, wanted)
     if tokens == opened.context_length:
-        return Context(tokens, "model")
-    return Context(tokens, "--context" if wanted else "default")
+        return ContextLimit(tokens, "model")
+    return ContextLimit(tokens, "--context" if wanted else "default")
 
 
 def _tokenizer_facts(tokenizer: Tokenizer, opened: OpenedModel | None) -> TokenizerFacts:
@@ -277,7 +277,7 @@ def _tensor_warnings(found: Examination) -> Iterator[str]:
         yield f"the tensors were not compared with {found.family.import_name} because of the problems"
 
 
-def _context_warnings(context: Context | None, wanted: int | None) -> Iterator[str]:
+def _context_warnings(context: ContextLimit | None, wanted: int | None) -> Iterator[str]:
     if context is None:
         return
     if context.source == "default":

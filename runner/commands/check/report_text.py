@@ -9,7 +9,7 @@ import msgspec
 from runner.commands.check.examination import Amount
 from runner.commands.check.inspection import (
     BlasFacts,
-    Context,
+    ContextLimit,
     Inspection,
     LayerKind,
     RankFacts,
@@ -128,7 +128,7 @@ def _blas(blas: BlasFacts) -> str:
     return f"{blas.name} (slow: {blas.advice})" if blas.advice else blas.name
 
 
-def _context(context: Context) -> str:
+def _context(context: ContextLimit) -> str:
     source = {"model": "the model's own", "--context": "by --context", "default": "a default"}[context.source]
     return f"{context.tokens} tokens ({source})"
 

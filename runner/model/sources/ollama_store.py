@@ -26,7 +26,7 @@ from runner.model.sources.manifest import (
     read_manifest,
 )
 from runner.model.sources.name import parse_name
-from runner.model.sources.safetensors import HeaderEntry, read_header
+from runner.model.sources.safetensors import HeaderEntry, read_tensor_header
 
 _TENSOR = "application/vnd.ollama.image.tensor"
 _TOKENIZER_FOLDER = "tokenizer/"
@@ -174,7 +174,7 @@ def _tensors(layer: _Layer, unreadable: dict[str, Tensor], report: ReportFault, 
     """Yields the logical tensors of one blob, by the names inside it; the layer's own name is only for messages. With a
     `prefix`, yields those of a draft without it, else those of no draft."""
     try:
-        entries = read_header(layer.blob, size_bytes=layer.size_bytes)
+        entries = read_tensor_header(layer.blob, size_bytes=layer.size_bytes)
     except ModelError as error:
         report(ModelError(f"layer {layer.name}: {error}"))
         unreadable[layer.name] = placeholder_tensor(layer.name, layer.blob)

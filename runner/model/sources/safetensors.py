@@ -52,7 +52,7 @@ class HeaderEntry(NamedTuple):
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
-def read_header(path: Path, *, size_bytes: int | None = None) -> dict[str, HeaderEntry]:
+def read_tensor_header(path: Path, *, size_bytes: int | None = None) -> dict[str, HeaderEntry]:
     """Returns the arrays of one safetensors file by key.
 
     `size_bytes` is the size according to the manifest. Raises a ModelError that names the file, the key and the fault.

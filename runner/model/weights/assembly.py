@@ -34,7 +34,7 @@ Defaults = dict[str, object]
 """Values for fields that a config leaves out; None for those that a class requires but allows to be None."""
 
 
-def arrays_of(opened: OpenedModel, make: Callable[[HeaderEntry], mx.array]) -> dict[str, Arrays]:
+def map_arrays(opened: OpenedModel, make: Callable[[HeaderEntry], mx.array]) -> dict[str, Arrays]:
     """Returns the arrays of every needed tensor, each part made by `make`."""
 
     def arrays(tensor: Tensor) -> Arrays:
@@ -46,7 +46,7 @@ def arrays_of(opened: OpenedModel, make: Callable[[HeaderEntry], mx.array]) -> d
 
 def placeholders(opened: OpenedModel) -> dict[str, Arrays]:
     """Returns arrays of the right shapes and types, without data."""
-    return arrays_of(opened, lambda entry: mx.zeros(entry.shape, MLX_DTYPES[entry.dtype]))
+    return map_arrays(opened, lambda entry: mx.zeros(entry.shape, MLX_DTYPES[entry.dtype]))
 
 
 def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
@@ -64,10 +64,10 @@ def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
             possible if opened.checkpoint.from_store else possible[::-1],
             lambda name: computes and re.fullmatch(pattern, name) is not None,
         )
-    return assemble(opened, arrays, recipe), recipe
+    return assemble_module(opened, arrays, recipe), recipe
 
 
-def assemble(opened: OpenedModel, arrays: Mapping[str, Arrays], recipe: Recipe) -> Module:
+def assemble_module(opened: OpenedModel, arrays: Mapping[str, Arrays], recipe: Recipe) -> Module:
     """Builds the module of `opened` with `arrays`, which stay lazy. Raises ModelError if anything does not fit."""
     if has_source_names(opened):
         module, weights = sanitize_packed(lambda weights, layout: _sanitized(opened, weights, layout), arrays, recipe)

@@ -21,7 +21,7 @@ from runner.model.families import DECIDERS, ENCODERS, TRIED, UNBATCHABLE, UNDRAF
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.vlm.source import LIBRARY, why_not
-from runner.model.weights.assembly import assemble, fill, placeholders, rehearse
+from runner.model.weights.assembly import assemble_module, fill, placeholders, rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.experts import Weights
 from runner.model.weights.mended import unread
@@ -180,7 +180,7 @@ def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:
             progress.add(sum(tensor.nbytes for tensor in experts))
     rest = opened._replace(tensors=outside_stacks(opened.tensors, stacks))
     arrays |= read_arrays(rest, types, progress)
-    return assemble(opened, arrays, recipe)
+    return assemble_module(opened, arrays, recipe)
 
 
 # --- A part of a model that is a module beside the text model: a tower, a head, an assistant, a DFlash draft. Its steps

@@ -19,8 +19,8 @@ from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.safetensors import HeaderEntry, os_reason, read_header
-from runner.model.weights.assembly import arrays_of, has_source_names
+from runner.model.sources.safetensors import HeaderEntry, os_reason, read_tensor_header
+from runner.model.weights.assembly import has_source_names, map_arrays
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.experts import ExpertLayout, with_layout
 from runner.model.weights.packed import Arrays, Recipe
@@ -41,7 +41,7 @@ def read_arrays(opened: OpenedModel, types: DtypePlan, progress: Progress) -> di
     early_types = {
         part.weight: early for name, part in opened.tensors.items() if (early := types.early_dtype(name, part))
     }
-    return arrays_of(opened, read_entries(parts_of(opened), early_types, progress.add).__getitem__)
+    return map_arrays(opened, read_entries(parts_of(opened), early_types, progress.add).__getitem__)
 
 
 def read_entries(
@@ -72,7 +72,7 @@ def check_readable(entries: Iterable[HeaderEntry]) -> None:
 def _check_unchanged(entry: HeaderEntry, seen: Headers) -> None:
     """Raises ModelError if the array is not where it was when the model was opened. `seen`: headers read already."""
     if entry.file not in seen:
-        seen[entry.file] = frozenset(read_header(entry.file).values())
+        seen[entry.file] = frozenset(read_tensor_header(entry.file).values())
     if entry not in seen[entry.file]:
         raise ModelError(f"{entry.file}: tensor {entry.key} has changed since the model was opened")
 
@@ -123,7 +123,7 @@ def open_entries(group: list[HeaderEntry]) -> dict[HeaderEntry, mx.array]:
 
 def file_fault(path: Path, error: Exception) -> ModelError:
     """Returns the error for a file that MLX could not read."""
-    read_header(path)  # raises the proper error if the file was truncated or removed since it was opened
+    read_tensor_header(path)  # raises the proper error if the file was truncated or removed since it was opened
     return ModelError(f"read {path}: {error}")
 
 
