@@ -120,7 +120,7 @@ _LINE_END = "\n"
 PART_CHARACTERS = 1 << 18
 """The length of a part in `encode_parts`: some tenths of a second, and about ten megabytes."""
 _PART_IDS = 4096
-"""Of `decode_parts`: a few milliseconds."""
+"""The ids in a part of `decode_parts`: a few milliseconds."""
 _OTHER_FORMS = (
     ("vocab.json", "merges.txt"),
     ("vocab.txt",),

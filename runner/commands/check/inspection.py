@@ -109,7 +109,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     source: Literal["store", "directory"] | None
     path: str | None
     children: list[str]
-    """Of the list of manifests in which a store has the model."""
+    """The list of manifests in which a store has the model."""
     architecture: str | None
     module: str | None
     defaults: dict[str, object]
@@ -136,10 +136,10 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """None for a model that does not claim to hear."""
     drafts: Facts | None
     format: Facts | None
-    """What a request with the format would get; None without `--format`."""
+    """The answer to a request with the format; None without `--format`."""
     ranks: RankFacts | None
     trial: TrialFacts | None
-    """What a trial on this device found; None without `--verify`."""
+    """The findings of a trial on this device; None without `--verify`."""
     embeddings: Facts | None
     """None for a model that makes none."""
     disk: Facts | None

@@ -89,11 +89,11 @@ class Checkpoint(NamedTuple):
     manifest: Mapping[str, object] = {}
     """The store's manifest as it was read; empty for a directory."""
     children: Sequence[Child] = ()
-    """Those of the list in which the manifest was found."""
+    """All manifests of the list in which this one was found."""
     text_blobs: Mapping[str, File] = {}
     """The store's blobs without tensors, by their name in the manifest; empty for a directory."""
     warnings: Sequence[str] = ()
-    """Faults that did not keep it from being opened."""
+    """Faults despite which the model was opened."""
 
     def file(self, name: str) -> bytes | None:
         """Returns the content of text file `name`; None if the model has none.

@@ -20,7 +20,7 @@ BLOBS = "blobs"
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 LIST = "application/vnd.ollama.manifest.list.v2+json"
 RUNNER = "mlx"
-"""Of the children of a list, those that this runner serves."""
+"""The runner of the children of a list that this one serves."""
 DIGEST = re.compile(r"sha256[:-][0-9a-fA-F]{64}")
 _BLOB = re.compile(r"sha256-[0-9a-f]{64}")
 _SHOWN = 20
@@ -34,7 +34,7 @@ class Manifest(NamedTuple):
     """The file that holds it: that of the tag, or the blob of a list's child."""
     content: Mapping[str, object]
     children: Sequence[Child] = ()
-    """Those of the list in which it was found."""
+    """All manifests of the list in which this one was found."""
 
 
 def manifest_path(models_dir: Path, name: ModelName, tree: str = LEGACY) -> Path:
