@@ -6,13 +6,12 @@ a token are built on it, but never evaluated. MLX checks shapes while it builds.
 """
 
 import copy
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -59,36 +58,23 @@ _HEADS_AXIS = 1
 Shapes = list[tuple[int, ...]]
 
 
-class Split(NamedTuple):
-    """The result of splitting a model over some ranks."""
-
-    fault: str
-    """The reason why it cannot be split so, with the numbers; empty if it can."""
-    rank_bytes: int = 0
-    """The weights of one rank, as they are stored; the ranks hold as much as each other."""
-    kv_bytes_share: float = 1.0
-    """The share of the layers' state (keys, values) that one rank holds; 1 with latent attention, which is not cut."""
-
-
-def split(opened: OpenedModel, ranks: int, whole: Module | None = None) -> Split:
-    """Tries to split a model over `ranks` processes. Needs no group and reads no weights.
+def split_fault(opened: OpenedModel, ranks: int, whole: Module | None = None) -> str:
+    """Returns the reason why a model cannot be split over `ranks` processes, with the numbers; empty if it can. Needs
+    no group and reads no weights.
 
     `whole` is the module made of placeholders, if there is one already (`assembly.rehearse`); it is not changed. Raises
     ModelError if the model could not be loaded at all.
     """
     trial = _Trial(opened, whole or rehearse(opened)[0])
-    found = trial.split(ranks)
-    others = [str(each) for each in USUAL_RANKS if not trial.split(each).fault] if found.fault else []
-    if not others:
-        return found
-    listed = " or ".join(filter(None, (", ".join(others[:-1]), others[-1])))
-    return found._replace(fault=f"{found.fault}: use {listed}")
+    fault = trial.fault_of(ranks)
+    others = [str(each) for each in USUAL_RANKS if not trial.fault_of(each)] if fault else []
+    return f"{fault}: use {' or '.join(filter(None, (', '.join(others[:-1]), others[-1])))}" if others else fault
 
 
 def possible_ranks(opened: OpenedModel, whole: Module | None = None) -> list[int]:
-    """Returns those of `USUAL_RANKS` over which the model can be split. The arguments are those of `split`."""
+    """Returns those of `USUAL_RANKS` over which the model can be split. The arguments are those of `split_fault`."""
     trial = _Trial(opened, whole or rehearse(opened)[0])
-    return [ranks for ranks in USUAL_RANKS if not trial.split(ranks).fault]
+    return [ranks for ranks in USUAL_RANKS if not trial.fault_of(ranks)]
 
 
 def part_of(whole: Module, ranks: int, rank: int) -> Module:
@@ -126,23 +112,22 @@ class _Trial:
         self._states: Shapes = []
         if not self._fault:
             try:
-                self._scores, self._states = _built(whole)
-            except Exception as error:  # of any type, as in `split`; serving reports it as a fault of the model
+                self._scores, self._states = shapes_of(whole)
+            except Exception as error:  # of any type, as below; serving reports it as a fault of the model
                 self._fault = f"{self._name}, whose forward fails ({_words(error)}),"
 
-    def split(self, ranks: int) -> Split:
+    def fault_of(self, ranks: int) -> str:
+        """Returns the reason why the module cannot be split over these ranks; empty if it can."""
         if self._fault:
-            return Split(f"{self._fault} cannot be split over several ranks")
+            return f"{self._fault} cannot be split over several ranks"
         try:
             for rank in (0, ranks - 1):
-                part = part_of(self._whole, ranks, rank)
-                with _no_communication(ranks):
-                    scores, states = _built(part)
+                scores, states = shapes_of(part_of(self._whole, ranks, rank), ranks)
                 if scores != self._scores or not _are_parts(self._states, states):
-                    return Split(self._reason(ranks, "its heads would become wider"))
+                    return self._reason(ranks, "its heads would become wider")
         except Exception as error:  # of any type: a division by zero, an assertion, a shape
-            return Split(self._reason(ranks, _words(error)))
-        return Split("", _nbytes(part), sum(map(math.prod, states)) / max(1, sum(map(math.prod, self._states))))
+            return self._reason(ranks, _words(error))
+        return ""
 
     def _reason(self, ranks: int, why: str) -> str:
         text = self._opened.module_config.get("text_config")
@@ -176,10 +161,11 @@ def _no_communication(ranks: int) -> Iterator[None]:
         mx.distributed.all_sum, mx.distributed.all_gather = genuine
 
 
-def _built(module: Module) -> tuple[Shapes, Shapes]:
-    """Returns the shapes of the scores and of all state that two forwards leave, which nothing evaluates."""
+def shapes_of(module: Module, ranks: int = 1) -> tuple[Shapes, Shapes]:
+    """Returns the shapes of the scores and of all state that two forwards of a rank leave, which nothing evaluates."""
     layers = cast("list[Any]", LoadedModel(module).make_layers())
-    scores = [module(mx.array([tokens]), cache=layers).shape for tokens in _TOKENS]
+    with _no_communication(ranks):
+        scores = [module(mx.array([tokens]), cache=layers).shape for tokens in _TOKENS]
     states = cast("list[tuple[str, object]]", tree_flatten([layer.state for layer in layers]))
     return scores, [state.shape for _, state in states if isinstance(state, mx.array)]
 
@@ -201,10 +187,6 @@ def _words(error: Exception) -> str:
     if group := re.search(r"quantization group size (\d+)", text):
         return f"packed rows would be cut within a group of {group[1]}"
     return text or type(error).__name__
-
-
-def _nbytes(module: Module) -> int:
-    return sum(array.nbytes for array in parameters_of(module).values())
 
 
 # --- Loads one rank's share of a model that is split over a group of processes. Every rank reads every byte, since
@@ -234,7 +216,7 @@ def load_share(
     if opened.family.of_mlx_vlm:
         raise ModelError(f"{opened.name} is a model of mlx-vlm, which cannot be split: serve it without --ranks")
     whole, recipe = rehearse(opened)
-    if fault := split(opened, group.size(), whole).fault:
+    if fault := split_fault(opened, group.size(), whole):
         raise ModelError(fault)
     part = part_of(whole, group.size(), group.rank())
     own_bytes = mx.array(available_bytes() if budget_bytes is None else budget_bytes, mx.int64)

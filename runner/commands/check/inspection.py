@@ -305,11 +305,11 @@ def rank_facts(found: Examination, dtype: str, budget_bytes: int) -> RankFacts |
     if model is None or whole is None:
         return None
     try:
-        from runner.ranks.split import part_of, possible_ranks, split
+        from runner.ranks.split import part_of, possible_ranks, split_fault
     except ModuleNotFoundError:  # a runner without this wing
         return None
     parts = {ranks: part_of(whole, ranks, 0) for ranks in possible_ranks(model, whole)}
     if not parts:
-        return RankFacts([], split(model, 2, whole).fault)
+        return RankFacts([], split_fault(model, 2, whole))
     plans = {ranks: plan_dtypes(dtype, part, budget_bytes) for ranks, part in parts.items()}
     return RankFacts([RankShare(ranks, plans[ranks].nbytes(part)) for ranks, part in parts.items()])
