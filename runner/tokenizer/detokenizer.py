@@ -103,9 +103,9 @@ class _Settled(NamedTuple, Generic[Entry]):
 class Detokenizer(Generic[Entry]):
     """Turns the tokens of one generation into text. Owner: the thread that pushes.
 
-    Where several stop strings match, the one that begins first wins, even if another one was complete before it: while
-    the earlier one may still come true, the decision waits for more text. So the answer does not depend on how the
-    text falls into tokens. Which of two that begin at one place it was makes no difference.
+    If several stop strings match, the one that begins first wins, even if another was complete before it: while the
+    earlier one may still match, the decision waits for more text. So the answer does not depend on how the text is
+    divided into tokens.
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: StopStrings | None = None) -> None:
@@ -151,8 +151,8 @@ class Detokenizer(Generic[Entry]):
     def finish(self) -> TextPiece[Entry] | None:
         """Ends the text at EOS or at a limit. Returns the text that was held: it was no stop string after all.
 
-        What an incomplete character is worth is said by `Utf8Stream.finish`. Where it is dropped, its tokens were drawn
-        and count: their entries are delivered, if need be without text. A match that had waited for an
+        `Utf8Stream.finish` decides on an incomplete character. If it is dropped, the entries of its tokens are
+        delivered all the same, if need be without text: the tokens were drawn and count. A match that waited for an
         earlier one counts now: `stopped` may become true here.
         """
         if self.stopped:

@@ -39,6 +39,7 @@ from runner.model.weights.reading import (
 
 log = Log(__name__)
 Part = TypeVar("Part", bound=Module)
+"""A module beside the text model: a tower, a head, an assistant, a DFlash draft."""
 Builder = Callable[[Mapping[str, Arrays]], Part]
 """Builds a part with its arrays, which stay lazy."""
 
@@ -181,10 +182,6 @@ def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:
     rest = opened._replace(tensors=outside_stacks(opened.tensors, stacks))
     arrays |= read_arrays(rest, types, progress)
     return assemble_module(opened, arrays, recipe)
-
-
-# --- A part of a model that is a module beside the text model: a tower, a head, an assistant, a DFlash draft. Its steps
-# are those of the text model.
 
 
 def assemble_part(
