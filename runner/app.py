@@ -134,11 +134,12 @@ async def _serve(
     watch = asyncio.create_task(parent.exit_with_host(parent_pid)) if settings.watch_parent else None
     from runner import build
     from runner.engine.engine import Engine
-    from runner.model.sources.digests import verify_digests
     from runner.tokenizer import open_tokenizer
 
     helper = ThreadPoolExecutor(_HELPERS, "helper")
     if settings.verify:
+        from runner.commands.check.digests import verify_digests
+
         await asyncio.get_running_loop().run_in_executor(
             helper, verify_digests, model.checkpoint, model.tensors.values()
         )

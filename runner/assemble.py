@@ -16,6 +16,7 @@ from runner import __version__
 from runner.cache import PrefixCache, make_cache
 from runner.cache.layers.batch import unbatchable_layers
 from runner.cache.sequence import LayerFacts, measured
+from runner.device import device, gpu_usable_bytes, usable_bytes, use_on_cuda
 from runner.engine.context import EngineContext
 from runner.engine.events import Outbox
 from runner.engine.first_tokens import FirstTokens
@@ -28,10 +29,8 @@ from runner.engine.scheduler import Scheduler
 from runner.errors import NO_NUMBERS, ComputeError
 from runner.logs import Log, error_line
 from runner.model import OpenedModel
-from runner.model.attention import use_on_cuda
-from runner.model.device import gpu_usable_bytes, usable_bytes
-from runner.model.weights.dtype import device, in_float32
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.dtype import in_float32
+from runner.model.weights.load import LoadedModel
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, CheckSettings, Settings
@@ -84,8 +83,7 @@ def assemble(
     wings = [*wings_of(settings)]
 
     weights_bytes = parts.budget_bytes - sum(wing.reserve(parts) for wing in wings)
-    group = world.ranks.group if world.ranks is not None else None
-    parts.loaded = load(model, settings.dtype, weights_bytes, group=group)
+    parts.loaded = world.load(model, settings.dtype, weights_bytes)
     parts.tokenizer = opening.result()
 
     for wing in wings:

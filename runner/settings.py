@@ -101,7 +101,7 @@ def flags_of(settings: type[msgspec.Struct]) -> Mapping[str, Flag]:
 
 
 def _completed(flag: Flag, field: msgspec.structs.FieldInfo) -> Flag:
-    kind = kind_of(field)
+    kind = field_kind(field)
     is_switch = field.default is False
     default = "off" if is_switch else field.default if isinstance(field.default, str) else flag.default
     return msgspec.structs.replace(
@@ -114,7 +114,7 @@ def _completed(flag: Flag, field: msgspec.structs.FieldInfo) -> Flag:
     )
 
 
-def kind_of(field: msgspec.structs.FieldInfo) -> type:
+def field_kind(field: msgspec.structs.FieldInfo) -> type:
     """Returns the type of a field with a flag, without None."""
     declared: type = get_args(field.type)[0]
     kinds: tuple[type, ...] = get_args(declared) or (declared,)

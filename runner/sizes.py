@@ -1,6 +1,7 @@
-"""Amounts of memory as people write them."""
+"""Amounts as people write them: of memory, of things, and lists of names."""
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -58,3 +59,9 @@ def _scaled(number: str, power: int) -> int:
 def counted(number: int, noun: str) -> str:
     """Formats a count: `1 file`, `2 files`."""
     return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Formats a list of names: `a, b and 3 more`."""
+    beyond = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{beyond}"

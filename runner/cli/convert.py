@@ -29,8 +29,8 @@ from runner.settings import (
     FollowSettings,
     Settings,
     TopSettings,
+    field_kind,
     flags_of,
-    kind_of,
 )
 from runner.sizes import Bound, parse_bound
 
@@ -81,7 +81,7 @@ def fields_of(settings: type[msgspec.Struct], given: Given) -> dict[str, object]
             if odd := _ODD.get(field.name):
                 fields[field.name] = odd(given)
             elif flag.name in given.values:
-                fields[field.name] = _READ[kind_of(field)](flag, given.values[flag.name])
+                fields[field.name] = _READ[field_kind(field)](flag, given.values[flag.name])
     return fields
 
 

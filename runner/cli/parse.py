@@ -106,14 +106,14 @@ def parse_command(argv: Sequence[str], environ: Mapping[str, str]) -> AnySetting
         case ["follow", *words]:
             return parse_follow(words, environ)
         case ["help", *_] | ["completion" | "version", "-h" | "--help", *_]:
-            return parse(["--help"], environ)
+            return parse_server(["--help"], environ)
         case ["completion", *words]:
             _print(completion(words))
         case ["version", *_]:
             _print(f"{version_text()}\n")
         case [word, *words] if word != "runner" and not word.startswith("-"):
             raise UsageError(_no_command(word, words))
-    return parse(argv, environ)
+    return parse_server(argv, environ)
 
 
 _SERVING = ("serve", "run", "start", "load")
@@ -155,7 +155,7 @@ def _print(text: str) -> NoReturn:
     raise SystemExit(0)
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
+def parse_server(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Returns the server's settings from the words after the program's name; else as `parse_command`."""
     words, hosted = _without_host_words(argv)
     given = _given(SERVER, words, environ)

@@ -127,7 +127,7 @@ def preload(choice: str = "auto", wanted: int | None = None, kernels: str = "aut
     return Preloaded(_preload_blas(choice, threads), _preload_kernels(kernels, threads))
 
 
-class Wanted(Protocol):
+class BlasChoice(Protocol):
     """The settings that say what is preloaded."""
 
     @property
@@ -138,7 +138,7 @@ class Wanted(Protocol):
     def kernels(self) -> str: ...
 
 
-def preload_for(settings: Wanted) -> Preloaded:
+def preload_for(settings: BlasChoice) -> Preloaded:
     """Preloads what these settings ask for."""
     return preload(settings.blas, settings.blas_threads, settings.kernels)
 

@@ -17,13 +17,13 @@ import msgspec
 from runner import __version__, cpu, json_files
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.snapshot import Ledger
+from runner.device import device
 from runner.disk.files import Files
 from runner.disk.segment import VERSION, format_of
 from runner.disk.serialize import describe
 from runner.engine.parts import Facts
 from runner.model import OpenedModel
 from runner.model.sources.checkpoint import Checkpoint
-from runner.model.weights.dtype import device
 from runner.settings import Settings
 from runner.sizes import counted, shown
 

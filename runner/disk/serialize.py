@@ -17,8 +17,8 @@ from runner.cache.layers.kv import KVState
 from runner.cache.layers.snapshot import Owned, SliceSnapshot, StateSnapshot, TailSnapshot, own
 from runner.cache.layers.states import CountedState
 from runner.cache.layers.window import TailState
+from runner.device import device
 from runner.disk.segment import ENTRIES, ITEM_FORMATS, STATE, TAIL
-from runner.model.weights.dtype import device
 
 _DTYPES = {
     "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "I16": mx.int16, "U16": mx.uint16, "F16": mx.float16,

@@ -25,14 +25,14 @@ from runner.errors import ModelError
 from runner.logs import error_line
 from runner.model.config import text_config
 from runner.model.families import Config, Family
+from runner.model.fields import size
 from runner.model.opened import OpenedModel, open_checkpoint
 from runner.model.sources.checkpoint import Checkpoint
-from runner.model.weights.assemble import placeholders
+from runner.model.weights.assembly import placeholders
 from runner.model.weights.dtype import DtypePlan
-from runner.model.weights.load import LoadedModel
+from runner.model.weights.load import LoadedModel, assemble_part, load_part, plan_part
 from runner.model.weights.packed import Arrays
 from runner.model.weights.parameters import parameters_of
-from runner.model.weights.part import assemble_part, load_part, plan_part
 
 # --- The keys and values of a target that its assistant looks at: those of its last layer of each kind that has any.
 
@@ -314,23 +314,16 @@ def _kinds_of(opened: OpenedModel) -> list[str]:
 def _sizes_of(opened: OpenedModel) -> Sizes:
     """Returns the sizes of an assistant. Raises ModelError if they make no sense."""
     config = opened.config
-    backbone = _positive(config, _BACKBONE, None)
+    backbone = size(config, _BACKBONE)
     if config.get("use_ordered_embeddings") is not True:
         return Sizes(backbone, 0, 0)
-    centroids, chosen = (_positive(config, name, default) for name, default in _CENTROIDS.items())
+    centroids, chosen = (size(config, name, default) for name, default in _CENTROIDS.items())
     if opened.vocab_size % centroids or chosen > centroids:
         raise ModelError(
             f"config.json: {opened.vocab_size} tokens cannot be in {centroids} groups of one size, {chosen} of them"
             " chosen"
         )
     return Sizes(backbone, centroids, chosen)
-
-
-def _positive(config: Config, name: str, default: int | None) -> int:
-    found = config.get(name, default)
-    if type(found) is not int or found < 1:
-        raise ModelError(f"config.json: invalid {name}: {found!r}")
-    return found
 
 
 def check_assistant(opened: OpenedModel, target: OpenedModel, loaded: LoadedModel) -> None:

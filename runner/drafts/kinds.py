@@ -25,7 +25,7 @@ from runner.model.config import read_config
 from runner.model.families import Config, architecture_of
 from runner.model.opened import OpenedModel, find_checkpoint, open_checkpoint
 from runner.model.sources.checkpoint import Checkpoint
-from runner.model.sources.store import open_stored_draft
+from runner.model.sources.ollama_store import open_stored_draft
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.load import LoadedModel
 from runner.tokenizer import Tokenizer, open_tokenizer

@@ -23,10 +23,10 @@ from runner.engine.generation import Forward
 from runner.engine.ports import DraftedAnswer
 from runner.errors import ModelError
 from runner.model.opened import OpenedModel
-from runner.model.weights.assemble import rehearse
+from runner.model.weights.assembly import rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.load import LoadedModel, load
-from runner.sampling.sampler import preview
+from runner.sampling.sampler import preview_draws
 
 WINDOW_TOKENS = 256
 """The end of a text with which a draft model begins. More would take longer to read than it makes drafts better."""
@@ -143,7 +143,7 @@ class OwnDraftModel:
         self._read([text for text in ready if not text.read])
         batch = self._turn_to([text for text in asked if text in ready or text in self._rows])
         samplers = [asked[text].sampler for text in self._rows]
-        size, draw = samplers[0].vocab_size, preview(samplers)
+        size, draw = samplers[0].vocab_size, preview_draws(samplers)
         counts = [len(text.left) if text in ready else 0 for text in self._rows]
         drafts = [draw(_of_size(self._read_rows(counts), size))]
         self._states = batch.states()

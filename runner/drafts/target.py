@@ -14,7 +14,7 @@ from runner.engine.generation import Forward
 from runner.engine.ports import DraftedAnswer
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.parameters import observed
-from runner.sampling.sampler import preview
+from runner.sampling.sampler import preview_draws
 
 Map = Callable[[mx.array], mx.array]
 Draw = Callable[[mx.array], mx.array]
@@ -267,7 +267,7 @@ class HiddenStateDrafter(ABC, Generic[AnyText]):
         ]
         if not known:
             return [()] * len(answers)
-        draw = preview([answer.sampler for answer, _ in known])
+        draw = preview_draws([answer.sampler for answer, _ in known])
         drafts = self.draft([answer for answer, _ in known], [text for _, text in known], layers, most, draw)
         found = {answer.row: tokens for (answer, _), tokens in zip(known, drafts, strict=True)}
         return [found.get(each.row, ()) for each in answers]

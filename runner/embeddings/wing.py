@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
+from runner.device import device
 from runner.embeddings.embedder import Encoder, TextEmbedder
 from runner.engine.parts import Examined, Facts, Parts, Wing
 from runner.engine.ports import EmbeddingSizes, TextToEmbed
@@ -13,7 +14,6 @@ from runner.errors import ModelError
 from runner.model import OpenedModel
 from runner.model.families import DECIDERS, UNNEEDED
 from runner.model.renamed import layer_overrides
-from runner.model.weights.dtype import device
 from runner.model.weights.load import load
 from runner.model.weights.parameters import refuse_infinite
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, CheckSettings

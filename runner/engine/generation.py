@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import mlx.core as mx
 
-from protocol import DoneReason, Logprob, Metrics
+from protocol import DoneReason, Logprob, Metrics, TopLogprob
 from runner.cache.session import Session
 from runner.engine.events import Event, Failed, Finished, Scored, Text
 from runner.engine.guide import AnswerGrammar, compile_error
 from runner.engine.lifecycle import Lifecycle
-from runner.engine.output import Detokenizer, Piece, entry, joined
 from runner.engine.request import Request
 from runner.engine.trace import TRACE
 from runner.errors import NO_NUMBERS, RequestError
@@ -19,6 +18,7 @@ from runner.logs import Log, error_line
 from runner.sampling.sample import Choice
 from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer
+from runner.tokenizer.detokenizer import Detokenizer, TextPiece, join_pieces
 
 if TYPE_CHECKING:
     from runner.engine.ports import Drafter, PromptMedia
@@ -241,7 +241,7 @@ class Generation:
             scores = [Scored([logprob for _, logprob in choice.top])] if is_scored else []
             return [*scores, *self._finish(DoneReason.STOP)]
         before = self.life.generated
-        logprob = None if choice.logprob is None else entry(choice, choice.logprob, self.tokenizer)
+        logprob = None if choice.logprob is None else self._entry(choice, choice.logprob)
         events = self.push([choice.token, *choice.forced], logprob, completes=completes)
         self.life.forced += self.life.generated - before - 1
         return events
@@ -264,12 +264,17 @@ class Generation:
             cut = self.text.stopped or not self.room
             if cut:
                 break
-        events = self._text(joined(pieces)) if pieces else []
+        events = self._text(join_pieces(pieces)) if pieces else []
         if completes and self.life.generated - before == len(tokens):
             return [*events, *self._finish(DoneReason.STOP)]
         return [*events, *self._finish(DoneReason.LENGTH)] if cut else events
 
-    def _text(self, piece: Piece[Logprob] | None) -> list[Event]:
+    def _entry(self, choice: Choice, logprob: float) -> Logprob:
+        """Returns the chosen token and its likeliest alternatives as clients read them: by text, not by id."""
+        text = self.tokenizer.token_text
+        return Logprob(text(choice.token), logprob, [TopLogprob(text(token), each) for token, each in choice.top])
+
+    def _text(self, piece: TextPiece[Logprob] | None) -> list[Event]:
         if piece is None:
             return []
         return [Text(piece.text, piece.entries, self.metrics() if self.request.metered else None)]

@@ -21,7 +21,7 @@ from runner.errors import RequestError
 from runner.model import OpenedModel
 from runner.model.sources.checkpoint import Tensor
 from runner.model.weights.dtype import DtypePlan
-from runner.model.weights.load import LoadedModel
+from runner.model.weights.load import LoadedModel, load
 from runner.settings import CheckSettings, Settings
 from runner.tokenizer import Tokenizer
 
@@ -63,6 +63,10 @@ class World:
     def machine(self, total_bytes: int, budget_bytes: int) -> tuple[int, int]:
         """Returns the memory of the machine and what MLX may hold of it, before the weights are loaded."""
         return total_bytes, budget_bytes
+
+    def load(self, model: OpenedModel, dtype: str, budget_bytes: int) -> LoadedModel:
+        """Loads the model, or the part of it that this process computes. Raises ModelError."""
+        return load(model, dtype, budget_bytes)
 
     def loaded(self, total_bytes: int, budget_bytes: int, run: Forward) -> tuple[int, int, Forward]:
         """Returns the same two, and the forward, once the weights are loaded. Raises RankError if a rank has ended."""

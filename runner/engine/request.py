@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn, Protocol
 
 from protocol import CompletionRequest, Format, FormatError, Media, decode_format
 from runner.engine.events import EventStream
-from runner.engine.output import StopStrings
 from runner.errors import RequestError
 from runner.sampling import SamplingOptions
 from runner.tokenizer import PART_CHARACTERS, Tokenizer
+from runner.tokenizer.detokenizer import StopStrings
 
 if TYPE_CHECKING:
     from runner.engine.guide import Grammar

@@ -10,7 +10,6 @@ from runner.media.header import MAX_PIXELS
 from runner.media.open import hearing_of, seeing_of
 from runner.media.sound_header import RATE
 from runner.media.towers.load import AnyTower, TowerPlan, plan_sound_tower, plan_tower, plan_weights
-from runner.model.inspect import contents
 from runner.model.vlm.source import NOT_INSTALLED, Choice, blindness
 from runner.settings import CheckSettings
 from runner.sizes import counted, shown
@@ -107,8 +106,7 @@ def sound_facts(settings: CheckSettings, found: Examined) -> SoundFacts | None:
 def _weights(settings: CheckSettings, found: Examined, plan: TowerPlan[AnyTower]) -> tuple[str, int]:
     """Returns the type in which a tower computes, and the bytes of its weights. Raises ModelError."""
     tower, types = plan_weights(plan, settings.dtype, found.budget_bytes)
-    amounts, _ = contents(tower, types)
-    return types.computes, sum(amount.bytes for amount in amounts)
+    return types.computes, types.nbytes(tower)
 
 
 def _tokens(family: Family) -> Iterator[int]:

@@ -10,6 +10,7 @@ from runner.errors import ModelError
 from runner.model.families import Config, Family, is_needed
 from runner.model.renamed import rename_fields
 from runner.model.sources.checkpoint import Checkpoint, Tensor
+from runner.sizes import listed
 
 # --- Removes `null` fields from a config, except where null is a value to the module that reads it.
 
@@ -257,10 +258,9 @@ def check_extra_layers(beyond: Mapping[str, str], config: Config) -> None:
     predictors = {layer for name, layer in beyond.items() if _PREDICTOR.match(name)}
     stray = sorted(set(beyond.values()) - predictors, key=lambda layer: int(layer.rpartition(".")[2]))
     if stray:
-        more = f" and {len(stray) - _LISTED} more" if len(stray) > _LISTED else ""
         raise ModelError(
             f"config.json: num_hidden_layers is {config.get('num_hidden_layers')}, but the model holds"
-            f" {', '.join(stray[:_LISTED])}{more} too: config and tensors belong to different models"
+            f" {listed(stray, _LISTED)} too: config and tensors belong to different models"
         )
 
 

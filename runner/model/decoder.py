@@ -1,19 +1,17 @@
-"""The parts that our own decoders share (`runner/model/modules`): layers with a sliding window or without one, experts,
-and the split over ranks.
-
-Owner: the engine thread.
-"""
+"""The parts that our own decoders share (`runner/model/modules`): layers with and without a sliding window, experts,
+and the split over ranks."""
 
 from collections.abc import Iterable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.distributed import shard_inplace, shard_linear
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
-from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.base import BaseModelArgs, create_attention_mask
 from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.switch_layers import SwitchGLU
 
 Mask = Any
 """The keys that a row sees: an array, "causal" or None."""
@@ -21,35 +19,67 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
-class Args(Protocol):
-    """The fields of a configuration that these parts read."""
+class DecoderArgs(BaseModelArgs):
+    """The fields of a configuration that these parts read. A subclass is a data class with these fields."""
 
     model_type: str
     vocab_size: int
     hidden_size: int
+    num_hidden_layers: int
     sliding_window: int
+    layer_types: list[str] | None
     num_experts: int
+    num_experts_per_tok: int
+    norm_topk_prob: bool
     tie_word_embeddings: bool
 
     @property
     def windows(self) -> list[bool]:
         """True for each layer with a sliding window."""
-        ...
+        return [kind == SLIDING for kind in self.layer_types or ()]
+
+    def check_layers(self, field: str, *known: str) -> None:
+        """Raises ValueError unless a field has one of the known kinds for each layer."""
+        kinds: list[str] = getattr(self, field)
+        if len(kinds) != self.num_hidden_layers:
+            raise ValueError(f"{field} has {len(kinds)} entries, want {self.num_hidden_layers}")
+        if odd := [kind for kind in kinds if kind not in known]:
+            raise ValueError(f"unsupported {field}: {odd[0]!r}")
+
+    def check_experts(self) -> None:
+        """Raises ValueError if a token has more experts than there are."""
+        if (chosen := self.num_experts_per_tok) > self.num_experts:
+            raise ValueError(f"num_experts_per_tok ({chosen}) exceeds num_experts ({self.num_experts})")
 
 
-class Layer(Module):
-    """One layer: attention in `self_attn`; in `mlp` a feed-forward, or experts in its `switch_mlp`."""
+class Experts(Module):
+    """A few experts for each token. A subclass chooses them, and has `shared_experts` if all tokens have some."""
 
-    def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
-        """Returns [B, L, D] for `x` [B, L, D]."""
-        raise NotImplementedError
+    def __init__(self, args: DecoderArgs, width: int, *, averages: bool = False) -> None:
+        Module.__init__(self)  # MLX's is not typed
+        self.gate = Linear(args.hidden_size, args.num_experts, bias=False)
+        self.switch_mlp = SwitchGLU(args.hidden_size, width, args.num_experts)
+        self.most = args.num_experts_per_tok
+        self.normalizes = args.norm_topk_prob
+        self.averages = averages
+        self.sharding_group: mx.distributed.Group | None = None
+
+    def mix(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
+        """Returns [B, L, D] for `x` [B, L, D] and the experts [B, L, K] chosen for each token, with their weights."""
+        rows = self.switch_mlp(x, chosen)
+        mixed: mx.array = (rows * weights[..., None]).sum(axis=-2).astype(rows.dtype)
+        if "shared_experts" in self:
+            mixed = mixed + self.shared_experts(x)
+            mixed = mixed / 2 if self.averages else mixed
+        return mixed if self.sharding_group is None else mx.distributed.all_sum(mixed, group=self.sharding_group)
 
 
 class Decoder(Module):
-    """From tokens to the hidden states after the last norm."""
+    """From tokens to the hidden states after the last norm. A layer has attention in `self_attn`; in `mlp` a
+    feed-forward, or experts."""
 
-    def __init__(self, args: Args, layers: Iterable[Layer], norm: Module) -> None:
-        Module.__init__(self)  # MLX's is not typed
+    def __init__(self, args: DecoderArgs, layers: Iterable[Module], norm: Module) -> None:
+        Module.__init__(self)
         self.embed_tokens = Embedding(args.vocab_size, args.hidden_size)
         self.layers = [*layers]
         self.norm = norm
@@ -72,7 +102,7 @@ class Decoder(Module):
 class DecoderModel(Module):
     """A model as mlx-lm calls it, but for its logits: a subclass computes them."""
 
-    def __init__(self, args: Args, layers: Iterable[Layer], norm: Module) -> None:
+    def __init__(self, args: DecoderArgs, layers: Iterable[Module], norm: Module) -> None:
         Module.__init__(self)
         self.args = args
         self.model_type = args.model_type
@@ -86,7 +116,7 @@ class DecoderModel(Module):
         return cast("mx.array", head(hidden))
 
     @property
-    def layers(self) -> list[Layer]:
+    def layers(self) -> list[Module]:
         """The layers, in order."""
         return self.model.layers
 

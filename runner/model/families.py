@@ -76,17 +76,12 @@ class Family(NamedTuple):
 
     @property
     def is_encoder(self) -> bool:
-        """True if the model makes something else of texts than text."""
-        return self.makes_embeddings or self.decides
-
-    @property
-    def makes_embeddings(self) -> bool:
-        """True if that is embeddings."""
-        return self.module in ENCODERS
+        """True if the model makes embeddings or scores of texts, and no text."""
+        return self.module in ENCODERS or self.decides
 
     @property
     def decides(self) -> bool:
-        """True if that is scores of options, by a head of its own."""
+        """True if the model scores options with a head of its own."""
         return self.of_mlx_vlm and self.module in DECIDERS.values()
 
 
@@ -254,6 +249,24 @@ COMPUTED_TENSORS = {
 """mlx-lm module -> tensors that its `sanitize` computes with, unnoticed when packed: pattern, and the config field that
 asks for it. It casts the result back, or joins tensors that Ollama packs differently."""
 
+TRIED = frozenset(
+    """
+    Klear afm7 afmoe apertus baichuan_m1 bailing_hybrid bailing_moe bailing_moe_linear bailing_moe_v3 bitnet cohere
+    cohere2 cohere2_moe dbrx deepseek deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v41 dots1 ernie4_5 ernie4_5_moe
+    exaone exaone4 exaone_moe falcon_h1 gear gemma gemma2 gemma3 gemma3_text gemma3n gemma4 gemma4_text glm glm4
+    glm4_moe glm4_moe_lite glm_moe_dsa gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite granitemoe granitemoehybrid helium
+    hunyuan hunyuan_v1_dense internlm2 internlm3 iquestloopcoder jamba kimi_k25 kimi_k3 kimi_linear kimi_vl kolibri1
+    laguna lfm2 lfm2-vl lfm2_moe lille-130m llama llama4 llama4_text longcat_flash longcat_flash_ngram mamba mamba2
+    mellum mimo mimo_v2_flash minicpm minicpm3 minimax minimax_m3_vl ministral3 mistral3 mistral4 mixtral muse_glimmer
+    muse_spark nanbeige nanochat nemotron nemotron-nas nemotron_h olmo2 olmo3 olmo_hybrid olmoe openelm phi phi3
+    phi3small phimoe phixtral pixtral plamo plamo2 plamo3 prism_hadamard_qwen35 qwen qwen2 qwen2_moe qwen2_vl qwen3
+    qwen3_5 qwen3_5_moe qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe recurrent_gemma rwkv7 seed_oss smollm3 solar_open
+    spark2_5 stablelm starcoder2 step3p5 talkie telechat3 youtu_llm
+    """.split()  # noqa: SIM905  a name a line would fill pages
+)
+"""mlx-lm's modules whose answers were tried together and with drafts (`python -m scripts.tools.models.abilities`). They
+may do what the next two tables do not forbid."""
+
 UNBATCHABLE = {
     "afm7": "its last layers count their positions by the length of the buffers",
     "deepseek_v41": "mlx-lm has no batch of its layers",
@@ -307,25 +320,21 @@ def family_of(architecture: str, config: Config, *, from_store: bool = True) -> 
         raise ModelError(f"unsupported architecture: {architecture}, which {what}: only Ollama's own runner serves it")
     model_type = config.get("model_type")
     module = RENAMED_MODULES.get(model_type, model_type) if isinstance(model_type, str) else ""
-    family = FAMILIES.get(architecture)
-    if family is not None and family.flat is not None and family.text not in config:
-        family = family.flat
-    if family is not None and (from_store or not _is_module(module) or module in _modules(architecture)):
-        return family
+    if row := FAMILIES.get(architecture):
+        flat = row.flat or row
+        if from_store or not _is_module(module) or module in (row.module, flat.module):
+            return row if row.text in config else flat
     if architecture == "BailingMoeV3ForCausalLM" and module == "bailing_hybrid":
         module = "bailing_moe_v3"
     if not _is_module(module):
-        raise ModelError(f"unsupported architecture: {architecture}", _looked_for(architecture, model_type, module))
+        raise ModelError(
+            f"unsupported architecture: {architecture}",
+            f"this runner has no row for {architecture!r:.80}; for the model_type {model_type!r:.80}, mlx-lm"
+            f" {installed('mlx-lm')} has no module mlx_lm.models.{module:.80}, and mlx-vlm no package that is known"
+            " here",
+        )
     text = next((key for key in ("text_config", "llm_config") if isinstance(config.get(key), dict)), "")
     return Family(module, text=text)
-
-
-def _looked_for(architecture: str, model_type: object, module: str) -> str:
-    """Returns where a model was looked for in vain."""
-    return (
-        f"this runner has no row for {architecture!r:.80}; for the model_type {model_type!r:.80}, mlx-lm"
-        f" {installed('mlx-lm')} has no module mlx_lm.models.{module:.80}, and mlx-vlm no package that is known here"
-    )
 
 
 def _is_module(name: str) -> bool:
@@ -334,20 +343,9 @@ def _is_module(name: str) -> bool:
     return plain is not None and importlib.util.find_spec(f"mlx_lm.models.{name}") is not None
 
 
-def _modules(architecture: str) -> set[str]:
-    """Returns the modules of a row, with a text config and without."""
-    family = FAMILIES[architecture]
-    return {family.module, family.flat.module if family.flat else family.module}
-
-
 def is_needed(name: str) -> bool:
     """Returns True if a text model may need the tensor of that name."""
     return not any(pattern.match(name) for pattern in UNNEEDED.values())
-
-
-def _is_seen(name: str) -> bool:
-    """Returns True if the tensor of that name belongs to a tower."""
-    return any(UNNEEDED[part].match(name) for part in ("vision", "audio"))
 
 
 def select_tensors(
@@ -355,9 +353,10 @@ def select_tensors(
 ) -> dict[str, Tensor]:
     """Returns the tensors that the text model needs, under the names that its module's `sanitize` knows."""
     chosen: dict[str, Tensor] = {}
-    sees = family.of_mlx_vlm and not family.decides
+    towers = [UNNEEDED["vision"], UNNEEDED["audio"]] if family.of_mlx_vlm and not family.decides else []
     for tensor in tensors.values():
-        if tensor.name in left_out or not (is_needed(tensor.name) or (sees and _is_seen(tensor.name))):
+        needed = is_needed(tensor.name) or any(tower.match(tensor.name) for tower in towers)
+        if tensor.name in left_out or not needed:
             continue
         name = family.renamed(tensor.name)
         if name in chosen:

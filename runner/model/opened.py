@@ -24,11 +24,11 @@ from runner.model.config import (
 from runner.model.families import UNNEEDED, Config, Family, architecture_of, select_tensors
 from runner.model.packing import check_companions
 from runner.model.sources.checkpoint import Checkpoint, ReportFault, Tensor, raise_fault
-from runner.model.sources.directory import open_directory
 from runner.model.sources.foreign import is_weights
 from runner.model.sources.manifest import find_manifest
+from runner.model.sources.model_directory import open_directory
 from runner.model.sources.name import parse_name
-from runner.model.sources.store import open_store
+from runner.model.sources.ollama_store import open_store
 from runner.model.vlm.source import USUAL, Choice, choose_family, with_parts
 
 _REPOSITORY = "models--"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from runner.errors import ModelError
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.header import FLOAT_DTYPES
+from runner.model.sources.safetensors import FLOAT_DTYPES
 
 WORD_BITS = 32
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)

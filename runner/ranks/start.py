@@ -254,9 +254,9 @@ class Leader:
 def lead(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[RankWorld, Recording]:
     """Starts the followers and joins them. Returns the leader's world and turns. Raises RankError if the ranks
     cannot begin."""
-    from runner.model.weights.split import split
+    from runner.ranks.split import split_fault
 
-    if fault := split(model, settings.ranks).fault:
+    if fault := split_fault(model, settings.ranks):
         raise RankError(fault)
     if model.has_vision or model.has_audio:
         log.info("pictures and sound are refused", why="several ranks read text alone")

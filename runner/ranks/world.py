@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from runner.engine.generation import Forward
+    from runner.model import OpenedModel
+    from runner.model.weights.load import LoadedModel
 
 UNSHARED = (EntryKind.EVENT, EntryKind.FAULT)
 """The kinds of entry that concern one rank alone."""
@@ -57,6 +59,11 @@ class RankWorld(TapedWorld):
 
     def machine(self, total_bytes: int, budget_bytes: int) -> tuple[int, int]:
         return total_bytes, budget_bytes
+
+    def load(self, model: "OpenedModel", dtype: str, budget_bytes: int) -> "LoadedModel":
+        from runner.ranks.split import load_share
+
+        return load_share(model, self._ranks.group, dtype, budget_bytes)
 
     def loaded(self, total_bytes: int, budget_bytes: int, run: "Forward") -> "tuple[int, int, Forward]":
         least_bytes = self._ranks.least_budget(budget_bytes)

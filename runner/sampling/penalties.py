@@ -1,7 +1,7 @@
 """Repeat, presence and frequency penalties over a window of the last tokens."""
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from copy import copy as shallow_copy
 from typing import NamedTuple
 
@@ -115,13 +115,9 @@ class Penalties:
         self._options = options
         self._counts = counts
         self._window = window
-        self._repeat = self._presence = self._frequency = None
-        if any(each.repeat_penalty != 1 for each in options):
-            self._repeat = _column(each.repeat_penalty for each in options)
-        if any(each.presence_penalty != 0 for each in options):
-            self._presence = _column(each.presence_penalty for each in options)
-        if any(each.frequency_penalty != 0 for each in options):
-            self._frequency = _column(each.frequency_penalty for each in options)
+        self._repeat = _column([each.repeat_penalty for each in options], off=1)
+        self._presence = _column([each.presence_penalty for each in options], off=0)
+        self._frequency = _column([each.frequency_penalty for each in options], off=0)
         # For r >= 1, the smaller one of x*r and x/r is the product if x is negative, else the quotient.
         self._lower = mx.minimum if options[0].repeat_penalty >= 1 else mx.maximum
 
@@ -209,5 +205,6 @@ def _count(tokens: Sequence[int], vocab_size: int) -> mx.array:
     return counts.at[0, mx.array(inside, dtype=mx.uint32)].add(1.0) if inside else counts
 
 
-def _column(values: Iterable[float]) -> mx.array:
-    return mx.array([[value] for value in values], dtype=mx.float32)
+def _column(values: Sequence[float], off: float) -> mx.array | None:
+    """Returns the penalty of each row, float32 [B, 1]; None if all are off."""
+    return mx.array([[value] for value in values], dtype=mx.float32) if {*values} != {off} else None

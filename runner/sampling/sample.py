@@ -14,7 +14,7 @@ class Choice(NamedTuple):
 
     token: int
     logprob: float | None = None
-    """Of the token; None if the request does not want it."""
+    """The token's log-probability; None if the request does not want it."""
     top: Sequence[tuple[int, float]] = ()
     """Ids and log-probabilities, the most probable first."""
     forced: Sequence[int] = ()
@@ -34,7 +34,7 @@ class Details(NamedTuple):
     """Log-probabilities of some rows (lazy)."""
 
     logprob: mx.array
-    """Of the tokens, float32 [A]"""
+    """The tokens' own, float32 [A]"""
     top_ids: mx.array | None = None
     """uint32 [A, K], the most probable token first; None if no row wants alternatives"""
     top_logprobs: mx.array | None = None

@@ -16,7 +16,7 @@ Broadcast = Callable[[mx.array], mx.array]
 """Maps tokens uint32 [B] that were drawn to those that count, where several processes draw the same. Lazy."""
 
 
-class Rows:
+class SamplerRows:
     """The options and the state of requests of one kind, from which their next tokens are sampled.
 
     Every operation treats each row by itself, and one row like many, so a row draws what it would have drawn alone.
@@ -58,13 +58,13 @@ class Rows:
             self._min_p = mx.array([[each.min_p] for each in options], dtype=mx.float32)
 
     @staticmethod
-    def joined(parts: "Sequence[Rows]") -> "Rows":
+    def joined(parts: "Sequence[SamplerRows]") -> "SamplerRows":
         """Returns the rows of all `parts`, one after the other. The parts are of one kind, and must not be used
         afterwards."""
         if len(parts) == 1:
             return parts[0]
         penalties = [part._penalties for part in parts if part._penalties is not None]
-        return Rows(
+        return SamplerRows(
             [each for part in parts for each in part._options],
             [draws for part in parts for draws in part._uniforms.draws],
             Penalties.joined(penalties) if penalties else None,
@@ -72,15 +72,15 @@ class Rows:
             parts[0]._broadcast,
         )
 
-    def apart(self) -> "list[Rows]":
+    def apart(self) -> "list[SamplerRows]":
         """Returns each row by itself, with arrays of its own (lazy). This object must not be used afterwards."""
         if len(self._options) == 1:
             return [self]
         penalties = self._penalties.apart() if self._penalties is not None else [None] * len(self._options)
         rows = zip(self._options, self._uniforms.draws, penalties, strict=True)
-        return [Rows([each], [draws], own, self._vocab_size, self._broadcast) for each, draws, own in rows]
+        return [SamplerRows([each], [draws], own, self._vocab_size, self._broadcast) for each, draws, own in rows]
 
-    def copy(self) -> "Rows":
+    def copy(self) -> "SamplerRows":
         """Returns another object of the same state; what one of them draws, the other does not see."""
         copied = shallow_copy(self)
         copied._uniforms = self._uniforms.copy()
@@ -169,20 +169,16 @@ class Sampler:
         penalties = None
         if self.options.repeat_last_n > 0:
             penalties = Penalties.of_request(self.options, [*prompt, *generated], vocab_size, context_length)
-        self._rows: Rows | None = Rows([self.options], [len(generated)], penalties, vocab_size, broadcast)
+        self._rows: SamplerRows | None = SamplerRows([self.options], [len(generated)], penalties, vocab_size, broadcast)
 
     def __call__(self, logits: mx.array, masks: Sequence[Mask | None] = ()) -> Sample:
         """Returns the next token for `logits` [1, V] of any float type; it is in the mask, if there is one. Lazy:
         evaluates nothing."""
-        logits = logits.astype(mx.float32)
-        scores = masked(logits, masks) if masks else logits
+        logits, scores = _with_masks(logits, masks)
         token = self._own()(scores)
-        wanted: list[LogprobsRow] = []
         if self.options.candidates:
-            wanted = [logprobs_of_candidates(logits, token, self.options.candidates)]
-        elif self.options.logprobs:
-            top = self.options.top_logprobs
-            wanted = [LogprobsRow(logprobs_of(scores, token, top, masks), 0, top)]
+            return Sample(token, [logprobs_of_candidates(logits, token, self.options.candidates)], logits, scores)
+        wanted = self._logprobs(scores, token, masks) if self.options.logprobs else []
         return Sample(token, wanted, logits, scores)
 
     def draw_ahead(self, logits: mx.array, drafts: Sequence[int], masks: Sequence[Mask | None] = ()) -> Sample:
@@ -191,17 +187,17 @@ class Sampler:
         Each is what a call would return if all drafts before it had come. The state stays as it is: `skip` the tokens
         that did come. Lazy: evaluates nothing.
         """
-        logits = logits.astype(mx.float32)
-        scores = masked(logits, masks) if masks else logits
+        logits, scores = _with_masks(logits, masks)
         token = self._own().draw_ahead(scores, drafts)
-        wanted: list[LogprobsRow] = []
-        if self.options.logprobs:
-            top = self.options.top_logprobs
-            details = logprobs_of(scores, token, top, masks)
-            wanted = [LogprobsRow(details, row, top) for row in range(len(drafts) + 1)]
+        wanted = self._logprobs(scores, token, masks) if self.options.logprobs else []
         return Sample(token, wanted, logits, scores)
 
-    def copied(self) -> Rows:
+    def _logprobs(self, scores: mx.array, token: mx.array, masks: Sequence[Mask | None]) -> list[LogprobsRow]:
+        top = self.options.top_logprobs
+        details = logprobs_of(scores, token, top, masks)
+        return [LogprobsRow(details, row, top) for row in range(token.size)]
+
+    def copied(self) -> SamplerRows:
         """Returns a copy of the state: what it draws, the sampler does not see."""
         return self._own().copy()
 
@@ -209,16 +205,16 @@ class Sampler:
         """Records tokens that came next without a draw."""
         self._own().skip(tokens)
 
-    def lend(self) -> Rows:
+    def lend(self) -> SamplerRows:
         """Returns the state, for a batch. Until it is taken back, the sampler raises RuntimeError when it is used."""
         rows, self._rows = self._own(), None
         return rows
 
-    def take_back(self, rows: Rows) -> None:
+    def take_back(self, rows: SamplerRows) -> None:
         """Takes back the state that was lent, as the batch has left it."""
         self._rows = rows
 
-    def _own(self) -> Rows:
+    def _own(self) -> SamplerRows:
         if self._rows is None:
             raise RuntimeError("this sampler's row is in a batch")
         return self._rows
@@ -228,13 +224,13 @@ class _Kinds:
     """The rows of several requests. Those of one kind share one computation, so the cost of a step grows with the
     number of kinds."""
 
-    def __init__(self, rows: Sequence[Rows]) -> None:
+    def __init__(self, rows: Sequence[SamplerRows]) -> None:
         """Takes over the states of all requests, of one row each."""
         kinds: dict[Hashable, list[int]] = {}
         for row, each in enumerate(rows):
             kinds.setdefault(each.kind, []).append(row)
         self.members = list(kinds.values())
-        self.rows = [Rows.joined([rows[row] for row in members]) for members in self.members]
+        self.rows = [SamplerRows.joined([rows[row] for row in members]) for members in self.members]
         order = [row for members in self.members for row in members]
         self._selections = [_selection(members, len(rows)) for members in self.members]
         self._in_order = _selection([order.index(row) for row in range(len(rows))], len(rows))
@@ -246,7 +242,7 @@ class _Kinds:
         return _selected(tokens[0] if len(tokens) == 1 else mx.concatenate(tokens), self._in_order)
 
 
-def preview(samplers: Sequence[Sampler]) -> Callable[[mx.array], mx.array]:
+def preview_draws(samplers: Sequence[Sampler]) -> Callable[[mx.array], mx.array]:
     """Returns a function that draws what the next calls of each sampler would: it maps logits [B, V] of any float type
     to tokens, uint32 [B], which are part of its own histories from then on. The samplers stay as they are. Lazy:
     evaluates nothing."""
@@ -270,8 +266,7 @@ class SamplerBatch:
     def __call__(self, logits: mx.array, masks: Sequence[Mask | None] = ()) -> Sample:
         """Returns the next tokens for `logits` [B, V] of any float type; the token of a row with a mask is in the
         mask. Lazy: evaluates nothing."""
-        logits = logits.astype(mx.float32)
-        scores = masked(logits, masks) if masks else logits
+        logits, scores = _with_masks(logits, masks)
         token = self._kinds(scores)
         wanted: list[LogprobsRow | None] = [None] * token.size if self._tops or self._candidates else []
         if self._tops:
@@ -297,6 +292,12 @@ class SamplerBatch:
                 self._samplers[row].take_back(own)
                 copies += own.arrays() if len(members) > 1 else []
         mx.async_eval(copies)
+
+
+def _with_masks(logits: mx.array, masks: Sequence[Mask | None]) -> tuple[mx.array, mx.array]:
+    """Returns the logits in float32, without their masks and with them."""
+    logits = logits.astype(mx.float32)
+    return logits, masked(logits, masks) if masks else logits
 
 
 def _selection(rows: Sequence[int], count: int) -> mx.array | None:

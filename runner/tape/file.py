@@ -135,7 +135,7 @@ def differences(header: Header, settings: Settings, model: OpenedModel) -> Itera
 
 
 def _identity(settings: Settings, model: OpenedModel) -> Identity:
-    from runner.model.weights.dtype import device  # imports MLX, after the BLAS that it is to use
+    from runner.device import device  # imports MLX, after the BLAS that it is to use
 
     version = importlib.metadata.version
     return Identity(

@@ -17,7 +17,6 @@ import msgspec
 from runner.engine.engine import Turns
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Scored, Started, Text
 from runner.engine.guide import Grammar
-from runner.engine.output import StopStrings
 from runner.engine.request import Request
 from runner.errors import RequestError, RunnerError
 from runner.logs import Log, error_line
@@ -27,6 +26,7 @@ from runner.settings import Settings
 from runner.tape.file import TapeFile, check_recordable, header_of
 from runner.tape.tape import EntryKind, Recorder, Tape, Value
 from runner.tape.world import KnownStates, TapedGrammar, TapedWorld
+from runner.tokenizer.detokenizer import StopStrings
 
 log = Log(__name__)
 _Tokens = Annotated[list[int], msgspec.Meta(max_length=1 << 24)]

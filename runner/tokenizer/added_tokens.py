@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from runner.errors import ModelError
 from runner.logs import Log
-from runner.tokenizer.files import Files, JsonObject, read_object, token_text
+from runner.tokenizer.model_files import Files, JsonObject, read_object, token_text
 
 log = Log(__name__)
 

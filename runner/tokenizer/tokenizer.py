@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol
 from runner.errors import ModelError
 from runner.tokenizer import tokenizer_json, tokenizer_model
 from runner.tokenizer.added_tokens import AddedToken, special_config, without_broken
-from runner.tokenizer.files import Files, JsonObject, read_object, token_text
+from runner.tokenizer.model_files import Files, JsonObject, read_object, token_text
 from runner.tokenizer.tokenizer_json import TokenizerJson
 from runner.tokenizer.tokenizer_model import CONVERT, TokenizerModel
 
@@ -120,7 +120,7 @@ _LINE_END = "\n"
 PART_CHARACTERS = 1 << 18
 """The length of a part in `encode_parts`: some tenths of a second, and about ten megabytes."""
 _PART_IDS = 4096
-"""Of `decode_parts`: a few milliseconds."""
+"""The ids in a part of `decode_parts`: a few milliseconds."""
 _OTHER_FORMS = (
     ("vocab.json", "merges.txt"),
     ("vocab.txt",),

@@ -15,7 +15,7 @@ import msgspec
 from runner.errors import ModelError, PanicError, panics_as
 from runner.logs import Log
 from runner.tokenizer.added_tokens import AddedToken, configured_tokens
-from runner.tokenizer.files import Files, JsonObject
+from runner.tokenizer.model_files import Files, JsonObject
 from runner.tokenizer.piece_bytes import piece_decoding, plain_bytes, restore_byte_level
 
 if TYPE_CHECKING:

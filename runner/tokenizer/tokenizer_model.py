@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from runner.errors import ModelError
 from runner.logs import Log
 from runner.tokenizer.added_tokens import AddedToken, configured_tokens, literal_pattern
-from runner.tokenizer.files import Files, JsonObject, read_object
+from runner.tokenizer.model_files import Files, JsonObject, read_object
 from runner.tokenizer.piece_bytes import fallback_byte, plain_bytes
 
 if TYPE_CHECKING:

@@ -39,7 +39,6 @@ from runner.engine.first_tokens import FirstTokens
 from runner.engine.generation import Forward, Generation
 from runner.engine.guide import Follow, Grammar, Guide, State, StateSource
 from runner.engine.memory import MemoryBudget
-from runner.engine.output import StopStrings
 from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, Workload
 from runner.engine.ports import Drafter, Ranks
 from runner.engine.request import Request
@@ -51,6 +50,7 @@ from runner.sampling.sampler import Sampler
 from runner.tape import world as taped
 from runner.tape.tape import Tape
 from runner.tokenizer import Tokenizer, open_tokenizer
+from runner.tokenizer.detokenizer import StopStrings
 from scripts.tools.models.tiny import VOCAB, Tiny, tiny
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.lib.driver import breaking_layer, check_trie, largest

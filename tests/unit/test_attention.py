@@ -3,8 +3,8 @@
 import mlx.core as mx
 import pytest
 
-from runner.model import attention as module
-from runner.model.attention import attention
+from runner import device
+from runner.device import attention
 
 OWN = mx.fast.scaled_dot_product_attention
 KEYS = 11
@@ -40,8 +40,8 @@ def test_plans_for_one_query_and_many_scores_only(monkeypatch: pytest.MonkeyPatc
         calls.append(q)
         return q
 
-    monkeypatch.setattr(module, "_own", counted)
-    monkeypatch.setattr(module, "_MOST_SCORES", 2 * 4 * 2 * KEYS)
+    monkeypatch.setattr(device, "_attention", counted)
+    monkeypatch.setattr(device, "_MOST_SCORES", 2 * 4 * 2 * KEYS)
     k = mx.zeros((2, 1, KEYS, 8))
     attention(mx.zeros((2, 4, queries, 8)), k, k, scale=1.0)
     assert len(calls) == own
@@ -49,5 +49,5 @@ def test_plans_for_one_query_and_many_scores_only(monkeypatch: pytest.MonkeyPatc
 
 def test_replaces_mlxs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", OWN)
-    module.use_on_cuda()
+    device.use_on_cuda()
     assert mx.fast.scaled_dot_product_attention is attention

@@ -13,12 +13,12 @@ from runner import logs
 from runner.cli.commands import OLLAMA_SERVE, version_text
 from runner.cli.convert import Given, fields_of
 from runner.cli.parse import (
-    parse,
     parse_check,
     parse_command,
     parse_follow,
     parse_ollama,
     parse_replay,
+    parse_server,
     unknown_variables,
 )
 from runner.errors import UsageError
@@ -52,29 +52,29 @@ HOST_CALL = ["runner", "--mlx-engine", "--model", "m:latest", "--port", "41000"]
     ],
 )
 def test_every_spelling_of_a_host_is_understood(argv: list[str]) -> None:
-    settings = parse(argv, {})
+    settings = parse_server(argv, {})
     assert (settings.model, settings.port) == ("m:latest", 41000)
 
 
 @pytest.mark.parametrize("word", ["--imagegen-engine", "--ollama-engine", "llama"])
 def test_another_engine_is_refused_in_ollamas_words(word: str) -> None:
     with pytest.raises(UsageError, match=r"^unknown runner engine, expected --mlx-engine$"):
-        parse(["runner", word, "--model", "m", "--port", "1"], {})
+        parse_server(["runner", word, "--model", "m", "--port", "1"], {})
 
 
 def test_only_a_process_started_by_a_host_watches_its_parent() -> None:
-    assert parse(HOST_CALL, {}).watch_parent
-    assert not parse(HOST_CALL[2:], {}).watch_parent
-    assert parse([*HOST_CALL[2:], "--watch-parent", "on"], {}).watch_parent
-    assert not parse(HOST_CALL, {"MLX_RUNNER_WATCH_PARENT": "off"}).watch_parent
-    assert (parse(HOST_CALL, {}).hosted, parse(HOST_CALL[2:], {}).hosted) == (True, False)
+    assert parse_server(HOST_CALL, {}).watch_parent
+    assert not parse_server(HOST_CALL[2:], {}).watch_parent
+    assert parse_server([*HOST_CALL[2:], "--watch-parent", "on"], {}).watch_parent
+    assert not parse_server(HOST_CALL, {"MLX_RUNNER_WATCH_PARENT": "off"}).watch_parent
+    assert (parse_server(HOST_CALL, {}).hosted, parse_server(HOST_CALL[2:], {}).hosted) == (True, False)
 
 
 def test_a_flag_beats_its_variable_and_that_the_default() -> None:
     argv = ["--model", "m"]
-    assert parse(argv, {}).max_gap_s == 0.1
-    assert parse(argv, {"MLX_RUNNER_MAX_GAP_MS": "64"}).max_gap_s == 0.064
-    assert parse([*argv, "--max-gap-ms", "32"], {"MLX_RUNNER_MAX_GAP_MS": "64"}).max_gap_s == 0.032
+    assert parse_server(argv, {}).max_gap_s == 0.1
+    assert parse_server(argv, {"MLX_RUNNER_MAX_GAP_MS": "64"}).max_gap_s == 0.064
+    assert parse_server([*argv, "--max-gap-ms", "32"], {"MLX_RUNNER_MAX_GAP_MS": "64"}).max_gap_s == 0.032
 
 
 def test_every_flag_has_its_variable() -> None:
@@ -113,8 +113,8 @@ def test_every_flag_has_its_variable() -> None:
         "unproven-models": "on",
     }
     assert set(examples) == {flag.name for flag in FLAGS}
-    by_variable = parse([], {flag.variable: examples[flag.name] for flag in FLAGS})
-    by_flag = parse([word for name, value in examples.items() for word in (f"--{name}", value)], {})
+    by_variable = parse_server([], {flag.variable: examples[flag.name] for flag in FLAGS})
+    by_flag = parse_server([word for name, value in examples.items() for word in (f"--{name}", value)], {})
     assert by_variable == by_flag
     assert (by_flag.context_tokens, by_flag.verify, by_flag.dtype) == (4096, True, "float16")
     assert (by_flag.trace, by_flag.inspect_text, by_flag.no_media) == (Path("/t.json"), True, True)
@@ -133,39 +133,39 @@ def test_a_default_is_that_of_the_field() -> None:
 def test_a_directory_that_others_may_write_to_keeps_no_conversations(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     argv = ["--model", "m", "--disk-cache", str(kept)]
-    assert parse(["--model", "m"], {}).disk_cache is None
-    assert parse(argv, {}).disk_cache == kept  # it will be made
+    assert parse_server(["--model", "m"], {}).disk_cache is None
+    assert parse_server(argv, {}).disk_cache == kept  # it will be made
     kept.mkdir(mode=0o700)
-    assert parse(argv, {}).disk_cache == kept
+    assert parse_server(argv, {}).disk_cache == kept
     kept.chmod(0o777)
     with pytest.raises(UsageError, match="others may write to it"):
-        parse(argv, {})
+        parse_server(argv, {})
     kept.rmdir()
     kept.write_text("")
     with pytest.raises(UsageError, match="not a directory"):
-        parse(argv, {})
+        parse_server(argv, {})
 
 
 def test_ranks_exclude_what_one_process_alone_can_do() -> None:
     argv = ["--model", "m", "--ranks", "2"]
-    assert (parse(["--model", "m"], {}).ranks, parse(argv, {}).ranks) == (1, 2)
+    assert (parse_server(["--model", "m"], {}).ranks, parse_server(argv, {}).ranks) == (1, 2)
     for words in (["--disk-cache", "/kept"], ["--record", "/t.tape"], ["--draft", "small"]):
         with pytest.raises(
             UsageError, match=f"--ranks 2 excludes .*{words[0] if words[1] != 'small' else 'draft models'}"
         ):
-            parse([*argv, *words], {})
+            parse_server([*argv, *words], {})
     with pytest.raises(UsageError, match="whole number from 1 to"):
-        parse(["--model", "m", "--ranks", "0"], {})
+        parse_server(["--model", "m", "--ranks", "0"], {})
 
 
 FOLLOWED = ["--model", "m", "--followers", "10.0.0.2:11600, studio.local:1", "--secret-file", "/s"]
 
 
 def test_followers_are_ranks_on_other_machines() -> None:
-    settings = parse(FOLLOWED, {})
+    settings = parse_server(FOLLOWED, {})
     assert settings.followers == ("10.0.0.2:11600", "studio.local:1")
     assert (settings.ranks, settings.ranks_here, settings.secret_file) == (3, 1, Path("/s"))
-    here = parse(["--model", "m", "--ranks", "2"], {})
+    here = parse_server(["--model", "m", "--ranks", "2"], {})
     assert (here.ranks, here.ranks_here, here.followers) == (2, 2, ())
 
 
@@ -184,7 +184,7 @@ def test_followers_are_ranks_on_other_machines() -> None:
 )
 def test_followers_that_cannot_be_are_refused(words: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=re.escape(why)):
-        parse(words, {})
+        parse_server(words, {})
 
 
 def test_follow_needs_an_address_to_listen_at_and_a_secret_file() -> None:
@@ -247,8 +247,8 @@ def test_check_takes_its_model_before_or_after_its_flags() -> None:
     ],
 )
 def test_a_switch_is_on_alone_and_takes_a_value(words: list[str], environ: dict[str, str], on: bool) -> None:
-    assert parse(["--model", "m", *words], environ).verify is on
-    assert parse([*words, "--model", "m"], environ).verify is on
+    assert parse_server(["--model", "m", *words], environ).verify is on
+    assert parse_server([*words, "--model", "m"], environ).verify is on
     assert parse_check([*words, "m"], environ).verify is on
 
 
@@ -269,8 +269,8 @@ def test_the_context_is_the_models_own_or_less(own: int, wanted: int | None, lim
 def test_a_tilde_in_models_dir_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell leaves it in `--models-dir=~/m`. Ollama takes it literally in OLLAMA_MODELS, so do we."""
     monkeypatch.setenv("HOME", "/home/u")
-    assert parse(["--model", "m", "--models-dir=~/m"], {}).models_dir == Path("/home/u/m")
-    assert parse(["--model", "m"], {"OLLAMA_MODELS": "~/m"}).models_dir == Path("~/m")
+    assert parse_server(["--model", "m", "--models-dir=~/m"], {}).models_dir == Path("/home/u/m")
+    assert parse_server(["--model", "m"], {"OLLAMA_MODELS": "~/m"}).models_dir == Path("~/m")
 
 
 @pytest.mark.parametrize(
@@ -285,17 +285,17 @@ def test_a_tilde_in_models_dir_is_the_home(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_ollama_models_is_stripped_of_blanks_and_quotes(value: str, directory: str) -> None:
-    settings = parse(["--model", "m"], {"OLLAMA_MODELS": value, "HOME": "/home/u"})
+    settings = parse_server(["--model", "m"], {"OLLAMA_MODELS": value, "HOME": "/home/u"})
     assert settings.models_dir == Path(directory)
     assert parse_check(["m"], {"OLLAMA_MODELS": value, "HOME": "/home/u"}).models_dir == Path(directory)
 
 
 def test_the_log_level_is_ollamas_unless_it_is_given() -> None:
     argv = ["--model", "m"]
-    assert parse(argv, {}).log_level == logging.INFO
-    assert parse(argv, {"OLLAMA_DEBUG": "1"}).log_level == logging.DEBUG
-    assert parse(argv, {"OLLAMA_DEBUG": "2"}).log_level == logs.TRACE
-    assert parse([*argv, "--log-level", "warn"], {"OLLAMA_DEBUG": "2"}).log_level == logging.WARNING
+    assert parse_server(argv, {}).log_level == logging.INFO
+    assert parse_server(argv, {"OLLAMA_DEBUG": "1"}).log_level == logging.DEBUG
+    assert parse_server(argv, {"OLLAMA_DEBUG": "2"}).log_level == logs.TRACE
+    assert parse_server([*argv, "--log-level", "warn"], {"OLLAMA_DEBUG": "2"}).log_level == logging.WARNING
 
 
 @pytest.mark.parametrize(
@@ -317,12 +317,12 @@ def test_the_log_level_is_ollamas_unless_it_is_given() -> None:
 def test_the_bits_of_keys_and_values_are_ollamas_unless_they_are_given(
     flag: list[str], environ: dict[str, str], bits: int | None
 ) -> None:
-    settings = parse(["--model", "m", *flag], environ)
+    settings = parse_server(["--model", "m", *flag], environ)
     assert (settings.kv_bits, settings.warnings) == (bits, ())
 
 
 def test_a_kv_cache_type_that_is_unknown_here_is_ignored_with_a_warning() -> None:
-    settings = parse(["--model", "m"], {"OLLAMA_KV_CACHE_TYPE": "q5_1"})
+    settings = parse_server(["--model", "m"], {"OLLAMA_KV_CACHE_TYPE": "q5_1"})
     assert settings.kv_bits is None
     assert settings.warnings == (
         "OLLAMA_KV_CACHE_TYPE=q5_1 is none of q8_0, q4_0, f16, bf16, f32: keys and values are not quantized",
@@ -344,13 +344,13 @@ def test_a_kv_cache_type_that_is_unknown_here_is_ignored_with_a_warning() -> Non
     ],
 )
 def test_parallel_is_ollamas_number_unless_it_is_given(flag: list[str], environ: dict[str, str], parallel: int) -> None:
-    settings = parse(["--model", "m", *flag], environ)
+    settings = parse_server(["--model", "m", *flag], environ)
     assert (settings.parallel, settings.warnings) == (parallel, ())
 
 
 @pytest.mark.parametrize("nonsense", ["many", "-1", "1_0", "\N{ARABIC-INDIC DIGIT FOUR}"])
 def test_an_invalid_number_of_requests_is_ignored_with_a_warning(nonsense: str) -> None:
-    settings = parse(["--model", "m"], {"OLLAMA_NUM_PARALLEL": nonsense, "OLLAMA_KV_CACHE_TYPE": "q5_1"})
+    settings = parse_server(["--model", "m"], {"OLLAMA_NUM_PARALLEL": nonsense, "OLLAMA_KV_CACHE_TYPE": "q5_1"})
     assert settings.parallel == 4
     assert len(settings.warnings) == 2
     assert settings.warnings[1] == f"OLLAMA_NUM_PARALLEL={nonsense} is not a whole number: 4 requests run at once"
@@ -358,7 +358,7 @@ def test_an_invalid_number_of_requests_is_ignored_with_a_warning(nonsense: str) 
 
 @pytest.mark.parametrize("many", ["65", "9" * 5000])
 def test_too_many_requests_are_limited_with_a_warning(many: str) -> None:
-    settings = parse(["--model", "m"], {"OLLAMA_NUM_PARALLEL": many})
+    settings = parse_server(["--model", "m"], {"OLLAMA_NUM_PARALLEL": many})
     assert settings.parallel == 64
     assert settings.warnings == (f"OLLAMA_NUM_PARALLEL={many}: at most 64 requests run at once",)
 
@@ -431,10 +431,10 @@ def test_wrong_usage_of_ollama_is_refused_by_name(words: list[str], said: str) -
 
 def test_all_together_takes_three_quarters_of_what_there_is_and_the_cache_a_quarter_at_most() -> None:
     argv = ["--model", "m"]
-    assert parse(argv, {}).cache_memory == Bound(8 << 30, 25)
-    assert parse(argv, {}).memory == parse_check(["m"], {}).memory == Bound(percent=75)
-    assert parse(argv, {"MLX_RUNNER_MEMORY": "24G"}).memory == Bound(24 << 30)
-    assert parse([*argv, "--memory", "50%"], {"MLX_RUNNER_MEMORY": "24G"}).memory == Bound(percent=50)
+    assert parse_server(argv, {}).cache_memory == Bound(8 << 30, 25)
+    assert parse_server(argv, {}).memory == parse_check(["m"], {}).memory == Bound(percent=75)
+    assert parse_server(argv, {"MLX_RUNNER_MEMORY": "24G"}).memory == Bound(24 << 30)
+    assert parse_server([*argv, "--memory", "50%"], {"MLX_RUNNER_MEMORY": "24G"}).memory == Bound(percent=50)
 
 
 @pytest.mark.parametrize(
@@ -513,7 +513,7 @@ def test_every_extent_of_the_hand_over_that_help_offers_is_taken() -> None:
     offered = re.findall(r"`(\w+)`, ", OLLAMA_SERVE.epilog)
     assert offered == [*HAND_OVER]
     for word in offered:
-        assert parse(["--model", "m"], {"MLX_RUNNER_HAND_OVER": word}).hand_over == word
+        assert parse_server(["--model", "m"], {"MLX_RUNNER_HAND_OVER": word}).hand_over == word
 
 
 @pytest.mark.parametrize(
@@ -539,7 +539,7 @@ def test_a_user_without_a_home_has_the_store_of_the_service(monkeypatch: pytest.
 
     monkeypatch.setattr("pwd.getpwuid", unknown)
     store = Path("/usr/share/ollama/.ollama/models")
-    assert parse(["--model", "/m"], {}).models_dir == store
+    assert parse_server(["--model", "/m"], {}).models_dir == store
     assert parse_check(["m"], {}).models_dir == store
-    assert parse(["--model", "m"], {"OLLAMA_MODELS": "/x"}).models_dir == Path("/x")
-    assert parse(["--model", "m", "--models-dir", "/y"], {}).models_dir == Path("/y")
+    assert parse_server(["--model", "m"], {"OLLAMA_MODELS": "/x"}).models_dir == Path("/x")
+    assert parse_server(["--model", "m", "--models-dir", "/y"], {}).models_dir == Path("/y")

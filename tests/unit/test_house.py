@@ -23,7 +23,7 @@ LAYERS = (
     ("disk", "drafts", "embeddings", "grammar", "media"),
     ("engine",),
     ("cache", "model", "tokenizer", "sampling"),
-    ("process", "settings", "cpu"),
+    ("process", "settings", "cpu", "device"),
     ("logs",),
     ("addresses", "errors", "json_files", "sizes", "terminal"),
     ("versions", "__version__"),
@@ -183,7 +183,7 @@ KNOW_MLX = {
     "media": ("towers/", "encoder", "forward", "vlm/sight"),
     "disk": ("check", "namespace", "restores", "serialize"),
     "tape": ("world",),
-    "ranks": ("follower", "group", "start", "world"),
+    "ranks": ("follower", "group", "split", "start", "world"),
 }
 """The parts of each wing that import MLX, as the engine thread alone may. Everything else runs on any thread, or in
 processes that must stay small."""
@@ -197,7 +197,8 @@ def test_only_the_model_and_the_adapters_know_mlx_lm(module: str) -> None:
 
 
 def test_the_server_the_protocol_and_the_rest_of_the_wings_never_touch_mlx() -> None:
-    core = (*(f"runner/{part}/" for part in CORE), "runner/assemble.py", "runner/commands/check/trial.py")
+    check = ("runner/commands/check/examination.py", "runner/commands/check/trial.py")
+    core = (*(f"runner/{part}/" for part in CORE), "runner/assemble.py", "runner/device.py", *check)
     wings = tuple(f"runner/{wing}/{part}" for wing, parts in KNOW_MLX.items() for part in parts)
     users = users_of("mlx")
     assert users

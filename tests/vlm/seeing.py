@@ -29,7 +29,7 @@ from runner.media.vlm.process import Arrays, Order, Prepared, Processor, Setup
 from runner.media.vlm.sight import VlmEncoder, family_of, joined, setup_of
 from runner.model import OpenedModel
 from runner.model.opened import open_checkpoint
-from runner.model.sources.directory import open_directory
+from runner.model.sources.model_directory import open_directory
 from runner.model.vlm.module import Served
 from runner.model.vlm.source import mlx_vlm_family
 from runner.model.weights.load import LoadedModel, load

@@ -11,7 +11,7 @@ from runner.cache.layers.quantized_trial import Forward, MakeLayers
 from runner.commands.check.trial import batch_fault, draft_fault
 from runner.model import OpenedModel
 from runner.model.opened import open_checkpoint
-from runner.model.sources.directory import open_directory
+from runner.model.sources.model_directory import open_directory
 from runner.model.vlm.source import mlx_vlm_family
 from runner.model.weights.load import load
 from scripts.tools.models import vlm

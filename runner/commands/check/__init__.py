@@ -18,10 +18,10 @@ def check(settings: CheckSettings) -> NoReturn:
     if settings.verify:
         log.debug("trying the model", **cpu.preload_for(settings)._asdict())
     try:
-        from runner.commands.check.facts import inspect
+        from runner.commands.check.inspection import inspect
     except ImportError as error:
         raise no_mlx(error) from error
-    from runner.commands.check.text import as_json, as_text
+    from runner.commands.check.report_text import as_json, as_text
 
     found = inspect(settings)
     text = as_json(found) if settings.json else as_text(found)

@@ -1,6 +1,6 @@
 """Tries what a model allows on the device at hand, for `mlx-runner check --verify`.
 
-The same trials make the table of abilities (runner/model/abilities.py), and a test holds every architecture against it.
+The same trials make the table `TRIED` of runner/model/families.py, and a test holds every architecture against it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,29 +14,29 @@ from runner.cache.layers.batch import BatchedLayers, unbatchable_layers
 from runner.cache.layers.quantized_trial import Forward, MakeLayers, difference, first_line
 from runner.cache.layers.states import gather
 from runner.cache.sequence import SequenceLayers
+from runner.device import device
 from runner.errors import ComputeError
 from runner.model import OpenedModel
-from runner.model.weights.dtype import device
 from runner.model.weights.load import load
 from runner.model.weights.parameters import refuse_infinite
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Why a model must not do something; each reason is empty if it may."""
+    """Reasons why a model must not do something; each is empty if it may."""
 
     table: str
-    """What the table says, by which the model is served."""
+    """By the table, which decides how the model is served."""
     here: str
-    """What the trial on this device found."""
+    """By the trial on this device."""
 
 
 class TrialFacts(msgspec.Struct, frozen=True):
-    """What the model allows."""
+    """The abilities of a model."""
 
     batches: Verdict
-    """Of several answers in one forward."""
+    """Several answers in one forward."""
     drafts: Verdict
-    """Of several tokens in one forward: of one answer, and of several that may be computed together."""
+    """Several tokens of an answer in one forward, alone and together with other answers."""
 
     @property
     def warnings(self) -> Iterator[str]:
@@ -185,11 +185,11 @@ def _batch_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> 
 # whose mask shows a token more than its window keeps), and layers of unknown classes cannot go back.
 
 _PLACES = (3, 43)
-"""Where the rounds begin, in tokens: what a model sees too much of is most beside little else, or beside a window that
-is full. Neither is a multiple of what chunks, blocks or pools of keys may count by."""
+"""The positions at which rounds begin. Tokens that a model should not see weigh most after few others, or with a full
+window. Neither number is a multiple of the size of a chunk, a block or a pool of keys."""
 
 _COUNT, _RIGHT = 5, 2
-"""The tokens of a round, and those of them that are right."""
+"""The tokens of a round, and how many of them are right."""
 
 _LIMIT_DRAFTS = 1e-3
 """The largest accepted difference that other drafts after them make to the logits of the right tokens, in relation to
@@ -248,11 +248,11 @@ class _Found(NamedTuple):
     """Differences between logits, one for each row that was compared."""
 
     together: list[float]
-    """Of a round from single tokens."""
+    """A round, compared with single tokens."""
     moved: list[float]
-    """Of the right tokens from themselves, with other drafts after them."""
+    """The right tokens, compared with themselves before other drafts."""
     after: list[float]
-    """Of what follows a round from single tokens."""
+    """The tokens after a round, compared with single tokens."""
 
 
 def _round(line: _Line, tokens: list[int], wrong: list[int], right: list[mx.array]) -> _Found:

@@ -1,12 +1,12 @@
 """`config.json` of a DFlash draft, checked."""
 
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
 from runner.errors import ModelError
 from runner.model.config import read_config
 from runner.model.families import Config, Family, architecture_of
+from runner.model.fields import first_size, positive, required_token, section, size
 from runner.model.opened import OpenedModel
 from runner.model.packing import check_companions
 from runner.model.sources.checkpoint import Checkpoint, Tensor
@@ -16,6 +16,7 @@ ARCHITECTURES = frozenset({"DFlashDraftModel", LAGUNA, GLIMMER})
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _MOST_LAYERS = 64
 _MOST_BLOCK = 256
+_MOST_TOKENS = 1 << 31
 
 
 class Rope(NamedTuple):
@@ -62,39 +63,42 @@ def read_dflash_config(config: Config, architecture: str) -> DFlashConfig:
     """Returns what `config` says. Raises ModelError for what is missing or makes no sense."""
     nested = config.get("dflash_config")
     own = {**config, **nested} if isinstance(nested, dict) else config
-    layers = _number(config, "num_hidden_layers", most=_MOST_LAYERS)
-    heads = _number(config, "num_attention_heads")
-    width = _number(config, "hidden_size")
+    layers = size(config, "num_hidden_layers", most=_MOST_LAYERS)
+    heads = size(config, "num_attention_heads")
+    width = size(config, "hidden_size")
     kinds = config.get("layer_types", [_FULL] * layers)
     if not isinstance(kinds, list) or len(kinds) != layers or not {_SLIDING, _FULL}.issuperset(map(str, kinds)):
         raise ModelError(f"config.json: invalid layer_types of {layers} layers: {kinds!r}")
     sliding = [kind == _SLIDING for kind in kinds]
-    window = _number(config, "sliding_window") if any(sliding) else 0
-    key_heads = _number(config, "num_key_value_heads", default=heads)
+    window = size(config, "sliding_window", most=_MOST_TOKENS) if any(sliding) else 0
+    key_heads = size(config, "num_key_value_heads", heads)
     if heads % key_heads:
         raise ModelError(f"config.json: num_attention_heads ({heads}) must be divisible by {key_heads}")
     causal = own.get("causal", config.get("is_causal"))
     if causal is None and architecture == GLIMMER:
         causal = False
-    head_width = _number(config, "head_dim", default=width // heads)
+    head_width = size(config, "head_dim", width // heads)
+    block = size(own, "block_size", most=_MOST_BLOCK)
+    if block < 2:
+        raise ModelError(f"config.json: invalid block_size: {block}")
     # The window of a Glimmer's draft does not count the row itself.
     seen = window + (architecture == GLIMMER)
     return DFlashConfig(
         width=width,
-        inner_width=_number(config, "intermediate_size"),
+        inner_width=size(config, "intermediate_size"),
         heads=heads,
         key_heads=key_heads,
         head_width=head_width,
-        eps=_real(config, "rms_norm_eps", 1e-6),
+        eps=positive(config, "rms_norm_eps", 1e-6),
         rope=_rope(config, head_width, str(kinds[0])),
         windows=tuple(seen if slides else 0 for slides in sliding),
         causal=tuple(slides if causal is None else bool(causal) for slides in sliding),
         context_norm=architecture == LAGUNA,
-        block=_number(own, "block_size", least=2, most=_MOST_BLOCK),
-        mask_token=_number(own, "mask_token_id", least=0),
+        block=block,
+        mask_token=required_token(own, "mask_token_id"),
         taps=_taps(own.get("target_layer_ids")),
-        target_layers=_number(own, "num_target_layers", least=0, default=0),
-        vocab_size=_number(config, "vocab_size", least=0, default=0),
+        target_layers=first_size(0, (own, "num_target_layers")),
+        vocab_size=first_size(0, (config, "vocab_size")),
     )
 
 
@@ -107,41 +111,18 @@ def _taps(found: object) -> tuple[int, ...]:
 
 
 def _rope(config: Config, head_width: int, kind: str) -> Rope:
-    found = config.get("rope_parameters")
-    parameters = found if isinstance(found, dict) else {}
-    by_kind = parameters.get(kind)
-    scaling = config.get("rope_scaling")
-    rope: Config = {**(by_kind if isinstance(by_kind, dict) else parameters)}
-    rope |= scaling if isinstance(scaling, dict) else {}
-    base = _real(config, "rope_theta", 0.0) or _real(rope, "rope_theta", 1_000_000.0)
-    share = _real(rope, "partial_rotary_factor", 1.0)
+    parameters, scaling = section(config, "rope_parameters"), section(config, "rope_scaling")
+    rope: Config = {**(section(parameters, kind) or parameters), **scaling}
+    base = positive(config if config.get("rope_theta") else rope, "rope_theta", 1_000_000.0)
+    share = positive(rope, "partial_rotary_factor", 1.0)
     scaled = rope.get("rope_type", rope.get("type", "default")) != "default"
     return Rope(
         width=int(head_width * share),
         base=base,
         scaling=rope if scaled else None,
-        most_tokens=_number(config, "max_position_embeddings", default=1 << 20),
+        most_tokens=size(config, "max_position_embeddings", 1 << 20, _MOST_TOKENS),
         interleaved=config.get("rope_interleaved") is True,
     )
-
-
-def _number(config: Mapping[str, object], key: str, least: int = 1, most: int = 1 << 31, default: int = -1) -> int:
-    """Returns an integer of these bounds; `default` if it is missing, unless that is negative."""
-    value = config.get(key)
-    if value is None and default >= 0:
-        return default
-    if value is None:
-        raise ModelError(f"config.json lacks {key}")
-    if type(value) is not int or not least <= value <= most:
-        raise ModelError(f"config.json: invalid {key}: {value!r}")
-    return value
-
-
-def _real(config: Mapping[str, object], key: str, default: float) -> float:
-    value = config.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
-        raise ModelError(f"config.json: invalid {key}: {value!r}")
-    return float(value)
 
 
 # --- Opens a DFlash draft by its headers.

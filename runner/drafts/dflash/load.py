@@ -13,9 +13,8 @@ from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.experts import Weights
-from runner.model.weights.load import LoadedModel
+from runner.model.weights.load import LoadedModel, assemble_part, load_part, plan_part
 from runner.model.weights.packed import Arrays
-from runner.model.weights.part import assemble_part, load_part, plan_part
 
 _FUSED = re.compile(r"(layers\.\d+\.self_attn\.)qkv_proj\.(weight|bias)")
 _TRIED_TOKENS = 2

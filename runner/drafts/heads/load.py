@@ -12,9 +12,8 @@ from runner.model.opened import OpenedModel
 from runner.model.packing import check_companions
 from runner.model.sources.checkpoint import Tensor
 from runner.model.weights.experts import Weights, with_layout
-from runner.model.weights.load import LoadedModel
+from runner.model.weights.load import LoadedModel, assemble_part, load_part
 from runner.model.weights.packed import Arrays
-from runner.model.weights.part import assemble_part, load_part
 
 log = Log(__name__)
 

@@ -19,12 +19,12 @@ from runner.media.towers.tower import MediaTower, SoundTower, Tower
 from runner.model.opened import OpenedModel
 from runner.model.packing import check_companions
 from runner.model.sources.checkpoint import Tensor
-from runner.model.weights.assemble import placeholders
+from runner.model.weights.assembly import placeholders
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.experts import Weights
+from runner.model.weights.load import assemble_part, plan_part, read_part
 from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
 from runner.model.weights.parameters import parameters_of
-from runner.model.weights.part import assemble_part, plan_part, read_part
 
 # --- The towers that this runner knows: one row for each mlx-lm module of the text model.
 

@@ -12,17 +12,16 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 from mlx.nn.layers.positional_encoding import RoPE
-from mlx_lm.models.base import BaseModelArgs, scaled_dot_product_attention
+from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cohere2 import MLP
-from mlx_lm.models.switch_layers import SwitchGLU
 
-from runner.model.decoder import FULL, SLIDING, DecoderModel, Layer, Mask
+from runner.model.decoder import FULL, SLIDING, DecoderArgs, DecoderModel, Experts, Mask
 
 _DENSE, _SPARSE = "dense", "sparse"
 
 
 @dataclass
-class ModelArgs(BaseModelArgs):
+class ModelArgs(DecoderArgs):
     """The fields of `config.json`, with the defaults of transformers."""
 
     model_type: str
@@ -76,25 +75,15 @@ class ModelArgs(BaseModelArgs):
                 for layer in range(layers)
             ]
             self.layer_types = [SLIDING if place % pattern else FULL for place, pattern in patterns]
-        for name, known in (("layer_types", (SLIDING, FULL)), ("mlp_layer_types", (_DENSE, _SPARSE))):
-            kinds = getattr(self, name)
-            if len(kinds) != layers:
-                raise ValueError(f"{name} has {len(kinds)} entries, want {layers}")
-            if odd := [kind for kind in kinds if kind not in known]:
-                raise ValueError(f"unsupported {name}: {odd[0]!r}")
-        if (chosen := self.num_experts_per_tok) > self.num_experts:
-            raise ValueError(f"num_experts_per_tok ({chosen}) exceeds num_experts ({self.num_experts})")
+        self.check_layers("layer_types", SLIDING, FULL)
+        self.check_layers("mlp_layer_types", _DENSE, _SPARSE)
+        self.check_experts()
         for name, known in (
             ("expert_selection_fn", ("softmax", "sigmoid")),
             ("shared_expert_combination_strategy", ("average", "sum")),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f'unsupported {name}: "{getattr(self, name)}"')
-
-    @property
-    def windows(self) -> list[bool]:
-        """For each layer whether it sees a window only."""
-        return [kind == SLIDING for kind in self.layer_types or ()]
 
     def make_norm(self) -> Module:
         """Returns a norm of the hidden states."""
@@ -103,7 +92,7 @@ class ModelArgs(BaseModelArgs):
         return LayerNorm(self.hidden_size, self.layer_norm_eps, bias=False)
 
 
-class Attention(Module):
+class CohereAttention(Module):
     """Attention without norms of queries and keys."""
 
     def __init__(self, args: ModelArgs, layer: int) -> None:
@@ -141,48 +130,35 @@ class Attention(Module):
         return projected.reshape(*projected.shape[:2], heads, -1).swapaxes(1, 2)
 
 
-class Experts(Module):
+class CohereExperts(Experts):
     """A few experts for each token, and others that are shared by all."""
 
     def __init__(self, args: ModelArgs) -> None:
-        Module.__init__(self)
-        self.gate = Linear(args.hidden_size, args.num_experts, bias=False)
-        self.switch_mlp = SwitchGLU(args.hidden_size, args.intermediate_size, args.num_experts)
+        averages = args.shared_expert_combination_strategy == "average"
+        Experts.__init__(self, args, args.intermediate_size, averages=averages)
         if args.num_shared_experts:
             self.shared_experts = MLP(args.hidden_size, args.intermediate_size * args.num_shared_experts)
-        self.most = args.num_experts_per_tok
         self.softmax = args.expert_selection_fn == "softmax"
-        self.normalizes = args.norm_topk_prob and args.num_experts_per_tok > 1
-        self.averages = args.shared_expert_combination_strategy == "average"
-        self.sharding_group: mx.distributed.Group | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
         """Returns [B, L, D] for `x` [B, L, D]."""
         logits = self.gate(x).astype(mx.float32)
         chosen = mx.argpartition(-logits, kth=self.most - 1, axis=-1)[..., : self.most]
         logits = mx.take_along_axis(logits, chosen, axis=-1)
-        if self.softmax:
-            weights = mx.softmax(logits, axis=-1)
-        else:
-            weights = mx.sigmoid(logits)
-            if self.normalizes:
-                weights = weights / weights.sum(axis=-1, keepdims=True)
-        rows = self.switch_mlp(x, chosen)
-        mixed: mx.array = (rows * weights[..., None]).sum(axis=-2).astype(rows.dtype)
-        if "shared_experts" in self:
-            mixed = mixed + self.shared_experts(x)
-            mixed = mixed / 2 if self.averages else mixed
-        return mixed if self.sharding_group is None else mx.distributed.all_sum(mixed, group=self.sharding_group)
+        weights = mx.softmax(logits, axis=-1) if self.softmax else mx.sigmoid(logits)
+        if self.normalizes and self.most > 1 and not self.softmax:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        return self.mix(x, chosen, weights)
 
 
-class Block(Layer):
+class CohereBlock(Module):
     """One layer."""
 
     def __init__(self, args: ModelArgs, layer: int) -> None:
         Module.__init__(self)
-        self.self_attn = Attention(args, layer)
+        self.self_attn = CohereAttention(args, layer)
         dense = args.mlp_layer_types is not None and args.mlp_layer_types[layer] == _DENSE
-        self.mlp = MLP(args.hidden_size, args.prefix_dense_intermediate_size) if dense else Experts(args)
+        self.mlp = MLP(args.hidden_size, args.prefix_dense_intermediate_size) if dense else CohereExperts(args)
         self.input_layernorm = args.make_norm()
 
     def __call__(self, x: mx.array, mask: Mask, cache: Any) -> mx.array:
@@ -197,7 +173,7 @@ class Model(DecoderModel):
     args: ModelArgs
 
     def __init__(self, args: ModelArgs) -> None:
-        layers = (Block(args, layer) for layer in range(args.num_hidden_layers))
+        layers = (CohereBlock(args, layer) for layer in range(args.num_hidden_layers))
         DecoderModel.__init__(self, args, layers, args.make_norm())
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:

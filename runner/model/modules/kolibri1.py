@@ -10,13 +10,10 @@ from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
-from mlx_lm.models.base import BaseModelArgs
 from mlx_lm.models.exaone4 import MLP, Attention
-from mlx_lm.models.switch_layers import SwitchGLU
 
-from runner.model.decoder import FULL, SLIDING, DecoderModel, Layer, Mask
+from runner.model.decoder import FULL, SLIDING, DecoderArgs, DecoderModel, Experts, Mask
 
 _PERIOD = 5
 """Every how many layers one sees all tokens, if the config has no `layer_types`."""
@@ -25,7 +22,7 @@ _BIAS = re.compile(r"\.(moe\.router\.expert_bias|mlp\.gate\.e_score_correction_b
 
 
 @dataclass
-class ModelArgs(BaseModelArgs):
+class ModelArgs(DecoderArgs):
     """The fields of `config.json`, with the defaults of transformers."""
 
     model_type: str
@@ -56,33 +53,19 @@ class ModelArgs(BaseModelArgs):
         layers = self.num_hidden_layers
         if self.layer_types is None:
             self.layer_types = [SLIDING if (layer + 1) % _PERIOD else FULL for layer in range(layers)]
-        if len(self.layer_types) != layers:
-            raise ValueError(f"layer_types has {len(self.layer_types)} entries, want {layers}")
-        if odd := [kind for kind in self.layer_types if kind not in (SLIDING, FULL)]:
-            raise ValueError(f"unsupported layer_types: {odd[0]!r}")
-        if (chosen := self.num_experts_per_tok) > self.num_experts:
-            raise ValueError(f"num_experts_per_tok ({chosen}) exceeds num_experts ({self.num_experts})")
+        self.check_layers("layer_types", SLIDING, FULL)
+        self.check_experts()
         if self.hidden_act != "silu":
             raise ValueError(f'unsupported hidden_act: "{self.hidden_act}"')
 
-    @property
-    def windows(self) -> list[bool]:
-        """True for each layer with a sliding window."""
-        return [kind == SLIDING for kind in self.layer_types or ()]
 
-
-class Experts(Module):
+class KolibriExperts(Experts):
     """A few experts for each token, and one that is shared by all."""
 
     def __init__(self, args: ModelArgs) -> None:
-        Module.__init__(self)  # MLX's is not typed
-        self.gate = Linear(args.hidden_size, args.num_experts, bias=False)
+        Experts.__init__(self, args, args.moe_intermediate_size)
         self.expert_bias = mx.zeros(args.num_experts)
-        self.switch_mlp = SwitchGLU(args.hidden_size, args.moe_intermediate_size, args.num_experts)
         self.shared_experts = MLP(args.hidden_size, args.shared_expert_intermediate_size)
-        self.most = args.num_experts_per_tok
-        self.normalizes = args.norm_topk_prob
-        self.sharding_group: mx.distributed.Group | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
         """Returns [B, L, D] for `x` [B, L, D]."""
@@ -91,18 +74,16 @@ class Experts(Module):
         weights = mx.sigmoid(mx.take_along_axis(logits, chosen, axis=-1))
         if self.normalizes:
             weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
-        rows = self.switch_mlp(x, chosen)
-        mixed: mx.array = (rows * weights[..., None]).sum(axis=-2).astype(rows.dtype) + self.shared_experts(x)
-        return mixed if self.sharding_group is None else mx.distributed.all_sum(mixed, group=self.sharding_group)
+        return self.mix(x, chosen, weights)
 
 
-class Block(Layer):
+class KolibriBlock(Module):
     """One layer."""
 
     def __init__(self, args: ModelArgs, *, slides: bool) -> None:
         Module.__init__(self)
         self.self_attn = Attention(cast("Any", args), is_local=slides)  # rotates where it is local
-        self.mlp = Experts(args)
+        self.mlp = KolibriExperts(args)
         self.input_layernorm, self.post_attn_norm, self.post_attention_layernorm, self.post_ffn_norm = (
             RMSNorm(args.hidden_size, args.rms_norm_eps) for _ in range(4)
         )
@@ -119,7 +100,7 @@ class Model(DecoderModel):
     args: ModelArgs
 
     def __init__(self, args: ModelArgs) -> None:
-        layers = (Block(args, slides=slides) for slides in args.windows)
+        layers = (KolibriBlock(args, slides=slides) for slides in args.windows)
         DecoderModel.__init__(self, args, layers, RMSNorm(args.hidden_size, args.rms_norm_eps))
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:

@@ -1,11 +1,11 @@
 """Reads models on disk: Ollama's store, or a directory in the style of Hugging Face.
 
 Both become one `Checkpoint`: text files by name, and logical tensors as the headers describe them. No tensor data is
-read here, except by `digests`, which hashes blobs for `--verify`. Needs no MLX; everything returned is immutable.
+read here. Needs no MLX; everything returned is immutable.
 
 A fault that leaves something to go on with goes to a `ReportFault` callback: serving raises it (`raise_fault`),
 `mlx-runner check` collects it and continues. Tensors that cannot be read are then listed as `unreadable`.
 
-Read in this order: `checkpoint` (the result), `header` (safetensors headers, checked), `name` (model names),
-`manifest` (both trees of tags), `store`, `directory`, `foreign` (what is none of them), `digests`.
+Read in this order: `checkpoint` (the result), `safetensors` (headers, checked), `name` (model names), `manifest`
+(both trees of tags), `ollama_store`, `model_directory`, `foreign` (files that are no model).
 """

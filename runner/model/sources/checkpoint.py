@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import ModelError
-from runner.model.sources.header import HeaderEntry, open_file, os_reason
+from runner.model.sources.safetensors import HeaderEntry, open_file
 
 _LONGEST_TEXT_BYTES = 1 << 28
 """Ten times the largest tokenizer."""
@@ -52,10 +52,7 @@ class File(NamedTuple):
         with open_file(self.path, self.size_bytes) as (file, found_bytes):
             if found_bytes > _LONGEST_TEXT_BYTES:
                 raise ModelError(f"{self.path}: {found_bytes} bytes are too many for a text file")
-            try:
-                return file.read()
-            except OSError as error:
-                raise ModelError(f"read {self.path}: {os_reason(error)}") from error
+            return file.read()
 
 
 class Child(NamedTuple):
@@ -92,11 +89,11 @@ class Checkpoint(NamedTuple):
     manifest: Mapping[str, object] = {}
     """The store's manifest as it was read; empty for a directory."""
     children: Sequence[Child] = ()
-    """Those of the list in which the manifest was found."""
+    """All manifests of the list in which this one was found."""
     text_blobs: Mapping[str, File] = {}
     """The store's blobs without tensors, by their name in the manifest; empty for a directory."""
     warnings: Sequence[str] = ()
-    """Faults that did not keep it from being opened."""
+    """Faults despite which the model was opened."""
 
     def file(self, name: str) -> bytes | None:
         """Returns the content of text file `name`; None if the model has none.

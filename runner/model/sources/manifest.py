@@ -10,8 +10,9 @@ from typing import NamedTuple
 from runner import json_files
 from runner.errors import MissingError, ModelError
 from runner.model.sources.checkpoint import Child, File
-from runner.model.sources.header import os_reason
 from runner.model.sources.name import DEFAULT_HOST, PUBLIC_HOST, PUBLIC_HOSTS, ModelName, hub_advice
+from runner.model.sources.safetensors import os_reason
+from runner.sizes import listed
 
 LEGACY, CURRENT = "manifests", "manifests-v2"
 """The folders of tags: that of all releases, and that of 0.40, which comes first."""
@@ -19,10 +20,11 @@ BLOBS = "blobs"
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 LIST = "application/vnd.ollama.manifest.list.v2+json"
 RUNNER = "mlx"
-"""Of the children of a list, those that this runner serves."""
+"""The runner of the children of a list that this one serves."""
 DIGEST = re.compile(r"sha256[:-][0-9a-fA-F]{64}")
 _BLOB = re.compile(r"sha256-[0-9a-f]{64}")
 _SHOWN = 20
+_PARSING = "parse manifest"
 
 
 class Manifest(NamedTuple):
@@ -32,7 +34,7 @@ class Manifest(NamedTuple):
     """The file that holds it: that of the tag, or the blob of a list's child."""
     content: Mapping[str, object]
     children: Sequence[Child] = ()
-    """Those of the list in which it was found."""
+    """All manifests of the list in which this one was found."""
 
 
 def manifest_path(models_dir: Path, name: ModelName, tree: str = LEGACY) -> Path:
@@ -98,7 +100,7 @@ def read_manifest(models_dir: Path, path: Path) -> Manifest:
     """
     children: list[Child] = []
     try:
-        content = _content(path, _read_tag(models_dir, path))
+        content = parse_object(_PARSING, path, _read_tag(models_dir, path))
         if not _is_list(content):
             return Manifest(path, content)
         entries = _entries(path, content)
@@ -137,8 +139,7 @@ def missing_manifest_error(models_dir: Path, name: ModelName) -> MissingError:
     if hub:
         advice += f"; {hub}"
     names = [found.short for found in stored]
-    beyond = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    there = f"it holds {', '.join(names[:_SHOWN])}{beyond}" if names else "it holds no models"
+    there = f"it holds {listed(names, _SHOWN)}" if names else "it holds no models"
     return MissingError(
         f"read manifest: open {manifest_path(models_dir, name)}: no such file or directory ({advice})",
         f"there is no model {name.short} in {models_dir}: {there}. `ollama pull {name.short}` fetches it if Ollama's"
@@ -171,13 +172,14 @@ def _read_blob(blob: Path) -> bytes:
     return data
 
 
-def _content(path: Path, data: bytes) -> Mapping[str, object]:
+def parse_object(what: str, path: Path, data: bytes) -> Mapping[str, object]:
+    """Returns the JSON object in a file of the store. Raises ModelError, which says first `what` it is."""
     try:
         content = json_files.parse(data)
     except ValueError as error:
-        raise ModelError(f"parse manifest: {path}: {error}") from error
+        raise ModelError(f"{what}: {path}: {error}") from error
     if not isinstance(content, dict):
-        raise ModelError(f"parse manifest: {path}: want a JSON object, found {type(content).__name__}")
+        raise ModelError(f"{what}: {path}: want a JSON object, found {type(content).__name__}")
     return content
 
 
@@ -210,7 +212,7 @@ def _child(entry: Mapping[str, object], models_dir: Path) -> Child:
 
 def _referenced(models_dir: Path, child: Child) -> tuple[Path, Mapping[str, object]]:
     blob = models_dir / BLOBS / child.digest
-    content = _content(blob, _read_blob(blob))
+    content = parse_object(_PARSING, blob, _read_blob(blob))
     if _is_list(content):
         raise ModelError(f"nested manifest lists are not supported: {blob}")
     return blob, content

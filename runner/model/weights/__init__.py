@@ -3,9 +3,8 @@
 Everything runs on the engine thread, which owns MLX. Each model is assembled twice by the same functions: first on
 placeholders, which finds every fault before a byte of weights is read, then on the real arrays.
 
-Read in this order: `load` (the steps, bounded in memory), `assemble` (placeholders or arrays -> module), `mended`
+Read in this order: `load` (the steps, bounded in memory), `assembly` (placeholders or arrays -> module), `mended`
 (fields that mlx-lm's classes do not read), `experts` and `packed` (tensors in the form that mlx-lm's `sanitize`
 knows), `quantized_layers` (layers that compute with packed weights), `parameters` (the final check), `dtype` (the type
-to compute in, and packed layers that a CPU computes with plain weights), `reading` (files -> arrays). `part` does all
-of it for a module beside the text model, `split` for one rank's part.
+to compute in), `reading` (files -> arrays). `runner.ranks.split` loads one rank's part.
 """

@@ -5,16 +5,17 @@ layer computes in the type of its scales; keys and values in a cache have the ty
 CPU everything is float32 where memory allows: plain weights, norms, and the scales and biases of packed weights.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 
+from runner.device import available_bytes, device
 from runner.logs import Log
-from runner.model.device import available_bytes
 from runner.model.sources.checkpoint import Tensor
 from runner.model.weights.parameters import parameters_of
 from runner.settings import CACHE_PERCENT
@@ -80,11 +81,6 @@ class DtypePlan(NamedTuple):
         log.info("number format", dtype=self.computes, why=self.why)
 
 
-def device() -> Literal["cpu", "gpu"]:
-    """Returns the kind of device on which models run in this process."""
-    return "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
-
-
 def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None) -> DtypePlan:
     """Returns the meaning of `--dtype wanted` for `module`, from its shapes and types; it may hold placeholders.
 
@@ -121,11 +117,11 @@ def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None) ->
 
 def _most(parameters: list[tuple[str, mx.array]]) -> mx.Dtype:
     """Returns the floating-point type of the most numbers."""
-    counts: dict[mx.Dtype, int] = {}
+    counts = Counter[mx.Dtype]()
     for _, array in parameters:
         if mx.issubdtype(array.dtype, mx.floating):
-            counts[array.dtype] = counts.get(array.dtype, 0) + array.size
-    return max(counts, key=lambda dtype: counts[dtype], default=mx.float32)
+            counts[array.dtype] += array.size
+    return max(counts, key=counts.__getitem__, default=mx.float32)
 
 
 def _may_shrink(module: Module) -> Callable[[str], bool]:

@@ -1,11 +1,11 @@
-"""Loads the weights of an opened model, in bounded groups, into an mlx-lm module.
+"""Loads the weights of an opened model, in bounded groups, into an mlx-lm module, and those of modules beside it.
 
-Owner: the engine thread. Every array is made, read and evaluated on the thread that calls `load`.
+Every array is made, read and evaluated on the thread that calls `load`.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -14,22 +14,34 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
+from runner.device import device
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
-from runner.model.abilities import BATCHED, DRAFTED
-from runner.model.families import DECIDERS, ENCODERS, UNBATCHABLE, UNDRAFTABLE
+from runner.model.families import DECIDERS, ENCODERS, TRIED, UNBATCHABLE, UNDRAFTABLE
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.vlm.source import LIBRARY, why_not
-from runner.model.weights.assemble import assemble, rehearse
-from runner.model.weights.dtype import DtypePlan, device, plan_dtypes
+from runner.model.weights.assembly import assemble_module, fill, placeholders, rehearse
+from runner.model.weights.dtype import DtypePlan, plan_dtypes
+from runner.model.weights.experts import Weights
 from runner.model.weights.mended import unread
-from runner.model.weights.packed import Arrays, Recipe
+from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
 from runner.model.weights.parameters import dispatch_early, parameters_of, shorten_lookups
 from runner.model.weights.quantized_layers import widen_embeddings
-from runner.model.weights.reading import ExpertReader, find_expert_stacks, outside_stacks, read_arrays
+from runner.model.weights.reading import (
+    ExpertReader,
+    check_readable,
+    find_expert_stacks,
+    outside_stacks,
+    parts_of,
+    read_arrays,
+)
 
 log = Log(__name__)
+Part = TypeVar("Part", bound=Module)
+"""A module beside the text model: a tower, a head, an assistant, a DFlash draft."""
+Builder = Callable[[Mapping[str, Arrays]], Part]
+"""Builds a part with its arrays, which stay lazy."""
 
 _MADE_BYTES = 64 << 20
 """Results of computing with arrays take memory beside their sources until their group is evaluated."""
@@ -47,20 +59,20 @@ class LoadedModel(NamedTuple):
         """The reason why this model must not compute several answers in one forward; empty if it may."""
         if any(isinstance(layer, DynamicNTKScalingRoPE) for layer in self.module.modules()):
             return "its dynamic rotary base follows from the length of a single answer"
-        return self._why_not(BATCHED, UNBATCHABLE)
+        return self._why_not(UNBATCHABLE)
 
     @property
     def undraftable(self) -> str:
         """The reason why answers of this model must not be drafted; empty if they may."""
-        return self._why_not(DRAFTED, UNDRAFTABLE)
+        return self._why_not(UNDRAFTABLE)
 
-    def _why_not(self, able: Container[str], reasons: Mapping[str, str]) -> str:
+    def _why_not(self, reasons: Mapping[str, str]) -> str:
         library, _, name = type(self.module).__module__.rpartition(".")
         if name in ENCODERS or name in DECIDERS.values():
             return "it makes no text"
         if library == f"{LIBRARY}.models":
-            return why_not(name, batches=able is BATCHED)
-        return reasons.get(name, "" if name in able else f"mlx_lm.models.{name} was never tried: see check --verify")
+            return why_not(name, batches=reasons is UNBATCHABLE)
+        return reasons.get(name, "" if name in TRIED else f"mlx_lm.models.{name} was never tried: see check --verify")
 
     @property
     def has_16_bit_experts(self) -> bool:
@@ -90,35 +102,18 @@ class LoadedModel(NamedTuple):
         return scores.at[..., mx.array(self.suppressed)].minimum(-mx.inf) if self.suppressed else scores
 
 
-def load(
-    opened: OpenedModel,
-    dtype: str = "keep",
-    budget_bytes: int | None = None,
-    *,
-    group: mx.distributed.Group | None = None,
-) -> LoadedModel:
+def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = None) -> LoadedModel:
     """Reads the weights and builds the module.
 
-    Shapes, names, types and sizes are checked before the first byte is read. `dtype` is one of `settings.DTYPES`; the
-    log says what it means for this model. With a `group`, whose ranks must all call this, only the share of this rank
-    is kept, and the smallest of their budgets is for each share.
+    Checks shapes, names, types and sizes before it reads the first byte. `dtype` is one of `settings.DTYPES`; the log
+    says what it means for this model.
 
     Raises:
-        ModelError: a file or tensor does not fit, the weights exceed the budget, or the group cannot share the model.
+        ModelError: a file or tensor does not fit, or the weights exceed the budget.
         ReadError: reading failed after these checks.
     """
-    if group is not None:
-        if opened.family.of_mlx_vlm:
-            raise ModelError(f"{opened.name} is a model of mlx-vlm, which cannot be split: serve it without --ranks")
-        from runner.model.weights.split import load_share  # most models are not shared
-
-        module = load_share(opened, dtype, budget_bytes, group)
-        return _finished(opened, module)
     rehearsed, recipe = rehearse(opened)
-    types = plan_dtypes(dtype, rehearsed, budget_bytes)
-    types.log_choice()
-    if too_large := types.over_budget(budget_bytes, rehearsed):
-        raise ModelError(too_large)
+    types = _fitting(rehearsed, dtype, budget_bytes, logs=True)
     del rehearsed
     try:
         module = _filled(opened, recipe, types)
@@ -127,10 +122,21 @@ def load(
     settle(module, types)
     if device() == "cpu":
         dispatch_early(module)
-    return _finished(opened, module)
+    return finished(opened, module)
 
 
-def _finished(opened: OpenedModel, module: Module) -> LoadedModel:
+def _fitting(rehearsed: Module, dtype: str, budget_bytes: int | None, *, logs: bool = False) -> DtypePlan:
+    """Returns the types of a module's weights. Raises ModelError if they exceed the budget."""
+    types = plan_dtypes(dtype, rehearsed, budget_bytes)
+    if logs:
+        types.log_choice()
+    if too_large := types.over_budget(budget_bytes, rehearsed):
+        raise ModelError(too_large)
+    return types
+
+
+def finished(opened: OpenedModel, module: Module) -> LoadedModel:
+    """Returns the model, ready to run, of a module that has its weights. Warns of fields that it ignores."""
     for warning in unread(opened, module):
         log.warning(warning)
     shorten_lookups(module)
@@ -175,4 +181,39 @@ def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:
             progress.add(sum(tensor.nbytes for tensor in experts))
     rest = opened._replace(tensors=outside_stacks(opened.tensors, stacks))
     arrays |= read_arrays(rest, types, progress)
-    return assemble(opened, arrays, recipe)
+    return assemble_module(opened, arrays, recipe)
+
+
+def assemble_part(
+    opened: OpenedModel, sanitize: Callable[[Weights], tuple[Part, Weights]], arrays: Mapping[str, Arrays]
+) -> Part:
+    """Builds the module with `arrays`, which stay lazy. `sanitize` makes it, and its weights of those that are stored.
+    Raises ModelError if anything does not fit."""
+    module, weights = sanitize_packed(lambda stored, _: sanitize(stored), arrays, Recipe("as stored"))
+    fill(opened, module, weights)
+    return cast("Part", module)
+
+
+def plan_part(
+    opened: OpenedModel, build: Builder[Part], dtype: str, budget_bytes: int | None
+) -> tuple[Part, DtypePlan]:
+    """Returns the module made of placeholders, and the types of its weights. Raises ModelError if anything does not
+    fit, or exceeds what the model has left of the budget."""
+    rehearsed = build(placeholders(opened))
+    return rehearsed, _fitting(rehearsed, dtype, budget_bytes)
+
+
+def load_part(opened: OpenedModel, build: Builder[Part], name: str, dtype: str, budget_bytes: int | None) -> Part:
+    """Loads the module, which the log calls `name`; else as `load`."""
+    return read_part(opened, build, name, plan_part(opened, build, dtype, budget_bytes)[1])
+
+
+def read_part(opened: OpenedModel, build: Builder[Part], name: str, types: DtypePlan) -> Part:
+    """Loads a module that was planned. Raises ReadError if reading fails."""
+    try:
+        check_readable(parts_of(opened))
+        module = build(read_arrays(opened, types, Progress(log, f"loading {name}", opened.total_bytes)))
+    except ModelError as error:
+        raise ReadError(str(error)) from error
+    settle(module, types)
+    return module

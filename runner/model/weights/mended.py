@@ -1,8 +1,5 @@
 """Mends a fresh module of mlx-lm's whose class ignores fields that count in transformers: width and scaling of the
-rotation, sliding windows. Reports those that stay unread (docs/internals/store.md, 3).
-
-Owner: the engine thread.
-"""
+rotation, sliding windows. Reports fields that stay unread (docs/internals/store.md, 3)."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -104,26 +101,18 @@ class _Rule(NamedTuple):
     most: int = 28
 
 
-def _every(_layer: int, _most: int) -> bool:
-    return True
-
-
 def _later(layer: int, most: int) -> bool:
     return layer >= most
 
 
-def _alternate(layer: int, _most: int) -> bool:
-    return layer % 2 == 0
-
-
 _RULES: Mapping[str, _Rule] = {
-    **dict.fromkeys(("ministral3", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"), _Rule(_every)),
+    **dict.fromkeys(("ministral3", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"), _Rule(lambda *_: True)),
     **dict.fromkeys(("mimo", "qwen2", "qwen3"), _Rule(_later, asked=True)),
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _Rule(_later, asked=True, most=80)),
-    "qwen2_moe": _Rule(lambda layer, most: _alternate(layer, most) and layer < most, asked=True),
-    "qwen3_moe": _Rule(_every, asked=True),
+    "qwen2_moe": _Rule(lambda layer, most: layer % 2 == 0 and layer < most, asked=True),
+    "qwen3_moe": _Rule(lambda *_: True, asked=True),
     "dots1": _Rule(_later, size=4096, most=62),
-    "gemma2": _Rule(_alternate, size=4096),
+    "gemma2": _Rule(lambda layer, _: layer % 2 == 0, size=4096),
 }
 """`model_type` of a text model -> the rule for its windows."""
 

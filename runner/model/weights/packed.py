@@ -8,7 +8,7 @@ placeholders.
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -17,6 +17,7 @@ from mlx.nn.layers.base import Module
 from runner.errors import ModelError
 from runner.model.packing import Packing, possible_packings
 from runner.model.weights.experts import ExpertLayout, Weights
+from runner.model.weights.parameters import parameters_of
 
 Sanitize = Callable[[Weights, ExpertLayout], tuple[Module, Weights]]
 """Returns a fresh module, and the result of its `sanitize` for weights in the given layout."""
@@ -95,10 +96,9 @@ def find_recipe(
     sanitize: Sanitize,
     arrays: Mapping[str, Arrays],
     layouts: list[ExpertLayout],
-    wanted: Callable[[Module], Weights],
     computed: Callable[[str], bool],
 ) -> Recipe:
-    """Finds the recipe by which `arrays` (placeholders) become the parameters of the module, as `wanted` returns them.
+    """Finds the recipe by which `arrays` (placeholders) become the parameters of the module.
 
     Takes the first layout that gives the right names and shapes, else the closest one, whose faults the caller reports.
     `computed` returns True for tensors that must be unpacked although no trial shows it. Raises the error of `sanitize`
@@ -108,33 +108,32 @@ def find_recipe(
     unpacked: dict[str, Packing] = {}
     forced = {name for name in packed if computed(name)}
     if forced:
-        unpacked = _find_packings(sanitize, arrays, forced, layouts, wanted)
+        unpacked = _find_packings(sanitize, arrays, forced, layouts)
         arrays = _with_unpacked(arrays, unpacked)
-    layout, _, weights = _choose(sanitize, _words(arrays), layouts, wanted)
+    layout, _, weights = _choose(sanitize, _words(arrays), layouts)
     packed -= forced
     if not packed:
         return Recipe(layout, unpacked)
     _, scales = sanitize(_scales(arrays), layout)
     _check_names(weights, scales)
-    spoiled = set(_spoiled(weights, scales))
-    changed = {name for name in packed if not _is_as_it_was(arrays[name].weight, weights.get(name))}
+    # Packed results that were changed along the packed axis, not just renamed, stacked or split.
+    spoiled = {
+        name
+        for name, words in weights.items()
+        if words.shape != (found := scales[name].shape) and (words.dtype != mx.uint32 or words.shape[:-1] != found[:-1])
+    }
+    changed = {name for name in packed if _form(arrays[name].weight) != _form(weights.get(name))}
     for names in _alike(changed) if spoiled else ():
         # With the scales of only these tensors in the shape of their words, the results look unpacked.
         plain = {name: Arrays(item.weight) if name in names else item for name, item in arrays.items()}
         _, trial = sanitize(_scales(plain), layout)
         touched = {name for name in weights if trial[name].shape != scales[name].shape}
         if touched & spoiled:
-            unpacked |= _find_packings(sanitize, arrays, names, [layout], wanted)
+            unpacked |= _find_packings(sanitize, arrays, names, [layout])
     return Recipe(layout, unpacked)
 
 
-def _is_as_it_was(words: mx.array, result: mx.array | None) -> bool:
-    return result is not None and (result.shape, result.dtype) == (words.shape, words.dtype)
-
-
-def _choose(
-    sanitize: Sanitize, words: Weights, layouts: list[ExpertLayout], wanted: Callable[[Module], Weights]
-) -> tuple[ExpertLayout, int, Weights]:
+def _choose(sanitize: Sanitize, words: Weights, layouts: list[ExpertLayout]) -> tuple[ExpertLayout, int, Weights]:
     """Returns the best layout, its number of misfitting names or shapes, and its weights."""
     best: tuple[ExpertLayout, int, Weights] | None = None
     fault: ModelError | None = None
@@ -144,7 +143,7 @@ def _choose(
         except ModelError as error:
             fault = fault or error
             continue
-        misfits = _misfits(wanted(module), weights)
+        misfits = _misfits(parameters_of(module), weights)
         if best is None or misfits < best[1]:
             best = (layout, misfits, weights)
         if not misfits:
@@ -174,14 +173,6 @@ def _check_names(*roles: Weights) -> None:
         )
 
 
-def _spoiled(weights: Weights, scales: Weights) -> Iterator[str]:
-    """Yields packed results that were changed along the packed axis, not just renamed, stacked or split."""
-    for name, words in weights.items():
-        found = scales[name]
-        if words.shape != found.shape and (words.dtype != mx.uint32 or words.shape[:-1] != found.shape[:-1]):
-            yield name
-
-
 def _alike(names: set[str]) -> list[set[str]]:
     """Groups names that differ only in numbers: the same tensor of every layer and expert."""
     groups: dict[str, set[str]] = {}
@@ -195,7 +186,6 @@ def _find_packings(
     arrays: Mapping[str, Arrays],
     names: set[str],
     layouts: list[ExpertLayout],
-    wanted: Callable[[Module], Weights],
 ) -> dict[str, Packing]:
     """Finds the packing of each of `names`: of those that fit its shapes, the one whose values fit the module best."""
     forms: dict[tuple[int, int, bool], list[str]] = {}
@@ -208,7 +198,7 @@ def _find_packings(
     for choice in itertools.product(*(possible_packings(*form[:2], byte_scales=form[2]) for form in forms)):
         trial = {name: one for one, members in zip(choice, forms.values(), strict=True) for name in members}
         try:
-            _, misfits, _ = _choose(sanitize, _words(_with_unpacked(arrays, trial)), layouts, wanted)
+            _, misfits, _ = _choose(sanitize, _words(_with_unpacked(arrays, trial)), layouts)
         except ModelError:
             continue
         if fewest is None or misfits < fewest:
@@ -226,6 +216,10 @@ def _words(arrays: Mapping[str, Arrays]) -> Weights:
 
 def _scales(arrays: Mapping[str, Arrays]) -> Weights:
     return {name: _first(item.scale, item.weight) for name, item in arrays.items()}
+
+
+def _form(array: mx.array | None) -> object:
+    return array is not None and (array.shape, array.dtype)
 
 
 def _first(array: mx.array | None, default: mx.array) -> mx.array:

@@ -10,6 +10,7 @@ from mlx.utils import tree_flatten
 
 from runner.errors import FaultsError, ModelError
 from runner.model.opened import OpenedModel
+from runner.sizes import listed
 
 _LISTED = 6
 """The number of tensors that a message names before it only counts them."""
@@ -27,9 +28,8 @@ def refuse_infinite(module: Module) -> None:
     """Raises ModelError if a parameter holds NaN or infinity. Reads all of them, a piece at a time."""
     found = [name for name, array in parameters_of(module).items() if not _is_finite(array)]
     if found:
-        others = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise ModelError(
-            f"tensor {found[0]}{others}: want numbers, found NaN or infinity: fetch the model again, or omit"
+            f"tensor {listed(found, 1)}: want numbers, found NaN or infinity: fetch the model again, or omit"
             " --dtype float16 if its numbers exceed that type"
         )
 
@@ -92,12 +92,12 @@ def check_parameters(opened: OpenedModel, wanted: Mapping[str, mx.array], found:
     faults = []
     missing = _unexplained(wanted.keys() - found.keys(), opened.unreadable)
     if missing:
-        faults.append(f"{opened.name} lacks {len(missing)} tensors: {_listed(missing)}{_advice(opened)}")
+        faults.append(f"{opened.name} lacks {len(missing)} tensors: {listed(missing, _LISTED)}{_advice(opened)}")
     extra = sorted(found.keys() - wanted.keys())
     if extra:
         faults.append(
             f"{opened.name} holds {len(extra)} tensors that {opened.family.import_name} does not know: "
-            f"{_listed(extra)}{_advice(opened)}"
+            f"{listed(extra, _LISTED)}{_advice(opened)}"
         )
     reported: set[str] = set()
     for name, want in wanted.items():
@@ -138,11 +138,6 @@ def _advice(opened: OpenedModel) -> str:
 
 def _is_float(array: mx.array) -> bool:
     return bool(mx.issubdtype(array.dtype, mx.floating))
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:_LISTED])
-    return shown if len(names) <= _LISTED else f"{shown} and {len(names) - _LISTED} more"
 
 
 def tensor_place(opened: OpenedModel, name: str) -> str:

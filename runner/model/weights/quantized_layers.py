@@ -39,13 +39,7 @@ class GloballyScaledLinear(QuantizedLinear):
     def __call__(self, x: mx.array) -> mx.array:
         """Maps `x` [..., in] to [..., out] in the type of `x`."""
         product = mx.quantized_matmul(
-            x,
-            self.weight,
-            scales=self.scales,
-            transpose=True,
-            group_size=self.group_size,
-            bits=self.bits,
-            mode=self.mode,
+            x, self.weight, self.scales, group_size=self.group_size, bits=self.bits, mode=self.mode
         )
         product = (product.astype(mx.float32) * self.global_scale).astype(x.dtype)
         return product + self.bias if "bias" in self else product
@@ -66,7 +60,6 @@ class GloballyScaledSwitchLinear(QuantizedSwitchLinear):
             self.weight,
             self.scales,
             rhs_indices=indices,
-            transpose=True,
             group_size=self.group_size,
             bits=self.bits,
             mode=self.mode,

@@ -1,15 +1,15 @@
-"""Reads the arrays of an opened model from its files: all at once in groups, lazily, or experts into their stacks.
+"""Reads the arrays of an opened model from its files: in groups, or experts into their stacks.
 
-Owner: the engine thread. Every array is made, read and evaluated on the thread that calls these functions; the reader
-of experts has threads of its own, which only read files.
+Every array is made, read and evaluated on the thread that calls these functions; the reader of experts has threads of
+its own, which only read files.
 """
 
 import json
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -19,12 +19,11 @@ from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.header import HeaderEntry, data_starts, open_file, os_reason, read_header
-from runner.model.weights.assemble import arrays_of, has_source_names
+from runner.model.sources.safetensors import HeaderEntry, os_reason, read_tensor_header
+from runner.model.weights.assembly import has_source_names, map_arrays
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.experts import ExpertLayout, with_layout
 from runner.model.weights.packed import Arrays, Recipe
-from runner.process.limits import free_descriptors, raise_limit
 
 _READ_FILES = 60
 """A lazy array keeps its file open, MLX's four readers do so a little longer, and macOS allows 256 open files."""
@@ -32,10 +31,9 @@ _READ_BYTES = 512 << 20
 """Readers wait for each other at the end of a group, so there should be few; but the log shows progress by groups."""
 
 _CHECKED_BYTES = 8 << 20
-
-_SPARE_FILES = 64
-"""Descriptors for all else while lazy arrays keep their files open: sockets, logs, modules."""
-_FAULTS = (RuntimeError, KeyError, OSError)
+Headers = dict[Path, frozenset[HeaderEntry]]
+FAULTS = (RuntimeError, KeyError, OSError)
+"""The exceptions of a file that MLX cannot read."""
 
 
 def read_arrays(opened: OpenedModel, types: DtypePlan, progress: Progress) -> dict[str, Arrays]:
@@ -43,11 +41,18 @@ def read_arrays(opened: OpenedModel, types: DtypePlan, progress: Progress) -> di
     early_types = {
         part.weight: early for name, part in opened.tensors.items() if (early := types.early_dtype(name, part))
     }
+    return map_arrays(opened, read_entries(parts_of(opened), early_types, progress.add).__getitem__)
+
+
+def read_entries(
+    entries: Iterable[HeaderEntry], types: Mapping[HeaderEntry, mx.Dtype], done: Callable[[int], None]
+) -> dict[HeaderEntry, mx.array]:
+    """Reads arrays, converted to their `types` if given, in bounded groups. Calls `done` with the bytes of each."""
     loaded: dict[HeaderEntry, mx.array] = {}
-    for group in _groups(parts_of(opened)):
-        loaded |= _read_group(group, early_types)
-        progress.add(sum(entry.nbytes for entry in group))
-    return arrays_of(opened, loaded.__getitem__)
+    for group in _groups(entries):
+        loaded |= _read_group(group, types)
+        done(sum(entry.nbytes for entry in group))
+    return loaded
 
 
 def check_readable(entries: Iterable[HeaderEntry]) -> None:
@@ -56,53 +61,20 @@ def check_readable(entries: Iterable[HeaderEntry]) -> None:
     After a lazy read that failed, MLX (0.32) may miscount what its threads have to do, and a later evaluation waits for
     ever. So whatever the runner can do without is read like this before MLX reads it, from the system's memory then.
     """
-    files: dict[Path, list[HeaderEntry]] = {}
-    for entry in entries:
-        files.setdefault(entry.file, []).append(entry)
+    seen: Headers = {}
     buffer = memoryview(bytearray(_CHECKED_BYTES))
-    for path, group in files.items():
-        starts = data_starts(path)
-        with open_file(path) as (file, _):
-            try:
-                for entry in group:
-                    if entry not in starts:
-                        raise ModelError(f"{path}: tensor {entry.key} has changed since the model was opened")
-                    file.seek(starts[entry])
-                    left = entry.nbytes
-                    while left:
-                        count = file.readinto(buffer[:left])
-                        if not count:
-                            raise ModelError(f"{path}: tensor {entry.key} is truncated")
-                        left -= count
-            except OSError as error:
-                raise ModelError(f"read {path}: {os_reason(error)}") from error
-
-
-def lazy_arrays(opened: OpenedModel) -> dict[str, Arrays]:
-    """Returns the arrays of every needed tensor, which are read when they are first evaluated.
-
-    Until then their files stay open. If those are more than this process may open, the smallest are read at once.
-    Raises ModelError for a file that has changed since the model was opened.
-    """
-    raise_limit()
-    entries = parts_of(opened)
-    sizes = Counter[Path]()
     for entry in entries:
-        sizes[entry.file] += entry.nbytes
-    most = max(0, free_descriptors() - _SPARE_FILES)
-    late: dict[Path, list[HeaderEntry]] = {file: [] for file, _ in sizes.most_common(most)}
-    early: list[HeaderEntry] = []
-    for entry in entries:
-        late.get(entry.file, early).append(entry)
-    loaded: dict[HeaderEntry, mx.array] = {}
-    for group in _groups(early):
-        loaded |= _read_group(group, {})
-    for path, group in late.items():
-        try:
-            loaded |= _opened(group)
-        except _FAULTS as error:
-            raise _fault(path, error) from error
-    return arrays_of(opened, loaded.__getitem__)
+        _check_unchanged(entry, seen)
+        for at in range(0, entry.nbytes, _CHECKED_BYTES):
+            _read(entry, at, buffer[: entry.nbytes - at])
+
+
+def _check_unchanged(entry: HeaderEntry, seen: Headers) -> None:
+    """Raises ModelError if the array is not where it was when the model was opened. `seen`: headers read already."""
+    if entry.file not in seen:
+        seen[entry.file] = frozenset(read_tensor_header(entry.file).values())
+    if entry not in seen[entry.file]:
+        raise ModelError(f"{entry.file}: tensor {entry.key} has changed since the model was opened")
 
 
 def parts_of(opened: OpenedModel) -> list[HeaderEntry]:
@@ -129,36 +101,29 @@ def _groups(entries: Iterable[HeaderEntry]) -> Iterator[list[HeaderEntry]]:
 def _read_group(group: list[HeaderEntry], types: Mapping[HeaderEntry, mx.Dtype]) -> dict[HeaderEntry, mx.array]:
     """Reads a group of arrays, converted to their `types` if given; leaves none of their files open."""
     try:
-        arrays = _opened(group)
-    except _FAULTS as error:
+        arrays = open_entries(group)
+    except FAULTS as error:
         if len(group) > 1:  # again one by one: there may be too many, or one is faulty
             return {entry: array for single in group for entry, array in _read_group([single], types).items()}
-        raise _fault(group[0].file, error) from error
+        raise file_fault(group[0].file, error) from error
     try:
         arrays |= {entry: arrays[entry].astype(types[entry]) for entry in group if entry in types}
         mx.eval(list(arrays.values()))
-    except _FAULTS as error:
+    except FAULTS as error:
         check_readable(group)  # raises the proper error
-        raise _fault(group[0].file, error) from error
+        raise file_fault(group[0].file, error) from error
     return arrays
 
 
-def _opened(group: list[HeaderEntry]) -> dict[HeaderEntry, mx.array]:
-    """Returns the arrays, not read yet: each keeps its file open."""
+def open_entries(group: list[HeaderEntry]) -> dict[HeaderEntry, mx.array]:
+    """Returns arrays that are read when they are evaluated. Until then each keeps its file open."""
     files = {path: mx.load(_source(path), format="safetensors") for path in {entry.file for entry in group}}
     return {entry: cast("dict[str, mx.array]", files[entry.file]).pop(entry.key) for entry in group}
 
 
-def reading_fault(opened: OpenedModel, error: Exception) -> ModelError:
-    """Returns the error for a lazy array that could not be read. Raises the proper one if a file of the model has
-    changed since it was opened."""
-    for path in {part.file for part in parts_of(opened)}:
-        read_header(path)
-    return ModelError(f"read {opened.name}: {error}")
-
-
-def _fault(path: Path, error: Exception) -> ModelError:
-    read_header(path)  # raises the proper error if the file was truncated or removed since it was opened
+def file_fault(path: Path, error: Exception) -> ModelError:
+    """Returns the error for a file that MLX could not read."""
+    read_tensor_header(path)  # raises the proper error if the file was truncated or removed since it was opened
     return ModelError(f"read {path}: {error}")
 
 
@@ -230,7 +195,7 @@ class ExpertReader:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "reader")
-        self._starts: dict[Path, dict[HeaderEntry, int]] = {}
+        self._seen: Headers = {}
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -241,20 +206,13 @@ class ExpertReader:
         return Arrays(self._read(words), *(self._read(parts) if parts[0] else None for parts in companions))
 
     def _read(self, parts: Sequence[HeaderEntry]) -> mx.array:
-        file = _GatheredFile(parts, [self._start(part) for part in parts], self._pool)
+        for part in parts:
+            _check_unchanged(part, self._seen)
+        file = _GatheredFile(parts, self._pool)
         try:
             return cast("dict[str, mx.array]", mx.load(cast("BinaryIO", file), format="safetensors"))[_KEY]
         except RuntimeError as error:
             raise file.error or ModelError(f"read {parts[0].file}: {error}") from error
-
-    def _start(self, part: HeaderEntry) -> int:
-        """Returns the position in its file at which the data of `part` begins."""
-        if part.file not in self._starts:
-            self._starts[part.file] = data_starts(part.file)
-        start = self._starts[part.file].get(part)
-        if start is None:
-            raise ModelError(f"{part.file}: tensor {part.key} has changed since the model was opened")
-        return start
 
 
 class _GatheredFile:
@@ -265,9 +223,8 @@ class _GatheredFile:
 
     closed = False
 
-    def __init__(self, parts: Sequence[HeaderEntry], starts: Sequence[int], pool: ThreadPoolExecutor) -> None:
+    def __init__(self, parts: Sequence[HeaderEntry], pool: ThreadPoolExecutor) -> None:
         self._parts = parts
-        self._starts = starts
         self._pool = pool
         self._part_bytes = parts[0].nbytes
         array = {
@@ -295,7 +252,7 @@ class _GatheredFile:
             return len(memory)
         pieces = (memory[at : at + self._part_bytes] for at in range(0, len(memory), self._part_bytes))
         try:
-            for _ in self._pool.map(_read, self._parts, self._starts, pieces):
+            for _ in self._pool.map(_read, self._parts, repeat(0), pieces):
                 pass
         except ModelError as error:
             self.error = error
@@ -303,10 +260,11 @@ class _GatheredFile:
         return len(memory)
 
 
-def _read(part: HeaderEntry, start: int, memory: memoryview) -> None:
+def _read(part: HeaderEntry, at: int, memory: memoryview) -> None:
+    """Fills `memory` with the data of an array from byte `at` on."""
     try:
         with part.file.open("rb", buffering=0) as file:
-            file.seek(start)
+            file.seek(part.start + at)
             while memory:
                 count = file.readinto(memory)
                 if not count:

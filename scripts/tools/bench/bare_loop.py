@@ -21,7 +21,7 @@ if __name__ == "__main__":
 import mlx.core as mx
 
 import runner.process.lean_mlx_lm  # noqa: F401  registers mlx_lm without its package __init__
-from runner.model.weights.dtype import device
+from runner.device import device
 from scripts.tools.bench.llamas import Size, make_model
 
 # isort: split

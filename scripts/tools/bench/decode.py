@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from statistics import median
 
-from runner.model.weights.dtype import device
+from runner.device import device
 from scripts.tools.bench.bare_loop import BareLoop
 from scripts.tools.bench.llamas import Prompts
 from scripts.tools.bench.report import Report, Table, Target, interleave, median_ratio

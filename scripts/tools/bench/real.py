@@ -34,7 +34,7 @@ from typing import NamedTuple
 import mlx.core as mx
 from tokenizers import Tokenizer
 
-from runner.model.weights.dtype import device
+from runner.device import device
 from scripts.tools import ROOT
 from scripts.tools.bench.report import Report, Rounds, Table, Target, interleave
 from scripts.tools.bench.servers import (

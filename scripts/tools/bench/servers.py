@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 import aiohttp
 
-from runner.model.weights.dtype import device
+from runner.device import device
 from scripts.tools import ROOT
 from scripts.tools.bench.llamas import B3, M1, M10, M10_PACKED, M60, M700, Size, make_model, write_model
 from scripts.tools.conformance.this_runner import RUNNER

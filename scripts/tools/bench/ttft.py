@@ -18,7 +18,7 @@ from functools import partial
 from statistics import median
 from typing import NamedTuple
 
-from runner.model.weights.dtype import device
+from runner.device import device
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS
 from scripts.tools.bench.bare_loop import BareLoop
 from scripts.tools.bench.llamas import Prompts

@@ -17,7 +17,7 @@ from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
 from runner.model.config import EMBEDDINGS, HEAD
 from runner.model.families import Config
-from runner.model.weights.assemble import build_module, rehearse
+from runner.model.weights.assembly import build_module, rehearse
 from runner.model.weights.load import load
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.store import write_store

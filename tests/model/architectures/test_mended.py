@@ -14,11 +14,11 @@ import pytest
 from mlx.nn.layers.base import Module
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.commands.check.facts import inspect
+from runner.commands.check.inspection import inspect
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.config import module_text
-from runner.model.weights.assemble import build_module
+from runner.model.weights.assembly import build_module
 from runner.model.weights.load import load
 from runner.model.weights.mended import _UNSCALED, _plain_ropes, unread
 from runner.settings import CheckSettings

@@ -9,8 +9,8 @@ import mlx.core as mx
 import msgspec
 import pytest
 
-from runner.commands.check.facts import inspect
-from runner.commands.check.text import as_text
+from runner.commands.check.inspection import inspect
+from runner.commands.check.report_text import as_text
 from runner.drafts.dflash.drafter import BlockDrafter
 from runner.drafts.drafting import DraftModel
 from runner.drafts.opening import DraftModelOpener

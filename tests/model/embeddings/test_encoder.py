@@ -9,7 +9,7 @@ from typing import Any, cast
 import mlx.core as mx
 import pytest
 
-from runner.commands.check.facts import inspect
+from runner.commands.check.inspection import inspect
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.weights.load import load

@@ -17,7 +17,6 @@ from runner.engine.events import Failed
 from runner.engine.generation import Generation
 from runner.engine.guide import Grammar, Guide
 from runner.engine.memory import MemoryBudget
-from runner.engine.output import Detokenizer
 from runner.engine.policy import SlicePolicy, StepLimit
 from runner.errors import RequestError
 from runner.grammar.compiler import GrammarMatcher
@@ -25,6 +24,7 @@ from runner.sampling import SamplingOptions
 from runner.sampling.sample import Sample
 from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer
+from runner.tokenizer.detokenizer import Detokenizer
 from scripts.tools.models.tiny import words
 from tests.lib.breaking import breaking
 from tests.lib.tiny_engine import ClientRequest, RequestSpec, TinyEngine, oracle_answer, text_of

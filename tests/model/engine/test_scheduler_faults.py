@@ -19,11 +19,11 @@ from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
 from runner.engine.events import Failed
 from runner.engine.generation import Generation
-from runner.engine.output import Detokenizer
 from runner.engine.policy import SlicePolicy
 from runner.sampling.sample import Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
 from runner.tokenizer import Tokenizer
+from runner.tokenizer.detokenizer import Detokenizer
 from scripts.tools.models.tiny import KINDS, words
 from tests.lib.breaking import breaking
 from tests.lib.tiny_engine import TinyEngine

@@ -7,8 +7,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner.commands.check.facts import Context, Inspection, LayerKind, inspect
-from runner.model.inspect import Amount
+from runner.commands.check.examination import Amount
+from runner.commands.check.inspection import ContextLimit, Inspection, LayerKind, inspect
 from runner.settings import CheckSettings
 from scripts.tools.models.checkpoints import (
     CHUNK,
@@ -153,20 +153,20 @@ def test_several_faults_are_all_told_and_nothing_that_follows_from_them(store: S
 
 
 def test_the_context_is_the_models_own_unless_a_shorter_one_is_asked_for(store: Store) -> None:
-    assert check_store(store, 512).context == Context(512, "--context")
+    assert check_store(store, 512).context == ContextLimit(512, "--context")
     assert check_store(store, 512).warnings == []
     found = check_store(store, 8192)
-    assert found.context == Context(4096, "model")
+    assert found.context == ContextLimit(4096, "model")
     assert found.warnings == ["--context 8192 exceeds the model's own length: 4096 tokens apply"]
 
 
 def test_a_model_without_a_length_gets_the_documented_one(store: Store) -> None:
     with_config(max_position_embeddings=None)(store)
     found = check_store(store)
-    assert (found.loads, found.context) == (True, Context(32768, "default"))
+    assert (found.loads, found.context) == (True, ContextLimit(32768, "default"))
     assert found.warnings == ["config.json states no context length: 32768 tokens are assumed; --context sets another"]
     found = check_store(store, 131072)
-    assert (found.context, found.warnings) == (Context(131072, "--context"), [])
+    assert (found.context, found.warnings) == (ContextLimit(131072, "--context"), [])
 
 
 def test_a_tokenizer_with_more_tokens_than_rows_is_a_warning(store: Store) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from runner.commands.check.facts import inspect
+from runner.commands.check import digests
+from runner.commands.check.inspection import inspect
 from runner.errors import ModelError
 from runner.model import OpenedModel
-from runner.model.sources import digests
 from runner.model.sources.checkpoint import File, raise_fault
-from runner.model.sources.header import open_file
+from runner.model.sources.safetensors import open_file
 from runner.settings import CheckSettings
 from scripts.tools.models.store import JSON, TENSOR, Store
 from tests.model.loading.conftest import bytes_read, open_stored

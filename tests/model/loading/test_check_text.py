@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runner.commands.check.facts import Inspection, Token, inspect
-from runner.commands.check.text import as_json, as_text
+from runner.commands.check.inspection import Inspection, Token, inspect
+from runner.commands.check.report_text import as_json, as_text
 from runner.settings import CheckSettings
 from scripts.tools.models.sources import Published
 from scripts.tools.models.store import Store, write_store

@@ -9,8 +9,8 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-from runner.commands.check.facts import Inspection, inspect
-from runner.commands.check.text import as_text
+from runner.commands.check.inspection import Inspection, inspect
+from runner.commands.check.report_text import as_text
 from runner.model.weights.load import LoadedModel
 from runner.settings import CheckSettings
 from tests.model.loading.conftest import Checkpoints
@@ -53,8 +53,7 @@ def test_a_device_on_which_something_goes_wrong(trial: str, line: str, flag: str
 
 
 def test_what_the_table_does_not_have_is_tried_and_served_alone(checkpoint: Checkpoints) -> None:
-    module = "runner.model.weights.load"
-    with patch(f"{module}.BATCHED", frozenset()), patch(f"{module}.DRAFTED", frozenset()):
+    with patch("runner.model.weights.load.TRIED", frozenset()):
         line = tried(check(checkpoint("llama")))
     reason = "never (mlx_lm.models.llama was never tried: see check --verify), though nothing went wrong here"
     assert line == f"answers together: {reason}; drafts: {reason}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner.commands.check.facts import Inspection, inspect
+from runner.commands.check.inspection import Inspection, inspect
 from runner.model import open_model
 from runner.model.weights.load import load
 from runner.settings import CheckSettings

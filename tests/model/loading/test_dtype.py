@@ -8,9 +8,10 @@ import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
 
-from runner.commands.check.facts import Inspection, inspect
+from runner import device
+from runner.commands.check.inspection import Inspection, inspect
 from runner.errors import ModelError
-from runner.model import device, open_model
+from runner.model import open_model
 from runner.model.weights import dtype as dtype_module
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.load import LoadedModel, load

@@ -12,8 +12,8 @@ from mlx.utils import tree_flatten
 from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.header import HeaderEntry, read_header
-from runner.model.weights.assemble import rehearse
+from runner.model.sources.safetensors import HeaderEntry, read_tensor_header
+from runner.model.weights.assembly import rehearse
 from runner.model.weights.load import load
 from runner.model.weights.packed import Recipe
 from runner.model.weights.reading import ExpertReader, ExpertStacks, find_expert_stacks, outside_stacks
@@ -112,7 +112,7 @@ def write_experts(folder: Path, count: int = 5) -> tuple[list[Tensor], list[list
                 roles[role].append(array)
         path = folder / f"{first}.safetensors"
         path.write_bytes(mlx_style_bytes(from_mlx(arrays)))
-        entries = read_header(path)
+        entries = read_tensor_header(path)
         tensors += [
             Tensor(str(number), *(entries[f"{number}{suffix}"] for suffix in shapes))
             for number in range(first, min(first + 2, count))

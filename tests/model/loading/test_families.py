@@ -8,7 +8,7 @@ from runner.errors import ModelError
 from runner.model.config import context_length, module_config
 from runner.model.families import ENCODERS, FAMILIES, OLLAMA_ONLY, Config, Family, family_of, select_tensors
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.header import HeaderEntry
+from runner.model.sources.safetensors import HeaderEntry
 from scripts.tools.models.architectures import architectures
 
 GENERAL = Family("qwen2")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from runner.disk.namespace import weights_identity
-from runner.model.sources.directory import open_directory
-from runner.model.sources.store import open_store
+from runner.model.sources.model_directory import open_directory
+from runner.model.sources.ollama_store import open_store
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.store import write_store
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.commands.check.facts import inspect
+from runner.commands.check.inspection import inspect
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.config import check_extra_layers, extra_layers

@@ -6,7 +6,7 @@ See docs/internals/store.md, 6.
 import mlx.core as mx
 import pytest
 
-from runner.commands.check.facts import Inspection, inspect
+from runner.commands.check.inspection import Inspection, inspect
 from runner.errors import ModelError
 from runner.model.weights.load import load
 from runner.settings import CheckSettings

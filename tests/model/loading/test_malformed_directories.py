@@ -13,10 +13,10 @@ from typing import NamedTuple
 import mlx.core as mx
 import pytest
 
-from runner.commands.check.facts import inspect
+from runner.commands.check.inspection import inspect
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.sources.directory import open_directory
+from runner.model.sources.model_directory import open_directory
 from runner.model.weights.load import load
 from runner.model.weights.parameters import parameters_of
 from runner.settings import CheckSettings
@@ -342,7 +342,7 @@ def test_an_index_is_not_gone_through_for_each_file_that_is_missing(
     looks = set()
     for count in (1, 40):
         places = Watched({**whole, **{f"x{each}": f"lost-{each}.safetensors" for each in range(count)}})
-        monkeypatch.setattr("runner.model.sources.directory._places", lambda *_, places=places: places)
+        monkeypatch.setattr("runner.model.sources.model_directory._places", lambda *_, places=places: places)
         faults: list[ModelError] = []
         Watched.looks = 0
         open_directory(directory, "d", faults.append)

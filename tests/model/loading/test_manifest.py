@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.commands.check.facts import Inspection, inspect
-from runner.commands.check.text import as_text
+from runner.commands.check.inspection import Inspection, inspect
+from runner.commands.check.report_text import as_text
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.sources.manifest import stored_tags

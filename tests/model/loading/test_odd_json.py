@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner import json_files
-from runner.commands.check.facts import inspect
+from runner.commands.check.inspection import inspect
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.settings import CheckSettings

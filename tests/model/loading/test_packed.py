@@ -2,10 +2,12 @@
 
 import itertools
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import mlx.core as mx
 import pytest
 from mlx.nn.layers.base import Module
+from mlx.utils import tree_unflatten
 
 from runner.errors import ModelError
 from runner.model.packing import AFFINE_BITS, AFFINE_GROUPS, FLOAT_MODES, Packing, find_packing
@@ -29,14 +31,16 @@ def found(
 
     def sanitize(weights: Weights, layout: ExpertLayout) -> tuple[Module, Weights]:
         try:
-            return Module(), change(dict(weights))
+            return made(), change(dict(weights))
         except ValueError as error:
             raise ModelError(str(error)) from error
 
-    def wanted(module: Module) -> Weights:
-        return {name: mx.zeros(shape) for name, shape in parameters.items()}
+    def made() -> Module:
+        module, zeros = Module(), [(name, mx.zeros(shape)) for name, shape in parameters.items()]
+        dict.update(module, cast("dict[str, object]", tree_unflatten(zeros)))
+        return module
 
-    recipe = find_recipe(sanitize, arrays, ["as stored"], wanted, lambda name: name in computed)
+    recipe = find_recipe(sanitize, arrays, ["as stored"], lambda name: name in computed)
     return recipe, sanitize_packed(sanitize, arrays, recipe)[1]
 
 

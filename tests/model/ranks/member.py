@@ -21,7 +21,7 @@ from mlx.utils import tree_flatten  # noqa: E402
 from runner.cache.layers.quantized_trial import find_format  # noqa: E402
 from runner.errors import ModelError  # noqa: E402
 from runner.model import open_model  # noqa: E402
-from runner.model.weights.load import load  # noqa: E402
+from runner.ranks.split import load_share  # noqa: E402
 from tests.model.ranks.jobs import Job, Outcome, answer, state_shapes  # noqa: E402
 
 _MOST_S = 60
@@ -46,7 +46,7 @@ def _done(job: Job, group: mx.distributed.Group) -> Outcome:
     if budget_bytes is not None:
         budget_bytes += job["more_bytes"] * group.rank()
     try:
-        loaded = load(opened, job["dtype"], budget_bytes, group=group)
+        loaded = load_share(opened, group, job["dtype"], budget_bytes)
     except ModelError as error:
         return {"error": f"{type(error).__name__}: {error}"}
     make_layers = loaded.make_layers

@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runner.commands.check.facts import Inspection, RankFacts, RankShare, inspect
-from runner.commands.check.text import as_text
+from runner.commands.check.inspection import Inspection, RankFacts, RankShare, inspect
+from runner.commands.check.report_text import as_text
 from runner.model import open_model
-from runner.model.weights.load import load
 from runner.model.weights.parameters import parameters_of
+from runner.ranks.split import load_share
 from runner.settings import CheckSettings
 from runner.sizes import Bound
 from scripts.tools.models.checkpoints import Kind, write_checkpoint
@@ -33,7 +33,7 @@ def test_what_each_rank_would_hold_is_what_it_loads(kind: Kind, dtype: str, tmp_
     opened = open_model(str(tmp_path), tmp_path)
     held = []
     for ranks in [2] if kind == "llama" else [2, 4]:
-        module = load(opened, dtype, group=one_of(ranks, ranks - 1)).module
+        module = load_share(opened, one_of(ranks, ranks - 1), dtype).module
         held.append(RankShare(ranks, sum(array.nbytes for array in parameters_of(module).values())))
     assert found.ranks == RankFacts(held)
     assert msgspec.to_builtins(found)["ranks"]["shares"][0] == {"ranks": 2, "bytes": held[0].bytes}

@@ -15,8 +15,9 @@ from mlx_lm.models.llama import Model
 
 from runner.errors import ModelError, ReadError
 from runner.model import OpenedModel, open_model
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.load import LoadedModel
 from runner.model.weights.parameters import parameters_of
+from runner.ranks.split import load_share
 from scripts.tools.models.checkpoints import config_of, make_weights, write_checkpoint, write_directory
 from scripts.tools.models.store import Store, write_store
 from tests.lib.memory import held_bytes
@@ -91,7 +92,7 @@ def test_memory_stays_near_the_share_and_nothing_is_left_to_be_read(
     mx.clear_cache()
     before = held_bytes()
     mx.reset_peak_memory()
-    model = load(opened, group=one_of(*share))
+    model = load_share(opened, one_of(*share))
     peak_bytes, share_bytes = mx.get_peak_memory() - before, nbytes(model)
     assert share_bytes < opened.total_bytes * (0.53 if share[0] == 2 else 0.3)
     assert peak_bytes < 1.05 * (share_bytes + largest_layer(opened))
@@ -119,18 +120,18 @@ def test_what_cannot_be_split_is_refused_before_it_is_read(
     model = opened_as("file", models)
     forbid_reading(monkeypatch)
     with pytest.raises(ModelError, match=f"^{heads} cannot be split over {ranks} ranks: use 2 or 4$"):
-        load(model, group=one_of(ranks))
+        load_share(model, one_of(ranks))
 
 
 def test_the_budget_is_for_the_share(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = opened_as("blobs", models)
-    share_bytes = nbytes(load(model, group=one_of(2)))
-    assert nbytes(load(model, budget_bytes=share_bytes, group=one_of(2))) == share_bytes
+    share_bytes = nbytes(load_share(model, one_of(2)))
+    assert nbytes(load_share(model, one_of(2), budget_bytes=share_bytes)) == share_bytes
     forbid_reading(monkeypatch)
     with pytest.raises(
         ModelError, match=r"^on each of 2 ranks, the weights take \d+\.\d MB in float32, and the runner"
     ):
-        load(model, budget_bytes=share_bytes - 1, group=one_of(2))
+        load_share(model, one_of(2), budget_bytes=share_bytes - 1)
 
 
 def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,4 +167,4 @@ def test_a_file_that_was_truncated_is_named(
     model = open_model("m", tmp_path)
     path = damage(store, monkeypatch, once_open=once_open)
     with pytest.raises(ReadError, match=re.escape(str(path))):
-        load(model, group=one_of(2))
+        load_share(model, one_of(2))

@@ -6,7 +6,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.model.weights.dtype import device
+from runner.device import device
 from scripts.tools.models.architectures import Values, config
 from scripts.tools.models.checkpoints import Kind, make_weights, write_checkpoint, write_directory
 from scripts.tools.models.store import write_store

@@ -7,13 +7,14 @@ import mlx.core as mx
 import pytest
 
 from runner.model import OpenedModel, open_model
-from runner.model.weights.assemble import rehearse
+from runner.model.weights.assembly import rehearse
 from runner.model.weights.parameters import parameters_of
-from runner.model.weights.split import possible_ranks, split
+from runner.ranks.split import possible_ranks, split_fault
 from scripts.tools.models.architectures import Values, config
 from scripts.tools.models.checkpoints import make_weights, write_checkpoint, write_directory
 from scripts.tools.models.store import write_store
 from scripts.tools.models.tensors import Quantization
+from tests.model.architectures.splitting import kv_share
 from tests.model.loading.test_quantized import with_packed
 
 
@@ -27,14 +28,14 @@ def llama(directory: Path, **overrides: object) -> OpenedModel:
 
 def test_key_heads_are_told_that_are_too_few(tmp_path: Path) -> None:
     model = llama(tmp_path)
-    assert split(model, 4).fault == "2 key heads cannot be split over 4 ranks: use 2"
+    assert split_fault(model, 4) == "2 key heads cannot be split over 4 ranks: use 2"
     assert possible_ranks(model) == [2]
 
 
 def test_all_numbers_that_would_do_are_told(tmp_path: Path) -> None:
     model = llama(tmp_path, num_attention_heads=12, num_key_value_heads=12, hidden_size=96, intermediate_size=96)
     assert possible_ranks(model) == [2, 3, 4, 6]
-    assert split(model, 8).fault == "12 attention heads cannot be split over 8 ranks: use 2, 3, 4 or 6"
+    assert split_fault(model, 8) == "12 attention heads cannot be split over 8 ranks: use 2, 3, 4 or 6"
 
 
 def test_modules_that_repeat_key_heads_can_be_split_over_more_ranks(tmp_path: Path) -> None:
@@ -42,13 +43,13 @@ def test_modules_that_repeat_key_heads_can_be_split_over_more_ranks(tmp_path: Pa
     known["text_config"] = {**cast("Values", known["text_config"]), "linear_num_key_heads": 4}
     model = opened(write_directory(tmp_path, known, make_weights(known, 0, "float32")))
     assert possible_ranks(model) == [2, 4]
-    assert split(model, 4).kv_bytes_share < 0.5
+    assert kv_share(rehearse(model)[0], 4) < 0.5
 
 
 def test_a_split_that_would_make_heads_wider_is_refused(tmp_path: Path) -> None:
     """Four heads of 24 numbers become one of 32 on each of three ranks, without a word: every shape fits."""
     model = llama(tmp_path, num_key_value_heads=4, head_dim=24, intermediate_size=96)
-    assert split(model, 3).fault == "4 attention heads cannot be split over 3 ranks: use 2 or 4"
+    assert split_fault(model, 3) == "4 attention heads cannot be split over 3 ranks: use 2 or 4"
     assert possible_ranks(model) == [2, 4]
 
 
@@ -62,7 +63,7 @@ def test_packed_rows_are_cut_between_groups(quantization: Quantization, ranks: l
     if 4 not in ranks:
         group = 64 if quantization == "int4" else 32
         assert f"llama cannot be split over 4 ranks (packed rows would be cut within a group of {group})" in (
-            split(model, 4).fault
+            split_fault(model, 4)
         )
 
 
@@ -74,14 +75,14 @@ def test_global_scales_are_refused(part: str, tmp_path: Path) -> None:
     packed, _ = with_packed(weights, part, factors=mx.ones((4 if part == ".switch_mlp." else 1,)))
     assert any("global_scale" in name for name in packed)
     model = opened(write_directory(tmp_path, known, packed))
-    assert split(model, 2).fault == "weights with a global scale cannot be split over several ranks"
+    assert split_fault(model, 2) == "weights with a global scale cannot be split over several ranks"
 
 
 def test_a_model_whose_forward_fails_is_refused_in_its_words(tmp_path: Path) -> None:
     model = llama(tmp_path)
     whole, _ = rehearse(model)
     whole.model.layers[0].self_attn.n_heads = 3
-    fault = split(model, 2, whole).fault
+    fault = split_fault(model, 2, whole)
     assert fault.startswith("mlx_lm.models.llama, whose forward fails ([reshape] Cannot reshape array of size ")
     assert fault.endswith("), cannot be split over several ranks")
 
@@ -90,7 +91,7 @@ def test_collectives_are_left_as_they_were(tmp_path: Path) -> None:
     model = llama(tmp_path)
     genuine = mx.distributed.all_sum, mx.distributed.all_gather
     for ranks in (2, 3):
-        split(model, ranks)
+        split_fault(model, ranks)
     assert (mx.distributed.all_sum, mx.distributed.all_gather) == genuine
 
 
@@ -98,6 +99,6 @@ def test_the_module_that_is_tried_stays_whole(tmp_path: Path) -> None:
     model = llama(tmp_path)
     whole, _ = rehearse(model)
     before = {name: array.shape for name, array in parameters_of(whole).items()}
-    assert split(model, 2, whole) == split(model, 2)
+    assert split_fault(model, 2, whole) == split_fault(model, 2)
     assert {name: array.shape for name, array in parameters_of(whole).items()} == before
     assert whole.model.layers[0].self_attn.n_heads == 4

@@ -45,8 +45,8 @@ _ALONE: dict[str, tuple[str, ...]] = {
     "evaluate layers": ("runner.cache.sequence:SequenceLayers.evaluate",),
     "rewind": (f"{_LAYERS}.adapter:LayerAdapter.rewind",),
     "decode text": (
-        "runner.engine.output:Detokenizer.push",
-        "runner.engine.output:Detokenizer.finish",
+        "runner.tokenizer.detokenizer:Detokenizer.push",
+        "runner.tokenizer.detokenizer:Detokenizer.finish",
     ),
     "spell token": ("runner.tokenizer.tokenizer:Tokenizer.token_text",),
     "count": ("runner.engine.generation:Generation.metrics",),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runner.cli.parse import parse_check
-from runner.commands.check.facts import inspect
+from runner.commands.check.inspection import inspect
 from runner.ollama.plan import find_media
 from scripts.tools.host.lib import free_port
 from scripts.tools.models.sources import Published

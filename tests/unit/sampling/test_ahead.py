@@ -9,7 +9,7 @@ import pytest
 
 from runner.sampling import SamplingOptions
 from runner.sampling.sample import Choice
-from runner.sampling.sampler import Sampler, preview
+from runner.sampling.sampler import Sampler, preview_draws
 
 VOCABULARY, CONTEXT = 300, 512
 OPTIONS = {
@@ -89,7 +89,7 @@ def test_a_preview_draws_what_comes_next_and_changes_nothing(name: str) -> None:
     wanted = [choice.token for choice in one_by_one(options, text, 70)]
     sampler, found, token = Sampler(options, PROMPT, VOCABULARY, CONTEXT), list[int](), PROMPT[-1]
     for place in range(len(wanted)):
-        draw, ahead = preview([sampler]), token
+        draw, ahead = preview_draws([sampler]), token
         for number, right in enumerate(wanted[place : place + 4]):
             drawn = cast("int", draw(text.after(place + number, ahead)).item())
             assert drawn == right
@@ -103,7 +103,7 @@ def test_a_preview_of_several_draws_what_each_of_them_would() -> None:
     """Whatever their options, which are of several kinds."""
     texts = {name: Text(seed) for seed, name in enumerate(OPTIONS)}
     wanted = [[each.token for each in one_by_one(OPTIONS[name], text, 9)] for name, text in texts.items()]
-    draw = preview([Sampler(options, PROMPT, VOCABULARY, CONTEXT) for options in OPTIONS.values()])
+    draw = preview_draws([Sampler(options, PROMPT, VOCABULARY, CONTEXT) for options in OPTIONS.values()])
     tokens = [PROMPT[-1]] * len(texts)
     for place in range(9):
         logits = mx.concatenate([text.after(place, token) for text, token in zip(texts.values(), tokens, strict=True)])

@@ -13,9 +13,9 @@ import pytest
 from sentencepiece import SentencePieceProcessor
 
 from protocol.format import decode_format
-from runner.engine.output import Detokenizer, StopStrings
 from runner.grammar.compiler import Compiler
 from runner.tokenizer import Tokenizer, Utf8Stream, open_tokenizer
+from runner.tokenizer.detokenizer import Detokenizer, StopStrings
 from runner.tokenizer.tokenizer import decode_utf8
 from scripts.tools.models.tokenizers import GPT2_SPLIT, trained_model
 from tests.unit.tokenizer.forms import (

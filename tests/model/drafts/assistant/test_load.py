@@ -152,7 +152,7 @@ FAULTS: dict[str, tuple[Config, Change, str]] = {
         lambda weights: weights.update({"pre_projection.weight": mx.zeros((128, 64)),
         "post_projection.weight": mx.zeros((32, 128))}), "it drafts for a model that is 32 wide, and this one is 64"),
     "no width": ({key: value for key, value in config_of().items() if key != "backbone_hidden_size"}, without(),
-        "config.json: invalid backbone_hidden_size: None"),
+        "config.json: backbone_hidden_size: want a positive integer, found None"),
     "fewer tokens": (config_of(vocab_size=200), put("model.embed_tokens.weight", mx.zeros((200, 128))),
         "its vocabulary differs from the model's: 200 tokens instead of 274"),
     "layers of another kind": (config_of(layer_types=["sliding_attention"] * 2 + ["chunked_attention"],

@@ -53,10 +53,10 @@ CONFIGS: dict[str, tuple[dict[str, object], str]] = {
     "a mask beyond the vocabulary": ({"mask_token_id": 5000}, "its mask token is 5000, but the model has"),
     "no layers of the target": ({"target_layer_ids": []}, "invalid target_layer_ids: []"),
     "layers in disorder": ({"target_layer_ids": [1, 0]}, "target_layer_ids must ascend"),
-    "no mask": ({"mask_token_id": None}, "lacks mask_token_id"),
+    "no mask": ({"mask_token_id": None}, "mask_token_id: missing"),
     "a block of nothing": ({"block_size": 1}, "invalid block_size: 1"),
     "kinds of other layers": ({"layer_types": ["mamba", "mamba"]}, "invalid layer_types of 2 layers"),
-    "no window": ({"layer_types": ["sliding_attention"] * 2}, "lacks sliding_window"),
+    "no window": ({"layer_types": ["sliding_attention"] * 2}, "sliding_window: want a positive integer, found None"),
     "heads that do not divide": ({"num_key_value_heads": 3}, "must be divisible by 3"),
     "most of a hundred layers": ({"num_hidden_layers": 60}, "most of its 60 layers are missing"),
 }  # fmt: skip

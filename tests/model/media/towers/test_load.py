@@ -13,7 +13,7 @@ from runner.media.towers import Tower, TowerPlan, load_tower, plan_tower
 from runner.model.config import read_config
 from runner.model.families import architecture_of, family_of, is_needed
 from runner.model.opened import OpenedModel
-from runner.model.sources.directory import open_directory
+from runner.model.sources.model_directory import open_directory
 from scripts.tools.models.tensors import PACKINGS, rounded
 from tests.lib.kernels import mlx_own
 from tests.model.loading.conftest import parameters

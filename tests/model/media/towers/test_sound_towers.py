@@ -17,7 +17,7 @@ from runner.media.towers.gemma4_sound import Gemma4SoundTower
 from runner.model.config import read_config
 from runner.model.families import family_of, is_needed
 from runner.model.opened import OpenedModel
-from runner.model.sources.directory import open_directory
+from runner.model.sources.model_directory import open_directory
 from tests.lib.kernels import mlx_own
 from tests.model.media.towers.gemma_cases import WIDTH, Config, Weights, distance
 from tests.model.media.towers.gemma_cases import parameters as parameters_of

@@ -16,7 +16,7 @@ from runner.model.sources.checkpoint import (
     raise_fault,
 )
 from runner.model.sources.foreign import refuse_file, refuse_without_weights
-from runner.model.sources.header import HeaderEntry, os_reason, read_header
+from runner.model.sources.safetensors import HeaderEntry, os_reason, read_tensor_header
 
 _WEIGHTS = "model*.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -63,7 +63,7 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
 
     for path in weights:
         try:
-            header = read_header(path)
+            header = read_tensor_header(path)
         except ModelError as error:
             mark_unreadable(path, error)
             continue

@@ -1,26 +1,20 @@
-"""A generation's tokens to the text that is delivered: whole characters only, and nothing of a stop string.
+"""Turns the tokens of a generation into the text to deliver: whole characters, and no part of a stop string.
 
 Invariants:
 
 1. The delivered text is the decoded text up to the earliest place where a stop string begins.
-2. Held back is only what may still become part of a stop string (its longest end that begins one) and an incomplete
-   character, so at most `max(len(stop)) - 1` characters and three bytes.
-3. A token's entry is delivered once, with the last of the characters that the token completed. Those of tokens that
-   completed none come at the end of the text, with what was held. Only tokens after a stop string have no entry.
+2. The detokenizer holds back only an incomplete character and the longest end of the text that begins a stop string:
+   at most three bytes and `max(len(stop)) - 1` characters.
+3. A token's entry is delivered once, with the last of the characters that the token completed. Entries of tokens that
+   completed no character come at the end, with the text that was held. Only tokens after a stop string have no entry.
 """
 
 from collections import deque
 from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from protocol import Logprob, TopLogprob
-from runner.tokenizer import Tokenizer, Utf8Stream
-
-if TYPE_CHECKING:
-    from runner.sampling.sample import Choice
-
-# --- Finds stop strings in text, character by character.
+from runner.tokenizer.tokenizer import Utf8Stream
 
 
 class StopStrings:
@@ -84,18 +78,18 @@ class Vocabulary(Protocol):
         ...
 
 
-class Piece(NamedTuple, Generic[Entry]):
+class TextPiece(NamedTuple, Generic[Entry]):
     """Text to deliver now and the entries that come with it. The text is empty if only entries were left."""
 
     text: str
     entries: list[Entry]
 
 
-def joined(pieces: "Sequence[Piece[Entry]]") -> "Piece[Entry]":
+def join_pieces(pieces: "Sequence[TextPiece[Entry]]") -> "TextPiece[Entry]":
     """Returns one piece for all of these, at least one."""
     if len(pieces) == 1:
         return pieces[0]
-    return Piece("".join(piece.text for piece in pieces), [entry for piece in pieces for entry in piece.entries])
+    return TextPiece("".join(piece.text for piece in pieces), [entry for piece in pieces for entry in piece.entries])
 
 
 class _Settled(NamedTuple, Generic[Entry]):
@@ -109,9 +103,9 @@ class _Settled(NamedTuple, Generic[Entry]):
 class Detokenizer(Generic[Entry]):
     """Turns the tokens of one generation into text. Owner: the thread that pushes.
 
-    Where several stop strings match, the one that begins first wins, even if another one was complete before it: while
-    the earlier one may still come true, the decision waits for more text. So the answer does not depend on how the
-    text falls into tokens. Which of two that begin at one place it was makes no difference.
+    If several stop strings match, the one that begins first wins, even if another was complete before it: while the
+    earlier one may still match, the decision waits for more text. So the answer does not depend on how the text is
+    divided into tokens.
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: StopStrings | None = None) -> None:
@@ -128,7 +122,7 @@ class Detokenizer(Generic[Entry]):
         self.stopped = False
         """True once a stop string has matched; nothing more is delivered."""
 
-    def push(self, token_id: int, entry: Entry | None = None) -> Piece[Entry] | None:
+    def push(self, token_id: int, entry: Entry | None = None) -> TextPiece[Entry] | None:
         """Adds a token (never EOS). Returns the text that may be delivered now, if any.
 
         A token that completes no character gives None; its entry comes with the next character.
@@ -151,11 +145,11 @@ class Detokenizer(Generic[Entry]):
         ahead.push(token)
         return ahead.stopped
 
-    def finish(self) -> Piece[Entry] | None:
+    def finish(self) -> TextPiece[Entry] | None:
         """Ends the text at EOS or at a limit. Returns the text that was held: it was no stop string after all.
 
-        What an incomplete character is worth is said by `Utf8Stream.finish`. Where it is dropped, its tokens were drawn
-        and count: their entries are delivered, if need be without text. A match that had waited for an
+        `Utf8Stream.finish` decides on an incomplete character. If it is dropped, the entries of its tokens are
+        delivered all the same, if need be without text: the tokens were drawn and count. A match that waited for an
         earlier one counts now: `stopped` may become true here.
         """
         if self.stopped:
@@ -195,7 +189,7 @@ class Detokenizer(Generic[Entry]):
         self._state = state
         return self._decoded - stops.depth[state]
 
-    def _deliver(self, limit: int) -> Piece[Entry] | None:
+    def _deliver(self, limit: int) -> TextPiece[Entry] | None:
         length = limit - self._delivered
         text, self._held = self._held[:length], self._held[length:]
         self._delivered = limit
@@ -204,13 +198,4 @@ class Detokenizer(Generic[Entry]):
             entries.append(self._settled.popleft().entry)
         if self.stopped:
             entries.extend(token.entry for token in self._settled if token.start < limit)
-        return Piece(text, entries) if text or entries else None
-
-
-# --- Log-probabilities as clients read them: by text, not by token id.
-
-
-def entry(choice: "Choice", logprob: float, tokenizer: Tokenizer) -> Logprob:
-    """Returns the entry of the chosen token, whose log-probability is `logprob`, with its likeliest alternatives."""
-    top = [TopLogprob(tokenizer.token_text(token), each) for token, each in choice.top]
-    return Logprob(tokenizer.token_text(choice.token), logprob, top)
+        return TextPiece(text, entries) if text or entries else None

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.engine.output import Detokenizer, Piece, StopStrings
 from runner.tokenizer import Utf8Stream
+from runner.tokenizer.detokenizer import Detokenizer, StopStrings, TextPiece
 
 
 class Words:
@@ -24,12 +24,12 @@ class Words:
 class Run(NamedTuple):
     """The output of one generation: a piece or None for each token, and for the end."""
 
-    pushed: list[Piece[int] | None]
-    last: Piece[int] | None
+    pushed: list[TextPiece[int] | None]
+    last: TextPiece[int] | None
     stopped: bool
 
     @property
-    def pieces(self) -> list[Piece[int]]:
+    def pieces(self) -> list[TextPiece[int]]:
         return [piece for piece in [*self.pushed, self.last] if piece is not None]
 
     @property

@@ -15,15 +15,15 @@ import mlx.core as mx
 import msgspec
 from mlx.nn.layers.base import Module
 
+from runner.commands.check.digests import verify_digests
 from runner.errors import FaultsError, ModelError
 from runner.model.config import read_config, text_config
 from runner.model.families import UNNEEDED, Config, Family, architecture_of
 from runner.model.opened import OpenedModel, find_checkpoint, open_checkpoint
 from runner.model.packing import WORD_BITS
 from runner.model.sources.checkpoint import Checkpoint, Tensor
-from runner.model.sources.digests import verify_digests
 from runner.model.vlm.source import USUAL, Choice, choose_family
-from runner.model.weights.assemble import Defaults, build_module, rehearse
+from runner.model.weights.assembly import Defaults, build_module, rehearse
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.parameters import parameters_of
 

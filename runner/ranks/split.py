@@ -6,29 +6,32 @@ a token are built on it, but never evaluated. MLX checks shapes while it builds.
 """
 
 import copy
-import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, cast
+from pathlib import Path
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import QQLinear
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
 
+from runner.device import available_bytes
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
-from runner.model.device import available_bytes
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
-from runner.model.weights.assemble import assemble, rehearse
+from runner.model.sources.safetensors import HeaderEntry, read_tensor_header
+from runner.model.weights.assembly import assemble_module, map_arrays, rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
-from runner.model.weights.packed import Recipe
+from runner.model.weights.load import LoadedModel, finished
+from runner.model.weights.packed import Arrays, Recipe
 from runner.model.weights.parameters import parameters_of
 from runner.model.weights.quantized_layers import GloballyScaledLinear, GloballyScaledSwitchLinear
-from runner.model.weights.reading import lazy_arrays, reading_fault
+from runner.model.weights.reading import FAULTS, file_fault, open_entries, parts_of, read_entries
+from runner.process.limits import free_descriptors, raise_limit
 
 log = Log(__name__)
 
@@ -55,36 +58,23 @@ _HEADS_AXIS = 1
 Shapes = list[tuple[int, ...]]
 
 
-class Split(NamedTuple):
-    """The result of splitting a model over some ranks."""
+def split_fault(opened: OpenedModel, ranks: int, whole: Module | None = None) -> str:
+    """Returns the reason why a model cannot be split over `ranks` processes, with the numbers; empty if it can. Needs
+    no group and reads no weights.
 
-    fault: str
-    """The reason why it cannot be split so, with the numbers; empty if it can."""
-    rank_bytes: int = 0
-    """The weights of one rank, as they are stored; the ranks hold as much as each other."""
-    kv_bytes_share: float = 1.0
-    """The share of the layers' state (keys, values) that one rank holds; 1 with latent attention, which is not cut."""
-
-
-def split(opened: OpenedModel, ranks: int, whole: Module | None = None) -> Split:
-    """Tries to split a model over `ranks` processes. Needs no group and reads no weights.
-
-    `whole` is the module made of placeholders, if there is one already (`assemble.rehearse`); it is not changed. Raises
+    `whole` is the module made of placeholders, if there is one already (`assembly.rehearse`); it is not changed. Raises
     ModelError if the model could not be loaded at all.
     """
     trial = _Trial(opened, whole or rehearse(opened)[0])
-    found = trial.split(ranks)
-    others = [str(each) for each in USUAL_RANKS if not trial.split(each).fault] if found.fault else []
-    if not others:
-        return found
-    listed = " or ".join(filter(None, (", ".join(others[:-1]), others[-1])))
-    return found._replace(fault=f"{found.fault}: use {listed}")
+    fault = trial.fault_of(ranks)
+    others = [str(each) for each in USUAL_RANKS if not trial.fault_of(each)] if fault else []
+    return f"{fault}: use {' or '.join(filter(None, (', '.join(others[:-1]), others[-1])))}" if others else fault
 
 
 def possible_ranks(opened: OpenedModel, whole: Module | None = None) -> list[int]:
-    """Returns those of `USUAL_RANKS` over which the model can be split. The arguments are those of `split`."""
+    """Returns those of `USUAL_RANKS` over which the model can be split. The arguments are those of `split_fault`."""
     trial = _Trial(opened, whole or rehearse(opened)[0])
-    return [ranks for ranks in USUAL_RANKS if not trial.split(ranks).fault]
+    return [ranks for ranks in USUAL_RANKS if not trial.fault_of(ranks)]
 
 
 def part_of(whole: Module, ranks: int, rank: int) -> Module:
@@ -122,23 +112,22 @@ class _Trial:
         self._states: Shapes = []
         if not self._fault:
             try:
-                self._scores, self._states = _built(whole)
-            except Exception as error:  # of any type, as in `split`; serving reports it as a fault of the model
+                self._scores, self._states = shapes_of(whole)
+            except Exception as error:  # of any type, as below; serving reports it as a fault of the model
                 self._fault = f"{self._name}, whose forward fails ({_words(error)}),"
 
-    def split(self, ranks: int) -> Split:
+    def fault_of(self, ranks: int) -> str:
+        """Returns the reason why the module cannot be split over these ranks; empty if it can."""
         if self._fault:
-            return Split(f"{self._fault} cannot be split over several ranks")
+            return f"{self._fault} cannot be split over several ranks"
         try:
             for rank in (0, ranks - 1):
-                part = part_of(self._whole, ranks, rank)
-                with _no_communication(ranks):
-                    scores, states = _built(part)
+                scores, states = shapes_of(part_of(self._whole, ranks, rank), ranks)
                 if scores != self._scores or not _are_parts(self._states, states):
-                    return Split(self._reason(ranks, "its heads would become wider"))
+                    return self._reason(ranks, "its heads would become wider")
         except Exception as error:  # of any type: a division by zero, an assertion, a shape
-            return Split(self._reason(ranks, _words(error)))
-        return Split("", _nbytes(part), sum(map(math.prod, states)) / max(1, sum(map(math.prod, self._states))))
+            return self._reason(ranks, _words(error))
+        return ""
 
     def _reason(self, ranks: int, why: str) -> str:
         text = self._opened.module_config.get("text_config")
@@ -172,10 +161,11 @@ def _no_communication(ranks: int) -> Iterator[None]:
         mx.distributed.all_sum, mx.distributed.all_gather = genuine
 
 
-def _built(module: Module) -> tuple[Shapes, Shapes]:
-    """Returns the shapes of the scores and of all state that two forwards leave, which nothing evaluates."""
-    layers = make_prompt_cache(module)
-    scores = [module(mx.array([tokens]), cache=layers).shape for tokens in _TOKENS]
+def shapes_of(module: Module, ranks: int = 1) -> tuple[Shapes, Shapes]:
+    """Returns the shapes of the scores and of all state that two forwards of a rank leave, which nothing evaluates."""
+    layers = cast("list[Any]", LoadedModel(module).make_layers())
+    with _no_communication(ranks):
+        scores = [module(mx.array([tokens]), cache=layers).shape for tokens in _TOKENS]
     states = cast("list[tuple[str, object]]", tree_flatten([layer.state for layer in layers]))
     return scores, [state.shape for _, state in states if isinstance(state, mx.array)]
 
@@ -199,15 +189,13 @@ def _words(error: Exception) -> str:
     return text or type(error).__name__
 
 
-def _nbytes(module: Module) -> int:
-    return sum(array.nbytes for array in parameters_of(module).values())
-
-
 # --- Loads one rank's share of a model that is split over a group of processes. Every rank reads every byte, since
 # whole tensors are read and then cut. So that memory never holds more than the share and one layer, tensors stay
 # unread until the module is split, and are then evaluated layer by layer. Owner: the engine thread.
 
 _LAYER = re.compile(r".*?\.\d+\.")
+_SPARE_FILES = 64
+"""Descriptors for all else while lazy arrays keep their files open: sockets, logs, modules."""
 _PIECES = 8
 """The pieces in which a layer is evaluated, since what its parameters are made of takes memory beside them."""
 _PIECE_BYTES = 64 << 20
@@ -215,16 +203,20 @@ _PIECE_BYTES = 64 << 20
 Parameters = list[tuple[str, mx.array]]
 
 
-def load_share(opened: OpenedModel, dtype: str, budget_bytes: int | None, group: mx.distributed.Group) -> Module:
-    """Returns the module of this rank, evaluated. The smallest budget of all ranks is for each share, lest they compute
-    in different types.
+def load_share(
+    opened: OpenedModel, group: mx.distributed.Group, dtype: str = "keep", budget_bytes: int | None = None
+) -> LoadedModel:
+    """Loads the share of this rank, as `weights.load.load` loads a whole model. All ranks of the group must call this.
+    The smallest of their budgets is for each share, lest they compute in different types.
 
     Raises:
         ModelError: the model cannot be split over these ranks, or does not fit; nothing has been read then.
         ReadError: reading failed after these checks.
     """
+    if opened.family.of_mlx_vlm:
+        raise ModelError(f"{opened.name} is a model of mlx-vlm, which cannot be split: serve it without --ranks")
     whole, recipe = rehearse(opened)
-    if fault := split(opened, group.size(), whole).fault:
+    if fault := split_fault(opened, group.size(), whole):
         raise ModelError(fault)
     part = part_of(whole, group.size(), group.rank())
     own_bytes = mx.array(available_bytes() if budget_bytes is None else budget_bytes, mx.int64)
@@ -235,20 +227,47 @@ def load_share(opened: OpenedModel, dtype: str, budget_bytes: int | None, group:
         raise ModelError(f"on each of {group.size()} ranks, {too_large}")
     del whole, part
     try:
-        return _filled(opened, recipe, types, group)
+        return finished(opened, _filled(opened, recipe, types, group))
     except ModelError as error:
         raise ReadError(str(error)) from error
 
 
 def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan, group: mx.distributed.Group) -> Module:
     # Nothing but the module may refer to the arrays: what has been cut must be freed.
-    module = assemble(opened, lazy_arrays(opened), recipe)
+    module = assemble_module(opened, _lazy_arrays(opened), recipe)
     module.shard(group)
     try:
         _settle(module, types, Progress(log, "loading", opened.total_bytes))
     except RuntimeError as error:
-        raise reading_fault(opened, error) from error
+        for path in {part.file for part in parts_of(opened)}:
+            read_tensor_header(path)  # raises the proper error if the file has changed
+        raise ModelError(f"read {opened.name}: {error}") from error
     return module
+
+
+def _lazy_arrays(opened: OpenedModel) -> dict[str, Arrays]:
+    """Returns the arrays of every needed tensor, which are read when they are first evaluated.
+
+    Until then their files stay open. If those are more than this process may open, the smallest are read at once.
+    Raises ModelError for a file that has changed since the model was opened.
+    """
+    raise_limit()
+    entries = parts_of(opened)
+    sizes = Counter[Path]()
+    for entry in entries:
+        sizes[entry.file] += entry.nbytes
+    most = max(0, free_descriptors() - _SPARE_FILES)
+    late: dict[Path, list[HeaderEntry]] = {file: [] for file, _ in sizes.most_common(most)}
+    early: list[HeaderEntry] = []
+    for entry in entries:
+        late.get(entry.file, early).append(entry)
+    loaded = read_entries(early, {}, lambda _: None)
+    for path, group in late.items():
+        try:
+            loaded |= open_entries(group)
+        except FAULTS as error:
+            raise file_fault(path, error) from error
+    return map_arrays(opened, loaded.__getitem__)
 
 
 def _settle(module: Module, types: DtypePlan, progress: Progress) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from runner import json_files
 from runner.errors import ModelError
 from runner.model.sources.checkpoint import (
     Checkpoint,
@@ -18,9 +17,16 @@ from runner.model.sources.checkpoint import (
     placeholder_tensor,
     raise_fault,
 )
-from runner.model.sources.header import HeaderEntry, read_header
-from runner.model.sources.manifest import BLOBS, DIGEST, find_manifest, missing_manifest_error, read_manifest
+from runner.model.sources.manifest import (
+    BLOBS,
+    DIGEST,
+    find_manifest,
+    missing_manifest_error,
+    parse_object,
+    read_manifest,
+)
 from runner.model.sources.name import parse_name
+from runner.model.sources.safetensors import HeaderEntry, read_tensor_header
 
 _TENSOR = "application/vnd.ollama.image.tensor"
 _TOKENIZER_FOLDER = "tokenizer/"
@@ -158,21 +164,17 @@ def _config_blob(
 
 def _parsed(layer: _Layer) -> Mapping[str, object]:
     try:
-        config = json_files.parse(layer.file.read())
+        data = layer.file.read()
     except ModelError as error:
         raise ModelError(f"model config: {error}") from error
-    except ValueError as error:
-        raise ModelError(f"model config: {layer.blob}: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"model config: {layer.blob}: want a JSON object, found {type(config).__name__}")
-    return config
+    return parse_object("model config", layer.blob, data)
 
 
 def _tensors(layer: _Layer, unreadable: dict[str, Tensor], report: ReportFault, prefix: str = "") -> Iterator[Tensor]:
     """Yields the logical tensors of one blob, by the names inside it; the layer's own name is only for messages. With a
     `prefix`, yields those of a draft without it, else those of no draft."""
     try:
-        entries = read_header(layer.blob, size_bytes=layer.size_bytes)
+        entries = read_tensor_header(layer.blob, size_bytes=layer.size_bytes)
     except ModelError as error:
         report(ModelError(f"layer {layer.name}: {error}"))
         unreadable[layer.name] = placeholder_tensor(layer.name, layer.blob)

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from runner.commands.check.facts import (
+from runner.commands.check.examination import Amount
+from runner.commands.check.inspection import (
     BlasFacts,
-    Context,
+    ContextLimit,
     Inspection,
     LayerKind,
     RankFacts,
@@ -17,7 +18,6 @@ from runner.commands.check.facts import (
 )
 from runner.commands.check.trial import TrialFacts, Verdict
 from runner.logs import printable
-from runner.model.inspect import Amount
 from runner.sizes import counted, shown
 
 _WIDTH = 100
@@ -128,7 +128,7 @@ def _blas(blas: BlasFacts) -> str:
     return f"{blas.name} (slow: {blas.advice})" if blas.advice else blas.name
 
 
-def _context(context: Context) -> str:
+def _context(context: ContextLimit) -> str:
     source = {"model": "the model's own", "--context": "by --context", "default": "a default"}[context.source]
     return f"{context.tokens} tokens ({source})"
 

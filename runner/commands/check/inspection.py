@@ -13,21 +13,20 @@ from runner.cache.layers.kv import KVState
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.states import RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
+from runner.commands.check.examination import Amount, Examination, collecting_faults, contents, examine, files, skipped
 from runner.commands.check.trial import TrialFacts, try_model
+from runner.device import device, usable_bytes
 from runner.engine.parts import Examined, Facts
 from runner.errors import MissingError, ModelError
 from runner.logs import printable
 from runner.model import Choice, OpenedModel
-from runner.model.device import usable_bytes
-from runner.model.inspect import Amount, Examination, collecting_faults, contents, examine, files, skipped
 from runner.model.sources.checkpoint import Tensor
-from runner.model.weights.dtype import device, plan_dtypes
+from runner.model.weights.dtype import plan_dtypes
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.mended import unread
-from runner.model.weights.split import part_of, possible_ranks, split
 from runner.settings import CheckSettings, context_limit
 from runner.tokenizer import Tokenizer, open_tokenizer
-from runner.tokenizer.files import read_object
+from runner.tokenizer.model_files import read_object
 from runner.versions import misfits
 
 
@@ -39,7 +38,7 @@ class LayerKind(msgspec.Struct, frozen=True):
     count: int
 
 
-class Context(msgspec.Struct, frozen=True):
+class ContextLimit(msgspec.Struct, frozen=True):
     """The most tokens of a request, and the source of that limit."""
 
     tokens: int
@@ -110,7 +109,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     source: Literal["store", "directory"] | None
     path: str | None
     children: list[str]
-    """Of the list of manifests in which a store has the model."""
+    """The list of manifests in which a store has the model."""
     architecture: str | None
     module: str | None
     defaults: dict[str, object]
@@ -130,17 +129,17 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     blas: BlasFacts
     kernels: str
     """The kernels that would stand in front of MLX's own."""
-    context: Context | None
+    context: ContextLimit | None
     tokenizer: TokenizerFacts | None
     pictures: Facts | None
     sound: Facts | None
     """None for a model that does not claim to hear."""
     drafts: Facts | None
     format: Facts | None
-    """What a request with the format would get; None without `--format`."""
+    """The answer to a request with the format; None without `--format`."""
     ranks: RankFacts | None
     trial: TrialFacts | None
-    """What a trial on this device found; None without `--verify`."""
+    """The findings of a trial on this device; None without `--verify`."""
     embeddings: Facts | None
     """None for a model that makes none."""
     disk: Facts | None
@@ -249,11 +248,11 @@ def _kind(layer: object) -> str:
     return "full attention" if isinstance(state, KVState) else "state of its own"
 
 
-def _context(opened: OpenedModel, wanted: int | None) -> Context:
+def _context(opened: OpenedModel, wanted: int | None) -> ContextLimit:
     tokens = context_limit(opened.context_length, wanted)
     if tokens == opened.context_length:
-        return Context(tokens, "model")
-    return Context(tokens, "--context" if wanted else "default")
+        return ContextLimit(tokens, "model")
+    return ContextLimit(tokens, "--context" if wanted else "default")
 
 
 def _tokenizer_facts(tokenizer: Tokenizer, opened: OpenedModel | None) -> TokenizerFacts:
@@ -278,7 +277,7 @@ def _tensor_warnings(found: Examination) -> Iterator[str]:
         yield f"the tensors were not compared with {found.family.import_name} because of the problems"
 
 
-def _context_warnings(context: Context | None, wanted: int | None) -> Iterator[str]:
+def _context_warnings(context: ContextLimit | None, wanted: int | None) -> Iterator[str]:
     if context is None:
         return
     if context.source == "default":
@@ -305,8 +304,12 @@ def rank_facts(found: Examination, dtype: str, budget_bytes: int) -> RankFacts |
     model, whole = found.opened, found.module
     if model is None or whole is None:
         return None
+    try:
+        from runner.ranks.split import part_of, possible_ranks, split_fault
+    except ModuleNotFoundError:  # a runner without this wing
+        return None
     parts = {ranks: part_of(whole, ranks, 0) for ranks in possible_ranks(model, whole)}
     if not parts:
-        return RankFacts([], split(model, 2, whole).fault)
+        return RankFacts([], split_fault(model, 2, whole))
     plans = {ranks: plan_dtypes(dtype, part, budget_bytes) for ranks, part in parts.items()}
     return RankFacts([RankShare(ranks, plans[ranks].nbytes(part)) for ranks, part in parts.items()])

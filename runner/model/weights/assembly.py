@@ -1,8 +1,4 @@
-"""Assembles an mlx-lm module from arrays: its `sanitize`, its quantized layers, and a check of every parameter.
-
-Nothing here evaluates an array. So the same functions run first on placeholders of the right shapes, before a byte of
-weights is read, and then on the real arrays (docs/internals/store.md, 0, steps 6 to 10).
-"""
+"""Assembles an mlx-lm module from arrays, which nothing here evaluates (docs/internals/store.md, 0, steps 6 to 10)."""
 
 import copy
 import dataclasses
@@ -21,7 +17,7 @@ from runner.model.config import EMBEDDINGS, HEAD, is_tied, is_untied
 from runner.model.families import COMPUTED_TENSORS, Config
 from runner.model.opened import OpenedModel
 from runner.model.sources.checkpoint import Tensor
-from runner.model.sources.header import HeaderEntry
+from runner.model.sources.safetensors import HeaderEntry
 from runner.model.weights.experts import ExpertLayout, Weights, possible_layouts, with_layout
 from runner.model.weights.mended import mend
 from runner.model.weights.packed import Arrays, Recipe, find_recipe, sanitize_packed
@@ -38,7 +34,7 @@ Defaults = dict[str, object]
 """Values for fields that a config leaves out; None for those that a class requires but allows to be None."""
 
 
-def arrays_of(opened: OpenedModel, make: Callable[[HeaderEntry], mx.array]) -> dict[str, Arrays]:
+def map_arrays(opened: OpenedModel, make: Callable[[HeaderEntry], mx.array]) -> dict[str, Arrays]:
     """Returns the arrays of every needed tensor, each part made by `make`."""
 
     def arrays(tensor: Tensor) -> Arrays:
@@ -50,7 +46,7 @@ def arrays_of(opened: OpenedModel, make: Callable[[HeaderEntry], mx.array]) -> d
 
 def placeholders(opened: OpenedModel) -> dict[str, Arrays]:
     """Returns arrays of the right shapes and types, without data."""
-    return arrays_of(opened, lambda entry: mx.zeros(entry.shape, MLX_DTYPES[entry.dtype]))
+    return map_arrays(opened, lambda entry: mx.zeros(entry.shape, MLX_DTYPES[entry.dtype]))
 
 
 def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
@@ -59,18 +55,19 @@ def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
     arrays = placeholders(opened)
     recipe = Recipe("as stored")
     if has_source_names(opened):
+        pattern, field = COMPUTED_TENSORS.get(opened.family.module, ("", ""))
+        computes = not field or opened.module_config.get(field) is True
         possible = possible_layouts(opened.family.module, {name: item.weight for name, item in arrays.items()})
         recipe = find_recipe(
             lambda weights, layout: _sanitized(opened, weights, layout),
             arrays,
             possible if opened.checkpoint.from_store else possible[::-1],
-            parameters_of,
-            lambda name: _is_computed(opened, name),
+            lambda name: computes and re.fullmatch(pattern, name) is not None,
         )
-    return assemble(opened, arrays, recipe), recipe
+    return assemble_module(opened, arrays, recipe), recipe
 
 
-def assemble(opened: OpenedModel, arrays: Mapping[str, Arrays], recipe: Recipe) -> Module:
+def assemble_module(opened: OpenedModel, arrays: Mapping[str, Arrays], recipe: Recipe) -> Module:
     """Builds the module of `opened` with `arrays`, which stay lazy. Raises ModelError if anything does not fit."""
     if has_source_names(opened):
         module, weights = sanitize_packed(lambda weights, layout: _sanitized(opened, weights, layout), arrays, recipe)
@@ -106,11 +103,6 @@ def fill(opened: OpenedModel, module: Module, weights: Weights) -> None:
     module.eval()  # some layers create their parameters only in this mode
     check_parameters(opened, parameters_of(module), weights)
     module.load_weights(list(weights.items()), strict=False)
-
-
-def _is_computed(opened: OpenedModel, name: str) -> bool:
-    pattern, field = COMPUTED_TENSORS.get(opened.family.module, ("", ""))
-    return re.fullmatch(pattern, name) is not None and (not field or opened.module_config.get(field) is True)
 
 
 def has_source_names(opened: OpenedModel) -> bool:
@@ -177,15 +169,13 @@ def _with_factors(weights: Weights) -> Weights:
 
 
 def _from_packed_directory(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> tuple[Module, Weights]:
-    weights = {key: array for name, item in arrays.items() for key, array in _mlx_names(name, item)}
+    weights: Weights = {}
+    for name, item in arrays.items():
+        stem = name.removesuffix(".weight")
+        named = zip((name, f"{stem}.scales", f"{stem}.biases"), item, strict=False)
+        weights |= {key: array for key, array in named if array is not None}
     is_awq = any(name.endswith(".qweight") for name in weights)
     return _sanitized(opened, _from_awq(weights) if is_awq else weights, "as stored")
-
-
-def _mlx_names(name: str, item: Arrays) -> list[tuple[str, mx.array]]:
-    stem = name.removesuffix(".weight")
-    named = [(name, item.weight), (f"{stem}.scales", item.scale), (f"{stem}.biases", item.bias)]
-    return [(key, array) for key, array in named if array is not None]
 
 
 # --- The arguments of mlx-lm's model classes: a field missing from a config gets the default of its class. A class may

@@ -9,7 +9,8 @@ from runner.errors import ModelError
 from runner.logs import Log
 from runner.model.progress import Progress
 from runner.model.sources.checkpoint import Checkpoint, File, ReportFault, Tensor, raise_fault
-from runner.model.sources.header import open_file, os_reason
+from runner.model.sources.safetensors import open_file
+from runner.sizes import listed
 
 log = Log(__name__)
 
@@ -58,22 +59,20 @@ def _fault(blob: File, names: Sequence[str], progress: Progress, stopped: thread
 
     A blob that cannot be opened is no fault here: opening the model reports it.
     """
-    found = hashlib.sha256()
+    found, is_open = hashlib.sha256(), False
     chunk = memoryview(bytearray(_CHUNK_BYTES))
     try:
         with open_file(blob.path, blob.size_bytes) as (file, _):
+            is_open = True
             while not stopped.is_set() and (count := file.readinto(chunk)):
                 found.update(chunk[:count])
                 progress.add(count)
-    except OSError as error:
-        return ModelError(f"read {blob.path}: {os_reason(error)}")
-    except ModelError:
-        return None
+    except ModelError as error:
+        return error if is_open else None
     wanted = blob.path.name.removeprefix("sha256-").lower()
     if stopped.is_set() or found.hexdigest() == wanted:
         return None
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return ModelError(
         f"digest mismatch, file must be downloaded again: want sha256:{wanted}, got sha256:{found.hexdigest()}:"
-        f" {names[0]}{more} in {blob.path}"
+        f" {listed(names, 1)} in {blob.path}"
     )

@@ -5,7 +5,6 @@ shape.
 """
 
 import itertools
-import json
 import math
 import os
 import stat
@@ -40,51 +39,41 @@ FLOAT_DTYPES = frozenset({"F16", "BF16", "F32"})
 
 
 class HeaderEntry(NamedTuple):
-    """One array of a file: its path, its name there, and its shape in elements."""
+    """One array of a file: its path, its name there, its shape in elements, and the position of its data in bytes."""
 
     file: Path
     key: str
     dtype: str
     shape: tuple[int, ...]
+    start: int = 0
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
-def read_header(path: Path, *, size_bytes: int | None = None) -> dict[str, HeaderEntry]:
+def read_tensor_header(path: Path, *, size_bytes: int | None = None) -> dict[str, HeaderEntry]:
     """Returns the arrays of one safetensors file by key.
 
     `size_bytes` is the size according to the manifest. Raises a ModelError that names the file, the key and the fault.
     """
     with open_file(path, size_bytes) as (file, found_bytes):
-        try:
-            prefix = file.read(_LENGTH_BYTES)
-            if len(prefix) < _LENGTH_BYTES:
-                raise ModelError(f"{path}: not a safetensors file: {found_bytes} bytes are too few for a header")
-            (length,) = struct.unpack("<Q", prefix)
-            if length > min(found_bytes - _LENGTH_BYTES, _LONGEST_HEADER_BYTES):
-                raise ModelError(f"{path}: header of {length} bytes does not fit a file of {found_bytes} bytes")
-            text = file.read(length)
-        except OSError as error:
-            raise ModelError(f"read {path}: {os_reason(error)}") from error
-    return _checked(path, _parsed(path, text), found_bytes - _LENGTH_BYTES - length)
-
-
-def data_starts(path: Path) -> dict[HeaderEntry, int]:
-    """Returns the position in a file at which the data of each of its arrays begins. Raises as `read_header`."""
-    entries = read_header(path)  # raises the proper error if the file has changed since it was opened
-    with open_file(path) as (file, _):
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        header = json.loads(file.read(length))
-    return {entry: _LENGTH_BYTES + length + header[key]["data_offsets"][0] for key, entry in entries.items()}
+        prefix = file.read(_LENGTH_BYTES)
+        if len(prefix) < _LENGTH_BYTES:
+            raise ModelError(f"{path}: not a safetensors file: {found_bytes} bytes are too few for a header")
+        (length,) = struct.unpack("<Q", prefix)
+        if length > min(found_bytes - _LENGTH_BYTES, _LONGEST_HEADER_BYTES):
+            raise ModelError(f"{path}: header of {length} bytes does not fit a file of {found_bytes} bytes")
+        text = file.read(length)
+    return _checked(path, _parsed(path, text), _LENGTH_BYTES + length, found_bytes)
 
 
 @contextmanager
 def open_file(path: Path, size_bytes: int | None = None) -> Iterator[tuple[BufferedReader, int]]:
     """Opens a file and yields it with its size, which must be `size_bytes` if that is given.
 
-    Raises ModelError if it cannot be opened, for pipes and devices, which might block, and for what is in its place.
+    Raises ModelError if the file cannot be opened, or read inside the block; for pipes and devices, which might block;
+    and for something else in its place.
     """
     advice = "" if size_bytes is None else "; pull or create the model again"
     try:
@@ -100,11 +89,11 @@ def open_file(path: Path, size_bytes: int | None = None) -> Iterator[tuple[Buffe
         found_bytes = os.fstat(file.fileno()).st_size
         try:
             refuse_foreign(path, os.pread(file.fileno(), HEAD_BYTES, 0))
+            if size_bytes is not None and found_bytes != size_bytes:
+                raise ModelError(f"{path}: size mismatch: want {size_bytes} bytes, found {found_bytes}{advice}")
+            yield file, found_bytes
         except OSError as error:
             raise ModelError(f"read {path}: {os_reason(error)}") from error
-        if size_bytes is not None and found_bytes != size_bytes:
-            raise ModelError(f"{path}: size mismatch: want {size_bytes} bytes, found {found_bytes}{advice}")
-        yield file, found_bytes
 
 
 def os_reason(error: OSError) -> str:
@@ -129,7 +118,8 @@ def _parsed(path: Path, text: bytes) -> dict[str, object]:
     return header
 
 
-def _checked(path: Path, header: Mapping[str, object], data_bytes: int) -> dict[str, HeaderEntry]:
+def _checked(path: Path, header: Mapping[str, object], header_bytes: int, found_bytes: int) -> dict[str, HeaderEntry]:
+    data_bytes = found_bytes - header_bytes
     entries: dict[str, HeaderEntry] = {}
     spans: list[tuple[int, int, str]] = []
     for key, value in header.items():
@@ -143,8 +133,8 @@ def _checked(path: Path, header: Mapping[str, object], data_bytes: int) -> dict[
             raise ModelError(f"{where}: shape {_clipped(shape)} is not a list of sizes")
         if not _are_sizes(offsets, 2**63 - 1) or len(offsets) != 2:
             raise ModelError(f"{where}: data_offsets {_clipped(offsets)} are not two positions")
-        entries[key] = entry = HeaderEntry(path, key, dtype, tuple(shape))
         start, stop = offsets
+        entries[key] = entry = HeaderEntry(path, key, dtype, tuple(shape), header_bytes + start)
         if stop > data_bytes:
             raise ModelError(f"{where}: data ends at byte {stop}, the file holds {data_bytes}: it is truncated")
         if stop - start != entry.nbytes:
