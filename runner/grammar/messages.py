@@ -1,12 +1,11 @@
-"""Messages between the runner and its grammar processes: MessagePack, preceded by its length."""
+"""Messages between the runner and its grammar processes, in MessagePack."""
 
 import struct
-from typing import TypeVar
 
 import msgspec
 
-Message = TypeVar("Message", bound=msgspec.Struct)
-_HEAD = struct.Struct("<I")
+from runner.process.child import framed
+
 ORDER = struct.Struct("<cI")
 """An order to the fork server: the action, and the runner's number for the worker."""
 FORK, KILL, SLOW = b"F", b"K", b"S"
@@ -37,28 +36,4 @@ class Compile(msgspec.Struct, frozen=True):
 
 def encode_message(message: msgspec.Struct) -> bytes:
     """Returns the message with its length in front."""
-    body = msgspec.msgpack.encode(message)
-    return _HEAD.pack(len(body)) + body
-
-
-class Inbox:
-    """The messages of a connection, as their bytes arrive."""
-
-    def __init__(self) -> None:
-        self._received = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        """Adds bytes that were received."""
-        self._received += data
-
-    def take(self, kind: type[Message]) -> Message | None:
-        """Returns the next message, or None until all of it has come. Raises msgspec.DecodeError if it is not of this
-        kind."""
-        if len(self._received) < _HEAD.size:
-            return None
-        end = _HEAD.size + int(_HEAD.unpack(self._received[: _HEAD.size])[0])
-        if len(self._received) < end:
-            return None
-        message = msgspec.msgpack.decode(self._received[_HEAD.size : end], type=kind)
-        del self._received[:end]
-        return message
+    return framed(msgspec.msgpack.encode(message))

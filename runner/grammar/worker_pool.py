@@ -16,9 +16,10 @@ from protocol.format import Format
 from runner.engine.guide import Follow, Grammar, Guide, State
 from runner.errors import RequestError
 from runner.grammar.fork_server import ForkServer, start_fork_server
-from runner.grammar.messages import COMPILE_S, Compile, CompilerSetup, Inbox, encode_message
+from runner.grammar.messages import COMPILE_S, Compile, CompilerSetup, encode_message
 from runner.logs import Log
 from runner.model import OpenedModel
+from runner.process.child import Inbox
 from runner.sizes import shown
 from runner.tokenizer import Tokenizer
 
@@ -85,7 +86,7 @@ class Worker:
         Raises RequestError if the process is gone or its message is unreadable.
         """
         until_s = monotonic() + patience_s
-        while (state := self.take()) is None:
+        while (state := self.next_state()) is None:
             try:
                 self.feed(self.channel.recv(_BUFFER_BYTES))
             except BlockingIOError:
@@ -98,20 +99,21 @@ class Worker:
 
     def feed(self, data: bytes) -> None:
         """Adds bytes received from the process. Raises RequestError if `data` is empty: the process has ended."""
-        if not data:
-            self.broken = True
-            raise RequestError(self.death)
-        self._inbox.feed(data)
-
-    def take(self) -> State | None:
-        """Returns the next state, or None until all of it has come. Raises RequestError for an unreadable message."""
         try:
-            state = self._inbox.take(State)
+            self._inbox.feed(data)
+        except EOFError:
+            self.broken = True
+            raise RequestError(self.death) from None
+
+    def next_state(self) -> State | None:
+        """Returns the next state, or None until all of it has come. Raises RequestError for an unreadable message."""
+        if (message := self._inbox.next_message()) is None:
+            return None
+        try:
+            state = msgspec.msgpack.decode(message, type=State)
         except msgspec.DecodeError:
             self.broken = True
             raise RequestError("its grammar process sent an unreadable message: send it again") from None
-        if state is None:
-            return None
         self.awaited -= 1
         self.nbytes = state.nbytes
         self.broken |= bool(state.error)
@@ -278,7 +280,7 @@ class WorkerPool:
         loop = asyncio.get_running_loop()
         try:
             await loop.sock_sendall(worker.channel, order)
-            while (state := worker.take()) is None:
+            while (state := worker.next_state()) is None:
                 worker.feed(await loop.sock_recv(worker.channel, _RECEIVE_BYTES))
         except (OSError, RequestError) as error:
             if isinstance(error, OSError) or worker.killed_s is not None or not worker.fork_server.alive:
