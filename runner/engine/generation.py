@@ -8,8 +8,8 @@ import mlx.core as mx
 
 from protocol import DoneReason, Logprob, Metrics
 from runner.cache.session import Session
+from runner.engine.answer_grammar import AnswerGrammar, compile_error
 from runner.engine.events import Event, Failed, Finished, Scored, Text
-from runner.engine.guide import AnswerGrammar, compile_error
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.output import Detokenizer, Piece, entry, joined
 from runner.engine.request import Request

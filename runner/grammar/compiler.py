@@ -10,10 +10,10 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from protocol.format import Format, FormatError, JsonSchema
-from runner.engine.guide import Follow, State
 from runner.errors import RequestError
 from runner.grammar.explain_error import explain_error, is_unsupported, panics_as_errors
 from runner.grammar.format_to_lark import ANY_END, LONG_NUMBER, MOST_NUMBER_END, NUMBER_END, bounds_text, lark_text
+from runner.grammar.guide import Follow, State
 from runner.grammar.patterns.schemas import with_translated_patterns
 from runner.grammar.rewriter import pruned, rewritten
 from runner.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from runner.engine.guide import State
+from runner.grammar.guide import State
 from runner.grammar.messages import FORK, KILL, ORDER, SLOW, CompilerSetup, encode_message
 from runner.process.child import Child, Inbox
 

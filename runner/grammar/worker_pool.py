@@ -13,9 +13,10 @@ from time import monotonic
 import msgspec
 
 from protocol.format import Format
-from runner.engine.guide import Follow, Grammar, Guide, State
+from runner.engine.answer_grammar import Grammar, StateTape
 from runner.errors import RequestError
 from runner.grammar.fork_server import ForkServer, start_fork_server
+from runner.grammar.guide import Follow, Guide, State, taped_guide
 from runner.grammar.messages import COMPILE_S, Compile, CompilerSetup, encode_message
 from runner.logs import Log
 from runner.model import OpenedModel
@@ -130,16 +131,18 @@ class Worker:
 
 
 class WorkerGrammar:
-    """A format compiled by a worker that waits at the beginning of an answer."""
+    """A format compiled by a worker that waits at the beginning of an answer. Where a tape is read there is none."""
 
-    def __init__(self, worker: Worker, beginning: State, size: int) -> None:
+    def __init__(self, worker: Worker | None, beginning: State, size: int) -> None:
         """`size` is the number of tokens in the vocabulary."""
-        self._unused = [worker]  # popping it is atomic: `guide` and `release` may race
+        self._unused = [worker] if worker else []  # popping it is atomic: `guide` and `release` may race
         self._beginning = beginning
         self._size = size
 
-    def guide(self) -> Guide | None:
-        """Returns the guide of the answer; None after `release`."""
+    def guide(self, tape: StateTape | None = None) -> Guide | None:
+        return taped_guide(tape, self._guide, self._size)
+
+    def _guide(self) -> Guide | None:
         with suppress(IndexError):
             return Guide(self._unused.pop(), self._beginning, self._size)
         return None
@@ -222,6 +225,10 @@ class WorkerPool:
                 loop.call_soon_threadsafe(task.cancel)
 
         grammar.add_done_callback(end)
+
+    def replayed(self, vocab_size: int) -> Grammar:
+        """Returns a grammar without a worker."""
+        return WorkerGrammar(None, State(), vocab_size)
 
     async def _compile(self, key: bytes, grammar: Future[Grammar]) -> None:
         try:

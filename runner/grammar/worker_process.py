@@ -20,10 +20,10 @@ from typing import TypeVar
 import msgspec
 
 from protocol.format import Format
-from runner.engine.guide import Follow, State
 from runner.errors import RequestError
 from runner.grammar.compiler import Compiler, GrammarMatcher
 from runner.grammar.explain_error import panics_as_errors
+from runner.grammar.guide import Follow, State
 from runner.grammar.messages import COMPILE_S, FORK, KILL, ORDER, SLOW, Compile, CompilerSetup
 from runner.process.child import Channel
 from runner.tokenizer import open_tokenizer

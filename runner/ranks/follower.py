@@ -130,7 +130,7 @@ def _run(follower: Follower, settings: Settings, model: OpenedModel) -> NoReturn
     world = RankWorld(tape, follower)
     parts = assemble(settings, model, opening, replay.outbox, perf_counter(), lambda _: None, world)
     parts.warm_up()
-    done = replay.run(parts.scheduler, lambda *_: None)
+    done = replay.run(parts.scheduler, parts.formats.replayed, lambda *_: None)
     raise RankError(f"the ranks disagree: {done.difference}")
 
 

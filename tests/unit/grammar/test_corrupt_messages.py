@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from protocol.format import ConstString
-from runner.engine.guide import Guide, State
 from runner.errors import RequestError
 from runner.grammar import fork_server
 from runner.grammar.fork_server import ForkServer
+from runner.grammar.guide import Guide, State
 from runner.grammar.worker_pool import Worker
 from runner.process import child
 from runner.process.child import framed

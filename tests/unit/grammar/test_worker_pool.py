@@ -15,9 +15,10 @@ from time import monotonic
 import pytest
 
 from protocol.format import ConstString, Format
-from runner.engine.guide import Grammar, Guide
+from runner.engine.answer_grammar import Grammar
 from runner.errors import RequestError
 from runner.grammar import worker_pool
+from runner.grammar.guide import Guide
 from runner.grammar.messages import CompilerSetup
 from runner.grammar.worker_pool import WorkerPool
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
@@ -56,7 +57,7 @@ class Bench:
 
     async def guide(self, wanted: Format) -> Guide:
         guide = (await self.grammar(wanted)).guide()
-        assert guide is not None
+        assert isinstance(guide, Guide)
         return guide
 
     @property

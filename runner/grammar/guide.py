@@ -1,7 +1,7 @@
-"""The position of an answer in its grammar, as the engine sees it."""
+"""The position of an answer in its grammar, and the states that lead it from one to the next."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,10 +10,7 @@ import msgspec
 from runner.errors import RequestError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from runner.sampling.filters import Mask
-    from runner.sampling.sample import Choice
+    from runner.engine.answer_grammar import StateTape
 
 _STEP_S = 0.05
 _SAVED_S = 5.0
@@ -66,18 +63,6 @@ class StateSource(Protocol):
 
     def close(self) -> None:
         """Ends the answer."""
-        ...
-
-
-class Grammar(Protocol):
-    """A compiled format, reserved for one answer."""
-
-    def guide(self) -> "Guide | None":
-        """Returns the guide of the answer; None after `release`."""
-        ...
-
-    def release(self) -> None:
-        """Gives the grammar back without an answer."""
         ...
 
 
@@ -142,11 +127,6 @@ class Guide:
     def fault(self) -> str:
         """The reason why the answer cannot go on; empty if it can."""
         return "" if self._forced else self._error
-
-    @property
-    def over(self) -> bool:
-        """True if no token can come: the answer is complete, or cannot go on."""
-        return self.complete or bool(self.fault)
 
     def take(self, *tokens: int) -> None:
         """Continues the answer with these tokens, which must not end it. `mask` raises if the grammar refuses one."""
@@ -232,89 +212,68 @@ class Guide:
         self._error = state.error
 
 
-# --- How an answer follows the grammar of its request, if it has one.
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(State).decode
 
-_JUMP_TOKENS = 64  # forced tokens of one step; the model computes the logits of all of them
+
+def taped_guide(tape: "StateTape | None", begin: Callable[[], Guide | None], size: int) -> Guide | None:
+    """Returns the guide that `begin` returns. Its states are noted on the tape, if there is one, or come from there:
+    then nothing calls `begin`, and the vocabulary has `size` tokens."""
+    if tape is None:
+        return begin()
+    own: Guide | None = None
+
+    def beginning() -> bytes | None:
+        nonlocal own
+        own = begin()
+        return None if own is None else _encode(own.state)
+
+    body = tape.beginning(beginning)
+    if body is None:
+        return None
+    size = size if own is None else own.size
+    return Guide(
+        _TapedSource(tape, None if own is None else own.source, size), decode_state(body, size), size, tape.clock
+    )
 
 
-class AnswerGrammar:
-    """The grammar of one answer: it is compiled, then starts, then advances along every token. Without a grammar all
-    tokens may come, and nothing waits. Owner: the engine thread."""
+class _TapedSource:
+    """The states of one answer. On the tape stands when each came, the time that it took, and what it says."""
 
-    def __init__(self, compiling: "Future[Grammar] | None", eos: Collection[int], *, draws_all: bool) -> None:
-        """`eos` end an answer and are not followed. With `draws_all` no token counts as forced: all are drawn."""
-        self.guide: Guide | None = None
-        """The position of the answer; None before `start`, and without a grammar."""
-        self.compiling = compiling
-        self._eos = eos
-        self._draws_all = draws_all
+    def __init__(self, tape: "StateTape", source: StateSource | None, size: int) -> None:
+        self._tape = tape
+        self._source = source
+        self._size = size
 
-    @property
-    def compiled(self) -> bool:
-        """True unless the grammar is still being compiled."""
-        return self.compiling is None or self.compiling.done()
+    def send(self, step: Follow) -> None:
+        def send() -> None:
+            assert self._source is not None
+            self._source.send(step)
 
-    def start(self) -> bool:
-        """Starts to follow the grammar, which was compiled. Returns False if there is none to follow: the format was
-        refused, or the client has left. Raises RequestError if it cannot be followed."""
-        if self.compiling is not None and not self.compiling.cancelled() and compile_error(self.compiling) is None:
-            self.guide = self.compiling.result().guide()
-        return self.guide is not None
+        self._tape.send(send)
 
-    def follow(self, choice: "Choice") -> None:
-        """Follows the next tokens; `wait` until that is done."""
-        tokens = [token for token in choice.tokens if token not in self._eos]
-        if self.guide is not None and tokens:
-            self.guide.take(*tokens)
+    def receive(self, patience_s: float) -> State | None:
+        def receive() -> tuple[float, bytes] | None:
+            assert self._source is not None
+            if (state := self._source.receive(patience_s)) is None:
+                return None
+            return state.seconds, _encode(msgspec.structs.replace(state, seconds=0.0, nbytes=0))
 
-    def wait(self, patience_s: float) -> bool:
-        """Waits at most `patience_s`. Returns True if the mask is known."""
-        return self.guide is None or self.guide.wait(patience_s)
-
-    def forced(self, most: int) -> list[int]:
-        """Takes at most `most` tokens that must come next, and returns them; a step of an answer has a few dozens."""
-        return self.guide.forced(min(most, _JUMP_TOKENS)) if self.guide is not None and not self._draws_all else []
-
-    def look_ahead(self, drafts: Sequence[int], patience_s: float) -> "tuple[list[Mask], set[int]]":
-        """Returns the masks after the first of these drafts, one each, as far as they may come and others after them,
-        and the places of those drafts after which a token is forced. What is not known after `patience_s` is left
-        out."""
-        if self.guide is None:
-            return [], set()
-        ahead = self.guide.look_ahead(drafts, patience_s)
-        forced = set() if self._draws_all else {place for place, mask in enumerate(ahead) if isinstance(mask, int)}
-        return [self.guide.bit(mask) if isinstance(mask, int) else mask for mask in ahead], forced
-
-    def restart(self, answer: Sequence[int]) -> None:
-        """Goes from the beginning of the grammar, which may be a token ahead, to the end of the answer so far."""
-        if self.guide is not None:
-            self.guide.restart(answer)
-
-    @property
-    def over(self) -> bool:
-        """True if no token can come: the answer is complete, or cannot go on."""
-        return self.guide is not None and self.guide.over
-
-    @property
-    def complete(self) -> bool:
-        """True if the answer is complete."""
-        return self.guide is not None and self.guide.complete
-
-    @property
-    def mask(self) -> "Mask | None":
-        """The tokens that may come next. None if all may, or if none may, which `Generation.take` will find."""
-        return None if self.guide is None or self.guide.over else self.guide.mask()
+        if (found := self._tape.receive(receive)) is None:
+            return None
+        seconds, body = found
+        return msgspec.structs.replace(decode_state(body, self._size), seconds=seconds)
 
     def close(self) -> None:
-        """Ends the answer, which may not have begun. Later calls do nothing."""
-        if self.guide is not None:
-            self.guide.close()
-        elif (found := self.compiling) and found.done() and not found.cancelled() and compile_error(found) is None:
-            found.result().release()
+        if self._source is not None:
+            self._source.close()
 
 
-def compile_error(compiling: "Future[Grammar] | None") -> BaseException | None:
-    """Returns the error of a format that could not be compiled, which its client knows; else None."""
-    if compiling is None or not compiling.done() or compiling.cancelled():
-        return None
-    return compiling.exception()
+def decode_state(body: bytes, size: int) -> State:
+    """Returns a state on a tape. Raises ValueError if it names a token beyond the vocabulary: a file may come from
+    anybody."""
+    state = _decode(body)
+    tokens = [*state.forced, *(each for each in state.tried or () if isinstance(each, int))]
+    if not all(0 <= token < size for token in tokens):
+        raise ValueError("a grammar names a token that the model does not have")
+    return state
