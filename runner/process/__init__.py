@@ -1,9 +1,12 @@
-"""The process itself: its parent, its limits, and a start that imports only what serving needs.
+"""The process itself: its parent, its children, its limits, and a start that imports only what serving needs.
 
 The modules know nothing of models or requests, and import little, since some of them run before everything else:
 
     parent.py         the environment that a host gives its runners, restored; threads; the end of the host
-    limits.py         file descriptors: the limit raised, and one log line if there are none left
+    child.py          how it starts processes for what may hang, crash or exhaust memory, and how they talk
+    orders.py         such a process that answers one order at a time, within limits of memory and processor time
+    limits.py         the limit of file descriptors, raised
+    event_loop.py     how another thread wakes the event loop; one log line if no descriptor is left
     lean_mlx_lm.py    mlx-lm's models without its tools; imported before anything of mlx_lm by the packages that use it
     lean_aiohttp.py   aiohttp's server without its client; call it before anything of aiohttp is imported
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner.process.limits import DescriptorShortage, raise_limit
+from runner.process.event_loop import DescriptorShortage
+from runner.process.limits import raise_limit
 
 
 @pytest.fixture
