@@ -21,10 +21,10 @@ import msgspec
 
 from protocol.format import Format
 from runner.errors import RequestError
-from runner.grammar.compiler import Compiler, GrammarMatcher
+from runner.grammar.compiler import Compiler
 from runner.grammar.explain_error import panics_as_errors
-from runner.grammar.guide import Follow, State
-from runner.grammar.messages import COMPILE_S, FORK, KILL, ORDER, SLOW, Compile, CompilerSetup
+from runner.grammar.matcher import GrammarMatcher
+from runner.grammar.messages import COMPILE_S, FORK, KILL, ORDER, SLOW, Compile, CompilerSetup, Follow, State
 from runner.process.child import Channel
 from runner.tokenizer import open_tokenizer
 

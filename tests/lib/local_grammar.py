@@ -2,8 +2,10 @@
 
 from protocol.format import Format
 from runner.engine.answer_grammar import StateTape
-from runner.grammar.compiler import Compiler, GrammarMatcher
-from runner.grammar.guide import Follow, Guide, State, taped_guide
+from runner.grammar.compiler import Compiler
+from runner.grammar.guide import Guide, taped_guide
+from runner.grammar.matcher import GrammarMatcher
+from runner.grammar.messages import Follow, State
 
 
 class LocalGrammar:

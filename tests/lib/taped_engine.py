@@ -31,8 +31,8 @@ from runner.engine.memory import MemoryBudget
 from runner.engine.ports import Ranks
 from runner.engine.request import Request
 from runner.errors import RequestError
-from runner.grammar.guide import State
-from runner.grammar.worker_pool import WorkerGrammar
+from runner.grammar.messages import State
+from runner.grammar.worker import WorkerGrammar
 from runner.sampling import SamplingOptions
 from runner.tape.file import VERSION, Header, Identity, TapeFile, TapeReader
 from runner.tape.recording import Recording, shown

@@ -44,8 +44,10 @@ from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, Wor
 from runner.engine.ports import Drafter, Ranks
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
-from runner.grammar.compiler import Compiler, make_vocabulary
-from runner.grammar.guide import Follow, Guide, State, StateSource, taped_guide
+from runner.grammar.compiler import Compiler
+from runner.grammar.guide import Guide, StateSource, taped_guide
+from runner.grammar.messages import Follow, State
+from runner.grammar.vocabulary import make_vocabulary
 from runner.ranks import world as ranked
 from runner.sampling import SamplingOptions
 from runner.sampling.sampler import Sampler

@@ -19,8 +19,8 @@ from runner.engine.generation import Generation
 from runner.engine.memory import MemoryBudget
 from runner.engine.output import Detokenizer
 from runner.errors import RequestError
-from runner.grammar.compiler import GrammarMatcher
 from runner.grammar.guide import Guide
+from runner.grammar.matcher import GrammarMatcher
 from runner.sampling import SamplingOptions
 from runner.sampling.sample import Sample
 from runner.sampling.sampler import Sampler

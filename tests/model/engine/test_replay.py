@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from runner.errors import RunnerError
-from runner.grammar.guide import State, decode_state
+from runner.grammar.guide import decode_state
+from runner.grammar.messages import State
 from runner.sampling import SamplingOptions
 from runner.sampling.sample import Sample
 from runner.tape import world

@@ -5,10 +5,10 @@ import pytest
 
 from protocol.format import ConstString
 from runner.errors import RequestError
-from runner.grammar import fork_server
-from runner.grammar.fork_server import ForkServer
-from runner.grammar.guide import Guide, State
-from runner.grammar.worker_pool import Worker
+from runner.grammar import worker as worker_module
+from runner.grammar.guide import Guide
+from runner.grammar.messages import State
+from runner.grammar.worker import ForkServer, Worker
 from runner.process import child
 from runner.process.child import framed
 from tests.unit.grammar.test_worker_pool import PATIENCE_S, Bench, bench
@@ -69,7 +69,7 @@ async def test_a_fork_server_that_says_nothing_is_given_up_and_started_again(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(child, "_PROGRAM", "import time; time.sleep(600)")
-        patch.setattr(fork_server, "_START_S", 0.1)
+        patch.setattr(worker_module, "_START_S", 0.1)
         with pytest.raises(RequestError, match=r"^Format: the compiler process was not ready within 0\.1 s$"):
             await bench.grammar(ConstString("a"))
     assert (await bench.guide(ConstString("a"))).forced(9) == [ord("a")]
