@@ -87,13 +87,14 @@ class Inbox:
 
     def next_message(self) -> bytes | None:
         """Returns the next message, or None until all of it has come."""
-        if len(self._received) < _HEAD.size:
+        received = self._received
+        if len(received) < _HEAD.size:
             return None
-        end = _HEAD.size + int(_HEAD.unpack(self._received[: _HEAD.size])[0])
-        if len(self._received) < end:
+        end = _HEAD.size + _HEAD.unpack_from(received)[0]
+        if len(received) < end:
             return None
-        message = bytes(memoryview(self._received)[_HEAD.size : end])
-        del self._received[:end]
+        message = bytes(received[_HEAD.size : end])
+        del received[:end]
         return message
 
 
