@@ -15,7 +15,7 @@ from runner.engine.answer_grammar import StateTape
 from runner.errors import RequestError
 from runner.grammar.guide import Guide, taped_guide
 from runner.grammar.messages import FORK, KILL, ORDER, SLOW, CompilerSetup, Follow, State, encode_message
-from runner.process.child import Child, Inbox
+from runner.process.child import ChildProcess, Inbox
 from runner.sizes import shown
 
 _BUFFER_BYTES = 1 << 20
@@ -27,7 +27,7 @@ _RECEIVE_BYTES = 1 << 16
 class ForkServer(NamedTuple):
     """The process that forks workers on request. It ends when its connection is closed."""
 
-    child: Child | None = None
+    child: ChildProcess | None = None
     fault: str = ""
     """The reason why there is no process; empty if there is one."""
 
@@ -64,7 +64,7 @@ class ForkServer(NamedTuple):
 async def start_fork_server(setup: CompilerSetup) -> ForkServer:
     """Starts the process and waits until it has read the tokenizer, which takes as long as in the runner itself."""
     try:
-        child = Child("runner.grammar.worker_process")
+        child = ChildProcess("runner.grammar.worker_process")
     except OSError as error:
         return ForkServer(fault=f"Format: cannot start a process to compile it: {error.strerror}")
     child.connection.setblocking(False)

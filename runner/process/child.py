@@ -28,7 +28,7 @@ _RECEIVE_BYTES = 1 << 16
 _MOST_JOINED_BYTES = 1 << 20
 
 
-class Child:
+class ChildProcess:
     """The runner's side of a process. The process is killed with its owner, or by `close`."""
 
     def __init__(self, module: str) -> None:

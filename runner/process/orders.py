@@ -16,7 +16,7 @@ from typing import ClassVar
 import msgspec
 
 from runner.errors import MediaError
-from runner.process.child import Channel, Child
+from runner.process.child import Channel, ChildProcess
 
 _LOOK_S = 0.05
 """Between two looks for an answer, and for a client that has left."""
@@ -46,7 +46,7 @@ class OrderProcess:
     """The module whose `serve` the process calls."""
 
     def __init__(self) -> None:
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
 
     def _answers(
         self, order: Limited, pieces: Sequence[memoryview], left: Callable[[], bool], task: str, medium: str
@@ -96,7 +96,7 @@ class OrderProcess:
         raise MediaError(f"{task}: {reason}")
 
     def _start(self) -> None:
-        self._child = Child(self.module)
+        self._child = ChildProcess(self.module)
 
     def _stop(self) -> None:
         """Ends the process. The next order starts another."""
