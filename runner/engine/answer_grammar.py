@@ -60,8 +60,8 @@ class Guidance(Protocol):
 
 
 class StateTape(Protocol):
-    """Notes what an answer's grammar says, as bytes, or says what was noted: then it calls no function that it gets.
-    Raises RequestError where that did."""
+    """Records the states of an answer as bytes, or plays recorded ones: then it calls none of the functions that it
+    gets. Raises RequestError where the recorded function did. Owner: the engine thread."""
 
     def beginning(self, own: Callable[[], bytes | None]) -> bytes | None:
         """Returns the state at the beginning of the answer; None if there is none to begin."""

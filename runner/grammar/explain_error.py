@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from time import process_time
 
 import msgspec
+from llguidance import LLMatcher
 
 from protocol.format import Format, Lark, schemas
 from runner.errors import RequestError, panics_as
@@ -85,8 +86,6 @@ def inner_objects(value: object, path: str) -> Iterator[tuple[str, dict[str, obj
 
 def fault(schema: dict[str, object]) -> str:
     """Returns why llguidance refuses a schema; empty if it does not."""
-    from llguidance import LLMatcher
-
     error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
     return _POSITION.sub("", error).removeprefix(_SCHEMA)
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 import msgspec
+from llguidance import regex_to_lark
 
 from protocol.format import (
     AnyText,
@@ -87,7 +88,7 @@ class _Writer:
             case JsonSchema(schema):
                 return self._json or self._named("json", f"%json {_with_options(bytes(schema), self._options, path)}")
             case Regex(pattern):
-                return self._named("REGEX", f"/{_lark_regex(pattern)}/")
+                return self._named("REGEX", f"/{regex_to_lark(pattern, _ASCII_CLASSES)}/")
             case AnyText(excludes):
                 if not last:
                     raise FormatError(f"Format: any_text must end the format or its sequence - at `{path}`")
@@ -239,12 +240,6 @@ def _with_options(schema: bytes, defaults: Mapping[str, object], path: str) -> s
     except msgspec.ValidationError as error:
         raise FormatError(f"Format: a JSON schema must be an object: {error} - in `{path}`") from None
     return msgspec.json.encode({OPTIONS_KEY: {**defaults, **options, **_SPACING}, **members}).decode()
-
-
-def _lark_regex(pattern: str) -> str:
-    from llguidance import regex_to_lark
-
-    return regex_to_lark(pattern, _ASCII_CLASSES)
 
 
 def _quoted(text: str) -> str:

@@ -185,8 +185,8 @@ _decode = msgspec.msgpack.Decoder(State).decode
 
 
 def taped_guide(tape: "StateTape | None", begin: Callable[[], Guide | None], size: int) -> Guide | None:
-    """Returns the guide that `begin` returns. Its states are noted on the tape, if there is one, or come from there:
-    then nothing calls `begin`, and the vocabulary has `size` tokens."""
+    """Returns the guide that `begin` makes. If there is a tape, it records the states, or plays recorded ones: then
+    nothing calls `begin`, and the vocabulary has `size` tokens."""
     if tape is None:
         return begin()
     own: Guide | None = None
@@ -206,7 +206,7 @@ def taped_guide(tape: "StateTape | None", begin: Callable[[], Guide | None], siz
 
 
 class _TapedSource:
-    """The states of one answer. On the tape stands when each came, the time that it took, and what it says."""
+    """The states of one answer. The tape has the moment at which each came, the time that it took, and its text."""
 
     def __init__(self, tape: "StateTape", source: StateSource | None, size: int) -> None:
         self._tape = tape

@@ -31,6 +31,11 @@ class Watched(DecodeProcess):
         super().__init__()
         self.processes: list[subprocess.Popen[bytes]] = []
 
+    def _start(self) -> None:
+        super()._start()
+        assert self._child is not None
+        self.processes.append(self._child.process)
+
     def pixels(self, data: bytes, left: Callable[[], bool] = bool) -> bytes:
         return self.decode(data, read_header(data), SIZE, "drop", left)
 
@@ -39,14 +44,8 @@ class Watched(DecodeProcess):
 
 
 @pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    watched, start = Watched(), subprocess.Popen
-
-    def noted(*args: object, **options: object) -> "subprocess.Popen[bytes]":
-        watched.processes.append(start(*args, **options))  # type: ignore[call-overload]
-        return watched.processes[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", noted)
+def process() -> Iterator[Watched]:
+    watched = Watched()
     yield watched
     processes = watched.processes
     watched._stop()
