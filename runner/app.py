@@ -150,8 +150,7 @@ async def _serve(
     leave_out_client()
     from aiohttp import web
 
-    from runner.process.event_loop import DescriptorShortage
-    from runner.process.limits import raise_limit
+    from runner.process.limits import DescriptorShortage, raise_limit
     from runner.server.app import CONNECTIONS, make_app
 
     raise_limit()

@@ -10,13 +10,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias, TypeVar
 
 from protocol.stats import CacheNode
-from runner.engine.events import Outbox
+from runner.engine.events import Outbox, Wakeup
 from runner.engine.request import Limits, Request
 from runner.engine.trace import TRACE
 from runner.errors import ModelError, RunnerError, no_mlx
 from runner.logs import Log, die
 from runner.model import OpenedModel
-from runner.process.event_loop import Wakeup
 from runner.settings import Settings
 from runner.tokenizer import Tokenizer
 

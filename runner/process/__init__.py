@@ -5,8 +5,7 @@ The modules know nothing of models or requests, and import little, since some of
     parent.py         the environment that a host gives its runners, restored; threads; the end of the host
     child.py          a process for what may hang, crash or exhaust memory: its start, its messages and its end
     orders.py         a child that answers one order at a time, within limits of memory and processor time
-    limits.py         the limit of file descriptors, raised
-    event_loop.py     the wake-up of the event loop by another thread; one log line if no descriptor is left
+    limits.py         file descriptors: the limit raised, and one log line if there are none left
     lean_mlx_lm.py    mlx-lm's models without its tools; imported before anything of mlx_lm by the packages that use it
     lean_aiohttp.py   aiohttp's server without its client; call it before anything of aiohttp is imported
 

@@ -11,12 +11,12 @@ import mlx.core as mx
 import pytest
 
 from runner import build
+from runner.engine import events as wakeup
 from runner.engine.engine import Engine
 from runner.engine.events import Event, Failed, Finished, Text
 from runner.engine.generation import Generation
 from runner.engine.request import Request
 from runner.model import open_model
-from runner.process import event_loop
 from runner.sampling import SamplingOptions
 from runner.settings import Settings
 from runner.tokenizer import Tokenizer, open_tokenizer
@@ -112,7 +112,7 @@ async def test_a_fault_ends_its_own_request_and_nothing_else(engine: Engine, wat
 
 async def test_the_events_of_a_slice_wake_the_loop_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     wake_ups = 0
-    write = event_loop._write
+    write = wakeup._write
 
     def count(end: int, data: bytes, size: int) -> int:
         nonlocal wake_ups
@@ -127,7 +127,7 @@ async def test_the_events_of_a_slice_wake_the_loop_once(engine: Engine, monkeypa
             time.sleep(0.001)
         receive()
 
-    monkeypatch.setattr(event_loop, "_write", count)
+    monkeypatch.setattr(wakeup, "_write", count)
     monkeypatch.setattr(engine, "_receive", receive_late)
     asked = request(max_tokens=20)
     engine.submit(asked)

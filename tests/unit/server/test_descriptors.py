@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner.process.event_loop import DescriptorShortage
-from runner.process.limits import raise_limit
+from runner.process.limits import DescriptorShortage, raise_limit
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from runner.process import event_loop
-from runner.process.event_loop import Wakeup
+from runner.engine import events as wakeup
+from runner.engine.events import Wakeup
 
 
 async def heard(one: Wakeup, times: int) -> list[int]:
@@ -33,11 +33,11 @@ async def test_every_ring_calls_back_on_the_event_loop() -> None:
 
 async def test_a_failed_write_falls_back_to_an_ordinary_call(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Wakeup(asyncio.get_running_loop())
-    monkeypatch.setattr(event_loop, "_write", lambda end, data, size: -1)
+    monkeypatch.setattr(wakeup, "_write", lambda end, data, size: -1)
     assert await heard(one, 3) == [threading.get_ident()] * 3
 
 
 def test_ringing_keeps_the_gil() -> None:
     keeps = 0x4  # what ctypes calls FUNCFLAG_PYTHONAPI
-    assert event_loop._write._flags_ & keeps
+    assert wakeup._write._flags_ & keeps
     assert not ctypes.CDLL(None).write._flags_ & keeps
