@@ -1,7 +1,8 @@
 """A process that the runner starts for what may hang, crash or exhaust memory: its start, its messages and its end.
 
 It serves one connection, and ends once the runner closes its end of that, as the system does when the runner dies. It
-holds none of the runner's outputs: a host reads those to their end. Messages are bytes, each preceded by its length.
+holds none of the runner's outputs: a host reads those to their end. Messages are bytes, each preceded by its length in
+four bytes.
 """
 
 import os
@@ -23,7 +24,7 @@ from runner.process.child import run_child
 from {module} import serve
 run_child(serve, {descriptor})
 """
-_HEAD = struct.Struct("<Q")
+_HEAD = struct.Struct("<I")
 _RECEIVE_BYTES = 1 << 16
 _MOST_JOINED_BYTES = 1 << 20
 
