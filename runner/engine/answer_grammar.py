@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 class Guidance(Protocol):
-    """Leads one answer through its grammar: after `take` and `restart`, `wait`. Owner: the engine thread."""
+    """Leads one answer through its grammar: the tokens that must come next, those that may, and whether it is over.
+    After `take` and `restart`, `wait`. Owner: the engine thread."""
 
     @property
     def complete(self) -> bool:
@@ -28,7 +29,7 @@ class Guidance(Protocol):
         ...
 
     def take(self, *tokens: int) -> None:
-        """Continues the answer with these tokens, which must not end it."""
+        """Continues the answer with these tokens, which must not end it. `mask` raises if the grammar refuses one."""
         ...
 
     def forced(self, most: int) -> list[int]:
@@ -36,9 +37,12 @@ class Guidance(Protocol):
         ...
 
     def mask(self) -> bytes:
-        """Returns one bit per token, set for those that may come next.
+        """Returns one bit per token, set for those that may come next, including those that end the answer.
 
-        Raises RequestError if the answer cannot go on."""
+        Raises:
+            RequestError: the answer cannot go on: no token of the vocabulary is allowed, the last one was not allowed,
+                or the grammar takes too much time or memory to follow.
+        """
         ...
 
     def bit(self, token: int) -> bytes:
@@ -46,8 +50,9 @@ class Guidance(Protocol):
         ...
 
     def look_ahead(self, tokens: Sequence[int], patience_s: float) -> list[bytes | int]:
-        """Returns what may come after each of these tokens, as far as it is known after `patience_s`: a mask, or the
-        one token that must. The answer stays where it is."""
+        """Returns what may come after each of these tokens, as far as they may come next and others after them: a
+        mask, or the one token that must. The answer stays where it is; what is not known after `patience_s` is left
+        out."""
         ...
 
     def restart(self, tokens: Sequence[int]) -> None:

@@ -39,7 +39,8 @@ class Guide:
 
     The time that a mask takes depends on the grammar, so a source computes the states, usually in another process:
     after `take` and `restart`, `wait` for the next one. An answer may use 50 ms of processor time for each token; it
-    saves what it does not use, up to 5 s, for later tokens. Owner: the engine thread.
+    saves what it does not use, up to 5 s, for later tokens. The port `Guidance` explains the methods. Owner: the engine
+    thread.
     """
 
     def __init__(self, source: StateSource, state: State, size: int, clock: Callable[[], float] = monotonic) -> None:
@@ -58,7 +59,6 @@ class Guide:
         self._enter(state)
 
     def wait(self, patience_s: float) -> bool:
-        """Waits at most `patience_s` for the next state. Returns True once the next token may be asked for."""
         while self._awaited:
             try:
                 state = self.source.receive(patience_s)
@@ -88,16 +88,13 @@ class Guide:
 
     @property
     def complete(self) -> bool:
-        """True if nothing more may come."""
         return not self._forced and self._complete
 
     @property
     def fault(self) -> str:
-        """The reason why the answer cannot go on; empty if it can."""
         return "" if self._forced else self._error
 
     def take(self, *tokens: int) -> None:
-        """Continues the answer with these tokens, which must not end it. `mask` raises if the grammar refuses one."""
         for at, token in enumerate(tokens):
             if not self._forced:
                 self._send(Follow([*tokens[at:]]))
@@ -107,9 +104,6 @@ class Guide:
                 return
 
     def look_ahead(self, tokens: Sequence[int], patience_s: float) -> list[bytes | int]:
-        """Returns what may come after each of these tokens, as far as they may come next and others after them: a
-        mask, or the one token that must. The answer stays where it is; what is not known after `patience_s` is left
-        out."""
         forced = [*self._forced]
         ahead: list[bytes | int] = []
         for at, token in enumerate(tokens[: len(forced)]):
@@ -128,32 +122,22 @@ class Guide:
         return ahead + self._tried
 
     def forced(self, most: int) -> list[int]:
-        """Takes at most `most` of the tokens that must come next, and returns them."""
         return [self._forced.popleft() for _ in range(min(most, len(self._forced)))]
 
     def mask(self) -> bytes:
-        """Returns one bit per token, set for those that may come next, including those that end the answer.
-
-        Raises:
-            RequestError: the answer cannot go on: no token of the vocabulary is allowed, the last one was not allowed,
-                or the grammar takes too much time or memory to follow.
-        """
         if self.fault:
             raise RequestError(self.fault)
         return self.bit(self._forced[0]) if self._forced else self._mask
 
     def bit(self, token: int) -> bytes:
-        """Returns the mask of one token."""
         mask = bytearray(-(-self.size // 8))
         mask[token // 8] = 1 << token % 8
         return bytes(mask)
 
     def restart(self, tokens: Sequence[int]) -> None:
-        """Returns to the beginning of the answer and follows `tokens` from there."""
         self._send(Follow([*tokens], restart=True))
 
     def close(self) -> None:
-        """Ends the answer. Later calls do nothing."""
         if not self._closed:
             self._closed = True
             self.source.close()
