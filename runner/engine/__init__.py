@@ -14,7 +14,7 @@ parts, connects them and warms them up.
 | `engine` | the loop: receive, compute, deliver |
 | `scheduler`, `queue`, `policy` | the stations of a request; lines that wait; which slice is next, from numbers alone |
 | `generation`, `lifecycle` | one request: prompt and answer; its times and counts |
-| `guide`, `batch`, `batches`, `round` | its grammar; several answers in one forward; rounds that check drafts |
+| `answer_grammar`, `batch`, `batches`, `round` | its grammar; answers in one forward; rounds that check drafts |
 | `memory`, `recovery` | which requests fit into `--memory`; the case that MLX finds none |
 | `journal`, `report`, `trace` | log lines and numbers for people; the time of each part of a slice |
 | `ports`, `parts` | what the engine asks of wings; where its values come from, and how wings join it |

@@ -8,8 +8,8 @@ import mlx.core as mx
 
 from protocol import DoneReason, Logprob, Metrics, TopLogprob
 from runner.cache.session import Session
+from runner.engine.answer_grammar import AnswerGrammar, compile_error
 from runner.engine.events import Event, Failed, Finished, Scored, Text
-from runner.engine.guide import AnswerGrammar, compile_error
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.request import Request
 from runner.engine.trace import TRACE

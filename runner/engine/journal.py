@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import msgspec
 
 from protocol.stats import CacheCounts, Histogram, RequestCounts, ScoreCounts, SliceCounts, Stats, TokenCounts
-from runner.engine.guide import compile_error
+from runner.engine.answer_grammar import compile_error
 from runner.engine.lifecycle import restored
 from runner.engine.policy import Begin, Decode, Encode, Prefill, Slice
 from runner.errors import RequestError

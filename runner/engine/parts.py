@@ -26,7 +26,7 @@ from runner.settings import CheckSettings, Settings
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.engine.guide import Grammar
+    from runner.engine.answer_grammar import Grammar
     from runner.engine.ports import Decider, Drafts, Embedder, Formats, Names, PromptMedia, Ranks, Shifted, Tier
 
 
@@ -80,6 +80,9 @@ class World:
 # --- The parts, and what wings do to them.
 
 
+_NO_FORMATS = "this runner was built without structured output"
+
+
 class NoFormats:
     """A runner without structured output: refuses each format."""
 
@@ -88,7 +91,11 @@ class NoFormats:
 
     def compile(self, wanted: Format, grammar: "Future[Grammar]") -> None:
         del wanted
-        grammar.set_exception(RequestError("this runner was built without structured output"))
+        grammar.set_exception(RequestError(_NO_FORMATS))
+
+    def replayed(self, vocab_size: int) -> "Grammar":
+        del vocab_size
+        raise RequestError(_NO_FORMATS)
 
 
 @dataclass

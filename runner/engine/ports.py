@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from protocol import Format
     from runner.cache.session import Session
-    from runner.engine.guide import Grammar
+    from runner.engine.answer_grammar import Grammar
     from runner.engine.lifecycle import Lifecycle
     from runner.engine.request import Request, ShownPrompt
     from runner.sampling.sampler import Sampler
@@ -214,6 +214,10 @@ class Formats(Protocol):
 
     def compile(self, wanted: "Format", grammar: "Future[Grammar]") -> None:
         """Starts to compile; cancel the future to stop. The future raises RequestError for an invalid format."""
+        ...
+
+    def replayed(self, vocab_size: int) -> "Grammar":
+        """Returns a grammar whose states all stand on a tape. Any thread may call it."""
         ...
 
 

@@ -16,7 +16,7 @@ from runner.tokenizer import PART_CHARACTERS, Tokenizer
 from runner.tokenizer.detokenizer import StopStrings
 
 if TYPE_CHECKING:
-    from runner.engine.guide import Grammar
+    from runner.engine.answer_grammar import Grammar
 
 _MOST_LOGPROBS = 20  # hosts do not ask for more
 _MOST_STOP_CHARACTERS = 65536

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from time import process_time
 
 import msgspec
+from llguidance import LLMatcher
 
 from protocol.format import Format, Lark, schemas
 from runner.errors import RequestError, panics_as
@@ -64,7 +65,7 @@ def _place(schema: object, reason: str) -> str | None:
     """
     found = None
     until = process_time() + _MOST_LOOKS_S
-    for path, part in parts(schema, "$"):
+    for path, part in inner_objects(schema, "$"):
         if process_time() > until:
             break
         if (found is None or path.startswith(found)) and fault(part).partition("\n")[0] == reason:
@@ -72,21 +73,19 @@ def _place(schema: object, reason: str) -> str | None:
     return found
 
 
-def parts(value: object, path: str) -> Iterator[tuple[str, dict[str, object]]]:
+def inner_objects(value: object, path: str) -> Iterator[tuple[str, dict[str, object]]]:
     """Yields all objects with their paths, outer ones first."""
     if isinstance(value, dict):
         yield path, value
         for key, each in value.items():
-            yield from parts(each, f"{path}.{key}")
+            yield from inner_objects(each, f"{path}.{key}")
     elif isinstance(value, list):
         for index, each in enumerate(value):
-            yield from parts(each, f"{path}[{index}]")
+            yield from inner_objects(each, f"{path}[{index}]")
 
 
 def fault(schema: dict[str, object]) -> str:
     """Returns why llguidance refuses a schema; empty if it does not."""
-    from llguidance import LLMatcher
-
     error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
     return _POSITION.sub("", error).removeprefix(_SCHEMA)
 

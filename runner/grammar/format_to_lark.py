@@ -8,11 +8,11 @@ with spaces or digits might never end.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
 from functools import cached_property
 from typing import TypeAlias
 
 import msgspec
+from llguidance import regex_to_lark
 
 from protocol.format import (
     AnyText,
@@ -26,7 +26,6 @@ from protocol.format import (
     OrNode,
     Regex,
     SequenceNode,
-    schemas,
 )
 from runner.tokenizer.added_tokens import literal_pattern
 
@@ -41,78 +40,19 @@ _ASCII_CLASSES = "dw"  # as in a JSON schema's patterns
 _MOST_WAYS = 64  # different beginnings of what follows a free text
 
 
-def lark_text(root: Format, special: Mapping[str, int], *, lenient: bool = False) -> str:
+def lark_text(root: Format, special: Mapping[str, int], *, lenient: bool = False, json: str = "") -> str:
     """Returns the grammar of `root`. `special` maps special tokens to their ids, without those that end an answer. With
     `lenient`, keywords of schemas that llguidance cannot enforce are left out, unless a schema itself says otherwise.
+    With `json`, that expression stands for each schema.
 
     Raises:
         FormatError: the order of the nodes cannot be recognised while the answer is written.
     """
     if isinstance(root, Lark):
         return root.grammar
-    writer = _Writer(special, lenient=lenient)
+    writer = _Writer(special, lenient=lenient, json=json)
     start = writer.node(root, "$", last=True)
     return "\n".join([f"start: {start}", *writer.rules, ""])
-
-
-# --- Bounds numbers, which llguidance cannot do, by a second grammar. It has the same nodes, but any JSON in place of
-# each schema. An answer must satisfy both.
-
-_JSON = """json: STRING | NUMBER | "true" | "false" | "null" | object | array
-object: "{" (member (", " member)*)? "}"
-member: STRING ": " json
-array: "[" (json (", " json)*)? "]"
-STRING: /"(\\\\.|[^"\\\\])*"/
-NUMBER: /(-9223372036854775808|-?(WHOLE))(\\.[0-9]{1,PLACES}[1-9]?)?([eE](\\+?EXPONENT|-[0-9]{1,3}))?/
-"""
-LONG_NUMBER = re.compile(rb"[0-9]{19}|[eE][+-]?[0-9]{3}")
-"""A part of each number that is too long."""
-NUMBER_END = re.compile(rb"[0-9](?:\.|[eE][+-]?)?\Z")
-"""The end of a text after which a token may make a number too long, unless a token is one by itself."""
-MOST_NUMBER_END = len("0e+")
-ANY_END = re.compile(rb"\Z")
-_PLACES = 20
-"""The most digits of a fraction: enough to tell apart all float64 from 0.0001 on. The last of that many is not 0,
-since a number that must exceed a bound might then need another digit."""
-_EXPONENT = "([0-9]{1,2}|[01][0-9]{2}|2[0-7][0-9])"
-"""Up to 279: an int64 with it is a finite float64."""
-_LARGEST = str(2**63 - 1)
-_INT64 = "|".join(
-    ["0", f"[1-9][0-9]{{0,{len(_LARGEST) - 2}}}", _LARGEST]
-    + [
-        f"{_LARGEST[:at]}[{int(not at)}-{int(digit) - 1}][0-9]{{{len(_LARGEST) - at - 1}}}"
-        for at, digit in enumerate(_LARGEST)
-        if digit != "0"
-    ]
-)
-
-
-def bounds_text(root: Format, special: Mapping[str, int]) -> str:
-    """Returns a grammar that allows what `root` does, with any JSON for its schemas, but no long number: whole parts
-    are those of an int64, or as long as the longest number in the schemas. Returns "" if `root` has no schema."""
-    found = [msgspec.json.decode(schema.json_schema) for schema in schemas(root)]
-    if isinstance(root, Lark) or not found:
-        return ""
-    writer = _Writer(special, lenient=False, json="json")
-    start = writer.node(root, "$", last=True)
-    numbers = [f"{Decimal(str(number)):f}".lstrip("-").partition(".") for number in _numbers(found)]
-    whole = max([len(whole) for whole, _, _ in numbers], default=0)
-    fraction = max([len(fraction) + 1 for _, _, fraction in numbers], default=0)
-    parts = {
-        "WHOLE": f"0|[1-9][0-9]{{0,{whole - 1}}}" if whole > len(_LARGEST) else _INT64,
-        "PLACES": str(max(fraction, _PLACES - 1)),
-        "EXPONENT": _EXPONENT,
-    }
-    number = re.sub("|".join(parts), lambda part: parts[part[0]], _JSON)
-    return "\n".join([f"start: {start}", *writer.rules, number])
-
-
-def _numbers(value: object) -> Iterator[int | float]:
-    if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _numbers(each)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield value
 
 
 class _Writer:
@@ -148,7 +88,7 @@ class _Writer:
             case JsonSchema(schema):
                 return self._json or self._named("json", f"%json {_with_options(bytes(schema), self._options, path)}")
             case Regex(pattern):
-                return self._named("REGEX", f"/{_lark_regex(pattern)}/")
+                return self._named("REGEX", f"/{regex_to_lark(pattern, _ASCII_CLASSES)}/")
             case AnyText(excludes):
                 if not last:
                     raise FormatError(f"Format: any_text must end the format or its sequence - at `{path}`")
@@ -300,12 +240,6 @@ def _with_options(schema: bytes, defaults: Mapping[str, object], path: str) -> s
     except msgspec.ValidationError as error:
         raise FormatError(f"Format: a JSON schema must be an object: {error} - in `{path}`") from None
     return msgspec.json.encode({OPTIONS_KEY: {**defaults, **options, **_SPACING}, **members}).decode()
-
-
-def _lark_regex(pattern: str) -> str:
-    from llguidance import regex_to_lark
-
-    return regex_to_lark(pattern, _ASCII_CLASSES)
 
 
 def _quoted(text: str) -> str:

@@ -1,12 +1,11 @@
-"""Messages between the runner and its grammar processes: MessagePack, preceded by its length."""
+"""Messages between the runner and its grammar processes, in MessagePack."""
 
 import struct
-from typing import TypeVar
 
 import msgspec
 
-Message = TypeVar("Message", bound=msgspec.Struct)
-_HEAD = struct.Struct("<I")
+from runner.process.child import framed
+
 ORDER = struct.Struct("<cI")
 """An order to the fork server: the action, and the runner's number for the worker."""
 FORK, KILL, SLOW = b"F", b"K", b"S"
@@ -35,30 +34,39 @@ class Compile(msgspec.Struct, frozen=True):
     """The limit on what the worker may allocate from here on."""
 
 
+class Follow(msgspec.Struct, frozen=True):
+    """Tokens with which the answer continues; answered with a `State`."""
+
+    tokens: list[int]
+    restart: bool = False
+    """True if `tokens` follow the beginning of the answer, not its current position."""
+    tries: bool = False
+    """True if the answer stays at its current position: the state says what may come after `tokens`."""
+
+
+class State(msgspec.Struct, frozen=True):
+    """The position of an answer in its grammar."""
+
+    forced: list[int] = []
+    """Tokens about which the grammar leaves no choice. All other fields describe the position after them."""
+    mask: bytes = b""
+    """One bit per token, set for those that may come next, including those that end the answer; empty if complete."""
+    complete: bool = False
+    """True if nothing more may come."""
+    error: str = ""
+    """The reason why the answer cannot go on, or why there is no grammar."""
+    left_out: str = ""
+    """The fault of the parts of schemas that cannot be enforced and were left out, at the beginning of an answer; empty
+    if all are enforced."""
+    tried: list[bytes | int] | None = None
+    """What may come after each of the tokens that were tried, as far as they may come and others after them: a mask,
+    or the one token. All fields above are empty then; None if nothing was tried."""
+    seconds: float = 0.0
+    """Processor time of this step."""
+    nbytes: int = 0
+    """Memory that the worker has allocated so far."""
+
+
 def encode_message(message: msgspec.Struct) -> bytes:
     """Returns the message with its length in front."""
-    body = msgspec.msgpack.encode(message)
-    return _HEAD.pack(len(body)) + body
-
-
-class Inbox:
-    """The messages of a connection, as their bytes arrive."""
-
-    def __init__(self) -> None:
-        self._received = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        """Adds bytes that were received."""
-        self._received += data
-
-    def take(self, kind: type[Message]) -> Message | None:
-        """Returns the next message, or None until all of it has come. Raises msgspec.DecodeError if it is not of this
-        kind."""
-        if len(self._received) < _HEAD.size:
-            return None
-        end = _HEAD.size + int(_HEAD.unpack(self._received[: _HEAD.size])[0])
-        if len(self._received) < end:
-            return None
-        message = msgspec.msgpack.decode(self._received[_HEAD.size : end], type=kind)
-        del self._received[:end]
-        return message
+    return framed(msgspec.msgpack.encode(message))

@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import select
-import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -13,140 +11,15 @@ from time import monotonic
 import msgspec
 
 from protocol.format import Format
-from runner.engine.guide import Follow, Grammar, Guide, State
+from runner.engine.answer_grammar import Grammar
 from runner.errors import RequestError
-from runner.grammar.fork_server import ForkServer, start_fork_server
-from runner.grammar.messages import COMPILE_S, Compile, CompilerSetup, Inbox, encode_message
+from runner.grammar.messages import COMPILE_S, Compile, CompilerSetup, Follow, State, encode_message
+from runner.grammar.worker import ForkServer, Worker, WorkerGrammar, start_fork_server
 from runner.logs import Log
 from runner.model import OpenedModel
-from runner.sizes import shown
 from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
-
-# --- The runner's end of a worker process, which compiles and follows one grammar.
-
-_BUFFER_BYTES = 1 << 20
-
-
-class Worker:
-    """A process that compiles one format and follows one answer at a time through it.
-
-    Owner: the event loop until the first state has come, then the thread that follows the grammar, until `close`.
-    """
-
-    def __init__(
-        self,
-        key: bytes,
-        number: int,
-        fork_server: ForkServer,
-        memory_bytes: int,
-        give_back: Callable[["Worker"], object],
-    ) -> None:
-        """`key` is the format as JSON. `close` calls `give_back`, in the thread that calls `close`."""
-        self.key = key
-        self.number = number
-        self.fork_server = fork_server
-        """The process that forks it, and may kill it."""
-        self.memory_bytes = memory_bytes
-        """The limit on the memory of the process."""
-        self.nbytes = 0
-        """Memory that the process had allocated when it sent its last state."""
-        self.awaited = 0
-        """The number of states in flight."""
-        self.broken = False
-        """True if the worker must not be used again."""
-        self.killed_s: float | None = None
-        """The time at which it was killed because it did not answer."""
-        self.channel, self.other_end = socket.socketpair()
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            self.channel.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
-        self.channel.setblocking(False)
-        self._inbox = Inbox()
-        self._give_back = give_back
-        self._poll = select.poll()
-        self._poll.register(self.channel, select.POLLIN)
-
-    def send(self, step: Follow) -> None:
-        """Starts to compute the state after this step. Raises RequestError if the process is gone."""
-        message = encode_message(step)
-        try:
-            sent = self.channel.send(message)
-        except OSError:
-            sent = 0
-        if sent < len(message):
-            self.broken = True
-            raise RequestError(self.death)
-        self.awaited += 1
-
-    def receive(self, patience_s: float) -> State | None:
-        """Returns the next state, or None if it takes longer than `patience_s`.
-
-        Raises RequestError if the process is gone or its message is unreadable.
-        """
-        until_s = monotonic() + patience_s
-        while (state := self.take()) is None:
-            try:
-                self.feed(self.channel.recv(_BUFFER_BYTES))
-            except BlockingIOError:
-                left_s = until_s - monotonic()
-                if left_s <= 0 or not self._poll.poll(left_s * 1e3):
-                    return None
-            except OSError:
-                self.feed(b"")
-        return state
-
-    def feed(self, data: bytes) -> None:
-        """Adds bytes received from the process. Raises RequestError if `data` is empty: the process has ended."""
-        if not data:
-            self.broken = True
-            raise RequestError(self.death)
-        self._inbox.feed(data)
-
-    def take(self) -> State | None:
-        """Returns the next state, or None until all of it has come. Raises RequestError for an unreadable message."""
-        try:
-            state = self._inbox.take(State)
-        except msgspec.DecodeError:
-            self.broken = True
-            raise RequestError("its grammar process sent an unreadable message: send it again") from None
-        if state is None:
-            return None
-        self.awaited -= 1
-        self.nbytes = state.nbytes
-        self.broken |= bool(state.error)
-        return state
-
-    @property
-    def death(self) -> str:
-        """The probable reason why the process ended without a message."""
-        return f"it takes more than {shown(self.memory_bytes)} of memory, or crashes llguidance; make it simpler"
-
-    def close(self) -> None:
-        """Ends the answer and gives the worker back for another one."""
-        self._give_back(self)
-
-
-class WorkerGrammar:
-    """A format compiled by a worker that waits at the beginning of an answer."""
-
-    def __init__(self, worker: Worker, beginning: State, size: int) -> None:
-        """`size` is the number of tokens in the vocabulary."""
-        self._unused = [worker]  # popping it is atomic: `guide` and `release` may race
-        self._beginning = beginning
-        self._size = size
-
-    def guide(self) -> Guide | None:
-        """Returns the guide of the answer; None after `release`."""
-        with suppress(IndexError):
-            return Guide(self._unused.pop(), self._beginning, self._size)
-        return None
-
-    def release(self) -> None:
-        """Gives the worker back without an answer. Does nothing after `guide`."""
-        with suppress(IndexError):
-            self._unused.pop().close()
-
 
 _UNDISTURBED_S = 0.25
 _SILENT_S = 3 * COMPILE_S
@@ -221,6 +94,10 @@ class WorkerPool:
 
         grammar.add_done_callback(end)
 
+    def replayed(self, vocab_size: int) -> Grammar:
+        """Returns a grammar without a worker."""
+        return WorkerGrammar(None, State(), vocab_size)
+
     async def _compile(self, key: bytes, grammar: Future[Grammar]) -> None:
         try:
             worker, beginning = await self.compiled(key)
@@ -278,7 +155,7 @@ class WorkerPool:
         loop = asyncio.get_running_loop()
         try:
             await loop.sock_sendall(worker.channel, order)
-            while (state := worker.take()) is None:
+            while (state := worker.next_state()) is None:
                 worker.feed(await loop.sock_recv(worker.channel, _RECEIVE_BYTES))
         except (OSError, RequestError) as error:
             if isinstance(error, OSError) or worker.killed_s is not None or not worker.fork_server.alive:

@@ -15,47 +15,35 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import TypeVar
 
 import msgspec
 
 from protocol.format import Format
-from runner.engine.guide import Follow, State
 from runner.errors import RequestError
-from runner.grammar.compiler import Compiler, GrammarMatcher
+from runner.grammar.compiler import Compiler
 from runner.grammar.explain_error import panics_as_errors
-from runner.grammar.messages import (
-    COMPILE_S,
-    FORK,
-    KILL,
-    ORDER,
-    SLOW,
-    Compile,
-    CompilerSetup,
-    Inbox,
-    Message,
-    encode_message,
-)
+from runner.grammar.matcher import GrammarMatcher
+from runner.grammar.messages import COMPILE_S, FORK, KILL, ORDER, SLOW, Compile, CompilerSetup, Follow, State
+from runner.process.child import Channel
 from runner.tokenizer import open_tokenizer
 
+Message = TypeVar("Message", bound=msgspec.Struct)
 _STEP_S = 10.0  # a safeguard for when the runner is gone; otherwise the runner gives up earlier
 _NICENESS = 10  # of a slow worker, which must not slow down the engine
 _SLOW_STEP_S = 0.05
-_RECEIVE_BYTES = 1 << 16
 
 
-def run_fork_server(control: socket.socket) -> NoReturn:
+def serve(control: Channel) -> None:
     """Forks workers for the runner at the other end of `control`, until the runner closes it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the runner decides
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     compiler = _open(control)
     gc.collect()
     gc.freeze()
     workers: dict[int, int] = {}
     while True:
-        data, descriptors, *_ = socket.recv_fds(control, ORDER.size, 1)
+        data, descriptors, *_ = socket.recv_fds(control.connection, ORDER.size, 1)
         if len(data) < ORDER.size:
-            os._exit(0)
+            return
         order, number = ORDER.unpack(data)
         _reap(workers)
         if order == KILL and number in workers:
@@ -63,22 +51,24 @@ def run_fork_server(control: socket.socket) -> NoReturn:
         if order == SLOW and number in workers:
             os.setpriority(os.PRIO_PROCESS, workers[number], _NICENESS)
         if order == FORK:
-            with socket.socket(fileno=descriptors[0]) as channel:
+            with socket.socket(fileno=descriptors[0]) as connection:
+                channel = Channel(connection)
                 try:
                     process = os.fork()
                 except OSError as error:
-                    channel.sendall(encode_message(State(error=f"Format: cannot start a worker: {error.strerror}")))
+                    _send(channel, State(error=f"Format: cannot start a worker: {error.strerror}"))
                     continue
                 if not process:
-                    control.close()
+                    control.connection.close()
                     _run_worker(channel, compiler)
+                    return
                 workers[number] = process
 
 
-def _open(control: socket.socket) -> Compiler:
+def _open(control: Channel) -> Compiler:
     """Returns the compiler and reports it as ready; ends the process if the tokenizer cannot be read."""
     try:
-        setup = _receive(control, Inbox(), CompilerSetup)
+        setup = _receive(control, CompilerSetup)
         files = {name: Path(os.fsdecode(path)) for name, path in setup.files.items()}
         tokenizer = open_tokenizer(
             lambda name: files[name].read_bytes() if name in files else None, merge_eos=setup.merge_eos
@@ -87,9 +77,9 @@ def _open(control: socket.socket) -> Compiler:
         with panics_as_errors():
             compiler.bounds  # noqa: B018 - built before forking with the vocabulary, so that all workers share both
     except Exception as error:
-        control.sendall(encode_message(State(error=f"Format: the model's tokenizer cannot be read again: {error}")))
+        _send(control, State(error=f"Format: the model's tokenizer cannot be read again: {error}"))
         os._exit(1)
-    control.sendall(encode_message(State()))
+    _send(control, State())
     return compiler
 
 
@@ -103,10 +93,9 @@ def _reap(workers: dict[int, int]) -> None:
             del workers[number]
 
 
-def _run_worker(channel: socket.socket, compiler: Compiler) -> NoReturn:
+def _run_worker(channel: Channel, compiler: Compiler) -> None:
     """Compiles one format, then follows it until the runner closes the channel."""
     gc.disable()
-    inbox = Inbox()
     memory = _Memory()
     matcher: GrammarMatcher | None = None
 
@@ -121,11 +110,11 @@ def _run_worker(channel: socket.socket, compiler: Compiler) -> NoReturn:
             state = State(error=f"Format: too large or too complex to compile ({type(error).__name__})")
         signal.setitimer(signal.ITIMER_REAL, 0)
         took_s, nbytes = time.process_time() - started_s, memory.nbytes
-        channel.sendall(encode_message(msgspec.structs.replace(state, seconds=took_s, nbytes=nbytes)))
+        _send(channel, msgspec.structs.replace(state, seconds=took_s, nbytes=nbytes))
         if matcher is not None and took_s > _SLOW_STEP_S:
             os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
 
-    order = _receive(channel, inbox, Compile)
+    order = _receive(channel, Compile)
     memory.limit(order.memory_bytes)
     wanted = msgspec.json.decode(order.format, type=Format)
 
@@ -137,12 +126,11 @@ def _run_worker(channel: socket.socket, compiler: Compiler) -> NoReturn:
 
     answer(COMPILE_S, begin)
     while matcher is not None:
-        step = _receive(channel, inbox, Follow)
+        step = _receive(channel, Follow)
         if step.tries and memory.nbytes > order.memory_bytes // 2:
             answer(_STEP_S, lambda: State(tried=[]))  # a wrong draft must not use up the memory of the answer
         else:
             answer(_STEP_S, partial(matcher.follow, step))
-    os._exit(0)
 
 
 class _Memory:
@@ -185,11 +173,9 @@ class _Memory:
         return [int(number) for number in os.pread(self._statm, 100, 0).split()[:3]]
 
 
-def _receive(channel: socket.socket, inbox: Inbox, kind: type[Message]) -> Message:
-    """Returns the next message. Ends the process when the other end is closed."""
-    while (message := inbox.take(kind)) is None:
-        data = channel.recv(_RECEIVE_BYTES)
-        if not data:
-            os._exit(0)
-        inbox.feed(data)
-    return message
+def _send(channel: Channel, state: State) -> None:
+    channel.send(msgspec.msgpack.encode(state))
+
+
+def _receive(channel: Channel, kind: type[Message]) -> Message:
+    return msgspec.msgpack.decode(channel.receive(), type=kind)

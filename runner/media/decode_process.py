@@ -1,42 +1,17 @@
-"""The process that decodes media, and the runner's end of it.
-
-Decoders are libraries that parse the bytes of strangers. In a process they can be ended at any moment, have a limit of
-memory and of processor time, and never hold up another thread by the interpreter's lock.
-"""
+"""The process that decodes pictures and sounds, and the limits that follow from their headers."""
 
 import os
-import resource
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
-from math import ceil
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import NoReturn
-from weakref import finalize
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
-from runner.errors import MediaError
 from runner.media.geometry import Alpha, Geometry
 from runner.media.header import Header
 from runner.media.sound_header import SoundHeader
+from runner.process.child import Channel
+from runner.process.orders import Limited, OrderProcess, address_bytes, answer_order
 
-_PROGRAM = """
-import sys
-sys.path[:] = {path!a}
-from runner.media.decode_process import serve
-serve({descriptor})
-"""
-_LOOK_S = 0.05
-"""Between two looks for an answer, and for a client that has left."""
-_LOADING_S, _PATIENCE = 30, 4
-"""The most time that an answer is waited for: for what is loaded first, and in times of its most processor time, since
-the process may get a part of a core."""
 _LEAST_S = 10
 _MEGAPIXEL_S = 0.5
 _MEGASAMPLE_S = 2.0
@@ -46,14 +21,7 @@ _SPARE_BYTES = 64 << 20
 _PIECE_BYTES = 64 << 20
 
 
-class Limited(msgspec.Struct, array_like=True, frozen=True):
-    """An order, and the most bytes and processor time that it takes."""
-
-    memory_bytes: int
-    seconds: float
-
-
-class Order(Limited, array_like=True, frozen=True, tag="picture"):
+class PictureOrder(Limited, array_like=True, frozen=True, tag="picture"):
     """A picture to decode. Its parts follow, each as a message of its own."""
 
     parts: int
@@ -63,13 +31,6 @@ class Order(Limited, array_like=True, frozen=True, tag="picture"):
     alpha: Alpha
 
 
-class Answer(msgspec.Struct, array_like=True, frozen=True):
-    """The end of an order: an error, or the number of messages that follow."""
-
-    error: str
-    parts: int
-
-
 class SoundOrder(Limited, array_like=True, frozen=True, tag="sound"):
     """A sound to decode. The bytes of its samples follow, as one message."""
 
@@ -77,15 +38,10 @@ class SoundOrder(Limited, array_like=True, frozen=True, tag="sound"):
     frame_samples: int
 
 
-class DecodeProcess:
-    """The runner's end. Starts the process with the first medium. Owner: one thread at a time."""
+class DecodeProcess(OrderProcess):
+    """The runner's side. Owner: one thread at a time."""
 
-    program = _PROGRAM
-
-    def __init__(self) -> None:
-        self._kill: Callable[[], None] = lambda: None
-        self._end: Callable[[], object] = lambda: None
-        self._connection: Connection | None = None
+    module = __name__
 
     def decode(self, data: bytes, header: Header, geometry: Geometry, alpha: Alpha, left: Callable[[], bool]) -> bytes:
         """Returns the pixels of a picture, upright and resized: [height, width, 3] of one byte each.
@@ -97,7 +53,7 @@ class DecodeProcess:
         memory_bytes = decode_bytes(header, geometry, len(data)) + _SPARE_BYTES
         seconds = _LEAST_S + _MEGAPIXEL_S * header.width * header.height / 1e6
         plain = header._replace(kept=())
-        order = Order(memory_bytes, seconds, len(pieces), plain, geometry.width, geometry.height, alpha)
+        order = PictureOrder(memory_bytes, seconds, len(pieces), plain, geometry.width, geometry.height, alpha)
         return self._answers(order, pieces, left, "decode image", "picture")[0]
 
     def decode_sound(
@@ -111,86 +67,6 @@ class DecodeProcess:
         samples = memoryview(data)[header.start : header.stop]
         lengths, rows = self._answers(order, [samples], left, "decode audio", "sound")
         return msgspec.json.decode(lengths, type=list[int]), rows
-
-    def _answers(
-        self, order: Limited, pieces: Sequence[memoryview], left: Callable[[], bool], task: str, medium: str
-    ) -> list[bytes]:
-        """Returns what the process makes of an order and of the messages that follow it."""
-        if left():
-            raise MediaError(f"{task}: the client has left")
-        if self._connection is None:
-            self._start()
-        try:
-            most_s = _LOADING_S + _PATIENCE * order.seconds
-            answer, parts = self._asked([msgspec.json.encode(order), *pieces], most_s, left, task)
-        except (EOFError, OSError):
-            self._stop()
-            raise MediaError(
-                f"{task}: decoding takes more memory or time than a {medium} of this size should: save it in"
-                " another format"
-            ) from None
-        if answer.error:
-            raise MediaError(answer.error)
-        return parts
-
-    def _asked(
-        self, messages: Iterable[bytes | memoryview], seconds: float, left: Callable[[], bool], task: str
-    ) -> tuple[Answer, list[bytes]]:
-        """Returns the answer to messages, and what follows it. Raises EOFError or OSError if the process ends.
-
-        Ends it and raises MediaError if it does not take them and answer within `seconds`: someone may have stopped it.
-        The time is counted in looks, of which there are none while this process is stopped too.
-        """
-        assert self._connection is not None
-        with ThreadPoolExecutor(1, "ask") as thread:  # the pipe to a process that was stopped blocks when it is full
-            asked = thread.submit(_exchanged, self._connection, messages)
-            reason = f"the decoding process did not answer in {seconds:.0f} s and was ended: send it again"
-            for _ in range(ceil(seconds / _LOOK_S)):
-                if _answered(asked):
-                    return asked.result()
-                if left():
-                    reason = "the client has left"
-                    break
-            self._kill()  # before its end is closed, which the thread uses
-        self._stop()
-        raise MediaError(f"{task}: {reason}")
-
-    def _start(self) -> None:
-        self._connection, theirs = Pipe()
-        program = self.program.format(path=sys.path, descriptor=theirs.fileno())
-        with theirs:
-            process = subprocess.Popen(  # noqa: S603 - this program
-                [sys.executable, "-I", "-X", f"utf8={sys.flags.utf8_mode}", "-c", program],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # the host reads the runner's output to its end
-                stderr=subprocess.DEVNULL,
-            )
-        self._kill = process.kill
-        self._end = finalize(self, _end, process, self._connection)
-
-    def _stop(self) -> None:
-        """Ends the process. The next medium starts another."""
-        self._end()
-        self._connection = None
-
-
-def _exchanged(connection: Connection, messages: Iterable[bytes | memoryview]) -> tuple[Answer, list[bytes]]:
-    for message in messages:
-        connection.send_bytes(message)
-    answer = msgspec.json.decode(connection.recv_bytes(), type=Answer)
-    return answer, [connection.recv_bytes() for _ in range(answer.parts)]
-
-
-def _answered(asked: "Future[tuple[Answer, list[bytes]]]") -> bool:
-    """Looks for an answer, for a moment."""
-    return bool(wait([asked], _LOOK_S).done)
-
-
-def _end(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
-    process.kill()
-    connection.close()
-    process.wait()
 
 
 def decode_bytes(header: Header, geometry: Geometry, size: int) -> int:
@@ -213,34 +89,21 @@ def sound_bytes(header: SoundHeader) -> int:
 # --- in the process
 
 
-def serve(descriptor: int) -> NoReturn:
+def serve(channel: Channel) -> None:
     """Decodes media until the runner closes its end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the runner decides
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.putenv("OPENBLAS_NUM_THREADS", "1")  # for numpy, which is imported later: one medium is decoded at a time
-    connection = Connection(descriptor)
-    with suppress(EOFError, OSError):
-        while True:
-            order = msgspec.json.decode(connection.recv_bytes(), type=Order | SoundOrder)
-            decode = _decoder(order)
-            base_bytes = address_bytes()
-            data = b"".join([connection.recv_bytes() for _ in range(order.parts if isinstance(order, Order) else 1)])
-            limit(base_bytes + order.memory_bytes, order.seconds)
-            parts, error = list[bytes](), ""
-            try:
-                parts = decode(data)
-            except MediaError as refusal:
-                error = str(refusal)
-            limit(resource.RLIM_INFINITY, 0)
-            connection.send_bytes(msgspec.json.encode(Answer(error, len(parts))))
-            for part in parts:
-                connection.send_bytes(part)
-    os._exit(0)
+    while True:
+        order = msgspec.json.decode(channel.receive(), type=PictureOrder | SoundOrder)
+        decode = _decoder(order)
+        base_bytes = address_bytes()
+        parts = order.parts if isinstance(order, PictureOrder) else 1
+        data = b"".join([channel.receive() for _ in range(parts)])
+        answer_order(channel, order, base_bytes, partial(decode, data))
 
 
-def _decoder(order: Order | SoundOrder) -> Callable[[bytes], list[bytes]]:
+def _decoder(order: PictureOrder | SoundOrder) -> Callable[[bytes], list[bytes]]:
     """Loads what decodes, Pillow or numpy, which is no part of what decoding one item takes."""
-    if isinstance(order, Order):
+    if isinstance(order, PictureOrder):
         from runner.media import picture
 
         return lambda data: [picture.decode(data, order.header, order.width, order.height, order.alpha).tobytes()]
@@ -255,17 +118,3 @@ def _decoder(order: Order | SoundOrder) -> Callable[[bytes], list[bytes]]:
         return [msgspec.json.encode(lengths), rows.tobytes()]
 
     return decode
-
-
-def limit(most_bytes: int, seconds: float) -> None:
-    """Bounds the memory, on Linux alone, and the processor time, whose end ends the process."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (most_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
-
-
-def address_bytes() -> int:
-    """Returns the address space that this process has, on Linux alone."""
-    if sys.platform != "linux":
-        return 0
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -22,7 +22,7 @@ from runner import cpu, logs
 from runner.errors import RankError, RunnerError
 from runner.logs import Log
 from runner.model import OpenedModel, open_model
-from runner.ranks.link import Failed, Go, Here, Join, Kind, Link, LinkClosedError, Loaded, Peer, Watch
+from runner.ranks.link import FrameKind, Go, Here, Join, Link, LinkClosedError, Loaded, Peer, RankFailed, Watch
 from runner.settings import Settings, context_limit
 from runner.tape.file import differences, settings_of
 from runner.tape.tape import DiffersError
@@ -52,8 +52,8 @@ class Follower:
         """Keeps the tape that arrives; ends the process when the leader ends. Imports MLX."""
         from mlx.core import get_active_memory
 
-        def take(_: Peer, kind: Kind, body: bytes) -> None:
-            if kind is Kind.TAPE:
+        def take(_: Peer, kind: FrameKind, body: bytes) -> None:
+            if kind is FrameKind.TAPE:
                 self.frames.put(body)
 
         def gone(_: Peer, why: RunnerError | None) -> NoReturn:
@@ -71,7 +71,7 @@ class Follower:
         from mlx.core import get_active_memory
 
         weights_bytes = get_active_memory()
-        self._link.send(Kind.LOADED, Loaded(weights_bytes, max(0, budget_bytes - weights_bytes)))
+        self._link.send(FrameKind.LOADED, Loaded(weights_bytes, max(0, budget_bytes - weights_bytes)))
         return budget_bytes
 
     def counts(self) -> RankCounts:
@@ -84,9 +84,9 @@ class Follower:
         raise RankError(logs.error_line(error)) from error
 
 
-def follow(link: Link, models_dir: Path, log_level: int) -> NoReturn:
+def follow_leader(link: Link, models_dir: Path, log_level: int) -> NoReturn:
     """Follows the leader at the other end of the link. Raises RunnerError for why this rank cannot, or cannot go on."""
-    join = link.expect(Kind.JOIN, Join, _JOIN_S)
+    join = link.expect(FrameKind.JOIN, Join, _JOIN_S)
     settings = msgspec.structs.replace(
         settings_of(join.header),
         models_dir=models_dir,
@@ -108,8 +108,8 @@ def follow(link: Link, models_dir: Path, log_level: int) -> NoReturn:
         if what not in _MAY_DIFFER:
             raise RankError(note)
     follower = Follower(link)
-    link.send(Kind.HERE, Here(group.free_address(link.host), notes))
-    addresses = link.expect(Kind.GO, Go, _JOIN_S).addresses
+    link.send(FrameKind.HERE, Here(group.free_address(link.host), notes))
+    addresses = link.expect(FrameKind.GO, Go, _JOIN_S).addresses
     follower.watch()
     follower.group = group.join(join.rank, addresses, join.backend, {link.fileno(): "the leader"})
     group.measure(follower.group)
@@ -130,11 +130,11 @@ def _run(follower: Follower, settings: Settings, model: OpenedModel) -> NoReturn
     world = RankWorld(tape, follower)
     parts = assemble(settings, model, opening, replay.outbox, perf_counter(), lambda _: None, world)
     parts.warm_up()
-    done = replay.run(parts.scheduler, lambda *_: None)
+    done = replay.run(parts.scheduler, parts.formats.replayed, lambda *_: None)
     raise RankError(f"the ranks disagree: {done.difference}")
 
 
-def main(words: Sequence[str]) -> NoReturn:
+def run_follower(words: Sequence[str]) -> NoReturn:
     """Runs the process."""
     descriptor, models_dir, level = words
     logs.start(int(level))
@@ -142,7 +142,7 @@ def main(words: Sequence[str]) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)  # this one ends with its leader
     link = Link(socket(fileno=int(descriptor)))
     try:
-        follow(link, Path(models_dir), int(level))
+        follow_leader(link, Path(models_dir), int(level))
     except LinkClosedError:
         os._exit(0)  # the leader has ended
     except RunnerError as error:
@@ -153,10 +153,10 @@ def main(words: Sequence[str]) -> NoReturn:
         log.exception("a follower died")
         text, cause = logs.error_line(error), error
     try:
-        link.send(Kind.FAILED, Failed(text[:_MOST_TEXT], logs.lacks_memory(cause)))
+        link.send(FrameKind.FAILED, RankFailed(text[:_MOST_TEXT], logs.lacks_memory(cause)))
     finally:
         os._exit(1)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_follower(sys.argv[1:])

@@ -23,7 +23,7 @@ from runner.tape.file import Header
 _Text = Annotated[str, msgspec.Meta(max_length=1 << 12)]
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The kinds of frame."""
 
     JOIN = 0
@@ -39,7 +39,7 @@ class Kind(IntEnum):
     BEAT = 5
     """From either side, every second: a `Beat`."""
     FAILED = 6
-    """The last frame of a follower: a `Failed`."""
+    """The last frame of a follower: a `RankFailed`."""
 
 
 class Join(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class Beat(msgspec.Struct, frozen=True):
     memory_bytes: int
 
 
-class Failed(msgspec.Struct, frozen=True):
+class RankFailed(msgspec.Struct, frozen=True):
     """The end of a follower, and its reason."""
 
     text: _Text
@@ -140,11 +140,11 @@ class Link:
         """The address of this side, as the other side reaches it."""
         return "127.0.0.1" if self.is_local else self._socket.getsockname()[0]
 
-    def send(self, kind: Kind, message: msgspec.Struct) -> None:
+    def send(self, kind: FrameKind, message: msgspec.Struct) -> None:
         """Sends a message. Raises LinkClosedError."""
         self.send_bytes(kind, msgspec.msgpack.encode(message))
 
-    def send_bytes(self, kind: Kind, body: bytes) -> None:
+    def send_bytes(self, kind: FrameKind, body: bytes) -> None:
         """Sends a frame; waits while the other side does not read. Raises LinkClosedError."""
         with self._sending:
             data = self._rest + _HEAD.pack(len(body), kind) + body
@@ -162,32 +162,32 @@ class Link:
             try:
                 if not self._rest:
                     body = msgspec.msgpack.encode(Beat(memory_bytes))
-                    self._rest = _HEAD.pack(len(body), Kind.BEAT) + body
+                    self._rest = _HEAD.pack(len(body), FrameKind.BEAT) + body
                 self._rest = self._rest[self._socket.send(self._rest, socket.MSG_DONTWAIT) :]
             except OSError:
                 pass  # the receiving thread will notice
             finally:
                 self._sending.release()
 
-    def receive(self, seconds: float | None = None) -> tuple[Kind, bytes]:
+    def receive(self, seconds: float | None = None) -> tuple[FrameKind, bytes]:
         """Returns the next frame. Raises LinkClosedError at the end of the connection, TimeoutError if nothing comes
         for `seconds`, and RunnerError if it is not a frame."""
         length, kind = _HEAD.unpack(self._exactly(_HEAD.size, seconds))
-        if length > _MOST_BYTES or kind not in set(Kind):
+        if length > _MOST_BYTES or kind not in set(FrameKind):
             raise RunnerError("the other side does not speak the protocol of ranks")
-        return Kind(kind), self._exactly(length, seconds)
+        return FrameKind(kind), self._exactly(length, seconds)
 
-    def expect(self, kind: Kind, body: type[Body], seconds: float) -> Body:
+    def expect(self, kind: FrameKind, body: type[Body], seconds: float) -> Body:
         """Returns the next message other than a beat. Raises as `receive`, and RunnerError for another kind, or with
         the words of a follower that has failed."""
-        found = Kind.BEAT
-        while found is Kind.BEAT:
+        found = FrameKind.BEAT
+        while found is FrameKind.BEAT:
             found, data = self.receive(seconds)
-        if found is Kind.FAILED:
-            raise decoded(data, Failed).error()
+        if found is FrameKind.FAILED:
+            raise decode_body(data, RankFailed).error()
         if found is not kind:
             raise RunnerError(f"found {found.name} in place of {kind.name}")
-        return decoded(data, body)
+        return decode_body(data, body)
 
     def close(self) -> None:
         """Ends the connection."""
@@ -208,7 +208,7 @@ class Link:
         return bytes(data)
 
 
-def decoded(data: bytes, body: type[Body]) -> Body:
+def decode_body(data: bytes, body: type[Body]) -> Body:
     """Returns the message in a frame. Raises RunnerError for anything else."""
     try:
         return msgspec.msgpack.decode(data, type=body)
@@ -237,7 +237,7 @@ class Watch:
     def __init__(
         self,
         peers: Sequence[Peer],
-        take: Callable[[Peer, Kind, bytes], None],
+        take: Callable[[Peer, FrameKind, bytes], None],
         gone: Callable[[Peer, RunnerError | None], NoReturn],
         memory: Callable[[], int],
     ) -> None:
@@ -279,10 +279,10 @@ class Watch:
         try:
             kind, body = peer.link.receive(SILENCE_S)
             peer.heard_s = monotonic()
-            if kind is Kind.BEAT:
-                peer.memory_bytes = decoded(body, Beat).memory_bytes
-            elif kind is Kind.FAILED:
-                raise decoded(body, Failed).error()
+            if kind is FrameKind.BEAT:
+                peer.memory_bytes = decode_body(body, Beat).memory_bytes
+            elif kind is FrameKind.FAILED:
+                raise decode_body(body, RankFailed).error()
             else:
                 self._take(peer, kind, body)
         except TimeoutError:

@@ -21,16 +21,16 @@ from runner.model import OpenedModel
 from runner.ranks.handshake import DEADLINE_S, prove_to_service, read_secret
 from runner.ranks.link import (
     BEAT_S,
+    FrameKind,
     Go,
     Here,
     Join,
-    Kind,
     Link,
     LinkClosedError,
     Loaded,
     Peer,
     Watch,
-    decoded,
+    decode_body,
     how_it_ended,
     start_follower,
 )
@@ -163,16 +163,16 @@ class Leader:
         header = header_of(settings, model)
         for rank, follower in enumerate(self.followers, start=1):
             join = Join(rank, settings.ranks, settings.ranks_here, backend, header)
-            self._ask(follower, partial(Link.send, kind=Kind.JOIN, message=join))
+            self._ask(follower, partial(Link.send, kind=FrameKind.JOIN, message=join))
         addresses = [group.free_address(self.followers[-1].link.host)]  # for the last rank, which closes the ring
         for follower in self.followers:
-            here = self._ask(follower, lambda link: link.expect(Kind.HERE, Here, _HERE_S))
+            here = self._ask(follower, lambda link: link.expect(FrameKind.HERE, Here, _HERE_S))
             addresses.append(here.address)
             for note in here.notes:
                 log.warning("ranks differ", rank=follower.name, what=note)
         self._watch.start()
         for follower in self.followers:
-            self._ask(follower, lambda link: link.send(Kind.GO, Go(addresses)))
+            self._ask(follower, lambda link: link.send(FrameKind.GO, Go(addresses)))
         peers = {follower.link.fileno(): follower.name for follower in self.followers}
         self.group = group.join(0, addresses, backend, peers)
         try:
@@ -225,9 +225,9 @@ class Leader:
         except (RunnerError, TimeoutError) as error:
             raise RankError(f"{follower.name}: {error}") from error
 
-    def _take(self, _: Peer, kind: Kind, body: bytes) -> None:
-        if kind is Kind.LOADED:
-            self._loaded.put(decoded(body, Loaded))
+    def _take(self, _: Peer, kind: FrameKind, body: bytes) -> None:
+        if kind is FrameKind.LOADED:
+            self._loaded.put(decode_body(body, Loaded))
 
     def _gone(self, peer: Peer, why: RunnerError | None) -> NoReturn:
         """Ends all ranks. Runs on the thread of the watch."""

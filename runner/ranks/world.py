@@ -13,7 +13,7 @@ import msgspec
 
 from runner.engine.parts import Sources
 from runner.engine.ports import Ranks
-from runner.ranks.link import Kind, Link
+from runner.ranks.link import FrameKind, Link
 from runner.tape.tape import Entry, EntryKind, Player, Recorder, Tape, decode_entries
 from runner.tape.world import TapedWorld
 
@@ -34,7 +34,7 @@ def leader_tape(links: Sequence[Link]) -> Recorder:
     def write(entries: list[Entry]) -> None:
         data = msgspec.msgpack.encode(entries)
         for link in links:
-            link.send_bytes(Kind.TAPE, data)
+            link.send_bytes(FrameKind.TAPE, data)
 
     return Recorder(write, UNSHARED)
 

@@ -46,7 +46,7 @@ from runner.server.tokenize import TokenizeThreads
 from runner.tokenizer import PART_CHARACTERS
 
 if TYPE_CHECKING:
-    from runner.engine.guide import Grammar
+    from runner.engine.answer_grammar import Grammar
 
 Result = TypeVar("Result")
 

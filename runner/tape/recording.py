@@ -14,9 +14,9 @@ from zlib import crc32
 
 import msgspec
 
+from runner.engine.answer_grammar import Grammar
 from runner.engine.engine import Turns
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Scored, Started, Text
-from runner.engine.guide import Grammar
 from runner.engine.request import Request
 from runner.errors import RequestError, RunnerError
 from runner.logs import Log, error_line
@@ -25,7 +25,7 @@ from runner.sampling import SamplingOptions
 from runner.settings import Settings
 from runner.tape.file import TapeFile, check_recordable, header_of
 from runner.tape.tape import EntryKind, Recorder, Tape, Value
-from runner.tape.world import KnownStates, TapedGrammar, TapedWorld
+from runner.tape.world import TapedGrammar, TapedStates, TapedWorld
 from runner.tokenizer.detokenizer import StopStrings
 
 log = Log(__name__)
@@ -107,20 +107,19 @@ class TapedRequests:
         """The outbox for the engine."""
         self.count = 0
         """The number of requests so far."""
-        self._tape = tape
         self._vocab_size = vocab_size
-        self._states = KnownStates()
+        self._states = TapedStates(tape)
         self._here: dict[int, Request] = {}
 
     def take(
         self,
         turn: Turn,
         add: Callable[[Request], None],
+        grammar_of: Callable[[int], Grammar],
         clients: Mapping[int, Request] | None = None,
-        grammars: Mapping[int, Grammar] | None = None,
     ) -> None:
-        """Does to the requests what `turn` says. `add` queues one. By their numbers, `clients` are the requests that
-        clients know, and `grammars` those that are compiled; a replay has none of both."""
+        """Does to the requests what `turn` says. `add` queues one. By their numbers, `grammar_of` returns a compiled
+        grammar, and `clients` are the requests that clients know; a replay has none."""
         for arrived in turn.arrived:
             request = self._request(arrived, (clients or {}).get(arrived.number))
             self.count += 1
@@ -137,8 +136,7 @@ class TapedRequests:
             if compiled.error:
                 waiting.grammar.set_exception(RequestError(compiled.error))
             else:
-                grammar = (grammars or {}).get(compiled.number)
-                waiting.grammar.set_result(TapedGrammar(self._tape, self._states, grammar, self._vocab_size))
+                waiting.grammar.set_result(TapedGrammar(grammar_of(compiled.number), self._states))
 
     def _request(self, arrived: Arrived, client: Request | None) -> Request:
         request = Request(
@@ -199,7 +197,7 @@ class Recording(Turns):
                 grammars[number] = found
         is_empty = not (turn.arrived or turn.left or turn.compiled)
         self.tape.check(EntryKind.TURN, None if is_empty else msgspec.msgpack.encode(turn))
-        self._requests.take(turn, add, self._clients, grammars)
+        self._requests.take(turn, add, grammars.__getitem__, self._clients)
         for number in turn.left:
             del self._clients[number]
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from runner.assemble import assemble
+from runner.engine.answer_grammar import Grammar
 from runner.engine.events import Outbox
 from runner.engine.scheduler import Scheduler
 from runner.errors import RunnerError
@@ -39,16 +40,20 @@ class Replay:
         """The model has `vocab_size` tokens."""
         self.tape = player
         outbox = Outbox(asyncio.new_event_loop(), lambda deliver: deliver())
+        self._vocab_size = vocab_size
         self._requests = TapedRequests(outbox, player, vocab_size)
         self.outbox = self._requests.outbox
         """The outbox for the engine."""
 
-    def run(self, scheduler: Scheduler, report: Callable[[int, int], None]) -> Replayed:
-        """Runs all slices. Calls `report` with the numbers of requests and slices, now and then."""
+    def run(
+        self, scheduler: Scheduler, grammar: Callable[[int], Grammar], report: Callable[[int, int], None]
+    ) -> Replayed:
+        """Runs all slices. `grammar` is `replayed` of the port `Formats`. Calls `report` with the numbers of requests
+        and slices, now and then."""
         difference = ""
         try:
             while True:
-                self._run_slice(scheduler)
+                self._run_slice(scheduler, lambda _: grammar(self._vocab_size))
                 if self.tape.slices % _PROGRESS_SLICES == 0:
                     report(self._requests.count, self.tape.slices)
         except TapeEnd:
@@ -57,12 +62,12 @@ class Replay:
             difference = str(error)
         return Replayed(self._requests.count, self.tape.slices, difference)
 
-    def _run_slice(self, scheduler: Scheduler) -> None:
+    def _run_slice(self, scheduler: Scheduler, grammar_of: Callable[[int], Grammar]) -> None:
         """Does what `Engine._step` does."""
         turn = self.tape.next_turn()
         if isinstance(turn, bytes):
             try:
-                self._requests.take(msgspec.msgpack.decode(turn, type=Turn), scheduler.add)
+                self._requests.take(msgspec.msgpack.decode(turn, type=Turn), scheduler.add, grammar_of)
             except msgspec.DecodeError as error:
                 raise RunnerError(f"unreadable: {error}") from None
         scheduler.compute_slice()
@@ -86,4 +91,4 @@ def replay(
         return Replayed(0, 0, "")
     except DiffersError as error:
         return Replayed(0, 0, str(error))
-    return taped.run(parts.scheduler, report)
+    return taped.run(parts.scheduler, parts.formats.replayed, report)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -15,7 +15,6 @@ from protocol import Logprob
 from runner.cache.session import Session
 from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation
-from runner.engine.guide import Follow, Grammar, Guide, State, StateSource
 from runner.engine.parts import Sources, World
 from runner.engine.policy import Slice, SlicePolicy, Workload
 from runner.engine.request import Request
@@ -26,6 +25,7 @@ from runner.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    from runner.engine.answer_grammar import Grammar, Guidance, StateTape
     from runner.engine.memory import Meter
     from runner.engine.ports import Drafter, Drafts, PromptMedia, StepTime
     from runner.sampling.sampler import Broadcast
@@ -177,8 +177,6 @@ class TapedGeneration(Generation):
 # --- Grammars on a tape: the states that their workers send are inputs.
 
 _MOST_KNOWN_BYTES = 8 << 20
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(State).decode
 
 
 class KnownStates:
@@ -212,73 +210,51 @@ class KnownStates:
         return found
 
 
-class TapedGrammar:
-    """A compiled grammar whose states stand on the tape. Owner: the engine thread."""
+class TapedStates:
+    """The states that grammars send. Owner: the engine thread."""
 
-    def __init__(self, tape: Tape, known: KnownStates, grammar: Grammar | None, vocab_size: int) -> None:
-        """`grammar` is None where the tape is read, which has all of its states; `vocab_size` counts there."""
+    def __init__(self, tape: Tape) -> None:
         self._tape = tape
-        self._known = known
-        self._grammar = grammar
-        self._vocab_size = vocab_size
+        self._known = KnownStates()
 
-    def guide(self) -> Guide | None:
-        """Returns the guide; None after `release`."""
-        own: Guide | None = None
-
+    def beginning(self, own: Callable[[], bytes | None]) -> bytes | None:
         def begin() -> Value:
-            nonlocal own
-            assert self._grammar is not None
-            own = self._grammar.guide()
-            return None if own is None else self._known.place(_encode(own.state))
+            body = own()
+            return None if body is None else self._known.place(body)
 
         found = msgspec.convert(_input(self._tape, EntryKind.GRAMMAR, begin), int | bytes | None)
-        if found is None:
-            return None
-        size = self._vocab_size if own is None else own.size
-        state = _state(self._known.body(found), size)
-        source = _TapedSource(self._tape, self._known, None if own is None else own.source, size)
-        return Guide(source, state, size, lambda: self._tape.input(EntryKind.SECONDS, monotonic))
+        return None if found is None else self._known.body(found)
 
-    def release(self) -> None:
-        """Gives the grammar back without an answer."""
-        if self._grammar is not None:
-            self._grammar.release()
+    def send(self, own: Callable[[], None]) -> None:
+        _input(self._tape, EntryKind.GRAMMAR, own)
 
-
-class _TapedSource:
-    """The states of one answer: on the tape stands when each came, what it took, and what it says."""
-
-    def __init__(self, tape: Tape, known: KnownStates, source: StateSource | None, size: int) -> None:
-        self._tape = tape
-        self._known = known
-        self._source = source
-        self._size = size
-
-    def send(self, step: Follow) -> None:
-        def send() -> None:
-            assert self._source is not None
-            self._source.send(step)
-
-        _input(self._tape, EntryKind.GRAMMAR, send)
-
-    def receive(self, patience_s: float) -> State | None:
+    def receive(self, own: Callable[[], tuple[float, bytes] | None]) -> tuple[float, bytes] | None:
         def receive() -> Value:
-            assert self._source is not None
-            state = self._source.receive(patience_s)
-            if state is None:
-                return None
-            return [state.seconds, self._known.place(_encode(msgspec.structs.replace(state, seconds=0.0, nbytes=0)))]
+            state = own()
+            return None if state is None else [state[0], self._known.place(state[1])]
 
         recorded = _input(self._tape, EntryKind.STATE, receive)
         if recorded is None:
             return None
         seconds, found = msgspec.convert(recorded, tuple[float, int | bytes])
-        return msgspec.structs.replace(_state(self._known.body(found), self._size), seconds=seconds)
+        return seconds, self._known.body(found)
 
-    def close(self) -> None:
-        if self._source is not None:
-            self._source.close()
+    def clock(self) -> float:
+        return self._tape.input(EntryKind.SECONDS, monotonic)
+
+
+class TapedGrammar(NamedTuple):
+    """A compiled grammar whose states stand on the tape. Owner: the engine thread."""
+
+    grammar: "Grammar"
+    states: TapedStates
+
+    def guide(self, tape: "StateTape | None" = None) -> "Guidance | None":
+        return self.grammar.guide(tape or self.states)
+
+    def release(self) -> None:
+        """Gives the grammar back without an answer."""
+        self.grammar.release()
 
 
 def _input(tape: Tape, kind: EntryKind, read: Callable[[], Value]) -> Value:
@@ -294,13 +270,3 @@ def _input(tape: Tape, kind: EntryKind, read: Callable[[], Value]) -> Value:
     if isinstance(found, str):
         raise RequestError(found)
     return found
-
-
-def _state(body: bytes, size: int) -> State:
-    """Returns a state on a tape. Raises ValueError if it names a token beyond the vocabulary: a file may come from
-    anybody."""
-    state = _decode(body)
-    tokens = [*state.forced, *(each for each in state.tried or () if isinstance(each, int))]
-    if not all(0 <= token < size for token in tokens):
-        raise ValueError("a grammar names a token that the model does not have")
-    return state

@@ -1,8 +1,11 @@
 """Grammars that are followed in the process of the test."""
 
 from protocol.format import Format
-from runner.engine.guide import Follow, Guide, State
-from runner.grammar.compiler import Compiler, GrammarMatcher
+from runner.engine.answer_grammar import StateTape
+from runner.grammar.compiler import Compiler
+from runner.grammar.guide import Guide, taped_guide
+from runner.grammar.matcher import GrammarMatcher
+from runner.grammar.messages import Follow, State
 
 
 class LocalGrammar:
@@ -13,9 +16,11 @@ class LocalGrammar:
         self._size = compiler._size
         self.left_out = self._beginning.left_out
 
-    def guide(self) -> Guide:
-        source = _LocalSource(self._compiled.copy())
-        return Guide(source, self._beginning, self._size)
+    def guide(self, tape: StateTape | None = None) -> Guide | None:
+        return taped_guide(tape, self.own_guide, self._size)
+
+    def own_guide(self) -> Guide:
+        return Guide(_LocalSource(self._compiled.copy()), self._beginning, self._size)
 
     def release(self) -> None:
         pass

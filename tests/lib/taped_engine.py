@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -24,12 +25,14 @@ import runner.tape.world
 from protocol.format import Lark
 from runner.drafts.drafting import Drafting
 from runner.drafts.policy import DraftPolicy
+from runner.engine.answer_grammar import Grammar
 from runner.engine.events import Outbox
-from runner.engine.guide import Grammar
 from runner.engine.memory import MemoryBudget
 from runner.engine.ports import Ranks
 from runner.engine.request import Request
 from runner.errors import RequestError
+from runner.grammar.messages import State
+from runner.grammar.worker import WorkerGrammar
 from runner.sampling import SamplingOptions
 from runner.tape.file import VERSION, Header, Identity, TapeFile, TapeReader
 from runner.tape.recording import Recording, shown
@@ -236,5 +239,5 @@ class Story:
             add(request)
 
         with patch.object(engine.scheduler, "add", watched):
-            done = replay.run(engine.scheduler, lambda requests, slices: None)
+            done = replay.run(engine.scheduler, partial(WorkerGrammar, None, State()), lambda requests, slices: None)
         return done, {each.number: [shown(event) for event in each.stream._events] for each in requests}

@@ -33,17 +33,20 @@ from runner.cache import make_cache
 from runner.cache.session import Session
 from runner.cache.trie_cache import TrieCache
 from runner.drafts.drafting import Drafting
+from runner.engine.answer_grammar import Grammar, StateTape
 from runner.engine.context import EngineContext
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.first_tokens import FirstTokens
 from runner.engine.generation import Forward, Generation
-from runner.engine.guide import Follow, Grammar, Guide, State, StateSource
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, Workload
 from runner.engine.ports import Drafter, Ranks
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
-from runner.grammar.compiler import Compiler, make_vocabulary
+from runner.grammar.compiler import Compiler
+from runner.grammar.guide import Guide, StateSource, taped_guide
+from runner.grammar.messages import Follow, State
+from runner.grammar.vocabulary import make_vocabulary
 from runner.ranks import world as ranked
 from runner.sampling import SamplingOptions
 from runner.sampling.sampler import Sampler
@@ -135,9 +138,12 @@ class SlowGrammar:
         self._grammar = grammar
         self._late = late
 
-    def guide(self) -> Guide | None:
+    def guide(self, tape: StateTape | None = None) -> Guide | None:
+        return taped_guide(tape, self._guide, VOCAB)
+
+    def _guide(self) -> Guide:
         guide = self._grammar.guide()
-        assert guide is not None
+        assert isinstance(guide, Guide)
         guide.source = _SlowSource(guide.source, self._late)
         return guide
 

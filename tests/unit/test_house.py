@@ -155,6 +155,13 @@ def test_a_circle_is_found_however_long_it_is() -> None:
     assert circles(edges) == [{"a", "b", "c"}]
 
 
+@pytest.mark.parametrize("child", ["runner.grammar.worker_process", "runner.media.decode_process"])
+def test_a_process_that_parses_what_strangers_send_knows_nothing_of_the_engine(child: str) -> None:
+    reached = _reachable(child, graph("runner"))
+    assert "runner.process.child" in reached
+    assert [module for module in reached if module.startswith("runner.engine")] == []
+
+
 def test_an_import_for_type_checking_counts(tmp_path: Path) -> None:
     source = tmp_path / "module.py"
     source.write_text("if TYPE_CHECKING:\n    from p import a, B\n\ndef late():\n    import p.c\n")

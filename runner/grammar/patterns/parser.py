@@ -69,7 +69,7 @@ class Pattern:
     """True if it is valid only without the flag `u` but has `\\p{...}`, which needs the flag and is read as with it."""
 
 
-def parse(text: str) -> Pattern:
+def parse_pattern(text: str) -> Pattern:
     """Reads a pattern.
 
     Raises:

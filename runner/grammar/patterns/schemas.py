@@ -9,10 +9,11 @@ from functools import lru_cache
 
 from protocol.format import Format
 from runner.errors import RequestError
-from runner.grammar.explain_error import fault, parts
+from runner.grammar.closed_objects import Schema, every_schema
+from runner.grammar.explain_error import fault, inner_objects
 from runner.grammar.patterns.parser import PatternError
 from runner.grammar.patterns.translator import Translation, translated
-from runner.grammar.rewriter import Schema, every_schema, is_strict, with_changed_schemas
+from runner.grammar.rewriter import is_strict, with_changed_schemas
 from runner.logs import printable
 
 _ANY_NAME = "^(?s:.*)$"
@@ -109,7 +110,7 @@ def _left_out(found: Translation, pattern: str) -> Iterator[str]:
 
 
 def _place(schema: Schema, root: Schema) -> str:
-    path = next(path for path, part in parts(root, "$") if part is schema)
+    path = next(path for path, part in inner_objects(root, "$") if part is schema)
     return f"`{path}` of the JSON schema"
 
 

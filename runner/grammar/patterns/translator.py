@@ -39,7 +39,7 @@ from runner.grammar.patterns.nodes import (
     within,
 )
 from runner.grammar.patterns.opposite import opposite
-from runner.grammar.patterns.parser import Pattern, PatternDepthError, parse
+from runner.grammar.patterns.parser import Pattern, PatternDepthError, parse_pattern
 
 _MOST_STEPS = 3000
 _MOST_UNROLLED = 4
@@ -84,7 +84,7 @@ def translated(text: str) -> Translation:
     if len(text) > _MOST_CHARACTERS:
         return Translation((), f"has more than {_MOST_CHARACTERS:,} characters")
     try:
-        pattern = parse(text)
+        pattern = parse_pattern(text)
         if _lengths(pattern.node)[0] > _MOST_CHARACTERS:
             return Translation((), f"needs more than {_MOST_CHARACTERS:,} characters")
         translator = _Translator(pattern)

@@ -1,33 +1,26 @@
 """A process with the processor of one model of mlx-vlm: pictures in, the arrays of its tower out."""
 
 import os
-import resource
-import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from runner.errors import MediaError, ModelError, panics_as
-from runner.media.decode_process import Answer, DecodeProcess, Limited, address_bytes, limit
 from runner.media.header import Header
+from runner.process.child import Channel
+from runner.process.orders import Answer, Limited, OrderProcess, address_bytes, answer_order
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from PIL.Image import Image
 
-_PROGRAM = """
-import sys
-sys.path[:] = {path!a}
-from runner.media.vlm.process import serve
-serve({descriptor})
-"""
 _START_S = 120.0
 """For importing transformers, from a disk that was not read yet."""
 _DEAD = "the process of mlx-vlm's processor did not start"
@@ -81,10 +74,10 @@ class Prepared(msgspec.Struct, frozen=True):
     """Moments, rows and columns of patches, if the processor names them."""
 
 
-class Preparer(DecodeProcess):
-    """The runner's end. Owner: one thread at a time."""
+class Preparer(OrderProcess):
+    """The runner's side. Owner: one thread at a time."""
 
-    program = _PROGRAM
+    module = __name__
 
     def __init__(self, setup: Setup) -> None:
         super().__init__()
@@ -92,7 +85,7 @@ class Preparer(DecodeProcess):
 
     def start(self) -> None:
         """Starts the process. Raises ModelError if mlx-vlm has no processor for these files here."""
-        if self._connection is None:
+        if self._child is None:
             self._start()
 
     def measure(self, width: int, height: int, left: Callable[[], bool]) -> Prepared:
@@ -162,39 +155,32 @@ def _patient(left: Callable[[], bool]) -> Callable[[], bool]:
 # --- in the process
 
 
-def serve(descriptor: int) -> NoReturn:
+def serve(channel: Channel) -> None:
     """Prepares pictures until the runner closes its end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.putenv("OPENBLAS_NUM_THREADS", "1")
-    connection = Connection(descriptor)
-    with suppress(EOFError, OSError):
-        setup = msgspec.msgpack.decode(connection.recv_bytes(), type=Setup)
-        processor, fault = None, ""
-        try:
-            processor = Processor(setup)
-            processor.warm_up()
-        except Exception as error:  # processors of many authors raise anything
-            fault = f"mlx-vlm's processor cannot be used here: {_first_line(error)}"
-        connection.send_bytes(msgspec.json.encode(Answer(fault, 0)))
-        while processor is not None:
-            order = msgspec.json.decode(connection.recv_bytes(), type=Order)
-            data = b"".join([connection.recv_bytes() for _ in range(order.parts)])
-            limit(address_bytes() + order.memory_bytes, order.seconds)
-            parts, error_text = list[bytes](), ""
-            try:
-                parts = processor.answer(order, data)
-            except MediaError as error:
-                error_text = str(error)
-            except MemoryError:
-                break
-            except Exception as error:
-                error_text = f"preprocess image: {_first_line(error)}"
-            limit(resource.RLIM_INFINITY, 0)
-            connection.send_bytes(msgspec.json.encode(Answer(error_text, len(parts))))
-            for part in parts:
-                connection.send_bytes(part)
-    os._exit(0)
+    setup = msgspec.msgpack.decode(channel.receive(), type=Setup)
+    processor, fault = None, ""
+    try:
+        processor = Processor(setup)
+        processor.warm_up()
+    except Exception as error:  # processors of many authors raise anything
+        fault = f"mlx-vlm's processor cannot be used here: {_first_line(error)}"
+    channel.send(msgspec.json.encode(Answer(fault, 0)))
+    while processor is not None:
+        order = msgspec.json.decode(channel.receive(), type=Order)
+        data = b"".join([channel.receive() for _ in range(order.parts)])
+        answer_order(channel, order, address_bytes(), partial(_prepared, processor, order, data))
+
+
+def _prepared(processor: "Processor", order: Order, data: bytes) -> list[bytes]:
+    """Returns the answer of the processor. Raises MediaError for whatever it raises, but for want of memory, which ends
+    the process."""
+    try:
+        return processor.answer(order, data)
+    except (MediaError, MemoryError):
+        raise
+    except Exception as error:
+        raise MediaError(f"preprocess image: {_first_line(error)}") from error
 
 
 class Processor:

@@ -12,14 +12,15 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
+from runner.engine.answer_grammar import Grammar, StateTape
 from runner.engine.batch import Batch
 from runner.engine.events import Failed
 from runner.engine.generation import Generation
-from runner.engine.guide import Grammar, Guide
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import SlicePolicy, StepLimit
 from runner.errors import RequestError
-from runner.grammar.compiler import GrammarMatcher
+from runner.grammar.guide import Guide
+from runner.grammar.matcher import GrammarMatcher
 from runner.sampling import SamplingOptions
 from runner.sampling.sample import Sample
 from runner.sampling.sampler import Sampler
@@ -169,7 +170,7 @@ def test_a_request_that_cannot_begin_costs_the_others_nothing() -> None:
 class Released:
     """A grammar whose client has left since it was compiled."""
 
-    def guide(self) -> Guide | None:
+    def guide(self, tape: StateTape | None = None) -> None:
         return None
 
     def release(self) -> None: ...

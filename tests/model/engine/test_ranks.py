@@ -20,7 +20,7 @@ from runner.engine.generation import Forward
 from runner.ranks import group
 from runner.ranks import world as ranked
 from runner.ranks.follower import Follower
-from runner.ranks.link import Kind, Link, LinkClosedError
+from runner.ranks.link import FrameKind, Link, LinkClosedError
 from runner.ranks.start import Leader
 from runner.ranks.world import follower_tape, leader_tape
 from runner.tape.recording import Recording
@@ -93,7 +93,7 @@ class Pair:
         try:
             while True:
                 kind, body = self._far.receive()
-                assert kind is Kind.TAPE
+                assert kind is FrameKind.TAPE
                 self.bodies.append(body)
         except LinkClosedError:
             pass

@@ -7,8 +7,9 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from runner.engine.guide import State
 from runner.errors import RunnerError
+from runner.grammar.guide import decode_state
+from runner.grammar.messages import State
 from runner.sampling import SamplingOptions
 from runner.sampling.sample import Sample
 from runner.tape import world
@@ -144,4 +145,4 @@ def test_a_state_that_comes_back_stands_on_the_tape_once() -> None:
 @pytest.mark.parametrize("state", [State(forced=[VOCAB]), State(forced=[-1]), State(tried=[b"\1", VOCAB])])
 def test_no_state_on_a_tape_names_a_token_that_the_model_does_not_have(state: State) -> None:
     with pytest.raises(ValueError, match="a grammar names a token"):
-        world._state(msgspec.msgpack.encode(state), VOCAB)
+        decode_state(msgspec.msgpack.encode(state), VOCAB)

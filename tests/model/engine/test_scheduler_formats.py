@@ -8,9 +8,10 @@ from concurrent.futures import Future
 import pytest
 
 from protocol import DoneReason
+from runner.engine.answer_grammar import Grammar
 from runner.engine.events import Failed
-from runner.engine.guide import Grammar, Guide
 from runner.errors import RequestError
+from runner.grammar.guide import Guide
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS
 from tests.lib.breaking import breaking

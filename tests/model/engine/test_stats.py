@@ -5,8 +5,8 @@ from concurrent.futures import Future
 import pytest
 
 from protocol.stats import Stats
+from runner.engine.answer_grammar import Grammar
 from runner.engine.events import Refused
-from runner.engine.guide import Grammar
 from runner.engine.journal import Distribution
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import SlicePolicy

@@ -14,7 +14,7 @@ import sys
 import time
 from unittest.mock import patch
 
-from runner.ranks.follower import Follower, main
+from runner.ranks.follower import Follower, run_follower
 
 ODD = os.environ["ODD"]
 answering = False
@@ -25,10 +25,10 @@ def _note_requests() -> None:
 
     take = TapedRequests.take
 
-    def taken(requests: TapedRequests, turn: object, add: object) -> None:
+    def taken(requests: TapedRequests, *words: object) -> None:
         global answering
         answering = True
-        take(requests, turn, add)  # type: ignore[arg-type]
+        take(requests, *words)  # type: ignore[arg-type]
 
     patch.object(TapedRequests, "take", taken).start()
 
@@ -83,4 +83,4 @@ watch = Follower.watch
 patch.object(Follower, "watch", _watch).start()
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_follower(sys.argv[1:])

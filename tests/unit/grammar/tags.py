@@ -1,6 +1,6 @@
 """Structural tags as hosts send them, and answers that follow given tokens."""
 
-from runner.engine.guide import Guide
+from runner.grammar.guide import Guide
 from runner.tokenizer import Tokenizer
 from tests.unit.grammar.walks import bits
 

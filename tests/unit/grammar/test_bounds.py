@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from runner.engine.guide import Follow, State
-from runner.grammar.format_to_lark import ANY_END
+from runner.grammar.messages import Follow, State
+from runner.grammar.number_bounds import ANY_END
 from runner.tokenizer import Tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.unit.grammar.judge import fault

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 
-from runner.grammar.rewriter import close_objects
+from runner.grammar.closed_objects import close_objects
 from tests.unit.grammar.tags import Node
 from tests.unit.grammar.walks import accepts
 

@@ -1,16 +1,16 @@
 """A worker whose messages cannot be read fails its own answer, never the thread that reads them."""
 
-import struct
-
+import msgspec
 import pytest
 
 from protocol.format import ConstString
-from runner.engine.guide import Guide, State
 from runner.errors import RequestError
-from runner.grammar import fork_server
-from runner.grammar.fork_server import ForkServer
-from runner.grammar.messages import encode_message
-from runner.grammar.worker_pool import Worker
+from runner.grammar import worker as worker_module
+from runner.grammar.guide import Guide
+from runner.grammar.messages import State
+from runner.grammar.worker import ForkServer, Worker
+from runner.process import child
+from runner.process.child import framed
 from tests.unit.grammar.test_worker_pool import PATIENCE_S, Bench, bench
 
 __all__ = ["bench"]
@@ -18,14 +18,9 @@ __all__ = ["bench"]
 UNREADABLE = "its grammar process sent an unreadable message: send it again"
 BODIES = {
     "no MessagePack": b"\xc1\xff\x00",
-    "cut off": encode_message(State(error="a"))[4:-1],
+    "cut off": msgspec.msgpack.encode(State(error="a"))[:-1],
     "of another type": b"\x92\x01\x02",
 }
-
-
-def framed(body: bytes) -> bytes:
-    """Returns the body with its length in front, as a worker sends it."""
-    return struct.pack("<I", len(body)) + body
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
@@ -73,8 +68,8 @@ async def test_a_fork_server_that_says_nothing_is_given_up_and_started_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(fork_server, "_PROGRAM", "import time; time.sleep(600)")
-        patch.setattr(fork_server, "_START_S", 0.1)
+        patch.setattr(child, "_PROGRAM", "import time; time.sleep(600)")
+        patch.setattr(worker_module, "_START_S", 0.1)
         with pytest.raises(RequestError, match=r"^Format: the compiler process was not ready within 0\.1 s$"):
             await bench.grammar(ConstString("a"))
     assert (await bench.guide(ConstString("a"))).forced(9) == [ord("a")]

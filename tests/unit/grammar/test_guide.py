@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.engine.guide import Follow, Guide, State
 from runner.errors import RequestError
-from runner.grammar import compiler as matcher
+from runner.grammar import matcher
+from runner.grammar.guide import Guide
+from runner.grammar.messages import Follow, State
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.unit.grammar.test_features import FEATURES, Schema
 from tests.unit.grammar.walks import (

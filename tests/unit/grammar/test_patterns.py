@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 
 from runner.errors import RequestError
+from runner.grammar.closed_objects import Schema
 from runner.grammar.patterns.translator import translated
-from runner.grammar.rewriter import Schema
 from tests.unit.grammar.walks import accepts, bytes_tokenizer, compiler_of, format_of
 
 

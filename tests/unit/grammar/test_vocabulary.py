@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
-from runner.grammar.compiler import make_vocabulary
+from runner.grammar.vocabulary import make_vocabulary
 from runner.tokenizer import Tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, sentencepiece, trained_model, written_model
 from tests.unit.grammar.judge import fault

@@ -15,9 +15,10 @@ from time import monotonic
 import pytest
 
 from protocol.format import ConstString, Format
-from runner.engine.guide import Grammar, Guide
+from runner.engine.answer_grammar import Grammar
 from runner.errors import RequestError
 from runner.grammar import worker_pool
+from runner.grammar.guide import Guide
 from runner.grammar.messages import CompilerSetup
 from runner.grammar.worker_pool import WorkerPool
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
@@ -56,16 +57,16 @@ class Bench:
 
     async def guide(self, wanted: Format) -> Guide:
         guide = (await self.grammar(wanted)).guide()
-        assert guide is not None
+        assert isinstance(guide, Guide)
         return guide
 
     @property
     def fork_server(self) -> int:
         """The process id of the fork server."""
         assert self.workers._fork_server is not None
-        process = self.workers._fork_server.result().process
-        assert process is not None
-        return process.pid
+        child = self.workers._fork_server.result().child
+        assert child is not None
+        return child.process.pid
 
     @property
     def processes(self) -> list[int]:
@@ -83,12 +84,7 @@ class Bench:
         for worker in [*self.workers._busy, *self.workers._kept]:
             worker.channel.close()
         if self.workers._fork_server is not None:
-            server = await self.workers._fork_server
-            if server.control is not None:
-                server.control.close()
-            if server.process is not None:
-                server.process.kill()
-                server.process.wait(PATIENCE_S)
+            (await self.workers._fork_server).close()
 
     async def refusal(self, compiling: Future[Grammar]) -> str:
         """Returns why a format was refused, after more time than any process may be silent."""
@@ -336,13 +332,13 @@ async def test_everything_ends_when_the_runner_does(bench: Bench) -> None:
     await bench.until_there_are(2)
     processes = [bench.fork_server, *bench.processes]
     assert bench.workers._fork_server is not None
-    control = bench.workers._fork_server.result().control
-    assert control is not None
-    control.close()
+    child = bench.workers._fork_server.result().child
+    assert child is not None
+    child.connection.close()
     guide.source.channel.close()  # type: ignore[attr-defined]  # it is a worker
     with pytest.raises(RequestError):
         await asyncio.wait_for(asyncio.wrap_future(endless), PATIENCE_S)
-    bench.workers._fork_server.result().process.wait(PATIENCE_S)  # type: ignore[union-attr]  # there is one
+    child.process.wait(PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S):
         while any(os.path.exists(f"/proc/{process}") for process in processes):  # noqa: ASYNC240, PTH110
             await asyncio.sleep(0.05)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from protocol import Format, decode_format
-from runner.engine.guide import Guide
 from runner.grammar.compiler import Compiler
+from runner.grammar.guide import Guide
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.lib.local_grammar import LocalGrammar
@@ -75,7 +75,7 @@ def compiler_of(tokenizer: Tokenizer, vocab_size: int = 0) -> Compiler:
 
 def guide_of(wanted: object, tokenizer: Tokenizer, *, vocab_size: int = 0) -> Guide:
     """Returns a guide for an answer in this `Format`. Raises RequestError, FormatError."""
-    return LocalGrammar(compiler_of(tokenizer, vocab_size), format_of(wanted)).guide()
+    return LocalGrammar(compiler_of(tokenizer, vocab_size), format_of(wanted)).own_guide()
 
 
 def bits(mask: bytes) -> list[int]:

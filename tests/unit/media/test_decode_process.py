@@ -17,6 +17,7 @@ from runner.media.decode_process import DecodeProcess
 from runner.media.geometry import grid
 from runner.media.header import read_header
 from runner.media.sound_header import read_sound_header
+from runner.process import orders
 from tests.unit.media.pictures import FORMS, decode, encoded, in_form, png_of_size, smooth
 from tests.unit.media.sounds import FLOAT, chunk, fmt, noise, speech, wav, wave
 
@@ -30,6 +31,11 @@ class Watched(DecodeProcess):
         super().__init__()
         self.processes: list[subprocess.Popen[bytes]] = []
 
+    def _start(self) -> None:
+        super()._start()
+        assert self._child is not None
+        self.processes.append(self._child.process)
+
     def pixels(self, data: bytes, left: Callable[[], bool] = bool) -> bytes:
         return self.decode(data, read_header(data), SIZE, "drop", left)
 
@@ -38,14 +44,8 @@ class Watched(DecodeProcess):
 
 
 @pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    watched, start = Watched(), subprocess.Popen
-
-    def noted(*args: object, **options: object) -> "subprocess.Popen[bytes]":
-        watched.processes.append(start(*args, **options))  # type: ignore[call-overload]
-        return watched.processes[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", noted)
+def process() -> Iterator[Watched]:
+    watched = Watched()
     yield watched
     processes = watched.processes
     watched._stop()
@@ -90,7 +90,7 @@ def test_a_process_that_was_stopped_holds_up_nothing(process: Watched, monkeypat
         process.pixels(PICTURE)
         os.kill(process.processes[-1].pid, signal.SIGSTOP)
         with monkeypatch.context() as patch:
-            patch.setattr(decode_process, "_answered", looked)
+            patch.setattr(orders, "_answered", looked)
             with pytest.raises(MediaError, match=f"^decode image: .*{reason}"):
                 process.pixels(large, left)
         assert process.processes[-1].returncode == -signal.SIGKILL
@@ -156,9 +156,10 @@ def test_the_memory_that_is_counted_is_enough(process: Watched, monkeypatch: pyt
 def test_no_process_outlives_its_owner() -> None:
     process = Watched()
     process.pixels(PICTURE)
-    end = process._end
+    assert process._child is not None
+    close = process._child.close
     del process
-    assert not end.alive  # type: ignore[attr-defined]
+    assert not close.alive
 
 
 # --- sounds

@@ -9,8 +9,8 @@ import pytest
 
 from runner.errors import RankError, RunnerError
 from runner.logs import cause_of, lacks_memory
-from runner.ranks.follower import follow
-from runner.ranks.link import Failed, Here, Join, Kind, Link
+from runner.ranks.follower import follow_leader
+from runner.ranks.link import FrameKind, Here, Join, Link, RankFailed
 from tests.lib.taped_engine import HEADER
 
 
@@ -21,18 +21,18 @@ def test_no_code_is_loaded_that_another_machine_names() -> None:
         leader = socket.create_connection(listener.getsockname())
         follower, _ = listener.accept()
     with leader, follower:
-        Link(leader).send(Kind.JOIN, join)
+        Link(leader).send(FrameKind.JOIN, join)
         with pytest.raises(RankError, match=r"^--blas /lib/x\.so names a library of the leader's machine"):
-            follow(Link(follower), Path("/nowhere"), 20)
+            follow_leader(Link(follower), Path("/nowhere"), 20)
 
 
 @pytest.mark.parametrize("no_memory", [False, True])
 def test_a_leader_reads_why_a_follower_failed(no_memory: bool) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        Link(theirs).send(Kind.FAILED, Failed("weights: the leader has 1, this rank 2", no_memory))
+        Link(theirs).send(FrameKind.FAILED, RankFailed("weights: the leader has 1, this rank 2", no_memory))
         with pytest.raises(RunnerError, match=r"^weights: the leader has 1, this rank 2$") as caught:
-            Link(ours).expect(Kind.HERE, Here, 10)
+            Link(ours).expect(FrameKind.HERE, Here, 10)
     assert lacks_memory(cause_of(caught.value)) is no_memory
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.ranks import link
-from runner.ranks.link import Failed, Kind, Link, Loaded, Peer, Watch, decoded
+from runner.ranks.link import FrameKind, Link, Loaded, Peer, RankFailed, Watch, decode_body
 from tests.lib.patience import stretched
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # SystemExit
@@ -24,15 +24,15 @@ class Watched:
     def __init__(self) -> None:
         ours, self.far = socket.socketpair()
         self.peer = Peer(NAME, Link(ours))
-        self.taken: SimpleQueue[tuple[Kind, bytes]] = SimpleQueue()
+        self.taken: SimpleQueue[tuple[FrameKind, bytes]] = SimpleQueue()
         self.lost: SimpleQueue[str] = SimpleQueue()
 
     def start(self) -> None:
         Watch([self.peer], self._take, self._gone, lambda: 12).start()
 
-    def _take(self, _: Peer, kind: Kind, body: bytes) -> None:
-        if kind is Kind.LOADED:
-            decoded(body, Loaded)
+    def _take(self, _: Peer, kind: FrameKind, body: bytes) -> None:
+        if kind is FrameKind.LOADED:
+            decode_body(body, Loaded)
         self.taken.put((kind, body))
 
     def _gone(self, peer: Peer, why: RunnerError | None) -> NoReturn:
@@ -63,7 +63,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
         (lambda far: far.close(), ""),
         (lambda far: far.sendall(b"\xff" * 5), "the other side does not speak the protocol of ranks"),
         (lambda far: far.sendall(b"\x01\0\0\0\x03\xc1"), "the other side does not speak the protocol of ranks: "),
-        (lambda far: Link(far).send(Kind.FAILED, Failed("no room")), "no room"),
+        (lambda far: Link(far).send(FrameKind.FAILED, RankFailed("no room")), "no room"),
         (lambda far: far.sendall(b"\x10\0\0\0\x04half"), "it sent nothing for 3 s"),
         (lambda far: None, "it sent nothing for 3 s"),
     ],
@@ -83,8 +83,8 @@ def test_a_peer_that_was_slow_to_start_is_not_taken_for_gone(watched: Watched) -
     for _ in range(8):
         time.sleep(0.05)
         link.beat(7)
-    link.send(Kind.LOADED, Loaded(1, 2))
-    assert watched.taken.get(timeout=stretched(20))[0] is Kind.LOADED
+    link.send(FrameKind.LOADED, Loaded(1, 2))
+    assert watched.taken.get(timeout=stretched(20))[0] is FrameKind.LOADED
     assert watched.lost.empty()
     assert watched.peer.memory_bytes == 7
 
@@ -107,10 +107,10 @@ def test_beats_are_sent_while_nobody_reads_and_frames_stay_whole(watched: Watche
     one = unread(watched.far)
     while unread(watched.far) < 3 * one:
         time.sleep(0.01)
-    watched.peer.link.send(Kind.LOADED, Loaded(3, 4))
-    kinds: list[Kind] = []
-    while not kinds or kinds[-1] is Kind.BEAT:
+    watched.peer.link.send(FrameKind.LOADED, Loaded(3, 4))
+    kinds: list[FrameKind] = []
+    while not kinds or kinds[-1] is FrameKind.BEAT:
         kinds.append(beats.receive(stretched(5))[0])
     stop.set()
     assert len(kinds) > 2
-    assert kinds[-1] is Kind.LOADED
+    assert kinds[-1] is FrameKind.LOADED

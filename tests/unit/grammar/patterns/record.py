@@ -12,7 +12,7 @@ from random import Random
 
 from runner.grammar.patterns.charsets import Spans
 from runner.grammar.patterns.nodes import Alt, Back, Chars, Look, Node, Repeat, Seq
-from runner.grammar.patterns.parser import Pattern, PatternError, parse
+from runner.grammar.patterns.parser import Pattern, PatternError, parse_pattern
 
 HERE = Path(__file__).parent
 NODE = """
@@ -88,7 +88,7 @@ def texts(pattern: str) -> Iterator[str]:
     random = Random(pattern)
     yield from TEXTS
     try:
-        read = parse(pattern)
+        read = parse_pattern(pattern)
     except PatternError:
         return
     maker = Maker(read, random)

@@ -1,0 +1,116 @@
+"""Follows one answer through its grammar with llguidance."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import process_time
+
+from llguidance import LLMatcher
+
+from runner.errors import RequestError
+from runner.grammar.explain_error import panics_as_errors
+from runner.grammar.messages import Follow, State
+from runner.grammar.number_bounds import NumberBounds
+
+_TRY_S = 0.003
+_REASONS = {
+    "NoExtensionBias": "no tokens of the model spell the text that must come next",
+    "ParserTooComplex": "it is too ambiguous; let its alternatives begin differently",
+    "LexerTooComplex": "its texts are too complex; make patterns and length limits simpler",
+}
+"""llguidance's name for a failure -> the explanation, with advice where there is any."""
+
+
+class GrammarMatcher:
+    """Advances one answer through its grammar, token by token.
+
+    Where the grammar leaves no choice, the forced text comes in the tokens that the tokenizer would make of it. So an
+    answer has the same tokens whether it is computed alone or in a batch.
+    """
+
+    def __init__(self, matcher: LLMatcher, bounds: NumberBounds | None) -> None:
+        """Takes over `matcher`, which is at its beginning and not shared, and `bounds`."""
+        self._matcher = matcher
+        self._bounds = bounds
+
+    def copy(self) -> "GrammarMatcher":
+        """Returns a matcher of its own at the same position."""
+        return GrammarMatcher(self._matcher.deep_copy(), self._bounds.copy() if self._bounds else None)
+
+    def begin(self) -> State:
+        """Returns the state at the beginning of an answer."""
+        return self._state(lambda: self._look_ahead())
+
+    def follow(self, step: Follow) -> State:
+        """Returns the state after the tokens of `step`, or what may come after them."""
+        if step.tries:
+            return State(tried=self._try(step.tokens))
+        return self._state(lambda: self._restart(step.tokens) if step.restart else self._take(deque(), step.tokens))
+
+    def _state(self, go: Callable[[], deque[int]]) -> State:
+        forced: deque[int] = deque()
+        try:
+            with panics_as_errors():
+                forced = go()
+                if self._matcher.is_stopped() and not self._matcher.is_error():
+                    return State([*forced], complete=True)
+                mask = self._mask()
+            self._refuse_errors()
+        except RequestError as error:
+            return State([*forced], error=str(error))
+        return State([*forced], mask)
+
+    def _try(self, tokens: Sequence[int]) -> list[bytes | int]:
+        """Returns what may come after each of these tokens, as far as that is found in a moment. The matcher stays."""
+        until_s = process_time() + _TRY_S
+        tried, forced = list[bytes | int](), deque[int]()
+        try:
+            with panics_as_errors():
+                ahead = self.copy()
+                for token in tokens:
+                    forced = ahead._take(forced, [token])
+                    if (not forced and ahead._matcher.is_stopped()) or process_time() > until_s:
+                        break
+                    mask = forced[0] if forced else ahead._mask()
+                    ahead._refuse_errors()
+                    tried.append(mask)
+        except (RequestError, MemoryError, RecursionError):
+            pass  # this token may not come, or takes too much
+        return tried
+
+    def _restart(self, tokens: Sequence[int]) -> deque[int]:
+        self._matcher.reset()
+        if self._bounds:
+            self._bounds.reset()
+        return self._take(self._look_ahead(), tokens)
+
+    def _take(self, forced: deque[int], tokens: Sequence[int]) -> deque[int]:
+        """Continues with `tokens`, which must begin with `forced`. Returns the tokens that are forced after them."""
+        for token in tokens:
+            if not forced:
+                self._consume([token])
+                forced = self._look_ahead()
+            elif forced.popleft() != token:
+                raise RequestError(f"the grammar does not allow token {token}")
+        return forced
+
+    def _look_ahead(self) -> deque[int]:
+        """Advances the matcher to the next choice. Returns the tokens that lead there."""
+        self._refuse_errors()
+        forced = self._matcher.compute_ff_tokens()
+        self._consume(forced)
+        self._refuse_errors()
+        return deque(forced)
+
+    def _consume(self, tokens: list[int]) -> None:
+        self._matcher.consume_tokens(tokens)
+        if self._bounds:
+            self._bounds.consume(tokens)
+
+    def _mask(self) -> bytes:
+        mask: bytes = self._matcher.compute_bitmask()
+        return self._bounds.narrowed(mask) if self._bounds else mask
+
+    def _refuse_errors(self) -> None:
+        if self._matcher.is_error():
+            reason = self._matcher.get_error().partition("\n")[0]
+            raise RequestError(f"the answer cannot follow its grammar: {_REASONS.get(reason, reason)}")

@@ -1,0 +1,121 @@
+"""A process that the runner starts for what may hang, crash or exhaust memory: its start, its messages and its end.
+
+It serves one connection, and ends once the runner closes its end of that, as the system does when the runner dies. It
+holds none of the runner's outputs: a host reads those to their end. Messages are bytes, each preceded by its length in
+four bytes.
+"""
+
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+from weakref import finalize
+
+_PROGRAM = """
+import sys
+sys.path[:] = {path!a}
+from runner.process.child import run_child
+from {module} import serve
+run_child(serve, {descriptor})
+"""
+_HEAD = struct.Struct("<I")
+_RECEIVE_BYTES = 1 << 16
+_MOST_JOINED_BYTES = 1 << 20
+
+
+class ChildProcess:
+    """The runner's side of a process. The process is killed with its owner, or by `close`."""
+
+    def __init__(self, module: str) -> None:
+        """Starts the process, which calls `serve` of this module. Raises OSError if it cannot be started."""
+        self.connection, theirs = socket.socketpair()
+        program = _PROGRAM.format(path=sys.path, module=module, descriptor=theirs.fileno())
+        try:
+            process = subprocess.Popen(  # noqa: S603 - this program
+                [sys.executable, "-I", "-X", f"utf8={sys.flags.utf8_mode}", "-c", program],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError:
+            self.connection.close()
+            raise
+        finally:
+            theirs.close()
+        self.process = process
+        self.close = finalize(self, _end, process, self.connection)
+        """Ends the process and closes the connection. Later calls do nothing."""
+
+
+def _end(process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
+    process.kill()  # it may not end by itself, and the caller waits for it
+    connection.close()
+    process.wait()
+
+
+def run_child(serve: "Callable[[Channel], object]", descriptor: int) -> NoReturn:
+    """Runs the process: serves the connection until the runner closes it, or memory runs out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the runner decides
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(EOFError, OSError, MemoryError):
+        serve(Channel(socket.socket(fileno=descriptor)))
+    os._exit(0)
+
+
+def framed(message: bytes) -> bytes:
+    """Returns the message with its length in front."""
+    return _HEAD.pack(len(message)) + message
+
+
+class Inbox:
+    """The messages of a connection, as their bytes arrive."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Adds bytes that were received. Raises EOFError if there are none: the other side has closed its end."""
+        if not data:
+            raise EOFError
+        self._received += data
+
+    def next_message(self) -> bytes | None:
+        """Returns the next message, or None until all of it has come."""
+        received = self._received
+        if len(received) < _HEAD.size:
+            return None
+        end = _HEAD.size + _HEAD.unpack_from(received)[0]
+        if len(received) < end:
+            return None
+        message = bytes(received[_HEAD.size : end])
+        del received[:end]
+        return message
+
+
+class Channel:
+    """One end of a connection, for a thread that may wait."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._inbox = Inbox()
+
+    def send(self, message: bytes | memoryview) -> None:
+        """Sends a message; waits while the other side does not read. Raises OSError if it has closed its end."""
+        if len(message) <= _MOST_JOINED_BYTES:
+            self.connection.sendall(framed(bytes(message)))
+        else:
+            self.connection.sendall(_HEAD.pack(len(message)))
+            self.connection.sendall(message)
+
+    def receive(self) -> bytes:
+        """Waits for the next message. Raises EOFError or OSError if the other side has closed its end."""
+        while (message := self._inbox.next_message()) is None:
+            self._inbox.feed(self.connection.recv(_RECEIVE_BYTES))
+        return message
