@@ -175,11 +175,12 @@ ADAPTERS = (
     "runner/drafts/heads/",
     "runner/drafts/assistant.py",
     "runner/drafts/dflash/",
+    "runner/embeddings/modules/",
 )
 """The folders that know mlx-lm: its layer caches, its models, and models of ours that are built of its parts."""
 KNOW_MLX = {
     "drafts": ("heads/", "assistant.py", "dflash/", "kinds", "opening", "own_model", "target"),
-    "embeddings": ("embedder", "wing", "decisions/"),
+    "embeddings": ("embedder", "wing", "decisions/", "modules/"),
     "media": ("towers/", "encoder", "forward", "vlm/sight"),
     "disk": ("check", "namespace", "restores", "serialize"),
     "tape": ("world",),
