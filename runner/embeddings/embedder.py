@@ -1,16 +1,18 @@
 """Texts that wait for their embeddings, and the forwards over them. Owner: the engine thread."""
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import isfinite
 from time import perf_counter
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import mlx.core as mx
 
 from protocol.stats import EmbeddingCounts
 from runner.engine.generation import NoMedia
-from runner.engine.ports import EmbeddingSizes, PromptMedia, TextToEmbed
+from runner.engine.ports import PromptMedia
 from runner.engine.request import ShownPrompt
 from runner.errors import NO_NUMBERS, ComputeError, RequestError
 from runner.logs import Log, error_line
@@ -24,6 +26,38 @@ _CHUNKS_TOGETHER = 8
 quicker, and the next texts wait for all of it."""
 _LEAST_FILLED = 0.5
 """Of a forward over several texts: the part that is not padding."""
+
+
+class EmbeddingSizes(NamedTuple):
+    """The sizes of a model's embeddings, and of the memory that computing them takes. Any thread may read it."""
+
+    full: int
+    """The numbers of an embedding."""
+    listed: tuple[int, ...]
+    """The sizes to which it may be cut; empty if the model names none."""
+    towers: frozenset[str]
+    """The kinds of media, `image` and `audio`, for which the model has a tower."""
+    token_bytes: int
+    """The bytes that computing takes for each token of a text."""
+    least_bytes: int
+    """The bytes that it takes beside these."""
+
+    def work_bytes(self, tokens: int) -> int:
+        """Returns about the bytes that computing the embedding of a text of this many tokens takes."""
+        return self.least_bytes + tokens * self.token_bytes
+
+
+@dataclass(eq=False)
+class TextToEmbed:
+    """A text, as tokens with those that begin and end it. Made off the engine thread; whoever waits may cancel it."""
+
+    tokens: list[int]
+    shown: ShownPrompt | None = None
+    """The same text, with its media."""
+    asked: object = None
+    """The question about the text, in the form of a model that decides; None for its embedding."""
+    found: "Future[list[float]]" = field(default_factory=Future)
+    """Its embedding, or the scores of its options. Raises RequestError if it cannot be computed."""
 
 
 Features = dict[TextToEmbed, list[tuple[int, int, mx.array]]]
@@ -146,6 +180,8 @@ class TextEmbedder:
     piece by piece: a piece is as much work as a slice of a prompt.
     """
 
+    name = "embed"
+
     def __init__(
         self,
         encoder: Encoder,
@@ -175,7 +211,8 @@ class TextEmbedder:
         self._counts = EmbeddingCounts()
 
     def refusal(self, tokens: int) -> str:
-        """Returns why a text of so many tokens cannot be computed; empty if it can. Any thread may call this."""
+        """Returns the reason why a text of this many tokens cannot be computed; empty if it can. Any thread may call
+        this."""
         needed = self.sizes.work_bytes(tokens)
         if needed <= self._room_bytes:
             return ""
@@ -184,19 +221,18 @@ class TextEmbedder:
             " or parallel load"
         )
 
-    def add(self, text: TextToEmbed) -> None:
+    def add_text(self, text: TextToEmbed) -> None:
         """Queues a text."""
         if text.shown is None:
             self._waiting.append(text)
         else:
             self._showing.append(_Showing(text, self._show(text.shown)))
 
-    @property
-    def pending(self) -> bool:
-        """True if there is something to compute."""
+    def pending(self, *, idle: bool = True) -> bool:  # noqa: ARG002 - it has work or not
+        """Returns True if there is something to compute."""
         return bool(self._waiting or self._running or any(each.media.ready for each in self._showing))
 
-    def advance(self) -> None:
+    def advance(self, **_: object) -> None:
         """Computes one piece of one forward, or of a medium. An error ends the texts of that forward alone."""
         for each in self._showing:
             if each.text.found.cancelled():

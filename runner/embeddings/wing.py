@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
-from runner.embeddings.embedder import Encoder, TextEmbedder
+from runner.embeddings.decisions.endpoint import DecisionsEndpoint
+from runner.embeddings.embedder import EmbeddingSizes, Encoder, TextEmbedder, TextToEmbed
+from runner.embeddings.endpoint import EmbeddingsEndpoint
 from runner.engine.parts import Examined, Facts, Parts, Wing
-from runner.engine.ports import EmbeddingSizes, TextToEmbed
+from runner.engine.request import Limits
 from runner.errors import ModelError
 from runner.model import OpenedModel
 from runner.model.families import DECIDERS, UNNEEDED
@@ -131,17 +133,22 @@ class EmbeddingsWing(Wing):
         if not parts.model.family.is_encoder:
             return
         chunk_tokens = parts.settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if parts.on_cpu else GPU_CHUNK_TOKENS)
-        encoder, together, warm = cast("Encoder", parts.loaded.module), True, TextToEmbed([0, 0])
         if parts.model.family.decides:
-            decider = parts.decider = _decider(parts, chunk_tokens)
+            decider = _decider(parts, chunk_tokens)
             encoder, together, warm = cast("Encoder", decider), decider.together, decider.warm
             sizes = EmbeddingSizes(0, (), frozenset(), decider.token_bytes, _SCORE_BYTES)
         else:
+            decider, encoder, together, warm = None, cast("Encoder", parts.loaded.module), True, TextToEmbed([0, 0])
             sizes = sizes_of(parts.model)
         embedder = TextEmbedder(encoder, sizes, chunk_tokens, parts.free_bytes, parts.show, together=together)
-        parts.embedder = embedder
+        parts.beside.append(embedder)
         parts.counts.embeddings = embedder.counts
         parts.warm_up = partial(embedder.warm_up, warm)
+        if decider is not None:
+            parts.encoder_use = DecisionsEndpoint(decider, embedder, parts.tokenizer, parts.post).use
+        else:
+            limits = Limits(parts.model.context_length, parts.model.vocab_size)
+            parts.encoder_use = EmbeddingsEndpoint(embedder, parts.tokenizer, parts.vision, limits, parts.post).use
 
 
 def _decider(parts: Parts, chunk_tokens: int) -> "Clef | Laya":

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 
 from protocol.score import MOST_ROWS, DecisionRequest, Field, Span, decode_decision
+from runner.embeddings.decisions.endpoint import Decision
 from runner.embeddings.decisions.laya import Built
-from runner.engine.ports import Decision, TextToEmbed
+from runner.embeddings.embedder import TextToEmbed
 from runner.errors import RequestError
 from runner.model.vlm.module import Served, plain_positions
 from runner.tokenizer import Tokenizer

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from protocol.score import MOST_ROWS, DecisionRequest, Question, decode_decision
-from runner.engine.ports import Decision, TextToEmbed
+from runner.embeddings.decisions.endpoint import Decision
+from runner.embeddings.embedder import TextToEmbed
 from runner.errors import ModelError, RequestError
 from runner.tokenizer import Tokenizer
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import mlx.core as mx
 import pytest
 
-from runner.embeddings.embedder import TextEmbedder, choose
-from runner.engine.ports import EmbeddingSizes, TextToEmbed
+from runner.embeddings.embedder import EmbeddingSizes, TextEmbedder, TextToEmbed, choose
 from runner.errors import ComputeError, RequestError
 
 LAYERS, CHUNK = 4, 10
@@ -60,14 +59,14 @@ def embedder(encoder: Encoder) -> TextEmbedder:
 def ask(embedder: TextEmbedder, *lengths: int, first: int = 5) -> list[TextToEmbed]:
     texts = [TextToEmbed([first + number] * length) for number, length in enumerate(lengths)]
     for text in texts:
-        embedder.add(text)
+        embedder.add_text(text)
     return texts
 
 
 def finish(embedder: TextEmbedder) -> int:
     """Returns how many slices it took."""
     slices = 0
-    while embedder.pending:
+    while embedder.pending():
         embedder.advance()
         slices += 1
         assert slices < 1000
