@@ -18,11 +18,10 @@ from runner.errors import RequestError
 from runner.logs import Log, harmless
 from runner.server.completion import NUMBER, CompletionEndpoint, told
 from runner.server.connections import Connection, Connections
-from runner.server.request_body import Body, RequestBodies
+from runner.server.intake import Incoming, Intake
 from runner.server.score import ScoreEndpoint
 from runner.server.stats import PATHS as _WATCHED_PATHS
 from runner.server.stats import StatsCache, StatsEndpoints
-from runner.server.threads import Preparation, TokenizeThreads
 from runner.server.tokenize import TokenizeEndpoint
 
 log = Log(__name__)
@@ -126,21 +125,18 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
         endpoint = engine.encoder_use.endpoints.get(http.path)
         if endpoint is None:
             return await of_text(http)
-        with bodies.body() as held, Preparation(threads, engine.vision) as preparation:
-            body = Body()
-            await held.read(http, endpoint.most_bytes, body.take)
-            checked = await preparation.check_body(body, endpoint.check(body.chunks))
-            held.hold(checked.held_bytes)
-            if checked.shown is not None:
-                await preparation.decode(checked.shown)
+        with Incoming(intake, engine.vision) as incoming:
+            await incoming.read_all(http, endpoint.most_bytes)
+            checked = await incoming.check_body(endpoint.check(incoming.chunks))
+            incoming.hold(checked.held_bytes)
+            await incoming.decode(checked.shown)
             return _json(await checked.answer())
 
-    threads = TokenizeThreads()
-    bodies = RequestBodies()
-    completion = CompletionEndpoint(engine, helper, threads, bodies)
-    tokenize = TokenizeEndpoint(engine, threads, bodies)
+    intake = Intake()
+    completion = CompletionEndpoint(engine, helper, intake)
+    tokenize = TokenizeEndpoint(engine, intake)
     app = web.Application(middlewares=[_handle], handler_args={"auto_decompress": False})
-    app.on_cleanup.append(threads.close)
+    app.on_cleanup.append(intake.threads.close)
     for path in _STATUS_PATHS:
         app.router.add_get(path, status)
     for path in ("/v1/models", "/load"):
@@ -149,7 +145,7 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
         app.router.add_post(path, completion.post)
     app.router.add_post("/v1/tokenize", tokenize.post)
     app.router.add_post("/v1/detokenize", tokenize.post_ids)
-    score = ScoreEndpoint(engine, threads, bodies)
+    score = ScoreEndpoint(engine, intake)
     for path, of_text in ((_SCORE_PATH, score.post), ("/v1/embeddings", _refuse_embeddings)):
         app.router.add_post(path, partial(post_by_model, of_text))
     stats = StatsEndpoints(engine, helper)

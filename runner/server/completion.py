@@ -28,21 +28,18 @@ from runner.engine.request import Request
 from runner.errors import RequestError
 from runner.logs import printable
 from runner.server.connections import Connection
+from runner.server.intake import Incoming, Intake
 from runner.server.prepare import checked_format, most_prompt_bytes, out_of_range, prepare, refuse_size
 from runner.server.remarks import Remarks
-from runner.server.request_body import RequestBodies, RequestBody
-from runner.server.threads import Preparation, TokenizeThreads
 
 if TYPE_CHECKING:
     from runner.engine.guide import Grammar
-
-# --- The body of a response, written where its events arrive: no task wakes for a line.
 
 _ENDS = (Finished, Failed)
 
 
 class ResponseBody:
-    """Writes the events of one request, as one chunk for all events that arrive together.
+    """Writes the events of one request, as one chunk for all events that arrive together. No task wakes for a line.
 
     Owner: the event loop. Lines that the client has not read wait as bytes in the transport: at most the whole answer,
     which the context bounds. So a slow client delays no other, and its request leaves the engine.
@@ -112,37 +109,35 @@ NUMBER = web.RequestKey("number", int)
 class CompletionEndpoint:
     """Prepares requests off the event loop, hands them to the engine, and writes its events."""
 
-    def __init__(self, engine: Engine, helper: Executor, threads: TokenizeThreads, bodies: RequestBodies) -> None:
+    def __init__(self, engine: Engine, helper: Executor, intake: Intake) -> None:
         self._engine = engine
         self._helper = helper
-        self._threads = threads
-        self._bodies = bodies
+        self._intake = intake
         self._remarks = Remarks()
 
     async def post(self, http: web.Request) -> web.StreamResponse:
         """Answers one completion. The server cancels this, in every phase, when the client disconnects."""
         self._engine.encoder_use.refuse_prompts()
-        with self._bodies.body() as body, Preparation(self._threads, self._engine.vision) as preparation:
-            request = await self._request(http, body, preparation)
+        with Incoming(self._intake, self._engine.vision) as incoming:
+            request = await self._request(http, incoming)
             http[NUMBER] = request.number
-            if request.shown is not None:
-                await preparation.decode(request.shown)
+            await incoming.decode(request.shown)
             try:
                 self._engine.submit(request)
                 return await self._stream(http, request)
             finally:
                 request.cancel()
 
-    async def _request(self, http: web.Request, body: RequestBody, preparation: Preparation) -> Request:
-        wire, wanted = await self._read(http, body)
+    async def _request(self, http: web.Request, incoming: Incoming) -> Request:
+        wire, wanted = await self._read(http, incoming)
         limits, size = self._engine.limits.within(wire.options.num_ctx), len(wire.prompt)
-        steps = prepare(wire, self._engine.tokenizer, limits, wanted, self._engine.vision, preparation.has_left)
-        request = await preparation.check(size, steps, shows=bool(wire.media))
+        steps = prepare(wire, self._engine.tokenizer, limits, wanted, self._engine.vision, incoming.has_left)
+        request = await incoming.check(size, steps, shows=bool(wire.media))
         self._remarks.values(out_of_range(wire, request.sampling))
-        body.hold(request.shown.nbytes if request.shown is not None else 0)  # files, until they are answered
+        incoming.hold(request.shown.nbytes if request.shown is not None else 0)  # files, until they are answered
         return request
 
-    async def _read(self, http: web.Request, body: RequestBody) -> tuple[CompletionRequest, Format | None]:
+    async def _read(self, http: web.Request, incoming: Incoming) -> tuple[CompletionRequest, Format | None]:
         """Reads the request. Only what must happen while bytes arrive runs on the event loop."""
         tokenizer, limits = self._engine.tokenizer, self._engine.limits
         run = asyncio.get_running_loop().run_in_executor
@@ -151,7 +146,7 @@ class CompletionEndpoint:
             most = await run(self._helper, most_prompt_bytes, tokenizer, limits.context_length)
         reader = CompletionReader(most, http.content_length or 0)
         try:
-            await body.read(http, most * _ESCAPE_BYTES + MOST_REST_BYTES + MOST_MEDIA_BYTES, reader.feed)
+            await incoming.read_body(http, most * _ESCAPE_BYTES + MOST_REST_BYTES + MOST_MEDIA_BYTES, reader.feed)
             read = await run(self._helper, _decode, reader.finish, self._engine.vision)
         except TooLargeError as error:
             raise RequestError(str(error)) from None

@@ -27,8 +27,7 @@ from runner.engine.request import Request
 from runner.errors import RequestError
 from runner.sampling import SamplingOptions
 from runner.server.completion import NUMBER
-from runner.server.request_body import Body, RequestBodies
-from runner.server.threads import Preparation, TokenizeThreads
+from runner.server.intake import Incoming, Intake
 from runner.tokenizer import Tokenizer
 
 _LONG = 1 << 12
@@ -43,24 +42,21 @@ _AT_ONCE = 2
 class ScoreEndpoint:
     """Checks rows off the event loop, and has the engine compute them."""
 
-    def __init__(self, engine: Engine, threads: TokenizeThreads, bodies: RequestBodies) -> None:
+    def __init__(self, engine: Engine, intake: Intake) -> None:
         self._engine = engine
-        self._threads = threads
-        self._bodies = bodies
+        self._intake = intake
         self._known = _Known()
 
     async def post(self, http: web.Request) -> web.Response:
         """Scores all rows. The server cancels this when the client disconnects."""
         self._engine.encoder_use.refuse_prompts()
         vision = self._engine.vision
-        with self._bodies.body() as held, Preparation(self._threads, vision) as preparation:
-            body = Body()
-            await held.read(http, MOST_TEXT_BYTES + (MOST_MEDIA_BYTES if vision.sees else 0), body.take)
-            requests = await preparation.check_body(body, _checked(body.chunks, self._engine, self._known))
+        with Incoming(self._intake, vision) as incoming:
+            await incoming.read_all(http, MOST_TEXT_BYTES + (MOST_MEDIA_BYTES if vision.sees else 0))
+            requests = await incoming.check_body(_checked(incoming.chunks, self._engine, self._known))
             http[NUMBER] = requests[0].number
             for request in requests:
-                if request.shown is not None:
-                    await preparation.decode(request.shown)
+                await incoming.decode(request.shown)
             try:
                 scores = [await self._scored(requests, row) for row in range(len(requests))]
             finally:

@@ -8,8 +8,7 @@ from aiohttp import web
 
 from protocol.refusal import decoded
 from runner.engine.engine import Engine
-from runner.server.request_body import Body, RequestBodies
-from runner.server.threads import TokenizeThreads
+from runner.server.intake import Incoming, Intake
 
 MOST_TEXT_BYTES = 256 << 20
 MOST_IDS_BYTES = 8 << 20
@@ -22,10 +21,9 @@ _IDS = msgspec.json.Decoder(list[int] | None)
 class TokenizeEndpoint:
     """Tokenizes off the event loop, a part at a time, so that no request waits longer than one part of a long text."""
 
-    def __init__(self, engine: Engine, threads: TokenizeThreads, bodies: RequestBodies) -> None:
+    def __init__(self, engine: Engine, intake: Intake) -> None:
         self._engine = engine
-        self._threads = threads
-        self._bodies = bodies
+        self._intake = intake
 
     async def post(self, http: web.Request) -> web.StreamResponse:
         """Responds with the ids of the body, sending each part as soon as it is computed.
@@ -33,24 +31,22 @@ class TokenizeEndpoint:
         A host reads up to the closing bracket and then closes the connection, unless it has seen the end of the
         response by then: so the bracket is sent together with the end.
         """
-        with self._bodies.body() as body:
-            text = Body()
-            await body.read(http, MOST_TEXT_BYTES, text.take)
-            return await self._respond(http, text.size, self._ids(text.chunks))
+        with Incoming(self._intake, self._engine.vision) as incoming:
+            await incoming.read_all(http, MOST_TEXT_BYTES)
+            return await self._respond(http, incoming.size, self._ids(incoming.chunks))
 
     async def post_ids(self, http: web.Request) -> web.StreamResponse:
         """Responds with the text of a JSON array of ids, special tokens included. Ids that the vocabulary lacks are
         left out."""
-        with self._bodies.body() as body:
-            ids = Body()
-            await body.read(http, MOST_IDS_BYTES, lambda piece: ids.take(piece) * _ID_BYTES)
-            return await self._respond(http, ids.size, self._text(ids.chunks))
+        with Incoming(self._intake, self._engine.vision) as incoming:
+            await incoming.read_all(http, MOST_IDS_BYTES, _ID_BYTES)
+            return await self._respond(http, incoming.size, self._text(incoming.chunks))
 
     async def _respond(self, http: web.Request, size: int, pieces: Iterator[bytes]) -> web.StreamResponse:
         """Sends each piece when the next one is known."""
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        last = await self._threads.run(size, next, pieces, b"")
-        while piece := await self._threads.run(size, next, pieces, b""):
+        last = await self._intake.threads.run(size, next, pieces, b"")
+        while piece := await self._intake.threads.run(size, next, pieces, b""):
             if not response.prepared:
                 await response.prepare(http)
             await response.write(last)
