@@ -64,25 +64,22 @@ Features = dict[TextToEmbed, list[tuple[int, int, mx.array]]]
 """Text -> start, stop and features [stop - start, D] of each of its media."""
 
 
-class Piece(Protocol):
-    """A part of a forward, as the encoder builds it."""
+class EncoderPiece(NamedTuple):
+    """A part of a forward, as an encoder builds it."""
 
-    @property
-    def arrays(self) -> list[mx.array]:
-        """All that the rest is computed from; of the last piece, the embeddings [B, D] alone."""
-
-    @property
-    def token_layers(self) -> float:
-        """The work: tokens times layers."""
+    arrays: list[mx.array]
+    """All arrays that the rest is computed from; of the last piece, the embeddings [B, D] alone."""
+    token_layers: float
+    """The work, in tokens times layers; attention to many keys counts as more. 0 for the last piece."""
 
 
-class Encoder(Protocol):
+class TextEncoder(Protocol):
     """The model."""
 
     @property
     def layers(self) -> Sequence[object]: ...
 
-    def encode(self, inputs: mx.array, lengths: Sequence[int], media: Sequence[Any] = ()) -> Iterator[Piece]:
+    def encode(self, inputs: mx.array, lengths: Sequence[int], media: Sequence[Any] = ()) -> Iterator[EncoderPiece]:
         """Builds a forward over tokens [B, L], each row padded behind its own length. Yields it in pieces.
 
         `media` are features in the places of tokens: row, start, stop, features. A model that decides gets what is
@@ -139,7 +136,7 @@ class _Showing:
 class _Forward:
     """One forward over some texts, in pieces."""
 
-    def __init__(self, encoder: Encoder, texts: Sequence[TextToEmbed], features: Features) -> None:
+    def __init__(self, encoder: TextEncoder, texts: Sequence[TextToEmbed], features: Features) -> None:
         """`features` has those of the texts that show media, and loses them."""
         self.texts = texts
         lengths = [len(text.tokens) for text in texts]
@@ -161,7 +158,7 @@ class _Forward:
         """Computes pieces that are this much work together, or one that is more. Returns the embeddings after the last
         one, else None."""
         built: list[mx.array] = []
-        last: Piece | None = None
+        last: EncoderPiece | None = None
         while token_layers > 0 and (piece := next(self._pieces, None)) is not None:
             built += piece.arrays
             token_layers -= piece.token_layers
@@ -184,7 +181,7 @@ class TextEmbedder:
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: TextEncoder,
         sizes: EmbeddingSizes,
         chunk_tokens: int,
         room_bytes: int,

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from math import hypot
 
 from protocol import BadRequestError, Media
-from protocol.embeddings import EmbeddingsRequest, decode_embeddings, decode_media, embedding_body, kind_of
+from protocol.embeddings import EmbeddingsRequest, decode_embeddings, decode_media, embedding_body, sniffed_kind
 from runner.embeddings.embedder import EmbeddingSizes, TextEmbedder, TextToEmbed
 from runner.engine.ports import CheckedBody, EncoderUse, Steps, Vision, WingEndpoint
 from runner.engine.request import Limits
@@ -109,7 +109,7 @@ def _media(wanted: EmbeddingsRequest, sizes: EmbeddingSizes) -> list[Media]:
         raise RequestError(str(error)) from None
     media = []
     for index, data in enumerate(found):
-        kind = kind_of(data)
+        kind = sniffed_kind(data)
         if not kind:
             raise RequestError(f"media[{index}]: not a PNG/JPEG/GIF/WebP or wav/ogg blob")
         if kind not in sizes.towers:

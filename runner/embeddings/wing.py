@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import mlx.core as mx
 
 from runner.embeddings.decisions.endpoint import DecisionsEndpoint
-from runner.embeddings.embedder import EmbeddingSizes, Encoder, TextEmbedder, TextToEmbed
+from runner.embeddings.embedder import EmbeddingSizes, TextEmbedder, TextEncoder, TextToEmbed
 from runner.embeddings.endpoint import EmbeddingsEndpoint
 from runner.engine.parts import Examined, Facts, Parts, Wing
 from runner.engine.request import Limits
@@ -56,7 +56,7 @@ class EmbeddingFacts(Facts, frozen=True, kw_only=True):
         return f"{self.size} numbers a text{f', or the first of them ({cut})' if cut else ''}; no completions{tried}"
 
 
-def fault_together(encoder: Encoder, vocab_size: int) -> str:
+def fault_together(encoder: TextEncoder, vocab_size: int) -> str:
     """Returns what is wrong with texts of several lengths that are computed in one forward; empty if each is as it is
     alone. Raises what the model raises."""
     texts = [[(7 * at + length) % vocab_size for at in range(length)] for length in _TRIED]
@@ -124,7 +124,7 @@ class EmbeddingsWing(Wing):
                 mx.disable_compile()  # as serving does
             loaded = load(found.model, settings.dtype, found.budget_bytes)
             refuse_infinite(loaded.module)
-            together = fault_together(cast("Encoder", loaded.module), found.model.vocab_size)
+            together = fault_together(cast("TextEncoder", loaded.module), found.model.vocab_size)
         facts = EmbeddingFacts(size=sizes.full, dimensions=[*sizes.listed], together=together)
         return {"embeddings": facts}
 
@@ -135,10 +135,10 @@ class EmbeddingsWing(Wing):
         chunk_tokens = parts.settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if parts.on_cpu else GPU_CHUNK_TOKENS)
         if parts.model.family.decides:
             decider = _decider(parts, chunk_tokens)
-            encoder, together, warm = cast("Encoder", decider), decider.together, decider.warm
+            encoder, together, warm = cast("TextEncoder", decider), decider.together, decider.warm
             sizes = EmbeddingSizes(0, (), frozenset(), decider.token_bytes, _SCORE_BYTES)
         else:
-            decider, encoder, together, warm = None, cast("Encoder", parts.loaded.module), True, TextToEmbed([0, 0])
+            decider, encoder, together, warm = None, cast("TextEncoder", parts.loaded.module), True, TextToEmbed([0, 0])
             sizes = sizes_of(parts.model)
         embedder = TextEmbedder(encoder, sizes, chunk_tokens, parts.free_bytes, parts.show, together=together)
         parts.beside.append(embedder)

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from protocol.score import MOST_ROWS, DecisionRequest, Question, decode_decision
 from runner.embeddings.decisions.endpoint import Decision
-from runner.embeddings.embedder import TextToEmbed
+from runner.embeddings.embedder import EncoderPiece, TextToEmbed
 from runner.errors import ModelError, RequestError
 from runner.tokenizer import Tokenizer
 
@@ -24,13 +24,6 @@ _HIDDEN = -1e9
 _COLDEST, _WARMEST = 0.5, 5.0
 _BUCKETS = ((2, "2"), (5, "3-5"), (10, "6-10"), (_MOST_OPTIONS, "11+"))
 """The most options -> their name in `temperature_by_options`."""
-
-
-class Built(NamedTuple):
-    """A part of a forward."""
-
-    arrays: list[mx.array]
-    token_layers: float
 
 
 class Marks(NamedTuple):
@@ -123,7 +116,7 @@ class Laya:
             return 1.0
         return min(_WARMEST, max(_COLDEST, found)) if math.isfinite(found) else 1.0
 
-    def encode(self, inputs: mx.array, lengths: Sequence[int], asked: Sequence[Marks]) -> Iterator[Built]:
+    def encode(self, inputs: mx.array, lengths: Sequence[int], asked: Sequence[Marks]) -> Iterator[EncoderPiece]:
         """Builds a forward over texts [B, L], a layer a piece. The last piece are the scores [B, most options]."""
         encoder, head = self._module.encoder, self._module.head
         there = mx.arange(inputs.shape[1]) < mx.array([*lengths])[:, None]
@@ -131,17 +124,17 @@ class Laya:
         masks = encoder._masks(there.astype(mx.int32), hidden.dtype)
         for layer in encoder.layers:
             hidden = layer(hidden, *masks)
-            yield Built([hidden], inputs.size)
+            yield EncoderPiece([hidden], inputs.size)
         types = self._module.type_emb(mx.array([each.type for each in asked]))
         hidden = encoder.final_norm(hidden) + types[:, None]
         mask = mx.where(there[:, None, None], 0.0, _HIDDEN).astype(hidden.dtype)
         for layer in head.layers:
             hidden = layer(hidden, mask)
-            yield Built([hidden], inputs.size)
+            yield EncoderPiece([hidden], inputs.size)
         most = max(len(each.places) for each in asked)
         places = mx.array([[*each.places, *[0] * (most - len(each.places))] for each in asked])
         scores = self._module.scorer(hidden[mx.arange(len(asked))[:, None], places]).squeeze(-1)
-        yield Built([scores.astype(mx.float32) / mx.array([each.temperature for each in asked])[:, None]], 0.0)
+        yield EncoderPiece([scores.astype(mx.float32) / mx.array([each.temperature for each in asked])[:, None]], 0.0)
 
 
 def _single(tokenizer: Tokenizer, text: str) -> int:

@@ -18,6 +18,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.base import BaseModelArgs
 
+from runner.embeddings.embedder import EncoderPiece
 from runner.model.renamed import layer_overrides
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -105,16 +106,7 @@ class LayerArgs(NamedTuple):
     theta: float
 
 
-class Piece(NamedTuple):
-    """What `encode` has built since it last yielded."""
-
-    arrays: list[mx.array]
-    """All that the rest is computed from."""
-    token_layers: float
-    """The work, in tokens times layers; attention to many keys counts as more."""
-
-
-class Media(NamedTuple):
+class PlacedFeatures(NamedTuple):
     """Features [stop - start, D] of a picture or a sound, in the places of the tokens of one row."""
 
     row: int
@@ -123,7 +115,7 @@ class Media(NamedTuple):
     features: mx.array
 
 
-class Attention(Module):
+class TwoSidedAttention(Module):
     """Attention to both sides, without a scale; values are normalized too."""
 
     def __init__(self, args: ModelArgs, layer: LayerArgs) -> None:
@@ -158,7 +150,7 @@ class Attention(Module):
         return mx.fast.rope(heads.swapaxes(1, 2), width, traditional=False, base=theta, scale=1.0, offset=start)
 
 
-class FeedForward(Module):
+class GatedFeedForward(Module):
     """A gated one."""
 
     def __init__(self, args: ModelArgs) -> None:
@@ -190,14 +182,14 @@ class LayerInput(Module):
         return cast("mx.array", self.post_per_layer_input_norm(self.per_layer_projection(gated)))
 
 
-class Layer(Module):
+class EncoderLayer(Module):
     """One layer."""
 
     def __init__(self, args: ModelArgs, number: int) -> None:
         Module.__init__(self)
         layer = args.of_layer(number)
-        self.self_attn = Attention(args, layer)
-        self.mlp = FeedForward(args)
+        self.self_attn = TwoSidedAttention(args, layer)
+        self.mlp = GatedFeedForward(args)
         for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
             self[f"{name}_layernorm"] = RMSNorm(args.hidden_size, args.rms_norm_eps)
         if args.hidden_size_per_layer_input:
@@ -210,7 +202,9 @@ class Layer(Module):
         )
         self._key_work = 2 * layer.heads * layer.width / matrices
 
-    def blocks(self, x: mx.array, embedded: mx.array, valid: mx.array | None, norm: Module | None) -> Iterator[Piece]:
+    def blocks(
+        self, x: mx.array, embedded: mx.array, valid: mx.array | None, norm: Module | None
+    ) -> Iterator[EncoderPiece]:
         """Yields the layer's output, in blocks of rows whose ends meet, as the last array of each piece.
 
         `x` and `embedded` are [B, L, D], `valid` is bool [B, L]; None if there is no padding.
@@ -231,7 +225,7 @@ class Layer(Module):
             if norm is not None:
                 rows = rows + self.ple_block(rows, embedded[:, start:stop], norm)
             work = batch * (stop - start) * (1 + self._key_work * (last - first))
-            yield Piece([keys, values, rows * self.layer_scalar], work)
+            yield EncoderPiece([keys, values, rows * self.layer_scalar], work)
 
     def _mask(self, start: int, stop: int, first: int, last: int, valid: mx.array | None) -> mx.array | None:
         """Returns which of the keys from `first` to `last` the rows from `start` to `stop` see, bool; None: all."""
@@ -261,7 +255,7 @@ class Model(Module):
         self.args = args
         self.model_type = args.model_type
         self.embed_tokens = Embedding(args.vocab_size, args.hidden_size)
-        self.layers = [Layer(args, number) for number in range(args.num_hidden_layers)]
+        self.layers = [EncoderLayer(args, number) for number in range(args.num_hidden_layers)]
         self.norm = RMSNorm(args.hidden_size, args.rms_norm_eps)
         self.embedding_projection = Linear(args.hidden_size, args.embedding_dim, bias=False)
         if args.hidden_size_per_layer_input:
@@ -273,12 +267,14 @@ class Model(Module):
         return self.finished(self.encode(inputs, [inputs.shape[1]] * inputs.shape[0]))
 
     @staticmethod
-    def finished(pieces: Iterator[Piece]) -> mx.array:
+    def finished(pieces: Iterator[EncoderPiece]) -> mx.array:
         """Returns what the last piece of `encode` holds."""
         *_, last = pieces
         return last.arrays[0]
 
-    def encode(self, inputs: mx.array, lengths: Sequence[int], media: Sequence[Media] = ()) -> Iterator[Piece]:
+    def encode(
+        self, inputs: mx.array, lengths: Sequence[int], media: Sequence[PlacedFeatures] = ()
+    ) -> Iterator[EncoderPiece]:
         """Builds one forward over texts, tokens [B, L], each padded behind its own length. Nothing is evaluated.
 
         `media` are features in the places of tokens. Yields pieces of the forward; the last one is the embeddings,
@@ -300,7 +296,7 @@ class Model(Module):
                 blocks.append(piece.arrays[-1])
                 yield piece
             x = mx.concatenate(blocks, axis=1) if len(blocks) > 1 else blocks[0]
-        yield Piece([self._pooled(x, lengths, valid)], 0.0)
+        yield EncoderPiece([self._pooled(x, lengths, valid)], 0.0)
 
     def _pooled(self, x: mx.array, lengths: Sequence[int], valid: mx.array | None) -> mx.array:
         """Returns the means over the tokens of each text, of length 1."""

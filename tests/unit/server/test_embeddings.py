@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from protocol import BadRequestError
-from protocol.embeddings import decode_media, kind_of
+from protocol.embeddings import decode_media, sniffed_kind
 from runner.embeddings.embedder import EmbeddingSizes, TextEmbedder, TextToEmbed
 from runner.embeddings.endpoint import EmbeddingsEndpoint
 from runner.errors import RequestError
@@ -262,7 +262,7 @@ def test_media_are_known_by_their_first_bytes() -> None:
         b"RIF": "",
         b"": "",
     }
-    assert {data: kind_of(data) for data in kinds} == kinds
+    assert {data: sniffed_kind(data) for data in kinds} == kinds
 
 
 @pytest.mark.parametrize(("coded", "at"), [("A", 1), ("AA=A", 2), ("AAA", 3), ("=", 0), ("AAAA-", 4)])
