@@ -1,4 +1,5 @@
-"""Encoders of ours, found as `mlx_lm.models.NAME` as the decoders in `runner/model/modules` are.
+"""Encoders of ours: `embedding_gemma2` is EmbeddingGemma 2, with `encode` in place of a cache.
 
-embedding_gemma2.py    EmbeddingGemma 2; `encode` in place of a cache
+`runner.process.lean_mlx_lm` lets each be found as `mlx_lm.models.NAME`, as it does the decoders in
+`runner/model/modules`.
 """
