@@ -1,8 +1,8 @@
 """Embeddings: texts and their media to vectors, for a model that makes these and no text.
 
-A text has no cache and no prefix that another one could use: each of its tokens sees those on both sides. What makes
-many of them quick is that texts which wait at the same time are computed in one forward, the shorter ones padded. Hosts
-send every text in a request of its own.
+A text has no cache and no prefix that another text could use: each of its tokens sees the tokens on both sides. Many
+texts are quick because those waiting at the same time are computed in one forward, the shorter ones padded. Hosts send
+every text in a request of its own.
 
     wing.py        joins an engine whose model is an encoder; the facts for `mlx-runner check`
     endpoint.py    POST /v1/embeddings: checks a body, and answers it

@@ -80,15 +80,15 @@ class TextEncoder(Protocol):
     def layers(self) -> Sequence[object]: ...
 
     def encode(self, inputs: mx.array, lengths: Sequence[int], media: Sequence[Any] = ()) -> Iterator[EncoderPiece]:
-        """Builds a forward over tokens [B, L], each row padded behind its own length. Yields it in pieces.
+        """Builds a forward over tokens [B, L], each row padded after its own length. Yields it in pieces.
 
-        `media` are features in the places of tokens: row, start, stop, features. A model that decides gets what is
-        asked about each row instead.
+        `media` are features in the places of tokens: row, start, stop, features. A model that decides gets the question
+        about each row instead.
         """
 
 
 def choose(lengths: Sequence[int], most_tokens: int) -> list[int]:
-    """Returns the indices of the texts, among those that wait in this order, which are computed together.
+    """Returns the indices of the texts to compute together, among texts of these lengths that wait in this order.
 
     The first one is among them, and others whose lengths are near its own: padded to the longest of them, they have at
     most `most_tokens`, of which at least half are no padding.
@@ -116,8 +116,8 @@ class _Showing:
         self._encodes = False  # the item at the position
 
     def advance(self, make_room: Callable[[int], None]) -> bool:
-        """Computes a piece of the next item. Returns True when the features of all are there. Raises what that
-        raises."""
+        """Computes a piece of the next item. Returns True when the features of all items are there. Raises as
+        `PromptMedia.encode_piece` does."""
         length = len(self.text.tokens)
         while self._position < length:
             at = self._position
@@ -189,7 +189,7 @@ class TextEmbedder:
         *,
         together: bool = True,
     ) -> None:
-        """`room_bytes` is what the weights leave of the budget. `show` begins with the media of one text. Without
+        """`room_bytes` is the budget without the weights. `show` begins with the media of one text. Without
         `together` every text has a forward of its own."""
         self.sizes = sizes
         self._encoder = encoder

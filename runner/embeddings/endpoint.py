@@ -102,7 +102,7 @@ def _dimensions(wanted: int, sizes: EmbeddingSizes) -> int:
 
 
 def _media(wanted: EmbeddingsRequest, sizes: EmbeddingSizes) -> list[Media]:
-    """Returns the media, numbered from 0. Raises RequestError for what is none, or has no tower in the model."""
+    """Returns the media, numbered from 0. Raises RequestError for other data, and for media without a tower."""
     try:
         found = [decode_media(index, coded) for index, coded in enumerate(wanted.media)]
     except BadRequestError as error:
@@ -119,8 +119,8 @@ def _media(wanted: EmbeddingsRequest, sizes: EmbeddingSizes) -> list[Media]:
 
 
 def _tokens(text: str, tokenizer: Tokenizer, most: int) -> Generator[None, None, list[int]]:
-    """Returns the tokens of a text, with those that begin and end one, whatever prompts get. Yields None after a part
-    of a long text. Raises RequestError once there are too many."""
+    """Returns the tokens of a text, with the tokens that begin and end a text, even if prompts get none. Yields None
+    after a part of a long text. Raises RequestError once there are too many tokens."""
     first = [tokenizer.bos] if tokenizer.bos is not None else []
     last = [tokenizer.end] if tokenizer.end is not None else []
     tokens = yield from tokenizer.encode_within(text, most)

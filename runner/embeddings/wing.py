@@ -32,7 +32,7 @@ _TRIED = (3, 40, 17)
 _ALIKE = 0.999
 """A cosine for which rounding in 16 bits is to blame."""
 _SCORE_BYTES = 256 << 20
-"""Of the scores of a block of queries, with what comes of them."""
+"""The scores of a block of queries, and the arrays computed from them."""
 
 
 class EmbeddingFacts(Facts, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class EmbeddingFacts(Facts, frozen=True, kw_only=True):
     dimensions: list[int]
     """The sizes to which an embedding may be cut."""
     together: str | None = None
-    """With `--verify`: what is wrong on this device with texts that are computed together; empty if nothing is."""
+    """With `--verify`: the fault of texts that are computed together on this device; empty if there is none."""
 
     @property
     def is_fault(self) -> bool:
@@ -57,8 +57,8 @@ class EmbeddingFacts(Facts, frozen=True, kw_only=True):
 
 
 def fault_together(encoder: TextEncoder, vocab_size: int) -> str:
-    """Returns what is wrong with texts of several lengths that are computed in one forward; empty if each is as it is
-    alone. Raises what the model raises."""
+    """Returns the fault of texts of several lengths that are computed in one forward; empty if each is as it is alone.
+    Raises the model's errors."""
     texts = [[(7 * at + length) % vocab_size for at in range(length)] for length in _TRIED]
     rows = mx.array([text + [0] * (max(_TRIED) - len(text)) for text in texts])
     *_, last = encoder.encode(rows, _TRIED)
@@ -71,7 +71,7 @@ def fault_together(encoder: TextEncoder, vocab_size: int) -> str:
 
 
 def sizes_of(model: OpenedModel) -> EmbeddingSizes:
-    """Returns the sizes of this model's embeddings, and of what computing them takes. Raises ModelError."""
+    """Returns the sizes of this model's embeddings, and of the memory that they take. Raises ModelError."""
     text = model.module_config
     fields = ("embedding_dim", "hidden_size", "intermediate_size", "num_key_value_heads", "head_dim")
     full, hidden, inner, key_heads, width = (cast("int", text[field]) for field in fields)
@@ -129,7 +129,7 @@ class EmbeddingsWing(Wing):
         return {"embeddings": facts}
 
     def join(self, parts: Parts) -> None:
-        """Sets what computes embeddings or decisions, and how that is warmed up."""
+        """Adds the embedder, the endpoint and the warm-up of an encoder."""
         if not parts.model.family.is_encoder:
             return
         chunk_tokens = parts.settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if parts.on_cpu else GPU_CHUNK_TOKENS)

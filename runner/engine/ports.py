@@ -196,12 +196,12 @@ class PromptMedia(Protocol):
 
 Result = TypeVar("Result")
 Steps: TypeAlias = Generator["ShownPrompt | None", None, Result]
-"""A check of what a client sent, on the threads that prepare requests: yields media that have to be decoded before the
+"""A check of a client's request, on the threads that prepare requests: yields media that have to be decoded before the
 next step, and None where others may have a turn. Raises RequestError and BadRequestError."""
 
 
 class Vision(Protocol):
-    """What a model makes of the media of a request. Any thread may use it: nothing here touches MLX."""
+    """The preparation of a model's media. Any thread may use it: nothing here touches MLX."""
 
     @property
     def sees(self) -> bool:
@@ -328,7 +328,7 @@ class CheckedBody(NamedTuple):
     answer: Callable[[], Awaitable[bytes]]
     """Returns the JSON of the answer. Raises RequestError; cancelled if the client leaves. Owner: the event loop."""
     held_bytes: int
-    """What the answer holds of the body until it is there."""
+    """The bytes of the body that the answer holds until it is there."""
     shown: "ShownPrompt | None" = None
     """Media to decode before."""
 
@@ -347,7 +347,7 @@ class EncoderUse:
     """The use of a model that makes no text; empty for one that does. Any thread may read it."""
 
     makes: str = ""
-    """What it makes instead, and by which endpoint."""
+    """The results that it makes instead, and the endpoint for them."""
     endpoints: Mapping[str, WingEndpoint] = field(default_factory=dict)
     """Path -> endpoint."""
     dimensions: Sequence[int] = ()

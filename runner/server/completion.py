@@ -92,8 +92,8 @@ _MOST_TOLD_CHARACTERS = 2000
 
 
 def told(text: str) -> str:
-    """Returns the text of a refusal or an error as a client reads it, for some of it may be what the client wrote: in
-    one line of a bounded length, without anything that a terminal acts on."""
+    """Returns the text of a refusal or an error as a client reads it: one line of a bounded length, without control
+    characters for a terminal. Some of it may be the client's own words."""
     line = printable(text[:_MOST_TOLD_CHARACTERS])[:_MOST_TOLD_CHARACTERS]
     return f"{line}..." if len(text) > _MOST_TOLD_CHARACTERS else line
 
@@ -107,7 +107,7 @@ NUMBER = web.RequestKey("number", int)
 
 
 class CompletionEndpoint:
-    """Prepares requests off the event loop, hands them to the engine, and writes its events."""
+    """Has requests prepared off the event loop, hands them to the engine, and writes its events."""
 
     def __init__(self, engine: Engine, helper: Executor, intake: Intake) -> None:
         self._engine = engine
@@ -182,7 +182,7 @@ def _decode(finish: Callable[[], CompletionRequest], vision: Vision) -> tuple[Co
 
 
 async def _done(compiling: "Future[Grammar]") -> None:
-    """Waits for a grammar, which other requests may wait for too. RequestError if it is invalid."""
+    """Waits for a grammar, as other requests may do too. Raises RequestError if it is invalid."""
     waiting = asyncio.wrap_future(compiling)
     waiting.add_done_callback(
         lambda done: done.cancelled() or done.exception()

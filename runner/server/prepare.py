@@ -1,4 +1,4 @@
-"""Turns what a client sent into a request to the engine: validates, tokenizes, validates again.
+"""Makes a request to the engine of a client's: validates, tokenizes, validates again.
 
 Everything here runs on the threads that prepare requests.
 """
@@ -44,10 +44,10 @@ def checked_format(wire: CompletionRequest, vision: Vision) -> Format | None:
 
 
 def check_length_in_parts(text: str, tokenizer: Tokenizer, limits: Limits) -> Iterator[None]:
-    """Encodes a prompt that is probably too long, one part with each step. Raises RequestError as soon as it is.
+    """Encodes a prompt that is probably too long, one part a step. Raises RequestError as soon as it is too long.
 
-    All of it at once would take 100 times its memory. The count that the client reads is that of the parts encoded so
-    far. Does nothing for a prompt that has few enough characters.
+    All of it at once would take 100 times its memory. The client reads the count of the parts encoded so far. Does
+    nothing for a prompt that has few enough characters.
     """
     if len(text) <= max(PART_CHARACTERS, limits.context_length * _CHARACTERS_PER_TOKEN):
         return
@@ -68,8 +68,8 @@ def prepare(
 ) -> Steps[Request]:
     """Returns the request to compute. Raises RequestError, in the words that hosts know, if it cannot be computed.
 
-    Its media are known by their headers; all but those that `Vision.expand` yields have yet to be decoded. Gives up
-    between two of them when `left` returns True.
+    Yields the media that `Vision.expand` yields; all others have yet to be decoded. Gives up between two media when
+    `left` returns True.
     """
     yield from check_length_in_parts(wire.prompt, tokenizer, limits)
     shown = None
@@ -129,7 +129,7 @@ def _sampling(wire: CompletionRequest) -> SamplingOptions:
 
 
 def out_of_range(wire: CompletionRequest, sampling: SamplingOptions) -> Iterator[tuple[str, float, str]]:
-    """Yields the keys with values that mean nothing, each with what is taken instead. `sampling` was made of them."""
+    """Yields the keys with values that mean nothing, each with the value taken instead. `sampling` was made of them."""
     for name, value, instead in sampling.out_of_range():
         yield f"Options.{name}", value, instead
     if wire.top_logprobs != sampling.top_logprobs:

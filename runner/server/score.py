@@ -163,8 +163,8 @@ def _candidates(
 
 
 def _tail(text: str, prompt: Sequence[int], tokenizer: Tokenizer) -> tuple[str, list[int]]:
-    """Returns the end of a prompt that decides how what follows is tokenized, and its tokens: all from the last special
-    token on. So the prompt of a chat is not tokenized again for each candidate."""
+    """Returns the end of a prompt, from its last special token on, and the tokens of this end. It alone decides how a
+    candidate is tokenized after it, so the prompt of a chat is not tokenized again for each candidate."""
     at = next((at for at in range(len(prompt), 0, -1) if prompt[at - 1] in tokenizer.special), 0)
     if at:
         mark = tokenizer.token_text(prompt[at - 1])

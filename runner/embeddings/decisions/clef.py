@@ -16,7 +16,7 @@ from runner.tokenizer import Tokenizer
 _TYPES = 3
 _LEAST_OPTIONS, _MOST_OPTIONS = 2, 26
 _LEAST_SEGMENTS, _FIRST = 3, 2
-"""The first segment of the schema is behind that of the state."""
+"""The first segment of the schema comes after the state's."""
 _MOST_SEGMENTS = 1 << 13
 _TOGETHER = 64
 """Segments that are tokenized before others have a turn."""
@@ -119,7 +119,7 @@ def _check(field: Field, segments: int) -> None:
 
 
 def _tokens(span: Span, ends: Sequence[int]) -> Span:
-    """Returns a span of segments in tokens. Raises RequestError if there are none."""
+    """Returns a span of segments in tokens. Raises RequestError if it has no tokens."""
     start, stop = ends[span[0]], ends[span[1]]
     if start == stop:
         raise RequestError("Clef question span has no tokens")

@@ -18,7 +18,8 @@ from runner.tokenizer import Tokenizer
 _TYPES = ("choice", "score", "noul")
 _MOST_OPTION_TOKENS = 48
 _LEAST_QUESTION, _LEAST_OPTION, _SHORTEST_QUESTION = 16, 4, 8
-"""Tokens: what options leave of their part for the question, what each keeps then, and what the question has anyway."""
+"""Tokens: the least that options leave of the head for the question, that each option keeps then, and that the question
+has in any case."""
 _MOST_OPTIONS = 255
 _HIDDEN = -1e9
 _COLDEST, _WARMEST = 0.5, 5.0
@@ -107,7 +108,7 @@ class Laya:
         return Decision(TextToEmbed(ids, asked=asked), [len(options)])
 
     def _temperature(self, name: str, kind: int, options: int) -> float:
-        """Returns what the scores of a question are divided by."""
+        """Returns the divisor of a question's scores."""
         bucket = next(name for most, name in _BUCKETS if options <= most)
         given = (self._wanted.get("temperature_by_options") or {}).get(f"{name}:{bucket}")
         try:

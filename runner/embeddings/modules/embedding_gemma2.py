@@ -1,8 +1,8 @@
 """EmbeddingGemma 2's encoder of texts (`EmbeddingGemma2Model`): tokens to one vector for each text.
 
 Every token sees those on both sides, in most layers only near ones. So there is no cache, and no part of a text can be
-computed before the rest of it. What bounds the work between two looks at other clients are the layers, and in a layer
-blocks of queries: `encode` yields after each.
+computed before the rest of it. Layers, and in a layer blocks of queries, bound the work between two looks at other
+clients: `encode` yields after each.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ class ModelArgs(BaseModelArgs):
     vocab_size_per_layer_input: int = 0
 
     def __post_init__(self) -> None:
-        """Fills in what follows from other fields. Raises ValueError for what is not implemented or makes no sense."""
+        """Derives fields from others. Raises ValueError for values that are not implemented or make no sense."""
         layers = self.num_hidden_layers
         if self.vocab_size_per_layer_input > 0:
             raise ValueError(
@@ -82,7 +82,7 @@ class ModelArgs(BaseModelArgs):
             self.per_layer_config = {str(layer): {"head_dim": 512, "num_key_value_heads": 1} for layer in full}
 
     def of_layer(self, layer: int) -> "LayerArgs":
-        """Returns what one layer is made of."""
+        """Returns the sizes of one layer."""
         own = cast("Mapping[str, int]", layer_overrides(vars(self)).get(layer, {}))
         slides = self.layer_types is not None and self.layer_types[layer] == _SLIDING
         return LayerArgs(
@@ -135,7 +135,7 @@ class TwoSidedAttention(Module):
         return self._turned(self.k_norm(self._split(self.k_proj(x))), 0), values.swapaxes(1, 2)
 
     def __call__(self, x: mx.array, keys: mx.array, values: mx.array, start: int, mask: mx.array | None) -> mx.array:
-        """Returns what the rows `x` [B, T, D] from `start` on see of these keys and values."""
+        """Returns the attention of the rows `x` [B, T, D] from `start` on to these keys and values."""
         queries = self._turned(self.q_norm(self._split(self.q_proj(x))), start)
         seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
         return self.o_proj(seen.swapaxes(1, 2).flatten(2))
@@ -164,7 +164,7 @@ class GatedFeedForward(Module):
 
 
 class LayerInput(Module):
-    """What a layer takes of the embeddings of the text, beside what the layer before it gives."""
+    """The input of a layer from the embeddings of the text, beside the output of the layer before it."""
 
     def __init__(self, args: ModelArgs) -> None:
         Module.__init__(self)
@@ -176,7 +176,7 @@ class LayerInput(Module):
         self._scale = args.hidden_size**-0.5
 
     def __call__(self, x: mx.array, embedded: mx.array, norm: Module) -> mx.array:
-        """Returns what is added to `x` [B, T, D]; `embedded` are the embeddings of the same tokens."""
+        """Returns the rows to add to `x` [B, T, D]; `embedded` are the embeddings of the same tokens."""
         own = cast("mx.array", norm(self.per_layer_model_projection(embedded) * self._scale))
         gated = _gelu(self.per_layer_input_gate(x)) * own
         return cast("mx.array", self.post_per_layer_input_norm(self.per_layer_projection(gated)))
@@ -268,14 +268,14 @@ class Model(Module):
 
     @staticmethod
     def finished(pieces: Iterator[EncoderPiece]) -> mx.array:
-        """Returns what the last piece of `encode` holds."""
+        """Returns the embeddings, the last piece of `encode`."""
         *_, last = pieces
         return last.arrays[0]
 
     def encode(
         self, inputs: mx.array, lengths: Sequence[int], media: Sequence[PlacedFeatures] = ()
     ) -> Iterator[EncoderPiece]:
-        """Builds one forward over texts, tokens [B, L], each padded behind its own length. Nothing is evaluated.
+        """Builds one forward over texts, tokens [B, L], each padded after its own length. Nothing is evaluated.
 
         `media` are features in the places of tokens. Yields pieces of the forward; the last one is the embeddings,
         float32 [B, D], of length 1.
