@@ -90,8 +90,9 @@ def test_setuptools_builds_the_kernels_without_the_repository() -> None:
     assert [name for name in names if name.startswith(PACKAGES)] == []
 
 
-def test_flags_are_read_without_a_wing() -> None:
-    readers = (path for path in sources() if path.is_relative_to(ROOT / "runner/cli"))
+@pytest.mark.parametrize("part", ["cli", "server"])
+def test_flags_are_read_and_requests_are_served_without_a_wing(part: str) -> None:
+    readers = (path for path in sources() if path.is_relative_to(ROOT / "runner" / part))
     assert not {name.split(".")[1] for path in readers for name in imports(path) if "runner." in name} & {*WINGS}
 
 
