@@ -6,6 +6,7 @@ in the order of Ollama's runner (docs/internals/wire.md, 12).
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from math import hypot
@@ -25,33 +26,26 @@ _TOWERS = {
 }
 
 
+@dataclass(frozen=True)
 class EmbeddingsEndpoint:
     """Checks bodies, and has the engine compute."""
 
-    def __init__(
-        self,
-        embedder: TextEmbedder,
-        tokenizer: Tokenizer,
-        vision: Vision,
-        limits: Limits,
-        post: Callable[[Callable[[], None]], None],
-    ) -> None:
-        """`post` has the engine thread call a function."""
-        self._embedder = embedder
-        self._tokenizer = tokenizer
-        self._vision = vision
-        self._limits = limits
-        self._post = post
+    embedder: TextEmbedder
+    tokenizer: Tokenizer
+    vision: Vision
+    limits: Limits
+    post: Callable[[Callable[[], None]], None]
+    """Has the engine thread call a function."""
 
     @property
     def use(self) -> EncoderUse:
         """The use of the model."""
         endpoints = {"/v1/embeddings": WingEndpoint(MOST_BODY_BYTES, self.check)}
-        return EncoderUse("embeddings, by POST /v1/embeddings", endpoints, self._embedder.sizes.listed)
+        return EncoderUse("embeddings, by POST /v1/embeddings", endpoints, self.embedder.sizes.listed)
 
     def check(self, body: Sequence[bytes]) -> Steps[CheckedBody]:
         """Checks a body and tokenizes its text. Raises RequestError in the words that hosts know."""
-        tokenizer, limits, sizes = self._tokenizer, self._limits, self._embedder.sizes
+        tokenizer, limits, sizes = self.tokenizer, self.limits, self.embedder.sizes
         wanted = decode_embeddings(b"".join(body))
         if not wanted.content and not wanted.media:
             raise RequestError("empty content")
@@ -61,7 +55,7 @@ class EmbeddingsEndpoint:
         shown = None
         if media:
             last = len(tokens) - (tokenizer.end is not None)
-            shown = yield from self._vision.join(tokens[:last], media, tokens[last:], lambda: False)
+            shown = yield from self.vision.join(tokens[:last], media, tokens[last:], lambda: False)
             tokens = shown.ids
         if not tokens:
             raise RequestError("empty token sequence")
@@ -69,13 +63,13 @@ class EmbeddingsEndpoint:
         most = max(tokens if shown is None else shown.keys)
         if most >= limits.vocab_size > 0:
             raise RequestError(f"the model has no token {most}: its vocabulary has {limits.vocab_size}")
-        if text := self._embedder.refusal(len(tokens)):
+        if text := self.embedder.refusal(len(tokens)):
             raise RequestError(text, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         answer = partial(self._answer, TextToEmbed(tokens, shown), dimensions)
         return CheckedBody(answer, shown.nbytes if shown is not None else 0, shown)
 
     async def _answer(self, text: TextToEmbed, dimensions: int) -> bytes:
-        self._post(partial(self._embedder.add_text, text))
+        self.post(partial(self.embedder.add_text, text))
         embedding = await asyncio.wrap_future(text.found)
         return embedding_body(shortened(embedding, dimensions), len(text.tokens))
 

@@ -1,8 +1,8 @@
 """The HTTP server: requests in, streams of lines, numbers and a page out. It never touches MLX.
 
 Everything here runs on the event loop, in the process's first thread. Slow work runs elsewhere: `prepare.py` and all
-tokenizing, except for small bodies, on `TokenizeThreads`, requests on the engine's thread, the rest on a helper. Read
-in this order:
+tokenizing, except for small bodies, on the threads of `Intake`, requests on the engine's thread, the rest on a helper.
+Read in this order:
 
     app.py            the routes, and the rules for all of them: who may ask, refusals, the access log; GET /: the
                       page in page/, which draws /v1/events in the browser

@@ -136,7 +136,7 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     completion = CompletionEndpoint(engine, helper, intake)
     tokenize = TokenizeEndpoint(engine, intake)
     app = web.Application(middlewares=[_handle], handler_args={"auto_decompress": False})
-    app.on_cleanup.append(intake.threads.close)
+    app.on_cleanup.append(intake.close)
     for path in _STATUS_PATHS:
         app.router.add_get(path, status)
     for path in ("/v1/models", "/load"):

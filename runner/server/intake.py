@@ -28,23 +28,29 @@ _AT_ONCE_BYTES = 512
 """To wake a thread takes longer than to check a body that has no more."""
 
 
-class TokenizeThreads:
-    """The threads that prepare prompts and do nothing else, so that no long text and no picture delays a short text.
+class Intake:
+    """All requests that come in: the bytes that they hold in memory, with the pictures of running ones, and the threads
+    that check them. Owner: the event loop.
 
-    Two are for texts that are tokenized in one part, one for longer texts, whose parts take turns, and one for prompts
-    with pictures.
+    A body may take as much as all bodies together leave free, so that large ones never keep small ones out. The threads
+    do nothing else, so that no long text and no picture delays a short text.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = MOST_TOGETHER_BYTES) -> None:
+        self.most_bytes = most_bytes
+        self.held_bytes = 0
+        """The bytes of all bodies at present."""
+        self.decoding = asyncio.Lock()
+        """Held while a piece is decoded: of several bodies that arrive at once, one is decoded at a time."""
         self._short = ThreadPoolExecutor(_SHORT_THREADS, "tokenize")
-        self._long = ThreadPoolExecutor(1, "tokenize-long")
+        self._long = ThreadPoolExecutor(1, "tokenize-long")  # their parts take turns
         self._pictures = ThreadPoolExecutor(1, "headers")
 
     async def run(
         self, size: int, call: Callable[[*Arguments], Result], *args: *Arguments, shows: bool = False
     ) -> Result:
-        """Runs `call` for a text of `size` characters, or for a prompt that `shows` pictures. If cancelled before its
-        turn, it never runs."""
+        """Runs `call` on a thread for texts of `size` characters or, with `shows`, for prompts with pictures. If
+        cancelled before its turn, it never runs."""
         threads = self._pictures if shows else self._short if size <= PART_CHARACTERS else self._long
         return await asyncio.wrap_future(threads.submit(call, *args))
 
@@ -52,22 +58,6 @@ class TokenizeThreads:
         """Ends the threads, with the server."""
         for threads in (self._short, self._long, self._pictures):
             threads.shutdown(wait=False)
-
-
-class Intake:
-    """All requests that come in: the bytes that they hold in memory, with the pictures of running ones, and the threads
-    that check them. Owner: the event loop.
-
-    A body may take as much as all bodies together leave free, so that large ones never keep small ones out.
-    """
-
-    def __init__(self, most_bytes: int = MOST_TOGETHER_BYTES) -> None:
-        self.threads = TokenizeThreads()
-        self.most_bytes = most_bytes
-        self.held_bytes = 0
-        """The bytes of all bodies at present."""
-        self.decoding = asyncio.Lock()
-        """Held while a piece is decoded: of several bodies that arrive at once, one is decoded at a time."""
 
 
 class Incoming:
@@ -155,7 +145,7 @@ class Incoming:
         """Returns the result of the steps, which run on the threads for such a text, or here `at_once`. Decodes the
         media that they yield. Raises RequestError and BadRequestError."""
         while True:
-            step = _next(steps) if at_once else await self._intake.threads.run(size, _next, steps, shows=shows)
+            step = _next(steps) if at_once else await self._intake.run(size, _next, steps, shows=shows)
             if isinstance(step, _End):
                 return cast("Result", step.result)
             await self.decode(step)

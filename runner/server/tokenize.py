@@ -45,8 +45,8 @@ class TokenizeEndpoint:
     async def _respond(self, http: web.Request, size: int, pieces: Iterator[bytes]) -> web.StreamResponse:
         """Sends each piece when the next one is known."""
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        last = await self._intake.threads.run(size, next, pieces, b"")
-        while piece := await self._intake.threads.run(size, next, pieces, b""):
+        last = await self._intake.run(size, next, pieces, b"")
+        while piece := await self._intake.run(size, next, pieces, b""):
             if not response.prepared:
                 await response.prepare(http)
             await response.write(last)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from itertools import accumulate, pairwise
@@ -36,21 +37,15 @@ class Decider(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class DecisionsEndpoint:
     """Checks bodies, and has the engine compute."""
 
-    def __init__(
-        self,
-        decider: Decider,
-        embedder: TextEmbedder,
-        tokenizer: Tokenizer,
-        post: Callable[[Callable[[], None]], None],
-    ) -> None:
-        """`post` has the engine thread call a function."""
-        self._decider = decider
-        self._embedder = embedder
-        self._tokenizer = tokenizer
-        self._post = post
+    decider: Decider
+    embedder: TextEmbedder
+    tokenizer: Tokenizer
+    post: Callable[[Callable[[], None]], None]
+    """Has the engine thread call a function."""
 
     @property
     def use(self) -> EncoderUse:
@@ -60,9 +55,9 @@ class DecisionsEndpoint:
     def check(self, body: Sequence[bytes]) -> Steps[CheckedBody]:
         """Checks a body and tokenizes its texts. Raises RequestError in the words that hosts know."""
         decisions = list[Decision]()
-        for decision in self._decider.read(b"".join(body), self._tokenizer):
+        for decision in self.decider.read(b"".join(body), self.tokenizer):
             if decision is not None:
-                if why := self._embedder.refusal(len(decision.text.tokens)):
+                if why := self.embedder.refusal(len(decision.text.tokens)):
                     raise RequestError(why, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
                 decisions.append(decision)
             yield None
@@ -73,11 +68,11 @@ class DecisionsEndpoint:
         found = list[list[float]]()
         try:
             for text in texts[:_TOGETHER]:
-                self._post(partial(self._embedder.add_text, text))
+                self.post(partial(self.embedder.add_text, text))
             for number, text in enumerate(texts):
                 found.append(await asyncio.wrap_future(text.found))
                 for other in texts[number + _TOGETHER : number + _TOGETHER + 1]:
-                    self._post(partial(self._embedder.add_text, other))
+                    self.post(partial(self.embedder.add_text, other))
         finally:
             for text in texts:
                 text.found.cancel()
@@ -86,4 +81,4 @@ class DecisionsEndpoint:
             stops = [*accumulate(decision.options)]
             scores += [logits[start:stop] for start, stop in pairwise((0, *stops))]
         tokens = sum(len(text.tokens) for text in texts)
-        return score_body(scores, tokens, 0 if self._decider.counts_cached else None)
+        return score_body(scores, tokens, 0 if self.decider.counts_cached else None)
