@@ -44,7 +44,7 @@ def decode_media(index: int, coded: str) -> bytes:
     return a2b_base64(text)
 
 
-def kind_of(data: bytes) -> str:
+def sniffed_kind(data: bytes) -> str:
     """Returns `image` or `audio`, by the first bytes as Ollama's runner looks at them; "" for anything else."""
     container = data[8:12] if data[:4] == b"RIFF" else b""
     if data[:4] == b"\x89PNG" or (data[:2] == b"\xff\xd8" and len(data) >= 4) or data[:4] == b"GIF8":

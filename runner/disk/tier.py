@@ -33,6 +33,8 @@ class DiskTier:
     """Restores before a request begins, writes between slices, and checks when idle. Whatever goes wrong here switches
     it off: answers go on without it."""
 
+    name = "disk"
+
     def __init__(
         self, disk: DiskThread, restores: Restores, writer: Writer, check: SelfCheck, scheduler: Scheduler
     ) -> None:
@@ -133,6 +135,7 @@ class DiskWing(Wing):
         """Starts its thread, unless there can be none, which the log explains."""
         parts.disk = tier = _open_tier(parts)
         if tier is not None:
+            parts.beside.append(tier)
             parts.counts.disk = tier.counts
 
 

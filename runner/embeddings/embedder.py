@@ -1,16 +1,18 @@
 """Texts that wait for their embeddings, and the forwards over them. Owner: the engine thread."""
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import isfinite
 from time import perf_counter
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import mlx.core as mx
 
 from protocol.stats import EmbeddingCounts
 from runner.engine.generation import NoMedia
-from runner.engine.ports import EmbeddingSizes, PromptMedia, TextToEmbed
+from runner.engine.ports import PromptMedia
 from runner.engine.request import ShownPrompt
 from runner.errors import NO_NUMBERS, ComputeError, RequestError
 from runner.logs import Log, error_line
@@ -26,38 +28,67 @@ _LEAST_FILLED = 0.5
 """Of a forward over several texts: the part that is not padding."""
 
 
+class EmbeddingSizes(NamedTuple):
+    """The sizes of a model's embeddings, and of the memory that computing them takes. Any thread may read it."""
+
+    full: int
+    """The numbers of an embedding."""
+    listed: tuple[int, ...]
+    """The sizes to which it may be cut; empty if the model names none."""
+    towers: frozenset[str]
+    """The kinds of media, `image` and `audio`, for which the model has a tower."""
+    token_bytes: int
+    """The bytes that computing takes for each token of a text."""
+    least_bytes: int
+    """The bytes that it takes beside these."""
+
+    def work_bytes(self, tokens: int) -> int:
+        """Returns about the bytes that computing the embedding of a text of this many tokens takes."""
+        return self.least_bytes + tokens * self.token_bytes
+
+
+@dataclass(eq=False)
+class TextToEmbed:
+    """A text, as tokens with those that begin and end it. Made off the engine thread; whoever waits may cancel it."""
+
+    tokens: list[int]
+    shown: ShownPrompt | None = None
+    """The same text, with its media."""
+    asked: object = None
+    """The question about the text, in the form of a model that decides; None for its embedding."""
+    found: "Future[list[float]]" = field(default_factory=Future)
+    """Its embedding, or the scores of its options. Raises RequestError if it cannot be computed."""
+
+
 Features = dict[TextToEmbed, list[tuple[int, int, mx.array]]]
 """Text -> start, stop and features [stop - start, D] of each of its media."""
 
 
-class Piece(Protocol):
-    """A part of a forward, as the encoder builds it."""
+class EncoderPiece(NamedTuple):
+    """A part of a forward, as an encoder builds it."""
 
-    @property
-    def arrays(self) -> list[mx.array]:
-        """All that the rest is computed from; of the last piece, the embeddings [B, D] alone."""
-
-    @property
-    def token_layers(self) -> float:
-        """The work: tokens times layers."""
+    arrays: list[mx.array]
+    """All arrays that the rest is computed from; of the last piece, the embeddings [B, D] alone."""
+    token_layers: float
+    """The work, in tokens times layers; attention to many keys counts as more. 0 for the last piece."""
 
 
-class Encoder(Protocol):
+class TextEncoder(Protocol):
     """The model."""
 
     @property
     def layers(self) -> Sequence[object]: ...
 
-    def encode(self, inputs: mx.array, lengths: Sequence[int], media: Sequence[Any] = ()) -> Iterator[Piece]:
-        """Builds a forward over tokens [B, L], each row padded behind its own length. Yields it in pieces.
+    def encode(self, inputs: mx.array, lengths: Sequence[int], media: Sequence[Any] = ()) -> Iterator[EncoderPiece]:
+        """Builds a forward over tokens [B, L], each row padded after its own length. Yields it in pieces.
 
-        `media` are features in the places of tokens: row, start, stop, features. A model that decides gets what is
-        asked about each row instead.
+        `media` are features in the places of tokens: row, start, stop, features. A model that decides gets the question
+        about each row instead.
         """
 
 
 def choose(lengths: Sequence[int], most_tokens: int) -> list[int]:
-    """Returns the indices of the texts, among those that wait in this order, which are computed together.
+    """Returns the indices of the texts to compute together, among texts of these lengths that wait in this order.
 
     The first one is among them, and others whose lengths are near its own: padded to the longest of them, they have at
     most `most_tokens`, of which at least half are no padding.
@@ -85,8 +116,8 @@ class _Showing:
         self._encodes = False  # the item at the position
 
     def advance(self, make_room: Callable[[int], None]) -> bool:
-        """Computes a piece of the next item. Returns True when the features of all are there. Raises what that
-        raises."""
+        """Computes a piece of the next item. Returns True when the features of all items are there. Raises as
+        `PromptMedia.encode_piece` does."""
         length = len(self.text.tokens)
         while self._position < length:
             at = self._position
@@ -105,7 +136,7 @@ class _Showing:
 class _Forward:
     """One forward over some texts, in pieces."""
 
-    def __init__(self, encoder: Encoder, texts: Sequence[TextToEmbed], features: Features) -> None:
+    def __init__(self, encoder: TextEncoder, texts: Sequence[TextToEmbed], features: Features) -> None:
         """`features` has those of the texts that show media, and loses them."""
         self.texts = texts
         lengths = [len(text.tokens) for text in texts]
@@ -127,7 +158,7 @@ class _Forward:
         """Computes pieces that are this much work together, or one that is more. Returns the embeddings after the last
         one, else None."""
         built: list[mx.array] = []
-        last: Piece | None = None
+        last: EncoderPiece | None = None
         while token_layers > 0 and (piece := next(self._pieces, None)) is not None:
             built += piece.arrays
             token_layers -= piece.token_layers
@@ -146,9 +177,11 @@ class TextEmbedder:
     piece by piece: a piece is as much work as a slice of a prompt.
     """
 
+    name = "embed"
+
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: TextEncoder,
         sizes: EmbeddingSizes,
         chunk_tokens: int,
         room_bytes: int,
@@ -156,7 +189,7 @@ class TextEmbedder:
         *,
         together: bool = True,
     ) -> None:
-        """`room_bytes` is what the weights leave of the budget. `show` begins with the media of one text. Without
+        """`room_bytes` is the budget without the weights. `show` begins with the media of one text. Without
         `together` every text has a forward of its own."""
         self.sizes = sizes
         self._encoder = encoder
@@ -175,7 +208,8 @@ class TextEmbedder:
         self._counts = EmbeddingCounts()
 
     def refusal(self, tokens: int) -> str:
-        """Returns why a text of so many tokens cannot be computed; empty if it can. Any thread may call this."""
+        """Returns the reason why a text of this many tokens cannot be computed; empty if it can. Any thread may call
+        this."""
         needed = self.sizes.work_bytes(tokens)
         if needed <= self._room_bytes:
             return ""
@@ -184,19 +218,18 @@ class TextEmbedder:
             " or parallel load"
         )
 
-    def add(self, text: TextToEmbed) -> None:
+    def add_text(self, text: TextToEmbed) -> None:
         """Queues a text."""
         if text.shown is None:
             self._waiting.append(text)
         else:
             self._showing.append(_Showing(text, self._show(text.shown)))
 
-    @property
-    def pending(self) -> bool:
-        """True if there is something to compute."""
+    def pending(self, *, idle: bool = True) -> bool:  # noqa: ARG002 - it has work or not
+        """Returns True if there is something to compute."""
         return bool(self._waiting or self._running or any(each.media.ready for each in self._showing))
 
-    def advance(self) -> None:
+    def advance(self, **_: object) -> None:
         """Computes one piece of one forward, or of a medium. An error ends the texts of that forward alone."""
         for each in self._showing:
             if each.text.found.cancelled():

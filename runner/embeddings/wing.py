@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, cast
 import mlx.core as mx
 
 from runner.device import device
-from runner.embeddings.embedder import Encoder, TextEmbedder
+from runner.embeddings.decisions.endpoint import DecisionsEndpoint
+from runner.embeddings.embedder import EmbeddingSizes, TextEmbedder, TextEncoder, TextToEmbed
+from runner.embeddings.endpoint import EmbeddingsEndpoint
 from runner.engine.parts import Examined, Facts, Parts, Wing
-from runner.engine.ports import EmbeddingSizes, TextToEmbed
+from runner.engine.request import Limits
 from runner.errors import ModelError
 from runner.model import OpenedModel
 from runner.model.families import DECIDERS, UNNEEDED
@@ -30,7 +32,7 @@ _TRIED = (3, 40, 17)
 _ALIKE = 0.999
 """A cosine for which rounding in 16 bits is to blame."""
 _SCORE_BYTES = 256 << 20
-"""Of the scores of a block of queries, with what comes of them."""
+"""The scores of a block of queries, and the arrays computed from them."""
 
 
 class EmbeddingFacts(Facts, frozen=True, kw_only=True):
@@ -40,7 +42,7 @@ class EmbeddingFacts(Facts, frozen=True, kw_only=True):
     dimensions: list[int]
     """The sizes to which an embedding may be cut."""
     together: str | None = None
-    """With `--verify`: what is wrong on this device with texts that are computed together; empty if nothing is."""
+    """With `--verify`: the fault of texts that are computed together on this device; empty if there is none."""
 
     @property
     def is_fault(self) -> bool:
@@ -54,9 +56,9 @@ class EmbeddingFacts(Facts, frozen=True, kw_only=True):
         return f"{self.size} numbers a text{f', or the first of them ({cut})' if cut else ''}; no completions{tried}"
 
 
-def fault_together(encoder: Encoder, vocab_size: int) -> str:
-    """Returns what is wrong with texts of several lengths that are computed in one forward; empty if each is as it is
-    alone. Raises what the model raises."""
+def fault_together(encoder: TextEncoder, vocab_size: int) -> str:
+    """Returns the fault of texts of several lengths that are computed in one forward; empty if each is as it is alone.
+    Raises the model's errors."""
     texts = [[(7 * at + length) % vocab_size for at in range(length)] for length in _TRIED]
     rows = mx.array([text + [0] * (max(_TRIED) - len(text)) for text in texts])
     *_, last = encoder.encode(rows, _TRIED)
@@ -69,7 +71,7 @@ def fault_together(encoder: Encoder, vocab_size: int) -> str:
 
 
 def sizes_of(model: OpenedModel) -> EmbeddingSizes:
-    """Returns the sizes of this model's embeddings, and of what computing them takes. Raises ModelError."""
+    """Returns the sizes of this model's embeddings, and of the memory that they take. Raises ModelError."""
     text = model.module_config
     fields = ("embedding_dim", "hidden_size", "intermediate_size", "num_key_value_heads", "head_dim")
     full, hidden, inner, key_heads, width = (cast("int", text[field]) for field in fields)
@@ -122,26 +124,31 @@ class EmbeddingsWing(Wing):
                 mx.disable_compile()  # as serving does
             loaded = load(found.model, settings.dtype, found.budget_bytes)
             refuse_infinite(loaded.module)
-            together = fault_together(cast("Encoder", loaded.module), found.model.vocab_size)
+            together = fault_together(cast("TextEncoder", loaded.module), found.model.vocab_size)
         facts = EmbeddingFacts(size=sizes.full, dimensions=[*sizes.listed], together=together)
         return {"embeddings": facts}
 
     def join(self, parts: Parts) -> None:
-        """Sets what computes embeddings or decisions, and how that is warmed up."""
+        """Adds the embedder, the endpoint and the warm-up of an encoder."""
         if not parts.model.family.is_encoder:
             return
         chunk_tokens = parts.settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if parts.on_cpu else GPU_CHUNK_TOKENS)
-        encoder, together, warm = cast("Encoder", parts.loaded.module), True, TextToEmbed([0, 0])
         if parts.model.family.decides:
-            decider = parts.decider = _decider(parts, chunk_tokens)
-            encoder, together, warm = cast("Encoder", decider), decider.together, decider.warm
+            decider = _decider(parts, chunk_tokens)
+            encoder, together, warm = cast("TextEncoder", decider), decider.together, decider.warm
             sizes = EmbeddingSizes(0, (), frozenset(), decider.token_bytes, _SCORE_BYTES)
         else:
+            decider, encoder, together, warm = None, cast("TextEncoder", parts.loaded.module), True, TextToEmbed([0, 0])
             sizes = sizes_of(parts.model)
         embedder = TextEmbedder(encoder, sizes, chunk_tokens, parts.free_bytes, parts.show, together=together)
-        parts.embedder = embedder
+        parts.beside.append(embedder)
         parts.counts.embeddings = embedder.counts
         parts.warm_up = partial(embedder.warm_up, warm)
+        if decider is not None:
+            parts.encoder_use = DecisionsEndpoint(decider, embedder, parts.tokenizer, parts.post).use
+        else:
+            limits = Limits(parts.model.context_length, parts.model.vocab_size)
+            parts.encoder_use = EmbeddingsEndpoint(embedder, parts.tokenizer, parts.vision, limits, parts.post).use
 
 
 def _decider(parts: Parts, chunk_tokens: int) -> "Clef | Laya":

@@ -4,7 +4,7 @@ A slice is the beginning of a request, a part of a prompt, or one decode step of
 takes in messages, so no request waits for longer than a slice.
 
 Threads: the event loop calls `Engine.start` and `submit`, and reads events from a request's `EventStream`. Everything
-else belongs to the engine thread, except `request.py`, which validates off it. Events cross over in `events.py`
+else belongs to the engine thread, except `request.py` and a part of `ports.py`. Events cross over in `events.py`
 (Outbox), requests in the mailbox of `engine.py`. Only the engine thread imports MLX. `runner/assemble.py` builds the
 parts, connects them and warms them up.
 

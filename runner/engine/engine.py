@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias, TypeVar
 
 from protocol.stats import CacheNode
 from runner.engine.events import Outbox, Wakeup
+from runner.engine.ports import EncoderUse
 from runner.engine.request import Limits, Request
 from runner.engine.trace import TRACE
 from runner.errors import ModelError, RunnerError, no_mlx
@@ -22,7 +23,7 @@ from runner.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from runner.engine.journal import EngineStats
     from runner.engine.parts import Parts, Post, World
-    from runner.engine.ports import Decider, Embedder, Ranks, TextToEmbed
+    from runner.engine.ports import Ranks
 
 Answer = TypeVar("Answer")
 Message = Request | Callable[[], None] | None
@@ -81,11 +82,8 @@ class Engine:
     """Set once requests can be computed."""
     memory_bytes: int = 0
     """The bytes that MLX held when the engine last looked: in use, and kept for reuse."""
-    embedder: "Embedder | None" = None
-    """Set once requests can be computed, if the model makes embeddings or decides. It is for the engine thread, but for
-    what any thread may read of it."""
-    decider: "Decider | None" = None
-    """Set once requests can be computed, if the model decides."""
+    encoder_use = EncoderUse()
+    """Set once requests can be computed, if the model makes no text."""
     parts: "Parts"
     """For the engine thread alone, but for `tokenizer`, `vision` and `formats`."""
 
@@ -132,12 +130,6 @@ class Engine:
         """Starts to compile the format of a request that has left the queue: one that waits takes no memory."""
         if request.format is not None and request.grammar is not None:
             self.parts.formats.compile(request.format, request.grammar)
-
-    def embed(self, text: "TextToEmbed") -> None:
-        """Queues a text, whose future receives its embedding, or its scores. Only for a model that makes them."""
-        assert self.embedder is not None
-        add = self.embedder.add
-        self._mailbox.put(lambda: add(text))
 
     def keep(self) -> threading.Event:
         """Ends all requests, whose conversations go to the disk cache. The event is set when they are there. What comes
@@ -212,7 +204,7 @@ class Engine:
         self._add = self._turns.queue((self.parts.disk or self.parts.scheduler).add)
         self.tokenizer = self.parts.tokenizer
         self.vision = self.parts.vision
-        self.embedder, self.decider = self.parts.embedder, self.parts.decider
+        self.encoder_use = self.parts.encoder_use
         self._publish()
 
     def _step(self) -> None:
@@ -243,25 +235,18 @@ class Engine:
         return None
 
     def _compute(self) -> None:
-        """Computes a slice, and lets the disk have a piece of the time after it."""
-        scheduler, disk = self.parts.scheduler, self.parts.disk
+        """Computes a slice, and a piece of each work beside it."""
+        scheduler, beside = self.parts.scheduler, self.parts.beside
         self._turns.begin_slice(scheduler.add)
         scheduler.compute_slice()
         self._idle = scheduler.idle
         self._turns.end_slice(idle=self._idle)
-        if disk is not None and disk.pending(idle=self._idle):
-            disk.advance(idle=self._idle, interrupted=lambda: not self._mailbox.empty())
-            TRACE.lap("disk")
-            self._idle = scheduler.idle and not disk.pending(idle=True)
-        if self.embedder is not None:
-            self._embed(self.embedder)
-
-    def _embed(self, embedder: "Embedder") -> None:
-        """Computes a piece of the embeddings that are waited for."""
-        if embedder.pending:
-            embedder.advance()
-            TRACE.lap("embed")
-        self._idle = self._idle and not embedder.pending
+        for each in beside:
+            if each.pending(idle=self._idle):
+                each.advance(idle=self._idle, interrupted=lambda: not self._mailbox.empty())
+                TRACE.lap(each.name)
+                self._idle = scheduler.idle
+        self._idle = self._idle and not any(each.pending(idle=True) for each in beside)
 
     def _deliver(self) -> None:
         """Publishes the numbers if it is time to, and sends the events to the event loop."""

@@ -2,7 +2,6 @@
 engine thread."""
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -10,14 +9,12 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import mlx.core as mx
 import msgspec
 
-from protocol import Format
 from runner.engine.generation import Forward, Generation, NoMedia
 from runner.engine.memory import Meter
 from runner.engine.policy import SlicePolicy
+from runner.engine.ports import EncoderUse, NoFormats, NoVision, Vision
 from runner.engine.report import Report, WingCounts
-from runner.engine.request import NoVision, ShownPrompt, Vision
 from runner.engine.scheduler import Scheduler
-from runner.errors import RequestError
 from runner.model import OpenedModel
 from runner.model.sources.checkpoint import Tensor
 from runner.model.weights.dtype import DtypePlan
@@ -26,8 +23,8 @@ from runner.settings import CheckSettings, Settings
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.engine.answer_grammar import Grammar
-    from runner.engine.ports import Decider, Drafts, Embedder, Formats, Names, PromptMedia, Ranks, Shifted, Tier
+    from runner.engine.ports import Beside, Drafts, Formats, Names, PromptMedia, Ranks, Shifted, Tier
+    from runner.engine.request import ShownPrompt
 
 
 # --- The world of an engine: where the values come from that its decisions follow from. Here it is the world itself. A
@@ -80,24 +77,6 @@ class World:
 # --- The parts, and what wings do to them.
 
 
-_NO_FORMATS = "this runner was built without structured output"
-
-
-class NoFormats:
-    """A runner without structured output: refuses each format."""
-
-    def expect(self) -> "Future[Grammar]":
-        return Future()
-
-    def compile(self, wanted: Format, grammar: "Future[Grammar]") -> None:
-        del wanted
-        grammar.set_exception(RequestError(_NO_FORMATS))
-
-    def replayed(self, vocab_size: int) -> "Grammar":
-        del vocab_size
-        raise RequestError(_NO_FORMATS)
-
-
 @dataclass
 class Parts:
     """The parts of an engine. `runner.assemble.assemble` sets them from top to bottom, and between its steps each wing
@@ -145,10 +124,9 @@ class Parts:
     formats: "Formats" = field(default_factory=NoFormats)
     drafting: "Drafts | None" = None
     disk: "Tier | None" = None
-    embedder: "Embedder | None" = None
-    """Set for a model that makes embeddings, or scores of options, and no text."""
-    decider: "Decider | None" = None
-    """Set with it for scores of options."""
+    beside: "list[Beside]" = field(default_factory=list)
+    """Work beside the scheduler; the tier is in it."""
+    encoder_use: EncoderUse = field(default_factory=EncoderUse)
     counts: WingCounts = field(default_factory=WingCounts)
     draft_bytes: int = 0
     """What a model that drafts may hold beside its weights."""

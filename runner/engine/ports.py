@@ -1,20 +1,21 @@
-"""The ports to wings: ranks, drafts, media, formats, embeddings, and a tier. Owner: the engine thread.
+"""The ports to wings: ranks, drafts, media, formats, encoders, and a tier; and the objects that stand for a wing that
+is off. Owner: the engine thread, except where a class says otherwise."""
 
-What a request needs of media before it reaches that thread is in `request.py`: `Vision`, `ShownPrompt`."""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+from http import HTTPStatus
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 from protocol.stats import RankCounts
 from runner.engine.policy import UNLIMITED, StepLimit
+from runner.errors import RequestError
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from protocol import Format
+    from protocol import Format, Media
     from runner.cache.session import Session
     from runner.engine.answer_grammar import Grammar
     from runner.engine.lifecycle import Lifecycle
@@ -193,6 +194,99 @@ class PromptMedia(Protocol):
         ...
 
 
+Result = TypeVar("Result")
+Steps: TypeAlias = Generator["ShownPrompt | None", None, Result]
+"""A check of a client's request, on the threads that prepare requests: yields media that have to be decoded before the
+next step, and None where others may have a turn. Raises RequestError and BadRequestError."""
+
+
+class Vision(Protocol):
+    """The preparation of a model's media. Any thread may use it: nothing here touches MLX."""
+
+    @property
+    def sees(self) -> bool:
+        """True if the model takes media of some kind."""
+        ...
+
+    def check(self, media: "Sequence[Media]") -> None:
+        """Raises RequestError if there are media, but no model to take them. Changes nothing."""
+        ...
+
+    def markers(self, prompt: str) -> tuple[set[int], str]:
+        """Returns the ids that the markers of a prompt name, and the text after the last marker."""
+        ...
+
+    def expand(
+        self,
+        prompt: str,
+        media: "Sequence[Media]",
+        tokenizer: "Tokenizer",
+        context_length: int,
+        left: Callable[[], bool] = lambda: False,
+        *,
+        bos: bool = True,
+    ) -> "Steps[ShownPrompt | None]":
+        """Returns the tokens of a prompt with media, from the headers of their files; None if it has no marker. First
+        yields the media whose tokens only decoding tells.
+
+        `bos`: the first text begins a prompt. Stops once there are more than `context_length` tokens. Raises
+        RequestError for media that cannot be shown, and when `left`, which is asked before each item, returns True.
+        """
+        ...
+
+    def join(
+        self, before: Sequence[int], media: "Sequence[Media]", after: Sequence[int], left: Callable[[], bool]
+    ) -> "Steps[ShownPrompt]":
+        """Returns a prompt of ids, all of these media, and ids. Yields and raises as `expand` does."""
+        ...
+
+    def decode(self, prompt: "ShownPrompt", left: Callable[[], bool]) -> Iterator[Future[None]]:
+        """Yields the items that were never decoded, each being decoded from then on. Keeps their rows for the engine,
+        while there is room. A future raises MediaError for a damaged one, and once `left` returns True."""
+        ...
+
+    def drop(self, prompt: "ShownPrompt") -> None:
+        """Frees the rows that a request, which has ended, did not come to take."""
+        ...
+
+
+@dataclass(frozen=True)
+class NoVision:
+    """A model that takes no media."""
+
+    sees: ClassVar[bool] = False
+    why: str = ""
+    """Empty for a text model."""
+
+    def check(self, media: "Sequence[Media]") -> None:
+        if media:
+            why = f": {self.why}" if self.why else ""
+            raise RequestError(f"this model does not support {media[0].kind or 'media'} input{why}")
+
+    def markers(self, prompt: str) -> tuple[set[int], str]:
+        return set(), prompt
+
+    def expand(self, prompt: str, media: "Sequence[Media]", *_: object, **__: object) -> "Steps[None]":
+        del prompt
+        self.check(media)
+        yield from ()
+
+    def join(
+        self, before: Sequence[int], media: "Sequence[Media]", after: Sequence[int], left: Callable[[], bool]
+    ) -> "Steps[NoReturn]":
+        del before, media, after, left
+        yield from ()
+        why = f": {self.why}" if self.why else ""
+        raise RequestError(f"media embedding not supported on this model{why}", HTTPStatus.NOT_IMPLEMENTED)
+
+    def decode(self, prompt: "ShownPrompt", left: Callable[[], bool]) -> Iterator[Future[None]]:
+        del prompt, left
+        return iter(())
+
+    def drop(self, prompt: "ShownPrompt") -> None:
+        del prompt
+
+
 class Names(Protocol):
     """The names of media in the keys of caches. No name is given twice. Any thread may call this."""
 
@@ -221,81 +315,78 @@ class Formats(Protocol):
         ...
 
 
-class EmbeddingSizes(NamedTuple):
-    """The sizes of what a model makes of texts. Any thread may read it."""
-
-    full: int
-    """The numbers of an embedding."""
-    listed: tuple[int, ...]
-    """The sizes to which it may be cut; empty if the model names none."""
-    towers: frozenset[str]
-    """The kinds of media, `image` and `audio`, for which the model has a tower."""
-    token_bytes: int
-    """What computing takes for each token of a text."""
-    least_bytes: int
-    """What it takes beside that."""
-
-    def work_bytes(self, tokens: int) -> int:
-        """Returns about the bytes that computing the embedding of a text of so many tokens takes."""
-        return self.least_bytes + tokens * self.token_bytes
+_NO_FORMATS = "this runner was built without structured output"
 
 
-@dataclass(eq=False)
-class TextToEmbed:
-    """A text, as tokens with those that begin and end it. Made off the engine thread; whoever waits may cancel it."""
+class NoFormats:
+    """A runner without structured output: refuses each format."""
 
-    tokens: list[int]
+    def expect(self) -> "Future[Grammar]":
+        return Future()
+
+    def compile(self, wanted: "Format", grammar: "Future[Grammar]") -> None:
+        del wanted
+        grammar.set_exception(RequestError(_NO_FORMATS))
+
+    def replayed(self, vocab_size: int) -> "Grammar":
+        del vocab_size
+        raise RequestError(_NO_FORMATS)
+
+
+class CheckedBody(NamedTuple):
+    """A body that can be answered."""
+
+    answer: Callable[[], Awaitable[bytes]]
+    """Returns the JSON of the answer. Raises RequestError; cancelled if the client leaves. Owner: the event loop."""
+    held_bytes: int
+    """The bytes of the body that the answer holds until it is there."""
     shown: "ShownPrompt | None" = None
-    """The same text, with its media."""
-    asked: object = None
-    """What is asked about the text, in the form of a `Decider`; None for its embedding."""
-    found: "Future[list[float]]" = field(default_factory=Future)
-    """Its embedding, or the scores of its options. Raises RequestError if it cannot be computed."""
+    """Media to decode before."""
 
 
-class Embedder(Protocol):
-    """Makes embeddings of texts and their media. Owner: the engine thread, but for `sizes` and `refusal`."""
+class WingEndpoint(NamedTuple):
+    """An endpoint of a model that makes no text, by POST: the server reads and writes for it."""
 
-    sizes: EmbeddingSizes
+    most_bytes: int
+    """Of a body."""
+    check: "Callable[[Sequence[bytes]], Steps[CheckedBody]]"
+    """Checks a body, in pieces as it arrived."""
 
-    def refusal(self, tokens: int) -> str:
-        """Returns why a text of so many tokens cannot be computed; empty if it can. Any thread may call this."""
+
+@dataclass(frozen=True)
+class EncoderUse:
+    """The use of a model that makes no text; empty for one that does. Any thread may read it."""
+
+    makes: str = ""
+    """The results that it makes instead, and the endpoint for them."""
+    endpoints: Mapping[str, WingEndpoint] = field(default_factory=dict)
+    """Path -> endpoint."""
+    dimensions: Sequence[int] = ()
+    """The sizes to which an embedding may be cut."""
+
+    def refuse_prompts(self) -> None:
+        """Raises RequestError for a model that makes no text."""
+        if self.makes:
+            raise RequestError(f"this model makes {self.makes}, not text", HTTPStatus.NOT_IMPLEMENTED)
+
+
+class Beside(Protocol):
+    """Work beside the requests, a piece between two slices. Owner: the engine thread."""
+
+    name: str
+    """For the trace."""
+
+    def pending(self, *, idle: bool) -> bool:
+        """Returns True if `advance` has something to do. `idle`: the engine has nothing else to compute."""
         ...
 
-    def add(self, text: TextToEmbed) -> None:
-        """Queues a text."""
-        ...
-
-    @property
-    def pending(self) -> bool:
-        """True if there is something to compute."""
-        ...
-
-    def advance(self) -> None:
-        """Computes about as much as a slice of a prompt is. Raises nothing for a fault of a text."""
-        ...
-
-
-class Decision(NamedTuple):
-    """A text, and the numbers of options of what is asked about it: each has as many scores."""
-
-    text: TextToEmbed
-    options: Sequence[int]
-
-
-class Decider(Protocol):
-    """Reads bodies of `POST /v1/score` for a model that decides by a head of its own. Any thread may call it."""
-
-    counts_cached: bool
-    """True if answers count tokens that were restored."""
-
-    def read(self, body: bytes, tokenizer: "Tokenizer") -> Iterator[Decision | None]:
-        """Yields the texts of a request, and None where others may have a turn. Raises BadRequestError, and
-        RequestError in the words that hosts know."""
+    def advance(self, *, idle: bool, interrupted: Callable[[], bool]) -> None:
+        """Does a piece of that. Raises nothing. Only an `idle` engine waits for longer than for a slice of a prompt,
+        until it is `interrupted`."""
         ...
 
 
-class Tier(Protocol):
+class Tier(Beside, Protocol):
     """A tier of the cache below memory. Whatever goes wrong there, answers go on. Owner: the engine thread."""
 
     @property
@@ -305,14 +396,6 @@ class Tier(Protocol):
 
     def add(self, request: "Request") -> None:
         """Queues a request, which waits there while the tier is asked for its prompt."""
-        ...
-
-    def pending(self, *, idle: bool) -> bool:
-        """Returns True if `advance` has something to do. `idle`: the engine has nothing else to compute."""
-        ...
-
-    def advance(self, *, idle: bool, interrupted: Callable[[], bool]) -> None:
-        """Does a piece of that, of a few milliseconds at most."""
         ...
 
     def keep(self, receive: Callable[[], None]) -> None:

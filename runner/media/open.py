@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from runner.engine.parts import Parts
-from runner.engine.request import NoVision, Vision
+from runner.engine.ports import NoVision, Vision
 from runner.errors import ModelError, RunnerError
 from runner.logs import Log
 from runner.media.encoder import MediaEncoder

@@ -6,11 +6,14 @@ Nothing here runs on the engine thread.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from hashlib import blake2b
-from typing import ClassVar, NamedTuple
+from http import HTTPStatus
+from typing import ClassVar, NamedTuple, ParamSpec, TypeVar
 
 from protocol import Media
-from runner.engine.request import ShownPrompt, UnmeasuredError
+from runner.engine.ports import Steps
+from runner.engine.request import ShownPrompt
 from runner.errors import MediaError, RequestError
 from runner.logs import Log
 from runner.media.families import Family
@@ -31,6 +34,8 @@ from runner.media.sound_header import read_sound_header
 from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
+Params = ParamSpec("Params")
+Found = TypeVar("Found")
 
 # --- The name of a prepared item in caches: equal names only for media that give equal soft tokens.
 
@@ -61,6 +66,30 @@ class Hearing(NamedTuple):
     """The ids around and in the place of a sound's soft tokens."""
 
 
+class _UnmeasuredError(RequestError):
+    """A prompt shows media whose tokens only decoding tells. `prompt` shows these, and nothing else."""
+
+    def __init__(self, prompt: MediaPrompt) -> None:
+        super().__init__(
+            "other pictures and sounds took its place meanwhile: send it again", HTTPStatus.SERVICE_UNAVAILABLE
+        )
+        self.prompt = prompt
+
+
+def _measuring(read: Callable[Params, Found]) -> Callable[Params, Steps[Found]]:
+    """Lets `read` yield media that have to be decoded, if there are any, and begin again after that."""
+
+    @wraps(read)
+    def steps(*args: Params.args, **kwargs: Params.kwargs) -> Steps[Found]:
+        try:
+            return read(*args, **kwargs)
+        except _UnmeasuredError as error:
+            yield error.prompt
+        return read(*args, **kwargs)
+
+    return steps
+
+
 @dataclass(frozen=True)
 class MediaSupport:
     """The `Vision` of a model that sees or hears. Any thread may use it."""
@@ -81,6 +110,11 @@ class MediaSupport:
     def check(self, media: Sequence[Media]) -> None:
         """Takes all media; `expand` refuses those of other kinds."""
 
+    def markers(self, prompt: str) -> tuple[set[int], str]:
+        parts = [*split_markers(prompt)]
+        return {part.id for part in parts if isinstance(part, Marker)}, str(parts[-1])
+
+    @_measuring
     def expand(
         self,
         prompt: str,
@@ -92,12 +126,11 @@ class MediaSupport:
         bos: bool = True,
     ) -> MediaPrompt | None:
         """Returns the tokens of a prompt with media, in the words that hosts know where it cannot. None if it has no
-        marker.
+        marker. First yields the items whose tokens only decoding tells.
 
         Each text between markers is tokenized by itself, with `bos` the first one as a whole prompt. Stops as soon as
         there are more than `context_length` tokens, so that the work is bounded: the media of such a prompt, which is
-        refused, have no names. Raises RequestError, also when `left` returns True, which is asked before each item;
-        UnmeasuredError for items whose tokens only a helper can tell.
+        refused, have no names. Raises RequestError, also when `left` returns True, which is asked before each item.
         """
         items = {item.id: item for item in media}
         seen: dict[int, Item] = {}
@@ -126,10 +159,11 @@ class MediaSupport:
             seen = {number: self._named(item) for number, item in seen.items()}
         return self._prompt([seen[part.id] if isinstance(part, Marker) else part for part in parts])
 
+    @_measuring
     def join(
         self, before: Sequence[int], media: Sequence[Media], after: Sequence[int], left: Callable[[], bool]
     ) -> MediaPrompt:
-        """Returns a prompt of ids, all of these media, and ids, from the headers of the files. Raises as `expand`."""
+        """Returns a prompt of ids, all of these media, and ids. Yields and raises as `expand` does."""
         parts: list[Sequence[int] | Item] = [before]
         for each in media:
             if left():
@@ -142,13 +176,13 @@ class MediaSupport:
         return self._prompt([*parts, after])
 
     def _refuse_unmeasured(self, items: Sequence[Item]) -> None:
-        """Raises UnmeasuredError if there are items whose tokens are not known yet."""
+        """Raises _UnmeasuredError if there are items whose tokens are not known yet."""
         if unmeasured := [
             item
             for item in items
             if isinstance(item, UnmeasuredPicture) or (isinstance(item, Sound) and item.clip is None)
         ]:
-            raise UnmeasuredError(MediaPrompt(unmeasured, self.soft))
+            raise _UnmeasuredError(MediaPrompt(unmeasured, self.soft))
 
     def _prompt(self, parts: Sequence[Sequence[int] | Item]) -> MediaPrompt:
         sound_id = -1 if self.hearing is None else self.hearing.soft

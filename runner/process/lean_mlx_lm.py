@@ -5,7 +5,8 @@ a runner never needs. Importing this module first registers the package under it
 then `from mlx_lm.models import llama` imports only that file and what it uses. If mlx-lm is already imported, that does
 not change.
 
-Behind mlx-lm's own models stand those of `runner/model/modules`, found under the same package.
+Behind mlx-lm's own models stand those of `runner/model/modules` and `runner/embeddings/modules`, found under the same
+package.
 """
 
 import importlib
@@ -29,10 +30,10 @@ def _register() -> None:
 
 def _add_ours() -> None:
     """Lets `mlx_lm.models.NAME` also be found among our modules, if mlx-lm has none of that name."""
-    importlib.import_module("mlx_lm.models").__path__.append(str(_OURS))
+    importlib.import_module("mlx_lm.models").__path__.extend(map(str, _OURS))
 
 
-_OURS = Path(__file__).parent.parent / "model" / "modules"
+_OURS = [Path(__file__).parent.parent / part / "modules" for part in ("model", "embeddings")]
 
 _register()
 _add_ours()

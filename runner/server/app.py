@@ -3,8 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from time import perf_counter
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -15,12 +18,11 @@ from runner.errors import RequestError
 from runner.logs import Log, harmless
 from runner.server.completion import NUMBER, CompletionEndpoint, told
 from runner.server.connections import Connection, Connections
-from runner.server.embeddings import EmbeddingsEndpoint
-from runner.server.request_body import RequestBodies
+from runner.server.intake import Incoming, Intake
 from runner.server.score import ScoreEndpoint
 from runner.server.stats import PATHS as _WATCHED_PATHS
 from runner.server.stats import StatsCache, StatsEndpoints
-from runner.server.tokenize import TokenizeEndpoint, TokenizeThreads
+from runner.server.tokenize import TokenizeEndpoint
 
 log = Log(__name__)
 
@@ -112,18 +114,29 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     """Returns the runner's endpoints over an engine. `helper` runs slow work other than tokenizing."""
 
     async def status(_: web.Request) -> web.Response:
-        dimensions = engine.embedder.sizes.listed if engine.embedder is not None else ()
+        dimensions = engine.encoder_use.dimensions
         return _json(status_body(engine.limits.context_length, engine.memory_bytes, dimensions))
 
     async def loaded(http: web.Request) -> web.Response:
         return _json(LOADED if http.method in ("GET", "POST") else b"")
 
-    threads = TokenizeThreads()
-    bodies = RequestBodies()
-    completion = CompletionEndpoint(engine, helper, threads, bodies)
-    tokenize = TokenizeEndpoint(engine, threads, bodies)
+    async def post_by_model(of_text: Handler, http: web.Request) -> web.StreamResponse:
+        """Answers by the model's own endpoint at this path, or by that of models that make text."""
+        endpoint = engine.encoder_use.endpoints.get(http.path)
+        if endpoint is None:
+            return await of_text(http)
+        with Incoming(intake, engine.vision) as incoming:
+            await incoming.read_all(http, endpoint.most_bytes)
+            checked = await incoming.check_body(endpoint.check(incoming.chunks))
+            incoming.hold(checked.held_bytes)
+            await incoming.decode(checked.shown)
+            return _json(await checked.answer())
+
+    intake = Intake()
+    completion = CompletionEndpoint(engine, helper, intake)
+    tokenize = TokenizeEndpoint(engine, intake)
     app = web.Application(middlewares=[_handle], handler_args={"auto_decompress": False})
-    app.on_cleanup.append(threads.close)
+    app.on_cleanup.append(intake.close)
     for path in _STATUS_PATHS:
         app.router.add_get(path, status)
     for path in ("/v1/models", "/load"):
@@ -132,14 +145,19 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
         app.router.add_post(path, completion.post)
     app.router.add_post("/v1/tokenize", tokenize.post)
     app.router.add_post("/v1/detokenize", tokenize.post_ids)
-    app.router.add_post(_SCORE_PATH, ScoreEndpoint(engine, threads, bodies).post)
-    app.router.add_post("/v1/embeddings", EmbeddingsEndpoint(engine, threads, bodies).post)
+    score = ScoreEndpoint(engine, intake)
+    for path, of_text in ((_SCORE_PATH, score.post), ("/v1/embeddings", _refuse_embeddings)):
+        app.router.add_post(path, partial(post_by_model, of_text))
     stats = StatsEndpoints(engine, helper)
     app[_STATS_CACHE] = stats.stats_cache
     app[CONNECTIONS] = Connections()
     stats.add_to(app.router)
     add_page(app.router)
     return app
+
+
+async def _refuse_embeddings(_: web.Request) -> NoReturn:
+    raise RequestError("this model does not support embeddings", HTTPStatus.NOT_IMPLEMENTED)
 
 
 def _json(body: bytes) -> web.Response:

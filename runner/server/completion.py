@@ -1,13 +1,11 @@
 """`POST /completion`: one request in, its stream of lines out."""
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import asynccontextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -25,38 +23,23 @@ from protocol import (
 from protocol.reader import MOST_MEDIA_BYTES, MOST_REST_BYTES
 from runner.engine.engine import Engine
 from runner.engine.events import Event, Failed, Finished, Refused, Scored, Started, Text
-from runner.engine.request import (
-    Request,
-    ShownPrompt,
-    UnmeasuredError,
-    Vision,
-    check_length_in_parts,
-    checked_format,
-    most_prompt_bytes,
-    out_of_range,
-    prepare,
-    refuse_size,
-)
-from runner.errors import MediaError, RequestError
+from runner.engine.ports import Vision
+from runner.engine.request import Request
+from runner.errors import RequestError
 from runner.logs import printable
 from runner.server.connections import Connection
+from runner.server.intake import Incoming, Intake
+from runner.server.prepare import checked_format, most_prompt_bytes, out_of_range, prepare, refuse_size
 from runner.server.remarks import Remarks
-from runner.server.request_body import Body, RequestBodies, RequestBody
-from runner.server.tokenize import TokenizeThreads
-from runner.tokenizer import PART_CHARACTERS
 
 if TYPE_CHECKING:
     from runner.engine.answer_grammar import Grammar
-
-Result = TypeVar("Result")
-
-# --- The body of a response, written where its events arrive: no task wakes for a line.
 
 _ENDS = (Finished, Failed)
 
 
 class ResponseBody:
-    """Writes the events of one request, as one chunk for all events that arrive together.
+    """Writes the events of one request, as one chunk for all events that arrive together. No task wakes for a line.
 
     Owner: the event loop. Lines that the client has not read wait as bytes in the transport: at most the whole answer,
     which the context bounds. So a slow client delays no other, and its request leaves the engine.
@@ -109,121 +92,52 @@ _MOST_TOLD_CHARACTERS = 2000
 
 
 def told(text: str) -> str:
-    """Returns the text of a refusal or an error as a client reads it, for some of it may be what the client wrote: in
-    one line of a bounded length, without anything that a terminal acts on."""
+    """Returns the text of a refusal or an error as a client reads it: one line of a bounded length, without control
+    characters for a terminal. Some of it may be the client's own words."""
     line = printable(text[:_MOST_TOLD_CHARACTERS])[:_MOST_TOLD_CHARACTERS]
     return f"{line}..." if len(text) > _MOST_TOLD_CHARACTERS else line
 
 
-# --- The endpoint, and what requests of `POST /v1/score` share with it.
-
-
-def refuse_encoder(engine: Engine) -> None:
-    """Raises RequestError for a model that makes no text."""
-    if engine.embedder is not None:
-        instead = "embeddings, by POST /v1/embeddings" if engine.decider is None else "decisions, by POST /v1/score"
-        raise RequestError(f"this model makes {instead}, not text", HTTPStatus.NOT_IMPLEMENTED)
-
-
-@asynccontextmanager
-async def in_hand(requests: Sequence[Request], vision: Vision) -> AsyncIterator[None]:
-    """Has the media of the requests decoded that never were. RequestError if one is damaged. When the block ends, the
-    requests are cancelled, and the rows that they did not come to take are forgotten."""
-    shown = [each.shown for each in requests if each.shown is not None]
-    try:
-        for prompt in shown:
-            for decoding in vision.decode(prompt, lambda: requests[0].cancelled):
-                await asyncio.wrap_future(decoding)
-        yield
-    except MediaError as error:
-        raise RequestError(str(error)) from None
-    finally:
-        for request in requests:
-            request.cancel()
-        for prompt in shown:
-            vision.drop(prompt)
-
-
-@asynccontextmanager
-async def measuring(vision: Vision) -> AsyncIterator[Callable[[ShownPrompt], Awaitable[None]]]:
-    """Yields what has the media of an UnmeasuredError decoded, and raises RequestError if one is damaged. If the block
-    fails or is cancelled, decoding ends and its results are forgotten."""
-    prompts: list[ShownPrompt] = []
-    left = threading.Event()
-
-    async def measure(prompt: ShownPrompt) -> None:
-        prompts.append(prompt)
-        for decoding in vision.decode(prompt, left.is_set):
-            await asyncio.wrap_future(decoding)
-
-    try:
-        yield measure
-    except BaseException:
-        left.set()
-        for prompt in prompts:
-            vision.drop(prompt)
-        raise
-
-
-async def take_steps(
-    threads: TokenizeThreads, body: Body, steps: Iterator[object], kind: type[Result], vision: Vision
-) -> list[Result]:
-    """Runs the steps that check a body, on a thread unless the body is small. Returns those of this kind; the others
-    are None, or prompts whose media have to be decoded before the next step."""
-    found: list[Result] = []
-    async with measuring(vision) as measure:
-        while True:
-            step = next(steps, _END) if body.size <= _AT_ONCE_BYTES else await threads.run(body.size, next, steps, _END)
-            if step is _END:
-                return found
-            if isinstance(step, kind):
-                found.append(step)
-            elif step is not None:
-                await measure(cast("ShownPrompt", step))
-
-
-_AT_ONCE_BYTES = 512
-"""To wake a thread takes longer than to check a body that has no more."""
 _SMALL_BYTES = 1 << 20
 """A body of this size may be read before the model's longest prompt is known."""
 _ESCAPE_BYTES = 6
 """The most bytes that JSON takes for one byte of text."""
-_END = object()
 NUMBER = web.RequestKey("number", int)
 """The number under which the engine logs the request, once it has one."""
 
 
 class CompletionEndpoint:
-    """Prepares requests off the event loop, hands them to the engine, and writes its events."""
+    """Has requests prepared off the event loop, hands them to the engine, and writes its events."""
 
-    def __init__(self, engine: Engine, helper: Executor, threads: TokenizeThreads, bodies: RequestBodies) -> None:
+    def __init__(self, engine: Engine, helper: Executor, intake: Intake) -> None:
         self._engine = engine
         self._helper = helper
-        self._threads = threads
-        self._bodies = bodies
+        self._intake = intake
         self._remarks = Remarks()
 
     async def post(self, http: web.Request) -> web.StreamResponse:
         """Answers one completion. The server cancels this, in every phase, when the client disconnects."""
-        refuse_encoder(self._engine)
-        with self._bodies.body() as body:
-            request = await self._request(http, body)
-            body.hold(request.shown.nbytes if request.shown is not None else 0)  # files, until they are answered
-            return await self._answer(http, request)
+        self._engine.encoder_use.refuse_prompts()
+        with Incoming(self._intake, self._engine.vision) as incoming:
+            request = await self._request(http, incoming)
+            http[NUMBER] = request.number
+            await incoming.decode(request.shown)
+            try:
+                self._engine.submit(request)
+                return await self._stream(http, request)
+            finally:
+                request.cancel()
 
-    async def _request(self, http: web.Request, body: RequestBody) -> Request:
-        wire, wanted = await self._read(http, body)
-        request = await self._prepare(wire, wanted)
+    async def _request(self, http: web.Request, incoming: Incoming) -> Request:
+        wire, wanted = await self._read(http, incoming)
+        limits, size = self._engine.limits.within(wire.options.num_ctx), len(wire.prompt)
+        steps = prepare(wire, self._engine.tokenizer, limits, wanted, self._engine.vision, incoming.has_left)
+        request = await incoming.check(size, steps, shows=bool(wire.media))
         self._remarks.values(out_of_range(wire, request.sampling))
+        incoming.hold(request.shown.nbytes if request.shown is not None else 0)  # files, until they are answered
         return request
 
-    async def _answer(self, http: web.Request, request: Request) -> web.StreamResponse:
-        http[NUMBER] = request.number
-        async with in_hand([request], self._engine.vision):
-            self._engine.submit(request)
-            return await self._stream(http, request)
-
-    async def _read(self, http: web.Request, body: RequestBody) -> tuple[CompletionRequest, Format | None]:
+    async def _read(self, http: web.Request, incoming: Incoming) -> tuple[CompletionRequest, Format | None]:
         """Reads the request. Only what must happen while bytes arrive runs on the event loop."""
         tokenizer, limits = self._engine.tokenizer, self._engine.limits
         run = asyncio.get_running_loop().run_in_executor
@@ -232,7 +146,7 @@ class CompletionEndpoint:
             most = await run(self._helper, most_prompt_bytes, tokenizer, limits.context_length)
         reader = CompletionReader(most, http.content_length or 0)
         try:
-            await body.read(http, most * _ESCAPE_BYTES + MOST_REST_BYTES + MOST_MEDIA_BYTES, reader.feed)
+            await incoming.read_body(http, most * _ESCAPE_BYTES + MOST_REST_BYTES + MOST_MEDIA_BYTES, reader.feed)
             read = await run(self._helper, _decode, reader.finish, self._engine.vision)
         except TooLargeError as error:
             raise RequestError(str(error)) from None
@@ -242,24 +156,6 @@ class CompletionEndpoint:
             refuse_size(error.size, tokenizer, limits)
         self._remarks.unknown(reader.strangers)
         return read
-
-    async def _prepare(self, wire: CompletionRequest, wanted: Format | None) -> Request:
-        """Tokenizes and checks the request, a long prompt in several steps between which others get their turn."""
-        tokenizer, size = self._engine.tokenizer, len(wire.prompt)
-        limits = self._engine.limits.within(wire.options.num_ctx)
-        if size > PART_CHARACTERS:
-            parts = check_length_in_parts(wire.prompt, tokenizer, limits)
-            while await self._threads.run(size, next, parts, _END) is not _END:
-                pass
-        if wire.media:
-            call = partial(prepare, wire, tokenizer, limits, wanted, self._engine.vision)
-            async with measuring(self._engine.vision) as measure:
-                try:
-                    return await self._threads.show(call)
-                except UnmeasuredError as error:
-                    await measure(error.prompt)
-                return await self._threads.show(call)
-        return await self._threads.run(size, prepare, wire, tokenizer, limits, wanted)
 
     async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:
         events = await request.stream.batch()
@@ -286,7 +182,7 @@ def _decode(finish: Callable[[], CompletionRequest], vision: Vision) -> tuple[Co
 
 
 async def _done(compiling: "Future[Grammar]") -> None:
-    """Waits for a grammar, which other requests may wait for too. RequestError if it is invalid."""
+    """Waits for a grammar, as other requests may do too. Raises RequestError if it is invalid."""
     waiting = asyncio.wrap_future(compiling)
     waiting.add_done_callback(
         lambda done: done.cancelled() or done.exception()

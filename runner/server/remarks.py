@@ -55,7 +55,7 @@ class Remarks:
                 log.warning("an unknown key has no effect", key=key, **meant)
 
     def values(self, found: Iterable[tuple[str, float, str]]) -> None:
-        """Logs the keys with a value that means nothing, and what is taken instead."""
+        """Logs the keys with a value that means nothing, and the value taken instead."""
         for key, value, instead in found:
             if self._is_new(key):
                 log.warning("a value is out of range", key=key, value=value, instead=instead)

@@ -4,13 +4,10 @@ Each row is a request to the engine like any other, of no token: it is prefilled
 the cache, and leaves when its client does. Everything is checked before anything is computed.
 """
 
-import asyncio
 import json
-from collections.abc import Generator, Iterator, Sequence
-from functools import partial
+from collections.abc import Generator, Sequence
 from hashlib import sha256
 from http import HTTPStatus
-from itertools import accumulate, pairwise
 
 from aiohttp import web
 
@@ -20,19 +17,17 @@ from protocol.score import (
     MOST_ROWS,
     MOST_TEXT_BYTES,
     Row,
-    ScoreRequest,
     decode_score,
     score_body,
 )
 from runner.engine.engine import Engine
 from runner.engine.events import Failed, Finished, Refused, Scored
-from runner.engine.ports import Decider, Decision
-from runner.engine.request import Request, ShownPrompt, UnmeasuredError
+from runner.engine.ports import Steps
+from runner.engine.request import Request
 from runner.errors import RequestError
 from runner.sampling import SamplingOptions
-from runner.server.completion import NUMBER, in_hand, refuse_encoder, take_steps
-from runner.server.request_body import Body, RequestBodies
-from runner.server.tokenize import TokenizeThreads
+from runner.server.completion import NUMBER
+from runner.server.intake import Incoming, Intake
 from runner.tokenizer import Tokenizer
 
 _LONG = 1 << 12
@@ -40,8 +35,6 @@ _LONG = 1 << 12
 _MOST_KNOWN = 4096
 """Rows whose candidates are known, by the digest of their texts: a repeat does not tokenize them again."""
 _Known = dict[bytes, list[int]]
-_TOGETHER = 8
-"""The texts of one client that wait for a decision at once: others' get their turn between them."""
 _AT_ONCE = 2
 """The rows of one client that are computed at once: from the second one the cache learns where their prefixes part."""
 
@@ -49,56 +42,28 @@ _AT_ONCE = 2
 class ScoreEndpoint:
     """Checks rows off the event loop, and has the engine compute them."""
 
-    def __init__(self, engine: Engine, threads: TokenizeThreads, bodies: RequestBodies) -> None:
+    def __init__(self, engine: Engine, intake: Intake) -> None:
         self._engine = engine
-        self._threads = threads
-        self._bodies = bodies
+        self._intake = intake
         self._known = _Known()
 
     async def post(self, http: web.Request) -> web.Response:
         """Scores all rows. The server cancels this when the client disconnects."""
-        if self._engine.decider is not None:
-            return await self._decide(http, self._engine.decider)
-        refuse_encoder(self._engine)
+        self._engine.encoder_use.refuse_prompts()
         vision = self._engine.vision
-        with self._bodies.body() as held:
-            body = Body()
-            await held.read(http, MOST_TEXT_BYTES + (MOST_MEDIA_BYTES if vision.sees else 0), body.take)
-            steps = _checked(body.chunks, self._engine, self._known)
-            requests = await take_steps(self._threads, body, steps, Request, vision)
+        with Incoming(self._intake, vision) as incoming:
+            await incoming.read_all(http, MOST_TEXT_BYTES + (MOST_MEDIA_BYTES if vision.sees else 0))
+            requests = await incoming.check_body(_checked(incoming.chunks, self._engine, self._known))
             http[NUMBER] = requests[0].number
-            async with in_hand(requests, vision):
+            for request in requests:
+                await incoming.decode(request.shown)
+            try:
                 scores = [await self._scored(requests, row) for row in range(len(requests))]
+            finally:
+                for request in requests:
+                    request.cancel()
         counts = (sum(len(each.prompt) for each in requests), sum(cached for _, cached in scores))
         return web.Response(body=score_body([logits for logits, _ in scores], *counts), content_type="application/json")
-
-    async def _decide(self, http: web.Request, decider: Decider) -> web.Response:
-        """The same by a model with a head of its own."""
-        with self._bodies.body() as held:
-            body = Body()
-            await held.read(http, MOST_TEXT_BYTES, body.take)
-            steps = _decisions(body.chunks, decider, self._engine)
-            decisions = await take_steps(self._threads, body, steps, Decision, self._engine.vision)
-            texts = [each.text for each in decisions]
-            found = list[list[float]]()
-            try:
-                for text in texts[:_TOGETHER]:
-                    self._engine.embed(text)
-                for number, text in enumerate(texts):
-                    found.append(await asyncio.wrap_future(text.found))
-                    for other in texts[number + _TOGETHER : number + _TOGETHER + 1]:
-                        self._engine.embed(other)
-            finally:
-                for text in texts:
-                    text.found.cancel()
-        scores = list[list[float]]()
-        for decision, logits in zip(decisions, found, strict=True):
-            stops = [*accumulate(decision.options)]
-            scores += [logits[start:stop] for start, stop in pairwise((0, *stops))]
-        tokens = sum(len(text.tokens) for text in texts)
-        return web.Response(
-            body=score_body(scores, tokens, 0 if decider.counts_cached else None), content_type="application/json"
-        )
 
     async def _scored(self, requests: Sequence[Request], row: int) -> tuple[list[float], int]:
         """Returns the scores of a row, and the number of its tokens that the cache held. Raises RequestError."""
@@ -118,20 +83,10 @@ class ScoreEndpoint:
                         raise RequestError(text, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def _decisions(chunks: Sequence[bytes], decider: Decider, engine: Engine) -> Iterator[Decision | None]:
-    """Yields the texts of a body. Raises RequestError."""
-    embedder = engine.embedder
-    assert embedder is not None
-    for decision in decider.read(b"".join(chunks), engine.tokenizer):
-        if decision is not None and (why := embedder.refusal(len(decision.text.tokens))):
-            raise RequestError(why, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-        yield decision
-
-
-def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Iterator[Request | ShownPrompt | None]:
-    """Yields a request for each row, media that have to be decoded first, and None where others may have a turn. Raises
-    BadRequestError, and RequestError in the words that hosts know. Several threads may share `known`."""
-    tokenizer, limits = engine.tokenizer, engine.limits
+def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Steps[list[Request]]:
+    """Returns a request for each row. Raises RequestError in the words that hosts know. Several threads may share
+    `known`."""
+    tokenizer, limits, requests = engine.tokenizer, engine.limits, list[Request]()
     wanted = decode_score(b"".join(chunks))
     if not 1 <= len(wanted.rows) <= MOST_ROWS:
         raise RequestError(f"scoring requires 1\u2013{MOST_ROWS} prompts")
@@ -142,7 +97,9 @@ def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Iterator
         text, shown = row.prompt, None
         _refuse_long(number, row.prompt, wanted.max_tokens, tokenizer)
         if wanted.media:
-            text, shown = yield from _shown(row.prompt, wanted, engine)
+            named, text = engine.vision.markers(row.prompt)
+            media = [each for each in wanted.media if each.id in named]
+            shown = yield from engine.vision.expand(row.prompt, media, tokenizer, wanted.max_tokens, bos=False)
         last = tokenizer.encode_without_bos(text)
         prompt = last if shown is None else shown.ids
         _refuse_count(number, len(prompt), wanted.max_tokens)
@@ -156,7 +113,7 @@ def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Iterator
             known[key] = candidates
         if len(set(candidates)) < len(candidates) or max(candidates) >= (limits.vocab_size or tokenizer.vocab_size):
             raise RequestError(f"prompt {number} has invalid or duplicate candidate tokens")
-        yield Request(
+        request = Request(
             prompt=prompt,
             max_tokens=1,
             sampling=SamplingOptions(candidates=tuple(candidates)),
@@ -165,6 +122,9 @@ def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Iterator
             most_drafts=0,
             shown=shown,
         )
+        requests.append(request)
+        yield None
+    return requests
 
 
 def _refuse_long(number: int, text: str, most: int, tokenizer: Tokenizer) -> None:
@@ -181,23 +141,6 @@ def _refuse_long(number: int, text: str, most: int, tokenizer: Tokenizer) -> Non
 def _refuse_count(number: int, count: int, most: int) -> None:
     if not 1 <= count <= most:
         raise RequestError(f"prompt {number} has {count} tokens; expected 1\u2013{most} (input is never truncated)")
-
-
-def _shown(
-    prompt: str, wanted: ScoreRequest, engine: Engine
-) -> Generator[ShownPrompt, None, tuple[str, ShownPrompt | None]]:
-    """Returns the text after the last marker of a prompt, and the tokens of the whole prompt, media included. Yields
-    media that have to be decoded first."""
-    from runner.media.prompt import Marker, split_markers  # no text needs it
-
-    parts = [*split_markers(prompt)]
-    named = [each for each in wanted.media if Marker(each.id) in parts]
-    expand = partial(engine.vision.expand, prompt, named, engine.tokenizer, wanted.max_tokens, bos=False)
-    try:
-        return str(parts[-1]), expand()
-    except UnmeasuredError as error:
-        yield error.prompt
-    return str(parts[-1]), expand()
 
 
 def _candidates(
@@ -220,8 +163,8 @@ def _candidates(
 
 
 def _tail(text: str, prompt: Sequence[int], tokenizer: Tokenizer) -> tuple[str, list[int]]:
-    """Returns the end of a prompt that decides how what follows is tokenized, and its tokens: all from the last special
-    token on. So the prompt of a chat is not tokenized again for each candidate."""
+    """Returns the end of a prompt, from its last special token on, and the tokens of this end. It alone decides how a
+    candidate is tokenized after it, so the prompt of a chat is not tokenized again for each candidate."""
     at = next((at for at in range(len(prompt), 0, -1) if prompt[at - 1] in tokenizer.special), 0)
     if at:
         mark = tokenizer.token_text(prompt[at - 1])

@@ -1,57 +1,14 @@
 """`POST /v1/tokenize`: plain text in, a JSON array of ids out; and `POST /v1/detokenize`, the way back."""
 
-import asyncio
 from codecs import iterdecode
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event
-from typing import ParamSpec, TypeVar
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from aiohttp import web
 
 from protocol.refusal import decoded
 from runner.engine.engine import Engine
-from runner.server.request_body import Body, RequestBodies
-from runner.tokenizer import PART_CHARACTERS
-
-# --- The threads that prepare prompts and do nothing else, so that no long text and no picture delays a short text.
-
-Params = ParamSpec("Params")
-Result = TypeVar("Result")
-_SHORT_THREADS = 2
-
-
-class TokenizeThreads:
-    """Two threads for texts that are tokenized in one part, one for longer texts, whose parts take turns, and one for
-    prompts with pictures."""
-
-    def __init__(self) -> None:
-        self._short = ThreadPoolExecutor(_SHORT_THREADS, "tokenize")
-        self._long = ThreadPoolExecutor(1, "tokenize-long")
-        self._pictures = ThreadPoolExecutor(1, "headers")
-
-    async def run(
-        self, size: int, call: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs
-    ) -> Result:
-        """Runs `call` for a text of `size` characters. If cancelled before its turn, it never runs."""
-        threads = self._short if size <= PART_CHARACTERS else self._long
-        return await asyncio.wrap_future(threads.submit(call, *args, **kwargs))
-
-    async def show(self, call: Callable[[Callable[[], bool]], Result]) -> Result:
-        """Runs `call` for a prompt with pictures. If cancelled before its turn, it never runs; cancelled later, the
-        function that it gets returns True."""
-        left = Event()
-        try:
-            return await asyncio.wrap_future(self._pictures.submit(call, left.is_set))
-        finally:
-            left.set()
-
-    async def close(self, _: object) -> None:
-        """Ends the threads, with the server."""
-        for threads in (self._short, self._long, self._pictures):
-            threads.shutdown(wait=False)
-
+from runner.server.intake import Incoming, Intake
 
 MOST_TEXT_BYTES = 256 << 20
 MOST_IDS_BYTES = 8 << 20
@@ -64,10 +21,9 @@ _IDS = msgspec.json.Decoder(list[int] | None)
 class TokenizeEndpoint:
     """Tokenizes off the event loop, a part at a time, so that no request waits longer than one part of a long text."""
 
-    def __init__(self, engine: Engine, threads: TokenizeThreads, bodies: RequestBodies) -> None:
+    def __init__(self, engine: Engine, intake: Intake) -> None:
         self._engine = engine
-        self._threads = threads
-        self._bodies = bodies
+        self._intake = intake
 
     async def post(self, http: web.Request) -> web.StreamResponse:
         """Responds with the ids of the body, sending each part as soon as it is computed.
@@ -75,24 +31,22 @@ class TokenizeEndpoint:
         A host reads up to the closing bracket and then closes the connection, unless it has seen the end of the
         response by then: so the bracket is sent together with the end.
         """
-        with self._bodies.body() as body:
-            text = Body()
-            await body.read(http, MOST_TEXT_BYTES, text.take)
-            return await self._respond(http, text.size, self._ids(text.chunks))
+        with Incoming(self._intake, self._engine.vision) as incoming:
+            await incoming.read_all(http, MOST_TEXT_BYTES)
+            return await self._respond(http, incoming.size, self._ids(incoming.chunks))
 
     async def post_ids(self, http: web.Request) -> web.StreamResponse:
         """Responds with the text of a JSON array of ids, special tokens included. Ids that the vocabulary lacks are
         left out."""
-        with self._bodies.body() as body:
-            ids = Body()
-            await body.read(http, MOST_IDS_BYTES, lambda piece: ids.take(piece) * _ID_BYTES)
-            return await self._respond(http, ids.size, self._text(ids.chunks))
+        with Incoming(self._intake, self._engine.vision) as incoming:
+            await incoming.read_all(http, MOST_IDS_BYTES, _ID_BYTES)
+            return await self._respond(http, incoming.size, self._text(incoming.chunks))
 
     async def _respond(self, http: web.Request, size: int, pieces: Iterator[bytes]) -> web.StreamResponse:
         """Sends each piece when the next one is known."""
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        last = await self._threads.run(size, next, pieces, b"")
-        while piece := await self._threads.run(size, next, pieces, b""):
+        last = await self._intake.run(size, next, pieces, b"")
+        while piece := await self._intake.run(size, next, pieces, b""):
             if not response.prepared:
                 await response.prepare(http)
             await response.write(last)

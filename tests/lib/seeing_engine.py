@@ -11,7 +11,7 @@ As in `tests.lib.tiny_engine`, slices come from `advance` and nothing waits: pic
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import cache, partial
+from functools import cache
 from io import BytesIO
 from typing import cast
 
@@ -28,7 +28,7 @@ from runner.engine.events import Failed, Refused
 from runner.engine.generation import Forward
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import Slice, SlicePolicy, Workload
-from runner.engine.request import Limits, Request, UnmeasuredError, prepare
+from runner.engine.request import Limits, Request
 from runner.media.encoder import MediaEncoder
 from runner.media.families import Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
 from runner.media.forward import Rows
@@ -38,6 +38,7 @@ from runner.media.rows import MediaRows, RowStore
 from runner.media.support import Hearing, MediaSupport
 from runner.media.towers import Grid
 from runner.sampling.sampler import Sampler
+from runner.server.prepare import prepare
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE
 from tests.lib.seeing import (
     BOTH_WAYS,
@@ -54,6 +55,7 @@ from tests.lib.seeing import (
     seeing,
     walk,
 )
+from tests.lib.steps import result_of
 from tests.lib.tiny_engine import Clock, EngineClient, SlicedEngine, ZeroMeter
 from tests.unit.media.pictures import Here, spans
 
@@ -229,19 +231,11 @@ class SeeingEngine(SlicedEngine):
             top_logprobs=3,
         )
         limits = Limits(CONTEXT, self.vocab_size)
-        asked = Asked(self._prepared(partial(prepare, wire, self.model.tokenizer, limits, None, self.support)))
+        steps = prepare(wire, self.model.tokenizer, limits, None, self.support)
+        asked = Asked(result_of(steps, self.support))
         self.asked.append(asked)
         self.scheduler.add(asked.request)
         return asked
-
-    def _prepared(self, call: Callable[[], Request]) -> Request:
-        """Prepares a request, with sounds that have to be decoded first."""
-        try:
-            return call()
-        except UnmeasuredError as error:
-            for decoding in self.support.decode(error.prompt, lambda: False):
-                decoding.result()
-            return call()
 
     def answer(self, prompt: str, *files: bytes, max_tokens: int = 6, **options: float) -> Asked:
         """Asks, and waits for the answer, which must be right."""

@@ -19,10 +19,13 @@ from runner.assemble import assemble
 from runner.engine.events import Finished, Text
 from runner.engine.generation import Forward
 from runner.engine.parts import Parts, Sources, World
-from runner.engine.request import Limits, Request, prepare
+from runner.engine.ports import NoVision
+from runner.engine.request import Limits, Request
 from runner.model import open_model
+from runner.server.prepare import prepare
 from runner.settings import Settings, context_limit
 from runner.tokenizer import Tokenizer, open_tokenizer
+from tests.lib.steps import result_of
 from tests.lib.tiny_engine import plain_outbox
 from tests.published.form import ROWS, Row
 from tests.published.measure import LENGTH, measured, rotation, visible
@@ -69,7 +72,7 @@ class Opened:
         """Returns the text and the end of an answer of `tokens`."""
         wire = CompletionRequest(prompt=self.row.talk)
         limits = Limits(context_limit(self.model.context_length, None), self.model.vocab_size)
-        asked: Request = prepare(wire, self.parts.tokenizer, limits, None)
+        asked: Request = result_of(prepare(wire, self.parts.tokenizer, limits, None, NoVision()))
         asked.max_tokens = len(tokens)
         self.world.say, self.world.prompt, self.world.seen = tokens, len(asked.prompt), 0
         self.parts.scheduler.add(asked)

@@ -90,8 +90,9 @@ def test_setuptools_builds_the_kernels_without_the_repository() -> None:
     assert [name for name in names if name.startswith(PACKAGES)] == []
 
 
-def test_flags_are_read_without_a_wing() -> None:
-    readers = (path for path in sources() if path.is_relative_to(ROOT / "runner/cli"))
+@pytest.mark.parametrize("part", ["cli", "server"])
+def test_flags_are_read_and_requests_are_served_without_a_wing(part: str) -> None:
+    readers = (path for path in sources() if path.is_relative_to(ROOT / "runner" / part))
     assert not {name.split(".")[1] for path in readers for name in imports(path) if "runner." in name} & {*WINGS}
 
 
@@ -182,11 +183,12 @@ ADAPTERS = (
     "runner/drafts/heads/",
     "runner/drafts/assistant.py",
     "runner/drafts/dflash/",
+    "runner/embeddings/modules/",
 )
 """The folders that know mlx-lm: its layer caches, its models, and models of ours that are built of its parts."""
 KNOW_MLX = {
     "drafts": ("heads/", "assistant.py", "dflash/", "kinds", "opening", "own_model", "target"),
-    "embeddings": ("embedder", "wing", "decisions/"),
+    "embeddings": ("embedder", "wing", "decisions/", "modules/"),
     "media": ("towers/", "encoder", "forward", "vlm/sight"),
     "disk": ("check", "namespace", "restores", "serialize"),
     "tape": ("world",),

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 
 from protocol.score import MOST_ROWS, DecisionRequest, Field, Span, decode_decision
-from runner.embeddings.decisions.laya import Built
-from runner.engine.ports import Decision, TextToEmbed
+from runner.embeddings.decisions.endpoint import Decision
+from runner.embeddings.embedder import EncoderPiece, TextToEmbed
 from runner.errors import RequestError
 from runner.model.vlm.module import Served, plain_positions
 from runner.tokenizer import Tokenizer
@@ -16,7 +16,7 @@ from runner.tokenizer import Tokenizer
 _TYPES = 3
 _LEAST_OPTIONS, _MOST_OPTIONS = 2, 26
 _LEAST_SEGMENTS, _FIRST = 3, 2
-"""The first segment of the schema is behind that of the state."""
+"""The first segment of the schema comes after the state's."""
 _MOST_SEGMENTS = 1 << 13
 _TOGETHER = 64
 """Segments that are tokenized before others have a turn."""
@@ -89,7 +89,7 @@ class Clef:
         )
         yield Decision(TextToEmbed(ids, asked=spans), spans.counts)
 
-    def encode(self, inputs: mx.array, lengths: Sequence[int], asked: Sequence[Spans]) -> Iterator[Built]:
+    def encode(self, inputs: mx.array, lengths: Sequence[int], asked: Sequence[Spans]) -> Iterator[EncoderPiece]:
         """Builds a forward over one text [1, L], some tokens a piece. The last piece are the scores [1, options]."""
         del lengths
         (spans,) = asked
@@ -100,14 +100,14 @@ class Clef:
             tokens = inputs[:, start : start + self._chunk]
             positions = plain_positions(tokens.shape[1], layers)
             hidden.append(language.model(tokens, cache=layers, position_ids=positions))
-            yield Built([hidden[-1]], tokens.size * len(language.layers))
+            yield EncoderPiece([hidden[-1]], tokens.size * len(language.layers))
         states = self._module.head.hidden_norm(mx.concatenate(hidden, axis=1)[0])
         words = _means(spans.options, length) @ _rows(language.lm_head, inputs[0])
         types = mx.array([*spans.types])
         scores = self._module.head(
             states, spans.questions, spans.options, words.astype(states.dtype), types, spans.counts
         )
-        yield Built([scores.astype(mx.float32)[None]], 0.0)
+        yield EncoderPiece([scores.astype(mx.float32)[None]], 0.0)
 
 
 def _check(field: Field, segments: int) -> None:
@@ -119,7 +119,7 @@ def _check(field: Field, segments: int) -> None:
 
 
 def _tokens(span: Span, ends: Sequence[int]) -> Span:
-    """Returns a span of segments in tokens. Raises RequestError if there are none."""
+    """Returns a span of segments in tokens. Raises RequestError if it has no tokens."""
     start, stop = ends[span[0]], ends[span[1]]
     if start == stop:
         raise RequestError("Clef question span has no tokens")

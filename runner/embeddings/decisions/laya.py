@@ -10,26 +10,21 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from protocol.score import MOST_ROWS, DecisionRequest, Question, decode_decision
-from runner.engine.ports import Decision, TextToEmbed
+from runner.embeddings.decisions.endpoint import Decision
+from runner.embeddings.embedder import EncoderPiece, TextToEmbed
 from runner.errors import ModelError, RequestError
 from runner.tokenizer import Tokenizer
 
 _TYPES = ("choice", "score", "noul")
 _MOST_OPTION_TOKENS = 48
 _LEAST_QUESTION, _LEAST_OPTION, _SHORTEST_QUESTION = 16, 4, 8
-"""Tokens: what options leave of their part for the question, what each keeps then, and what the question has anyway."""
+"""Tokens: the least that options leave of the head for the question, that each option keeps then, and that the question
+has in any case."""
 _MOST_OPTIONS = 255
 _HIDDEN = -1e9
 _COLDEST, _WARMEST = 0.5, 5.0
 _BUCKETS = ((2, "2"), (5, "3-5"), (10, "6-10"), (_MOST_OPTIONS, "11+"))
 """The most options -> their name in `temperature_by_options`."""
-
-
-class Built(NamedTuple):
-    """A part of a forward."""
-
-    arrays: list[mx.array]
-    token_layers: float
 
 
 class Marks(NamedTuple):
@@ -113,7 +108,7 @@ class Laya:
         return Decision(TextToEmbed(ids, asked=asked), [len(options)])
 
     def _temperature(self, name: str, kind: int, options: int) -> float:
-        """Returns what the scores of a question are divided by."""
+        """Returns the divisor of a question's scores."""
         bucket = next(name for most, name in _BUCKETS if options <= most)
         given = (self._wanted.get("temperature_by_options") or {}).get(f"{name}:{bucket}")
         try:
@@ -122,7 +117,7 @@ class Laya:
             return 1.0
         return min(_WARMEST, max(_COLDEST, found)) if math.isfinite(found) else 1.0
 
-    def encode(self, inputs: mx.array, lengths: Sequence[int], asked: Sequence[Marks]) -> Iterator[Built]:
+    def encode(self, inputs: mx.array, lengths: Sequence[int], asked: Sequence[Marks]) -> Iterator[EncoderPiece]:
         """Builds a forward over texts [B, L], a layer a piece. The last piece are the scores [B, most options]."""
         encoder, head = self._module.encoder, self._module.head
         there = mx.arange(inputs.shape[1]) < mx.array([*lengths])[:, None]
@@ -130,17 +125,17 @@ class Laya:
         masks = encoder._masks(there.astype(mx.int32), hidden.dtype)
         for layer in encoder.layers:
             hidden = layer(hidden, *masks)
-            yield Built([hidden], inputs.size)
+            yield EncoderPiece([hidden], inputs.size)
         types = self._module.type_emb(mx.array([each.type for each in asked]))
         hidden = encoder.final_norm(hidden) + types[:, None]
         mask = mx.where(there[:, None, None], 0.0, _HIDDEN).astype(hidden.dtype)
         for layer in head.layers:
             hidden = layer(hidden, mask)
-            yield Built([hidden], inputs.size)
+            yield EncoderPiece([hidden], inputs.size)
         most = max(len(each.places) for each in asked)
         places = mx.array([[*each.places, *[0] * (most - len(each.places))] for each in asked])
         scores = self._module.scorer(hidden[mx.arange(len(asked))[:, None], places]).squeeze(-1)
-        yield Built([scores.astype(mx.float32) / mx.array([each.temperature for each in asked])[:, None]], 0.0)
+        yield EncoderPiece([scores.astype(mx.float32) / mx.array([each.temperature for each in asked])[:, None]], 0.0)
 
 
 def _single(tokenizer: Tokenizer, text: str) -> int:

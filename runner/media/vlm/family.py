@@ -8,6 +8,7 @@ from threading import Lock
 from typing import ClassVar, NamedTuple, Protocol, Self, cast
 
 from protocol import Media
+from runner.engine.ports import Steps
 from runner.errors import MediaError, RequestError
 from runner.media.families import Around, Family
 from runner.media.geometry import Alpha, Geometry, Pixels
@@ -239,8 +240,8 @@ class VlmSupport(MediaSupport):
         left: Callable[[], bool] = lambda: False,
         *,
         bos: bool = True,
-    ) -> MediaPrompt | None:
-        found = super().expand(prompt, media, tokenizer, context_length, left, bos=bos)
+    ) -> Steps[MediaPrompt | None]:
+        found = yield from super().expand(prompt, media, tokenizer, context_length, left, bos=bos)
         if found is not None and self.alone and len({span.item.name for span in found.spans}) > 1:
             raise RequestError(f"{cast('Family', self.family).title} takes only one picture in a prompt")
         if found is not None and found.spans[-1].stop == len(found.ids) <= context_length:

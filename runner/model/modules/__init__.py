@@ -5,7 +5,6 @@ other, and nothing else knows the difference. If mlx-lm gets a module of the sam
 go. A file here is imported under that name alone: a second one would have other classes. So what two of them share is
 in `runner.model.decoder`.
 
-    cohere2_moe.py         Cohere's decoders with experts: North, Command A
-    kolibri1.py            Kolibri 1, Aleph Alpha's decoder with experts
-    embedding_gemma2.py    EmbeddingGemma 2, an encoder of texts; `encode` in place of a cache
+    cohere2_moe.py    Cohere's decoders with experts: North, Command A
+    kolibri1.py       Kolibri 1, Aleph Alpha's decoder with experts
 """

@@ -23,7 +23,7 @@ from scripts.tools.models.packages import TEXTS
 
 DOCS = ROOT / "docs"
 _MODELS = "mlx_lm.models"
-_OURS = ROOT / "runner/model/modules"
+_OURS = (ROOT / "runner/model/modules", ROOT / "runner/embeddings/modules")
 _WIDTH = 120
 _NOT_RUNNING = frozenset({"olmo"})
 """Ends the process where the package ai2-olmo is missing, and fails at its first forward where it is not."""
@@ -59,7 +59,7 @@ def architecture_table() -> str:
     by_module: dict[str, list[str]] = {}
     for name, family in FAMILIES.items():
         by_module.setdefault(family.module, []).append(f"`{name}`")
-    ours = {path.stem for path in _OURS.glob("*.py")}
+    ours = {path.stem for folder in _OURS for path in folder.glob("*.py")}
     rows = ["| architecture | mlx-lm module |", "| --- | --- |"]
     for module, names in by_module.items():
         notes = (", of this runner" if module in ours else "") + (", for embeddings" if module in ENCODERS else "")

@@ -29,6 +29,7 @@ from scripts.tools.models.sources import published, write_source
 from scripts.tools.models.sources_towers import EMBEDDING
 from scripts.tools.models.wav import noise, wav
 from tests.lib.mlx_vlm import module, register
+from tests.lib.steps import result_of
 from tests.unit.media.pictures import Here
 
 RECORDED = Path(__file__).parent / "recorded_media.safetensors"
@@ -55,7 +56,7 @@ class Model(NamedTuple):
     def prompt(self, media: list[Media]) -> MediaPrompt:
         """A text with media behind it."""
         numbered = [Media(data=each.data, kind=each.kind, id=number) for number, each in enumerate(media)]
-        return self.support.join(TEXT, numbered, [8], bool)
+        return result_of(self.support.join(TEXT, numbered, [8], bool))
 
     def rows(self, prompt: MediaPrompt) -> list[np.ndarray]:
         """What the towers take."""

@@ -2,24 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from math import inf, nan
-from typing import NamedTuple
 
 import mlx.core as mx
 import pytest
 
-from runner.embeddings.embedder import TextEmbedder, choose
-from runner.engine.ports import EmbeddingSizes, TextToEmbed
+from runner.embeddings.embedder import EmbeddingSizes, EncoderPiece, TextEmbedder, TextToEmbed, choose
 from runner.errors import ComputeError, RequestError
 
 LAYERS, CHUNK = 4, 10
 MOST = 8 * CHUNK
 """Tokens of a forward over several texts."""
 SIZES = EmbeddingSizes(2, (), frozenset(), token_bytes=10, least_bytes=100)
-
-
-class Piece(NamedTuple):
-    arrays: list[mx.array]
-    token_layers: float
 
 
 class Encoder:
@@ -34,17 +27,17 @@ class Encoder:
         """For each piece the forward that it is of."""
         self.most_padded = 0
 
-    def encode(self, inputs: mx.array, lengths: Sequence[int], media: Sequence[object] = ()) -> Iterator[Piece]:
+    def encode(self, inputs: mx.array, lengths: Sequence[int], media: Sequence[object] = ()) -> Iterator[EncoderPiece]:
         del media
         self.forwards.append([*lengths])
         self.most_padded = max(self.most_padded, inputs.size)
         number = len(self.forwards) - 1
         for _ in range(LAYERS):
             self.pieces.append(number)
-            yield Piece([inputs], inputs.size)
+            yield EncoderPiece([inputs], inputs.size)
         if mx.any(inputs == 99):
             raise ValueError("99")
-        yield Piece([mx.stack([mx.array([*lengths]), inputs[:, 0]], axis=1).astype(mx.float32)], 0.0)
+        yield EncoderPiece([mx.stack([mx.array([*lengths]), inputs[:, 0]], axis=1).astype(mx.float32)], 0.0)
 
 
 @pytest.fixture
@@ -60,14 +53,14 @@ def embedder(encoder: Encoder) -> TextEmbedder:
 def ask(embedder: TextEmbedder, *lengths: int, first: int = 5) -> list[TextToEmbed]:
     texts = [TextToEmbed([first + number] * length) for number, length in enumerate(lengths)]
     for text in texts:
-        embedder.add(text)
+        embedder.add_text(text)
     return texts
 
 
 def finish(embedder: TextEmbedder) -> int:
     """Returns how many slices it took."""
     slices = 0
-    while embedder.pending:
+    while embedder.pending():
         embedder.advance()
         slices += 1
         assert slices < 1000
@@ -179,7 +172,7 @@ def test_an_embedding_that_is_not_of_numbers_ends_its_text_alone(
 ) -> None:
     plain = encoder.encode
 
-    def encode(inputs: mx.array, lengths: Sequence[int], media: Sequence[object] = ()) -> Iterator[Piece]:
+    def encode(inputs: mx.array, lengths: Sequence[int], media: Sequence[object] = ()) -> Iterator[EncoderPiece]:
         *pieces, last = plain(inputs, lengths, media)
         last.arrays[0][1, 0] = value
         return iter([*pieces, last])

@@ -175,7 +175,7 @@ def test_check_tries_texts_together(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert found is not None
         assert found.text == said + more
         assert not found.is_fault
-    layer = __import__("mlx_lm.models.embedding_gemma2", fromlist=["Layer"]).Layer
+    layer = __import__("mlx_lm.models.embedding_gemma2", fromlist=["EncoderLayer"]).EncoderLayer
     monkeypatch.setattr(layer, "_mask", lambda *_: None)
     report = inspect(CheckSettings(model=str(directory), models_dir=tmp_path, verify=True, log_level=0))
     assert report.trial is None

@@ -6,8 +6,7 @@ from typing import Any, cast
 import mlx.core as mx
 import pytest
 
-from runner.embeddings.embedder import TextEmbedder
-from runner.engine.ports import EmbeddingSizes, TextToEmbed
+from runner.embeddings.embedder import EmbeddingSizes, TextEmbedder, TextToEmbed
 from runner.errors import RequestError
 from runner.media.encoder import MediaEncoder
 from runner.media.forward import MediaForward
@@ -54,11 +53,11 @@ def shown(own: Model, name: str) -> TextToEmbed:
 
 def computed(made: TextEmbedder, texts: Sequence[TextToEmbed]) -> list[mx.array]:
     for text in texts:
-        made.add(text)
+        made.add_text(text)
     while any(not text.found.done() for text in texts):
-        if made.pending:
+        if made.pending():
             made.advance()
-    assert not made.pending
+    assert not made.pending()
     return [mx.array(text.found.result()) for text in texts]
 
 
@@ -86,8 +85,8 @@ def test_media_and_texts_together_are_as_each_alone(module: Any) -> None:
 
 def test_a_text_that_nobody_waits_for_leaves_nothing(module: Any) -> None:
     made, text = embedder(module), shown(model(), "both")
-    made.add(text)
-    while not made.pending:
+    made.add_text(text)
+    while not made.pending():
         pass
     made.advance()
     text.found.cancel()
@@ -98,7 +97,7 @@ def test_a_text_that_nobody_waits_for_leaves_nothing(module: Any) -> None:
 def test_what_there_is_no_room_for_is_refused_alone(module: Any) -> None:
     made = embedder(module, room_bytes=1000)
     text, other = shown(model(), "picture"), TextToEmbed([3, 4])
-    made.add(text)
+    made.add_text(text)
     computed(made, [other])
     with pytest.raises(RequestError, match=r"^there is no room to encode a picture or a sound: that takes about"):
         text.found.result(timeout=0)

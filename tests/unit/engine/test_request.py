@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from runner.engine.request import Limits, check_length_in_parts, most_prompt_bytes, refuse_size
+from runner.engine.request import Limits
 from runner.errors import RequestError
+from runner.server.prepare import check_length_in_parts, most_prompt_bytes, refuse_size
 from runner.tokenizer import PART_CHARACTERS, Tokenizer, open_tokenizer
 from scripts.tools.models.tokenizers import byte_level
 

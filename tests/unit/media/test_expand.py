@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from protocol import CompletionRequest, Media
-from runner.engine.request import Limits, NoVision, UnmeasuredError, prepare
+from runner.engine.ports import NoVision
+from runner.engine.request import Limits
 from runner.errors import RequestError
 from runner.media import sound_header
 from runner.media.families import Gemma4, Qwen35
@@ -17,7 +18,9 @@ from runner.media.open import Sight
 from runner.media.prompt import MediaNames, MediaPrompt
 from runner.media.rows import RowStore
 from runner.media.support import Hearing, MediaSupport
+from runner.server.prepare import prepare
 from runner.tokenizer import Tokenizer
+from tests.lib.steps import result_of
 from tests.unit.media.pictures import Here, encoded
 from tests.unit.media.sounds import noise, speech, wav
 
@@ -63,9 +66,21 @@ def ids_of(text: str) -> list[int]:
     return [*text.encode()]
 
 
+def expanded(
+    support: MediaSupport,
+    prompt: str,
+    media: Sequence[Media],
+    tokenizer: Tokenizer,
+    most: int = CONTEXT,
+    *,
+    bos: bool = True,
+) -> MediaPrompt | None:
+    return result_of(support.expand(prompt, media, tokenizer, most, bos=bos))
+
+
 def refused(prompt: str, media: Sequence[Media], pieces: Pieces, support: MediaSupport) -> str:
     with pytest.raises(RequestError) as error:
-        support.expand(prompt, media, cast("Tokenizer", pieces), CONTEXT)
+        expanded(support, prompt, media, cast("Tokenizer", pieces))
     return str(error.value)
 
 
@@ -74,7 +89,7 @@ def test_every_text_is_tokenized_by_itself_and_only_the_first_begins_a_prompt(
 ) -> None:
     prompt = "ab[img-0]c[img-1][img-0]"
     media, tokenizer = [image(0), image(1, 2, 2)], cast("Tokenizer", pieces)
-    found, later = (support.expand(prompt, media, tokenizer, CONTEXT, bos=bos) for bos in (True, False))
+    found, later = (expanded(support, prompt, media, tokenizer, bos=bos) for bos in (True, False))
     assert found is not None
     assert later is not None
     assert pieces.texts[:4] == [("ab", True), ("c", False), ("", False), ("", False)]
@@ -120,7 +135,7 @@ def test_an_item_that_no_marker_names_is_logged_and_not_read(
     pieces: Pieces, support: MediaSupport, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        found = support.expand("a [img-1]", [Media(data=WAVE, id=0), image(1)], cast("Tokenizer", pieces), CONTEXT)
+        found = expanded(support, "a [img-1]", [Media(data=WAVE, id=0), image(1)], cast("Tokenizer", pieces))
     assert found is not None
     assert len(found.spans) == 1
     (record,) = caplog.records
@@ -133,13 +148,13 @@ def test_five_hundred_pictures_beyond_the_context_cost_a_few_headers(pieces: Pie
     prompt = "[img-0]" * 200 + "".join(f"[img-{number}]" for number in range(200, 700))
     limits = Limits(CONTEXT, 400)
     with pytest.raises(RequestError, match=r"input length \(1001 tokens\) exceeds the model's maximum"):
-        prepare(CompletionRequest(prompt=prompt, media=media), cast("Tokenizer", pieces), limits, None, support)
+        next(prepare(CompletionRequest(prompt=prompt, media=media), cast("Tokenizer", pieces), limits, None, support))
 
 
 def test_nothing_is_read_for_a_client_that_has_left(pieces: Pieces, support: MediaSupport) -> None:
     media, left = [image(0), Media(data=b"damaged", id=1, kind="image")], iter([False, True])
     with pytest.raises(RequestError, match=r"^the client has left$"):
-        support.expand("[img-0][img-1]", media, cast("Tokenizer", pieces), CONTEXT, lambda: next(left))
+        next(support.expand("[img-0][img-1]", media, cast("Tokenizer", pieces), CONTEXT, lambda: next(left)))
 
 
 def test_the_memory_of_pixels_is_counted_and_given_back(support: MediaSupport) -> None:
@@ -157,7 +172,7 @@ def test_the_memory_of_pixels_is_counted_and_given_back(support: MediaSupport) -
 
 def test_a_request_counts_placeholders_and_compares_names(pieces: Pieces, support: MediaSupport) -> None:
     wire = CompletionRequest(prompt="ab[img-0]c", media=[image(0)])
-    request = prepare(wire, cast("Tokenizer", pieces), Limits(CONTEXT, 304), None, support)
+    request = result_of(prepare(wire, cast("Tokenizer", pieces), Limits(CONTEXT, 304), None, support))
     assert request.prompt == [BOS, *ids_of("ab"), START, *[SOFT] * 6, END, *ids_of("c")]
     assert request.keys == [BOS, *ids_of("ab"), START, *[-1] * 6, END, *ids_of("c")]
     assert request.max_tokens == CONTEXT - len(request.prompt)
@@ -166,7 +181,7 @@ def test_a_request_counts_placeholders_and_compares_names(pieces: Pieces, suppor
 def test_markers_without_media_are_text(pieces: Pieces, support: MediaSupport) -> None:
     for sees in (support, NoVision()):
         wire = CompletionRequest(prompt="[img-0]")
-        request = prepare(wire, cast("Tokenizer", pieces), Limits(CONTEXT, 400), None, sees)
+        request = result_of(prepare(wire, cast("Tokenizer", pieces), Limits(CONTEXT, 400), None, sees))
         assert request.prompt == [BOS, *ids_of("[img-0]")]
         assert request.shown is None
 
@@ -218,14 +233,14 @@ def sound(data: bytes, number: int = 0, kind: str = "audio") -> Media:
 def test_a_sound_has_tokens_of_its_own(pieces: Pieces, family: SoundFamily, tokens: int, kind: str) -> None:
     support = hearing(family, Gemma4(budgets=(70,)))
     media = [sound(SHORT, 0, kind), image(1, 6, 6)]
-    found = support.expand("a[img-0]b[img-1]c[img-0]", media, cast("Tokenizer", pieces), CONTEXT)
+    found = expanded(support, "a[img-0]b[img-1]c[img-0]", media, cast("Tokenizer", pieces))
     assert found is not None
     heard, shown = [HEAR, *[HEARD] * tokens, HEARD_END], [START, *[SOFT] * 64, END]
     assert found.ids == [BOS, *b"a", *heard, *b"b", *shown, *b"c", *heard]
     assert [span.item.name for span in found.spans] == [-1, -2, -1]
     assert found.nbytes == len(SHORT) + len(media[1].data)
     assert (found.shift, found.positions(0, 9)) == (0, None)
-    other = support.expand("a[img-0]", [sound(wav(noise(5000, 2)))], cast("Tokenizer", pieces), CONTEXT)
+    other = expanded(support, "a[img-0]", [sound(wav(noise(5000, 2)))], cast("Tokenizer", pieces))
     assert other is not None
     assert other.spans[0].item.name == -3, "a sound of the same length is another one"
 
@@ -234,7 +249,7 @@ def test_the_same_bytes_heard_in_two_ways_have_two_names(pieces: Pieces) -> None
     names = set()
     for family in (Gemma4Sound(), Gemma4UnifiedSound(640), Gemma4UnifiedSound(320)):
         support = hearing(family)
-        found = support.expand("[img-0]", [sound(SHORT)], cast("Tokenizer", pieces), CONTEXT)
+        found = expanded(support, "[img-0]", [sound(SHORT)], cast("Tokenizer", pieces))
         assert found is not None
         names.add(support.names.digest_of(found.spans[0].item.name))
     assert len(names) == 3
@@ -243,14 +258,13 @@ def test_the_same_bytes_heard_in_two_ways_have_two_names(pieces: Pieces) -> None
 def test_a_long_sound_is_decoded_before_its_length_is_known(pieces: Pieces) -> None:
     support, tokenizer = hearing(Gemma4Sound()), cast("Tokenizer", pieces)
     media = [sound(SHORT, 0), sound(LONG, 1), sound(LONG, 2), sound(speech_of(35), 3), sound(speech_of(36), 4)]
-    with pytest.raises(UnmeasuredError) as first:
-        support.expand("[img-0] [img-1] [img-2] [img-3]", media, tokenizer, 5000)
-    prompt = first.value.prompt
+    steps = support.expand("[img-0] [img-1] [img-2] [img-3]", media, tokenizer, 5000)
+    prompt = next(steps)
     assert isinstance(prompt, MediaPrompt)
     assert {span.item.data for span in prompt.spans} == {LONG, media[3].data}, "the short one, and one without a marker"
     for decoding in support.decode(prompt, bool):
         decoding.result()
-    found = support.expand("[img-0] [img-1] [img-2] [img-3]", media, tokenizer, 5000)
+    found = result_of(steps)
     assert found is not None
     clips = [cast("Clip", span.item.clip) for span in found.spans]  # type: ignore[attr-defined]
     assert [len(clip.rows) for clip in clips] == [1, 2, 2, 2]
@@ -261,7 +275,7 @@ def test_a_long_sound_is_decoded_before_its_length_is_known(pieces: Pieces) -> N
     support.drop(found)
     assert support.store.held_bytes == 0
     support.store.close()
-    unified = hearing(Gemma4UnifiedSound(640)).expand("[img-1]", media, tokenizer, 5000)
+    unified = expanded(hearing(Gemma4UnifiedSound(640)), "[img-1]", media, tokenizer, 5000)
     assert unified is not None
     assert len(unified.ids) == 1 + 2 + 1000
 
@@ -272,7 +286,7 @@ def speech_of(seconds: float) -> bytes:
 
 def test_nothing_is_decoded_for_a_prompt_that_is_too_long_already(pieces: Pieces) -> None:
     support = hearing(Gemma4Sound())
-    found = support.expand("[img-0]" + "x" * CONTEXT, [sound(LONG)], cast("Tokenizer", pieces), CONTEXT)
+    found = expanded(support, "[img-0]" + "x" * CONTEXT, [sound(LONG)], cast("Tokenizer", pieces))
     assert found is not None
     assert len(found.ids) > CONTEXT
     assert support.store.held_bytes == 0
@@ -309,12 +323,11 @@ def test_sounds_of_other_formats_are_decoded_only_if_a_marker_names_them(
     for installed in (True, False):
         monkeypatch.setattr(sound_header, "_has_soundfile", lambda installed=installed: installed)
         support = hearing(Gemma4UnifiedSound(640))
-        assert support.expand("a[img-1]", media, tokenizer, CONTEXT) is not None
+        assert expanded(support, "a[img-1]", media, tokenizer) is not None
         if not installed:
             assert refused("a[img-0]", media, pieces, support).startswith(
                 "unrecognized audio format: MP3 needs soundfile"
             )
             continue
-        with pytest.raises(UnmeasuredError) as found:
-            support.expand("a[img-0][img-1]", media, tokenizer, CONTEXT)
-        assert [span.item.data for span in cast("MediaPrompt", found.value.prompt).spans] == [media[0].data]
+        found = next(support.expand("a[img-0][img-1]", media, tokenizer, CONTEXT))
+        assert [span.item.data for span in cast("MediaPrompt", found).spans] == [media[0].data]

@@ -6,13 +6,14 @@ from typing import cast
 import pytest
 
 from protocol import Media
-from runner.engine.request import UnmeasuredError
-from runner.errors import MediaError
+from runner.engine.ports import Steps
+from runner.errors import MediaError, RequestError
 from runner.media.header import Header
-from runner.media.prompt import MediaNames
+from runner.media.prompt import MediaNames, MediaPrompt
 from runner.media.vlm.family import VlmFamily, VlmStore, VlmSupport
 from runner.media.vlm.process import Arrays, Prepared
 from runner.tokenizer import Tokenizer
+from tests.lib.steps import result_of
 from tests.unit.media.test_expand import CONTEXT, Pieces, image
 
 SOFT = 60
@@ -45,37 +46,40 @@ def support(script: Script) -> VlmSupport:
     return VlmSupport(family, 0, 0, 0, MediaNames(), VlmStore(family))
 
 
-def unmeasured(support: VlmSupport, *media: Media) -> UnmeasuredError:
-    with pytest.raises(UnmeasuredError) as found:
-        expanded(support, *media)
-    return found.value
-
-
-def expanded(support: VlmSupport, *media: Media) -> list[int]:
+def expansion(support: VlmSupport, *media: Media) -> Steps[MediaPrompt | None]:
     prompt = "".join(f"[img-{each.id}]" for each in media)
-    found = support.expand(f"{prompt}.", media, cast("Tokenizer", Pieces()), CONTEXT)
+    return support.expand(f"{prompt}.", media, cast("Tokenizer", Pieces()), CONTEXT)
+
+
+def ids_of(steps: Steps[MediaPrompt | None], vision: VlmSupport | None = None) -> list[int]:
+    found = result_of(steps, vision)
     assert found is not None
     return found.ids
 
 
 def test_a_new_size_is_measured_before_its_tokens_are_known(support: VlmSupport, script: Script) -> None:
     media = [image(0, 3), image(1, 2), image(2, 3, colour="blue")]
-    error = unmeasured(support, *media)
+    steps = expansion(support, *media)
+    unmeasured = next(steps)
+    assert unmeasured is not None
     assert script.measured == [], "not where prompts are tokenized"
-    for measuring in support.decode(error.prompt, bool):
+    for measuring in support.decode(unmeasured, bool):
         measuring.result()
     assert script.measured == [(96, 64), (64, 64)], "one of each size"
-    assert expanded(support, *media) == [300, 1, 60, 60, 60, 2, 1, 60, 60, 2, 1, 60, 60, 60, 2, ord(".")]
-    assert expanded(support, media[2]) == [300, 1, 60, 60, 60, 2, ord(".")]
+    assert ids_of(steps) == [300, 1, 60, 60, 60, 2, 1, 60, 60, 2, 1, 60, 60, 60, 2, ord(".")]
+    assert ids_of(expansion(support, media[2])) == [300, 1, 60, 60, 60, 2, ord(".")]
     assert len(script.measured) == 2
     support.store.close()
 
 
 def test_nothing_is_measured_for_a_client_that_has_left(support: VlmSupport, script: Script) -> None:
-    error = unmeasured(support, image(0, 3))
-    for measuring in support.decode(error.prompt, lambda: True):
+    steps = expansion(support, image(0, 3))
+    unmeasured = next(steps)
+    assert unmeasured is not None
+    for measuring in support.decode(unmeasured, lambda: True):
         with pytest.raises(MediaError, match="the client has left"):
             measuring.result()
     assert script.measured == []
-    unmeasured(support, image(0, 3))
+    with pytest.raises(RequestError, match="send it again"):
+        next(steps)
     support.store.close()

@@ -11,8 +11,8 @@ from aiohttp.web import Request as HttpRequest
 from protocol.stats import CacheNode, Stats
 from runner.engine.events import Event, Outbox
 from runner.engine.journal import Counters, EngineStats
-from runner.engine.ports import Decider, Embedder, TextToEmbed
-from runner.engine.request import Limits, NoVision, Request, Vision
+from runner.engine.ports import EncoderUse, NoVision, Vision
+from runner.engine.request import Limits, Request
 from runner.errors import RequestError
 from runner.grammar.compiler import Compiler
 from runner.tokenizer import open_tokenizer
@@ -42,8 +42,7 @@ class Script:
         self.tokenizer = open_tokenizer(files.get)
         self.limits = Limits(CONTEXT, VOCABULARY)
         self.vision: Vision = NoVision()
-        self.embedder: Embedder | None = None
-        self.decider: Decider | None = None
+        self.encoder_use = EncoderUse()
         self.memory_bytes = MEMORY_BYTES
         self.submitted: list[Request] = []
         self.stats = STATS
@@ -59,10 +58,6 @@ class Script:
     async def cache_nodes(self) -> list[CacheNode]:
         self.asked.append("cache")
         return self.nodes
-
-    def embed(self, text: TextToEmbed) -> None:
-        assert self.embedder is not None
-        self.embedder.add(text)
 
     def submit(self, request: Request) -> None:
         request.grammar = Future() if request.format is not None else None

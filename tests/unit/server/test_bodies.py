@@ -8,13 +8,14 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from runner.engine.ports import NoVision
 from runner.errors import RequestError
-from runner.server import request_body
-from runner.server.request_body import RequestBodies
+from runner.server import intake
+from runner.server.intake import Incoming, Intake
 
 Client = TestClient[web.Request, web.Application]
 MOST = 1000
-HELD = web.AppKey("held", RequestBodies)
+HELD = web.AppKey("held", Intake)
 GO_ON = web.AppKey("go_on", asyncio.Event)
 
 
@@ -30,8 +31,10 @@ async def client(aiohttp_client: Callable[..., Awaitable[Client]]) -> Client:
             return len(body) if http.path == "/kept" else 0
 
         try:
-            with held.body() as reading:
-                await reading.read(http, 1 << 30 if http.path == "/kept" else int(http.query.get("most", MOST)), take)
+            with Incoming(held, NoVision()) as reading:
+                await reading.read_body(
+                    http, 1 << 30 if http.path == "/kept" else int(http.query.get("most", MOST)), take
+                )
                 if http.path == "/kept":
                     await http.app[GO_ON].wait()
         except RequestError as error:
@@ -39,7 +42,7 @@ async def client(aiohttp_client: Callable[..., Awaitable[Client]]) -> Client:
         return web.Response(body=bytes(body))
 
     app = web.Application(handler_args={"auto_decompress": False})
-    app[HELD], app[GO_ON] = RequestBodies(1000), asyncio.Event()
+    app[HELD], app[GO_ON] = Intake(1000), asyncio.Event()
     app.router.add_post("/", echo)
     app.router.add_post("/kept", echo)
     return await aiohttp_client(TestServer(app))
@@ -65,7 +68,7 @@ async def test_a_body_without_end_is_refused_while_it_arrives(client: Client) ->
 
 
 async def test_a_stalled_body_is_dropped(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_body, "_STALLED_S", 0.01)
+    monkeypatch.setattr(intake, "_STALLED_S", 0.01)
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
     writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
     head = await asyncio.wait_for(reader.readline(), 30)
@@ -98,7 +101,7 @@ async def test_a_body_may_use_the_bytes_that_others_leave_free(client: Client) -
 async def test_reading_a_body_yields_to_other_tasks(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that jumps makes each piece a turn; another task counts the turns of the event loop meanwhile."""
     clock: Iterator[float] = iter(range(1_000_000))
-    monkeypatch.setattr(request_body, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(intake, "perf_counter", lambda: next(clock))
     turns = 0
 
     async def count() -> None:
@@ -111,4 +114,4 @@ async def test_reading_a_body_yields_to_other_tasks(client: Client, monkeypatch:
     body = json.dumps("x" * (1 << 20)).encode()
     assert (await client.post("/?most=9999999", data=body)).status == 200
     counting.cancel()
-    assert turns > len(body) // request_body._PIECE_BYTES
+    assert turns > len(body) // intake._PIECE_BYTES

@@ -9,8 +9,9 @@ from typing import cast
 import pytest
 
 from protocol import BadRequestError
-from protocol.embeddings import decode_media, kind_of
-from runner.engine.ports import EmbeddingSizes, TextToEmbed
+from protocol.embeddings import decode_media, sniffed_kind
+from runner.embeddings.embedder import EmbeddingSizes, TextEmbedder, TextToEmbed
+from runner.embeddings.endpoint import EmbeddingsEndpoint
 from runner.errors import RequestError
 from runner.media.families import Gemma4
 from runner.media.hearing import Gemma4Sound
@@ -31,17 +32,13 @@ class Embedder:
     def __init__(self, towers: frozenset[str] = frozenset(), listed: tuple[int, ...] = (2, 3)) -> None:
         self.sizes = EmbeddingSizes(4, listed, towers, token_bytes=1, least_bytes=0)
         self.texts: list[TextToEmbed] = []
-        self.pending = False
         self.most_tokens = 2 * CONTEXT
 
     def refusal(self, tokens: int) -> str:
         return "too large for the memory" if tokens > self.most_tokens else ""
 
-    def add(self, text: TextToEmbed) -> None:
+    def add_text(self, text: TextToEmbed) -> None:
         self.texts.append(text)
-
-    def advance(self) -> None:
-        raise AssertionError
 
     async def next(self) -> TextToEmbed:
         async with asyncio.timeout(5):
@@ -50,10 +47,17 @@ class Embedder:
         return self.texts.pop(0)
 
 
+def embeds(engine: Script, embedder: Embedder) -> Embedder:
+    """Makes the engine one of a model that makes embeddings."""
+    own = cast("TextEmbedder", embedder)
+    endpoint = EmbeddingsEndpoint(own, engine.tokenizer, engine.vision, engine.limits, lambda call: call())
+    engine.encoder_use = endpoint.use
+    return embedder
+
+
 @pytest.fixture
 def embedder(engine: Script) -> Embedder:
-    engine.embedder = Embedder()
-    return engine.embedder
+    return embeds(engine, Embedder())
 
 
 async def asked(client: Client, body: object) -> tuple[int, str]:
@@ -82,7 +86,7 @@ async def test_a_model_that_makes_embeddings_does_not_answer(
 
 async def test_the_status_has_its_sizes(client: Client, engine: Script, embedder: Embedder) -> None:
     assert (await (await client.get("/v1/status")).json())["EmbeddingDimensions"] == [2, 3]
-    engine.embedder = Embedder(listed=())
+    embeds(engine, Embedder(listed=()))
     assert (await (await client.get("/v1/status")).json())["EmbeddingDimensions"] is None
     del embedder
 
@@ -136,7 +140,7 @@ def with_ends(engine: Script) -> None:
 
 
 async def test_media_are_refused_where_none_are_read(client: Client, engine: Script) -> None:
-    engine.embedder = Embedder(frozenset({"image"}))
+    embeds(engine, Embedder(frozenset({"image"})))
     assert await asked(client, {"content": "a", "media": [PNG]}) == (
         501,
         "media embedding not supported on this model\n",
@@ -144,24 +148,29 @@ async def test_media_are_refused_where_none_are_read(client: Client, engine: Scr
 
 
 @pytest.fixture
-def support(engine: Script) -> Iterator[MediaSupport]:
+def sees(engine: Script, support: MediaSupport) -> Embedder:
     """Of a model that embeds pictures and sounds."""
+    engine.vision = support
+    return embeds(engine, Embedder(frozenset({"image", "audio"})))
+
+
+@pytest.fixture
+def support(engine: Script) -> Iterator[MediaSupport]:
     with_ends(engine)
     family = Gemma4(budgets=(70,))
     hearing = Hearing(Gemma4Sound(), 57, 58, 59)
     support = MediaSupport(family, 60, 62, 61, MediaNames(), RowStore(family, decoder=Here()), hearing)
-    engine.vision, engine.embedder = support, Embedder(frozenset({"image", "audio"}))
     yield support
     support.store.close()
 
 
 @pytest.mark.parametrize("content", ["ab", ""])
 async def test_media_stand_behind_the_text_in_their_order(
-    client: Client, engine: Script, support: MediaSupport, content: str
+    client: Client, sees: Embedder, support: MediaSupport, content: str
 ) -> None:
     sent = {"content": content, "media": [coded(wav(noise(3000))), coded(png(96, 96, (9, 9, 9)))]}
     posted = asyncio.create_task(asked(client, sent))
-    text = await cast("Embedder", engine.embedder).next()
+    text = await sees.next()
     assert text.tokens == [1, *content.encode(), 57, *[58] * 5, 59, 60, *[62] * 64, 61, 2]
     assert isinstance(text.shown, MediaPrompt)
     assert [each.item.kind for each in text.shown.spans] == ["audio", "image"]
@@ -182,16 +191,16 @@ async def test_media_stand_behind_the_text_in_their_order(
     ],
 )
 async def test_media_that_cannot_be_read_or_are_too_long_are_refused(
-    client: Client, engine: Script, support: MediaSupport, media: list[bytes], status: int, said: str
+    client: Client, sees: Embedder, support: MediaSupport, media: list[bytes], status: int, said: str
 ) -> None:
     found, text = await asked(client, {"content": "a", "media": [coded(each) for each in media]})
     assert (found, text[: len(said)]) == (status, said)
-    assert not cast("Embedder", engine.embedder).texts
+    assert not sees.texts
     assert support.store.held_bytes == 0
 
 
 async def test_the_full_size_is_none_to_cut_to(client: Client, engine: Script) -> None:
-    engine.embedder = Embedder(listed=())
+    embeds(engine, Embedder(listed=()))
     assert await asked(client, {"content": "a", "dimensions": 4}) == (
         400,
         "dimensions 4 exceeds the model's embedding dimension 4\n",
@@ -253,7 +262,7 @@ def test_media_are_known_by_their_first_bytes() -> None:
         b"RIF": "",
         b"": "",
     }
-    assert {data: kind_of(data) for data in kinds} == kinds
+    assert {data: sniffed_kind(data) for data in kinds} == kinds
 
 
 @pytest.mark.parametrize(("coded", "at"), [("A", 1), ("AA=A", 2), ("AAA", 3), ("=", 0), ("AAAA-", 4)])

@@ -1,8 +1,8 @@
 """EmbeddingGemma 2's encoder of texts (`EmbeddingGemma2Model`): tokens to one vector for each text.
 
 Every token sees those on both sides, in most layers only near ones. So there is no cache, and no part of a text can be
-computed before the rest of it. What bounds the work between two looks at other clients are the layers, and in a layer
-blocks of queries: `encode` yields after each.
+computed before the rest of it. Layers, and in a layer blocks of queries, bound the work between two looks at other
+clients: `encode` yields after each.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +18,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
 from mlx_lm.models.base import BaseModelArgs
 
+from runner.embeddings.embedder import EncoderPiece
 from runner.model.renamed import layer_overrides
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -61,7 +62,7 @@ class ModelArgs(BaseModelArgs):
     vocab_size_per_layer_input: int = 0
 
     def __post_init__(self) -> None:
-        """Fills in what follows from other fields. Raises ValueError for what is not implemented or makes no sense."""
+        """Derives fields from others. Raises ValueError for values that are not implemented or make no sense."""
         layers = self.num_hidden_layers
         if self.vocab_size_per_layer_input > 0:
             raise ValueError(
@@ -81,7 +82,7 @@ class ModelArgs(BaseModelArgs):
             self.per_layer_config = {str(layer): {"head_dim": 512, "num_key_value_heads": 1} for layer in full}
 
     def of_layer(self, layer: int) -> "LayerArgs":
-        """Returns what one layer is made of."""
+        """Returns the sizes of one layer."""
         own = cast("Mapping[str, int]", layer_overrides(vars(self)).get(layer, {}))
         slides = self.layer_types is not None and self.layer_types[layer] == _SLIDING
         return LayerArgs(
@@ -105,16 +106,7 @@ class LayerArgs(NamedTuple):
     theta: float
 
 
-class Piece(NamedTuple):
-    """What `encode` has built since it last yielded."""
-
-    arrays: list[mx.array]
-    """All that the rest is computed from."""
-    token_layers: float
-    """The work, in tokens times layers; attention to many keys counts as more."""
-
-
-class Media(NamedTuple):
+class PlacedFeatures(NamedTuple):
     """Features [stop - start, D] of a picture or a sound, in the places of the tokens of one row."""
 
     row: int
@@ -123,7 +115,7 @@ class Media(NamedTuple):
     features: mx.array
 
 
-class Attention(Module):
+class TwoSidedAttention(Module):
     """Attention to both sides, without a scale; values are normalized too."""
 
     def __init__(self, args: ModelArgs, layer: LayerArgs) -> None:
@@ -143,7 +135,7 @@ class Attention(Module):
         return self._turned(self.k_norm(self._split(self.k_proj(x))), 0), values.swapaxes(1, 2)
 
     def __call__(self, x: mx.array, keys: mx.array, values: mx.array, start: int, mask: mx.array | None) -> mx.array:
-        """Returns what the rows `x` [B, T, D] from `start` on see of these keys and values."""
+        """Returns the attention of the rows `x` [B, T, D] from `start` on to these keys and values."""
         queries = self._turned(self.q_norm(self._split(self.q_proj(x))), start)
         seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
         return self.o_proj(seen.swapaxes(1, 2).flatten(2))
@@ -158,7 +150,7 @@ class Attention(Module):
         return mx.fast.rope(heads.swapaxes(1, 2), width, traditional=False, base=theta, scale=1.0, offset=start)
 
 
-class FeedForward(Module):
+class GatedFeedForward(Module):
     """A gated one."""
 
     def __init__(self, args: ModelArgs) -> None:
@@ -172,7 +164,7 @@ class FeedForward(Module):
 
 
 class LayerInput(Module):
-    """What a layer takes of the embeddings of the text, beside what the layer before it gives."""
+    """The input of a layer from the embeddings of the text, beside the output of the layer before it."""
 
     def __init__(self, args: ModelArgs) -> None:
         Module.__init__(self)
@@ -184,20 +176,20 @@ class LayerInput(Module):
         self._scale = args.hidden_size**-0.5
 
     def __call__(self, x: mx.array, embedded: mx.array, norm: Module) -> mx.array:
-        """Returns what is added to `x` [B, T, D]; `embedded` are the embeddings of the same tokens."""
+        """Returns the rows to add to `x` [B, T, D]; `embedded` are the embeddings of the same tokens."""
         own = cast("mx.array", norm(self.per_layer_model_projection(embedded) * self._scale))
         gated = _gelu(self.per_layer_input_gate(x)) * own
         return cast("mx.array", self.post_per_layer_input_norm(self.per_layer_projection(gated)))
 
 
-class Layer(Module):
+class EncoderLayer(Module):
     """One layer."""
 
     def __init__(self, args: ModelArgs, number: int) -> None:
         Module.__init__(self)
         layer = args.of_layer(number)
-        self.self_attn = Attention(args, layer)
-        self.mlp = FeedForward(args)
+        self.self_attn = TwoSidedAttention(args, layer)
+        self.mlp = GatedFeedForward(args)
         for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
             self[f"{name}_layernorm"] = RMSNorm(args.hidden_size, args.rms_norm_eps)
         if args.hidden_size_per_layer_input:
@@ -210,7 +202,9 @@ class Layer(Module):
         )
         self._key_work = 2 * layer.heads * layer.width / matrices
 
-    def blocks(self, x: mx.array, embedded: mx.array, valid: mx.array | None, norm: Module | None) -> Iterator[Piece]:
+    def blocks(
+        self, x: mx.array, embedded: mx.array, valid: mx.array | None, norm: Module | None
+    ) -> Iterator[EncoderPiece]:
         """Yields the layer's output, in blocks of rows whose ends meet, as the last array of each piece.
 
         `x` and `embedded` are [B, L, D], `valid` is bool [B, L]; None if there is no padding.
@@ -231,7 +225,7 @@ class Layer(Module):
             if norm is not None:
                 rows = rows + self.ple_block(rows, embedded[:, start:stop], norm)
             work = batch * (stop - start) * (1 + self._key_work * (last - first))
-            yield Piece([keys, values, rows * self.layer_scalar], work)
+            yield EncoderPiece([keys, values, rows * self.layer_scalar], work)
 
     def _mask(self, start: int, stop: int, first: int, last: int, valid: mx.array | None) -> mx.array | None:
         """Returns which of the keys from `first` to `last` the rows from `start` to `stop` see, bool; None: all."""
@@ -261,7 +255,7 @@ class Model(Module):
         self.args = args
         self.model_type = args.model_type
         self.embed_tokens = Embedding(args.vocab_size, args.hidden_size)
-        self.layers = [Layer(args, number) for number in range(args.num_hidden_layers)]
+        self.layers = [EncoderLayer(args, number) for number in range(args.num_hidden_layers)]
         self.norm = RMSNorm(args.hidden_size, args.rms_norm_eps)
         self.embedding_projection = Linear(args.hidden_size, args.embedding_dim, bias=False)
         if args.hidden_size_per_layer_input:
@@ -273,13 +267,15 @@ class Model(Module):
         return self.finished(self.encode(inputs, [inputs.shape[1]] * inputs.shape[0]))
 
     @staticmethod
-    def finished(pieces: Iterator[Piece]) -> mx.array:
-        """Returns what the last piece of `encode` holds."""
+    def finished(pieces: Iterator[EncoderPiece]) -> mx.array:
+        """Returns the embeddings, the last piece of `encode`."""
         *_, last = pieces
         return last.arrays[0]
 
-    def encode(self, inputs: mx.array, lengths: Sequence[int], media: Sequence[Media] = ()) -> Iterator[Piece]:
-        """Builds one forward over texts, tokens [B, L], each padded behind its own length. Nothing is evaluated.
+    def encode(
+        self, inputs: mx.array, lengths: Sequence[int], media: Sequence[PlacedFeatures] = ()
+    ) -> Iterator[EncoderPiece]:
+        """Builds one forward over texts, tokens [B, L], each padded after its own length. Nothing is evaluated.
 
         `media` are features in the places of tokens. Yields pieces of the forward; the last one is the embeddings,
         float32 [B, D], of length 1.
@@ -300,7 +296,7 @@ class Model(Module):
                 blocks.append(piece.arrays[-1])
                 yield piece
             x = mx.concatenate(blocks, axis=1) if len(blocks) > 1 else blocks[0]
-        yield Piece([self._pooled(x, lengths, valid)], 0.0)
+        yield EncoderPiece([self._pooled(x, lengths, valid)], 0.0)
 
     def _pooled(self, x: mx.array, lengths: Sequence[int], valid: mx.array | None) -> mx.array:
         """Returns the means over the tokens of each text, of length 1."""
