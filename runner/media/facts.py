@@ -11,9 +11,9 @@ from runner.media.open import hearing_of, seeing_of
 from runner.media.sound_header import RATE
 from runner.media.towers.load import AnyTower, TowerPlan, plan_sound_tower, plan_tower, plan_weights
 from runner.model.inspect import contents
-from runner.model.vlm.source import NOT_INSTALLED, Choice, blindness
 from runner.settings import CheckSettings
 from runner.sizes import counted, shown
+from runner.vlm.source import NOT_INSTALLED, Choice, blindness
 
 _WIDTH = isqrt(MAX_PIXELS)
 _HEIGHTS = range(250, _WIDTH + 1, 250)

@@ -29,8 +29,8 @@ from runner.media.towers.load import (
 from runner.media.towers.tower import SoundTower, Tower
 from runner.model import OpenedModel
 from runner.model.config import text_config
-from runner.model.vlm.source import NOT_INSTALLED, Choice, blindness
 from runner.tokenizer import Tokenizer
+from runner.vlm.source import NOT_INSTALLED, Choice, blindness
 
 log = Log(__name__)
 _SECTIONS = [11, 11, 10]

@@ -38,7 +38,7 @@ class MediaWing(Wing):
         if parts.world.ranks is not None:
             return
         if parts.model.family.of_mlx_vlm:
-            from runner.media.vlm.sight import open_sight as open_sight_of_mlx_vlm
+            from runner.vlm.sight import open_sight as open_sight_of_mlx_vlm
 
             self._sight = open_sight_of_mlx_vlm(parts)
         elif parts.model.has_vision or parts.model.has_audio:

@@ -51,7 +51,7 @@ class Family(NamedTuple):
     most_context: int = 0
     """The most tokens of context, whatever the config says; 0: what it says."""
     library: str = "mlx_lm"
-    """The package that has the module: mlx-lm's, or mlx-vlm's (`runner/model/vlm`)."""
+    """The package that has the module: mlx-lm's, or mlx-vlm's (`runner/vlm`)."""
 
     @property
     def of_mlx_vlm(self) -> bool:

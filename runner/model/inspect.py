@@ -22,10 +22,10 @@ from runner.model.opened import OpenedModel, find_checkpoint, open_checkpoint
 from runner.model.packing import WORD_BITS
 from runner.model.sources.checkpoint import Checkpoint, Tensor
 from runner.model.sources.digests import verify_digests
-from runner.model.vlm.source import USUAL, Choice, choose_family
 from runner.model.weights.assemble import Defaults, build_module, rehearse
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.parameters import parameters_of
+from runner.vlm.source import USUAL, Choice, choose_family
 
 _PARTS = {
     "draft": re.compile(r"draft[./]"),

@@ -29,7 +29,7 @@ from runner.model.sources.foreign import is_weights
 from runner.model.sources.manifest import find_manifest
 from runner.model.sources.name import parse_name
 from runner.model.sources.store import open_store
-from runner.model.vlm.source import USUAL, Choice, choose_family, with_parts
+from runner.vlm.source import USUAL, Choice, choose_family, with_parts
 
 _REPOSITORY = "models--"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")

@@ -206,13 +206,13 @@ def test_the_server_the_protocol_and_the_rest_of_the_wings_never_touch_mlx() -> 
 
 
 def test_only_processes_of_their_own_know_pillow() -> None:
-    assert users_of("PIL") == {"runner/media/picture.py", "runner/media/vlm/process.py"}
+    assert users_of("PIL") == {"runner/media/picture.py", "runner/vlm/process.py"}
 
 
 def test_only_the_modules_that_serve_its_models_know_mlx_vlm() -> None:
-    assert users_of("mlx_vlm") == {"runner/media/vlm/process.py"}
+    assert users_of("mlx_vlm") == {"runner/vlm/process.py"}
     named = {str(path.relative_to(ROOT)) for path in sources() if "{LIBRARY}.models" in path.read_text()}
-    assert named == {"runner/model/vlm/module.py", "runner/model/weights/load.py"}
+    assert named == {"runner/vlm/module.py", "runner/model/weights/load.py"}
 
 
 def test_only_the_command_line_reads_the_environment() -> None:
@@ -228,7 +228,7 @@ def test_only_the_command_line_reads_the_environment() -> None:
         "runner/app.py",
         "runner/cpu/__init__.py",
         "runner/ollama/watcher.py",
-        "runner/media/vlm/process.py",  # for transformers
+        "runner/vlm/process.py",  # for transformers
         *ranks,
     }
 

@@ -8,8 +8,8 @@ import pytest
 from runner.errors import ModelError
 from runner.model.config import text_config
 from runner.model.families import DECIDERS, OLLAMA_ONLY, Config, Family
-from runner.model.vlm.packages import BATCHED, COMPARED, DRAFTED, REFUSED
-from runner.model.vlm.source import USUAL, Choice, blindness, choose_family, package_of, why_not
+from runner.vlm.packages import BATCHED, COMPARED, DRAFTED, REFUSED
+from runner.vlm.source import USUAL, Choice, blindness, choose_family, package_of, why_not
 
 Install = Callable[[bool], None]
 UNPROVEN = next(iter(REFUSED))

@@ -24,16 +24,16 @@ from runner.engine.request import Request
 from runner.errors import MediaError
 from runner.media.header import Header
 from runner.media.prompt import MediaNames, Picture
-from runner.media.vlm.family import VlmFamily, VlmStore, VlmSupport
-from runner.media.vlm.process import Arrays, Order, Prepared, Processor, Setup
-from runner.media.vlm.sight import VlmEncoder, family_of, joined, setup_of
 from runner.model import OpenedModel
 from runner.model.opened import open_checkpoint
 from runner.model.sources.directory import open_directory
-from runner.model.vlm.module import Served
-from runner.model.vlm.source import mlx_vlm_family
 from runner.model.weights.load import LoadedModel, load
 from runner.tokenizer import Tokenizer, open_tokenizer
+from runner.vlm.family import VlmFamily, VlmStore, VlmSupport
+from runner.vlm.module import Served
+from runner.vlm.process import Arrays, Order, Prepared, Processor, Setup
+from runner.vlm.sight import VlmEncoder, family_of, joined, setup_of
+from runner.vlm.source import mlx_vlm_family
 from scripts.tools.models import vlm_seeing
 from tests.lib.seeing_engine import CONTEXT, Asked, Helper, NotingPolicy, SeeingEngine
 from tests.lib.tiny_engine import Clock, SlicedEngine, ZeroMeter

@@ -12,8 +12,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from runner.model import open_model
-from runner.model.vlm.module import import_package
 from runner.model.weights.load import load
+from runner.vlm.module import import_package
 from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import Client, Process, spawn
 from scripts.tools.host.lib.generations import H

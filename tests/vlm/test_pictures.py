@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 
 from runner.errors import RequestError
-from runner.media.vlm.family import PLACEHOLDERS, VlmSupport
-from runner.model.vlm import packages
+from runner.vlm import packages
+from runner.vlm.family import PLACEHOLDERS, VlmSupport
 from tests.lib.seeing_engine import NotingPolicy, four_together, picture
 from tests.unit.media.pictures import spans
 from tests.vlm.pictures import BLUE, FIVE, RED, WIDE, answers_about_one_as_mlx_vlm_does, answers_as_mlx_vlm_does

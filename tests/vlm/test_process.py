@@ -12,8 +12,8 @@ from PIL import Image
 
 from runner.errors import MediaError, ModelError
 from runner.media.header import Header, read_header
-from runner.media.vlm.process import MOST_PIXELS, Preparer, Setup, _order, prepare_bytes, resized
-from runner.media.vlm.sight import joined
+from runner.vlm.process import MOST_PIXELS, Preparer, Setup, _order, prepare_bytes, resized
+from runner.vlm.sight import joined
 from tests.vlm.pictures import BLUE, RED
 from tests.vlm.seeing import loaded
 

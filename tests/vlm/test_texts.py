@@ -11,9 +11,9 @@ import pytest
 
 from runner.errors import ModelError
 from runner.model import Choice, open_model
-from runner.model.vlm import packages
 from runner.model.weights.load import load
 from runner.model.weights.parameters import parameters_of
+from runner.vlm import packages
 from scripts.tools.models.architectures import values
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.packages import SEEING, TEXTS

@@ -10,8 +10,8 @@ from protocol.score import MOST_ROWS, DecisionRequest, Field, Span, decode_decis
 from runner.embeddings.decisions.laya import Built
 from runner.engine.ports import Decision, TextToEmbed
 from runner.errors import RequestError
-from runner.model.vlm.module import Served, plain_positions
 from runner.tokenizer import Tokenizer
+from runner.vlm.module import Served, plain_positions
 
 _TYPES = 3
 _LEAST_OPTIONS, _MOST_OPTIONS = 2, 26

@@ -126,7 +126,7 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
     """
     name = opened.family.import_name
     if opened.family.of_mlx_vlm:
-        from runner.model.vlm.module import make_module  # imports mlx-vlm
+        from runner.vlm.module import make_module  # imports mlx-vlm
 
         return make_module(opened.family.module, opened.module_config), {}
     try:

@@ -20,7 +20,6 @@ from runner.model.abilities import BATCHED, DRAFTED
 from runner.model.families import DECIDERS, ENCODERS, UNBATCHABLE, UNDRAFTABLE
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
-from runner.model.vlm.source import LIBRARY, why_not
 from runner.model.weights.assemble import assemble, rehearse
 from runner.model.weights.dtype import DtypePlan, device, plan_dtypes
 from runner.model.weights.mended import unread
@@ -28,6 +27,7 @@ from runner.model.weights.packed import Arrays, Recipe
 from runner.model.weights.parameters import dispatch_early, parameters_of, shorten_lookups
 from runner.model.weights.quantized_layers import widen_embeddings
 from runner.model.weights.reading import ExpertReader, find_expert_stacks, outside_stacks, read_arrays
+from runner.vlm.source import LIBRARY, why_not
 
 log = Log(__name__)
 

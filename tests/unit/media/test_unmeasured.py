@@ -10,9 +10,9 @@ from runner.engine.request import UnmeasuredError
 from runner.errors import MediaError
 from runner.media.header import Header
 from runner.media.prompt import MediaNames
-from runner.media.vlm.family import VlmFamily, VlmStore, VlmSupport
-from runner.media.vlm.process import Arrays, Prepared
 from runner.tokenizer import Tokenizer
+from runner.vlm.family import VlmFamily, VlmStore, VlmSupport
+from runner.vlm.process import Arrays, Prepared
 from tests.unit.media.test_expand import CONTEXT, Pieces, image
 
 SOFT = 60

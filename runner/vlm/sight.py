@@ -19,12 +19,12 @@ from runner.media.open import Sight
 from runner.media.prompt import Item, MediaNames, Picture
 from runner.media.rows import MediaRows
 from runner.media.towers.tower import Tower
-from runner.media.vlm.family import PLACEHOLDERS, Expansion, Prepares, VlmFamily, VlmRows, VlmStore, VlmSupport
-from runner.media.vlm.process import BFLOAT16, PART, Prepared, Preparer, Setup
 from runner.model import OpenedModel
-from runner.model.vlm.module import Served, offsets
-from runner.model.vlm.packages import ALONE
-from runner.model.vlm.source import Choice, blindness
+from runner.vlm.family import PLACEHOLDERS, Expansion, Prepares, VlmFamily, VlmRows, VlmStore, VlmSupport
+from runner.vlm.module import Served, offsets
+from runner.vlm.packages import ALONE
+from runner.vlm.process import BFLOAT16, PART, Prepared, Preparer, Setup
+from runner.vlm.source import Choice, blindness
 
 log = Log(__name__)
 _KNOWN = frozenset(

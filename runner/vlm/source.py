@@ -6,8 +6,8 @@ from typing import NamedTuple, Self
 
 from runner.errors import ModelError
 from runner.model.families import DECIDERS, OLLAMA_ONLY, Config, Family, family_of
-from runner.model.vlm.packages import BATCHED, BLIND, COMPARED, DRAFTED, REFUSED, SEEING
 from runner.settings import CheckSettings, Settings
+from runner.vlm.packages import BATCHED, BLIND, COMPARED, DRAFTED, REFUSED, SEEING
 
 LIBRARY = "mlx_vlm"
 NOT_INSTALLED = "mlx-vlm is not installed: pip install --no-deps --require-hashes -r requirements/vlm.lock"

@@ -15,9 +15,9 @@ from runner.media.header import Header
 from runner.media.prompt import Item, MediaPrompt, Picture, UnmeasuredPicture
 from runner.media.rows import RowStore
 from runner.media.support import MediaSupport
-from runner.media.vlm.process import Arrays, Prepared, prepare_bytes
 from runner.model.fields import Config, section, size
 from runner.tokenizer import Tokenizer
+from runner.vlm.process import Arrays, Prepared, prepare_bytes
 
 PLACEHOLDERS = {
     "aya_vision": "<image>",

@@ -25,7 +25,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, ConcatenateKVCache, KVCa
 
 from runner.errors import ModelError
 from runner.model.families import DECIDERS, Config
-from runner.model.vlm.source import LIBRARY, NOT_INSTALLED
+from runner.vlm.source import LIBRARY, NOT_INSTALLED
 
 Weights = dict[str, mx.array]
 Deepstack = Literal["rows", "tokens", "prompt"]
