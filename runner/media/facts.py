@@ -13,7 +13,6 @@ from runner.media.towers.load import AnyTower, TowerPlan, plan_sound_tower, plan
 from runner.model.inspect import contents
 from runner.settings import CheckSettings
 from runner.sizes import counted, shown
-from runner.vlm.source import NOT_INSTALLED, Choice, blindness
 
 _WIDTH = isqrt(MAX_PIXELS)
 _HEIGHTS = range(250, _WIDTH + 1, 250)
@@ -74,13 +73,9 @@ class SoundFacts(TowerFacts, frozen=True, kw_only=True):
 def picture_facts(settings: CheckSettings, found: Examined) -> PictureFacts:
     """Returns whether a model would see."""
     model, plan = found.model, plan_tower(found.model)
-    blind = blindness(model.config, Choice.of(settings))
-    if model.family.of_mlx_vlm or (plan is None and not blind):
-        why = blind if model.family.of_mlx_vlm else NOT_INSTALLED
-        return PictureFacts(sees=False, why=why) if why else PictureFacts(sees=True, tower=model.family.import_name)
     if plan is None:
         family = f"this runner knows no pictures for the family {model.family.module}"
-        return PictureFacts(sees=False, why=family if model.has_vision else "a text model")
+        return PictureFacts(sees=False, why=model.family.unseen or (family if model.has_vision else "a text model"))
     try:
         tokens = max(_tokens(seeing_of(model, plan, found.tokenizer).family))
         dtype, nbytes = _weights(settings, found, plan)

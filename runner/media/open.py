@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from runner.engine.parts import Parts
-from runner.engine.request import NoVision, Vision
+from runner.engine.request import NoVision
 from runner.errors import ModelError, RunnerError
 from runner.logs import Log
 from runner.media.encoder import MediaEncoder
@@ -30,7 +30,6 @@ from runner.media.towers.tower import SoundTower, Tower
 from runner.model import OpenedModel
 from runner.model.config import text_config
 from runner.tokenizer import Tokenizer
-from runner.vlm.source import NOT_INSTALLED, Choice, blindness
 
 log = Log(__name__)
 _SECTIONS = [11, 11, 10]
@@ -46,22 +45,19 @@ class Sight(NamedTuple):
     encoder: MediaEncoder | None = None
     why: str = ""
 
-    @property
-    def vision(self) -> Vision:
-        """The port by which requests are prepared."""
-        return NoVision(self.why) if self.support is None else self.support
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of decoded media, and of what decodes one at present. Any thread may ask."""
-        return 0 if self.support is None else self.support.store.nbytes
-
-    def drop_features(self) -> None:
-        """Frees what media take: features that are kept for later prompts, and rows that no tower reads yet."""
-        if self.support is not None:
-            self.support.store.give_way()
-        if self.encoder is not None:
-            self.encoder.clear()
+    def plug(self, parts: Parts) -> None:
+        """Adds both to an engine, or the reason why there are none."""
+        if self.support is None or self.encoder is None:
+            parts.vision = NoVision(self.why)
+            return
+        store = self.support.store
+        parts.vision, parts.names = self.support, self.support.names
+        parts.show, parts.shifted = self.encoder.begin, self.encoder.shifted
+        parts.counts.media = self.encoder.counts
+        if parts.shares_memory:
+            store.room_bytes = parts.free_bytes
+        parts.helper_bytes.append(lambda: store.nbytes)
+        parts.drop_unused += [store.give_way, self.encoder.clear]
 
 
 class Seeing(NamedTuple):
@@ -83,7 +79,7 @@ def open_sight(parts: Parts) -> Sight:
     if parts.settings.no_media:
         return Sight(why="the runner was started with --no-media")
     if plan is None and sound_plan is None:
-        return Sight(why="" if blindness(parts.model.config, Choice.of(parts.settings)) else NOT_INSTALLED)
+        return Sight(why=parts.model.family.unseen)
     faults: dict[str, str] = {}
     seen = plan and _unless_faulty(lambda: _open_pictures(parts, plan), faults, IMAGE)
     heard = sound_plan and _unless_faulty(lambda: _open_sounds(parts, sound_plan), faults, AUDIO)

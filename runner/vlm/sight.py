@@ -24,7 +24,7 @@ from runner.vlm.family import PLACEHOLDERS, Expansion, Prepares, VlmFamily, VlmR
 from runner.vlm.module import Served, offsets
 from runner.vlm.packages import ALONE
 from runner.vlm.process import BFLOAT16, PART, Prepared, Preparer, Setup
-from runner.vlm.source import Choice, blindness
+from runner.vlm.source import VlmChoice
 
 log = Log(__name__)
 _KNOWN = frozenset(
@@ -190,7 +190,7 @@ def open_sight(parts: Parts) -> Sight:
     model, module = parts.model, cast("Served", parts.loaded.module)
     if parts.settings.no_media:
         return Sight(why="the runner was started with --no-media")
-    if why := blindness(model.config, Choice.of(parts.settings)):
+    if why := VlmChoice.of(parts.settings).blindness(model.config):
         return Sight(why="" if why == "a text model" else why)
     try:
         preparer = Preparer(setup_of(model))

@@ -11,7 +11,6 @@ from runner.embeddings.decisions.laya import Built
 from runner.engine.ports import Decision, TextToEmbed
 from runner.errors import RequestError
 from runner.tokenizer import Tokenizer
-from runner.vlm.module import Served, plain_positions
 
 _TYPES = 3
 _LEAST_OPTIONS, _MOST_OPTIONS = 2, 26
@@ -94,11 +93,11 @@ class Clef:
         del lengths
         (spans,) = asked
         language, length = self._module.language_model, inputs.shape[1]
-        layers = Served.make_cache(self._module)
+        layers = self._module.make_cache()
         hidden = []
         for start in range(0, length, self._chunk):
             tokens = inputs[:, start : start + self._chunk]
-            positions = plain_positions(tokens.shape[1], layers)
+            positions = self._module.plain_positions(tokens.shape[1], layers)
             hidden.append(language.model(tokens, cache=layers, position_ids=positions))
             yield Built([hidden[-1]], tokens.size * len(language.layers))
         states = self._module.head.hidden_norm(mx.concatenate(hidden, axis=1)[0])

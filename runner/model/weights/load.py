@@ -17,7 +17,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
 from runner.model.abilities import BATCHED, DRAFTED
-from runner.model.families import DECIDERS, ENCODERS, UNBATCHABLE, UNDRAFTABLE
+from runner.model.families import DECIDERS, ENCODERS, UNBATCHABLE, UNDRAFTABLE, Library
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.weights.assemble import assemble, rehearse
@@ -27,7 +27,6 @@ from runner.model.weights.packed import Arrays, Recipe
 from runner.model.weights.parameters import dispatch_early, parameters_of, shorten_lookups
 from runner.model.weights.quantized_layers import widen_embeddings
 from runner.model.weights.reading import ExpertReader, find_expert_stacks, outside_stacks, read_arrays
-from runner.vlm.source import LIBRARY, why_not
 
 log = Log(__name__)
 
@@ -41,6 +40,8 @@ class LoadedModel(NamedTuple):
     module: Module
     suppressed: tuple[int, ...] = ()
     """Tokens that must never be chosen."""
+    library: Library | None = None
+    """That of its family."""
 
     @property
     def unbatchable(self) -> str:
@@ -55,11 +56,11 @@ class LoadedModel(NamedTuple):
         return self._why_not(DRAFTED, UNDRAFTABLE)
 
     def _why_not(self, able: Container[str], reasons: Mapping[str, str]) -> str:
-        library, _, name = type(self.module).__module__.rpartition(".")
+        name = type(self.module).__module__.rpartition(".")[2]
         if name in ENCODERS or name in DECIDERS.values():
             return "it makes no text"
-        if library == f"{LIBRARY}.models":
-            return why_not(name, batches=able is BATCHED)
+        if self.library is not None:
+            return self.library.why_not(name, batches=able is BATCHED)
         return reasons.get(name, "" if name in able else f"mlx_lm.models.{name} was never tried: see check --verify")
 
     @property
@@ -108,8 +109,9 @@ def load(
         ReadError: reading failed after these checks.
     """
     if group is not None:
-        if opened.family.of_mlx_vlm:
-            raise ModelError(f"{opened.name} is a model of mlx-vlm, which cannot be split: serve it without --ranks")
+        if (library := opened.family.library) is not None:
+            of_library = f"{opened.name} is a model of {library.title}"
+            raise ModelError(f"{of_library}, which cannot be split: serve it without --ranks")
         from runner.model.weights.split import load_share  # most models are not shared
 
         module = load_share(opened, dtype, budget_bytes, group)
@@ -134,7 +136,7 @@ def _finished(opened: OpenedModel, module: Module) -> LoadedModel:
     for warning in unread(opened, module):
         log.warning(warning)
     shorten_lookups(module)
-    return LoadedModel(module, tuple(opened.suppressed_tokens))
+    return LoadedModel(module, tuple(opened.suppressed_tokens), opened.family.library)
 
 
 def settle(module: Module, types: DtypePlan) -> None:

@@ -4,13 +4,15 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import mlx.core as mx
 import msgspec
 import pytest
 
 from runner.engine.parts import Parts, World
+from runner.engine.request import NoVision
 from runner.media.header import AUDIO, IMAGE
 from runner.media.open import Sight, open_sight
 from runner.media.support import MediaSupport
@@ -55,7 +57,9 @@ def blind(directory: Path, caplog: pytest.LogCaptureFixture, settings: Settings 
     with caplog.at_level(logging.WARNING):
         sight = sight_of(directory, settings)
     assert (sight.support, sight.encoder) == (None, None)
-    sight.drop_features()
+    parts = cast("Parts", SimpleNamespace())
+    sight.plug(parts)
+    assert parts.vision == NoVision(sight.why)
     return sight.why
 
 

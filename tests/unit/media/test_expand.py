@@ -13,7 +13,6 @@ from runner.errors import RequestError
 from runner.media import sound_header
 from runner.media.families import Gemma4, Qwen35
 from runner.media.hearing import Clip, Gemma4Sound, Gemma4UnifiedSound, SoundFamily
-from runner.media.open import Sight
 from runner.media.prompt import MediaNames, MediaPrompt
 from runner.media.rows import RowStore
 from runner.media.support import Hearing, MediaSupport
@@ -140,16 +139,6 @@ def test_nothing_is_read_for_a_client_that_has_left(pieces: Pieces, support: Med
     media, left = [image(0), Media(data=b"damaged", id=1, kind="image")], iter([False, True])
     with pytest.raises(RequestError, match=r"^the client has left$"):
         support.expand("[img-0][img-1]", media, cast("Tokenizer", pieces), CONTEXT, lambda: next(left))
-
-
-def test_the_memory_of_pixels_is_counted_and_given_back(support: MediaSupport) -> None:
-    sight, store = Sight(support), support.store
-    store.room_bytes = 5
-    store._decoding_bytes = 7
-    assert sight.nbytes == 7
-    sight.drop_features()
-    assert sight.nbytes == 0
-    assert (Sight().nbytes, Sight().drop_features()) == (0, None)
 
 
 # --- the request
