@@ -11,12 +11,12 @@ from runner.engine.parts import Parts
 from runner.engine.request import NoVision
 from runner.errors import ModelError, RunnerError
 from runner.logs import Log
-from runner.media.encoder import MediaEncoder
-from runner.media.families import Around, Family
+from runner.media.encoder import MediaEncoder, OwnTowers
+from runner.media.families import Around
 from runner.media.forward import MediaForward
 from runner.media.header import AUDIO, IMAGE
 from runner.media.prompt import MediaNames
-from runner.media.rows import RowStore
+from runner.media.rows import FamilyPictures, RowStore
 from runner.media.support import Hearing, MediaSupport
 from runner.media.towers.load import (
     PREPROCESSOR,
@@ -60,17 +60,6 @@ class Sight(NamedTuple):
         parts.drop_unused += [store.give_way, self.encoder.clear]
 
 
-class Seeing(NamedTuple):
-    """The facts about a model's pictures, from its files."""
-
-    family: Family
-    start: int
-    soft: int
-    end: int
-    sections: Sequence[int]
-    """The numbers of frequencies that turn by time, row and column; empty for positions of one channel."""
-
-
 def open_sight(parts: Parts) -> Sight:
     """Loads the towers of a model that has some, on the engine thread.
 
@@ -89,19 +78,13 @@ def open_sight(parts: Parts) -> Sight:
     hearing, sound_tower = heard or (None, None)
     support = supported(parts.model, seeing, hearing, faults)
     forward = forward or MediaForward(parts.loaded.module)
-    encoder = MediaEncoder(
-        tower,
-        support.store,
-        forward,
-        partial(parts.post, None),
-        splits=seeing is None or seeing.family.splits,
-        sound_tower=sound_tower,
-    )
-    return Sight(support, encoder)
+    splits = seeing is None or seeing.family.splits
+    towers = OwnTowers(tower, sound_tower)
+    return Sight(support, MediaEncoder(towers, support.store, forward, partial(parts.post, None), splits=splits))
 
 
 def supported(
-    model: OpenedModel, seeing: Seeing | None, hearing: Hearing | None, faults: Mapping[str, str]
+    model: OpenedModel, seeing: FamilyPictures | None, hearing: Hearing | None, faults: Mapping[str, str]
 ) -> MediaSupport:
     """Returns the port by which requests are prepared. `faults` are the reasons why kinds of media are not taken."""
     none = "this model does not support {} input"
@@ -110,8 +93,7 @@ def supported(
         refusals.setdefault(IMAGE, none.format(IMAGE))
     if hearing is None and model.family.module in SOUND_TOWERS:
         refusals.setdefault(AUDIO, none.format(AUDIO))
-    family, start, soft, end, _ = seeing or (None, -1, -1, -1, ())
-    return MediaSupport(family, start, soft, end, MediaNames(), RowStore(family), hearing, refusals)
+    return MediaSupport(seeing, MediaNames(), RowStore(seeing), hearing, refusals)
 
 
 def _unless_faulty(load: Callable[[], Opened], faults: dict[str, str], kind: str) -> Opened | None:
@@ -125,7 +107,7 @@ def _unless_faulty(load: Callable[[], Opened], faults: dict[str, str], kind: str
         return None
 
 
-def _open_pictures(parts: Parts, plan: TowerPlan[Tower]) -> tuple[Seeing, MediaForward, Tower]:
+def _open_pictures(parts: Parts, plan: TowerPlan[Tower]) -> tuple[FamilyPictures, MediaForward, Tower]:
     seeing = seeing_of(parts.model, plan, parts.tokenizer)
     both_ways = seeing.family.bidirectional
     forward = MediaForward(parts.loaded.module, sections=seeing.sections, sees_both_ways=both_ways)
@@ -141,7 +123,7 @@ def _open_sounds(parts: Parts, plan: TowerPlan[SoundTower]) -> tuple[Hearing, So
     return hearing, tower
 
 
-def seeing_of(model: OpenedModel, plan: TowerPlan[Tower], tokenizer: Tokenizer) -> Seeing:
+def seeing_of(model: OpenedModel, plan: TowerPlan[Tower], tokenizer: Tokenizer) -> FamilyPictures:
     """Returns what the files say about the pictures of a model with this tower.
 
     Raises ModelError for any fault, say a token that stands for pictures and is missing.
@@ -150,7 +132,7 @@ def seeing_of(model: OpenedModel, plan: TowerPlan[Tower], tokenizer: Tokenizer) 
         raise ModelError(plan.fault)
     family = plan.kind.family.from_config(model.config, model.json_file(PREPROCESSOR))
     start, soft, end = _ids(family.around(model.config), tokenizer, "pictures")
-    return Seeing(family, start, soft, end, _sections(model) if family.mrope else ())
+    return FamilyPictures(family, start, soft, end, _sections(model) if family.mrope else ())
 
 
 def hearing_of(model: OpenedModel, plan: TowerPlan[SoundTower], tokenizer: Tokenizer) -> Hearing:

@@ -13,8 +13,7 @@ from protocol import Media
 from runner.engine.request import ShownPrompt, UnmeasuredError
 from runner.errors import MediaError, RequestError
 from runner.logs import Log
-from runner.media.families import Family
-from runner.media.header import AUDIO, IMAGE, Header, kind_of, read_header
+from runner.media.header import AUDIO, IMAGE, kind_of, read_header
 from runner.media.hearing import SoundFamily
 from runner.media.prompt import (
     Item,
@@ -26,7 +25,7 @@ from runner.media.prompt import (
     UnmeasuredPicture,
     split_markers,
 )
-from runner.media.rows import RowStore
+from runner.media.rows import Pictures, RowStore
 from runner.media.sound_header import read_sound_header
 from runner.tokenizer import Tokenizer
 
@@ -66,12 +65,8 @@ class MediaSupport:
     """The `Vision` of a model that sees or hears. Any thread may use it."""
 
     sees: ClassVar[bool] = True
-    family: Family | None
-    """That of its pictures; None if it only hears."""
-    start: int
-    soft: int
-    end: int
-    """The ids around and in the place of a picture's soft tokens."""
+    pictures: Pictures | None
+    """None if it only hears."""
     names: MediaNames
     store: RowStore
     hearing: Hearing | None = None
@@ -124,7 +119,10 @@ class MediaSupport:
                 return None
             self._refuse_unmeasured([*seen.values()])
             seen = {number: self._named(item) for number, item in seen.items()}
-        return self._prompt([seen[part.id] if isinstance(part, Marker) else part for part in parts])
+        found = self._prompt([seen[part.id] if isinstance(part, Marker) else part for part in parts])
+        if self.pictures is not None:
+            self.pictures.check_prompt(found, context_length)
+        return found
 
     def join(
         self, before: Sequence[int], media: Sequence[Media], after: Sequence[int], left: Callable[[], bool]
@@ -148,22 +146,23 @@ class MediaSupport:
             for item in items
             if isinstance(item, UnmeasuredPicture) or (isinstance(item, Sound) and item.clip is None)
         ]:
-            raise UnmeasuredError(MediaPrompt(unmeasured, self.soft))
+            raise UnmeasuredError(MediaPrompt(unmeasured, -1))
 
     def _prompt(self, parts: Sequence[Sequence[int] | Item]) -> MediaPrompt:
         sound_id = -1 if self.hearing is None else self.hearing.soft
-        return MediaPrompt(parts, self.soft, sound_id, mrope=self.family is not None and self.family.mrope)
-
-    def around(self, picture: Picture) -> tuple[Sequence[int], Sequence[int]]:  # noqa: ARG002
-        """Returns the tokens before and after a picture's own."""
-        return [self.start], [self.end]
+        if self.pictures is None:
+            return MediaPrompt(parts, -1, sound_id)
+        return MediaPrompt(parts, self.pictures.soft, sound_id, mrope=self.pictures.mrope)
 
     def _around(self, item: Item) -> tuple[Sequence[int], Sequence[int]]:
         """Returns the tokens before and after an item's own."""
         if isinstance(item, Sound):
             assert self.hearing is not None
             return [self.hearing.start], [self.hearing.end]
-        return self.around(item) if isinstance(item, Picture) else ([], [])
+        if isinstance(item, Picture):
+            assert self.pictures is not None
+            return self.pictures.around(item)
+        return [], []
 
     def _unnamed(self, number: int, items: Mapping[int, Media]) -> Item:
         """Returns an item without its name, for which all of the file must be read."""
@@ -174,16 +173,12 @@ class MediaSupport:
         try:
             if kind == AUDIO and self.hearing is not None:
                 return self._sound(item.data, self.hearing.family)
-            if kind == IMAGE and self.family is not None:
-                return self.picture(item.data, read_header(item.data), self.family)
+            if kind == IMAGE and self.pictures is not None:
+                return self.pictures.picture(item.data, read_header(item.data))
         except MediaError as error:
             raise RequestError(str(error)) from error
-        title = self.family.title if self.family is not None else "this model"
+        title = self.pictures.title if self.pictures is not None else "this model"
         raise RequestError(self.refusals.get(kind, f"{title} does not support {kind} input"))
-
-    def picture(self, data: bytes, header: Header, family: Family) -> Item:
-        """Returns a picture without its name. Raises MediaError."""
-        return Picture(data, header, family.geometry(header.width, header.height), 0)
 
     def _sound(self, data: bytes, family: SoundFamily) -> Sound:
         """Returns a sound, with its name if only decoding tells its length."""
@@ -203,8 +198,8 @@ class MediaSupport:
             family = item.family
             of = digest(AUDIO, family.name, family.version, [family.frame_samples], item.data)
         else:
-            assert self.family is not None
-            of = digest(IMAGE, self.family.name, self.family.version, item.geometry, item.data)
+            assert self.pictures is not None
+            of = digest(IMAGE, self.pictures.name, self.pictures.version, item.geometry, item.data)
         return replace(item, name=self.names.name_of(of))
 
     def decode(self, prompt: ShownPrompt, left: Callable[[], bool]) -> Iterator[Future[None]]:

@@ -10,7 +10,7 @@ of what media need is that of `runner/media`, above which this wing stands.
 | `source`, `packages` | which models are mlx-vlm's; which packages were compared with it, by `tests/vlm` |
 | `module` | a model in the form of mlx-lm's, for the loader that all models have |
 | `wing`, `sight` | features of mlx-vlm's tower, the forward over them, and what opens both |
-| `family` | a picture's tokens, by its size, and its arrays; what differs from `runner.media.families` |
+| `pictures` | a picture's tokens, by its size, and its arrays |
 | `process` | a process with mlx-vlm's processor, which makes the arrays of one picture at a time, within limits |
 
 A picture stands in a prompt as what the processor makes of a prompt with that picture alone, so its features, keys and

@@ -14,15 +14,14 @@ from runner.engine.parts import Parts
 from runner.errors import ComputeError, MediaError, ModelError, RunnerError
 from runner.logs import Log
 from runner.media.encoder import MediaEncoder
-from runner.media.forward import MediaForward, Rows, plain_ids
+from runner.media.forward import Rows, plain_ids
 from runner.media.open import Sight
 from runner.media.prompt import Item, MediaNames, Picture
-from runner.media.rows import MediaRows
-from runner.media.towers.tower import Tower
+from runner.media.rows import MediaRows, RowStore
+from runner.media.support import MediaSupport
 from runner.model import OpenedModel
-from runner.vlm.family import PLACEHOLDERS, Expansion, Prepares, VlmFamily, VlmRows, VlmStore, VlmSupport
 from runner.vlm.module import Served, offsets
-from runner.vlm.packages import ALONE
+from runner.vlm.pictures import PLACEHOLDERS, Expansion, Prepares, VlmPictures, VlmRows
 from runner.vlm.process import BFLOAT16, PART, Prepared, Preparer, Setup
 from runner.vlm.source import VlmChoice
 
@@ -46,7 +45,7 @@ _TEXTS = (".json", ".jinja", ".txt", ".model")
 """Files that a processor may need. No program of a model's publisher is run."""
 
 
-class VlmEncoder(MediaEncoder):
+class VlmTower:
     """The tower of a model of mlx-vlm, which computes a picture in one piece.
 
     Features are the embeddings of a picture's tokens, beside them what is added after the first layers, and then notes
@@ -54,23 +53,21 @@ class VlmEncoder(MediaEncoder):
     (1 + layers) x width + 4].
     """
 
-    def __init__(self, module: Served, family: VlmFamily, store: VlmStore, wake: Callable[[], None]) -> None:
-        forward = VlmForward(module)
-        super().__init__(cast("Tower", None), store, cast("MediaForward", forward), wake, splits=True)
+    def __init__(self, module: Served, pictures: VlmPictures) -> None:
         self._module = module
-        self._family = family
+        self._pictures = pictures
 
     def needed_bytes(self, item: Item) -> int:
         patches = item.tokens * 4
         return patches * patches * _SCORE_BYTES + patches * self._module.width * _COPIES * _SCORE_BYTES
 
-    def encode(self, item: Item, rows: MediaRows) -> Iterator[mx.array]:
+    def parts(self, item: Item, rows: MediaRows) -> Iterator[mx.array]:
         assert isinstance(item, Picture)
-        expansion = self._family.expansion(item.header.width, item.header.height)
+        expansion = self._pictures.expansion(item.header)
         arrays = cast("VlmRows", rows).arrays
         features = encoded(self._module, expansion, joined({name: mx.array(each) for name, each in arrays.items()}))
         first = len(expansion.before)
-        yield from self.evaluated([features[first : first + len(expansion.own)]], item)
+        yield features[first : first + len(expansion.own)]
 
 
 def joined(arrays: Mapping[str, mx.array]) -> dict[str, Any]:
@@ -127,7 +124,7 @@ def encoded(module: Served, expansion: Expansion, arrays: dict[str, Any]) -> mx.
 
 
 class VlmForward:
-    """Forwards of a model of mlx-vlm over a prompt with pictures, as `MediaForward`."""
+    """Forwards of a model of mlx-vlm over a prompt with pictures."""
 
     def __init__(self, module: Served) -> None:
         self._module = module
@@ -195,12 +192,15 @@ def open_sight(parts: Parts) -> Sight:
     try:
         preparer = Preparer(setup_of(model))
         preparer.start()
-        family = family_of(model, module, preparer)
+        pictures = pictures_of(model, module, preparer)
     except RunnerError as error:
         log.warning("the model sees no pictures", why=str(error))
         return Sight(why=f"its vision is unavailable: {error}")
     log.info("the model sees pictures", tower=model.family.import_name)
-    return sight_of(family, module, partial(parts.post, None))
+    store = RowStore(pictures)
+    tower, forward = VlmTower(module, pictures), VlmForward(module)
+    encoder = MediaEncoder(tower, store, forward, partial(parts.post, None), splits=True)
+    return Sight(MediaSupport(pictures, MediaNames(), store), encoder)
 
 
 def setup_of(model: OpenedModel) -> Setup:
@@ -212,13 +212,13 @@ def setup_of(model: OpenedModel) -> Setup:
     return Setup(package, PLACEHOLDERS[package], {name: each for name, each in files.items() if each is not None})
 
 
-def family_of(model: OpenedModel, module: Served, preparer: Prepares) -> VlmFamily:
-    """Returns the preparation of a model's pictures. Raises ModelError if even a small one cannot be prepared."""
+def pictures_of(model: OpenedModel, module: Served, preparer: Prepares) -> VlmPictures:
+    """Returns what a model makes of pictures. Raises ModelError if even a small one cannot be prepared."""
     try:
         measured = preparer.measure(_SMALL, _SMALL, bool)
     except MediaError as error:
         raise ModelError(str(error)) from error
-    return VlmFamily.made_for(
+    return VlmPictures(
         model.family.module,
         module.library_version,
         preparer,
@@ -235,10 +235,3 @@ def _made_of_one(module: Served, measured: Prepared) -> int:
     ids = mx.array([measured.ids])
     found = cast("Any", module).get_input_embeddings(ids, arrays.pop("pixel_values"), mask=mx.ones_like(ids), **arrays)
     return int(found.inputs_embeds.shape[1]) - ids.size + 1
-
-
-def sight_of(family: VlmFamily, module: Served, wake: Callable[[], None]) -> Sight:
-    """Returns the sight of a model."""
-    store = VlmStore(family)
-    support = VlmSupport(family, 0, 0, 0, MediaNames(), store, alone=family.title in ALONE)
-    return Sight(support, VlmEncoder(module, family, store, wake))

@@ -14,7 +14,7 @@ from pathlib import Path
 from runner.cache.layers.quantized_trial import first_line
 from runner.errors import ModelError
 from runner.vlm import packages
-from runner.vlm.family import PLACEHOLDERS
+from runner.vlm.pictures import PLACEHOLDERS
 from scripts.tools import ROOT
 from scripts.tools.models.packages import SEEING, TEXTS
 from scripts.tools.models.tiny import VOCAB

@@ -14,7 +14,7 @@ from runner.media import sound_header
 from runner.media.families import Gemma4, Qwen35
 from runner.media.hearing import Clip, Gemma4Sound, Gemma4UnifiedSound, SoundFamily
 from runner.media.prompt import MediaNames, MediaPrompt
-from runner.media.rows import RowStore
+from runner.media.rows import FamilyPictures, RowStore
 from runner.media.support import Hearing, MediaSupport
 from runner.tokenizer import Tokenizer
 from tests.unit.media.pictures import Here, encoded
@@ -22,7 +22,7 @@ from tests.unit.media.sounds import noise, speech, wav
 
 CONTEXT = 1000
 BOS, START, SOFT, END = 300, 301, 302, 303
-FAMILY = Qwen35(min_pixels=1)
+PICTURES = FamilyPictures(Qwen35(min_pixels=1), START, SOFT, END)
 
 
 class Pieces:
@@ -50,7 +50,7 @@ def pieces() -> Pieces:
 
 @pytest.fixture
 def support() -> MediaSupport:
-    return MediaSupport(FAMILY, START, SOFT, END, MediaNames(), RowStore(FAMILY))
+    return MediaSupport(PICTURES, MediaNames(), RowStore(PICTURES))
 
 
 def image(number: int = 0, columns: int = 3, rows: int = 2, colour: str = "red", kind: str = "image") -> Media:
@@ -192,10 +192,11 @@ SHORT, LONG = wav(noise(5000)), wav(speech(40, [20.0], 8000), 8000, 8)
 
 def hearing(family: SoundFamily, pictures: Gemma4 | None = None) -> MediaSupport:
     """A model that hears, and sees if it has a preparation for pictures."""
-    store = RowStore(pictures, decoder=Here())
+    shown = None if pictures is None else FamilyPictures(pictures, START, SOFT, END)
+    store = RowStore(shown, decoder=Here())
     refusals = {} if pictures else {"image": "this model does not support image input"}
     heard = Hearing(family, HEAR, HEARD, HEARD_END)
-    return MediaSupport(pictures, START, SOFT, END, MediaNames(), store, heard, refusals)
+    return MediaSupport(shown, MediaNames(), store, heard, refusals)
 
 
 def sound(data: bytes, number: int = 0, kind: str = "audio") -> Media:

@@ -10,8 +10,10 @@ from runner.engine.request import UnmeasuredError
 from runner.errors import MediaError
 from runner.media.header import Header
 from runner.media.prompt import MediaNames
+from runner.media.rows import RowStore
+from runner.media.support import MediaSupport
 from runner.tokenizer import Tokenizer
-from runner.vlm.family import VlmFamily, VlmStore, VlmSupport
+from runner.vlm.pictures import VlmPictures
 from runner.vlm.process import Arrays, Prepared
 from tests.unit.media.test_expand import CONTEXT, Pieces, image
 
@@ -40,25 +42,25 @@ def script() -> Script:
 
 
 @pytest.fixture
-def support(script: Script) -> VlmSupport:
-    family = VlmFamily.made_for("p", "1", script, {}, [SOFT], mrope=False)
-    return VlmSupport(family, 0, 0, 0, MediaNames(), VlmStore(family))
+def support(script: Script) -> MediaSupport:
+    pictures = VlmPictures("p", "1", script, {}, [SOFT], mrope=False)
+    return MediaSupport(pictures, MediaNames(), RowStore(pictures))
 
 
-def unmeasured(support: VlmSupport, *media: Media) -> UnmeasuredError:
+def unmeasured(support: MediaSupport, *media: Media) -> UnmeasuredError:
     with pytest.raises(UnmeasuredError) as found:
         expanded(support, *media)
     return found.value
 
 
-def expanded(support: VlmSupport, *media: Media) -> list[int]:
+def expanded(support: MediaSupport, *media: Media) -> list[int]:
     prompt = "".join(f"[img-{each.id}]" for each in media)
     found = support.expand(f"{prompt}.", media, cast("Tokenizer", Pieces()), CONTEXT)
     assert found is not None
     return found.ids
 
 
-def test_a_new_size_is_measured_before_its_tokens_are_known(support: VlmSupport, script: Script) -> None:
+def test_a_new_size_is_measured_before_its_tokens_are_known(support: MediaSupport, script: Script) -> None:
     media = [image(0, 3), image(1, 2), image(2, 3, colour="blue")]
     error = unmeasured(support, *media)
     assert script.measured == [], "not where prompts are tokenized"
@@ -71,7 +73,7 @@ def test_a_new_size_is_measured_before_its_tokens_are_known(support: VlmSupport,
     support.store.close()
 
 
-def test_nothing_is_measured_for_a_client_that_has_left(support: VlmSupport, script: Script) -> None:
+def test_nothing_is_measured_for_a_client_that_has_left(support: MediaSupport, script: Script) -> None:
     error = unmeasured(support, image(0, 3))
     for measuring in support.decode(error.prompt, lambda: True):
         with pytest.raises(MediaError, match="the client has left"):

@@ -15,7 +15,7 @@ from runner.errors import RequestError
 from runner.media.families import Gemma4
 from runner.media.hearing import Gemma4Sound
 from runner.media.prompt import MediaNames, MediaPrompt
-from runner.media.rows import RowStore
+from runner.media.rows import FamilyPictures, RowStore
 from runner.media.support import Hearing, MediaSupport
 from scripts.tools.models.png import png
 from scripts.tools.models.wav import noise, wav
@@ -147,9 +147,9 @@ async def test_media_are_refused_where_none_are_read(client: Client, engine: Scr
 def support(engine: Script) -> Iterator[MediaSupport]:
     """Of a model that embeds pictures and sounds."""
     with_ends(engine)
-    family = Gemma4(budgets=(70,))
+    pictures = FamilyPictures(Gemma4(budgets=(70,)), 60, 62, 61)
     hearing = Hearing(Gemma4Sound(), 57, 58, 59)
-    support = MediaSupport(family, 60, 62, 61, MediaNames(), RowStore(family, decoder=Here()), hearing)
+    support = MediaSupport(pictures, MediaNames(), RowStore(pictures, decoder=Here()), hearing)
     engine.vision, engine.embedder = support, Embedder(frozenset({"image", "audio"}))
     yield support
     support.store.close()

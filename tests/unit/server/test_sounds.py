@@ -31,7 +31,7 @@ def spoiled() -> bytes:
 @pytest.fixture
 def support(engine: Script) -> Iterator[MediaSupport]:
     hearing = Hearing(Gemma4Sound(), START, SOFT, END)
-    support = MediaSupport(None, -1, -1, -1, MediaNames(), RowStore(None, decoder=Here()), hearing)
+    support = MediaSupport(None, MediaNames(), RowStore(None, decoder=Here()), hearing)
     engine.vision = support
     yield support
     support.store.close()

@@ -2,21 +2,18 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock
-from typing import ClassVar, NamedTuple, Protocol, Self, cast
+from typing import NamedTuple, Protocol, cast
 
-from protocol import Media
 from runner.errors import MediaError, RequestError
-from runner.media.families import Around, Family
-from runner.media.geometry import Alpha, Geometry, Pixels
+from runner.media.decode_process import DecodeProcess
+from runner.media.geometry import Geometry
 from runner.media.header import Header
 from runner.media.prompt import Item, MediaPrompt, Picture, UnmeasuredPicture
-from runner.media.rows import RowStore
-from runner.media.support import MediaSupport
+from runner.media.rows import MediaRows, Pictures
 from runner.model.fields import Config, section, size
-from runner.tokenizer import Tokenizer
+from runner.vlm.packages import ALONE
 from runner.vlm.process import Arrays, Prepared, prepare_bytes
 
 PLACEHOLDERS = {
@@ -109,100 +106,87 @@ class Prepares(Protocol):
     def prepare(self, data: bytes, header: Header, left: Callable[[], bool]) -> Arrays: ...
 
 
-class VlmFamily(Family):
-    """The preparation of pictures by mlx-vlm's processor. Any thread may use it; pictures are prepared one by one."""
+class VlmPictures(Pictures):
+    """The tokens and arrays that mlx-vlm's processor makes of pictures, one by one."""
 
-    alpha: ClassVar[Alpha] = "drop"
+    version = 1
+    soft = -1  # each picture has its own
 
-    def __init__(self, preparer: Prepares, soft: Sequence[int], merge: int, tokens: int = 0) -> None:
-        """`soft` are ids that may stand for pictures. `merge` x `merge` patches are one token, where positions have
-        three channels; else it is not used. `tokens` are those that the tower makes of any picture, if the processor
-        has one for it; else 0."""
-        object.__setattr__(self, "bidirectional", False)
-        object.__setattr__(self, "_state", _State(preparer, soft, merge, tokens))
-
-    @classmethod
-    def made_for(
-        cls,
+    def __init__(
+        self,
         package: str,
-        version: str,
+        library_version: str,
         preparer: Prepares,
         config: Config,
         soft: Sequence[int],
         *,
         mrope: bool,
         tokens: int = 0,
-    ) -> Self:
-        """Returns the preparation for a package, in this version of mlx-vlm."""
-        merge = size(section(config, "vision_config"), "spatial_merge_size", 2)
-        name = f"mlx_vlm {version} {package}"
-        kind = cast("type[Self]", type(package, (cls,), {"name": name, "title": package, "mrope": mrope}))
-        return kind(preparer, soft, merge, tokens)
-
-    @classmethod
-    def from_config(cls, config: Config, preprocessor: Config) -> Self:
-        raise NotImplementedError  # its processor reads them
-
-    @staticmethod
-    def around(config: Config) -> Around:
-        raise NotImplementedError  # each picture has its own: `expansion`
-
-    def known(self, width: int, height: int) -> Expansion | None:
-        """Returns the tokens of a picture of this size; None if it was not measured yet."""
-        return self._shared.known(width, height)
-
-    def expansion(self, width: int, height: int, left: Callable[[], bool] = lambda: False) -> Expansion:
-        """Returns the tokens of a picture of this size, which may take a second. Raises MediaError, also when `left`
-        returns True."""
-        return self._shared.expansion(width, height, left, three_channels=self.mrope)
-
-    def geometry(self, width: int, height: int) -> Geometry:
-        found = self.expansion(width, height)
-        return Geometry(width, height, found.rows, found.columns, len(found.own), found.rows, found.columns)
-
-    def arrays(self, picture: Picture, left: Callable[[], bool]) -> Arrays:
-        """Returns what the tower takes. Raises MediaError."""
-        return self._shared.arrays(picture, left)
-
-    @property
-    def _shared(self) -> "_State":
-        return cast("_State", vars(self)["_state"])
-
-
-class _State:
-    def __init__(self, preparer: Prepares, soft: Sequence[int], merge: int, tokens: int) -> None:
+    ) -> None:
+        """`soft` are ids that may stand for pictures. `tokens` are those that the tower makes of any picture, if the
+        processor has one for it; else 0."""
+        self.name = f"mlx_vlm {library_version} {package}"
+        self.title = package
+        self.mrope = mrope
+        self.alone = package in ALONE
         self._preparer = preparer
         self._soft = soft
-        self._merge = merge
+        self._merge = size(section(config, "vision_config"), "spatial_merge_size", 2)  # of patches to a token
         self._tokens = tokens
         self._busy = Lock()
         self._lock = Lock()
         self._sizes: OrderedDict[tuple[int, int], Expansion] = OrderedDict()
 
-    def known(self, width: int, height: int) -> Expansion | None:
+    def picture(self, data: bytes, header: Header) -> Item:
         with self._lock:
-            return self._sizes.get((width, height))
+            found = self._sizes.get((header.width, header.height))
+        if found is None:
+            return UnmeasuredPicture(data, header)
+        grid = (found.rows, found.columns)
+        geometry = Geometry(header.width, header.height, *grid, len(found.own), *grid)
+        return Picture(data, header, geometry, 0, tuple(found.own))
 
-    def expansion(self, width: int, height: int, left: Callable[[], bool], *, three_channels: bool) -> Expansion:
-        found = self.known(width, height)
+    def around(self, picture: Picture) -> tuple[Sequence[int], Sequence[int]]:
+        found = self.expansion(picture.header)
+        return found.before, found.after
+
+    def check_prompt(self, prompt: MediaPrompt, context_length: int) -> None:
+        if self.alone and len({span.item.name for span in prompt.spans}) > 1:
+            raise RequestError(f"{self.title} takes only one picture in a prompt")
+        if prompt.spans and prompt.spans[-1].stop == len(prompt.ids) <= context_length:
+            raise RequestError("the prompt ends in a picture: add a text after it")  # its last token is computed alone
+
+    def measure(self, header: Header, left: Callable[[], bool]) -> None:
+        self.expansion(header, left)
+
+    def expansion(self, header: Header, left: Callable[[], bool] = lambda: False) -> Expansion:
+        """Returns the tokens of a picture of this size, which may take a second. Raises MediaError, also when `left`
+        returns True."""
+        key = header.width, header.height
+        with self._lock:
+            found = self._sizes.get(key)
         if found is None:
             with self._busy:
-                measured = self._preparer.measure(width, height, left)
+                measured = self._preparer.measure(*key, left)
             found = split(measured.ids, self._soft)
             if self._tokens or min(found.own) < 0:
                 own = [max(token, 0) for token in found.own]
                 found = found._replace(other=found.own, own=own * self._tokens if self._tokens else own)
-            if three_channels:
+            if self.mrope:
                 found = _with_grid(found, measured.grid, self._merge)
             with self._lock:
-                self._sizes[width, height] = found
+                self._sizes[key] = found
                 if len(self._sizes) > _MOST_SIZES:
                     self._sizes.popitem(last=False)
         return found
 
-    def arrays(self, picture: Picture, left: Callable[[], bool]) -> Arrays:
+    def needed_bytes(self, picture: Picture) -> int:
+        return prepare_bytes(picture.header, len(picture.data))
+
+    def rows(self, picture: Picture, decoder: DecodeProcess, left: Callable[[], bool]) -> "MediaRows":
+        del decoder
         with self._busy:
-            return self._preparer.prepare(picture.data, picture.header, left)
+            return cast("MediaRows", VlmRows(self._preparer.prepare(picture.data, picture.header, left)))
 
 
 def split(ids: Sequence[int], soft: Sequence[int]) -> Expansion:
@@ -224,46 +208,6 @@ def _with_grid(found: Expansion, grid: Sequence[int], merge: int) -> Expansion:
 
 
 @dataclass(frozen=True)
-class VlmSupport(MediaSupport):
-    """The `Vision` of a model of mlx-vlm."""
-
-    alone: bool = False
-    """A prompt may show one picture, as often as it likes."""
-
-    def expand(
-        self,
-        prompt: str,
-        media: Sequence[Media],
-        tokenizer: Tokenizer,
-        context_length: int,
-        left: Callable[[], bool] = lambda: False,
-        *,
-        bos: bool = True,
-    ) -> MediaPrompt | None:
-        found = super().expand(prompt, media, tokenizer, context_length, left, bos=bos)
-        if found is not None and self.alone and len({span.item.name for span in found.spans}) > 1:
-            raise RequestError(f"{cast('Family', self.family).title} takes only one picture in a prompt")
-        if found is not None and found.spans[-1].stop == len(found.ids) <= context_length:
-            raise RequestError("the prompt ends in a picture: add a text after it")  # its last token is computed alone
-        return found
-
-    def around(self, picture: Picture) -> tuple[Sequence[int], Sequence[int]]:
-        found = self._expansion(picture)
-        return found.before, found.after
-
-    def picture(self, data: bytes, header: Header, family: Family) -> Item:
-        assert isinstance(family, VlmFamily)
-        found = family.known(header.width, header.height)
-        if found is None:
-            return UnmeasuredPicture(data, header)
-        return Picture(data, header, family.geometry(header.width, header.height), 0, tuple(found.own))
-
-    def _expansion(self, picture: Picture) -> Expansion:
-        assert isinstance(self.family, VlmFamily)
-        return self.family.expansion(picture.header.width, picture.header.height)
-
-
-@dataclass(frozen=True)
 class VlmRows:
     """The arrays of one picture, by the names that the model's class takes."""
 
@@ -272,24 +216,3 @@ class VlmRows:
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays.values())
-
-
-class VlmStore(RowStore):
-    """The arrays of pictures that requests show."""
-
-    def check(self, item: Item, left: Callable[[], bool]) -> Future[None]:
-        """The same; measures a picture whose tokens are not known yet."""
-        if isinstance(item, UnmeasuredPicture):
-            return self._thread.submit(self._measure, item.header, left)
-        return super().check(item, left)
-
-    def _measure(self, header: Header, left: Callable[[], bool]) -> None:
-        assert isinstance(self._family, VlmFamily)
-        self._family.expansion(header.width, header.height, left)
-
-    def needed_bytes(self, picture: Picture) -> int:
-        return prepare_bytes(picture.header, len(picture.data))
-
-    def made(self, picture: Picture, left: Callable[[], bool]) -> Pixels:
-        assert isinstance(self._family, VlmFamily)
-        return cast("Pixels", VlmRows(self._family.arrays(picture, left)))
