@@ -13,8 +13,6 @@ from mlx.nn.layers.quantized import QuantizedEmbedding
 from runner.errors import ModelError
 from runner.model.weights.parameters import replace_submodule
 
-# --- An embedding table in which some rows of a forward are replaced by features of media.
-
 
 class Rows(NamedTuple):
     """Features [stop - start, width] for the tokens of a forward from `start` to `stop`."""
@@ -27,7 +25,7 @@ class Rows(NamedTuple):
 
 
 class MediaEmbedding(Module):
-    """Stands in for a table during one forward over tokens [1, L]."""
+    """Stands in for an embedding table during one forward over tokens [1, L]: features of media replace some rows."""
 
     def __init__(self, table: Module, rows: Sequence[Rows], scale: float = 1.0) -> None:
         """`rows` are in ascending order. The text model multiplies embeddings by `scale`; features have it already."""
@@ -50,13 +48,12 @@ class MediaEmbedding(Module):
         return cast("mx.array", self.table.as_linear(x))
 
 
-# --- Attention masks in which the tokens of one picture see each other (Gemma 4, in sliding layers).
-
 MakeMask = Callable[..., object]
 
 
 def with_blocks(make_mask: MakeMask, blocks: Sequence[Rows]) -> MakeMask:
-    """Returns a `make_mask` of a layer cache that adds blocks of tokens that see each other to its mask.
+    """Returns a `make_mask` of a layer cache that adds blocks of tokens that see each other to its mask, as those of a
+    picture do in the sliding layers of Gemma 4.
 
     A forward holds these blocks as a whole. A token sees no key that has left its window, block or not: the window
     bounds the past only.
@@ -78,11 +75,6 @@ def with_blocks(make_mask: MakeMask, blocks: Sequence[Rows]) -> MakeMask:
     return make
 
 
-# --- Rotary positions of prompts with pictures: three channels inside, shifted afterwards (Qwen's interleaved form).
-# Frequency j turns by the position in the row for j = 1, 4, 7, ..., in the column for j = 2, 5, 8, ..., each as
-# often as its section is long, and by the time for all others.
-
-
 class Angles(NamedTuple):
     """Cosines and sines [L, dimensions / 2] in float32."""
 
@@ -91,7 +83,11 @@ class Angles(NamedTuple):
 
 
 def angles(positions: Sequence[Sequence[int]], dimensions: int, base: float, sections: Sequence[int]) -> Angles:
-    """Returns the angles of L tokens at these positions [3][L]. `dimensions` counts those that turn."""
+    """Returns the angles of L tokens at these positions [3][L]. `dimensions` counts those that turn.
+
+    Frequency j turns by the position in the row for j = 1, 4, 7, ..., in the column for j = 2, 5, 8, ..., each as often
+    as its section is long, and by the time for all others: the interleaved form of Qwen.
+    """
     half = dimensions // 2
     channels = [
         next((channel for channel in (1, 2) if each % 3 == channel and each < 3 * sections[channel]), 0)

@@ -61,9 +61,8 @@ class Sight(NamedTuple):
 
 
 def open_sight(parts: Parts) -> Sight:
-    """Loads the towers of a model that has some, on the engine thread.
-
-    Without sight if anything is wrong with all of them, or the files about them: the log says what."""
+    """Loads the towers of a model that has some, on the engine thread. Without sight if something is wrong with all of
+    them, or the files about them: the log says what."""
     plan, sound_plan = plan_tower(parts.model), plan_sound_tower(parts.model)
     if parts.settings.no_media:
         return Sight(why="the runner was started with --no-media")
@@ -74,12 +73,10 @@ def open_sight(parts: Parts) -> Sight:
     heard = sound_plan and _unless_faulty(lambda: _open_sounds(parts, sound_plan), faults, AUDIO)
     if seen is None and heard is None:
         return Sight(why="; ".join(faults.values()))
-    seeing, forward, tower = seen or (None, None, None)
+    seeing, forward, tower = seen or (None, MediaForward(parts.loaded.module), None)
     hearing, sound_tower = heard or (None, None)
-    support = supported(parts.model, seeing, hearing, faults)
-    forward = forward or MediaForward(parts.loaded.module)
+    support, towers = supported(parts.model, seeing, hearing, faults), OwnTowers(tower, sound_tower)
     splits = seeing is None or seeing.family.splits
-    towers = OwnTowers(tower, sound_tower)
     return Sight(support, MediaEncoder(towers, support.store, forward, partial(parts.post, None), splits=splits))
 
 
@@ -144,17 +141,14 @@ def hearing_of(model: OpenedModel, plan: TowerPlan[SoundTower], tokenizer: Token
 
 
 def _ids(around: Around, tokenizer: Tokenizer, what: str) -> tuple[int, int, int]:
-    start, soft, end = (_id(token, tokenizer, what) for token in around)
+    found: list[int] = []
+    for token in around:
+        ids = [token] if isinstance(token, int) else tokenizer.encode_without_bos(token)
+        if len(ids) != 1:
+            raise ModelError(f"the tokenizer has no token {token!r}, which stands for {what}")
+        found += ids
+    start, soft, end = found
     return start, soft, end
-
-
-def _id(token: int | str, tokenizer: Tokenizer, what: str) -> int:
-    if isinstance(token, int):
-        return token
-    ids = tokenizer.encode_without_bos(token)
-    if len(ids) != 1:
-        raise ModelError(f"the tokenizer has no token {token!r}, which stands for {what}")
-    return ids[0]
 
 
 def _sections(model: OpenedModel) -> Sequence[int]:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import ClassVar, NamedTuple
 
+from runner.media.families import Clip, SoundFamily
 from runner.media.geometry import Geometry
 from runner.media.header import AUDIO, IMAGE, Header
-from runner.media.hearing import Clip, SoundFamily
 from runner.media.sound_header import SoundHeader
 
 _MARKER = re.compile(r"\[img-([0-9]+)\]")
@@ -38,6 +38,9 @@ class Item(ABC):
     data: bytes
     name: int
     """Negative: that of the same bytes, prepared in the same way, and of no other item."""
+    before: Sequence[int] = ()
+    after: Sequence[int] = ()
+    """The tokens around its own."""
 
     @property
     @abstractmethod
@@ -54,6 +57,8 @@ class Picture(Item):
     header: Header
     geometry: Geometry
     name: int
+    before: Sequence[int] = ()
+    after: Sequence[int] = ()
     ids: Sequence[int] = ()
     """The tokens in its place; empty if all are the same soft token."""
 
@@ -86,6 +91,8 @@ class Sound(Item):
     family: SoundFamily
     clip: Clip | None
     name: int
+    before: Sequence[int] = ()
+    after: Sequence[int] = ()
 
     @property
     def tokens(self) -> int:
@@ -144,10 +151,10 @@ class MediaPrompt:
         spans = []
         for part in parts:
             if isinstance(part, Item):
-                start, tokens = len(self.ids), part.tokens
+                start, tokens = len(self.ids) + len(part.before), part.tokens
                 own = part.ids if isinstance(part, Picture) else [sound_id] * tokens
-                self.ids += own or [soft_id] * tokens
-                self.keys += [part.name] * tokens
+                self.ids += [*part.before, *(own or [soft_id] * tokens), *part.after]
+                self.keys += [*part.before, *[part.name] * tokens, *part.after]
                 spans.append(Span(start, start + tokens, part))
             else:
                 self.ids += part

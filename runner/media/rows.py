@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from runner.errors import MediaError
 from runner.media.decode_process import DecodeProcess, decode_bytes, sound_bytes
-from runner.media.families import Family
+from runner.media.families import Clip, Family
 from runner.media.header import Header
-from runner.media.hearing import Clip
 from runner.media.prompt import Item, MediaPrompt, Picture, Sound, UnmeasuredPicture
 from runner.media.sound_header import MEL_BINS
 from runner.sizes import shown
@@ -45,10 +44,6 @@ class Pictures(ABC):
     def picture(self, data: bytes, header: Header) -> Item:
         """Returns a picture without its name. Raises MediaError."""
 
-    @abstractmethod
-    def around(self, picture: Picture) -> tuple[Sequence[int], Sequence[int]]:
-        """Returns the tokens before and after a picture's own."""
-
     def check_prompt(self, prompt: MediaPrompt, context_length: int) -> None:
         """Raises RequestError for a prompt that the model cannot take."""
         del prompt, context_length
@@ -77,11 +72,8 @@ class FamilyPictures(Pictures):
         self.name, self.title, self.version, self.mrope = family.name, family.title, family.version, family.mrope
 
     def picture(self, data: bytes, header: Header) -> Item:
-        return Picture(data, header, self.family.geometry(header.width, header.height), 0)
-
-    def around(self, picture: Picture) -> tuple[Sequence[int], Sequence[int]]:
-        del picture
-        return [self.start], [self.end]
+        geometry = self.family.geometry(header.width, header.height)
+        return Picture(data, header, geometry, 0, [self.start], [self.end])
 
     def needed_bytes(self, picture: Picture) -> int:
         return decode_bytes(picture.header, picture.geometry, len(picture.data))

@@ -77,9 +77,6 @@ def warm_up() -> None:
     decode(bytes(silence.stop), silence, 0)
 
 
-# --- Samples of any form.
-
-
 def mono(data: bytes, header: SoundHeader, start: int, stop: int) -> Floats:
     """Returns the frames from `start` to `stop`, each the mean of its channels, between -1 and 1."""
     most = _MOST_VALUES // header.channels
@@ -134,8 +131,6 @@ def _frames(read: Callable[..., Floats], channels: int, rate: int) -> Floats:
     return np.concatenate(found)
 
 
-# --- Resampling: a windowed sinc, of unit gain at the edges too.
-
 _ZEROS = 16
 _ROLL_OFF = 0.9
 _BETA = 9.0
@@ -143,7 +138,8 @@ _STEPS = 8192
 
 
 def to_rate(read: Callable[[int, int], Floats], frames: int, rate: int) -> Floats:
-    """Returns `frames` samples at `rate`, which `read` returns from a start to a stop, at RATE.
+    """Returns `frames` samples at `rate`, which `read` returns from a start to a stop, at RATE: by a windowed sinc, of
+    unit gain at the edges too.
 
     Reads them in blocks, so that no more than one is held beside the result.
     """
@@ -209,8 +205,6 @@ def _blocks(count: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + _BLOCK_FRAMES, count)) for start in range(0, count, _BLOCK_FRAMES))
 
 
-# --- Pieces of at most 30 s, cut where it is quiet.
-
 _AROUND = 2 * RATE
 _QUIET = RATE // 10
 
@@ -241,14 +235,12 @@ def _quietest(samples: Floats) -> int:
     return len(sums) - 1 - int(np.argmin(sums[::-1])) + _QUIET // 2
 
 
-# --- Logarithmic spectra, as transformers' feature extractor for Gemma 4 computes them.
-
 _FFT = 512
 _FLOOR = 1e-3
 
 
 def spectra(samples: Floats) -> Floats:
-    """Returns the spectra [frames, MEL_BINS]. Raises MediaError for fewer than 161 samples, which make none."""
+    """Returns logarithmic spectra [frames, MEL_BINS]. Raises MediaError for fewer than 161 samples, which make none."""
     padded = np.pad(samples, (FRAME // 2, 0))
     if len(padded) <= FRAME:
         raise MediaError("audio too short")

@@ -13,8 +13,8 @@ from protocol import Media
 from runner.engine.request import ShownPrompt, UnmeasuredError
 from runner.errors import MediaError, RequestError
 from runner.logs import Log
+from runner.media.families import SoundFamily
 from runner.media.header import AUDIO, IMAGE, kind_of, read_header
-from runner.media.hearing import SoundFamily
 from runner.media.prompt import (
     Item,
     Marker,
@@ -31,15 +31,13 @@ from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
 
-# --- The name of a prepared item in caches: equal names only for media that give equal soft tokens.
-
 DIGEST_BYTES = 32
 
 
 def digest(kind: str, family: str, version: int, sizes: Sequence[int], data: bytes) -> bytes:
     """Returns 256 bits over what an item is made of: its kind, who prepares it and how, to which sizes, and its bytes.
 
-    `family` and `version` are those of a family in `runner.media.families` or `hearing`. Each part is preceded by its
+    `family` and `version` are those of a family in `runner.media.families`. Each part is preceded by its
     length, so no two lists of parts make the same stream. Bytes after the end of an item count: a miss at worst.
     """
     numbers = ",".join(map(str, (version, *sizes)))
@@ -103,9 +101,8 @@ class MediaSupport:
                 if left():
                     raise RequestError("the client has left")
                 item = seen.get(part.id) or seen.setdefault(part.id, self._unnamed(part.id, items))
-                before, after = self._around(item)
-                parts += [[*before], part, [*after]]
-                count += item.tokens + len(before) + len(after)
+                parts.append(part)
+                count += item.tokens + len(item.before) + len(item.after)
             else:
                 ids = tokenizer.encode(part) if bos and not parts else tokenizer.encode_without_bos(part)
                 parts.append(ids)
@@ -128,16 +125,13 @@ class MediaSupport:
         self, before: Sequence[int], media: Sequence[Media], after: Sequence[int], left: Callable[[], bool]
     ) -> MediaPrompt:
         """Returns a prompt of ids, all of these media, and ids, from the headers of the files. Raises as `expand`."""
-        parts: list[Sequence[int] | Item] = [before]
+        items: list[Item] = []
         for each in media:
             if left():
                 raise RequestError("the client has left")
-            item = self._unnamed(each.id, {each.id: each})
-            start, end = self._around(item)
-            parts += [start, item, end]
-        self._refuse_unmeasured([part for part in parts if isinstance(part, Item)])
-        parts = [self._named(part) if isinstance(part, Item) else part for part in parts]
-        return self._prompt([*parts, after])
+            items.append(self._unnamed(each.id, {each.id: each}))
+        self._refuse_unmeasured(items)
+        return self._prompt([before, *map(self._named, items), after])
 
     def _refuse_unmeasured(self, items: Sequence[Item]) -> None:
         """Raises UnmeasuredError if there are items whose tokens are not known yet."""
@@ -154,16 +148,6 @@ class MediaSupport:
             return MediaPrompt(parts, -1, sound_id)
         return MediaPrompt(parts, self.pictures.soft, sound_id, mrope=self.pictures.mrope)
 
-    def _around(self, item: Item) -> tuple[Sequence[int], Sequence[int]]:
-        """Returns the tokens before and after an item's own."""
-        if isinstance(item, Sound):
-            assert self.hearing is not None
-            return [self.hearing.start], [self.hearing.end]
-        if isinstance(item, Picture):
-            assert self.pictures is not None
-            return self.pictures.around(item)
-        return [], []
-
     def _unnamed(self, number: int, items: Mapping[int, Media]) -> Item:
         """Returns an item without its name, for which all of the file must be read."""
         item = items.get(number)
@@ -172,7 +156,7 @@ class MediaSupport:
         kind = item.kind or kind_of(item.data) or IMAGE  # the header of unknown bytes says what would be read
         try:
             if kind == AUDIO and self.hearing is not None:
-                return self._sound(item.data, self.hearing.family)
+                return self._sound(item.data, self.hearing)
             if kind == IMAGE and self.pictures is not None:
                 return self.pictures.picture(item.data, read_header(item.data))
         except MediaError as error:
@@ -180,11 +164,11 @@ class MediaSupport:
         title = self.pictures.title if self.pictures is not None else "this model"
         raise RequestError(self.refusals.get(kind, f"{title} does not support {kind} input"))
 
-    def _sound(self, data: bytes, family: SoundFamily) -> Sound:
+    def _sound(self, data: bytes, hearing: Hearing) -> Sound:
         """Returns a sound, with its name if only decoding tells its length."""
         header = read_sound_header(data)
-        clip = family.clip(header.samples) if header.is_exact else None
-        sound = Sound(data, header, family, clip, 0)
+        clip = hearing.family.clip(header.samples) if header.is_exact else None
+        sound = Sound(data, header, hearing.family, clip, 0, [hearing.start], [hearing.end])
         if clip is None:
             name = self._named(sound).name
             sound = replace(sound, name=name, clip=self.store.clip(name))

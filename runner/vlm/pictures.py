@@ -144,11 +144,7 @@ class VlmPictures(Pictures):
             return UnmeasuredPicture(data, header)
         grid = (found.rows, found.columns)
         geometry = Geometry(header.width, header.height, *grid, len(found.own), *grid)
-        return Picture(data, header, geometry, 0, tuple(found.own))
-
-    def around(self, picture: Picture) -> tuple[Sequence[int], Sequence[int]]:
-        found = self.expansion(picture.header)
-        return found.before, found.after
+        return Picture(data, header, geometry, 0, found.before, found.after, tuple(found.own))
 
     def check_prompt(self, prompt: MediaPrompt, context_length: int) -> None:
         if self.alone and len({span.item.name for span in prompt.spans}) > 1:

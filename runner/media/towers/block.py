@@ -120,9 +120,12 @@ class FeedForward(Layer):
 
 
 class _Attention(Layer):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, joined: bool) -> None:
         super().__init__()
-        self.qkv = Linear(width, 3 * width)
+        if joined:
+            self.qkv = Linear(width, 3 * width)
+        else:
+            self.q_proj, self.k_proj, self.v_proj = (Linear(width, width) for _ in range(3))
         self.proj = Linear(width, width)
 
 
@@ -136,11 +139,13 @@ class PlainBlock(Block):
         heads: int,
         activation: Activation,
         eps: float = NORM_EPS,
-        attention: Callable[[int], Layer] = _Attention,
+        *,
+        joined: bool = True,
     ) -> None:
+        """`joined`: one linear makes queries, keys and values."""
         super().__init__(width, hidden, heads, width // heads)
         self.norm1 = LayerNorm(width, eps=eps)
-        self.attn = attention(width)
+        self.attn = _Attention(width, joined)
         self.norm2 = LayerNorm(width, eps=eps)
         self.mlp = FeedForward(width, hidden)
         self.activation = activation
@@ -151,18 +156,18 @@ class PlainBlock(Block):
         self.mlp = FeedForward(self.width, hidden)
 
     def project(self, x: mx.array) -> Sequence[mx.array]:
-        parts = self.attn.qkv(self.norm1(x)).reshape(-1, 3, self.heads, self.head)
+        normed, attn = self.norm1(x), self.attn
+        if "qkv" not in attn:
+            linears = (attn.q_proj, attn.k_proj, attn.v_proj)
+            return [linear(normed).reshape(-1, self.heads, self.head) for linear in linears]
+        parts = attn.qkv(normed).reshape(-1, 3, self.heads, self.head)
         return [parts[:, index] for index in range(3)]
 
     def output(self, attended: mx.array) -> mx.array:
-        found: mx.array = self.attn.proj(attended)
-        return found
+        return self.attn.proj(attended)
 
     def feed(self, x: mx.array) -> mx.array:
         return self.mlp.fc2(self.activation(self.mlp.fc1(self.norm2(x))))
-
-
-# --- Positions of patches: rotation by rows and columns, and learned tables that are stretched over a picture.
 
 
 def rotary_angles(places: Sequence[mx.array], width: int, theta: float) -> mx.array:

@@ -14,13 +14,11 @@ from runner.media.towers.block import Block, rotary_angles, turn_by
 from runner.media.towers.tower import Grid, Layer, Tower, embedding_bytes, work_bytes
 from runner.model.fields import Config, expect, flag, positive, section, size, small_count
 
-# --- A linear that keeps its input and output within bounds, as some towers of Gemma 4 have them.
-
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
 
 class ClampedLinear(Layer):
-    """A linear without a bias. If `clamped`, its input and output are kept within bounds."""
+    """A linear without a bias. If `clamped`, as in some towers, its input and output are kept within bounds."""
 
     def __init__(self, inputs: int, outputs: int, clamped: bool) -> None:
         super().__init__()
@@ -143,14 +141,6 @@ class GemmaBlock(Block):
         return found
 
 
-class Encoder(Layer):
-    """Holds the layers, for their names."""
-
-    def __init__(self, layers: list[GemmaBlock]) -> None:
-        super().__init__()
-        self.layers = layers
-
-
 class Gemma4Tower(Tower):
     """A transformer over 16 px patches. `patches` [count, 16 * 16 * 3] are row-major, each y, x, channel.
 
@@ -188,11 +178,11 @@ class Gemma4Tower(Tower):
         # Not `values`: that is a method of MLX's modules, which are dicts.
         self.pixels = 3 * small_count(vision, "patch_size", 16) ** 2
         self.patch_embedder = PatchEmbedder(self.pixels, size(vision, "position_embedding_size", 10240), hidden)
-        blocks = [
+        self.encoder = Layer()  # in the names of parameters
+        self.encoder.layers = [
             GemmaBlock(hidden, inner, heads, kv_heads, head, self.eps, clamped=self.clamped)
             for _ in range(small_count(vision, "num_hidden_layers", 16))
         ]
-        self.encoder = Encoder(blocks)
         if flag(vision, "standardize"):
             self.std_bias = mx.zeros((hidden,))
             self.std_scale = mx.ones((hidden,))
@@ -214,8 +204,8 @@ class Gemma4Tower(Tower):
         rows, columns = grid.places()
         # The first half of each head turns with the column, the other with the row, each as two halves of its own.
         turn = turn_by(rotary_angles((columns, rows), self.head // 2, self.theta), (2, 2, self.head // 4), 1)
-        for layer in self.encoder.layers:
-            x = yield from layer.steps(x, self.piece_bytes, turn)
+        for block in self.encoder.layers:
+            x = yield from block.steps(x, self.piece_bytes, turn)
             yield x
         yield self._features(x, grid)
 
@@ -230,16 +220,15 @@ class Gemma4Tower(Tower):
         return self.embedding_projection(mx.fast.rms_norm(pooled, None, self.eps).astype(x.dtype))
 
     def encode_bytes(self, grid: Grid) -> int:
-        itemsize, block = work_bytes(self.patch_embedder.position_embedding_table.dtype), self.encoder.layers[0]
+        itemsize = work_bytes(self.patch_embedder.position_embedding_table.dtype)
+        block: GemmaBlock = self.encoder.layers[0]
         embedding = embedding_bytes(grid.patches, self.pixels, max(self.hidden, block.heads * block.head) * itemsize)
         return max(embedding, block.peak_bytes(grid.patches, itemsize, self.piece_bytes))
 
 
-# --- Gemma 4 unified (12B): no transformer, each patch is embedded by itself.
-
-
 class Gemma4UnifiedTower(Tower):
-    """Norms and two projections. `patches` [count, 48 * 48 * 3] are row-major, each y, x, channel, and a soft token.
+    """The tower of 12B, in which each patch is embedded by itself: norms and two projections. `patches`
+    [count, 48 * 48 * 3] are row-major, each y, x, channel, and a soft token.
 
     Source: huggingface/transformers, models/gemma4_unified.
     """

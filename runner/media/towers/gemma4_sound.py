@@ -13,7 +13,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 
 from runner.errors import ModelError
-from runner.media.hearing import Gemma4Sound, Gemma4UnifiedSound, subsampled
+from runner.media.families import Gemma4Sound, Gemma4UnifiedSound, subsampled
 from runner.media.sound_header import MEL_BINS
 from runner.media.towers.gemma4 import ClampedLinear, bounds_of, free_but
 from runner.media.towers.tower import Layer, SoundTower, Steps, in_pieces, work_bytes
@@ -29,9 +29,6 @@ _KERNEL = 3
 Rows = Callable[[slice], mx.array]
 
 
-# --- The beginning: two convolutions, each of which halves time and frequency.
-
-
 class Conv(Layer):
     """The weight of a convolution, [outputs, ..., inputs]; computed by its owner."""
 
@@ -41,7 +38,7 @@ class Conv(Layer):
 
 
 class Subsampling(Layer):
-    """One of the two: a convolution of 3 x 3, a norm over channels, ReLU."""
+    """A convolution of 3 x 3 that halves time and frequency, a norm over channels, ReLU."""
 
     def __init__(self, inputs: int, outputs: int, eps: float) -> None:
         super().__init__()
@@ -82,9 +79,6 @@ class Beginning(Layer):
         x = yield from self.layer1.steps(x, piece_bytes)
         found: mx.array = self.input_proj_linear(x.flatten(1))
         return found
-
-
-# --- The layers.
 
 
 class FeedForward(Layer):
@@ -254,8 +248,6 @@ class ConformerLayer(Layer):
         found: mx.array = self.norm_out(self._clipped(self.feed_forward2(self.lconv1d.convolved(gated) + x)))
         return found
 
-
-# --- The towers.
 
 _LINEARS = r"(?:ffw_layer_[12]|[qkv]_proj|post|linear_start|linear_end)"
 _FIRST = "subsample_conv_projection.layer0.conv.weight"

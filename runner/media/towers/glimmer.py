@@ -1,7 +1,7 @@
 """Glimmer's tower, in the form of transformers and in Meta's own."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -15,8 +15,6 @@ from runner.media.families import Glimmer
 from runner.media.towers.block import PlainBlock, head_width, interpolated, rotary_angles, turn_by
 from runner.media.towers.tower import Grid, Layer, Tower, embedding_bytes, work_bytes
 from runner.model.fields import Config, expect, positive, section, size, small_count, strings
-
-# --- Reads the sizes of Glimmer's tower, from `config.json` in the form of transformers or in Meta's own.
 
 WINDOW, FULL = "window_attention", "full_attention"
 _THETA = 10_000.0
@@ -98,30 +96,6 @@ def _kinds(layers: int, period: int) -> tuple[str, ...]:
     return tuple(FULL if number % period == 0 or number == layers else WINDOW for number in range(1, layers + 1))
 
 
-class Attention(Layer):
-    """The linears of queries, keys, values and what comes of them."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.q_proj = Linear(width, width)
-        self.k_proj = Linear(width, width)
-        self.v_proj = Linear(width, width)
-        self.proj = Linear(width, width)
-
-
-class GlimmerBlock(PlainBlock):
-    """A layer over all patches, or over windows that follow each other."""
-
-    def __init__(self, sizes: Sizes, kind: str) -> None:
-        super().__init__(sizes.hidden, sizes.inner, sizes.heads, gelu, sizes.eps, Attention)
-        self.is_full = kind == FULL
-
-    def project(self, x: mx.array) -> Sequence[mx.array]:
-        normed, attn = self.norm1(x), self.attn
-        linears = (attn.q_proj, attn.k_proj, attn.v_proj)
-        return [linear(normed).reshape(-1, self.heads, self.head) for linear in linears]
-
-
 class PatchEmbedder(Layer):
     """Pixels and positions to rows. The table of positions is stretched over the picture."""
 
@@ -194,7 +168,9 @@ class GlimmerTower(Tower):
         self.patch_embedder = PatchEmbedder(sizes)
         self.ln_pre = LayerNorm(sizes.hidden, sizes.eps)
         self.ln_post = LayerNorm(sizes.hidden, sizes.eps)
-        self.layers = [GlimmerBlock(sizes, kind) for kind in sizes.kinds]
+        self.layers = [
+            PlainBlock(sizes.hidden, sizes.inner, sizes.heads, gelu, sizes.eps, joined=False) for _ in sizes.kinds
+        ]
         self.vision_adapter = Adapter(sizes.output, sizes.adapter)
         self.vision_projection = Linear(sizes.adapter, self.width, bias=False)
 
@@ -206,8 +182,8 @@ class GlimmerTower(Tower):
         half = self.sizes.hidden // self.sizes.heads // 2
         angles = rotary_angles((columns, rows), half, self.sizes.theta).flatten(1)[order]
         turn = turn_by(angles, (half, 2), 1) if self.sizes.interleaved else turn_by(angles, (2, half), 0)
-        for layer in self.layers:
-            segments = [slice(None)] if layer.is_full else windows
+        for layer, kind in zip(self.layers, self.sizes.kinds, strict=True):
+            segments = [slice(None)] if kind == FULL else windows
             x = yield from layer.steps(x, self.piece_bytes, turn, segments)
             yield x
         merged = self._merged(self.ln_post(x[mx.argsort(order)]), grid)

@@ -26,9 +26,6 @@ from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
 from runner.model.weights.parameters import parameters_of
 from runner.model.weights.part import assemble_part, plan_part, read_part
 
-# --- The towers that this runner knows: one row for each mlx-lm module of the text model.
-
-
 AnyTower = TypeVar("AnyTower", bound=MediaTower)
 
 
@@ -62,7 +59,7 @@ TOWERS: dict[str, Row[Tower]] = {
     "qwen3_5_moe": _QWEN3_5,
     "qwen3_next": _QWEN3_5,
 }
-"""mlx-lm module (`Family.module`) -> its row."""
+"""mlx-lm module of the text model (`Family.module`) -> its row."""
 SOUND_TOWERS: dict[str, Row[SoundTower]] = {
     "embedding_gemma2": Row("gemma4", Gemma4SoundTower),
     "gemma4": Row("gemma4", Gemma4SoundTower, {"gemma4_unified_audio": Gemma4UnifiedSoundTower}),

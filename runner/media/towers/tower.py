@@ -13,8 +13,7 @@ from typing import ClassVar, NamedTuple
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from runner.media.families import Family
-from runner.media.hearing import SoundFamily
+from runner.media.families import Family, SoundFamily
 from runner.model.fields import Config, section, size
 
 Steps = Generator[mx.array, None, mx.array]
@@ -171,14 +170,12 @@ def attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float, pi
     return result[..., :width]
 
 
-# --- Estimates of what encoding takes, measured with MLX's CPU backend.
-
-
 def work_bytes(dtype: mx.Dtype) -> int:
     """Returns the bytes of a number of that type while it is computed with; MLX's CPU backend widens 16-bit ones."""
     return 4 if mx.default_device() == mx.Device(mx.cpu) else dtype.size
 
 
 def embedding_bytes(count: int, values: int, row_bytes: int) -> int:
-    """Returns the most bytes that embedding `count` patches of `values` pixels takes: float32 copies, then rows."""
+    """Returns the most bytes that embedding `count` patches of `values` pixels takes, as measured with MLX's CPU
+    backend: float32 copies, then rows."""
     return count * (values * (1 + 5 * 4) + 6 * row_bytes)

@@ -6,8 +6,17 @@ from collections.abc import Mapping
 import pytest
 
 from runner.errors import ModelError
-from runner.media.families import Around, Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
-from runner.media.hearing import Gemma4Sound, Gemma4UnifiedSound
+from runner.media.families import (
+    Around,
+    Family,
+    Gemma4,
+    Gemma4Sound,
+    Gemma4Unified,
+    Gemma4UnifiedSound,
+    Glimmer,
+    NemotronH,
+    Qwen35,
+)
 
 Config = Mapping[str, object]
 CLASSES: tuple[type[Family], ...] = (Qwen35, Glimmer, Gemma4, Gemma4Unified, NemotronH)

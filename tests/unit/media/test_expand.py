@@ -11,8 +11,7 @@ from protocol import CompletionRequest, Media
 from runner.engine.request import Limits, NoVision, UnmeasuredError, prepare
 from runner.errors import RequestError
 from runner.media import sound_header
-from runner.media.families import Gemma4, Qwen35
-from runner.media.hearing import Clip, Gemma4Sound, Gemma4UnifiedSound, SoundFamily
+from runner.media.families import Clip, Gemma4, Gemma4Sound, Gemma4UnifiedSound, Qwen35, SoundFamily
 from runner.media.prompt import MediaNames, MediaPrompt
 from runner.media.rows import FamilyPictures, RowStore
 from runner.media.support import Hearing, MediaSupport

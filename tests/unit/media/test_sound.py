@@ -9,7 +9,7 @@ import pytest
 
 from runner.errors import MediaError
 from runner.media import sound
-from runner.media.hearing import Gemma4Sound, Gemma4UnifiedSound
+from runner.media.families import Gemma4Sound, Gemma4UnifiedSound
 from runner.media.sound import cut, decode, mono, spectra, to_rate
 from runner.media.sound_header import LONGEST, RATE, read_sound_header, resampled
 from tests.lib.lines import lines_of

@@ -12,8 +12,7 @@ from protocol import BadRequestError
 from protocol.embeddings import decode_media, kind_of
 from runner.engine.ports import EmbeddingSizes, TextToEmbed
 from runner.errors import RequestError
-from runner.media.families import Gemma4
-from runner.media.hearing import Gemma4Sound
+from runner.media.families import Gemma4, Gemma4Sound
 from runner.media.prompt import MediaNames, MediaPrompt
 from runner.media.rows import FamilyPictures, RowStore
 from runner.media.support import Hearing, MediaSupport

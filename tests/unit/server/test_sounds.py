@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from runner.media.hearing import Gemma4Sound
+from runner.media.families import Gemma4Sound
 from runner.media.prompt import Item, MediaNames
 from runner.media.rows import MediaRows, RowStore
 from runner.media.support import Hearing, MediaSupport

@@ -85,7 +85,8 @@ def test_sixteen_bits_stay_sixteen_bits(name: str) -> None:
 
 
 def _linear(tower: Gemma4Tower) -> ClampedLinear:
-    return tower.encoder.layers[0].self_attn.q_proj
+    found: ClampedLinear = tower.encoder.layers[0].self_attn.q_proj
+    return found
 
 
 def test_a_linear_has_four_bounds_or_none() -> None:
