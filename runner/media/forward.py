@@ -180,7 +180,9 @@ class MediaForward:
                 if self._sliding is not None and blocks:
                     stack.enter_context(_blocks(layers[self._sliding], blocks))
             if positions is not None:
-                stack.enter_context(self._ropes(self._rope_for(positions)))
+                rope = self._attentions[0].rope
+                angled = AngledRope(angles(positions, rope.dims, rope.base, self._sections))
+                stack.enter_context(self._ropes(lambda _: angled))
             return forward(ids, layers)
 
     @contextmanager
@@ -192,11 +194,6 @@ class MediaForward:
         shift = shifts[0] if len(shifts) == 1 else mx.array([*shifts])
         with self._ropes(lambda rope: ShiftedRope(rope, shift)):
             yield
-
-    def _rope_for(self, positions: Sequence[Sequence[int]]) -> Callable[[Module], Module]:
-        rope = self._attentions[0].rope
-        found = angles(positions, rope.dims, rope.base, self._sections)
-        return lambda _: AngledRope(found)
 
     @contextmanager
     def _embedding(self, rows: Sequence[Rows]) -> Iterator[None]:

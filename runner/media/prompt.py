@@ -162,8 +162,11 @@ class MediaPrompt:
         self.spans = tuple(spans)
         self._mrope = mrope
         self._positions: tuple[list[int], list[int], list[int]] | None = None
-        self.shift = sum(_advance(span) - (span.stop - span.start) for span in spans) if mrope else 0
+        self.shift = 0
         """The position of a token after the prompt, less its offset; 0 or negative."""
+        for start, stop, item in spans if mrope else ():
+            geometry = _geometry(item)
+            self.shift += max(geometry.token_rows, geometry.token_columns) - (stop - start)
 
     @property
     def nbytes(self) -> int:
@@ -214,12 +217,6 @@ def split_markers(prompt: str) -> Iterator[str | Marker]:
         yield Marker(int(found[1].lstrip("0")[:_MOST_DIGITS] or "0"))
         at = found.end()
     yield prompt[at:]
-
-
-def _advance(span: Span) -> int:
-    """Returns how far a picture moves the counter of positions on."""
-    geometry = _geometry(span.item)
-    return max(geometry.token_rows, geometry.token_columns)
 
 
 def _geometry(item: Item) -> Geometry:

@@ -11,6 +11,8 @@ from runner.errors import ModelError
 from runner.media.towers.tower import Layer, Steps, attend, in_pieces
 
 NORM_EPS = 1e-6
+CORNERS = 4
+"""Entries of a table that `interpolated` mixes for a patch."""
 _COPIES = 7
 """Arrays [count, width] in memory when queries, keys and values are joined: the input, the pieces, the result."""
 _TEMPORARIES = 8

@@ -128,24 +128,20 @@ class SoundTower(MediaTower):
         """Returns an estimate of the most bytes that encoding such a sound takes at any moment, without weights."""
 
 
-def pieces(count: int, row_bytes: int, piece_bytes: int) -> Iterator[slice]:
-    """Cuts `count` rows of `row_bytes` into pieces of at most `piece_bytes`, and of one row at least."""
-    rows = max(1, piece_bytes // max(1, row_bytes))
-    return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
-
-
 def in_pieces(
     function: Callable[[slice], mx.array], count: int, row_bytes: int, piece_bytes: int, axis: int = 0
 ) -> Steps:
-    """Joins along `axis` what `function` returns for the rows of each piece. No row may depend on another one.
+    """Joins along `axis` what `function` returns for pieces of `count` rows: at most `piece_bytes`, at least one row. No
+    row may depend on another one.
 
     `row_bytes` are those of the widest array that it makes of a row.
     """
     parts: list[mx.array] = []
-    for rows in pieces(count, row_bytes, piece_bytes):
+    rows = max(1, piece_bytes // max(1, row_bytes))
+    for start in range(0, count, rows):
         if parts:
             yield parts[-1]
-        parts.append(function(rows))
+        parts.append(function(slice(start, min(start + rows, count))))
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis)
 
 
