@@ -12,7 +12,7 @@ from protocol.stats import MediaCounts
 from runner.engine.generation import Forward
 from runner.engine.ports import Shifted
 from runner.engine.request import ShownPrompt
-from runner.media.forward import Rows
+from runner.media.forward import FeatureRows
 from runner.media.prompt import Item, MediaPrompt, Picture, Sound
 from runner.media.rows import MediaRows, RowStore
 from runner.media.towers.tower import Grid, SoundTower, Tower
@@ -60,7 +60,7 @@ class PromptForward(Protocol):
         self,
         tokens: Sequence[int],
         layers: list[object],
-        rows: Sequence[Rows],
+        rows: Sequence[FeatureRows],
         positions: Sequence[Sequence[int]] | None,
         forward: Forward,
     ) -> mx.array: ...
@@ -213,7 +213,7 @@ class MediaProgress:
         rows, tokens = self._rows(at, count), recorded[at : at + count]
         self._encoder.forward(tokens, layers, rows, self.prompt.positions(at, at + count), run)
 
-    def _rows(self, at: int, count: int) -> list[Rows]:
+    def _rows(self, at: int, count: int) -> list[FeatureRows]:
         """Returns the features among these tokens. Frees them if no later token needs them."""
         stop = at + count
         rows = []
@@ -222,7 +222,7 @@ class MediaProgress:
             assert self._features is not None
             first, last = max(at, span.start), min(stop, span.stop)
             features = self._features[first - span.start : last - span.start]
-            rows = [Rows(first - at, last - at, features, isinstance(span.item, Sound))]
+            rows = [FeatureRows(first - at, last - at, features, isinstance(span.item, Sound))]
             following = self.prompt.next_span(stop)
             if following is None or following.item is not span.item:
                 self.close()

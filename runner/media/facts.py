@@ -5,7 +5,7 @@ from math import isqrt
 
 from runner.engine.parts import Examined, Facts
 from runner.errors import MediaError, ModelError
-from runner.media.families import Family
+from runner.media.families import PictureFamily
 from runner.media.header import MAX_PIXELS
 from runner.media.open import hearing_of, seeing_of
 from runner.media.sound_header import RATE
@@ -106,7 +106,7 @@ def _weights(settings: CheckSettings, found: Examined, plan: TowerPlan[AnyTower]
     return types.computes, sum(amount.bytes for amount in amounts)
 
 
-def _tokens(family: Family) -> Iterator[int]:
+def _tokens(family: PictureFamily) -> Iterator[int]:
     """Yields the numbers of soft tokens of large pictures."""
     for height in _HEIGHTS:
         try:

@@ -29,7 +29,7 @@ class Around(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Family(ABC):
+class PictureFamily(ABC):
     """The preparation of pictures in one family of models, made from the model's config."""
 
     name: ClassVar[str]
@@ -82,7 +82,7 @@ def _over_budget(width: int, height: int) -> MediaError:
 
 
 @dataclass(frozen=True)
-class Qwen35(Family):
+class Qwen35(PictureFamily):
     """Qwen 3.5, 3.6 and 3.8, with and without experts, and Qwen3-Next.
 
     Sides are rounded to whole blocks of patches, then scaled until the number of pixels is within bounds.
@@ -136,7 +136,7 @@ _BUDGET = 280
 
 
 @dataclass(frozen=True)
-class Gemma4(Family):
+class Gemma4(PictureFamily):
     """Gemma 4 with a tower: e2b, e4b, 26B-A4B and 31B.
 
     The picture fills its budget of soft tokens as far as its shape allows: small ones grow, large ones shrink.
@@ -212,7 +212,7 @@ class Gemma4Unified(Gemma4):
 
 
 @dataclass(frozen=True)
-class Glimmer(Family):
+class Glimmer(PictureFamily):
     """Glimmer, in both forms of its config: that of transformers, and Meta's own without sub-objects.
 
     Sides become whole numbers of soft tokens, as many as the picture has or fewer; the nearest shape wins.
@@ -264,7 +264,7 @@ class Glimmer(Family):
 
 
 @dataclass(frozen=True)
-class NemotronH(Family):
+class NemotronH(PictureFamily):
     """Nemotron-H omni.
 
     Sides are rounded up to whole patches, scaled into the bounds, and made even for the pixel shuffle.

@@ -14,7 +14,7 @@ from runner.errors import ModelError
 from runner.model.weights.parameters import replace_submodule
 
 
-class Rows(NamedTuple):
+class FeatureRows(NamedTuple):
     """Features [stop - start, width] for the tokens of a forward from `start` to `stop`."""
 
     start: int
@@ -27,7 +27,7 @@ class Rows(NamedTuple):
 class MediaEmbedding(Module):
     """Stands in for an embedding table during one forward over tokens [1, L]: features of media replace some rows."""
 
-    def __init__(self, table: Module, rows: Sequence[Rows], scale: float = 1.0) -> None:
+    def __init__(self, table: Module, rows: Sequence[FeatureRows], scale: float = 1.0) -> None:
         """`rows` are in ascending order. The text model multiplies embeddings by `scale`; features have it already."""
         Module.__init__(self)
         self.table = table
@@ -51,7 +51,7 @@ class MediaEmbedding(Module):
 MakeMask = Callable[..., object]
 
 
-def with_blocks(make_mask: MakeMask, blocks: Sequence[Rows]) -> MakeMask:
+def with_blocks(make_mask: MakeMask, blocks: Sequence[FeatureRows]) -> MakeMask:
     """Returns a `make_mask` of a layer cache that adds blocks of tokens that see each other to its mask, as those of a
     picture do in the sliding layers of Gemma 4.
 
@@ -133,7 +133,7 @@ _TABLES = ("embed_tokens", "embeddings")
 _SLIDING = "sliding_attention"
 
 
-def plain_ids(tokens: Sequence[int], rows: Sequence[Rows]) -> mx.array:
+def plain_ids(tokens: Sequence[int], rows: Sequence[FeatureRows]) -> mx.array:
     """Returns ids [1, L] that may be looked up: 0 in the places of `rows`."""
     soft = {index for each in rows for index in range(each.start, each.stop)}
     return mx.array([[0 if index in soft else token for index, token in enumerate(tokens)]])
@@ -163,7 +163,7 @@ class MediaForward:
         self,
         tokens: Sequence[int],
         layers: list[object],
-        rows: Sequence[Rows],
+        rows: Sequence[FeatureRows],
         positions: Sequence[Sequence[int]] | None,
         forward: Callable[[mx.array, list[object]], mx.array],
     ) -> mx.array:
@@ -196,7 +196,7 @@ class MediaForward:
             yield
 
     @contextmanager
-    def _embedding(self, rows: Sequence[Rows]) -> Iterator[None]:
+    def _embedding(self, rows: Sequence[FeatureRows]) -> Iterator[None]:
         table = self._owner[self._table_name]
         replace_submodule(self._owner, self._table_name, MediaEmbedding(table, rows, self._scale))
         try:
@@ -236,7 +236,7 @@ def _first_sliding(owner: Module) -> int | None:
 
 
 @contextmanager
-def _blocks(cache: object, rows: Sequence[Rows]) -> Iterator[None]:
+def _blocks(cache: object, rows: Sequence[FeatureRows]) -> Iterator[None]:
     own = cast("MakeMask", getattr(cache, "make_mask"))  # noqa: B009 - mlx-lm's caches share no class that has it
     setattr(cache, "make_mask", with_blocks(own, rows))  # noqa: B010
     try:

@@ -50,9 +50,9 @@ class Header(NamedTuple):
         return [whole[start:stop] for start, stop in self.kept] if self.kept else [whole]
 
 
-def read_header(data: bytes) -> Header:
+def read_picture_header(data: bytes) -> Header:
     """Returns what is known of a picture without decoding it. Raises MediaError if it will not be decoded."""
-    name = format_of(data)
+    name = picture_format(data)
     if name not in SERVED:
         raise MediaError(f"decode image: {_advice(data, name)}")
     try:
@@ -109,7 +109,7 @@ _CONTAINER_BRANDS = frozenset((b"mif1", b"msf1", b"miaf"))
 _TEXT_HEAD = 1024
 
 
-def format_of(data: bytes) -> str:
+def picture_format(data: bytes) -> str:
     """Returns the name of the picture's format, served or not; "" for an unknown one."""
     for start, name in _STARTS:
         if data.startswith(start):
@@ -143,14 +143,14 @@ IMAGE = "image"
 AUDIO = "audio"
 
 
-def kind_of(data: bytes) -> str:
+def media_kind(data: bytes) -> str:
     """Returns IMAGE, AUDIO, or "" for bytes that are neither.
 
     Pictures of formats that are not served count as pictures, so that the refusal can name the format.
     """
     if data.startswith((b"ID3", b"fLaC", b"OggS")) or (data.startswith(b"RIFF") and data[8:12] == b"WAVE"):
         return AUDIO
-    if format_of(data):
+    if picture_format(data):
         return IMAGE
     return AUDIO if is_mpeg(data) else ""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from runner.errors import MediaError
 from runner.media.decode_process import DecodeProcess, decode_bytes, sound_bytes
-from runner.media.families import Clip, Family
+from runner.media.families import Clip, PictureFamily
 from runner.media.header import Header
 from runner.media.prompt import Item, MediaPrompt, Picture, Sound, UnmeasuredPicture
 from runner.media.sound_header import MEL_BINS
@@ -35,7 +35,7 @@ class Pictures(ABC):
     title: str
     """In texts that hosts show: `qwen3.5 does not support audio input`."""
     version: int
-    """Of the preparation, as in `Family`."""
+    """Of the preparation, as in `PictureFamily`."""
     mrope: bool
     soft: int
     """The id in the place of a picture's soft tokens."""
@@ -64,7 +64,7 @@ class Pictures(ABC):
 class FamilyPictures(Pictures):
     """The pictures of a family, with the ids around and in the place of their soft tokens."""
 
-    def __init__(self, family: Family, start: int, soft: int, end: int, sections: Sequence[int] = ()) -> None:
+    def __init__(self, family: PictureFamily, start: int, soft: int, end: int, sections: Sequence[int] = ()) -> None:
         """`sections` are the numbers of frequencies that turn by time, row and column; none for positions of one
         channel."""
         self.family = family

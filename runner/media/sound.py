@@ -60,7 +60,7 @@ def decode(data: bytes, header: SoundHeader, frame_samples: int) -> tuple[list[i
         rows = -(-len(samples) // frame_samples)
         return [rows], np.pad(samples, (0, rows * frame_samples - len(samples))).reshape(rows, frame_samples)
     pieces, at = [], 0
-    for length in cut(samples):
+    for length in cut_samples(samples):
         pieces.append(spectra(samples[at : at + length]))
         at += length
     rows_of = np.concatenate(pieces)
@@ -209,7 +209,7 @@ _AROUND = 2 * RATE
 _QUIET = RATE // 10
 
 
-def cut(samples: Floats) -> list[int]:
+def cut_samples(samples: Floats) -> list[int]:
     """Returns the lengths of the pieces: as few as possible and of about the same length, each of the others cut in the
     quietest tenth of a second near its end."""
     lengths = []

@@ -14,7 +14,7 @@ from runner.engine.request import ShownPrompt, UnmeasuredError
 from runner.errors import MediaError, RequestError
 from runner.logs import Log
 from runner.media.families import SoundFamily
-from runner.media.header import AUDIO, IMAGE, kind_of, read_header
+from runner.media.header import AUDIO, IMAGE, media_kind, read_picture_header
 from runner.media.prompt import (
     Item,
     Marker,
@@ -153,12 +153,12 @@ class MediaSupport:
         item = items.get(number)
         if item is None:
             raise RequestError(f"invalid image index: {number}")
-        kind = item.kind or kind_of(item.data) or IMAGE  # the header of unknown bytes says what would be read
+        kind = item.kind or media_kind(item.data) or IMAGE  # the header of unknown bytes says what would be read
         try:
             if kind == AUDIO and self.hearing is not None:
                 return self._sound(item.data, self.hearing)
             if kind == IMAGE and self.pictures is not None:
-                return self.pictures.picture(item.data, read_header(item.data))
+                return self.pictures.picture(item.data, read_picture_header(item.data))
         except MediaError as error:
             raise RequestError(str(error)) from error
         title = self.pictures.title if self.pictures is not None else "this model"

@@ -164,7 +164,7 @@ class VlmPictures(Pictures):
         if found is None:
             with self._busy:
                 measured = self._preparer.measure(*key, left)
-            found = split(measured.ids, self._soft)
+            found = split_ids(measured.ids, self._soft)
             if self._tokens or min(found.own) < 0:
                 own = [max(token, 0) for token in found.own]
                 found = found._replace(other=found.own, own=own * self._tokens if self._tokens else own)
@@ -185,7 +185,7 @@ class VlmPictures(Pictures):
             return cast("MediaRows", VlmRows(self._preparer.prepare(picture.data, picture.header, left)))
 
 
-def split(ids: Sequence[int], soft: Sequence[int]) -> Expansion:
+def split_ids(ids: Sequence[int], soft: Sequence[int]) -> Expansion:
     """Returns an expansion whose own tokens are from the first to the last of those that stand for the picture."""
     known = [token for token in soft if token in ids]
     token = known[0] if known else Counter(ids).most_common(1)[0][0]

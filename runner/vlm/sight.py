@@ -14,7 +14,7 @@ from runner.engine.parts import Parts
 from runner.errors import ComputeError, MediaError, ModelError, RunnerError
 from runner.logs import Log
 from runner.media.encoder import MediaEncoder
-from runner.media.forward import Rows, plain_ids
+from runner.media.forward import FeatureRows, plain_ids
 from runner.media.open import Sight
 from runner.media.prompt import Item, MediaNames, Picture
 from runner.media.rows import MediaRows, RowStore
@@ -65,12 +65,14 @@ class VlmTower:
         assert isinstance(item, Picture)
         expansion = self._pictures.expansion(item.header)
         arrays = cast("VlmRows", rows).arrays
-        features = encoded(self._module, expansion, joined({name: mx.array(each) for name, each in arrays.items()}))
+        features = encoded(
+            self._module, expansion, named_arrays({name: mx.array(each) for name, each in arrays.items()})
+        )
         first = len(expansion.before)
         yield features[first : first + len(expansion.own)]
 
 
-def joined(arrays: Mapping[str, mx.array]) -> dict[str, Any]:
+def named_arrays(arrays: Mapping[str, mx.array]) -> dict[str, Any]:
     """Returns arrays by the names that a package takes, those of a list, and of lists in it, in their order."""
     found: dict[str, Any] = {}
     for title, array in arrays.items():
@@ -133,7 +135,7 @@ class VlmForward:
         self,
         tokens: Sequence[int],
         layers: list[object],
-        rows: Sequence[Rows],
+        rows: Sequence[FeatureRows],
         positions: Sequence[Sequence[int]] | None,
         forward: Callable[[mx.array, list[object]], mx.array],
     ) -> mx.array:
@@ -180,7 +182,7 @@ class VlmForward:
         return self._module.shifted(shifts)
 
 
-def open_sight(parts: Parts) -> Sight:
+def open_vlm_sight(parts: Parts) -> Sight:
     """Starts the processor of a model of mlx-vlm, whose tower is loaded with it.
 
     Without sight if the processor does not work here: the log says why."""
@@ -231,7 +233,7 @@ def pictures_of(model: OpenedModel, module: Served, preparer: Prepares) -> VlmPi
 
 def _made_of_one(module: Served, measured: Prepared) -> int:
     """Returns the number of embeddings that a model makes of the one token that its processor has for a picture."""
-    arrays = joined({name: mx.zeros(shape) for name, _, shape in measured.shapes})
+    arrays = named_arrays({name: mx.zeros(shape) for name, _, shape in measured.shapes})
     ids = mx.array([measured.ids])
     found = cast("Any", module).get_input_embeddings(ids, arrays.pop("pixel_values"), mask=mx.ones_like(ids), **arrays)
     return int(found.inputs_embeds.shape[1]) - ids.size + 1

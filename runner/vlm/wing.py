@@ -31,9 +31,9 @@ class VlmWing(Wing):
     def load(self, parts: Parts) -> None:
         """Starts the processor; the tower is loaded with the model."""
         if parts.model.family.library is not None:
-            from runner.vlm.sight import open_sight
+            from runner.vlm.sight import open_vlm_sight
 
-            self._sight = open_sight(parts)
+            self._sight = open_vlm_sight(parts)
 
     def plug(self, parts: Parts) -> None:
         """Adds the sight, or the reason why there is none."""

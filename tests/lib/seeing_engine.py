@@ -30,9 +30,9 @@ from runner.engine.memory import MemoryBudget
 from runner.engine.policy import Slice, SlicePolicy, Workload
 from runner.engine.request import Limits, Request, UnmeasuredError, prepare
 from runner.media.encoder import MediaEncoder, OwnTowers
-from runner.media.families import Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
-from runner.media.forward import Rows
-from runner.media.header import kind_of
+from runner.media.families import Gemma4, Gemma4Unified, Glimmer, NemotronH, PictureFamily, Qwen35
+from runner.media.forward import FeatureRows
+from runner.media.header import media_kind
 from runner.media.prompt import Item, MediaNames, Picture, Sound
 from runner.media.rows import FamilyPictures, MediaRows, RowStore
 from runner.media.support import Hearing, MediaSupport
@@ -62,7 +62,7 @@ TOLERANCE = 2e-4
 """Of log-probabilities."""
 
 
-def family_of(name: str) -> Family:
+def family_of(name: str) -> PictureFamily:
     """Returns the preparation of a model's pictures, with small ones left small."""
     if name in MROPE:
         return Qwen35(min_pixels=1)
@@ -223,7 +223,7 @@ class SeeingEngine(SlicedEngine):
         """Prepares a request with these media, 0, 1, ..., and submits it. Every token has its log-probability."""
         wire = CompletionRequest(
             prompt=prompt,
-            media=[Media(data=data, id=number, kind=kind_of(data)) for number, data in enumerate(files)],
+            media=[Media(data=data, id=number, kind=media_kind(data)) for number, data in enumerate(files)],
             options=Options(num_predict=max_tokens, **options),  # type: ignore[arg-type]
             logprobs=True,
             top_logprobs=3,
@@ -277,7 +277,7 @@ class SeeingEngine(SlicedEngine):
         model, layers, forward = self.model, self.make_layers(), self.model.forward()
         places, parts = _places(request)
         rows = [
-            Rows(place.start, place.stop, self.features(span.item), isinstance(span.item, Sound))
+            FeatureRows(place.start, place.stop, self.features(span.item), isinstance(span.item, Sound))
             for place, span in zip(places, spans(request), strict=True)
         ]
         channels = [list(each) for each in zip(*walk(parts), strict=True)] if rows and model.name in MROPE else None

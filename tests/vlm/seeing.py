@@ -35,7 +35,7 @@ from runner.tokenizer import Tokenizer, open_tokenizer
 from runner.vlm.module import Served
 from runner.vlm.pictures import VlmPictures
 from runner.vlm.process import Arrays, Order, Prepared, Processor, Setup
-from runner.vlm.sight import VlmForward, VlmTower, joined, pictures_of, setup_of
+from runner.vlm.sight import VlmForward, VlmTower, named_arrays, pictures_of, setup_of
 from runner.vlm.source import mlx_vlm_family
 from scripts.tools.models import vlm_seeing
 from tests.lib.seeing_engine import CONTEXT, Asked, Helper, NotingPolicy, SeeingEngine
@@ -193,7 +193,7 @@ class VlmEngine(SeeingEngine):
         found = {
             name: each[..., more:] if each.ndim and each.shape[-1] == len(ids) else each for name, each in found.items()
         }
-        return ids[more:], joined({name: mx.array(array) for name, array in found.items()})
+        return ids[more:], named_arrays({name: mx.array(array) for name, array in found.items()})
 
     def _expanded(self, ids: Sequence[int], request: Request) -> list[int]:
         """Returns ids in which those that a processor has for a picture are the ones that the tower makes of them."""

@@ -8,7 +8,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
 from runner.errors import ModelError
-from runner.media.towers.tower import Layer, Steps, attend, in_pieces
+from runner.media.towers.tower import Steps, TowerLayer, attend_in_pieces, in_pieces
 
 NORM_EPS = 1e-6
 CORNERS = 4
@@ -35,7 +35,7 @@ def head_width(width: int, heads: int, multiple: int = 1) -> int:
     return width // heads
 
 
-class Block(Layer):
+class TowerBlock(TowerLayer):
     """One layer over rows [count, width]. A subclass has the parameters, and maps single rows."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Block(Layer):
             if parts:
                 yield parts[-1]
             seen = [each[:, :, rows] for each in (queries, keys, values)]
-            parts.append((yield from attend(seen[0], seen[1], seen[2], self.scale, piece_bytes)))
+            parts.append((yield from attend_in_pieces(seen[0], seen[1], seen[2], self.scale, piece_bytes)))
         attended = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
         del joined, queries, keys, values, parts  # else they would stay in memory until the block ends
 
@@ -112,7 +112,7 @@ class Block(Layer):
         return _COPIES * count * width * itemsize + max(_TEMPORARIES * piece, _SCORES * scores)
 
 
-class FeedForward(Layer):
+class PlainFeedForward(TowerLayer):
     """Two linears."""
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -121,7 +121,7 @@ class FeedForward(Layer):
         self.fc2 = Linear(hidden, width)
 
 
-class _Attention(Layer):
+class _PlainAttention(TowerLayer):
     def __init__(self, width: int, joined: bool) -> None:
         super().__init__()
         if joined:
@@ -131,7 +131,7 @@ class _Attention(Layer):
         self.proj = Linear(width, width)
 
 
-class PlainBlock(Block):
+class PlainBlock(TowerBlock):
     """Attention and feed-forward, each after a norm."""
 
     def __init__(
@@ -147,15 +147,15 @@ class PlainBlock(Block):
         """`joined`: one linear makes queries, keys and values."""
         super().__init__(width, hidden, heads, width // heads)
         self.norm1 = LayerNorm(width, eps=eps)
-        self.attn = _Attention(width, joined)
+        self.attn = _PlainAttention(width, joined)
         self.norm2 = LayerNorm(width, eps=eps)
-        self.mlp = FeedForward(width, hidden)
+        self.mlp = PlainFeedForward(width, hidden)
         self.activation = activation
 
     def widen(self, hidden: int) -> None:
         """Changes the width inside the feed-forward network, before there are weights."""
         self.hidden = hidden
-        self.mlp = FeedForward(self.width, hidden)
+        self.mlp = PlainFeedForward(self.width, hidden)
 
     def project(self, x: mx.array) -> Sequence[mx.array]:
         normed, attn = self.norm1(x), self.attn

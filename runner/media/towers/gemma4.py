@@ -10,14 +10,14 @@ from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 
 from runner.errors import ModelError
 from runner.media.families import Gemma4, Gemma4Unified
-from runner.media.towers.block import Block, rotary_angles, turn_by
-from runner.media.towers.tower import Grid, Layer, Tower, embedding_bytes, work_bytes
+from runner.media.towers.block import TowerBlock, rotary_angles, turn_by
+from runner.media.towers.tower import Grid, Tower, TowerLayer, embedding_bytes, work_bytes
 from runner.model.fields import Config, expect, flag, positive, section, size, small_count
 
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
 
-class ClampedLinear(Layer):
+class ClampedLinear(TowerLayer):
     """A linear without a bias. If `clamped`, as in some towers, its input and output are kept within bounds."""
 
     def __init__(self, inputs: int, outputs: int, clamped: bool) -> None:
@@ -50,7 +50,7 @@ def bounds_of(weights: dict[str, mx.array], fault: str) -> dict[str, mx.array]:
     return {name: array.reshape(()) for name, array in found.items()}
 
 
-def free_but(bounds: Container[str], module: Layer) -> None:
+def free_but(bounds: Container[str], module: TowerLayer) -> None:
     """Takes the bounds of those linears of `module` away that `bounds` has not."""
     for name, each in Module.named_modules(module):
         if isinstance(each, ClampedLinear) and f"{name}.{BOUNDS[0]}" not in bounds:
@@ -70,7 +70,7 @@ def summed_rows(columns: mx.array, rows: mx.array, grid: Grid) -> mx.array:
 _TABLE = "patch_embedder.position_embedding_table"
 
 
-class PatchEmbedder(Layer):
+class GemmaEmbedder(TowerLayer):
     """Pixels and positions to rows."""
 
     def __init__(self, values: int, positions: int, hidden: int) -> None:
@@ -84,7 +84,7 @@ class PatchEmbedder(Layer):
         return self.input_proj(pixels.astype(columns.dtype)) + summed_rows(columns, rows, grid)
 
 
-class Attention(Layer):
+class GemmaAttention(TowerLayer):
     """The linears of queries, keys, values and what comes of them; the norms take the place of a scale."""
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, head: int, eps: float, clamped: bool) -> None:
@@ -97,7 +97,7 @@ class Attention(Layer):
         self.k_norm = RMSNorm(head, eps)
 
 
-class FeedForward(Layer):
+class GatedFeedForward(TowerLayer):
     """A gated one."""
 
     def __init__(self, hidden: int, inner: int, clamped: bool) -> None:
@@ -110,7 +110,7 @@ class FeedForward(Layer):
         return self.down_proj(gelu_approx(self.gate_proj(x)) * self.up_proj(x))
 
 
-class GemmaBlock(Block):
+class GemmaBlock(TowerBlock):
     """Attention and feed-forward, each with a norm before and after it."""
 
     def __init__(
@@ -118,8 +118,8 @@ class GemmaBlock(Block):
     ) -> None:
         super().__init__(hidden, inner, heads, head, kv_heads=kv_heads, scale=1.0)
         self.eps = eps
-        self.self_attn = Attention(hidden, heads, kv_heads, head, eps, clamped)
-        self.mlp = FeedForward(hidden, inner, clamped)
+        self.self_attn = GemmaAttention(hidden, heads, kv_heads, head, eps, clamped)
+        self.mlp = GatedFeedForward(hidden, inner, clamped)
         self.input_layernorm = RMSNorm(hidden, eps)
         self.post_attention_layernorm = RMSNorm(hidden, eps)
         self.pre_feedforward_layernorm = RMSNorm(hidden, eps)
@@ -177,8 +177,8 @@ class Gemma4Tower(Tower):
         self.pool = small_count(vision, "pooling_kernel_size", 3)
         # Not `values`: that is a method of MLX's modules, which are dicts.
         self.pixels = 3 * small_count(vision, "patch_size", 16) ** 2
-        self.patch_embedder = PatchEmbedder(self.pixels, size(vision, "position_embedding_size", 10240), hidden)
-        self.encoder = Layer()  # in the names of parameters
+        self.patch_embedder = GemmaEmbedder(self.pixels, size(vision, "position_embedding_size", 10240), hidden)
+        self.encoder = TowerLayer()  # in the names of parameters
         self.encoder.layers = [
             GemmaBlock(hidden, inner, heads, kv_heads, head, self.eps, clamped=self.clamped)
             for _ in range(small_count(vision, "num_hidden_layers", 16))

@@ -29,7 +29,7 @@ from runner.model.weights.part import assemble_part, plan_part, read_part
 AnyTower = TypeVar("AnyTower", bound=MediaTower)
 
 
-class Row(NamedTuple, Generic[AnyTower]):
+class TowerRow(NamedTuple, Generic[AnyTower]):
     """The tower of a family, whose `name` is for people."""
 
     name: str
@@ -46,13 +46,13 @@ class Row(NamedTuple, Generic[AnyTower]):
         return self.others.get(str(description.get("model_type")), self.tower)
 
 
-_QWEN3_5 = Row[Tower]("qwen3.5", Qwen35Tower)
+_QWEN3_5 = TowerRow[Tower]("qwen3.5", Qwen35Tower)
 
-TOWERS: dict[str, Row[Tower]] = {
-    "gemma4": Row("gemma4", Gemma4Tower, {"gemma4_unified_vision": Gemma4UnifiedTower}),
-    "embedding_gemma2": Row("gemma4", Gemma4Tower),
-    "muse_glimmer": Row("glimmer", GlimmerTower),
-    "nemotron_h": Row(
+TOWERS: dict[str, TowerRow[Tower]] = {
+    "gemma4": TowerRow("gemma4", Gemma4Tower, {"gemma4_unified_vision": Gemma4UnifiedTower}),
+    "embedding_gemma2": TowerRow("gemma4", Gemma4Tower),
+    "muse_glimmer": TowerRow("glimmer", GlimmerTower),
+    "nemotron_h": TowerRow(
         "nemotron_h", NemotronTower, preprocessor=("norm_mean", "norm_std", "patch_size", "downsample_ratio")
     ),
     "qwen3_5": _QWEN3_5,
@@ -60,9 +60,9 @@ TOWERS: dict[str, Row[Tower]] = {
     "qwen3_next": _QWEN3_5,
 }
 """mlx-lm module of the text model (`Family.module`) -> its row."""
-SOUND_TOWERS: dict[str, Row[SoundTower]] = {
-    "embedding_gemma2": Row("gemma4", Gemma4SoundTower),
-    "gemma4": Row("gemma4", Gemma4SoundTower, {"gemma4_unified_audio": Gemma4UnifiedSoundTower}),
+SOUND_TOWERS: dict[str, TowerRow[SoundTower]] = {
+    "embedding_gemma2": TowerRow("gemma4", Gemma4SoundTower),
+    "gemma4": TowerRow("gemma4", Gemma4SoundTower, {"gemma4_unified_audio": Gemma4UnifiedSoundTower}),
 }
 """The same for sound."""
 
@@ -112,7 +112,7 @@ def plan_sound_tower(opened: OpenedModel) -> TowerPlan[SoundTower] | None:
     return row and _plan(opened, row, "audio_config", "sound tower")
 
 
-def _plan(opened: OpenedModel, row: Row[AnyTower], key: str, what: str) -> TowerPlan[AnyTower] | None:
+def _plan(opened: OpenedModel, row: TowerRow[AnyTower], key: str, what: str) -> TowerPlan[AnyTower] | None:
     """`key` names the description in config.json, `what` the tower in texts."""
     description = opened.config.get(key)
     kind = row.kind(description)
@@ -176,7 +176,7 @@ def _check_twins(kind: type[MediaTower], tensors: Mapping[str, Tensor], what: st
             raise UnknownError(f"tensors {other} and {stored} of the {what} are the same parameter")
 
 
-def _tower_config(opened: OpenedModel, row: Row[AnyTower]) -> dict[str, object]:
+def _tower_config(opened: OpenedModel, row: TowerRow[AnyTower]) -> dict[str, object]:
     """Returns `config.json` without what concerns the text model's layers, and with what the preprocessor overrides."""
     config = {key: value for key, value in opened.config.items() if key not in _TEXT_ONLY}
     if not row.preprocessor:

@@ -12,7 +12,7 @@ from mlx.nn.layers.normalization import LayerNorm
 from runner.errors import ModelError
 from runner.media.families import Qwen35
 from runner.media.towers.block import CORNERS, NORM_EPS, PlainBlock, head_width, interpolated, rotary_angles, turn_by
-from runner.media.towers.tower import Grid, Layer, Tower, in_pieces
+from runner.media.towers.tower import Grid, Tower, TowerLayer, in_pieces
 from runner.model.fields import Config, section, size, small_count
 
 _ROOT = r"(?:model\.)?(?:visual|vision_tower)\."
@@ -20,7 +20,7 @@ _CHANNELS = 3
 _THETA = 10000.0
 
 
-class _Merger(Layer):
+class _Merger(TowerLayer):
     """Joins blocks of patches and maps them to the text model's width."""
 
     def __init__(self, width: int, joined: int, out: int) -> None:

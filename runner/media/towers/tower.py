@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from runner.media.families import Family, SoundFamily
+from runner.media.families import PictureFamily, SoundFamily
 from runner.model.fields import Config, section, size
 
 Steps = Generator[mx.array, None, mx.array]
@@ -43,14 +43,14 @@ class Grid(NamedTuple):
         return order // self.columns, order % self.columns
 
 
-class Layer(Module):
+class TowerLayer(Module):
     """A module of a tower."""
 
     def __init__(self) -> None:
         Module.__init__(self)  # MLX's is not typed
 
 
-class MediaTower(Layer):
+class MediaTower(TowerLayer):
     """One family's encoder of one kind of media. Owner: the engine thread, like every array."""
 
     names: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -91,7 +91,7 @@ class MediaTower(Layer):
 class Tower(MediaTower):
     """One family's encoder of pictures."""
 
-    family: ClassVar[type[Family]]
+    family: ClassVar[type[PictureFamily]]
     """The preparation of its pictures."""
 
     @abstractmethod
@@ -131,8 +131,8 @@ class SoundTower(MediaTower):
 def in_pieces(
     function: Callable[[slice], mx.array], count: int, row_bytes: int, piece_bytes: int, axis: int = 0
 ) -> Steps:
-    """Joins along `axis` what `function` returns for pieces of `count` rows: at most `piece_bytes`, at least one row. No
-    row may depend on another one.
+    """Joins along `axis` what `function` returns for pieces of `count` rows, of at most `piece_bytes` and at least one
+    row. No row may depend on another one.
 
     `row_bytes` are those of the widest array that it makes of a row.
     """
@@ -145,7 +145,7 @@ def in_pieces(
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis)
 
 
-def attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float, piece_bytes: int) -> Steps:
+def attend_in_pieces(queries: mx.array, keys: mx.array, values: mx.array, scale: float, piece_bytes: int) -> Steps:
     """Computes attention of `queries` [1, heads, Q, d] over `keys` and `values` [1, heads, K, d] in blocks of queries.
 
     Returns [1, heads, Q, d].

@@ -12,7 +12,7 @@ from runner.errors import MediaError
 from runner.media.decode_process import decode_bytes
 from runner.media.families import Qwen35
 from runner.media.geometry import Alpha, Geometry, grid
-from runner.media.header import Header, read_header
+from runner.media.header import Header, read_picture_header
 from runner.media.prompt import Item, Picture
 from runner.media.rows import FamilyPictures, MediaRows, RowStore
 from tests.unit.media.pictures import Here, decode, encoded
@@ -40,7 +40,7 @@ class Counted(RowStore):
 
 def shown(name: int, data: bytes | None = None) -> Picture:
     data = data or encoded(Image.new("RGB", (40, 40), (name % 256, 7, 9)))
-    return Picture(data, read_header(data), grid(SIDE, SIDE, 16, 2), name)
+    return Picture(data, read_picture_header(data), grid(SIDE, SIDE, 16, 2), name)
 
 
 def damaged(name: int) -> Picture:

@@ -5,7 +5,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.media.towers.tower import Grid, attend, in_pieces
+from runner.media.towers.tower import Grid, attend_in_pieces, in_pieces
 from tests.lib.kernels import mlx_own
 from tests.model.media.towers.cases import CASES, NEMOTRON, QWEN, RECORDED, Case
 from tests.model.media.towers.made import encoded, features, made
@@ -48,7 +48,7 @@ def test_attention_in_blocks_is_attention(count: int, keys: int, piece_bytes: in
         mx.random.normal((batch, heads, rows, width), key=mx.random.key(rows + index))
         for index, rows in enumerate((count, keys, keys))
     )
-    steps = attend(queries, key, value, 0.25, piece_bytes)
+    steps = attend_in_pieces(queries, key, value, 0.25, piece_bytes)
     seen = 0
     while True:
         try:
