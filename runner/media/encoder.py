@@ -32,8 +32,6 @@ class Towers(Protocol):
 
 
 class OwnTowers(NamedTuple):
-    """Towers of this runner."""
-
     tower: Tower | None
     sound_tower: SoundTower | None = None
 
@@ -98,7 +96,6 @@ class MediaEncoder:
         return MediaProgress(prompt, self)
 
     def counts(self) -> MediaCounts:
-        """The counts so far."""
         return MediaCounts(
             encoded=self._encoded,
             soft_tokens=self._soft_tokens,
@@ -109,7 +106,7 @@ class MediaEncoder:
         )
 
     def known(self, item: Item) -> mx.array | None:
-        """Returns the features [tokens, width] of an item that was encoded recently."""
+        """Returns features that were made recently, [tokens, width]."""
         found = self._features.get(item.name)
         if found is not None:
             self._features.move_to_end(item.name)
@@ -124,7 +121,6 @@ class MediaEncoder:
             self._features.popitem(last=False)
 
     def clear(self) -> None:
-        """Drops all features."""
         self._features.clear()
 
     def decode(self, item: Item, left: Callable[[], bool]) -> Future[MediaRows]:

@@ -47,8 +47,6 @@ class TowerFacts(Facts, frozen=True, kw_only=True):
 
 
 class PictureFacts(TowerFacts, frozen=True, kw_only=True):
-    """The pictures that a model takes."""
-
     sees: bool
     tokens: int | None = None
     """The most soft tokens of one picture."""
@@ -59,8 +57,6 @@ class PictureFacts(TowerFacts, frozen=True, kw_only=True):
 
 
 class SoundFacts(TowerFacts, frozen=True, kw_only=True):
-    """The sounds that a model takes."""
-
     hears: bool
     tokens: float | None = None
     """Soft tokens a second."""
@@ -71,7 +67,6 @@ class SoundFacts(TowerFacts, frozen=True, kw_only=True):
 
 
 def picture_facts(settings: CheckSettings, found: Examined) -> PictureFacts:
-    """Returns whether a model would see."""
     model, plan = found.model, plan_tower(found.model)
     if plan is None:
         family = f"this runner knows no pictures for the family {model.family.module}"

@@ -50,8 +50,6 @@ class Item(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Picture(Item):
-    """A picture."""
-
     kind: ClassVar[str] = IMAGE
     data: bytes
     header: Header
@@ -96,8 +94,7 @@ class Sound(Item):
 
     @property
     def tokens(self) -> int:
-        """Its soft tokens; 1, the fewest that there can be, while it has no clip."""
-        return 1 if self.clip is None else self.clip.tokens
+        return 1 if self.clip is None else self.clip.tokens  # 1 is the fewest that there can be
 
 
 class Span(NamedTuple):
@@ -121,7 +118,6 @@ class MediaNames:
         self._lock = Lock()
 
     def name_of(self, digest: bytes) -> int:
-        """Returns the name of the item with this digest."""
         with self._lock:
             name = self._names.get(digest)
             if name is None:
@@ -170,7 +166,6 @@ class MediaPrompt:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the files."""
         return sum({id(span.item): len(span.item.data) for span in self.spans}.values())
 
     def next_span(self, offset: int) -> Span | None:

@@ -114,7 +114,6 @@ class RowStore:
         self._held_bytes = 0
 
     def close(self) -> None:
-        """Ends the thread."""
         self._thread.shutdown()
 
     @property

@@ -35,7 +35,6 @@ class ClampedLinear(TowerLayer):
         return mx.clip(self.linear(mx.clip(x, low, high)), least, most)
 
     def free(self) -> None:
-        """Takes the bounds away."""
         for name in BOUNDS:
             self.pop(name, None)
 

@@ -100,14 +100,13 @@ class TowerPlan(NamedTuple, Generic[AnyTower]):
 
 
 def plan_tower(opened: OpenedModel) -> TowerPlan[Tower] | None:
-    """Returns the plan for the tower of a model for pictures, from headers alone; None if it has none as far as we
-    know."""
+    """Plans the tower of a model for pictures, from headers alone. None if it has none as far as we know."""
     row = TOWERS.get(opened.family.module)
     return row and _plan(opened, row, "vision_config", "vision tower")
 
 
 def plan_sound_tower(opened: OpenedModel) -> TowerPlan[SoundTower] | None:
-    """Returns the plan for the tower of a model for sound, as `plan_tower` does."""
+    """Plans the tower of a model for sound, as `plan_tower` does."""
     row = SOUND_TOWERS.get(opened.family.module)
     return row and _plan(opened, row, "audio_config", "sound tower")
 
