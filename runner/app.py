@@ -15,11 +15,12 @@ from runner import cpu, logs
 from runner.cli.parse import parse_command, unknown_variables
 from runner.errors import ModelError, RunnerError, UsageError
 from runner.logs import Log
-from runner.model import Choice, OpenedModel, open_model
+from runner.model import OpenedModel, open_model
 from runner.ollama.hand_over import HandOver
 from runner.process import parent
 from runner.settings import CheckSettings, FollowSettings, ReplaySettings, Settings, TopSettings, context_limit
 from runner.terminal import STATUS_LINE
+from runner.wings import chooser
 
 if TYPE_CHECKING:
     from runner.engine.engine import Engine
@@ -99,7 +100,7 @@ def _run(settings: Settings, parent_pid: int) -> NoReturn:
 
 def _open(settings: Settings) -> OpenedModel:
     """Opens the model, with the context length that applies here."""
-    model = open_model(settings.model, settings.models_dir, Choice.of(settings))
+    model = open_model(settings.model, settings.models_dir, chooser(settings))
     for warning in model.checkpoint.warnings:
         log.warning(warning)
     limit = context_limit(model.context_length, settings.context_tokens)

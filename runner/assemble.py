@@ -22,7 +22,7 @@ from runner.engine.events import Outbox
 from runner.engine.first_tokens import FirstTokens
 from runner.engine.generation import Forward
 from runner.engine.memory import MemoryBudget, MLXMeter, set_limits
-from runner.engine.parts import Parts, Post, Sources, Wing, World
+from runner.engine.parts import Parts, Post, Sources, World
 from runner.engine.policy import SlicePolicy
 from runner.engine.report import Identity, Report
 from runner.engine.scheduler import Scheduler
@@ -33,35 +33,13 @@ from runner.model.weights.dtype import in_float32
 from runner.model.weights.load import LoadedModel
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler
-from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, CheckSettings, Settings
+from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, Settings
 from runner.tokenizer import Tokenizer
+from runner.wings import wings_of
 
 log = Log(__name__)
 _WARM_BYTES = 256 << 20  # on a CPU, a larger model's own forwards take so long that the extra of the first is nothing
 MakeLayers = Callable[[], list[object]]
-
-
-def wings_of(settings: Settings | CheckSettings) -> Iterator[Wing]:
-    """Yields the wings that an engine with these settings has, in the order in which they load.
-
-    These lines are all that the core's side knows of them: a wing that goes takes its folder and its lines here.
-    """
-    from runner.drafts.opening import DraftsWing
-
-    yield DraftsWing()
-    from runner.media.wing import MediaWing
-
-    yield MediaWing()
-    from runner.grammar.wing import GrammarWing
-
-    yield GrammarWing()
-    from runner.embeddings.wing import EmbeddingsWing
-
-    yield EmbeddingsWing()
-    if settings.disk_cache is not None:
-        from runner.disk.tier import DiskWing
-
-        yield DiskWing()
 
 
 def assemble(

@@ -10,9 +10,9 @@ slices. A fault here costs pictures or sound, never text.
 | `wing`, `open`, `facts` | gives an engine its media; opens what a model sees and hears with, or says why it does not |
 | `support`, `prompt` | a prompt with markers and media to ids, keys and positions; the names of media in caches |
 | `header` | the format and size of a file, by a bounded walk before any decoder |
-| `rows`, `decode_process`, `picture` | decodes within limits; only that process imports Pillow |
-| `sound_header`, `hearing`, `sound` | the same of a sound: its header; its pieces and tokens in each family; its rows |
-| `families`, `geometry` | what each family of models makes of a picture: its size, its rows, the tokens around it |
+| `rows`, `decode_process`, `picture` | decodes media within limits; only that process imports Pillow |
+| `sound_header`, `sound` | the same of a sound: its header; its rows |
+| `families`, `geometry` | what each family of models makes of a picture or a sound: sizes, rows, the tokens around it |
 | `towers` | the encoders: rows to features, a piece at a time |
 | `encoder`, `forward` | features into a prompt, and a text model's forward over them |
 

@@ -1,10 +1,10 @@
 """Encodes media: rows in another process, features on the engine thread, one piece of a tower at a time."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
@@ -12,39 +12,75 @@ from protocol.stats import MediaCounts
 from runner.engine.generation import Forward
 from runner.engine.ports import Shifted
 from runner.engine.request import ShownPrompt
-from runner.media.forward import MediaForward, Rows
+from runner.media.forward import FeatureRows
 from runner.media.prompt import Item, MediaPrompt, Picture, Sound
-from runner.media.rows import RowStore
+from runner.media.rows import MediaRows, RowStore
 from runner.media.towers.tower import Grid, SoundTower, Tower
-
-if TYPE_CHECKING:
-    from runner.media.rows import MediaRows
 
 MOST_FEATURE_BYTES = 64 << 20
 """The most bytes of features that are kept for prompts whose keys and values are gone."""
+
+
+class Towers(Protocol):
+    """The towers of a model."""
+
+    def needed_bytes(self, item: Item) -> int:
+        """Returns about the bytes that encoding this item takes at once."""
+
+    def parts(self, item: Item, rows: MediaRows) -> Iterator[mx.array]:
+        """Yields lazy arrays to be evaluated in turn; the last one is the features [tokens, width]."""
+
+
+class OwnTowers(NamedTuple):
+    tower: Tower | None
+    sound_tower: SoundTower | None = None
+
+    def needed_bytes(self, item: Item) -> int:
+        if isinstance(item, Sound):
+            assert self.sound_tower is not None
+            return self.sound_tower.encode_bytes(_lengths(item))
+        assert self.tower is not None
+        return self.tower.encode_bytes(_grid(item))
+
+    def parts(self, item: Item, rows: MediaRows) -> Iterator[mx.array]:
+        array = mx.array(rows)
+        if isinstance(item, Sound):
+            assert self.sound_tower is not None
+            return self.sound_tower.encode(array, _lengths(item))
+        assert self.tower is not None
+        return self.tower.encode(array, _grid(item))
+
+
+class PromptForward(Protocol):
+    """Forwards over a prompt with media, as `MediaForward`."""
+
+    def __call__(
+        self,
+        tokens: Sequence[int],
+        layers: list[object],
+        rows: Sequence[FeatureRows],
+        positions: Sequence[Sequence[int]] | None,
+        forward: Forward,
+    ) -> mx.array: ...
+
+    @property
+    def shifted(self) -> Shifted: ...
 
 
 class MediaEncoder:
     """The towers of a model, and the features that they made last. Owner: the engine thread."""
 
     def __init__(
-        self,
-        tower: Tower | None,
-        store: RowStore,
-        forward: MediaForward,
-        wake: Callable[[], None],
-        *,
-        splits: bool,
-        sound_tower: SoundTower | None = None,
+        self, towers: Towers, store: RowStore, forward: PromptForward, wake: Callable[[], None], *, splits: bool
     ) -> None:
         """`wake` is called, on another thread, when rows are there. `splits`: a forward may end between two tokens of
         one picture; between two of a sound it always may."""
+        self.towers = towers
         self.forward = forward
+        self.shifted = forward.shifted
         self.splits = splits
         self._encoded = self._soft_tokens = self._hits = 0
         self._encode_s = 0.0
-        self._tower = tower
-        self._sound_tower = sound_tower
         self._store = store
         self._wake = wake
         self._features: OrderedDict[int, mx.array] = OrderedDict()
@@ -59,13 +95,7 @@ class MediaEncoder:
         assert isinstance(prompt, MediaPrompt)
         return MediaProgress(prompt, self)
 
-    @property
-    def shifted(self) -> Shifted:
-        """Shifts the positions of answers after media."""
-        return self.forward.shifted
-
     def counts(self) -> MediaCounts:
-        """The counts so far."""
         return MediaCounts(
             encoded=self._encoded,
             soft_tokens=self._soft_tokens,
@@ -76,7 +106,7 @@ class MediaEncoder:
         )
 
     def known(self, item: Item) -> mx.array | None:
-        """Returns the features [tokens, width] of an item that was encoded recently."""
+        """Returns features that were made recently, [tokens, width]."""
         found = self._features.get(item.name)
         if found is not None:
             self._features.move_to_end(item.name)
@@ -91,44 +121,24 @@ class MediaEncoder:
             self._features.popitem(last=False)
 
     def clear(self) -> None:
-        """Drops all features."""
         self._features.clear()
 
-    def needed_bytes(self, item: Item) -> int:
-        """Returns about the bytes that encoding this item takes at once."""
-        if isinstance(item, Sound):
-            assert self._sound_tower is not None
-            return self._sound_tower.encode_bytes(_lengths(item))
-        assert self._tower is not None
-        return self._tower.encode_bytes(_grid(item))
-
-    def decode(self, item: Item, left: Callable[[], bool]) -> "Future[MediaRows]":
+    def decode(self, item: Item, left: Callable[[], bool]) -> Future[MediaRows]:
         """Returns the rows of the tower, which are decoded elsewhere unless they already were. Ends when `left`."""
         decoding = self._store.rows(item, left)
         if not decoding.done():
             decoding.add_done_callback(lambda _: self._wake())
         return decoding
 
-    def encode(self, item: Item, rows: "MediaRows") -> Iterator[mx.array]:
+    def encode(self, item: Item, rows: MediaRows) -> Iterator[mx.array]:
         """Computes the features. Every step yields an evaluated part; the last one is the whole."""
-        yield from self.evaluated(self._parts(item, mx.array(rows)), item)
-
-    def evaluated(self, parts: Iterable[mx.array], item: Item) -> Iterator[mx.array]:
-        """Evaluates the parts of an item's encoding one by one, and counts them."""
-        for part in parts:
+        for part in self.towers.parts(item, rows):
             started = perf_counter()
             mx.eval(part)
             self._encode_s += perf_counter() - started
             yield part
         self._encoded += 1
         self._soft_tokens += item.tokens
-
-    def _parts(self, item: Item, rows: mx.array) -> Iterator[mx.array]:
-        if isinstance(item, Sound):
-            assert self._sound_tower is not None
-            return self._sound_tower.encode(rows, _lengths(item))
-        assert self._tower is not None
-        return self._tower.encode(rows, _grid(item))
 
 
 def _grid(item: Item) -> Grid:
@@ -163,7 +173,7 @@ class MediaProgress:
     def encode_piece(self, make_room: Callable[[int], None]) -> bool:
         assert self._item is not None
         if self._encoding is None:
-            make_room(self._encoder.needed_bytes(self._item))
+            make_room(self._encoder.towers.needed_bytes(self._item))
         if self._decoding is None:
             item = self._item
             self._decoding = self._encoder.decode(item, lambda: self._item is not item)
@@ -199,7 +209,7 @@ class MediaProgress:
         rows, tokens = self._rows(at, count), recorded[at : at + count]
         self._encoder.forward(tokens, layers, rows, self.prompt.positions(at, at + count), run)
 
-    def _rows(self, at: int, count: int) -> list[Rows]:
+    def _rows(self, at: int, count: int) -> list[FeatureRows]:
         """Returns the features among these tokens. Frees them if no later token needs them."""
         stop = at + count
         rows = []
@@ -208,7 +218,7 @@ class MediaProgress:
             assert self._features is not None
             first, last = max(at, span.start), min(stop, span.stop)
             features = self._features[first - span.start : last - span.start]
-            rows = [Rows(first - at, last - at, features, isinstance(span.item, Sound))]
+            rows = [FeatureRows(first - at, last - at, features, isinstance(span.item, Sound))]
             following = self.prompt.next_span(stop)
             if following is None or following.item is not span.item:
                 self.close()

@@ -5,12 +5,11 @@ from math import isqrt
 
 from runner.engine.parts import Examined, Facts
 from runner.errors import MediaError, ModelError
-from runner.media.families import Family
+from runner.media.families import PictureFamily
 from runner.media.header import MAX_PIXELS
 from runner.media.open import hearing_of, seeing_of
 from runner.media.sound_header import RATE
 from runner.media.towers.load import AnyTower, TowerPlan, plan_sound_tower, plan_tower, plan_weights
-from runner.model.vlm.source import NOT_INSTALLED, Choice, blindness
 from runner.settings import CheckSettings
 from runner.sizes import counted, shown
 
@@ -47,8 +46,6 @@ class TowerFacts(Facts, frozen=True, kw_only=True):
 
 
 class PictureFacts(TowerFacts, frozen=True, kw_only=True):
-    """The pictures that a model takes."""
-
     sees: bool
     tokens: int | None = None
     """The most soft tokens of one picture."""
@@ -59,8 +56,6 @@ class PictureFacts(TowerFacts, frozen=True, kw_only=True):
 
 
 class SoundFacts(TowerFacts, frozen=True, kw_only=True):
-    """The sounds that a model takes."""
-
     hears: bool
     tokens: float | None = None
     """Soft tokens a second."""
@@ -71,15 +66,10 @@ class SoundFacts(TowerFacts, frozen=True, kw_only=True):
 
 
 def picture_facts(settings: CheckSettings, found: Examined) -> PictureFacts:
-    """Returns whether a model would see."""
     model, plan = found.model, plan_tower(found.model)
-    blind = blindness(model.config, Choice.of(settings))
-    if model.family.of_mlx_vlm or (plan is None and not blind):
-        why = blind if model.family.of_mlx_vlm else NOT_INSTALLED
-        return PictureFacts(sees=False, why=why) if why else PictureFacts(sees=True, tower=model.family.import_name)
     if plan is None:
         family = f"this runner knows no pictures for the family {model.family.module}"
-        return PictureFacts(sees=False, why=family if model.has_vision else "a text model")
+        return PictureFacts(sees=False, why=model.family.unseen or (family if model.has_vision else "a text model"))
     try:
         tokens = max(_tokens(seeing_of(model, plan, found.tokenizer).family))
         dtype, nbytes = _weights(settings, found, plan)
@@ -109,7 +99,7 @@ def _weights(settings: CheckSettings, found: Examined, plan: TowerPlan[AnyTower]
     return types.computes, types.nbytes(tower)
 
 
-def _tokens(family: Family) -> Iterator[int]:
+def _tokens(family: PictureFamily) -> Iterator[int]:
     """Yields the numbers of soft tokens of large pictures."""
     for height in _HEIGHTS:
         try:

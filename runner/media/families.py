@@ -1,21 +1,24 @@
-"""The preparation of pictures in each family of models: their size, their rows, and the tokens around them.
+"""The preparation of media in each family of models: the sizes and rows of pictures, the pieces and rows of sounds, and
+the tokens around both.
 
 Arithmetic alone. numpy is not imported: `geometry.cut` calls methods of the arrays that it is given.
 """
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import ClassVar, NamedTuple, Self
 
 from runner.errors import MediaError, ModelError
 from runner.media.geometry import CHANNEL_Y_X, Y_X_CHANNEL, Alpha, Geometry, Pixels, cut, grid
+from runner.media.sound_header import FRAME, HOP, LONGEST, RATE
 from runner.model.fields import Config, first_size, required_token, section, text, token
 
 
 class Around(NamedTuple):
-    """The tokens that stand for a picture: `start`, then `soft` once for each soft token, then `end`.
+    """The tokens that stand for a picture or a sound: `start`, then `soft` once for each soft token, then `end`.
 
     An integer is an id, from config.json; a text is a special token whose id the tokenizer knows.
     """
@@ -26,7 +29,7 @@ class Around(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Family(ABC):
+class PictureFamily(ABC):
     """The preparation of pictures in one family of models, made from the model's config."""
 
     name: ClassVar[str]
@@ -41,6 +44,8 @@ class Family(ABC):
     """Positions have three channels: time, row and column."""
     order: ClassVar[tuple[int, int, int]] = CHANNEL_Y_X
     """Of the values in a row of the tower."""
+    keys: ClassVar[tuple[str, str, str]] = ("boi_token_id", "image_token_id", "eoi_token_id")
+    """Those of config.json with the ids of `Around`."""
 
     bidirectional: bool = field(default=False, kw_only=True)
     """Soft tokens of one picture attend to each other in both directions, in sliding layers."""
@@ -62,10 +67,10 @@ class Family(ABC):
     def geometry(self, width: int, height: int) -> Geometry:
         """Returns what becomes of a picture of `width` x `height` pixels. Raises MediaError if it cannot be used."""
 
-    @staticmethod
-    @abstractmethod
-    def around(config: Config) -> Around:
+    @classmethod
+    def around(cls, config: Config) -> Around:
         """Returns the tokens that stand for a picture. Raises ModelError if config.json lacks one, or for nonsense."""
+        return Around(*(required_token(config, key) for key in cls.keys))
 
     def patches(self, pixels: Pixels, geometry: Geometry) -> Pixels:
         """Returns the tower's rows, uint8 [rows * columns, patch * patch * 3], of pixels of the size in `geometry`."""
@@ -76,17 +81,11 @@ def _over_budget(width: int, height: int) -> MediaError:
     return MediaError(f"image {width}x{height} exceeds the patch budget after resize")
 
 
-# --- Qwen 3.5, 3.6 and 3.8: dense, mixture of experts, and the names with `next`.
-
-_MIN_PIXELS = 65_536
-_MAX_PIXELS = 16_777_216
-"""Of every picture after resizing. Constants of the family: preprocessor_config.json is not asked."""
-_LONGEST = 200
-
-
 @dataclass(frozen=True)
-class Qwen35(Family):
-    """Sides are rounded to whole blocks of patches, then scaled until the number of pixels is within bounds.
+class Qwen35(PictureFamily):
+    """Qwen 3.5, 3.6 and 3.8, with and without experts, and Qwen3-Next.
+
+    Sides are rounded to whole blocks of patches, then scaled until the number of pixels is within bounds.
 
     Rows go block by block, so that the tower merges neighbours by a reshape. A row has one copy of the patch: channel,
     y, x. The tower's weights for the second moment in time belong to the same values.
@@ -96,11 +95,13 @@ class Qwen35(Family):
     title: ClassVar[str] = "qwen3.5"
     alpha: ClassVar[Alpha] = "drop"
     mrope: ClassVar[bool] = True
+    keys: ClassVar[tuple[str, str, str]] = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
 
     patch: int = 16
     merge: int = 2
-    min_pixels: int = _MIN_PIXELS
-    max_pixels: int = _MAX_PIXELS
+    min_pixels: int = 65_536
+    max_pixels: int = 16_777_216
+    """Of every picture after resizing; preprocessor_config.json is not asked."""
 
     @classmethod
     def from_config(cls, config: Config, preprocessor: Config) -> Self:
@@ -110,8 +111,8 @@ class Qwen35(Family):
 
     def geometry(self, width: int, height: int) -> Geometry:
         ratio = max(width, height) / min(width, height)
-        if ratio > _LONGEST:
-            raise MediaError(f"image aspect ratio {ratio:.0f} exceeds {_LONGEST}")
+        if ratio > 200:
+            raise MediaError(f"image aspect ratio {ratio:.0f} exceeds 200")
         side = self.patch * self.merge
         columns, rows = round(width / side), round(height / side)
         if rows * columns * side**2 > self.max_pixels:
@@ -128,25 +129,17 @@ class Qwen35(Family):
         del geometry
         return cut(pixels, self.patch, self.order, self.merge)
 
-    @staticmethod
-    def around(config: Config) -> Around:
-        return Around(
-            required_token(config, "vision_start_token_id"),
-            required_token(config, "image_token_id"),
-            required_token(config, "vision_end_token_id"),
-        )
-
-
-# --- Gemma 4 with a tower (e2b, e4b, 26B-A4B, 31B), and without one (12B).
 
 BUDGETS = (70, 140, 280, 560, 1120)
-"""The numbers of soft tokens that the models know."""
+"""The numbers of soft tokens that a Gemma 4 knows for a picture."""
 _BUDGET = 280
 
 
 @dataclass(frozen=True)
-class Gemma4(Family):
-    """The picture fills its budget of soft tokens as far as its shape allows: small ones grow, large ones shrink.
+class Gemma4(PictureFamily):
+    """Gemma 4 with a tower: e2b, e4b, 26B-A4B and 31B.
+
+    The picture fills its budget of soft tokens as far as its shape allows: small ones grow, large ones shrink.
 
     Of several budgets, in ascending order, the smallest counts with which no side shrinks, else the largest. A row is
     y, x, channel. Positions in the tower are the grid's.
@@ -207,18 +200,10 @@ class Gemma4(Family):
             raise _over_budget(width, height)
         return rows, columns
 
-    @staticmethod
-    def around(config: Config) -> Around:
-        return Around(
-            required_token(config, "boi_token_id"),
-            required_token(config, "image_token_id"),
-            required_token(config, "eoi_token_id"),
-        )
-
 
 @dataclass(frozen=True)
 class Gemma4Unified(Gemma4):
-    """Without a tower: one patch of 48 pixels is one soft token, nothing is pooled afterwards."""
+    """Gemma 4 without a tower (12B): one patch of 48 pixels is one soft token, nothing is pooled afterwards."""
 
     name: ClassVar[str] = "gemma4_unified"
 
@@ -226,12 +211,11 @@ class Gemma4Unified(Gemma4):
         return grid(width, height, self.patch * self.pool, 1)
 
 
-# --- Glimmer, in both forms of its config: Hugging Face's, and the older one without sub-objects.
-
-
 @dataclass(frozen=True)
-class Glimmer(Family):
-    """Sides become whole numbers of soft tokens, as many as the picture has or fewer; the nearest shape wins.
+class Glimmer(PictureFamily):
+    """Glimmer, in both forms of its config: that of transformers, and Meta's own without sub-objects.
+
+    Sides become whole numbers of soft tokens, as many as the picture has or fewer; the nearest shape wins.
 
     A row is channel, y, x: one copy of the patch, as for qwen3.5.
     """
@@ -273,23 +257,17 @@ class Glimmer(Family):
             return min(fitting, key=lambda size: (abs(size[0] / size[1] - shape), -size[0] * size[1]))
         return max(1, math.floor(rows + 0.5)), max(1, math.floor(columns + 0.5))
 
-    @staticmethod
-    def around(config: Config) -> Around:
+    @classmethod
+    def around(cls, config: Config) -> Around:
         soft = required_token(config, "image_token_id", "patch_token_id")
         return Around("<|image_start|>", soft, "<|image_end|>")
 
 
-# --- Nemotron-H omni, whose tower is a RADIO.
-
-_MIN_PATCHES = 1024
-_MAX_PATCHES = 13_312
-_MAX_MODEL_LEN = 16_384
-_RESERVED_TOKENS = 4
-
-
 @dataclass(frozen=True)
-class NemotronH(Family):
-    """Sides are rounded up to whole patches, scaled into the bounds, and made even for the pixel shuffle.
+class NemotronH(PictureFamily):
+    """Nemotron-H omni.
+
+    Sides are rounded up to whole patches, scaled into the bounds, and made even for the pixel shuffle.
 
     A row is channel, y, x. `max_patches` is the budget of one picture.
     """
@@ -300,17 +278,17 @@ class NemotronH(Family):
 
     patch: int = 16
     downsample: int = 2
-    min_patches: int = _MIN_PATCHES
-    max_patches: int = _MAX_PATCHES
+    min_patches: int = 1024
+    max_patches: int = 13_312
 
     @classmethod
     def from_config(cls, config: Config, preprocessor: Config) -> Self:
         """Reads the bounds, for which preprocessor_config.json has the last word."""
         vision = section(config, "vision_config")
         places = (preprocessor, vision, section(vision, "args"))
-        least = first_size(_MIN_PATCHES, *((place, "min_num_patches") for place in places))
-        most = first_size(_MAX_PATCHES, *((place, "max_num_patches") for place in places))
-        tokens = first_size(_MAX_MODEL_LEN, (preprocessor, "max_model_len")) - _RESERVED_TOKENS
+        least = first_size(cls.min_patches, *((place, "min_num_patches") for place in places))
+        most = first_size(cls.max_patches, *((place, "max_num_patches") for place in places))
+        tokens = first_size(16_384, (preprocessor, "max_model_len")) - 4  # which are reserved
         return cls(min_patches=least, max_patches=max(least, min(most, tokens * cls.downsample**2)))
 
     def geometry(self, width: int, height: int) -> Geometry:
@@ -334,8 +312,8 @@ class NemotronH(Family):
         longer = side - rest + self.downsample
         return longer if longer * other <= self.max_patches else max(self.downsample, side - rest)
 
-    @staticmethod
-    def around(config: Config) -> Around:
+    @classmethod
+    def around(cls, config: Config) -> Around:
         """Returns texts for tokens that config.json only spells."""
         soft = token(config, "img_context_token_id", "image_token_id")
         return Around(
@@ -343,3 +321,104 @@ class NemotronH(Family):
             soft or text(config, "img_context_token", "<image>"),
             text(config, "img_end_token", "</img>"),
         )
+
+
+class Clip(NamedTuple):
+    """Everything about a prepared sound that its rows decide."""
+
+    rows: tuple[int, ...]
+    """Those of each piece."""
+    tokens: int
+    """Soft tokens in the text, of all pieces."""
+
+
+@dataclass(frozen=True)
+class SoundFamily(ABC):
+    """The preparation of sounds in one family of models, made from the model's config."""
+
+    name: ClassVar[str]
+    """In keys of caches."""
+    version: ClassVar[int] = 1
+    """Of the preparation: another number for other rows from the same bytes."""
+    frame_samples: int
+    """The samples of a row; 0 where a row is a spectrum."""
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Config) -> Self:
+        """Returns the preparation that config.json describes. Raises ModelError for fields that make no sense."""
+
+    @abstractmethod
+    def clip(self, samples: int) -> Clip | None:
+        """Returns what `samples` samples at RATE become; None where that depends on the sound itself, too.
+
+        Raises MediaError for too few.
+        """
+
+    @abstractmethod
+    def clip_of(self, rows: Sequence[int]) -> Clip:
+        """Returns the clip of pieces with these numbers of rows."""
+
+    @staticmethod
+    def around(config: Config) -> Around:
+        """Returns the tokens that stand for a sound. Raises ModelError if config.json lacks one, or for nonsense."""
+        return Around(
+            required_token(config, "boa_token_id"),
+            required_token(config, "audio_token_id"),
+            required_token(config, "eoa_token_id", "eoa_token_index"),
+        )
+
+
+@dataclass(frozen=True)
+class Gemma4Sound(SoundFamily):
+    """Spectra, a hundred a second, of which four become one token. Pieces are at most 30 s long, cut where it is
+    quiet."""
+
+    name: ClassVar[str] = "gemma4"
+    frame_samples: int = 0
+
+    @classmethod
+    def from_config(cls, config: Config) -> Self:
+        del config
+        return cls()
+
+    def clip(self, samples: int) -> Clip | None:
+        if samples > LONGEST:
+            return None
+        if samples <= FRAME - HOP:
+            raise MediaError("audio too short")
+        return self.clip_of([(samples + HOP - FRAME - 1) // HOP + 1])
+
+    def clip_of(self, rows: Sequence[int]) -> Clip:
+        return Clip(tuple(rows), sum(subsampled(count) for count in rows))
+
+
+def subsampled(rows: int) -> int:
+    """Returns how many rows are left of a piece after both convolutions, each of which takes every second one."""
+    return -(-rows // 4)
+
+
+_FRAME_SAMPLES = 640
+_MOST_FRAME_SAMPLES = RATE
+
+
+@dataclass(frozen=True)
+class Gemma4UnifiedSound(SoundFamily):
+    """Samples as they are, `frame_samples` to a token."""
+
+    name: ClassVar[str] = "gemma4_unified"
+
+    @classmethod
+    def from_config(cls, config: Config) -> Self:
+        found = section(config, "audio_config").get("audio_samples_per_token") or _FRAME_SAMPLES
+        if type(found) is not int or not 0 < found <= _MOST_FRAME_SAMPLES:
+            raise ModelError(f"invalid audio_samples_per_token {found}")
+        return cls(found)
+
+    def clip(self, samples: int) -> Clip:
+        if not samples:
+            raise MediaError("audio too short")
+        return self.clip_of([-(-samples // self.frame_samples)])
+
+    def clip_of(self, rows: Sequence[int]) -> Clip:
+        return Clip(tuple(rows), sum(rows))

@@ -13,10 +13,8 @@ from mlx.nn.layers.quantized import QuantizedEmbedding
 from runner.errors import ModelError
 from runner.model.weights.parameters import replace_submodule
 
-# --- An embedding table in which some rows of a forward are replaced by features of media.
 
-
-class Rows(NamedTuple):
+class FeatureRows(NamedTuple):
     """Features [stop - start, width] for the tokens of a forward from `start` to `stop`."""
 
     start: int
@@ -27,9 +25,9 @@ class Rows(NamedTuple):
 
 
 class MediaEmbedding(Module):
-    """Stands in for a table during one forward over tokens [1, L]."""
+    """Stands in for an embedding table during one forward over tokens [1, L]: features of media replace some rows."""
 
-    def __init__(self, table: Module, rows: Sequence[Rows], scale: float = 1.0) -> None:
+    def __init__(self, table: Module, rows: Sequence[FeatureRows], scale: float = 1.0) -> None:
         """`rows` are in ascending order. The text model multiplies embeddings by `scale`; features have it already."""
         Module.__init__(self)
         self.table = table
@@ -50,13 +48,12 @@ class MediaEmbedding(Module):
         return cast("mx.array", self.table.as_linear(x))
 
 
-# --- Attention masks in which the tokens of one picture see each other (Gemma 4, in sliding layers).
-
 MakeMask = Callable[..., object]
 
 
-def with_blocks(make_mask: MakeMask, blocks: Sequence[Rows]) -> MakeMask:
-    """Returns a `make_mask` of a layer cache that adds blocks of tokens that see each other to its mask.
+def with_blocks(make_mask: MakeMask, blocks: Sequence[FeatureRows]) -> MakeMask:
+    """Returns a `make_mask` of a layer cache that adds blocks of tokens that see each other to its mask, as those of a
+    picture do in the sliding layers of Gemma 4.
 
     A forward holds these blocks as a whole. A token sees no key that has left its window, block or not: the window
     bounds the past only.
@@ -78,11 +75,6 @@ def with_blocks(make_mask: MakeMask, blocks: Sequence[Rows]) -> MakeMask:
     return make
 
 
-# --- Rotary positions of prompts with pictures: three channels inside, shifted afterwards (Qwen's interleaved form).
-# Frequency j turns by the position in the row for j = 1, 4, 7, ..., in the column for j = 2, 5, 8, ..., each as
-# often as its section is long, and by the time for all others.
-
-
 class Angles(NamedTuple):
     """Cosines and sines [L, dimensions / 2] in float32."""
 
@@ -91,7 +83,11 @@ class Angles(NamedTuple):
 
 
 def angles(positions: Sequence[Sequence[int]], dimensions: int, base: float, sections: Sequence[int]) -> Angles:
-    """Returns the angles of L tokens at these positions [3][L]. `dimensions` counts those that turn."""
+    """Returns the angles of L tokens at these positions [3][L]. `dimensions` counts those that turn.
+
+    Frequency j turns by the position in the row for j = 1, 4, 7, ..., in the column for j = 2, 5, 8, ..., each as often
+    as its section is long, and by the time for all others: the interleaved form of Qwen.
+    """
     half = dimensions // 2
     channels = [
         next((channel for channel in (1, 2) if each % 3 == channel and each < 3 * sections[channel]), 0)
@@ -137,7 +133,7 @@ _TABLES = ("embed_tokens", "embeddings")
 _SLIDING = "sliding_attention"
 
 
-def plain_ids(tokens: Sequence[int], rows: Sequence[Rows]) -> mx.array:
+def plain_ids(tokens: Sequence[int], rows: Sequence[FeatureRows]) -> mx.array:
     """Returns ids [1, L] that may be looked up: 0 in the places of `rows`."""
     soft = {index for each in rows for index in range(each.start, each.stop)}
     return mx.array([[0 if index in soft else token for index, token in enumerate(tokens)]])
@@ -167,7 +163,7 @@ class MediaForward:
         self,
         tokens: Sequence[int],
         layers: list[object],
-        rows: Sequence[Rows],
+        rows: Sequence[FeatureRows],
         positions: Sequence[Sequence[int]] | None,
         forward: Callable[[mx.array, list[object]], mx.array],
     ) -> mx.array:
@@ -184,7 +180,9 @@ class MediaForward:
                 if self._sliding is not None and blocks:
                     stack.enter_context(_blocks(layers[self._sliding], blocks))
             if positions is not None:
-                stack.enter_context(self._ropes(self._rope_for(positions)))
+                rope = self._attentions[0].rope
+                angled = AngledRope(angles(positions, rope.dims, rope.base, self._sections))
+                stack.enter_context(self._ropes(lambda _: angled))
             return forward(ids, layers)
 
     @contextmanager
@@ -197,13 +195,8 @@ class MediaForward:
         with self._ropes(lambda rope: ShiftedRope(rope, shift)):
             yield
 
-    def _rope_for(self, positions: Sequence[Sequence[int]]) -> Callable[[Module], Module]:
-        rope = self._attentions[0].rope
-        found = angles(positions, rope.dims, rope.base, self._sections)
-        return lambda _: AngledRope(found)
-
     @contextmanager
-    def _embedding(self, rows: Sequence[Rows]) -> Iterator[None]:
+    def _embedding(self, rows: Sequence[FeatureRows]) -> Iterator[None]:
         table = self._owner[self._table_name]
         replace_submodule(self._owner, self._table_name, MediaEmbedding(table, rows, self._scale))
         try:
@@ -243,7 +236,7 @@ def _first_sliding(owner: Module) -> int | None:
 
 
 @contextmanager
-def _blocks(cache: object, rows: Sequence[Rows]) -> Iterator[None]:
+def _blocks(cache: object, rows: Sequence[FeatureRows]) -> Iterator[None]:
     own = cast("MakeMask", getattr(cache, "make_mask"))  # noqa: B009 - mlx-lm's caches share no class that has it
     setattr(cache, "make_mask", with_blocks(own, rows))  # noqa: B010
     try:

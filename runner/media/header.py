@@ -50,9 +50,11 @@ class Header(NamedTuple):
         return [whole[start:stop] for start, stop in self.kept] if self.kept else [whole]
 
 
-def read_header(data: bytes) -> Header:
+def read_picture_header(data: bytes) -> Header:
     """Returns what is known of a picture without decoding it. Raises MediaError if it will not be decoded."""
-    name = _served_format(data)
+    name = picture_format(data)
+    if name not in SERVED:
+        raise MediaError(f"decode image: {_advice(data, name)}")
     try:
         width, height, orientation, kept = _WALKS[name](data, iter(range(MOST_PARTS)))
     except (struct.error, IndexError):
@@ -77,8 +79,6 @@ def damaged(name: str, why: str) -> MediaError:
 def _crowded(name: str) -> MediaError:
     return damaged(name, f"more than {MOST_PARTS} parts come before its pixels")
 
-
-# --- The format of a picture, by its first bytes alone.
 
 SERVED = ("PNG", "JPEG", "GIF", "WebP", "BMP", "AVIF")
 """Formats whose decoders are inside every wheel of Pillow. None of them starts a program or opens another file."""
@@ -109,7 +109,7 @@ _CONTAINER_BRANDS = frozenset((b"mif1", b"msf1", b"miaf"))
 _TEXT_HEAD = 1024
 
 
-def format_of(data: bytes) -> str:
+def picture_format(data: bytes) -> str:
     """Returns the name of the picture's format, served or not; "" for an unknown one."""
     for start, name in _STARTS:
         if data.startswith(start):
@@ -131,41 +131,35 @@ def _format_of_brands(data: bytes) -> str:
     return "HEIC" if brands & (_HEIC_BRANDS | _CONTAINER_BRANDS) else ""
 
 
-def _served_format(data: bytes) -> str:
-    """Returns one of SERVED. Raises MediaError for all other bytes, with advice."""
-    found = format_of(data)
-    if found in SERVED:
-        return found
+def _advice(data: bytes, name: str) -> str:
     if not data:
-        raise MediaError("decode image: no data")
-    if found:
-        raise MediaError(f"decode image: {found} is not supported: convert the image to JPEG or PNG")
-    raise MediaError(f"decode image: unknown format: want {', '.join(SERVED[:-1])} or {SERVED[-1]}")
+        return "no data"
+    if name:
+        return f"{name} is not supported: convert the image to JPEG or PNG"
+    return f"unknown format: want {', '.join(SERVED[:-1])} or {SERVED[-1]}"
 
-
-# --- The kinds of media, and a look at bytes whose kind the host did not know.
 
 IMAGE = "image"
 AUDIO = "audio"
 
-_MPEG_SYNC = 0xFFE0
-_MPEG_RESERVED = 0x0018  # this version of MPEG does not exist
 
-
-def kind_of(data: bytes) -> str:
+def media_kind(data: bytes) -> str:
     """Returns IMAGE, AUDIO, or "" for bytes that are neither.
 
     Pictures of formats that are not served count as pictures, so that the refusal can name the format.
     """
     if data.startswith((b"ID3", b"fLaC", b"OggS")) or (data.startswith(b"RIFF") and data[8:12] == b"WAVE"):
         return AUDIO
-    if format_of(data):
+    if picture_format(data):
         return IMAGE
+    return AUDIO if is_mpeg(data) else ""
+
+
+def is_mpeg(data: bytes) -> bool:
+    """Returns True for the sync bits of an MPEG frame, of a version that exists."""
     word = int.from_bytes(data[:2])
-    return AUDIO if word & _MPEG_SYNC == _MPEG_SYNC and word & _MPEG_RESERVED != 0x0008 else ""
+    return word & 0xFFE0 == 0xFFE0 and word & 0x0018 != 0x0008
 
-
-# --- The orientation that a camera wrote into EXIF: how stored pixels must be turned to be seen upright.
 
 _ORDERS: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
 _ORIENTATION = 0x0112
@@ -174,8 +168,8 @@ _ENTRY_BYTES = 12
 
 
 def orientation_of(exif: bytes, parts: Parts) -> int:
-    """Returns 1 to 8, from a block of EXIF with or without its `Exif` prefix; 1 for blocks that cannot be read, and for
-    those with more entries than there are `parts` left.
+    """Returns how stored pixels must be turned to be seen upright, 1 to 8, from a block of EXIF with or without its
+    `Exif` prefix; 1 for a block that cannot be read, or that has more entries than there are `parts` left.
 
     A picture with damaged EXIF is still a picture, so nothing is raised.
     """
@@ -197,9 +191,6 @@ def orientation_of(exif: bytes, parts: Parts) -> int:
             found = number(entry + 8, 2)
             return found if number(entry + 2, 2) == _SHORT and 1 <= found <= 8 else UPRIGHT
     return UPRIGHT
-
-
-# --- The walks.
 
 
 class _Found(NamedTuple):
@@ -324,8 +315,6 @@ def _bmp(data: bytes, _parts: Parts) -> _Found:
     return _Found(width, abs(height))
 
 
-# --- The size and the orientation of an AVIF: from the properties of its primary item, or from its first track.
-
 _TURNS = {
     (0, None): UPRIGHT,
     (0, 0): 4,
@@ -345,6 +334,7 @@ Span = tuple[int, int]
 
 
 def _avif(data: bytes, parts: Parts) -> _Found:
+    """Reads the properties of the primary item, or the first track."""
     for kind, (start, stop) in _boxes(data, (0, len(data)), parts):
         if kind == b"meta":
             return _item(data, (start + 4, stop), parts)

@@ -8,15 +8,15 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from runner.engine.parts import Parts
-from runner.engine.ports import NoVision, Vision
+from runner.engine.ports import NoVision
 from runner.errors import ModelError, RunnerError
 from runner.logs import Log
-from runner.media.encoder import MediaEncoder
-from runner.media.families import Around, Family
+from runner.media.encoder import MediaEncoder, OwnTowers
+from runner.media.families import Around
 from runner.media.forward import MediaForward
 from runner.media.header import AUDIO, IMAGE
 from runner.media.prompt import MediaNames
-from runner.media.rows import RowStore
+from runner.media.rows import FamilyPictures, RowStore
 from runner.media.support import Hearing, MediaSupport
 from runner.media.towers.load import (
     PREPROCESSOR,
@@ -29,7 +29,6 @@ from runner.media.towers.load import (
 from runner.media.towers.tower import SoundTower, Tower
 from runner.model import OpenedModel
 from runner.model.config import text_config
-from runner.model.vlm.source import NOT_INSTALLED, Choice, blindness
 from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
@@ -46,66 +45,43 @@ class Sight(NamedTuple):
     encoder: MediaEncoder | None = None
     why: str = ""
 
-    @property
-    def vision(self) -> Vision:
-        """The port by which requests are prepared."""
-        return NoVision(self.why) if self.support is None else self.support
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of decoded media, and of what decodes one at present. Any thread may ask."""
-        return 0 if self.support is None else self.support.store.nbytes
-
-    def drop_features(self) -> None:
-        """Frees what media take: features that are kept for later prompts, and rows that no tower reads yet."""
-        if self.support is not None:
-            self.support.store.give_way()
-        if self.encoder is not None:
-            self.encoder.clear()
-
-
-class Seeing(NamedTuple):
-    """The facts about a model's pictures, from its files."""
-
-    family: Family
-    start: int
-    soft: int
-    end: int
-    sections: Sequence[int]
-    """The numbers of frequencies that turn by time, row and column; empty for positions of one channel."""
+    def plug(self, parts: Parts) -> None:
+        """Adds both to an engine, or the reason why there are none."""
+        if self.support is None or self.encoder is None:
+            parts.vision = NoVision(self.why)
+            return
+        store = self.support.store
+        parts.vision, parts.names = self.support, self.support.names
+        parts.show, parts.shifted = self.encoder.begin, self.encoder.shifted
+        parts.counts.media = self.encoder.counts
+        if parts.shares_memory:
+            store.room_bytes = parts.free_bytes
+        parts.helper_bytes.append(lambda: store.nbytes)
+        parts.drop_unused += [store.give_way, self.encoder.clear]
 
 
 def open_sight(parts: Parts) -> Sight:
-    """Loads the towers of a model that has some, on the engine thread.
-
-    Without sight if anything is wrong with all of them, or the files about them: the log says what."""
+    """Loads the towers of a model that has some, on the engine thread. Without sight if something is wrong with all of
+    them, or the files about them: the log says what."""
     plan, sound_plan = plan_tower(parts.model), plan_sound_tower(parts.model)
     if parts.settings.no_media:
         return Sight(why="the runner was started with --no-media")
     if plan is None and sound_plan is None:
-        return Sight(why="" if blindness(parts.model.config, Choice.of(parts.settings)) else NOT_INSTALLED)
+        return Sight(why=parts.model.family.unseen)
     faults: dict[str, str] = {}
     seen = plan and _unless_faulty(lambda: _open_pictures(parts, plan), faults, IMAGE)
     heard = sound_plan and _unless_faulty(lambda: _open_sounds(parts, sound_plan), faults, AUDIO)
     if seen is None and heard is None:
         return Sight(why="; ".join(faults.values()))
-    seeing, forward, tower = seen or (None, None, None)
+    seeing, forward, tower = seen or (None, MediaForward(parts.loaded.module), None)
     hearing, sound_tower = heard or (None, None)
-    support = supported(parts.model, seeing, hearing, faults)
-    forward = forward or MediaForward(parts.loaded.module)
-    encoder = MediaEncoder(
-        tower,
-        support.store,
-        forward,
-        partial(parts.post, None),
-        splits=seeing is None or seeing.family.splits,
-        sound_tower=sound_tower,
-    )
-    return Sight(support, encoder)
+    support, towers = supported(parts.model, seeing, hearing, faults), OwnTowers(tower, sound_tower)
+    splits = seeing is None or seeing.family.splits
+    return Sight(support, MediaEncoder(towers, support.store, forward, partial(parts.post, None), splits=splits))
 
 
 def supported(
-    model: OpenedModel, seeing: Seeing | None, hearing: Hearing | None, faults: Mapping[str, str]
+    model: OpenedModel, seeing: FamilyPictures | None, hearing: Hearing | None, faults: Mapping[str, str]
 ) -> MediaSupport:
     """Returns the port by which requests are prepared. `faults` are the reasons why kinds of media are not taken."""
     none = "this model does not support {} input"
@@ -114,8 +90,7 @@ def supported(
         refusals.setdefault(IMAGE, none.format(IMAGE))
     if hearing is None and model.family.module in SOUND_TOWERS:
         refusals.setdefault(AUDIO, none.format(AUDIO))
-    family, start, soft, end, _ = seeing or (None, -1, -1, -1, ())
-    return MediaSupport(family, start, soft, end, MediaNames(), RowStore(family), hearing, refusals)
+    return MediaSupport(seeing, MediaNames(), RowStore(seeing), hearing, refusals)
 
 
 def _unless_faulty(load: Callable[[], Opened], faults: dict[str, str], kind: str) -> Opened | None:
@@ -129,7 +104,7 @@ def _unless_faulty(load: Callable[[], Opened], faults: dict[str, str], kind: str
         return None
 
 
-def _open_pictures(parts: Parts, plan: TowerPlan[Tower]) -> tuple[Seeing, MediaForward, Tower]:
+def _open_pictures(parts: Parts, plan: TowerPlan[Tower]) -> tuple[FamilyPictures, MediaForward, Tower]:
     seeing = seeing_of(parts.model, plan, parts.tokenizer)
     both_ways = seeing.family.bidirectional
     forward = MediaForward(parts.loaded.module, sections=seeing.sections, sees_both_ways=both_ways)
@@ -145,7 +120,7 @@ def _open_sounds(parts: Parts, plan: TowerPlan[SoundTower]) -> tuple[Hearing, So
     return hearing, tower
 
 
-def seeing_of(model: OpenedModel, plan: TowerPlan[Tower], tokenizer: Tokenizer) -> Seeing:
+def seeing_of(model: OpenedModel, plan: TowerPlan[Tower], tokenizer: Tokenizer) -> FamilyPictures:
     """Returns what the files say about the pictures of a model with this tower.
 
     Raises ModelError for any fault, say a token that stands for pictures and is missing.
@@ -154,7 +129,7 @@ def seeing_of(model: OpenedModel, plan: TowerPlan[Tower], tokenizer: Tokenizer) 
         raise ModelError(plan.fault)
     family = plan.kind.family.from_config(model.config, model.json_file(PREPROCESSOR))
     start, soft, end = _ids(family.around(model.config), tokenizer, "pictures")
-    return Seeing(family, start, soft, end, _sections(model) if family.mrope else ())
+    return FamilyPictures(family, start, soft, end, _sections(model) if family.mrope else ())
 
 
 def hearing_of(model: OpenedModel, plan: TowerPlan[SoundTower], tokenizer: Tokenizer) -> Hearing:
@@ -166,17 +141,14 @@ def hearing_of(model: OpenedModel, plan: TowerPlan[SoundTower], tokenizer: Token
 
 
 def _ids(around: Around, tokenizer: Tokenizer, what: str) -> tuple[int, int, int]:
-    start, soft, end = (_id(token, tokenizer, what) for token in around)
+    found: list[int] = []
+    for token in around:
+        ids = [token] if isinstance(token, int) else tokenizer.encode_without_bos(token)
+        if len(ids) != 1:
+            raise ModelError(f"the tokenizer has no token {token!r}, which stands for {what}")
+        found += ids
+    start, soft, end = found
     return start, soft, end
-
-
-def _id(token: int | str, tokenizer: Tokenizer, what: str) -> int:
-    if isinstance(token, int):
-        return token
-    ids = tokenizer.encode_without_bos(token)
-    if len(ids) != 1:
-        raise ModelError(f"the tokenizer has no token {token!r}, which stands for {what}")
-    return ids[0]
 
 
 def _sections(model: OpenedModel) -> Sequence[int]:

@@ -63,7 +63,12 @@ def decode(data: bytes, header: Header, width: int, height: int, alpha: Alpha = 
     `header` is what `read_header` says of the same bytes. Holds up to 20 bytes (WebP) for each pixel of the source for
     a moment. Raises MediaError for damaged pictures, and MemoryError.
     """
-    plain = _load(b"".join(header.pieces(data)), header.format, alpha)
+    data = b"".join(header.pieces(data))
+    if header.format == "JPEG":
+        _count_scans(data)
+    with _blamed_on_the_picture(header.format), _READERS[header.format](BytesIO(data)) as image:
+        image.load()
+        plain = _plain(image, alpha)
     if plain.size != header.stored_size:
         raise damaged(header.format, "its pixels have another size than its header")
     if header.orientation in _TURNS:
@@ -90,15 +95,6 @@ def _blamed_on_the_picture(name: str) -> Iterator[None]:
         if text.startswith("Unsupported "):
             raise MediaError(f"decode image: {text}: convert the image to PNG") from error
         raise damaged(name, "the file ends too early" if cut_off else "its contents cannot be decoded") from error
-
-
-def _load(data: bytes, name: str, alpha: Alpha) -> Image.Image:
-    """Decodes the first frame, as it is stored. Returns it in one of the modes of `_plain`."""
-    if name == "JPEG":
-        _count_scans(data)
-    with _blamed_on_the_picture(name), _READERS[name](BytesIO(data)) as image:
-        image.load()
-        return _plain(image, alpha)
 
 
 def _count_scans(data: bytes) -> None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import ClassVar, NamedTuple
 
+from runner.media.families import Clip, SoundFamily
 from runner.media.geometry import Geometry
 from runner.media.header import AUDIO, IMAGE, Header
-from runner.media.hearing import Clip, SoundFamily
 from runner.media.sound_header import SoundHeader
 
 _MARKER = re.compile(r"\[img-([0-9]+)\]")
@@ -38,6 +38,9 @@ class Item(ABC):
     data: bytes
     name: int
     """Negative: that of the same bytes, prepared in the same way, and of no other item."""
+    before: Sequence[int] = ()
+    after: Sequence[int] = ()
+    """The tokens around its own."""
 
     @property
     @abstractmethod
@@ -47,13 +50,13 @@ class Item(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Picture(Item):
-    """A picture."""
-
     kind: ClassVar[str] = IMAGE
     data: bytes
     header: Header
     geometry: Geometry
     name: int
+    before: Sequence[int] = ()
+    after: Sequence[int] = ()
     ids: Sequence[int] = ()
     """The tokens in its place; empty if all are the same soft token."""
 
@@ -86,11 +89,12 @@ class Sound(Item):
     family: SoundFamily
     clip: Clip | None
     name: int
+    before: Sequence[int] = ()
+    after: Sequence[int] = ()
 
     @property
     def tokens(self) -> int:
-        """Its soft tokens; 1, the fewest that there can be, while it has no clip."""
-        return 1 if self.clip is None else self.clip.tokens
+        return 1 if self.clip is None else self.clip.tokens  # 1 is the fewest that there can be
 
 
 class Span(NamedTuple):
@@ -114,7 +118,6 @@ class MediaNames:
         self._lock = Lock()
 
     def name_of(self, digest: bytes) -> int:
-        """Returns the name of the item with this digest."""
         with self._lock:
             name = self._names.get(digest)
             if name is None:
@@ -144,10 +147,10 @@ class MediaPrompt:
         spans = []
         for part in parts:
             if isinstance(part, Item):
-                start, tokens = len(self.ids), part.tokens
+                start, tokens = len(self.ids) + len(part.before), part.tokens
                 own = part.ids if isinstance(part, Picture) else [sound_id] * tokens
-                self.ids += own or [soft_id] * tokens
-                self.keys += [part.name] * tokens
+                self.ids += [*part.before, *(own or [soft_id] * tokens), *part.after]
+                self.keys += [*part.before, *[part.name] * tokens, *part.after]
                 spans.append(Span(start, start + tokens, part))
             else:
                 self.ids += part
@@ -155,12 +158,14 @@ class MediaPrompt:
         self.spans = tuple(spans)
         self._mrope = mrope
         self._positions: tuple[list[int], list[int], list[int]] | None = None
-        self.shift = sum(_advance(span) - (span.stop - span.start) for span in spans) if mrope else 0
+        self.shift = 0
         """The position of a token after the prompt, less its offset; 0 or negative."""
+        for start, stop, item in spans if mrope else ():
+            geometry = _geometry(item)
+            self.shift += max(geometry.token_rows, geometry.token_columns) - (stop - start)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the files."""
         return sum({id(span.item): len(span.item.data) for span in self.spans}.values())
 
     def next_span(self, offset: int) -> Span | None:
@@ -207,12 +212,6 @@ def split_markers(prompt: str) -> Iterator[str | Marker]:
         yield Marker(int(found[1].lstrip("0")[:_MOST_DIGITS] or "0"))
         at = found.end()
     yield prompt[at:]
-
-
-def _advance(span: Span) -> int:
-    """Returns how far a picture moves the counter of positions on."""
-    geometry = _geometry(span.item)
-    return max(geometry.token_rows, geometry.token_columns)
 
 
 def _geometry(item: Item) -> Geometry:

@@ -1,17 +1,17 @@
-"""Has media decoded by a process of its own, one at a time, and keeps what was decoded last."""
+"""The rows that towers take: who makes them, and a store that has media decoded, one at a time, and keeps the last."""
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING, TypeAlias
 
 from runner.errors import MediaError
 from runner.media.decode_process import DecodeProcess, decode_bytes, sound_bytes
-from runner.media.families import Family
-from runner.media.geometry import Pixels
-from runner.media.hearing import Clip
-from runner.media.prompt import Item, Picture, Sound
+from runner.media.families import Clip, PictureFamily
+from runner.media.header import Header
+from runner.media.prompt import Item, MediaPrompt, Picture, Sound, UnmeasuredPicture
 from runner.media.sound_header import MEL_BINS
 from runner.sizes import shown
 
@@ -19,10 +19,72 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from runner.media.geometry import Pixels
+
 MediaRows: TypeAlias = "Pixels | npt.NDArray[np.float32]"
 """The input of a tower: rows of pixels [patches, values], or of numbers [rows, values]."""
 _MOST_BYTES = 128 << 20
 _MOST_NAMES = 1 << 16
+
+
+class Pictures(ABC):
+    """The tokens and rows that a model makes of pictures. Any thread may use it."""
+
+    name: str
+    """In keys of caches."""
+    title: str
+    """In texts that hosts show: `qwen3.5 does not support audio input`."""
+    version: int
+    """Of the preparation, as in `PictureFamily`."""
+    mrope: bool
+    soft: int
+    """The id in the place of a picture's soft tokens."""
+
+    @abstractmethod
+    def picture(self, data: bytes, header: Header) -> Item:
+        """Returns a picture without its name. Raises MediaError."""
+
+    def check_prompt(self, prompt: MediaPrompt, context_length: int) -> None:
+        """Raises RequestError for a prompt that the model cannot take."""
+        del prompt, context_length
+
+    def measure(self, header: Header, left: Callable[[], bool]) -> None:
+        """Finds the tokens of an `UnmeasuredPicture`. Raises MediaError, and once `left` returns True."""
+        del header, left
+
+    @abstractmethod
+    def needed_bytes(self, picture: Picture) -> int:
+        """Returns the most bytes that making its rows takes at once."""
+
+    @abstractmethod
+    def rows(self, picture: Picture, decoder: DecodeProcess, left: Callable[[], bool]) -> "MediaRows":
+        """Decodes a picture. Raises MediaError, and once `left` returns True."""
+
+
+class FamilyPictures(Pictures):
+    """The pictures of a family, with the ids around and in the place of their soft tokens."""
+
+    def __init__(self, family: PictureFamily, start: int, soft: int, end: int, sections: Sequence[int] = ()) -> None:
+        """`sections` are the numbers of frequencies that turn by time, row and column; none for positions of one
+        channel."""
+        self.family = family
+        self.start, self.soft, self.end, self.sections = start, soft, end, sections
+        self.name, self.title, self.version, self.mrope = family.name, family.title, family.version, family.mrope
+
+    def picture(self, data: bytes, header: Header) -> Item:
+        geometry = self.family.geometry(header.width, header.height)
+        return Picture(data, header, geometry, 0, [self.start], [self.end])
+
+    def needed_bytes(self, picture: Picture) -> int:
+        return decode_bytes(picture.header, picture.geometry, len(picture.data))
+
+    def rows(self, picture: Picture, decoder: DecodeProcess, left: Callable[[], bool]) -> "MediaRows":
+        import numpy as np
+
+        geometry = picture.geometry
+        found = decoder.decode(picture.data, picture.header, geometry, self.family.alpha, left)
+        pixels = np.frombuffer(found, np.uint8).reshape(geometry.height, geometry.width, 3)
+        return self.family.patches(pixels, geometry)
 
 
 class RowStore:
@@ -34,12 +96,12 @@ class RowStore:
     """
 
     def __init__(
-        self, family: Family | None, most_bytes: int = _MOST_BYTES, decoder: DecodeProcess | None = None
+        self, pictures: Pictures | None, most_bytes: int = _MOST_BYTES, decoder: DecodeProcess | None = None
     ) -> None:
-        """Prepares pictures as `family` does, sounds as they say themselves. Keeps at most `most_bytes` of rows."""
+        """Keeps at most `most_bytes` of rows."""
         self.room_bytes: int | None = None
         """The most that decoding an item may take; None: whatever its size explains."""
-        self._family = family
+        self._pictures = pictures
         self._most_bytes = most_bytes
         self._decoder = decoder or DecodeProcess()
         self._decoding_bytes = 0  # the most that the current item takes
@@ -52,7 +114,6 @@ class RowStore:
         self._held_bytes = 0
 
     def close(self) -> None:
-        """Ends the thread."""
         self._thread.shutdown()
 
     @property
@@ -101,25 +162,15 @@ class RowStore:
         are not kept."""
         self._taken(item)
 
-    def check(self, item: Item, left: Callable[[], bool]) -> "Future[None]":
-        """Decodes an item, and keeps its rows while there is room. The future raises MediaError as for `rows`."""
+    def check(self, item: Item, left: Callable[[], bool]) -> Future[None]:
+        """Decodes an item, and keeps its rows while there is room; measures one whose tokens are not known yet. The
+        future raises MediaError as for `rows`."""
+        if isinstance(item, UnmeasuredPicture):
+            assert self._pictures is not None
+            return self._thread.submit(self._pictures.measure, item.header, left)
         with self._lock:
             self._wanted.add(item.name)
         return self._thread.submit(self._keep, item, left)
-
-    def needed_bytes(self, picture: Picture) -> int:
-        """Returns the most bytes that decoding a picture takes at once."""
-        return decode_bytes(picture.header, picture.geometry, len(picture.data))
-
-    def made(self, picture: Picture, left: Callable[[], bool]) -> "MediaRows":
-        """Decodes a picture, and returns its rows. Raises MediaError, and once `left` returns True."""
-        import numpy as np
-
-        assert self._family is not None
-        geometry = picture.geometry
-        found = self._decoder.decode(picture.data, picture.header, geometry, self._family.alpha, left)
-        pixels = np.frombuffer(found, np.uint8).reshape(geometry.height, geometry.width, 3)
-        return self._family.patches(pixels, geometry)
 
     def _taken(self, item: Item) -> "MediaRows | None":
         with self._lock:
@@ -145,7 +196,8 @@ class RowStore:
     def _decoded(self, item: Item, left: Callable[[], bool]) -> "MediaRows":
         assert isinstance(item, Picture | Sound)
         if isinstance(item, Picture):
-            needed = self.needed_bytes(item)
+            assert self._pictures is not None
+            needed = self._pictures.needed_bytes(item)
             what = f"a picture of {item.header.width} x {item.header.height} pixels"
         else:
             needed = sound_bytes(item.header)
@@ -175,7 +227,8 @@ class RowStore:
 
     def _decode(self, item: Picture | Sound, left: Callable[[], bool]) -> "tuple[MediaRows, Clip | None]":
         if isinstance(item, Picture):
-            return self.made(item, left), None
+            assert self._pictures is not None
+            return self._pictures.rows(item, self._decoder, left), None
         import numpy as np
 
         lengths, found = self._decoder.decode_sound(item.data, item.header, item.family.frame_samples, left)

@@ -60,7 +60,7 @@ def decode(data: bytes, header: SoundHeader, frame_samples: int) -> tuple[list[i
         rows = -(-len(samples) // frame_samples)
         return [rows], np.pad(samples, (0, rows * frame_samples - len(samples))).reshape(rows, frame_samples)
     pieces, at = [], 0
-    for length in cut(samples):
+    for length in cut_samples(samples):
         pieces.append(spectra(samples[at : at + length]))
         at += length
     rows_of = np.concatenate(pieces)
@@ -75,9 +75,6 @@ def warm_up() -> None:
     towards the limits of no sound."""
     silence = SoundHeader(WAV, RATE // 2, 1, 16, False, 0, 4 * FRAME)
     decode(bytes(silence.stop), silence, 0)
-
-
-# --- Samples of any form.
 
 
 def mono(data: bytes, header: SoundHeader, start: int, stop: int) -> Floats:
@@ -134,8 +131,6 @@ def _frames(read: Callable[..., Floats], channels: int, rate: int) -> Floats:
     return np.concatenate(found)
 
 
-# --- Resampling: a windowed sinc, of unit gain at the edges too.
-
 _ZEROS = 16
 _ROLL_OFF = 0.9
 _BETA = 9.0
@@ -143,7 +138,8 @@ _STEPS = 8192
 
 
 def to_rate(read: Callable[[int, int], Floats], frames: int, rate: int) -> Floats:
-    """Returns `frames` samples at `rate`, which `read` returns from a start to a stop, at RATE.
+    """Returns `frames` samples at `rate`, which `read` returns from a start to a stop, at RATE: by a windowed sinc, of
+    unit gain at the edges too.
 
     Reads them in blocks, so that no more than one is held beside the result.
     """
@@ -209,13 +205,11 @@ def _blocks(count: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + _BLOCK_FRAMES, count)) for start in range(0, count, _BLOCK_FRAMES))
 
 
-# --- Pieces of at most 30 s, cut where it is quiet.
-
 _AROUND = 2 * RATE
 _QUIET = RATE // 10
 
 
-def cut(samples: Floats) -> list[int]:
+def cut_samples(samples: Floats) -> list[int]:
     """Returns the lengths of the pieces: as few as possible and of about the same length, each of the others cut in the
     quietest tenth of a second near its end."""
     lengths = []
@@ -241,14 +235,12 @@ def _quietest(samples: Floats) -> int:
     return len(sums) - 1 - int(np.argmin(sums[::-1])) + _QUIET // 2
 
 
-# --- Logarithmic spectra, as transformers' feature extractor for Gemma 4 computes them.
-
 _FFT = 512
 _FLOOR = 1e-3
 
 
 def spectra(samples: Floats) -> Floats:
-    """Returns the spectra [frames, MEL_BINS]. Raises MediaError for fewer than 161 samples, which make none."""
+    """Returns logarithmic spectra [frames, MEL_BINS]. Raises MediaError for fewer than 161 samples, which make none."""
     padded = np.pad(samples, (FRAME // 2, 0))
     if len(padded) <= FRAME:
         raise MediaError("audio too short")

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from runner.errors import MediaError
-from runner.media.header import MOST_PARTS
+from runner.media.header import MOST_PARTS, is_mpeg
 
 RATE = 16_000
 """Samples a second, as towers hear them."""
@@ -113,18 +113,14 @@ def read_sound_header(data: bytes) -> SoundHeader:
     return header
 
 
-_MPEG_SYNC, _MPEG_VERSION, _MPEG_LAYER = 0xFFE0, 0x0018, 0x0006
-
-
 def _other_format(data: bytes) -> str:
     """Returns one of OTHERS, by the first bytes; "" for anything else."""
     if data.startswith(b"fLaC"):
         return "FLAC"
     if data.startswith(b"OggS"):
         return "Ogg"
-    word = int.from_bytes(data[:2])
-    is_frame = word & _MPEG_SYNC == _MPEG_SYNC and word & _MPEG_VERSION != 0x0008 and word & _MPEG_LAYER
-    return "MP3" if is_frame or data.startswith(b"ID3") else ""
+    has_layer = int.from_bytes(data[:2]) & 0x0006
+    return "MP3" if (is_mpeg(data) and has_layer) or data.startswith(b"ID3") else ""
 
 
 @cache

@@ -16,9 +16,8 @@ from runner.engine.ports import Steps
 from runner.engine.request import ShownPrompt
 from runner.errors import MediaError, RequestError
 from runner.logs import Log
-from runner.media.families import Family
-from runner.media.header import AUDIO, IMAGE, Header, kind_of, read_header
-from runner.media.hearing import SoundFamily
+from runner.media.families import SoundFamily
+from runner.media.header import AUDIO, IMAGE, media_kind, read_picture_header
 from runner.media.prompt import (
     Item,
     Marker,
@@ -29,7 +28,7 @@ from runner.media.prompt import (
     UnmeasuredPicture,
     split_markers,
 )
-from runner.media.rows import RowStore
+from runner.media.rows import Pictures, RowStore
 from runner.media.sound_header import read_sound_header
 from runner.tokenizer import Tokenizer
 
@@ -37,15 +36,13 @@ log = Log(__name__)
 Params = ParamSpec("Params")
 Found = TypeVar("Found")
 
-# --- The name of a prepared item in caches: equal names only for media that give equal soft tokens.
-
 DIGEST_BYTES = 32
 
 
 def digest(kind: str, family: str, version: int, sizes: Sequence[int], data: bytes) -> bytes:
     """Returns 256 bits over what an item is made of: its kind, who prepares it and how, to which sizes, and its bytes.
 
-    `family` and `version` are those of a family in `runner.media.families` or `hearing`. Each part is preceded by its
+    `family` and `version` are those of a family in `runner.media.families`. Each part is preceded by its
     length, so no two lists of parts make the same stream. Bytes after the end of an item count: a miss at worst.
     """
     numbers = ",".join(map(str, (version, *sizes)))
@@ -95,12 +92,8 @@ class MediaSupport:
     """The `Vision` of a model that sees or hears. Any thread may use it."""
 
     sees: ClassVar[bool] = True
-    family: Family | None
-    """That of its pictures; None if it only hears."""
-    start: int
-    soft: int
-    end: int
-    """The ids around and in the place of a picture's soft tokens."""
+    pictures: Pictures | None
+    """None if it only hears."""
     names: MediaNames
     store: RowStore
     hearing: Hearing | None = None
@@ -141,9 +134,8 @@ class MediaSupport:
                 if left():
                     raise RequestError("the client has left")
                 item = seen.get(part.id) or seen.setdefault(part.id, self._unnamed(part.id, items))
-                before, after = self._around(item)
-                parts += [[*before], part, [*after]]
-                count += item.tokens + len(before) + len(after)
+                parts.append(part)
+                count += item.tokens + len(item.before) + len(item.after)
             else:
                 ids = tokenizer.encode(part) if bos and not parts else tokenizer.encode_without_bos(part)
                 parts.append(ids)
@@ -157,23 +149,23 @@ class MediaSupport:
                 return None
             self._refuse_unmeasured([*seen.values()])
             seen = {number: self._named(item) for number, item in seen.items()}
-        return self._prompt([seen[part.id] if isinstance(part, Marker) else part for part in parts])
+        found = self._prompt([seen[part.id] if isinstance(part, Marker) else part for part in parts])
+        if self.pictures is not None:
+            self.pictures.check_prompt(found, context_length)
+        return found
 
     @_measuring
     def join(
         self, before: Sequence[int], media: Sequence[Media], after: Sequence[int], left: Callable[[], bool]
     ) -> MediaPrompt:
         """Returns a prompt of ids, all of these media, and ids. Yields and raises as `expand` does."""
-        parts: list[Sequence[int] | Item] = [before]
+        items: list[Item] = []
         for each in media:
             if left():
                 raise RequestError("the client has left")
-            item = self._unnamed(each.id, {each.id: each})
-            start, end = self._around(item)
-            parts += [start, item, end]
-        self._refuse_unmeasured([part for part in parts if isinstance(part, Item)])
-        parts = [self._named(part) if isinstance(part, Item) else part for part in parts]
-        return self._prompt([*parts, after])
+            items.append(self._unnamed(each.id, {each.id: each}))
+        self._refuse_unmeasured(items)
+        return self._prompt([before, *map(self._named, items), after])
 
     def _refuse_unmeasured(self, items: Sequence[Item]) -> None:
         """Raises _UnmeasuredError if there are items whose tokens are not known yet."""
@@ -182,48 +174,35 @@ class MediaSupport:
             for item in items
             if isinstance(item, UnmeasuredPicture) or (isinstance(item, Sound) and item.clip is None)
         ]:
-            raise _UnmeasuredError(MediaPrompt(unmeasured, self.soft))
+            raise _UnmeasuredError(MediaPrompt(unmeasured, -1))
 
     def _prompt(self, parts: Sequence[Sequence[int] | Item]) -> MediaPrompt:
         sound_id = -1 if self.hearing is None else self.hearing.soft
-        return MediaPrompt(parts, self.soft, sound_id, mrope=self.family is not None and self.family.mrope)
-
-    def around(self, picture: Picture) -> tuple[Sequence[int], Sequence[int]]:  # noqa: ARG002
-        """Returns the tokens before and after a picture's own."""
-        return [self.start], [self.end]
-
-    def _around(self, item: Item) -> tuple[Sequence[int], Sequence[int]]:
-        """Returns the tokens before and after an item's own."""
-        if isinstance(item, Sound):
-            assert self.hearing is not None
-            return [self.hearing.start], [self.hearing.end]
-        return self.around(item) if isinstance(item, Picture) else ([], [])
+        if self.pictures is None:
+            return MediaPrompt(parts, -1, sound_id)
+        return MediaPrompt(parts, self.pictures.soft, sound_id, mrope=self.pictures.mrope)
 
     def _unnamed(self, number: int, items: Mapping[int, Media]) -> Item:
         """Returns an item without its name, for which all of the file must be read."""
         item = items.get(number)
         if item is None:
             raise RequestError(f"invalid image index: {number}")
-        kind = item.kind or kind_of(item.data) or IMAGE  # the header of unknown bytes says what would be read
+        kind = item.kind or media_kind(item.data) or IMAGE  # the header of unknown bytes says what would be read
         try:
             if kind == AUDIO and self.hearing is not None:
-                return self._sound(item.data, self.hearing.family)
-            if kind == IMAGE and self.family is not None:
-                return self.picture(item.data, read_header(item.data), self.family)
+                return self._sound(item.data, self.hearing)
+            if kind == IMAGE and self.pictures is not None:
+                return self.pictures.picture(item.data, read_picture_header(item.data))
         except MediaError as error:
             raise RequestError(str(error)) from error
-        title = self.family.title if self.family is not None else "this model"
+        title = self.pictures.title if self.pictures is not None else "this model"
         raise RequestError(self.refusals.get(kind, f"{title} does not support {kind} input"))
 
-    def picture(self, data: bytes, header: Header, family: Family) -> Item:
-        """Returns a picture without its name. Raises MediaError."""
-        return Picture(data, header, family.geometry(header.width, header.height), 0)
-
-    def _sound(self, data: bytes, family: SoundFamily) -> Sound:
+    def _sound(self, data: bytes, hearing: Hearing) -> Sound:
         """Returns a sound, with its name if only decoding tells its length."""
         header = read_sound_header(data)
-        clip = family.clip(header.samples) if header.is_exact else None
-        sound = Sound(data, header, family, clip, 0)
+        clip = hearing.family.clip(header.samples) if header.is_exact else None
+        sound = Sound(data, header, hearing.family, clip, 0, [hearing.start], [hearing.end])
         if clip is None:
             name = self._named(sound).name
             sound = replace(sound, name=name, clip=self.store.clip(name))
@@ -237,8 +216,8 @@ class MediaSupport:
             family = item.family
             of = digest(AUDIO, family.name, family.version, [family.frame_samples], item.data)
         else:
-            assert self.family is not None
-            of = digest(IMAGE, self.family.name, self.family.version, item.geometry, item.data)
+            assert self.pictures is not None
+            of = digest(IMAGE, self.pictures.name, self.pictures.version, item.geometry, item.data)
         return replace(item, name=self.names.name_of(of))
 
     def decode(self, prompt: ShownPrompt, left: Callable[[], bool]) -> Iterator[Future[None]]:

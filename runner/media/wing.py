@@ -34,31 +34,14 @@ class MediaWing(Wing):
         return {"pictures": picture_facts(settings, found), "sound": sound_facts(settings, found)}
 
     def load(self, parts: Parts) -> None:
-        """Loads the towers."""
         if parts.world.ranks is not None:
             return
-        if parts.model.family.of_mlx_vlm:
-            from runner.media.vlm.sight import open_sight as open_sight_of_mlx_vlm
-
-            self._sight = open_sight_of_mlx_vlm(parts)
-        elif parts.model.has_vision or parts.model.has_audio:
+        if parts.model.family.library is None and (parts.model.has_vision or parts.model.has_audio):
             from runner.media.open import open_sight
 
             self._sight = open_sight(parts)
 
     def plug(self, parts: Parts) -> None:
         """Adds what is seen and heard with, or the reason why nothing is."""
-        sight = self._sight
-        if sight is None:
-            return
-        parts.vision = sight.vision
-        if sight.encoder is not None:
-            parts.show = sight.encoder.begin
-            parts.shifted = sight.encoder.shifted
-            parts.counts.media = sight.encoder.counts
-        if sight.support is not None:
-            parts.names = sight.support.names
-            if parts.shares_memory:
-                sight.support.store.room_bytes = parts.free_bytes
-        parts.helper_bytes.append(lambda: sight.nbytes)
-        parts.drop_unused.append(sight.drop_features)
+        if self._sight is not None:
+            self._sight.plug(parts)

@@ -13,6 +13,5 @@ Read in this order: `opened` (the steps of opening), `sources` (where files and 
 
 import runner.process.lean_mlx_lm  # noqa: F401  # before any module here imports mlx_lm: registers it without its __init__
 from runner.model.opened import OpenedModel, open_model
-from runner.model.vlm.source import Choice
 
-__all__ = ["Choice", "OpenedModel", "open_model"]
+__all__ = ["OpenedModel", "open_model"]

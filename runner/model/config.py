@@ -179,8 +179,8 @@ def module_text(config: Config, family: Family) -> Config:
 
 def vocabulary_size(config: Config, family: Family, tensors: Mapping[str, Tensor]) -> int:
     """Returns the number of tokens that the model scores: from the adapted config, else from the embedding; else 0."""
-    if family.of_mlx_vlm and (rows := _vocabulary_rows(tensors)):
-        return rows  # mlx-vlm's classes have defaults of their own
+    if family.library is not None and (rows := _vocabulary_rows(tensors)):
+        return rows  # its classes have defaults of their own
     for part in (module_text(config, family), config):
         found = part.get("vocab_size")
         if type(found) is int and found > 0:

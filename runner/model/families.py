@@ -5,12 +5,15 @@ An architecture without a row runs on the module named by its `model_type`, if m
 
 import importlib.util
 import re
-from collections.abc import Container, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Container, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from runner.errors import ModelError
 from runner.model.sources.checkpoint import Tensor
 from runner.versions import installed
+
+if TYPE_CHECKING:
+    from mlx.nn.layers.base import Module
 
 Config = dict[str, object]
 
@@ -27,6 +30,24 @@ UNNEEDED = {
 """Part of a model that no text model needs -> the names of its tensors; `mtp` is multi-token prediction."""
 
 Rename = tuple[str, str]
+
+
+class Library(Protocol):
+    """A package beside mlx-lm whose models are served, with towers of their own. Any thread may use it."""
+
+    name: str
+    """By which Python imports it."""
+    title: str
+
+    def module_config(self, family: "Family", read: Callable[[str], Config]) -> Config:
+        """Returns the configuration that a module is made from; `read` returns the object in a file."""
+
+    def make_module(self, module: str, config: Config) -> "Module":
+        """Returns a fresh module, its parameters random and lazy. Imports the library, and raises ModelError where that
+        or the configuration does not fit."""
+
+    def why_not(self, module: str, *, batches: bool) -> str:
+        """Returns why answers must not share a forward, or not be drafted; empty if they may."""
 
 
 class Family(NamedTuple):
@@ -50,18 +71,15 @@ class Family(NamedTuple):
     context_default: int = 0
     most_context: int = 0
     """The most tokens of context, whatever the config says; 0: what it says."""
-    library: str = "mlx_lm"
-    """The package that has the module: mlx-lm's, or mlx-vlm's (`runner/model/vlm`)."""
-
-    @property
-    def of_mlx_vlm(self) -> bool:
-        """True if the model is one of mlx-vlm's, its towers included."""
-        return self.library == "mlx_vlm"
+    library: Library | None = None
+    """The package that has the module; None for mlx-lm."""
+    unseen: str = ""
+    """The reason why another library does not serve its pictures, for which this runner has no tower."""
 
     @property
     def import_name(self) -> str:
         """The name by which the module is imported."""
-        return f"{self.library}.models.{self.module}"
+        return f"{'mlx_lm' if self.library is None else self.library.name}.models.{self.module}"
 
     def renamed(self, name: str) -> str:
         """Returns the name of a tensor that the module's `sanitize` knows. Renaming such a name changes nothing."""
@@ -82,7 +100,7 @@ class Family(NamedTuple):
     @property
     def decides(self) -> bool:
         """True if the model scores options with a head of its own."""
-        return self.of_mlx_vlm and self.module in DECIDERS.values()
+        return self.module in DECIDERS.values()
 
 
 _SIZES = ("hidden_size", "num_hidden_layers", "intermediate_size")
@@ -310,6 +328,12 @@ def architecture_of(config: Config, *, from_store: bool) -> str:
     return next((name for name, family in FAMILIES.items() if family.module == module), model_type)
 
 
+class ChooseFamily(Protocol):
+    """Chooses the family of a model by its configuration: `family_of`, or one that knows another library."""
+
+    def __call__(self, architecture: str, config: Config, *, from_store: bool) -> Family: ...
+
+
 def family_of(architecture: str, config: Config, *, from_store: bool = True) -> Family:
     """Returns the row of `architecture`, else a general family for `model_type`. Raises ModelError without a module.
 
@@ -353,7 +377,7 @@ def select_tensors(
 ) -> dict[str, Tensor]:
     """Returns the tensors that the text model needs, under the names that its module's `sanitize` knows."""
     chosen: dict[str, Tensor] = {}
-    towers = [UNNEEDED["vision"], UNNEEDED["audio"]] if family.of_mlx_vlm and not family.decides else []
+    towers = [UNNEEDED["vision"], UNNEEDED["audio"]] if family.library is not None and not family.decides else []
     for tensor in tensors.values():
         needed = is_needed(tensor.name) or any(tower.match(tensor.name) for tower in towers)
         if tensor.name in left_out or not needed:

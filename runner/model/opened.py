@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from runner.model.config import (
     text_config,
     vocabulary_size,
 )
-from runner.model.families import UNNEEDED, Config, Family, architecture_of, select_tensors
+from runner.model.families import UNNEEDED, ChooseFamily, Config, Family, architecture_of, family_of, select_tensors
 from runner.model.packing import check_companions
 from runner.model.sources.checkpoint import Checkpoint, ReportFault, Tensor, raise_fault
 from runner.model.sources.foreign import is_weights
@@ -29,7 +28,6 @@ from runner.model.sources.manifest import find_manifest
 from runner.model.sources.model_directory import open_directory
 from runner.model.sources.name import parse_name
 from runner.model.sources.ollama_store import open_store
-from runner.model.vlm.source import USUAL, Choice, choose_family, with_parts
 
 _REPOSITORY = "models--"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
@@ -113,25 +111,25 @@ class OpenedModel(NamedTuple):
         return found
 
 
-def open_model(model: str, models_dir: Path, choice: Choice = USUAL) -> OpenedModel:
+def open_model(model: str, models_dir: Path, choose: ChooseFamily = family_of) -> OpenedModel:
     """Opens `model`, an Ollama name in the store `models_dir` or the path of a directory.
 
     Takes milliseconds: it needs no MLX and reads no weights. Raises ModelError if anything is missing or broken.
     """
-    return open_checkpoint(find_checkpoint(model, models_dir), choice=choice)
+    return open_checkpoint(find_checkpoint(model, models_dir), choose=choose)
 
 
 def open_checkpoint(
     checkpoint: Checkpoint,
     report: ReportFault = raise_fault,
     family: Family | None = None,
-    choice: Choice = USUAL,
+    choose: ChooseFamily = family_of,
 ) -> OpenedModel:
     """Interprets a checkpoint, as one of this family or of the one that `config.json` names. Raises ModelError; passes
     faults that leave something to go on with to `report`."""
     config = read_config(checkpoint)
     architecture = architecture_of(config, from_store=checkpoint.from_store)
-    family = family or choose_family(architecture, config, from_store=checkpoint.from_store, choice=choice)
+    family = family or choose(architecture, config, from_store=checkpoint.from_store)
     if checkpoint.from_store and checkpoint.files.keys().isdisjoint(_TOKENIZERS):
         report(ModelError(f"load tokenizer config: {checkpoint.missing_file.format(_TOKENIZERS[0])}"))
     text = text_config(config, family)
@@ -148,14 +146,13 @@ def open_checkpoint(
         except ModelError as error:
             report(error)
             unreadable[name] = tensors.pop(name)
-    if family.of_mlx_vlm:
-        read = partial(read_config, checkpoint, nulls=True)  # as mlx-vlm reads it
-        mended = with_parts(family, read(), lambda name: read(name=name))
+    if family.library is not None:
+        mended = family.library.module_config(family, lambda name: read_config(checkpoint, nulls=True, name=name))
         check_depths(mended, len(unreadable) + len(tensors))
     else:
         mended = module_config(config, family, {**unreadable, **tensors})
-    if not family.of_mlx_vlm and is_tied(mended, family):
-        tensors = _without_head(tensors)
+        if is_tied(mended, family):
+            tensors = _without_head(tensors)
     return OpenedModel(
         name=checkpoint.name,
         architecture=architecture,

@@ -27,6 +27,7 @@ from runner.settings import Settings, context_limit
 from runner.tape.file import differences, settings_of
 from runner.tape.tape import DiffersError
 from runner.tokenizer import Tokenizer, open_tokenizer
+from runner.wings import chooser
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -100,7 +101,7 @@ def follow_leader(link: Link, models_dir: Path, log_level: int) -> NoReturn:
     cpu.preload_for(settings)  # before MLX is imported
     from runner.ranks import group
 
-    model = open_model(settings.model, models_dir)
+    model = open_model(settings.model, models_dir, chooser(settings))
     model = model._replace(context_length=context_limit(model.context_length, settings.context_tokens))
     notes = []
     for what, there, here in differences(join.header, settings, model):

@@ -213,8 +213,10 @@ def load_share(
         ModelError: the model cannot be split over these ranks, or does not fit; nothing has been read then.
         ReadError: reading failed after these checks.
     """
-    if opened.family.of_mlx_vlm:
-        raise ModelError(f"{opened.name} is a model of mlx-vlm, which cannot be split: serve it without --ranks")
+    if (library := opened.family.library) is not None:
+        raise ModelError(
+            f"{opened.name} is a model of {library.title}, which cannot be split: serve it without --ranks"
+        )
     whole, recipe = rehearse(opened)
     if fault := split_fault(opened, group.size(), whole):
         raise ModelError(fault)

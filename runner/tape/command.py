@@ -6,10 +6,11 @@ from typing import NoReturn
 from runner import cpu
 from runner.errors import no_mlx
 from runner.logs import Log, printable
-from runner.model import Choice, open_model
+from runner.model import open_model
 from runner.settings import ReplaySettings, context_limit
 from runner.tape.file import TapeReader, check_identity
 from runner.tokenizer import open_tokenizer
+from runner.wings import chooser
 
 log = Log(__name__)
 
@@ -24,7 +25,7 @@ def replay(settings: ReplaySettings) -> NoReturn:
         from runner.tape.replay import replay as replay_tape
     except ImportError as error:
         raise no_mlx(error) from error
-    model = open_model(settings.model or recorded.model, settings.models_dir, Choice.of(recorded))
+    model = open_model(settings.model or recorded.model, settings.models_dir, chooser(recorded))
     model = model._replace(context_length=context_limit(model.context_length, recorded.context_tokens))
     check_identity(reader.header, recorded, model)
     tokenizer = open_tokenizer(model.file, merge_eos=not model.checkpoint.from_store)

@@ -17,9 +17,8 @@ from typing import NamedTuple, cast
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from runner.media.families import Family
+from runner.media.families import PictureFamily, SoundFamily
 from runner.media.forward import MediaForward
-from runner.media.hearing import SoundFamily
 from runner.media.towers import SoundTower, Tower, load_tower, plan_sound_tower, plan_tower
 from runner.model import OpenedModel, open_model
 from runner.model.weights.load import LoadedModel, load
@@ -50,7 +49,7 @@ class Seeing(NamedTuple):
     opened: OpenedModel
     loaded: LoadedModel
     tower: Tower
-    family: Family
+    family: PictureFamily
     tokenizer: Tokenizer
     sound_tower: SoundTower | None
     sound_family: SoundFamily | None

@@ -29,12 +29,12 @@ from runner.engine.generation import Forward
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import Slice, SlicePolicy, Workload
 from runner.engine.request import Limits, Request
-from runner.media.encoder import MediaEncoder
-from runner.media.families import Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
-from runner.media.forward import Rows
-from runner.media.header import kind_of
+from runner.media.encoder import MediaEncoder, OwnTowers
+from runner.media.families import Gemma4, Gemma4Unified, Glimmer, NemotronH, PictureFamily, Qwen35
+from runner.media.forward import FeatureRows
+from runner.media.header import media_kind
 from runner.media.prompt import Item, MediaNames, Picture, Sound
-from runner.media.rows import MediaRows, RowStore
+from runner.media.rows import FamilyPictures, MediaRows, RowStore
 from runner.media.support import Hearing, MediaSupport
 from runner.media.towers import Grid
 from runner.sampling.sampler import Sampler
@@ -64,7 +64,7 @@ TOLERANCE = 2e-4
 """Of log-probabilities."""
 
 
-def family_of(name: str) -> Family:
+def family_of(name: str) -> PictureFamily:
     """Returns the preparation of a model's pictures, with small ones left small."""
     if name in MROPE:
         return Qwen35(min_pixels=1)
@@ -117,8 +117,8 @@ class Helper:
 class Pixels(RowStore):
     """Counts what it decodes."""
 
-    def __init__(self, family: Family, helper: Helper) -> None:
-        super().__init__(family, decoder=Here())
+    def __init__(self, pictures: FamilyPictures, helper: Helper) -> None:
+        super().__init__(pictures, decoder=Here())
         self._thread = helper  # type: ignore[assignment]
         self.decoded = 0
 
@@ -189,17 +189,17 @@ class SeeingEngine(SlicedEngine):
         self.helper = Helper()
         self.wakes = 0
         family = family_of(name)
-        self.store = Pixels(family, self.helper)
+        pictures = FamilyPictures(family, START, SOFT, END)
+        self.store = Pixels(pictures, self.helper)
         heard = self.model.sound_family
         hearing = None if heard is None else Hearing(heard, SOUND_START, SOUND, SOUND_END)
-        self.support = MediaSupport(family, START, SOFT, END, MediaNames(), self.store, hearing)
+        self.support = MediaSupport(pictures, MediaNames(), self.store, hearing)
         self.encoder = MediaEncoder(
-            self.model.tower,
+            OwnTowers(self.model.tower, self.model.sound_tower),
             self.store,
             self.model.forward(),
             self._wake,
             splits=family.splits,
-            sound_tower=self.model.sound_tower,
         )
         self.memory = MemoryBudget(ZeroMeter(), room, 2048, drop_unused=self.encoder.clear)
         context = EngineContext(
@@ -225,7 +225,7 @@ class SeeingEngine(SlicedEngine):
         """Prepares a request with these media, 0, 1, ..., and submits it. Every token has its log-probability."""
         wire = CompletionRequest(
             prompt=prompt,
-            media=[Media(data=data, id=number, kind=kind_of(data)) for number, data in enumerate(files)],
+            media=[Media(data=data, id=number, kind=media_kind(data)) for number, data in enumerate(files)],
             options=Options(num_predict=max_tokens, **options),  # type: ignore[arg-type]
             logprobs=True,
             top_logprobs=3,
@@ -271,7 +271,7 @@ class SeeingEngine(SlicedEngine):
         model, layers, forward = self.model, self.make_layers(), self.model.forward()
         places, parts = _places(request)
         rows = [
-            Rows(place.start, place.stop, self.features(span.item), isinstance(span.item, Sound))
+            FeatureRows(place.start, place.stop, self.features(span.item), isinstance(span.item, Sound))
             for place, span in zip(places, spans(request), strict=True)
         ]
         channels = [list(each) for each in zip(*walk(parts), strict=True)] if rows and model.name in MROPE else None
@@ -287,7 +287,7 @@ class SeeingEngine(SlicedEngine):
 
     def features(self, shown: Item) -> mx.array:
         """Returns what a tower makes of an item, all at once."""
-        rows = RowStore._decoded(RowStore(self.support.family, decoder=Here()), shown, lambda: False)
+        rows = RowStore._decoded(RowStore(self.support.pictures, decoder=Here()), shown, lambda: False)
         if isinstance(shown, Sound):
             assert self.model.sound_tower is not None
             assert shown.clip is not None

@@ -25,6 +25,7 @@ from runner.model import open_model
 from runner.server.prepare import prepare
 from runner.settings import Settings, context_limit
 from runner.tokenizer import Tokenizer, open_tokenizer
+from runner.wings import chooser
 from tests.lib.steps import result_of
 from tests.lib.tiny_engine import plain_outbox
 from tests.published.form import ROWS, Row
@@ -63,7 +64,7 @@ class Opened:
             watch_parent=False, draft="off",
         )  # fmt: skip
         self.row, self.world, self.outbox = row, Led(), plain_outbox()
-        self.model = open_model(settings.model, settings.models_dir)
+        self.model = open_model(settings.model, settings.models_dir, chooser(settings))
         opening: Future[Tokenizer] = Future()
         opening.set_result(open_tokenizer(self.model.file, merge_eos=True))
         self.parts: Parts = assemble(settings, self.model, opening, self.outbox, 0.0, lambda _: None, self.world)

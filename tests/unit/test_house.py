@@ -20,6 +20,8 @@ LAYERS = (
     ("ranks",),
     ("tape",),
     ("assemble",),
+    ("wings",),
+    ("vlm",),
     ("disk", "drafts", "embeddings", "grammar", "media"),
     ("engine",),
     ("cache", "model", "tokenizer", "sampling"),
@@ -30,7 +32,7 @@ LAYERS = (
 )
 """From top to bottom: a part imports only from the rows below its own, and within itself."""
 CORE = ("engine", "cache", "sampling", "tokenizer", "model")
-WINGS = ("disk", "drafts", "embeddings", "grammar", "media", "ranks", "tape")
+WINGS = ("disk", "drafts", "embeddings", "grammar", "media", "ranks", "tape", "vlm")
 
 
 @cache
@@ -75,13 +77,16 @@ def test_imports_point_down() -> None:
     assert [line for path in sources() for line in imports_that_point_up(path)] == []
 
 
-def test_a_wing_imports_no_other_wing_but_ranks_the_tape() -> None:
+def test_a_wing_imports_no_other_wing_but_ranks_the_tape_and_vlm_media() -> None:
     found = set[tuple[str, str]]()
     for path in sources():
         package, part, *_ = path.relative_to(ROOT).with_suffix("").parts
         if package == "runner" and part in WINGS:
             found |= {(part, name.split(".")[1]) for name in imports(path) if name.startswith("runner.")}
-    assert {(wing, other) for wing, other in found if other in WINGS and other != wing} == {("ranks", "tape")}
+    assert {(wing, other) for wing, other in found if other in WINGS and other != wing} == {
+        ("ranks", "tape"),
+        ("vlm", "media"),
+    }
 
 
 def test_setuptools_builds_the_kernels_without_the_repository() -> None:
@@ -184,12 +189,14 @@ ADAPTERS = (
     "runner/drafts/assistant.py",
     "runner/drafts/dflash/",
     "runner/embeddings/modules/",
+    "runner/vlm/module.py",
 )
 """The folders that know mlx-lm: its layer caches, its models, and models of ours that are built of its parts."""
 KNOW_MLX = {
     "drafts": ("heads/", "assistant.py", "dflash/", "kinds", "opening", "own_model", "target"),
     "embeddings": ("embedder", "wing", "decisions/", "modules/"),
-    "media": ("towers/", "encoder", "forward", "vlm/sight"),
+    "media": ("towers/", "encoder", "forward"),
+    "vlm": ("module", "sight"),
     "disk": ("check", "namespace", "restores", "serialize"),
     "tape": ("world",),
     "ranks": ("follower", "group", "split", "start", "world"),
@@ -216,13 +223,13 @@ def test_the_server_the_protocol_and_the_rest_of_the_wings_never_touch_mlx() -> 
 
 
 def test_only_processes_of_their_own_know_pillow() -> None:
-    assert users_of("PIL") == {"runner/media/picture.py", "runner/media/vlm/process.py"}
+    assert users_of("PIL") == {"runner/media/picture.py", "runner/vlm/process.py"}
 
 
 def test_only_the_modules_that_serve_its_models_know_mlx_vlm() -> None:
-    assert users_of("mlx_vlm") == {"runner/media/vlm/process.py"}
+    assert users_of("mlx_vlm") == {"runner/vlm/process.py"}
     named = {str(path.relative_to(ROOT)) for path in sources() if "{LIBRARY}.models" in path.read_text()}
-    assert named == {"runner/model/vlm/module.py", "runner/model/weights/load.py"}
+    assert named == {"runner/vlm/module.py", "runner/vlm/source.py"}
 
 
 def test_only_the_command_line_reads_the_environment() -> None:
@@ -238,7 +245,7 @@ def test_only_the_command_line_reads_the_environment() -> None:
         "runner/app.py",
         "runner/cpu/__init__.py",
         "runner/ollama/watcher.py",
-        "runner/media/vlm/process.py",  # for transformers
+        "runner/vlm/process.py",  # for transformers
         *ranks,
     }
 

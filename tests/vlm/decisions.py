@@ -12,8 +12,8 @@ from mlx.nn.layers.base import Module
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from runner.model.vlm.module import import_package
 from runner.model.weights.parameters import parameters_of
+from runner.vlm.module import import_package
 from scripts.tools.models.store import write_store
 from scripts.tools.models.tensors import Quantization
 from scripts.tools.models.tokenizers import byte_level, vocabulary_size

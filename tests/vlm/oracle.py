@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from runner.model.vlm.module import import_package
+from runner.vlm.module import import_package
 
 import_package("base")  # registers mlx_vlm without its own __init__
 

@@ -1,4 +1,4 @@
-"""Asks every package of mlx-vlm the questions of this folder, and writes `runner/model/vlm/packages.py`.
+"""Asks every package of mlx-vlm the questions of this folder, and writes `runner/vlm/packages.py`.
 
     python -m tests.vlm.record [PACKAGE ...]
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from runner.cache.layers.quantized_trial import first_line
 from runner.errors import ModelError
-from runner.media.vlm.family import PLACEHOLDERS
-from runner.model.vlm import packages
+from runner.vlm import packages
+from runner.vlm.pictures import PLACEHOLDERS
 from scripts.tools import ROOT
 from scripts.tools.models.packages import SEEING, TEXTS
 from scripts.tools.models.tiny import VOCAB
@@ -89,7 +89,7 @@ def main(names: list[str]) -> None:
                     blind |= {name: FOUND.get(name, why)} if why else {}
                     found["SEEING"] |= set() if why else {name}
         _say(f"{name}: {refused.get(name) or blind.get(name) or 'compared'}")
-    (ROOT / "runner/model/vlm/packages.py").write_text(_text(found, refused, blind))
+    (ROOT / "runner/vlm/packages.py").write_text(_text(found, refused, blind))
 
 
 def fault(package: Package) -> str:

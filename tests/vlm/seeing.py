@@ -22,18 +22,21 @@ from runner.engine.memory import MemoryBudget
 from runner.engine.policy import SlicePolicy
 from runner.engine.request import Request
 from runner.errors import MediaError
+from runner.media.encoder import MediaEncoder
 from runner.media.header import Header
-from runner.media.prompt import MediaNames, Picture
-from runner.media.vlm.family import VlmFamily, VlmStore, VlmSupport
-from runner.media.vlm.process import Arrays, Order, Prepared, Processor, Setup
-from runner.media.vlm.sight import VlmEncoder, family_of, joined, setup_of
+from runner.media.prompt import MediaNames, Picture, Sound
+from runner.media.rows import RowStore
+from runner.media.support import MediaSupport
 from runner.model import OpenedModel
 from runner.model.opened import open_checkpoint
 from runner.model.sources.model_directory import open_directory
-from runner.model.vlm.module import Served
-from runner.model.vlm.source import mlx_vlm_family
 from runner.model.weights.load import LoadedModel, load
 from runner.tokenizer import Tokenizer, open_tokenizer
+from runner.vlm.module import Served
+from runner.vlm.pictures import VlmPictures
+from runner.vlm.process import Arrays, Order, Prepared, Processor, Setup
+from runner.vlm.sight import VlmForward, VlmTower, named_arrays, pictures_of, setup_of
+from runner.vlm.source import mlx_vlm_family
 from scripts.tools.models import vlm_seeing
 from tests.lib.seeing_engine import CONTEXT, Asked, Helper, NotingPolicy, SeeingEngine
 from tests.lib.tiny_engine import Clock, SlicedEngine, ZeroMeter
@@ -89,17 +92,17 @@ class HerePreparer:
         return self._processor.prepared(Image.open(BytesIO(data)).convert("RGB"))[1]
 
 
-class _Store(VlmStore):
+class _Store(RowStore):
     """Counts what it prepares, when the test says so."""
 
-    def __init__(self, family: VlmFamily, helper: Helper) -> None:
-        super().__init__(family)
+    def __init__(self, pictures: VlmPictures, helper: Helper) -> None:
+        super().__init__(pictures)
         self._thread = helper  # type: ignore[assignment]
         self.decoded = 0
 
-    def made(self, picture: Picture, left: Callable[[], bool]) -> Any:
+    def _decode(self, item: Picture | Sound, left: Callable[[], bool]) -> Any:
         self.decoded += 1
-        return super().made(picture, left)
+        return super()._decode(item, left)
 
 
 class VlmEngine(SeeingEngine):
@@ -126,10 +129,12 @@ class VlmEngine(SeeingEngine):
         self.wakes = 0
         self.preparer = HerePreparer(self.vlm.processor)
         module = self.vlm.module
-        self.family = family = family_of(self.vlm.opened, module, self.preparer)
-        self.store = cast("Any", _Store(family, self.helper))
-        self.support = VlmSupport(family, 0, 0, 0, MediaNames(), self.store)
-        self.encoder = VlmEncoder(module, family, cast("Any", self.store), self._wake)
+        self.pictures = pictures_of(self.vlm.opened, module, self.preparer)
+        self.pictures.alone = False  # the tests ask whether it could take several
+        self.store = cast("Any", _Store(self.pictures, self.helper))
+        self.support = MediaSupport(self.pictures, MediaNames(), self.store)
+        towers = VlmTower(module, self.pictures)
+        self.encoder = MediaEncoder(towers, self.store, VlmForward(module), self._wake, splits=True)
         self.memory = MemoryBudget(ZeroMeter(), None, 2048, drop_unused=self.encoder.clear)
         context = EngineContext(
             self._forward,
@@ -188,14 +193,14 @@ class VlmEngine(SeeingEngine):
         found = {
             name: each[..., more:] if each.ndim and each.shape[-1] == len(ids) else each for name, each in found.items()
         }
-        return ids[more:], joined({name: mx.array(array) for name, array in found.items()})
+        return ids[more:], named_arrays({name: mx.array(array) for name, array in found.items()})
 
     def _expanded(self, ids: Sequence[int], request: Request) -> list[int]:
         """Returns ids in which those that a processor has for a picture are the ones that the tower makes of them."""
         shown: dict[int, Sequence[int]] = {}
         for span in spans(request):
             assert isinstance(span.item, Picture)
-            found = self.family.expansion(span.item.header.width, span.item.header.height)
+            found = self.pictures.expansion(span.item.header)
             each = len(found.own) // max(len(found.other), 1)
             shown |= dict.fromkeys(found.other, found.own[:each])
         return [each for token in ids for each in shown.get(token, [token])]

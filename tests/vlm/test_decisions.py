@@ -12,8 +12,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from runner.model import open_model
-from runner.model.vlm.module import import_package
 from runner.model.weights.load import load
+from runner.vlm.module import import_package
+from runner.vlm.source import VlmChoice
 from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.host.lib import Client, Process, spawn
 from scripts.tools.host.lib.generations import H
@@ -111,7 +112,7 @@ async def test_clef_scores_as_mlx_vlm_does(processes: dict[str, Process]) -> Non
 async def test_a_packed_clef_scores_as_one_of_the_same_values(models: Path, processes: dict[str, Process]) -> None:
     found = await decided(processes["packed-clef"], CLEF)
     own = decisions.own("clef")
-    own.load_weights(decisions.unpacked(load(open_model("clef", models / "packed")).module), strict=False)
+    own.load_weights(decisions.unpacked(load(open_model("clef", models / "packed", VlmChoice())).module), strict=False)
     check_close(found["logits"], decisions.clef_scores(own, SEGMENTS, FIELDS))
 
 

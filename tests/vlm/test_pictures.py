@@ -1,14 +1,12 @@
 """Pictures in models of mlx-vlm: their answers are mlx-vlm's own, whatever the cache and the scheduler do."""
 
-from dataclasses import replace
 from functools import partial
-from typing import cast
 
 import pytest
 
 from runner.errors import RequestError
-from runner.media.vlm.family import PLACEHOLDERS, VlmSupport
-from runner.model.vlm import packages
+from runner.vlm import packages
+from runner.vlm.pictures import PLACEHOLDERS
 from tests.lib.seeing_engine import NotingPolicy, four_together, picture
 from tests.unit.media.pictures import spans
 from tests.vlm.pictures import BLUE, FIVE, RED, WIDE, answers_about_one_as_mlx_vlm_does, answers_as_mlx_vlm_does
@@ -104,7 +102,8 @@ def test_nothing_of_a_picture_stays_for_the_text_after_it() -> None:
 
 def test_a_package_of_one_picture_refuses_a_second_one_and_takes_the_first_twice() -> None:
     engine = VlmEngine("paddleocr_vl")
-    engine.support = replace(cast("VlmSupport", engine.support), alone=True)
+    assert "paddleocr_vl" in packages.ALONE
+    engine.pictures.alone = True
     engine.answer("see [img-0] and", RED)
     with pytest.raises(RequestError, match=r"^paddleocr_vl takes only one picture in a prompt$"):
         engine.ask("see [img-0] and [img-1] too", RED, BLUE)

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from runner.errors import MediaError, ModelError
-from runner.media.header import Header, read_header
-from runner.media.vlm.process import MOST_PIXELS, Preparer, Setup, _order, prepare_bytes, resized
-from runner.media.vlm.sight import joined
+from runner.media.header import Header, read_picture_header
+from runner.vlm.process import MOST_PIXELS, Preparer, Setup, _order, prepare_bytes, resized
+from runner.vlm.sight import named_arrays
 from tests.vlm.pictures import BLUE, RED
 from tests.vlm.seeing import loaded
 
@@ -47,7 +47,7 @@ def started(package: str) -> Iterator[Preparer]:
     ],
 )
 def test_it_makes_what_the_processor_makes(package: str) -> None:
-    header = read_header(RED)
+    header = read_picture_header(RED)
     here = loaded(package).processor.prepared(Image.open(BytesIO(RED)).convert("RGB"))
     with started(package) as preparer:
         arrays = preparer.prepare(RED, header, STAYS)
@@ -62,7 +62,7 @@ def test_it_makes_what_the_processor_makes(package: str) -> None:
 def test_numbers_in_bfloat16_cross_as_their_bits() -> None:
     processor, shown = loaded("deepseekocr").processor, Image.open(BytesIO(RED)).convert("RGB")
     arrays = processor.prepared(shown)[1]
-    found = joined({name: mx.array(each) for name, each in arrays.items()})["pixel_values"][1]
+    found = named_arrays({name: mx.array(each) for name, each in arrays.items()})["pixel_values"][1]
     assert found.dtype == mx.bfloat16
     assert mx.array_equal(found, processor._processor(text=["<image> "], images=[shown])["images"][1])
 
@@ -78,7 +78,7 @@ def test_the_crops_of_deepseeks_pictures_end_with_a_row_of_zeros() -> None:
 
 
 def test_a_damaged_picture_is_refused_and_the_next_one_is_not(preparer: Preparer) -> None:
-    header = read_header(RED)
+    header = read_picture_header(RED)
     with pytest.raises(MediaError, match=r"^decode image: damaged PNG"):
         preparer.prepare(RED[: len(RED) // 2], header, STAYS)
     assert preparer.prepare(RED, header, STAYS)
@@ -87,7 +87,7 @@ def test_a_damaged_picture_is_refused_and_the_next_one_is_not(preparer: Preparer
 def test_it_is_ended_for_a_client_that_left_and_begins_anew(preparer: Preparer) -> None:
     with pytest.raises(MediaError, match="the client has left"):
         preparer._answers(_order(Header("PNG", 64, 64, 1), 0, 0), [], lambda: True, "decode image", "picture")
-    assert preparer.prepare(RED, read_header(RED), STAYS)
+    assert preparer.prepare(RED, read_picture_header(RED), STAYS)
 
 
 def test_files_without_a_processor_say_so() -> None:

@@ -10,10 +10,11 @@ import mlx.core as mx
 import pytest
 
 from runner.errors import ModelError
-from runner.model import Choice, open_model
-from runner.model.vlm import packages
+from runner.model import open_model
 from runner.model.weights.load import load
 from runner.model.weights.parameters import parameters_of
+from runner.vlm import packages
+from runner.vlm.source import VlmChoice
 from scripts.tools.models.architectures import values
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.packages import SEEING, TEXTS
@@ -48,12 +49,12 @@ def test_every_package_of_the_list_is_in_the_table() -> None:
 @pytest.mark.parametrize("name", ["k2_horizon", "hy_v4"])
 def test_a_model_is_opened_by_its_type_from_a_directory_and_a_store(name: str, tmp_path: Path) -> None:
     package = Package(name, tmp_path)
-    opened = open_model(str(package.directory), tmp_path)
+    opened = open_model(str(package.directory), tmp_path, VlmChoice())
     assert opened.family.import_name == f"mlx_vlm.models.{name}"
     assert (opened.vocab_size, opened.context_length) == (VOCAB, values(name)["max_position_embeddings"])
     assert mx.array_equal(run(load(opened).module), run(load(package.opened).module))
     write_store(tmp_path, "m", package.directory)
-    stored = load(open_model("m", tmp_path), "float32").module
+    stored = load(open_model("m", tmp_path, VlmChoice()), "float32").module
     assert mx.abs(run(stored) - package.expected).max() <= 1e-4 * mx.abs(package.expected).max()
 
 
@@ -61,7 +62,7 @@ def test_a_model_is_opened_by_its_type_from_a_directory_and_a_store(name: str, t
 def test_a_packed_model_is_read_like_those_of_mlx_lm(quantization: Quantization, tmp_path: Path) -> None:
     package = Package("qwen3_vl", tmp_path)
     write_store(tmp_path, "m", package.directory, quantization)
-    opened = open_model("m", tmp_path)
+    opened = open_model("m", tmp_path, VlmChoice())
     packed = load(opened, "float32").module
     assert any(name.endswith(".scales") for name in parameters_of(packed))
 
@@ -69,8 +70,8 @@ def test_a_packed_model_is_read_like_those_of_mlx_lm(quantization: Quantization,
 def test_a_package_that_was_not_compared_is_served_to_those_who_ask_for_it(tmp_path: Path) -> None:
     package = Package("mllama", tmp_path)
     with pytest.raises(ModelError, match=r"mllamaX, which mlx-vlm has: .*; --unproven-models serves it all the same$"):
-        open_model(str(package.directory), tmp_path)
-    assert load(open_model(str(package.directory), tmp_path, Choice(unproven=True))).module is not None
+        open_model(str(package.directory), tmp_path, VlmChoice())
+    assert load(open_model(str(package.directory), tmp_path, VlmChoice(unproven=True))).module is not None
 
 
 def test_a_number_of_layers_that_no_tensor_explains_is_refused(tmp_path: Path) -> None:
@@ -83,7 +84,8 @@ def test_a_number_of_layers_that_no_tensor_explains_is_refused(tmp_path: Path) -
 def test_other_models_import_nothing_of_mlx_vlm(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from runner.model import open_model;"
-        "from runner.model.weights.load import load; load(open_model(sys.argv[1], Path()));"
+        "from runner.vlm.source import VlmChoice;"
+        "from runner.model.weights.load import load; load(open_model(sys.argv[1], Path(), VlmChoice()));"
         "print([name for name in sys.modules if name.startswith('mlx_vlm')])"
     )
     directory = write_checkpoint(tmp_path / "plain", "llama")

@@ -12,8 +12,8 @@ from runner.commands.check.trial import batch_fault, draft_fault
 from runner.model import OpenedModel
 from runner.model.opened import open_checkpoint
 from runner.model.sources.model_directory import open_directory
-from runner.model.vlm.source import mlx_vlm_family
 from runner.model.weights.load import load
+from runner.vlm.source import mlx_vlm_family
 from scripts.tools.models import vlm
 from scripts.tools.models.architectures import Values
 from scripts.tools.models.tiny import VOCAB, Tiny

@@ -18,11 +18,10 @@ from mlx.nn.layers.base import Module
 from runner.commands.check.digests import verify_digests
 from runner.errors import FaultsError, ModelError
 from runner.model.config import read_config, text_config
-from runner.model.families import UNNEEDED, Config, Family, architecture_of
+from runner.model.families import UNNEEDED, ChooseFamily, Config, Family, architecture_of, family_of
 from runner.model.opened import OpenedModel, find_checkpoint, open_checkpoint
 from runner.model.packing import WORD_BITS
 from runner.model.sources.checkpoint import Checkpoint, Tensor
-from runner.model.vlm.source import USUAL, Choice, choose_family
 from runner.model.weights.assembly import Defaults, build_module, rehearse
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.parameters import parameters_of
@@ -68,7 +67,7 @@ class Examination(NamedTuple):
         return self.checkpoint.file(name)
 
 
-def examine(model: str, models_dir: Path, *, digests: bool, choice: Choice = USUAL) -> Examination:
+def examine(model: str, models_dir: Path, *, digests: bool, choose: ChooseFamily = family_of) -> Examination:
     """Takes every step of opening and loading that reads no weights. With `digests`, also hashes the blobs."""
     problems: list[ModelError] = []
     checkpoint = config = architecture = family = opened = module = None
@@ -79,10 +78,10 @@ def examine(model: str, models_dir: Path, *, digests: bool, choice: Choice = USU
     with collecting_faults(problems):
         config = read_config(checkpoint)
         architecture = architecture_of(config, from_store=checkpoint.from_store)
-        family = choose_family(architecture, config, from_store=checkpoint.from_store, choice=choice)
+        family = choose(architecture, config, from_store=checkpoint.from_store)
     if family is not None and (checkpoint.tensors or not checkpoint.unreadable):
         with collecting_faults(problems):
-            opened = open_checkpoint(checkpoint, problems.append, choice=choice)
+            opened = open_checkpoint(checkpoint, problems.append, choose=choose)
     compared = False
     if opened is not None:
         module, faults = _rehearsed(opened)

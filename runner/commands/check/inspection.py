@@ -7,7 +7,6 @@ from typing import Literal
 import msgspec
 
 from runner import cpu
-from runner.assemble import wings_of
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.kv import KVState
 from runner.cache.layers.snapshot import Ledger
@@ -19,7 +18,7 @@ from runner.device import device, usable_bytes
 from runner.engine.parts import Examined, Facts
 from runner.errors import MissingError, ModelError
 from runner.logs import printable
-from runner.model import Choice, OpenedModel
+from runner.model import OpenedModel
 from runner.model.sources.checkpoint import Tensor
 from runner.model.weights.dtype import plan_dtypes
 from runner.model.weights.load import LoadedModel
@@ -28,6 +27,7 @@ from runner.settings import CheckSettings, context_limit
 from runner.tokenizer import Tokenizer, open_tokenizer
 from runner.tokenizer.model_files import read_object
 from runner.versions import misfits
+from runner.wings import chooser, wings_of
 
 
 class LayerKind(msgspec.Struct, frozen=True):
@@ -150,7 +150,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
 
 def inspect(settings: CheckSettings) -> Inspection:
     """Examines the model that `settings` name. Faults of the model are reported in the result, never raised."""
-    found = examine(settings.model, settings.models_dir, digests=settings.verify, choice=Choice.of(settings))
+    found = examine(settings.model, settings.models_dir, digests=settings.verify, choose=chooser(settings))
     checkpoint, opened, module = found.checkpoint, found.opened, found.module
     tokenizer = None
     if checkpoint is not None:
@@ -170,7 +170,7 @@ def inspect(settings: CheckSettings) -> Inspection:
         reads = [*opened.tensors.values(), *(tensor for wing in wings for tensor in wing.tensors(opened))]
     whole = None
     if opened and module and types and tokenizer and not found.problems:
-        whole = Examined(opened, LoadedModel(module), types, tokenizer, budget_bytes)
+        whole = Examined(opened, LoadedModel(module, library=opened.family.library), types, tokenizer, budget_bytes)
     facts = dict[str, Facts | None]()
     for wing in wings:
         with collecting_faults(found.problems):

@@ -10,7 +10,6 @@ from protocol.score import MOST_ROWS, DecisionRequest, Field, Span, decode_decis
 from runner.embeddings.decisions.endpoint import Decision
 from runner.embeddings.embedder import EncoderPiece, TextToEmbed
 from runner.errors import RequestError
-from runner.model.vlm.module import Served, plain_positions
 from runner.tokenizer import Tokenizer
 
 _TYPES = 3
@@ -94,11 +93,11 @@ class Clef:
         del lengths
         (spans,) = asked
         language, length = self._module.language_model, inputs.shape[1]
-        layers = Served.make_cache(self._module)
+        layers = self._module.make_cache()
         hidden = []
         for start in range(0, length, self._chunk):
             tokens = inputs[:, start : start + self._chunk]
-            positions = plain_positions(tokens.shape[1], layers)
+            positions = self._module.plain_positions(tokens.shape[1], layers)
             hidden.append(language.model(tokens, cache=layers, position_ids=positions))
             yield EncoderPiece([hidden[-1]], tokens.size * len(language.layers))
         states = self._module.head.hidden_norm(mx.concatenate(hidden, axis=1)[0])

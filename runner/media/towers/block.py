@@ -8,9 +8,11 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm
 
 from runner.errors import ModelError
-from runner.media.towers.tower import Layer, Steps, attend, in_pieces
+from runner.media.towers.tower import Steps, TowerLayer, attend_in_pieces, in_pieces
 
 NORM_EPS = 1e-6
+CORNERS = 4
+"""Entries of a table that `interpolated` mixes for a patch."""
 _COPIES = 7
 """Arrays [count, width] in memory when queries, keys and values are joined: the input, the pieces, the result."""
 _TEMPORARIES = 8
@@ -33,7 +35,7 @@ def head_width(width: int, heads: int, multiple: int = 1) -> int:
     return width // heads
 
 
-class Block(Layer):
+class TowerBlock(TowerLayer):
     """One layer over rows [count, width]. A subclass has the parameters, and maps single rows."""
 
     def __init__(
@@ -75,7 +77,7 @@ class Block(Layer):
             if parts:
                 yield parts[-1]
             seen = [each[:, :, rows] for each in (queries, keys, values)]
-            parts.append((yield from attend(seen[0], seen[1], seen[2], self.scale, piece_bytes)))
+            parts.append((yield from attend_in_pieces(seen[0], seen[1], seen[2], self.scale, piece_bytes)))
         attended = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
         del joined, queries, keys, values, parts  # else they would stay in memory until the block ends
 
@@ -110,7 +112,7 @@ class Block(Layer):
         return _COPIES * count * width * itemsize + max(_TEMPORARIES * piece, _SCORES * scores)
 
 
-class FeedForward(Layer):
+class PlainFeedForward(TowerLayer):
     """Two linears."""
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -119,14 +121,17 @@ class FeedForward(Layer):
         self.fc2 = Linear(hidden, width)
 
 
-class _Attention(Layer):
-    def __init__(self, width: int) -> None:
+class _PlainAttention(TowerLayer):
+    def __init__(self, width: int, joined: bool) -> None:
         super().__init__()
-        self.qkv = Linear(width, 3 * width)
+        if joined:
+            self.qkv = Linear(width, 3 * width)
+        else:
+            self.q_proj, self.k_proj, self.v_proj = (Linear(width, width) for _ in range(3))
         self.proj = Linear(width, width)
 
 
-class PlainBlock(Block):
+class PlainBlock(TowerBlock):
     """Attention and feed-forward, each after a norm."""
 
     def __init__(
@@ -136,33 +141,35 @@ class PlainBlock(Block):
         heads: int,
         activation: Activation,
         eps: float = NORM_EPS,
-        attention: Callable[[int], Layer] = _Attention,
+        *,
+        joined: bool = True,
     ) -> None:
+        """`joined`: one linear makes queries, keys and values."""
         super().__init__(width, hidden, heads, width // heads)
         self.norm1 = LayerNorm(width, eps=eps)
-        self.attn = attention(width)
+        self.attn = _PlainAttention(width, joined)
         self.norm2 = LayerNorm(width, eps=eps)
-        self.mlp = FeedForward(width, hidden)
+        self.mlp = PlainFeedForward(width, hidden)
         self.activation = activation
 
     def widen(self, hidden: int) -> None:
         """Changes the width inside the feed-forward network, before there are weights."""
         self.hidden = hidden
-        self.mlp = FeedForward(self.width, hidden)
+        self.mlp = PlainFeedForward(self.width, hidden)
 
     def project(self, x: mx.array) -> Sequence[mx.array]:
-        parts = self.attn.qkv(self.norm1(x)).reshape(-1, 3, self.heads, self.head)
+        normed, attn = self.norm1(x), self.attn
+        if "qkv" not in attn:
+            linears = (attn.q_proj, attn.k_proj, attn.v_proj)
+            return [linear(normed).reshape(-1, self.heads, self.head) for linear in linears]
+        parts = attn.qkv(normed).reshape(-1, 3, self.heads, self.head)
         return [parts[:, index] for index in range(3)]
 
     def output(self, attended: mx.array) -> mx.array:
-        found: mx.array = self.attn.proj(attended)
-        return found
+        return self.attn.proj(attended)
 
     def feed(self, x: mx.array) -> mx.array:
         return self.mlp.fc2(self.activation(self.mlp.fc1(self.norm2(x))))
-
-
-# --- Positions of patches: rotation by rows and columns, and learned tables that are stretched over a picture.
 
 
 def rotary_angles(places: Sequence[mx.array], width: int, theta: float) -> mx.array:

@@ -10,17 +10,15 @@ from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 
 from runner.errors import ModelError
 from runner.media.families import Gemma4, Gemma4Unified
-from runner.media.towers.block import Block, rotary_angles, turn_by
-from runner.media.towers.tower import Grid, Layer, Tower, embedding_bytes, work_bytes
+from runner.media.towers.block import TowerBlock, rotary_angles, turn_by
+from runner.media.towers.tower import Grid, Tower, TowerLayer, embedding_bytes, work_bytes
 from runner.model.fields import Config, expect, flag, positive, section, size, small_count
-
-# --- A linear that keeps its input and output within bounds, as some towers of Gemma 4 have them.
 
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
 
-class ClampedLinear(Layer):
-    """A linear without a bias. If `clamped`, its input and output are kept within bounds."""
+class ClampedLinear(TowerLayer):
+    """A linear without a bias. If `clamped`, as in some towers, its input and output are kept within bounds."""
 
     def __init__(self, inputs: int, outputs: int, clamped: bool) -> None:
         super().__init__()
@@ -37,7 +35,6 @@ class ClampedLinear(Layer):
         return mx.clip(self.linear(mx.clip(x, low, high)), least, most)
 
     def free(self) -> None:
-        """Takes the bounds away."""
         for name in BOUNDS:
             self.pop(name, None)
 
@@ -52,7 +49,7 @@ def bounds_of(weights: dict[str, mx.array], fault: str) -> dict[str, mx.array]:
     return {name: array.reshape(()) for name, array in found.items()}
 
 
-def free_but(bounds: Container[str], module: Layer) -> None:
+def free_but(bounds: Container[str], module: TowerLayer) -> None:
     """Takes the bounds of those linears of `module` away that `bounds` has not."""
     for name, each in Module.named_modules(module):
         if isinstance(each, ClampedLinear) and f"{name}.{BOUNDS[0]}" not in bounds:
@@ -72,7 +69,7 @@ def summed_rows(columns: mx.array, rows: mx.array, grid: Grid) -> mx.array:
 _TABLE = "patch_embedder.position_embedding_table"
 
 
-class PatchEmbedder(Layer):
+class GemmaEmbedder(TowerLayer):
     """Pixels and positions to rows."""
 
     def __init__(self, values: int, positions: int, hidden: int) -> None:
@@ -86,7 +83,7 @@ class PatchEmbedder(Layer):
         return self.input_proj(pixels.astype(columns.dtype)) + summed_rows(columns, rows, grid)
 
 
-class Attention(Layer):
+class GemmaAttention(TowerLayer):
     """The linears of queries, keys, values and what comes of them; the norms take the place of a scale."""
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, head: int, eps: float, clamped: bool) -> None:
@@ -99,7 +96,7 @@ class Attention(Layer):
         self.k_norm = RMSNorm(head, eps)
 
 
-class FeedForward(Layer):
+class GatedFeedForward(TowerLayer):
     """A gated one."""
 
     def __init__(self, hidden: int, inner: int, clamped: bool) -> None:
@@ -112,7 +109,7 @@ class FeedForward(Layer):
         return self.down_proj(gelu_approx(self.gate_proj(x)) * self.up_proj(x))
 
 
-class GemmaBlock(Block):
+class GemmaBlock(TowerBlock):
     """Attention and feed-forward, each with a norm before and after it."""
 
     def __init__(
@@ -120,8 +117,8 @@ class GemmaBlock(Block):
     ) -> None:
         super().__init__(hidden, inner, heads, head, kv_heads=kv_heads, scale=1.0)
         self.eps = eps
-        self.self_attn = Attention(hidden, heads, kv_heads, head, eps, clamped)
-        self.mlp = FeedForward(hidden, inner, clamped)
+        self.self_attn = GemmaAttention(hidden, heads, kv_heads, head, eps, clamped)
+        self.mlp = GatedFeedForward(hidden, inner, clamped)
         self.input_layernorm = RMSNorm(hidden, eps)
         self.post_attention_layernorm = RMSNorm(hidden, eps)
         self.pre_feedforward_layernorm = RMSNorm(hidden, eps)
@@ -141,14 +138,6 @@ class GemmaBlock(Block):
     def feed(self, x: mx.array) -> mx.array:
         found: mx.array = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
         return found
-
-
-class Encoder(Layer):
-    """Holds the layers, for their names."""
-
-    def __init__(self, layers: list[GemmaBlock]) -> None:
-        super().__init__()
-        self.layers = layers
 
 
 class Gemma4Tower(Tower):
@@ -187,12 +176,12 @@ class Gemma4Tower(Tower):
         self.pool = small_count(vision, "pooling_kernel_size", 3)
         # Not `values`: that is a method of MLX's modules, which are dicts.
         self.pixels = 3 * small_count(vision, "patch_size", 16) ** 2
-        self.patch_embedder = PatchEmbedder(self.pixels, size(vision, "position_embedding_size", 10240), hidden)
-        blocks = [
+        self.patch_embedder = GemmaEmbedder(self.pixels, size(vision, "position_embedding_size", 10240), hidden)
+        self.encoder = TowerLayer()  # in the names of parameters
+        self.encoder.layers = [
             GemmaBlock(hidden, inner, heads, kv_heads, head, self.eps, clamped=self.clamped)
             for _ in range(small_count(vision, "num_hidden_layers", 16))
         ]
-        self.encoder = Encoder(blocks)
         if flag(vision, "standardize"):
             self.std_bias = mx.zeros((hidden,))
             self.std_scale = mx.ones((hidden,))
@@ -214,8 +203,8 @@ class Gemma4Tower(Tower):
         rows, columns = grid.places()
         # The first half of each head turns with the column, the other with the row, each as two halves of its own.
         turn = turn_by(rotary_angles((columns, rows), self.head // 2, self.theta), (2, 2, self.head // 4), 1)
-        for layer in self.encoder.layers:
-            x = yield from layer.steps(x, self.piece_bytes, turn)
+        for block in self.encoder.layers:
+            x = yield from block.steps(x, self.piece_bytes, turn)
             yield x
         yield self._features(x, grid)
 
@@ -230,16 +219,15 @@ class Gemma4Tower(Tower):
         return self.embedding_projection(mx.fast.rms_norm(pooled, None, self.eps).astype(x.dtype))
 
     def encode_bytes(self, grid: Grid) -> int:
-        itemsize, block = work_bytes(self.patch_embedder.position_embedding_table.dtype), self.encoder.layers[0]
+        itemsize = work_bytes(self.patch_embedder.position_embedding_table.dtype)
+        block: GemmaBlock = self.encoder.layers[0]
         embedding = embedding_bytes(grid.patches, self.pixels, max(self.hidden, block.heads * block.head) * itemsize)
         return max(embedding, block.peak_bytes(grid.patches, itemsize, self.piece_bytes))
 
 
-# --- Gemma 4 unified (12B): no transformer, each patch is embedded by itself.
-
-
 class Gemma4UnifiedTower(Tower):
-    """Norms and two projections. `patches` [count, 48 * 48 * 3] are row-major, each y, x, channel, and a soft token.
+    """The tower of 12B, in which each patch is embedded by itself: norms and two projections. `patches`
+    [count, 48 * 48 * 3] are row-major, each y, x, channel, and a soft token.
 
     Source: huggingface/transformers, models/gemma4_unified.
     """

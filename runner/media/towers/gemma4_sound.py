@@ -13,10 +13,10 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 
 from runner.errors import ModelError
-from runner.media.hearing import Gemma4Sound, Gemma4UnifiedSound, subsampled
+from runner.media.families import Gemma4Sound, Gemma4UnifiedSound, subsampled
 from runner.media.sound_header import MEL_BINS
 from runner.media.towers.gemma4 import ClampedLinear, bounds_of, free_but
-from runner.media.towers.tower import Layer, SoundTower, Steps, in_pieces, work_bytes
+from runner.media.towers.tower import SoundTower, Steps, TowerLayer, in_pieces, work_bytes
 from runner.model.fields import Config, expect, positive, section, size, small_count
 
 _EPS = 1e-6
@@ -26,13 +26,10 @@ _UNSEEN = -1e9
 _STRIDE = 2
 _KERNEL = 3
 
-Rows = Callable[[slice], mx.array]
+OfRows = Callable[[slice], mx.array]
 
 
-# --- The beginning: two convolutions, each of which halves time and frequency.
-
-
-class Conv(Layer):
+class Conv(TowerLayer):
     """The weight of a convolution, [outputs, ..., inputs]; computed by its owner."""
 
     def __init__(self, *shape: int) -> None:
@@ -40,8 +37,8 @@ class Conv(Layer):
         self.weight = mx.zeros(shape)
 
 
-class Subsampling(Layer):
-    """One of the two: a convolution of 3 x 3, a norm over channels, ReLU."""
+class Subsampling(TowerLayer):
+    """A convolution of 3 x 3 that halves time and frequency, a norm over channels, ReLU."""
 
     def __init__(self, inputs: int, outputs: int, eps: float) -> None:
         super().__init__()
@@ -66,7 +63,7 @@ def halved(count: int) -> int:
     return (count + 1) // _STRIDE
 
 
-class Beginning(Layer):
+class Beginning(TowerLayer):
     """Spectra to rows of the conformer."""
 
     def __init__(self, channels: Sequence[int], hidden: int, eps: float) -> None:
@@ -84,10 +81,7 @@ class Beginning(Layer):
         return found
 
 
-# --- The layers.
-
-
-class FeedForward(Layer):
+class ConformerFeedForward(TowerLayer):
     """Two linears, half of whose result is added."""
 
     def __init__(self, hidden: int, weight: float, limit: float) -> None:
@@ -105,7 +99,7 @@ class FeedForward(Layer):
         return x + added
 
 
-class Attention(Layer):
+class ConformerAttention(TowerLayer):
     """Attention of blocks of rows to themselves and to rows near them, by content and by distance, in float32."""
 
     def __init__(self, hidden: int, heads: int, block: int, past: int, future: int, cap: float) -> None:
@@ -187,7 +181,7 @@ class Attention(Layer):
         return wide[..., : block * self.context].reshape(number, heads, block, self.context)
 
 
-class LightConv(Layer):
+class LightConv(TowerLayer):
     """A gate, a convolution of each channel over the rows before, and a linear."""
 
     def __init__(self, hidden: int, kernel: int, eps: float, limit: float) -> None:
@@ -211,18 +205,20 @@ class LightConv(Layer):
         return found
 
 
-class ConformerLayer(Layer):
+class ConformerLayer(TowerLayer):
     """Feed-forward, attention, convolution, feed-forward."""
 
-    def __init__(self, hidden: int, attention: Attention, kernel: int, eps: float, weight: float, limit: float) -> None:
+    def __init__(
+        self, hidden: int, attention: ConformerAttention, kernel: int, eps: float, weight: float, limit: float
+    ) -> None:
         super().__init__()
         self.hidden = hidden
-        self.feed_forward1 = FeedForward(hidden, weight, limit)
+        self.feed_forward1 = ConformerFeedForward(hidden, weight, limit)
         self.norm_pre_attn = RMSNorm(hidden, _EPS)
         self.self_attn = attention
         self.norm_post_attn = RMSNorm(hidden, _EPS)
         self.lconv1d = LightConv(hidden, kernel, eps, limit)
-        self.feed_forward2 = FeedForward(hidden, weight, limit)
+        self.feed_forward2 = ConformerFeedForward(hidden, weight, limit)
         self.norm_out = RMSNorm(hidden, _EPS)
         self.before = kernel - 1
         self.limit = limit
@@ -231,7 +227,7 @@ class ConformerLayer(Layer):
         """Computes the layer's rows of `x` [count, hidden]."""
         count, dtype, row_bytes = x.shape[0], x.dtype, 4 * self.hidden * work_bytes(x.dtype)
 
-        def by_rows(function: Rows) -> Steps:
+        def by_rows(function: OfRows) -> Steps:
             return in_pieces(function, count, row_bytes, piece_bytes)
 
         entered = x
@@ -254,8 +250,6 @@ class ConformerLayer(Layer):
         found: mx.array = self.norm_out(self._clipped(self.feed_forward2(self.lconv1d.convolved(gated) + x)))
         return found
 
-
-# --- The towers.
 
 _LINEARS = r"(?:ffw_layer_[12]|[qkv]_proj|post|linear_start|linear_end)"
 _FIRST = "subsample_conv_projection.layer0.conv.weight"
@@ -294,7 +288,7 @@ class Gemma4SoundTower(SoundTower):
         self.layers = [
             ConformerLayer(
                 hidden,
-                Attention(hidden, heads, block, left - 1, right, cap),
+                ConformerAttention(hidden, heads, block, left - 1, right, cap),
                 small_count(audio, "conv_kernel_size", 5),
                 self.eps,
                 weight,

@@ -1,7 +1,7 @@
 """Glimmer's tower, in the form of transformers and in Meta's own."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -13,16 +13,14 @@ from mlx.nn.layers.normalization import LayerNorm
 from runner.errors import ModelError
 from runner.media.families import Glimmer
 from runner.media.towers.block import PlainBlock, head_width, interpolated, rotary_angles, turn_by
-from runner.media.towers.tower import Grid, Layer, Tower, embedding_bytes, work_bytes
+from runner.media.towers.tower import Grid, Tower, TowerLayer, embedding_bytes, work_bytes
 from runner.model.fields import Config, expect, positive, section, size, small_count, strings
-
-# --- Reads the sizes of Glimmer's tower, from `config.json` in the form of transformers or in Meta's own.
 
 WINDOW, FULL = "window_attention", "full_attention"
 _THETA = 10_000.0
 
 
-class Sizes(NamedTuple):
+class GlimmerSizes(NamedTuple):
     """The numbers of a tower. `interleaved`: the two of a rotary pair lie beside each other, not half a head apart."""
 
     hidden: int
@@ -40,7 +38,7 @@ class Sizes(NamedTuple):
     interleaved: bool
 
 
-def read_sizes(config: Config) -> Sizes:
+def read_sizes(config: Config) -> GlimmerSizes:
     """Returns the sizes of the tower that a whole `config.json` describes. Raises ModelError for nonsense."""
     sizes = _published(config) if "text_config" in config else _original(config)
     head_width(sizes.hidden, sizes.heads, 4)  # two directions, two halves each
@@ -50,13 +48,13 @@ def read_sizes(config: Config) -> Sizes:
     return sizes
 
 
-def _published(config: Config) -> Sizes:
+def _published(config: Config) -> GlimmerSizes:
     """Reads the form of transformers. Defaults are those of its class."""
     vision = section(config, "vision_config")
     expect(vision, "hidden_act", "gelu")
     expect(config, "projector_hidden_act", "gelu")
     hidden, merge = size(vision, "hidden_size", 1536), small_count(vision, "merge_size", 2)
-    return Sizes(
+    return GlimmerSizes(
         hidden=hidden,
         inner=size(vision, "intermediate_size", 8960),
         heads=size(vision, "num_attention_heads", 16),
@@ -73,10 +71,10 @@ def _published(config: Config) -> Sizes:
     )
 
 
-def _original(config: Config) -> Sizes:
+def _original(config: Config) -> GlimmerSizes:
     """Reads Meta's own form: one object, rotary pairs beside each other, kinds of layers by a period."""
     hidden = size(config, "vision_latent_dim")
-    return Sizes(
+    return GlimmerSizes(
         hidden=hidden,
         inner=int(positive(config, "vision_mlp_ratio") * hidden),
         heads=size(config, "vision_heads"),
@@ -98,34 +96,10 @@ def _kinds(layers: int, period: int) -> tuple[str, ...]:
     return tuple(FULL if number % period == 0 or number == layers else WINDOW for number in range(1, layers + 1))
 
 
-class Attention(Layer):
-    """The linears of queries, keys, values and what comes of them."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.q_proj = Linear(width, width)
-        self.k_proj = Linear(width, width)
-        self.v_proj = Linear(width, width)
-        self.proj = Linear(width, width)
-
-
-class GlimmerBlock(PlainBlock):
-    """A layer over all patches, or over windows that follow each other."""
-
-    def __init__(self, sizes: Sizes, kind: str) -> None:
-        super().__init__(sizes.hidden, sizes.inner, sizes.heads, gelu, sizes.eps, Attention)
-        self.is_full = kind == FULL
-
-    def project(self, x: mx.array) -> Sequence[mx.array]:
-        normed, attn = self.norm1(x), self.attn
-        linears = (attn.q_proj, attn.k_proj, attn.v_proj)
-        return [linear(normed).reshape(-1, self.heads, self.head) for linear in linears]
-
-
-class PatchEmbedder(Layer):
+class GlimmerEmbedder(TowerLayer):
     """Pixels and positions to rows. The table of positions is stretched over the picture."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: GlimmerSizes) -> None:
         super().__init__()
         self.table = sizes.table
         self.copies = sizes.copies
@@ -137,10 +111,10 @@ class PatchEmbedder(Layer):
         # A picture is a film of equal frames. Adding up the weight's columns instead is not possible if it is packed.
         rows = self.patch_embedding(mx.tile(pixels, (1, self.copies)))
         table = self.position_embedding_table(mx.arange(self.table.patches))
-        return rows + resampled(table, self.table, grid).astype(dtype)
+        return rows + stretched_table(table, self.table, grid).astype(dtype)
 
 
-def resampled(table: mx.array, sides: Grid, grid: Grid) -> mx.array:
+def stretched_table(table: mx.array, sides: Grid, grid: Grid) -> mx.array:
     """Returns float32 [patches, width]: the table [sides.patches, width], stretched over the grid.
 
     Bilinear between the centres of cells, with zeros around the table. Rows of the grid are rows of the table, also
@@ -152,7 +126,7 @@ def resampled(table: mx.array, sides: Grid, grid: Grid) -> mx.array:
     return interpolated(lambda index: table[index], sides, rows, columns, zeros=True)
 
 
-class Adapter(Layer):
+class Adapter(TowerLayer):
     """From the merged rows of the tower to the width of the projection."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -191,10 +165,12 @@ class GlimmerTower(Tower):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.sizes = sizes = read_sizes(config)
-        self.patch_embedder = PatchEmbedder(sizes)
+        self.patch_embedder = GlimmerEmbedder(sizes)
         self.ln_pre = LayerNorm(sizes.hidden, sizes.eps)
         self.ln_post = LayerNorm(sizes.hidden, sizes.eps)
-        self.layers = [GlimmerBlock(sizes, kind) for kind in sizes.kinds]
+        self.layers = [
+            PlainBlock(sizes.hidden, sizes.inner, sizes.heads, gelu, sizes.eps, joined=False) for _ in sizes.kinds
+        ]
         self.vision_adapter = Adapter(sizes.output, sizes.adapter)
         self.vision_projection = Linear(sizes.adapter, self.width, bias=False)
 
@@ -206,8 +182,8 @@ class GlimmerTower(Tower):
         half = self.sizes.hidden // self.sizes.heads // 2
         angles = rotary_angles((columns, rows), half, self.sizes.theta).flatten(1)[order]
         turn = turn_by(angles, (half, 2), 1) if self.sizes.interleaved else turn_by(angles, (2, half), 0)
-        for layer in self.layers:
-            segments = [slice(None)] if layer.is_full else windows
+        for layer, kind in zip(self.layers, self.sizes.kinds, strict=True):
+            segments = [slice(None)] if kind == FULL else windows
             x = yield from layer.steps(x, self.piece_bytes, turn, segments)
             yield x
         merged = self._merged(self.ln_post(x[mx.argsort(order)]), grid)

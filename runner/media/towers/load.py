@@ -26,13 +26,10 @@ from runner.model.weights.load import assemble_part, plan_part, read_part
 from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
 from runner.model.weights.parameters import parameters_of
 
-# --- The towers that this runner knows: one row for each mlx-lm module of the text model.
-
-
 AnyTower = TypeVar("AnyTower", bound=MediaTower)
 
 
-class Row(NamedTuple, Generic[AnyTower]):
+class TowerRow(NamedTuple, Generic[AnyTower]):
     """The tower of a family, whose `name` is for people."""
 
     name: str
@@ -49,23 +46,23 @@ class Row(NamedTuple, Generic[AnyTower]):
         return self.others.get(str(description.get("model_type")), self.tower)
 
 
-_QWEN3_5 = Row[Tower]("qwen3.5", Qwen35Tower)
+_QWEN3_5 = TowerRow[Tower]("qwen3.5", Qwen35Tower)
 
-TOWERS: dict[str, Row[Tower]] = {
-    "gemma4": Row("gemma4", Gemma4Tower, {"gemma4_unified_vision": Gemma4UnifiedTower}),
-    "embedding_gemma2": Row("gemma4", Gemma4Tower),
-    "muse_glimmer": Row("glimmer", GlimmerTower),
-    "nemotron_h": Row(
+TOWERS: dict[str, TowerRow[Tower]] = {
+    "gemma4": TowerRow("gemma4", Gemma4Tower, {"gemma4_unified_vision": Gemma4UnifiedTower}),
+    "embedding_gemma2": TowerRow("gemma4", Gemma4Tower),
+    "muse_glimmer": TowerRow("glimmer", GlimmerTower),
+    "nemotron_h": TowerRow(
         "nemotron_h", NemotronTower, preprocessor=("norm_mean", "norm_std", "patch_size", "downsample_ratio")
     ),
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": _QWEN3_5,
     "qwen3_next": _QWEN3_5,
 }
-"""mlx-lm module (`Family.module`) -> its row."""
-SOUND_TOWERS: dict[str, Row[SoundTower]] = {
-    "embedding_gemma2": Row("gemma4", Gemma4SoundTower),
-    "gemma4": Row("gemma4", Gemma4SoundTower, {"gemma4_unified_audio": Gemma4UnifiedSoundTower}),
+"""mlx-lm module of the text model (`Family.module`) -> its row."""
+SOUND_TOWERS: dict[str, TowerRow[SoundTower]] = {
+    "embedding_gemma2": TowerRow("gemma4", Gemma4SoundTower),
+    "gemma4": TowerRow("gemma4", Gemma4SoundTower, {"gemma4_unified_audio": Gemma4UnifiedSoundTower}),
 }
 """The same for sound."""
 
@@ -103,19 +100,18 @@ class TowerPlan(NamedTuple, Generic[AnyTower]):
 
 
 def plan_tower(opened: OpenedModel) -> TowerPlan[Tower] | None:
-    """Returns the plan for the tower of a model for pictures, from headers alone; None if it has none as far as we
-    know."""
+    """Plans the tower of a model for pictures, from headers alone. None if it has none as far as we know."""
     row = TOWERS.get(opened.family.module)
     return row and _plan(opened, row, "vision_config", "vision tower")
 
 
 def plan_sound_tower(opened: OpenedModel) -> TowerPlan[SoundTower] | None:
-    """Returns the plan for the tower of a model for sound, as `plan_tower` does."""
+    """Plans the tower of a model for sound, as `plan_tower` does."""
     row = SOUND_TOWERS.get(opened.family.module)
     return row and _plan(opened, row, "audio_config", "sound tower")
 
 
-def _plan(opened: OpenedModel, row: Row[AnyTower], key: str, what: str) -> TowerPlan[AnyTower] | None:
+def _plan(opened: OpenedModel, row: TowerRow[AnyTower], key: str, what: str) -> TowerPlan[AnyTower] | None:
     """`key` names the description in config.json, `what` the tower in texts."""
     description = opened.config.get(key)
     kind = row.kind(description)
@@ -179,7 +175,7 @@ def _check_twins(kind: type[MediaTower], tensors: Mapping[str, Tensor], what: st
             raise UnknownError(f"tensors {other} and {stored} of the {what} are the same parameter")
 
 
-def _tower_config(opened: OpenedModel, row: Row[AnyTower]) -> dict[str, object]:
+def _tower_config(opened: OpenedModel, row: TowerRow[AnyTower]) -> dict[str, object]:
     """Returns `config.json` without what concerns the text model's layers, and with what the preprocessor overrides."""
     config = {key: value for key, value in opened.config.items() if key not in _TEXT_ONLY}
     if not row.preprocessor:

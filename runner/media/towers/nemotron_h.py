@@ -10,7 +10,7 @@ from mlx.nn.layers.normalization import LayerNorm, RMSNorm
 
 from runner.errors import ModelError, UnknownError
 from runner.media.families import NemotronH
-from runner.media.towers.block import NORM_EPS, PlainBlock, head_width, interpolated
+from runner.media.towers.block import CORNERS, NORM_EPS, PlainBlock, head_width, interpolated
 from runner.media.towers.tower import Grid, Tower, in_pieces
 from runner.model.fields import Config, section, size, small_count
 
@@ -23,8 +23,6 @@ _PATCH = 16
 _MERGE = 2
 _PROJECTOR_EPS = 1e-5
 _CLIP = {"norm_mean": (0.48145466, 0.4578275, 0.40821073), "norm_std": (0.26862954, 0.26130258, 0.27577711)}
-_CORNERS = 4
-"""Entries of the position table that one patch mixes."""
 
 
 class NemotronTower(Tower):
@@ -89,7 +87,7 @@ class NemotronTower(Tower):
             place = interpolated(lambda index: table[index], (side, side), row_at[which], column_at[which])
             return self.patch_embed(values) + place.astype(dtype)
 
-        row_bytes = _CORNERS * max(width, patches.shape[1]) * 4
+        row_bytes = CORNERS * max(width, patches.shape[1]) * 4
         x = yield from in_pieces(embedded, patches.shape[0], row_bytes, self.piece_bytes)
         x = mx.concatenate([self.class_tokens.astype(dtype), x])
         yield x

@@ -11,18 +11,16 @@ from mlx.nn.layers.normalization import LayerNorm
 
 from runner.errors import ModelError
 from runner.media.families import Qwen35
-from runner.media.towers.block import NORM_EPS, PlainBlock, head_width, interpolated, rotary_angles, turn_by
-from runner.media.towers.tower import Grid, Layer, Tower, in_pieces
+from runner.media.towers.block import CORNERS, NORM_EPS, PlainBlock, head_width, interpolated, rotary_angles, turn_by
+from runner.media.towers.tower import Grid, Tower, TowerLayer, in_pieces
 from runner.model.fields import Config, section, size, small_count
 
 _ROOT = r"(?:model\.)?(?:visual|vision_tower)\."
 _CHANNELS = 3
 _THETA = 10000.0
-_CORNERS = 4
-"""Rows of the position table that one patch mixes."""
 
 
-class _Merger(Layer):
+class _Merger(TowerLayer):
     """Joins blocks of patches and maps them to the text model's width."""
 
     def __init__(self, width: int, joined: int, out: int) -> None:
@@ -98,7 +96,7 @@ class Qwen35Tower(Tower):
             place = interpolated(self.pos_embed, (self.side, self.side), row_at[which], column_at[which])
             return self.patch_embed(values.astype(dtype)) + place.astype(dtype)
 
-        row_bytes = _CORNERS * max(width, patches.shape[1]) * 4
+        row_bytes = CORNERS * max(width, patches.shape[1]) * 4
         x = yield from in_pieces(embedded, patches.shape[0], row_bytes, self.piece_bytes)
         yield x
         half = self.head_width // 2

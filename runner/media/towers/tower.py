@@ -13,8 +13,7 @@ from typing import ClassVar, NamedTuple
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from runner.media.families import Family
-from runner.media.hearing import SoundFamily
+from runner.media.families import PictureFamily, SoundFamily
 from runner.model.fields import Config, section, size
 
 Steps = Generator[mx.array, None, mx.array]
@@ -44,14 +43,14 @@ class Grid(NamedTuple):
         return order // self.columns, order % self.columns
 
 
-class Layer(Module):
+class TowerLayer(Module):
     """A module of a tower."""
 
     def __init__(self) -> None:
         Module.__init__(self)  # MLX's is not typed
 
 
-class MediaTower(Layer):
+class MediaTower(TowerLayer):
     """One family's encoder of one kind of media. Owner: the engine thread, like every array."""
 
     names: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -92,7 +91,7 @@ class MediaTower(Layer):
 class Tower(MediaTower):
     """One family's encoder of pictures."""
 
-    family: ClassVar[type[Family]]
+    family: ClassVar[type[PictureFamily]]
     """The preparation of its pictures."""
 
     @abstractmethod
@@ -129,28 +128,24 @@ class SoundTower(MediaTower):
         """Returns an estimate of the most bytes that encoding such a sound takes at any moment, without weights."""
 
 
-def pieces(count: int, row_bytes: int, piece_bytes: int) -> Iterator[slice]:
-    """Cuts `count` rows of `row_bytes` into pieces of at most `piece_bytes`, and of one row at least."""
-    rows = max(1, piece_bytes // max(1, row_bytes))
-    return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
-
-
 def in_pieces(
     function: Callable[[slice], mx.array], count: int, row_bytes: int, piece_bytes: int, axis: int = 0
 ) -> Steps:
-    """Joins along `axis` what `function` returns for the rows of each piece. No row may depend on another one.
+    """Joins along `axis` what `function` returns for pieces of `count` rows, of at most `piece_bytes` and at least one
+    row. No row may depend on another one.
 
     `row_bytes` are those of the widest array that it makes of a row.
     """
     parts: list[mx.array] = []
-    for rows in pieces(count, row_bytes, piece_bytes):
+    rows = max(1, piece_bytes // max(1, row_bytes))
+    for start in range(0, count, rows):
         if parts:
             yield parts[-1]
-        parts.append(function(rows))
+        parts.append(function(slice(start, min(start + rows, count))))
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis)
 
 
-def attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float, piece_bytes: int) -> Steps:
+def attend_in_pieces(queries: mx.array, keys: mx.array, values: mx.array, scale: float, piece_bytes: int) -> Steps:
     """Computes attention of `queries` [1, heads, Q, d] over `keys` and `values` [1, heads, K, d] in blocks of queries.
 
     Returns [1, heads, Q, d].
@@ -171,14 +166,12 @@ def attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float, pi
     return result[..., :width]
 
 
-# --- Estimates of what encoding takes, measured with MLX's CPU backend.
-
-
 def work_bytes(dtype: mx.Dtype) -> int:
     """Returns the bytes of a number of that type while it is computed with; MLX's CPU backend widens 16-bit ones."""
     return 4 if mx.default_device() == mx.Device(mx.cpu) else dtype.size
 
 
 def embedding_bytes(count: int, values: int, row_bytes: int) -> int:
-    """Returns the most bytes that embedding `count` patches of `values` pixels takes: float32 copies, then rows."""
+    """Returns the most bytes that embedding `count` patches of `values` pixels takes, as measured with MLX's CPU
+    backend: float32 copies, then rows."""
     return count * (values * (1 + 5 * 4) + 6 * row_bytes)

@@ -117,10 +117,8 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
     Every use needs a fresh one, since some `sanitize` methods change it. Raises ModelError if mlx-lm cannot build it.
     """
     name = opened.family.import_name
-    if opened.family.of_mlx_vlm:
-        from runner.model.vlm.module import make_module  # imports mlx-vlm
-
-        return make_module(opened.family.module, opened.module_config), {}
+    if (library := opened.family.library) is not None:
+        return library.make_module(opened.family.module, opened.module_config), {}
     try:
         classes = importlib.import_module(name)
         args_class, module_class = classes.ModelArgs, classes.Model

@@ -17,10 +17,9 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from runner.device import device
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
-from runner.model.families import DECIDERS, ENCODERS, TRIED, UNBATCHABLE, UNDRAFTABLE
+from runner.model.families import DECIDERS, ENCODERS, TRIED, UNBATCHABLE, UNDRAFTABLE, Library
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
-from runner.model.vlm.source import LIBRARY, why_not
 from runner.model.weights.assembly import assemble_module, fill, placeholders, rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
 from runner.model.weights.experts import Weights
@@ -53,6 +52,8 @@ class LoadedModel(NamedTuple):
     module: Module
     suppressed: tuple[int, ...] = ()
     """Tokens that must never be chosen."""
+    library: Library | None = None
+    """That of its family."""
 
     @property
     def unbatchable(self) -> str:
@@ -67,11 +68,11 @@ class LoadedModel(NamedTuple):
         return self._why_not(UNDRAFTABLE)
 
     def _why_not(self, reasons: Mapping[str, str]) -> str:
-        library, _, name = type(self.module).__module__.rpartition(".")
+        name = type(self.module).__module__.rpartition(".")[2]
         if name in ENCODERS or name in DECIDERS.values():
             return "it makes no text"
-        if library == f"{LIBRARY}.models":
-            return why_not(name, batches=reasons is UNBATCHABLE)
+        if self.library is not None:
+            return self.library.why_not(name, batches=reasons is UNBATCHABLE)
         return reasons.get(name, "" if name in TRIED else f"mlx_lm.models.{name} was never tried: see check --verify")
 
     @property
@@ -140,7 +141,7 @@ def finished(opened: OpenedModel, module: Module) -> LoadedModel:
     for warning in unread(opened, module):
         log.warning(warning)
     shorten_lookups(module)
-    return LoadedModel(module, tuple(opened.suppressed_tokens))
+    return LoadedModel(module, tuple(opened.suppressed_tokens), opened.family.library)
 
 
 def settle(module: Module, types: DtypePlan) -> None:

@@ -199,7 +199,7 @@ _UNREAD: Mapping[str, Mapping[str, Sequence[object]]] = {
 
 def unread(opened: OpenedModel, module: Module) -> list[str]:
     """Returns a warning for each field of config.json that makes answers differ from those of transformers."""
-    if opened.family.of_mlx_vlm or opened.family.is_encoder:
+    if opened.family.library is not None or opened.family.is_encoder:
         return []
     text, name = module_text(opened.module_config, opened.family), opened.family.import_name
     told = [

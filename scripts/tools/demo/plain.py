@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 
 import runner.process.lean_mlx_lm  # noqa: F401  makes mlx_lm.models importable without mlx_lm's own start-up
 from runner.media.families import Qwen35
-from runner.media.forward import MediaForward, Rows
-from runner.media.header import read_header
+from runner.media.forward import FeatureRows, MediaForward
+from runner.media.header import read_picture_header
 from runner.media.picture import decode
 from runner.media.prompt import Item, Marker, MediaPrompt, Picture, split_markers
 from runner.media.sound import decode as decode_sound
@@ -189,7 +189,7 @@ class Viewer:
         """Returns the greedy answer, up to the end marker or `limit` tokens."""
         shown, text = self._prompt(prompt, pictures), self._model.text
         layers = make_prompt_cache(text)
-        rows = [Rows(start, stop, self._seen(picture)) for start, stop, picture in shown.spans]
+        rows = [FeatureRows(start, stop, self._seen(picture)) for start, stop, picture in shown.spans]
         positions = shown.positions(0, len(shown.ids)) if rows else None
         logits = self._forward(shown.ids, layers, rows, positions, lambda tokens, layers: text(tokens, cache=layers))
         with self._forward.shifted([shown.shift]):
@@ -200,7 +200,7 @@ class Viewer:
         parts: list[list[int] | Picture] = []
         for part in split_markers(prompt) if pictures else [prompt]:
             if isinstance(part, Marker):
-                header = read_header(pictures[part.id])
+                header = read_picture_header(pictures[part.id])
                 geometry = self._model.family.geometry(header.width, header.height)
                 parts += [[start], Picture(pictures[part.id], header, geometry, -1 - part.id), [stop]]
             else:
@@ -227,12 +227,12 @@ class Hearer:
 
     def answer(self, prompt: str, sounds: Sequence[bytes] = (), limit: int = 48) -> str:
         """Returns the greedy answer, up to the end marker or `limit` tokens."""
-        text, ids, rows = self._model.text, list[int](), list[Rows]()
+        text, ids, rows = self._model.text, list[int](), list[FeatureRows]()
         start, soft, stop = (token_id(self._tokenizer, token) for token in (HEARD_START, HEARD, HEARD_STOP))
         for part in split_markers(prompt) if sounds else [prompt]:
             if isinstance(part, Marker):
                 features = self._heard(sounds[part.id])
-                rows.append(Rows(len(ids) + 1, len(ids) + 1 + len(features), features, one_way=True))
+                rows.append(FeatureRows(len(ids) + 1, len(ids) + 1 + len(features), features, one_way=True))
                 ids += [start, *[soft] * len(features), stop]
             else:
                 ids += self._tokenizer.encode(part, add_special_tokens=False).ids

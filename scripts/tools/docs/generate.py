@@ -14,8 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from runner.model.families import DECIDERS, ENCODERS, FAMILIES, METAL_ONLY, OLLAMA_ONLY, RENAMED_MODULES
-from runner.model.vlm import packages
 from runner.settings import Settings, flags_of
+from runner.vlm import packages
 from scripts.tools import ROOT
 from scripts.tools.docs.imports import imports_svg
 from scripts.tools.models.architectures import architectures

@@ -16,8 +16,8 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.convolution import Conv2d
 from mlx.utils import tree_unflatten
 
-from runner.model.vlm.module import Served, import_package, make_module
 from runner.model.weights.parameters import parameters_of
+from runner.vlm.module import Served, import_package, make_module
 from scripts.tools.models import data
 from scripts.tools.models.architectures import LARGEST, Cut, values, weight
 from scripts.tools.models.tiny import Tiny

@@ -1,6 +1,7 @@
 """Pictures and sounds in embeddings: the numbers of mlx-vlm, alone and beside others, encoded in turns."""
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import mlx.core as mx
@@ -8,8 +9,7 @@ import pytest
 
 from runner.embeddings.embedder import EmbeddingSizes, TextEmbedder, TextToEmbed
 from runner.errors import RequestError
-from runner.media.encoder import MediaEncoder
-from runner.media.forward import MediaForward
+from runner.media.encoder import MediaEncoder, OwnTowers, PromptForward
 from runner.media.prompt import MediaPrompt
 from tests.model.embeddings.record_media import CASES, RECORDED, Model, model
 
@@ -34,14 +34,8 @@ def dot(one: mx.array, other: mx.array) -> float:
 
 def embedder(module: Any, room_bytes: int = 1 << 30) -> TextEmbedder:
     own = model()
-    encoder = MediaEncoder(
-        own.tower,
-        own.support.store,
-        cast("MediaForward", None),
-        lambda: None,
-        splits=True,
-        sound_tower=own.sound_tower,
-    )
+    towers, no_forward = OwnTowers(own.tower, own.sound_tower), cast("PromptForward", SimpleNamespace(shifted=None))
+    encoder = MediaEncoder(towers, own.support.store, no_forward, lambda: None, splits=True)
     return TextEmbedder(module, SIZES, 32, room_bytes, encoder.begin)
 
 

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Iterator
 from functools import partial
 from time import monotonic, sleep
+from typing import cast
 from unittest.mock import patch
 
 import mlx.core as mx
@@ -12,6 +13,7 @@ import pytest
 
 import runner.media.encoder
 from runner.engine.policy import Decode, Encode
+from runner.media.encoder import OwnTowers
 from runner.media.towers import Grid, Tower
 from tests.lib.patience import stretched
 from tests.lib.seeing import NAMES
@@ -38,6 +40,10 @@ class FaultyTower:
 
     def encode_bytes(self, grid: Grid) -> int:
         return self._tower.encode_bytes(grid)
+
+
+def faulty(tower: Tower, times: int, error: Exception) -> OwnTowers:
+    return OwnTowers(cast("Tower", FaultyTower(tower, times, error)))
 
 
 # --- answers
@@ -174,7 +180,7 @@ def test_features_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
 def test_a_picture_that_cannot_be_encoded_is_refused_with_the_numbers_before_it_is_decoded() -> None:
     engine = SeeingEngine(QWEN, room=1 << 30)
     asked = engine.ask("see [img-0]", LARGE)
-    engine.memory.budget_bytes = engine.encoder.needed_bytes(spans(asked.request)[0].item)
+    engine.memory.budget_bytes = engine.encoder.towers.needed_bytes(spans(asked.request)[0].item)
     engine.finish()
     assert "there is no room to encode a picture" in asked.error
     assert "the budget is" in asked.error
@@ -188,7 +194,7 @@ def test_unused_entries_and_features_make_room_for_a_picture() -> None:
     engine = SeeingEngine(QWEN)
     engine.answer("see [img-0] " + "and more " * 30, RED)
     (span,) = spans(engine.asked[0].request)
-    needed = engine.encoder.needed_bytes(span.item)
+    needed = engine.encoder.towers.needed_bytes(span.item)
     engine.memory.budget_bytes = needed + engine.scheduler.cache.nbytes + 1
     asked = engine.ask("look [img-0]", BLUE)
     engine.finish()
@@ -200,7 +206,7 @@ def test_unused_entries_and_features_make_room_for_a_picture() -> None:
 def test_a_request_begins_again_once_if_memory_runs_out_while_it_encodes() -> None:
     for times, fails in ((1, False), (2, True)):
         engine = SeeingEngine(QWEN)
-        engine.encoder._tower = FaultyTower(engine.model.tower, times, MemoryError("on purpose"))  # type: ignore[assignment]
+        engine.encoder.towers = faulty(engine.model.tower, times, MemoryError("on purpose"))
         asked, other = engine.ask("see [img-0] here", LARGE), engine.ask("a text", max_tokens=20)
         engine.finish()
         assert bool(asked.finished) is not fails
@@ -212,7 +218,7 @@ def test_a_request_begins_again_once_if_memory_runs_out_while_it_encodes() -> No
 
 def test_any_other_fault_of_a_tower_ends_the_one_request() -> None:
     engine = SeeingEngine(QWEN)
-    engine.encoder._tower = FaultyTower(engine.model.tower, 1, ValueError("on purpose"))  # type: ignore[assignment]
+    engine.encoder.towers = faulty(engine.model.tower, 1, ValueError("on purpose"))
     for data in (LARGE, RED):
         engine.ask("see [img-0]", data)
     engine.finish()
@@ -223,7 +229,7 @@ def test_any_other_fault_of_a_tower_ends_the_one_request() -> None:
 
 def test_the_text_before_a_picture_is_kept_when_its_tower_fails() -> None:
     engine = SeeingEngine(QWEN)
-    engine.encoder._tower = FaultyTower(engine.model.tower, 1, ValueError("on purpose"))  # type: ignore[assignment]
+    engine.encoder.towers = faulty(engine.model.tower, 1, ValueError("on purpose"))
     failed = engine.ask("a text before it [img-0]", LARGE)
     engine.finish()
     assert "on purpose" in failed.error

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from runner.media.families import Gemma4
-from tests.lib.seeing import NAMES
+from runner.media.rows import FamilyPictures
+from tests.lib.seeing import END, NAMES, SOFT, START
 from tests.lib.seeing_engine import SeeingEngine, picture
 from tests.unit.media.pictures import spans
 
@@ -88,16 +89,17 @@ def test_a_cancelled_prompt_is_resumed_where_it_stands(name: str) -> None:
 def test_the_same_file_under_another_budget_shares_nothing_of_it(cache: str) -> None:
     """Two preparations over one cache, one store of pixels, one tower: what a model's files say may change."""
     engine = SeeingEngine("gemma4-seeing", cache=cache)
-    small, large = engine.support, replace(engine.support, family=Gemma4(budgets=(40,)))
+    larger = FamilyPictures(Gemma4(budgets=(40,)), START, SOFT, END)
+    small, large = engine.support, replace(engine.support, pictures=larger)
     prompt = "what is [img-0] here?"
     for support, encoded in ((small, 1), (large, 2), (small, 2), (large, 2)):
         engine.support = support
-        assert support.family is not None
-        engine.store._family = support.family
+        assert isinstance(support.pictures, FamilyPictures)
+        engine.store._pictures = support.pictures
         asked = engine.answer(prompt, WIDE)
         (span,) = spans(asked.request)
         assert engine.encoder.counts().encoded == encoded
-        assert (span.stop - span.start) == support.family.geometry(160, 64).tokens
+        assert (span.stop - span.start) == support.pictures.family.geometry(160, 64).tokens
         if len(engine.asked) == 2:
             assert asked.counts[0] == asked.first_soft, "the text in front of it alone is shared"
     assert len({spans(asked.request)[0].item.name for asked in engine.asked}) == 2

@@ -166,7 +166,7 @@ def test_features_of_a_picture_and_a_sound_share_one_bound(
 def test_a_sound_that_cannot_be_encoded_is_refused_with_the_numbers() -> None:
     engine = SeeingEngine(CONFORMER, room=1 << 30)
     asked = engine.ask("hear [img-0]", HISS)
-    engine.memory.budget_bytes = engine.encoder.needed_bytes(spans(asked.request)[0].item)
+    engine.memory.budget_bytes = engine.encoder.towers.needed_bytes(spans(asked.request)[0].item)
     engine.finish()
     assert "there is no room to encode" in asked.error
     assert "--memory" in asked.error

@@ -8,7 +8,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.media.forward import MediaForward, Rows
+from runner.media.forward import FeatureRows, MediaForward
 from tests.lib.seeing import (
     BOTH_WAYS,
     MROPE,
@@ -71,7 +71,7 @@ def piece(
         first, last = max(start, place.start), min(stop, place.stop)
         if first < last:
             features = place.shown.features()[first - place.start : last - place.start]
-            rows.append(Rows(first - start, last - start, features))
+            rows.append(FeatureRows(first - start, last - start, features))
     channel = [list(each) for each in zip(*walk(parts)[start:stop], strict=True)] if channels else None
     logits = model.forward()(ids[start:stop], layers, rows, channel, model.loaded.logits)
     mx.eval(logits)
@@ -113,7 +113,7 @@ def test_a_picture_matters_and_so_does_all_that_is_made_of_it(name: str) -> None
     other = [part._replace(seed=9) if isinstance(part, Shown) else part for part in parts]
     assert away(compute(name, other, [length])[-1], right) > MATTERS
     model = seeing(name)
-    rows = [Rows(place.start, place.stop, place.shown.features()) for place in places_of(parts)]
+    rows = [FeatureRows(place.start, place.stop, place.shown.features()) for place in places_of(parts)]
     ids = tokens_of(parts)
     if name in MROPE:
         plain = model.forward()(ids, model.loaded.make_layers(), rows, None, model.loaded.logits)[0, -1]
@@ -155,7 +155,7 @@ def test_nothing_stays_behind_in_the_model(name: str) -> None:
                 raise MemoryError("on purpose")
             return model.loaded.logits(tokens, layers)
 
-        rows = [Rows(place.start, place.stop, place.shown.features()) for place in places_of(parts)]
+        rows = [FeatureRows(place.start, place.stop, place.shown.features()) for place in places_of(parts)]
         positions = [list(each) for each in zip(*walk(parts), strict=True)] if name in MROPE else None
         layers = model.loaded.make_layers()
         if broken:

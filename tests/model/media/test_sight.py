@@ -4,15 +4,19 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import mlx.core as mx
 import msgspec
 import pytest
 
 from runner.engine.parts import Parts, World
+from runner.engine.ports import NoVision
+from runner.media.encoder import OwnTowers
 from runner.media.header import AUDIO, IMAGE
 from runner.media.open import Sight, open_sight
+from runner.media.rows import FamilyPictures, Pictures
 from runner.media.support import MediaSupport
 from runner.model import open_model
 from runner.model.weights.load import load
@@ -42,6 +46,11 @@ def sight_of(directory: Path, settings: Settings = SETTINGS, budget_bytes: int =
     return open_sight(parts)
 
 
+def ids_of(pictures: Pictures | None) -> tuple[int, int, int]:
+    assert isinstance(pictures, FamilyPictures)
+    return pictures.start, pictures.soft, pictures.end
+
+
 def changed(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Changes a model's config."""
     path = directory / "config.json"
@@ -55,7 +64,9 @@ def blind(directory: Path, caplog: pytest.LogCaptureFixture, settings: Settings 
     with caplog.at_level(logging.WARNING):
         sight = sight_of(directory, settings)
     assert (sight.support, sight.encoder) == (None, None)
-    sight.drop_features()
+    parts = cast("Parts", SimpleNamespace())
+    sight.plug(parts)
+    assert parts.vision == NoVision(sight.why)
     return sight.why
 
 
@@ -63,12 +74,12 @@ def blind(directory: Path, caplog: pytest.LogCaptureFixture, settings: Settings 
 def test_a_model_with_a_tower_sees(tmp_path: Path, name: str) -> None:
     sight = sight_of(write_source(tmp_path / "tiny", name))
     assert isinstance(sight.support, MediaSupport)
-    assert sight.support.family is not None
+    assert isinstance(sight.support.pictures, FamilyPictures)
     start, end = (5, 6) if name.startswith(("glimmer", "nemotron")) else (60, 61)
-    assert (sight.support.start, sight.support.soft, sight.support.end) == (start, 62, end)
-    assert sight.support.family.splits is (name not in BOTH_WAYS)
+    assert ids_of(sight.support.pictures) == (start, 62, end)
+    assert sight.support.pictures.family.splits is (name not in BOTH_WAYS)
     assert sight.encoder is not None
-    assert sight.encoder.splits is sight.support.family.splits
+    assert sight.encoder.splits is sight.support.pictures.family.splits
     assert sight.encoder.nbytes == 0
 
 
@@ -85,7 +96,7 @@ def test_tokens_that_a_config_only_spells_are_the_tokenizers(
         if len(tokens) == 2:
             sight = sight_of(directory)
             assert isinstance(sight.support, MediaSupport)
-            assert (sight.support.start, sight.support.soft, sight.support.end) == (7, 62, 8)
+            assert ids_of(sight.support.pictures) == (7, 62, 8)
         else:
             missing = end if start in tokens else start
             assert blind(directory, caplog) == (
@@ -145,13 +156,14 @@ def test_a_broken_tower_costs_pictures_alone(
 def test_a_model_with_both_towers_sees_and_hears(tmp_path: Path, name: str) -> None:
     sight = sight_of(write_source(tmp_path / "tiny", name))
     assert sight.support is not None
-    assert sight.support.family is not None
+    assert sight.support.pictures is not None
     assert sight.support.hearing is not None
     assert sight.support.hearing[1:] == (SOUND_START, SOUND, SOUND_END)
     assert sight.support.refusals == {}
     assert sight.encoder is not None
-    assert sight.encoder._sound_tower is not None
-    assert sight.encoder._tower is not None
+    assert isinstance(sight.encoder.towers, OwnTowers)
+    assert sight.encoder.towers.sound_tower is not None
+    assert sight.encoder.towers.tower is not None
 
 
 def without_tensors(part: str) -> Callable[[Path], None]:
@@ -199,7 +211,7 @@ def test_a_broken_tower_costs_its_kind_alone(
     with caplog.at_level(logging.WARNING):
         sight = sight_of(directory)
     assert sight.support is not None
-    assert (sight.support.family is None, sight.support.hearing is None) == (kind == IMAGE, kind == AUDIO)
+    assert (sight.support.pictures is None, sight.support.hearing is None) == (kind == IMAGE, kind == AUDIO)
     assert list(sight.support.refusals) == ([kind] if kind else [])
     assert [record.message for record in caplog.records] == ([told] if told else [])
     if kind:
@@ -226,6 +238,6 @@ def test_a_gemma_may_hear_and_not_see(tmp_path: Path) -> None:
     changed(directory, lambda config: config.pop("vision_config"))
     sight = sight_of(directory)
     assert sight.support is not None
-    assert sight.support.family is None
+    assert sight.support.pictures is None
     assert sight.support.hearing is not None
     assert sight.support.refusals == {IMAGE: "this model does not support image input"}

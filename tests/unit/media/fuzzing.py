@@ -13,7 +13,7 @@ from PIL import Image
 
 from runner.errors import MediaError
 from runner.media.families import Qwen35
-from runner.media.header import read_header
+from runner.media.header import read_picture_header
 from tests.unit.media.pictures import decode, in_form, pattern, smooth
 
 MEMORY_BYTES = 3 << 30
@@ -72,7 +72,7 @@ def main(form: str, count: int, seed: int) -> None:
     seen = read = refused = 0
     for data in cases(form, count, random.Random(seed)):
         try:
-            header = read_header(data)
+            header = read_picture_header(data)
             geometry = Qwen35(max_pixels=65_536).geometry(header.width, header.height)
             decode(data, header, geometry.width, geometry.height)
         except MediaError as error:

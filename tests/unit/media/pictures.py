@@ -13,7 +13,7 @@ from PIL import Image
 from runner.media import picture, sound
 from runner.media.decode_process import DecodeProcess
 from runner.media.geometry import Alpha, Geometry, Pixels
-from runner.media.header import Header, read_header
+from runner.media.header import Header, read_picture_header
 from runner.media.prompt import MediaPrompt, Span
 from runner.media.sound_header import SoundHeader
 
@@ -94,7 +94,7 @@ class Here(DecodeProcess):
 
 def seen(data: bytes, alpha: Alpha = "drop") -> Pixels:
     """The pixels of a picture at its own size."""
-    header = read_header(data)
+    header = read_picture_header(data)
     return decode(data, header, header.width, header.height, alpha)
 
 

@@ -6,11 +6,20 @@ from collections.abc import Mapping
 import pytest
 
 from runner.errors import ModelError
-from runner.media.families import Around, Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
-from runner.media.hearing import Gemma4Sound, Gemma4UnifiedSound
+from runner.media.families import (
+    Around,
+    Gemma4,
+    Gemma4Sound,
+    Gemma4Unified,
+    Gemma4UnifiedSound,
+    Glimmer,
+    NemotronH,
+    PictureFamily,
+    Qwen35,
+)
 
 Config = Mapping[str, object]
-CLASSES: tuple[type[Family], ...] = (Qwen35, Glimmer, Gemma4, Gemma4Unified, NemotronH)
+CLASSES: tuple[type[PictureFamily], ...] = (Qwen35, Glimmer, Gemma4, Gemma4Unified, NemotronH)
 
 
 def gemma(budget: int) -> Gemma4:
@@ -18,7 +27,7 @@ def gemma(budget: int) -> Gemma4:
 
 
 @pytest.mark.parametrize("family", CLASSES)
-def test_an_empty_config_stands_for_the_defaults(family: type[Family]) -> None:
+def test_an_empty_config_stands_for_the_defaults(family: type[PictureFamily]) -> None:
     assert family.from_config({"vision_config": {}}, {}) == family()
     assert family.from_config({"vision_config": None}, {}) == family()
 
@@ -40,7 +49,9 @@ def test_an_empty_config_stands_for_the_defaults(family: type[Family]) -> None:
         ({}, {"max_model_len": 4}, NemotronH(16, 2, 1024, 1024)),
     ],
 )
-def test_a_family_reads_its_fields_of_both_configs(config: Config, preprocessor: Config, expected: Family) -> None:
+def test_a_family_reads_its_fields_of_both_configs(
+    config: Config, preprocessor: Config, expected: PictureFamily
+) -> None:
     assert type(expected).from_config(config, preprocessor) == expected
 
 
@@ -56,7 +67,7 @@ def test_a_family_reads_its_fields_of_both_configs(config: Config, preprocessor:
         (NemotronH, {"vision_config": {"args": 3}}, "config.json: args: want an object, found int"),
     ],
 )
-def test_a_wrong_field_of_a_config_is_refused_by_name(family: type[Family], config: Config, text: str) -> None:
+def test_a_wrong_field_of_a_config_is_refused_by_name(family: type[PictureFamily], config: Config, text: str) -> None:
     with pytest.raises(ModelError, match=re.escape(text)):
         family.from_config(config, {})
 
@@ -77,7 +88,7 @@ GEMMA = {"boi_token_id": 1, "image_token_id": 2, "eoi_token_id": 3}
         (NemotronH, {"img_context_token_id": 0, "img_context_token": "<x>"}, Around("<img>", "<x>", "</img>")),
     ],
 )
-def test_the_tokens_around_a_picture(family: type[Family], config: Config, expected: Around) -> None:
+def test_the_tokens_around_a_picture(family: type[PictureFamily], config: Config, expected: Around) -> None:
     assert family.around(config) == expected
 
 
@@ -92,7 +103,7 @@ def test_the_tokens_around_a_picture(family: type[Family], config: Config, expec
         (NemotronH, {"img_start_token": 4}, "config.json: img_start_token: want a text, found 4"),
     ],
 )
-def test_missing_and_senseless_tokens_are_refused(family: type[Family], config: Config, text: str) -> None:
+def test_missing_and_senseless_tokens_are_refused(family: type[PictureFamily], config: Config, text: str) -> None:
     with pytest.raises(ModelError, match=f"^{re.escape(text)}$"):
         family.around(config)
 

@@ -15,7 +15,7 @@ from runner.errors import MediaError
 from runner.media import decode_process, sound
 from runner.media.decode_process import DecodeProcess
 from runner.media.geometry import grid
-from runner.media.header import read_header
+from runner.media.header import read_picture_header
 from runner.media.sound_header import read_sound_header
 from runner.process import orders
 from tests.unit.media.pictures import FORMS, decode, encoded, in_form, png_of_size, smooth
@@ -37,7 +37,7 @@ class Watched(DecodeProcess):
         self.processes.append(self._child.process)
 
     def pixels(self, data: bytes, left: Callable[[], bool] = bool) -> bytes:
-        return self.decode(data, read_header(data), SIZE, "drop", left)
+        return self.decode(data, read_picture_header(data), SIZE, "drop", left)
 
     def rows(self, data: bytes, frame_samples: int = 0, left: Callable[[], bool] = bool) -> tuple[list[int], bytes]:
         return self.decode_sound(data, read_sound_header(data), frame_samples, left)
@@ -58,7 +58,7 @@ PICTURE = in_form("jpeg", smooth(200, 120))
 def test_one_process_decodes_all_pictures_as_this_one_would(process: Watched) -> None:
     for form in FORMS:
         data = in_form(form, smooth(200, 120))
-        assert process.pixels(data) == decode(data, read_header(data), 64, 32).tobytes()
+        assert process.pixels(data) == decode(data, read_picture_header(data), 64, 32).tobytes()
         with pytest.raises(MediaError, match=r"^decode image: "):
             process.pixels(data[: len(data) * 2 // 3])
     assert len(process.processes) == 1
@@ -72,7 +72,7 @@ def test_it_ends_with_its_client_and_the_next_picture_has_another(process: Watch
     with pytest.raises(MediaError, match="the client has left"):
         process.pixels(PICTURE, lambda: next(answers))
     assert first.returncode == -signal.SIGKILL
-    assert process.pixels(PICTURE) == decode(PICTURE, read_header(PICTURE), 64, 32).tobytes()
+    assert process.pixels(PICTURE) == decode(PICTURE, read_picture_header(PICTURE), 64, 32).tobytes()
     assert len(process.processes) == 2
 
 
@@ -95,7 +95,7 @@ def test_a_process_that_was_stopped_holds_up_nothing(process: Watched, monkeypat
                 process.pixels(large, left)
         assert process.processes[-1].returncode == -signal.SIGKILL
     assert looks == 1 + 1401, "twenty a second: 70.05 s"
-    assert process.pixels(large) == decode(PICTURE, read_header(PICTURE), 64, 32).tobytes()
+    assert process.pixels(large) == decode(PICTURE, read_picture_header(PICTURE), 64, 32).tobytes()
     assert len(process.processes) == 3
 
 
@@ -148,7 +148,7 @@ def test_the_memory_that_is_counted_is_enough(process: Watched, monkeypatch: pyt
     image.putalpha(200)
     for form in ("png", "jpeg-progressive", "gif", "webp", "avif"):
         data = in_form(form, image if form in ("png", "webp", "avif") else image.convert("RGB"))
-        turned = read_header(data)._replace(width=1500, height=2400, orientation=6)
+        turned = read_picture_header(data)._replace(width=1500, height=2400, orientation=6)
         assert process.decode(data, turned, grid(2048, 1024, 16, 2), "black", bool)
     assert len(process.processes) == 1
 
@@ -175,7 +175,7 @@ def test_the_same_process_decodes_sounds(process: Watched) -> None:
     for data in (wav(noise(5000)), wav(noise(40_000).reshape(-1, 2), 44_100, 24), wav(speech(31), bits=8)):
         for frame_samples in (0, 640):
             assert process.rows(data, frame_samples) == rows_here(data, frame_samples)
-            assert process.pixels(PICTURE) == decode(PICTURE, read_header(PICTURE), 64, 32).tobytes()
+            assert process.pixels(PICTURE) == decode(PICTURE, read_picture_header(PICTURE), 64, 32).tobytes()
     with pytest.raises(MediaError, match="a sample is not a finite number"):
         process.rows(wav(noise(5000) * np.float32(np.nan), form=FLOAT, bits=32))
     assert len(process.processes) == 1

@@ -12,11 +12,9 @@ from runner.engine.ports import NoVision
 from runner.engine.request import Limits
 from runner.errors import RequestError
 from runner.media import sound_header
-from runner.media.families import Gemma4, Qwen35
-from runner.media.hearing import Clip, Gemma4Sound, Gemma4UnifiedSound, SoundFamily
-from runner.media.open import Sight
+from runner.media.families import Clip, Gemma4, Gemma4Sound, Gemma4UnifiedSound, Qwen35, SoundFamily
 from runner.media.prompt import MediaNames, MediaPrompt
-from runner.media.rows import RowStore
+from runner.media.rows import FamilyPictures, RowStore
 from runner.media.support import Hearing, MediaSupport
 from runner.server.prepare import prepare
 from runner.tokenizer import Tokenizer
@@ -26,7 +24,7 @@ from tests.unit.media.sounds import noise, speech, wav
 
 CONTEXT = 1000
 BOS, START, SOFT, END = 300, 301, 302, 303
-FAMILY = Qwen35(min_pixels=1)
+PICTURES = FamilyPictures(Qwen35(min_pixels=1), START, SOFT, END)
 
 
 class Pieces:
@@ -54,7 +52,7 @@ def pieces() -> Pieces:
 
 @pytest.fixture
 def support() -> MediaSupport:
-    return MediaSupport(FAMILY, START, SOFT, END, MediaNames(), RowStore(FAMILY))
+    return MediaSupport(PICTURES, MediaNames(), RowStore(PICTURES))
 
 
 def image(number: int = 0, columns: int = 3, rows: int = 2, colour: str = "red", kind: str = "image") -> Media:
@@ -157,16 +155,6 @@ def test_nothing_is_read_for_a_client_that_has_left(pieces: Pieces, support: Med
         next(support.expand("[img-0][img-1]", media, cast("Tokenizer", pieces), CONTEXT, lambda: next(left)))
 
 
-def test_the_memory_of_pixels_is_counted_and_given_back(support: MediaSupport) -> None:
-    sight, store = Sight(support), support.store
-    store.room_bytes = 5
-    store._decoding_bytes = 7
-    assert sight.nbytes == 7
-    sight.drop_features()
-    assert sight.nbytes == 0
-    assert (Sight().nbytes, Sight().drop_features()) == (0, None)
-
-
 # --- the request
 
 
@@ -218,10 +206,11 @@ SHORT, LONG = wav(noise(5000)), wav(speech(40, [20.0], 8000), 8000, 8)
 
 def hearing(family: SoundFamily, pictures: Gemma4 | None = None) -> MediaSupport:
     """A model that hears, and sees if it has a preparation for pictures."""
-    store = RowStore(pictures, decoder=Here())
+    shown = None if pictures is None else FamilyPictures(pictures, START, SOFT, END)
+    store = RowStore(shown, decoder=Here())
     refusals = {} if pictures else {"image": "this model does not support image input"}
     heard = Hearing(family, HEAR, HEARD, HEARD_END)
-    return MediaSupport(pictures, START, SOFT, END, MediaNames(), store, heard, refusals)
+    return MediaSupport(shown, MediaNames(), store, heard, refusals)
 
 
 def sound(data: bytes, number: int = 0, kind: str = "audio") -> Media:

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.errors import MediaError
-from runner.media.families import BUDGETS, Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
+from runner.media.families import BUDGETS, Gemma4, Gemma4Unified, Glimmer, NemotronH, PictureFamily, Qwen35
 from runner.media.geometry import Geometry
 from tests.unit.media.recorded import SIZES, recorded
 
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: Mapping[str, PictureFamily] = {
     family.name: family for family in (Qwen35(), Glimmer(), Gemma4(), Gemma4Unified(), NemotronH())
 }
 SIDES = {"qwen3_5": 32, "glimmer": 28, "gemma4": 48, "gemma4_unified": 48, "nemotron_h": 32}
@@ -20,7 +20,7 @@ PATCHES = {"qwen3_5": 16, "glimmer": 14, "gemma4": 16, "gemma4_unified": 48, "ne
 MOST_TOKENS = {"qwen3_5": 16_384, "glimmer": 4096, "gemma4": 280, "gemma4_unified": 280, "nemotron_h": 3328}
 
 
-def size_or_none(family: Family, width: int, height: int) -> list[int] | None:
+def size_or_none(family: PictureFamily, width: int, height: int) -> list[int] | None:
     try:
         geometry = family.geometry(width, height)
     except MediaError:
@@ -63,7 +63,7 @@ def test_the_parts_of_a_geometry_fit_together(name: str, width: int, height: int
     assert 0 < geometry.tokens <= MOST_TOKENS[name]
 
 
-def geometry_or_none(family: Family, width: int, height: int) -> Geometry | None:
+def geometry_or_none(family: PictureFamily, width: int, height: int) -> Geometry | None:
     try:
         return family.geometry(width, height)
     except MediaError:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from runner.errors import MediaError
-from runner.media.header import MOST_PARTS, read_header
+from runner.media.header import MOST_PARTS, read_picture_header
 from tests.lib.lines import lines_of
 from tests.unit.media.pictures import encoded, in_form, pattern, png_chunk, png_of_size, seen, smooth
 
@@ -80,7 +80,7 @@ def lines_to_read(data: bytes) -> int:
 
     def read() -> None:
         with suppress(MediaError):
-            read_header(data)
+            read_picture_header(data)
 
     return lines_of(read)
 
@@ -95,7 +95,7 @@ def test_a_file_of_many_small_parts_is_refused_at_once(form: str) -> None:
         assert 0 < lines_to_read(data) < MOST_LINES
         tracemalloc.start()
         with pytest.raises(MediaError, match=r"^decode image: damaged "):
-            read_header(data)
+            read_picture_header(data)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < MOST_BYTES
@@ -121,7 +121,7 @@ def test_parts_within_parts_are_counted_together(name: str) -> None:
     data = NESTS[name]
     assert 0 < lines_to_read(data) < MOST_LINES
     with pytest.raises(MediaError, match=f": more than {MOST_PARTS} parts come before its pixels$"):
-        read_header(data)
+        read_picture_header(data)
 
 
 def test_entries_of_exif_count_too_and_cost_the_orientation_alone() -> None:
@@ -129,8 +129,8 @@ def test_entries_of_exif_count_too_and_cost_the_orientation_alone() -> None:
     turned = b"MM\0*\0\0\0\x08\0\1" + struct.pack(">HHIHH", 0x0112, 3, 1, 6, 0)
     for data in (png_with(png_chunk(b"eXIf", exif) * 20), webp_with(riff_chunk(b"EXIF", exif))):
         assert 0 < lines_to_read(data) < MOST_LINES
-        assert read_header(data)[1:4] == (40, 24, 1)
-    assert read_header(png_with(png_chunk(b"eXIf", exif) + png_chunk(b"eXIf", turned))).orientation == 6
+        assert read_picture_header(data)[1:4] == (40, 24, 1)
+    assert read_picture_header(png_with(png_chunk(b"eXIf", exif) + png_chunk(b"eXIf", turned))).orientation == 6
 
 
 @pytest.mark.parametrize("form", CROWDS)
@@ -141,7 +141,7 @@ def test_what_is_between_the_parts_that_matter_changes_nothing(form: str, seed: 
     chance = random.Random(seed)
     harmless = [part for part in parts if b"tRNS" not in part and b"Adobe" not in part and part[:2] != b"\xff\xdb"]
     data = insert(b"".join(chance.choices(harmless, k=chance.randrange(300))))
-    header, plain = read_header(data), read_header(PLAIN[form.split("-")[0]])
+    header, plain = read_picture_header(data), read_picture_header(PLAIN[form.split("-")[0]])
     assert header._replace(kept=()) == plain._replace(kept=())
     if form not in ("webp", "avif"):  # these refer to places in the file
         assert np.array_equal(seen(data), seen(PLAIN[form.split("-")[0]]))
@@ -160,7 +160,7 @@ def test_what_cameras_and_editors_write_is_read() -> None:
         whole = encoded(image, "JPEG", exif=exif, comment=b"a comment", **form)
         assert (whole[3], len(whole)) > (0xE0, 60_000)
         data = whole[:2] + profile + xmp * 200 + several + whole[2:] + PLAIN["jpeg"]
-        header = read_header(data)
+        header = read_picture_header(data)
         assert header[:4] == ("JPEG", 24, 40, 6)
         assert np.array_equal(seen(data), seen(whole))
         assert sum(map(len, header.pieces(data))) < 5000, "nothing of this reaches the decoder"
@@ -211,7 +211,7 @@ def test_a_jpeg_of_more_bits_is_refused_with_advice(bits: int) -> None:
     data = bytearray(PLAIN["jpeg"])
     data[data.index(b"\xff\xc0") + 4] = bits
     with pytest.raises(MediaError, match=f"^decode image: a JPEG of {bits} bits is not supported: convert the image"):
-        read_header(bytes(data))
+        read_picture_header(bytes(data))
 
 
 def test_a_jpeg_of_many_scans_is_refused() -> None:

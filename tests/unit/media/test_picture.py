@@ -9,7 +9,7 @@ from PIL import Image
 
 from runner.media import picture
 from runner.media.geometry import Alpha, Pixels
-from runner.media.header import Header, read_header
+from runner.media.header import Header, read_picture_header
 from tests.unit.media.pictures import FORMS, decode, encoded, in_form, pattern, seen, smooth
 
 NAMES = {"jpeg-progressive": "JPEG", "webp-lossless": "WebP", "webp": "WebP"}
@@ -19,7 +19,7 @@ NAMES = {"jpeg-progressive": "JPEG", "webp-lossless": "WebP", "webp": "WebP"}
 def test_every_form_is_read(form: str) -> None:
     image = smooth(70, 40)
     data = in_form(form, image)
-    assert read_header(data)._replace(kept=()) == Header(NAMES.get(form, form.upper()), 70, 40, 1)
+    assert read_picture_header(data)._replace(kept=()) == Header(NAMES.get(form, form.upper()), 70, 40, 1)
     found = seen(data)
     assert found.shape == (40, 70, 3)
     assert found.dtype == np.uint8
@@ -39,7 +39,7 @@ def test_resizing_is_pillows_bicubic() -> None:
     data = encoded(image)
     for size in ((32, 96), (200, 32), (100, 60)):
         expected = np.asarray(image.resize(size, Image.Resampling.BICUBIC))
-        assert np.array_equal(decode(data, read_header(data), *size), expected)
+        assert np.array_equal(decode(data, read_picture_header(data), *size), expected)
 
 
 def test_grey_of_sixteen_bits_keeps_its_upper_eight() -> None:
@@ -108,7 +108,7 @@ def with_orientation(image: Image.Image, form: str, orientation: int, **options:
 def test_cameras_may_be_held_in_any_way(form: str, options: dict[str, object], orientation: int) -> None:
     image = smooth(40, 24)
     data = with_orientation(image, form, orientation, **options)
-    header = read_header(data)
+    header = read_picture_header(data)
     assert header.orientation == orientation
     assert (header.width, header.height) == ((24, 40) if orientation >= 5 else (40, 24))
     check_near(seen(data), TURNED[orientation](np.asarray(image)), 24 if form == "JPEG" else 0)
@@ -128,7 +128,7 @@ def check_near(found: Pixels, expected: Pixels, most: int) -> None:
 
 @pytest.mark.parametrize("orientation", [0, 9])
 def test_an_orientation_that_does_not_exist_is_none(orientation: int) -> None:
-    assert read_header(with_orientation(smooth(40, 24), "PNG", orientation)).orientation == 1
+    assert read_picture_header(with_orientation(smooth(40, 24), "PNG", orientation)).orientation == 1
 
 
 HALF = np.array([[[200, 100, 50, 255], [0, 0, 0, 0]], [[200, 100, 50, 255], [80, 80, 80, 128]]], np.uint8)
@@ -137,9 +137,9 @@ HALF = np.array([[[200, 100, 50, 255], [0, 0, 0, 0]], [[200, 100, 50, 255], [80,
 def test_transparency_as_a_weight() -> None:
     """A transparent pixel has no say in the colour of the result; where all are transparent, it is black."""
     data = encoded(Image.fromarray(HALF[:1], "RGBA"))
-    small = decode(data, read_header(data), 1, 1, "weigh")
+    small = decode(data, read_picture_header(data), 1, 1, "weigh")
     assert np.abs(small.astype(int) - [[[200, 100, 50]]]).max() <= 1
-    assert decode(data, read_header(data), 1, 1).tolist() == [[[100, 50, 25]]]
+    assert decode(data, read_picture_header(data), 1, 1).tolist() == [[[100, 50, 25]]]
     assert seen(data, "weigh").tolist() == rgb([(200, 100, 50), (0, 0, 0)])
 
 

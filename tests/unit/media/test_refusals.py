@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from runner.errors import MediaError, RequestError
-from runner.media.header import AUDIO, IMAGE, kind_of, read_header
+from runner.media.header import AUDIO, IMAGE, media_kind, read_picture_header
 from tests import ROOT
 from tests.unit.media.pictures import FORMS, decode, encoded, in_form, pattern, png_of_size, seen, smooth
 
@@ -30,10 +30,10 @@ FOREIGN = {
 def test_known_formats_that_are_not_served_come_with_advice(name: str) -> None:
     text = f"^decode image: {name} is not supported: convert the image to JPEG or PNG$"
     with pytest.raises(MediaError, match=text) as refusal:
-        read_header(FOREIGN[name])
+        read_picture_header(FOREIGN[name])
     assert isinstance(refusal.value, RequestError)
     assert refusal.value.status == 400
-    assert kind_of(FOREIGN[name]) == IMAGE
+    assert media_kind(FOREIGN[name]) == IMAGE
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_known_formats_that_are_not_served_come_with_advice(name: str) -> None:
 )
 def test_a_refusal_names_the_format_and_what_would_be_read(data: bytes, text: str) -> None:
     with pytest.raises(MediaError) as refusal:
-        read_header(data)
+        read_picture_header(data)
     assert str(refusal.value).startswith(text)
     assert "\n" not in str(refusal.value)
     assert "0x" not in str(refusal.value), "no address of an object"
@@ -68,7 +68,7 @@ def test_a_picture_that_was_cut_off_is_refused(form: str, sixteenth: int) -> Non
 
 
 def read_and_decode(data: bytes) -> None:
-    decode(data, read_header(data), 32, 32)
+    decode(data, read_picture_header(data), 32, 32)
 
 
 def bombs() -> dict[str, bytes]:
@@ -90,16 +90,16 @@ def test_a_bomb_is_refused_by_its_header(form: str) -> None:
     assert len(data) < 5000
     tracemalloc.start()
     with pytest.raises(MediaError, match=f"^{TOO_LARGE}$"):
-        read_header(data)
+        read_picture_header(data)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
 
 
 def test_the_limit_is_a_hundred_megapixels(recwarn: pytest.WarningsRecorder) -> None:
-    assert read_header(png_of_size(10_000, 10_000)).width == 10_000
+    assert read_picture_header(png_of_size(10_000, 10_000)).width == 10_000
     with pytest.raises(MediaError, match=r"^decode image: 10001 x 10000 pixels exceed the limit of 100 megapixels"):
-        read_header(png_of_size(10_001, 10_000))
+        read_picture_header(png_of_size(10_001, 10_000))
 
 
 def test_text_that_inflates_is_not_looked_at() -> None:
@@ -110,7 +110,7 @@ def test_text_that_inflates_is_not_looked_at() -> None:
     info.add_text("key", "x" * 5_000_000, zip=True)
     data = encoded(Image.new("RGB", (4, 4)), pnginfo=info)
     assert len(data) < 100_000
-    assert sum(map(len, read_header(data).pieces(data))) < 200
+    assert sum(map(len, read_picture_header(data).pieces(data))) < 200
     assert seen(data).shape == (4, 4, 3)
 
 
@@ -119,7 +119,7 @@ def test_want_of_memory_is_not_the_pictures_fault(monkeypatch: pytest.MonkeyPatc
         raise MemoryError
 
     data = encoded(smooth(8, 8))
-    header = read_header(data)
+    header = read_picture_header(data)
     monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", full)
     with pytest.raises(MemoryError):
         decode(data, header, 8, 8)
@@ -132,7 +132,7 @@ def test_damaged_exif_costs_the_orientation_and_not_the_picture() -> None:
     whole = good.tobytes()
     for end in range(len(whole)):
         data = encoded(smooth(40, 24), "JPEG", exif=whole[:end])
-        assert read_header(data).orientation in (1, 6)
+        assert read_picture_header(data).orientation in (1, 6)
         read_and_decode(data)
 
 
@@ -148,7 +148,7 @@ def test_damaged_exif_costs_the_orientation_and_not_the_picture() -> None:
     ],
 )
 def test_kinds_by_the_first_bytes(data: bytes, kind: str) -> None:
-    assert kind_of(data) == kind
+    assert media_kind(data) == kind
 
 
 DATA = {form: in_form(form, smooth(200, 120)) for form in FORMS}
@@ -165,10 +165,10 @@ for module in pkgutil.walk_packages(runner.media.__path__, "runner.media."):
         importlib.import_module(module.name)
 from runner.media.decode_process import DecodeProcess
 from runner.media.geometry import grid
-from runner.media.header import read_header
+from runner.media.header import read_picture_header
 process = DecodeProcess()
 for data in map(bytes.fromhex, sys.stdin.read().split()):
-    assert len(process.decode(data, read_header(data), grid(32, 32, 16, 2), "drop", bool)) == 32 * 32 * 3
+    assert len(process.decode(data, read_picture_header(data), grid(32, 32, 16, 2), "drop", bool)) == 32 * 32 * 3
 assert not {"numpy", "PIL"} & set(sys.modules)
 """
     exif = Image.Exif()

@@ -12,12 +12,13 @@ from runner.errors import MediaError
 from runner.media.decode_process import decode_bytes
 from runner.media.families import Qwen35
 from runner.media.geometry import Alpha, Geometry, grid
-from runner.media.header import Header, read_header
+from runner.media.header import Header, read_picture_header
 from runner.media.prompt import Item, Picture
-from runner.media.rows import MediaRows, RowStore
+from runner.media.rows import FamilyPictures, MediaRows, RowStore
 from tests.unit.media.pictures import Here, decode, encoded
 
 FAMILY = Qwen35()
+PICTURES = FamilyPictures(FAMILY, 60, 62, 61)
 SIDE = 64
 ROWS_BYTES = SIDE * SIDE * 3
 """Of every picture here."""
@@ -27,7 +28,7 @@ class Counted(RowStore):
     """Notes what it decodes, and where."""
 
     def __init__(self, most_bytes: int = 1 << 20) -> None:
-        super().__init__(FAMILY, most_bytes, Here())
+        super().__init__(PICTURES, most_bytes, Here())
         self.decoded: list[int] = []
         self.threads: set[int] = set()
 
@@ -39,7 +40,7 @@ class Counted(RowStore):
 
 def shown(name: int, data: bytes | None = None) -> Picture:
     data = data or encoded(Image.new("RGB", (40, 40), (name % 256, 7, 9)))
-    return Picture(data, read_header(data), grid(SIDE, SIDE, 16, 2), name)
+    return Picture(data, read_picture_header(data), grid(SIDE, SIDE, 16, 2), name)
 
 
 def damaged(name: int) -> Picture:
@@ -139,7 +140,7 @@ def test_a_picture_that_takes_more_than_there_is_is_refused_with_the_numbers() -
 
 def test_what_decoding_takes_counts_until_others_need_it() -> None:
     slow, kept, picture = Slow(), shown(-1), shown(-2)
-    store = RowStore(FAMILY, decoder=Here())
+    store = RowStore(PICTURES, decoder=Here())
     store.check(kept, bool).result()
     store._decoder = slow
     decoding = store.check(picture, bool)
@@ -160,7 +161,7 @@ def test_what_decoding_takes_counts_until_others_need_it() -> None:
 
 def test_a_client_that_leaves_ends_its_picture_and_no_other() -> None:
     slow, gone = Slow(), Event()
-    store = RowStore(FAMILY, decoder=slow)
+    store = RowStore(PICTURES, decoder=slow)
     first = store.check(shown(-1), gone.is_set)
     assert slow.began.wait(10)
     store._decoder = Here()

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from runner.media.families import Family, Gemma4, Gemma4Unified, Glimmer, NemotronH, Qwen35
+from runner.media.families import Gemma4, Gemma4Unified, Glimmer, NemotronH, PictureFamily, Qwen35
 from runner.media.geometry import CHANNEL_Y_X, Pixels, cut
-from runner.media.header import read_header
+from runner.media.header import read_picture_header
 from tests.unit.media.pictures import decode, encoded, pattern
 from tests.unit.media.recorded import ROW_CASES, recorded
 
@@ -29,7 +29,7 @@ def gemma_values(rows: Pixels) -> Values:
     return (rows * (1 / 255)).astype(np.float32)
 
 
-FAMILIES: dict[str, tuple[Callable[[int], Family], Callable[[Pixels], Values]]] = {
+FAMILIES: dict[str, tuple[Callable[[int], PictureFamily], Callable[[Pixels], Values]]] = {
     "qwen3_5": (lambda limit: Qwen35(max_pixels=limit), qwen_values),
     "gemma4": (lambda limit: Gemma4(budgets=(limit,)), gemma_values),
 }
@@ -41,7 +41,7 @@ def test_rows_are_those_of_transformers_to_the_bit(name: str, width: int, height
     family = make(limit)
     data = encoded(Image.fromarray(pattern(width, height)), "BMP")
     geometry = family.geometry(width, height)
-    pixels = decode(data, read_header(data), geometry.width, geometry.height, family.alpha)
+    pixels = decode(data, read_picture_header(data), geometry.width, geometry.height, family.alpha)
     rows = family.patches(pixels, geometry)
     assert len(rows) == geometry.rows * geometry.columns
     digest = hashlib.sha256(values(rows).tobytes()).hexdigest()[:32]
@@ -54,7 +54,7 @@ def numbered(width: int, height: int) -> npt.NDArray[np.int32]:
 
 
 @pytest.mark.parametrize("family", [Glimmer(patch=2, downsample=3), NemotronH(patch=2, downsample=3)])
-def test_rows_of_glimmer_and_nemotron_go_patch_by_patch(family: Family) -> None:
+def test_rows_of_glimmer_and_nemotron_go_patch_by_patch(family: PictureFamily) -> None:
     patch, width, height = 2, 24, 12
     expected = [
         [(top + y, left + x, channel) for channel in range(3) for y in range(patch) for x in range(patch)]
@@ -65,7 +65,7 @@ def test_rows_of_glimmer_and_nemotron_go_patch_by_patch(family: Family) -> None:
 
 
 @pytest.mark.parametrize(("family", "patch"), [(Gemma4(patch=2, pool=3), 2), (Gemma4Unified(patch=2, pool=3), 6)])
-def test_rows_of_gemma_have_the_colours_of_a_pixel_together(family: Family, patch: int) -> None:
+def test_rows_of_gemma_have_the_colours_of_a_pixel_together(family: PictureFamily, patch: int) -> None:
     width, height = 12, 18
     expected = [
         [(top + y, left + x, channel) for y in range(patch) for x in range(patch) for channel in range(3)]
@@ -75,7 +75,7 @@ def test_rows_of_gemma_have_the_colours_of_a_pixel_together(family: Family, patc
     check(family, expected, width, height)
 
 
-def check(family: Family, expected: list[list[tuple[int, int, int]]], width: int, height: int) -> None:
+def check(family: PictureFamily, expected: list[list[tuple[int, int, int]]], width: int, height: int) -> None:
     """`expected` has for each value of each row the y, x and channel of the picture that it comes from."""
     geometry = replace(family, **budget_of(family)).geometry(width, height)  # type: ignore[arg-type]
     assert (geometry.width, geometry.height) == (width, height), "chosen so that nothing is resized"
@@ -84,7 +84,7 @@ def check(family: Family, expected: list[list[tuple[int, int, int]]], width: int
     assert geometry.rows * geometry.columns == len(expected)
 
 
-def budget_of(family: Family) -> dict[str, object]:
+def budget_of(family: PictureFamily) -> dict[str, object]:
     """Limits under which a tiny picture stays as it is."""
     if isinstance(family, Qwen35):
         return {"min_pixels": 1}

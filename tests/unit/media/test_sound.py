@@ -9,8 +9,8 @@ import pytest
 
 from runner.errors import MediaError
 from runner.media import sound
-from runner.media.hearing import Gemma4Sound, Gemma4UnifiedSound
-from runner.media.sound import cut, decode, mono, spectra, to_rate
+from runner.media.families import Gemma4Sound, Gemma4UnifiedSound
+from runner.media.sound import cut_samples, decode, mono, spectra, to_rate
 from runner.media.sound_header import LONGEST, RATE, read_sound_header, resampled
 from tests.lib.lines import lines_of
 from tests.unit.media.fuzzing import damaged
@@ -154,29 +154,29 @@ def test_one_rate_and_hardly_any_samples_stay_as_they_are() -> None:
 
 
 def test_thirty_seconds_are_one_piece_and_a_sample_more_are_two() -> None:
-    assert cut(noise(LONGEST)) == [LONGEST]
-    lengths = cut(noise(LONGEST + 1))
+    assert cut_samples(noise(LONGEST)) == [LONGEST]
+    lengths = cut_samples(noise(LONGEST + 1))
     assert len(lengths) == 2
     assert sum(lengths) == LONGEST + 1
 
 
 def test_a_sound_is_cut_where_it_is_quiet() -> None:
     samples = speech(31, pauses=[10.0, 14.2, 17.0, 25.0])
-    first, second = cut(samples)
+    first, second = cut_samples(samples)
     assert 17.0 - 0.1 < first / RATE < 17.0 + 0.1, "of those within two seconds of the middle, the last"
     assert first + second == len(samples)
-    lengths = cut(speech(100, pauses=[24.0, 49.0, 76.0]))
+    lengths = cut_samples(speech(100, pauses=[24.0, 49.0, 76.0]))
     assert [round(each / RATE, 1) for each in np.cumsum(lengths)[:-1]] == pytest.approx([24.0, 49.0, 76.0], abs=0.11)
 
 
 def test_of_equal_silences_the_last_window_counts() -> None:
-    first, _ = cut(np.zeros(LONGEST + 1000, np.float32))
+    first, _ = cut_samples(np.zeros(LONGEST + 1000, np.float32))
     target = (LONGEST + 1000) // 2
     assert first == target + 2 * RATE - 1600 + 800
 
 
 def test_pieces_that_leave_no_choice_are_cut_in_the_middle() -> None:
-    lengths = cut(noise(3 * LONGEST - 1000))
+    lengths = cut_samples(noise(3 * LONGEST - 1000))
     assert len(lengths) == 3
     assert max(lengths) <= LONGEST
     assert lengths[0] == (LONGEST - 1000 + LONGEST) // 2
@@ -185,7 +185,7 @@ def test_pieces_that_leave_no_choice_are_cut_in_the_middle() -> None:
 @pytest.mark.parametrize("seconds", [45, 61, 89.9, 300])
 def test_pieces_are_never_too_long(seconds: float) -> None:
     samples = noise(round(seconds * RATE))
-    lengths = cut(samples)
+    lengths = cut_samples(samples)
     assert len(lengths) == ceil(len(samples) / LONGEST)
     assert max(lengths) <= LONGEST
     assert sum(lengths) == len(samples)
@@ -227,7 +227,7 @@ def test_the_length_says_how_many_rows_there_are(count: int) -> None:
 
 def test_pieces_have_the_spectra_of_their_own_samples() -> None:
     samples = speech(31, pauses=[15.0])
-    first, _ = cut(samples)
+    first, _ = cut_samples(samples)
     lengths, rows = read(wav(samples, bits=32, form=FLOAT))
     assert np.array_equal(rows[: lengths[0]], spectra(samples[:first]))
     assert np.array_equal(rows[lengths[0] :], spectra(samples[first:]))

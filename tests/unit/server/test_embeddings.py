@@ -13,10 +13,9 @@ from protocol.embeddings import decode_media, sniffed_kind
 from runner.embeddings.embedder import EmbeddingSizes, TextEmbedder, TextToEmbed
 from runner.embeddings.endpoint import EmbeddingsEndpoint
 from runner.errors import RequestError
-from runner.media.families import Gemma4
-from runner.media.hearing import Gemma4Sound
+from runner.media.families import Gemma4, Gemma4Sound
 from runner.media.prompt import MediaNames, MediaPrompt
-from runner.media.rows import RowStore
+from runner.media.rows import FamilyPictures, RowStore
 from runner.media.support import Hearing, MediaSupport
 from scripts.tools.models.png import png
 from scripts.tools.models.wav import noise, wav
@@ -157,9 +156,9 @@ def sees(engine: Script, support: MediaSupport) -> Embedder:
 @pytest.fixture
 def support(engine: Script) -> Iterator[MediaSupport]:
     with_ends(engine)
-    family = Gemma4(budgets=(70,))
+    pictures = FamilyPictures(Gemma4(budgets=(70,)), 60, 62, 61)
     hearing = Hearing(Gemma4Sound(), 57, 58, 59)
-    support = MediaSupport(family, 60, 62, 61, MediaNames(), RowStore(family, decoder=Here()), hearing)
+    support = MediaSupport(pictures, MediaNames(), RowStore(pictures, decoder=Here()), hearing)
     yield support
     support.store.close()
 

@@ -13,15 +13,15 @@ from protocol import DoneReason, Metrics
 from runner.engine.events import Finished, Scored, Started
 from runner.media.families import Qwen35
 from runner.media.prompt import Item, MediaNames
-from runner.media.rows import MediaRows, RowStore
+from runner.media.rows import FamilyPictures, MediaRows, RowStore
 from runner.media.support import MediaSupport
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 from tests.unit.media.pictures import Here, encoded, spans
 from tests.unit.server.script import Client, Script
 
-FAMILY = Qwen35(min_pixels=1)
 START, SOFT, END = 60, 62, 61
+PICTURES = FamilyPictures(Qwen35(min_pixels=1), START, SOFT, END)
 WHOLE = encoded(Image.effect_noise((96, 64), 80).convert("RGB"))
 OTHER = encoded(Image.effect_noise((96, 64), 40).convert("RGB"))
 DAMAGED = WHOLE[: len(WHOLE) // 2]
@@ -29,7 +29,7 @@ DAMAGED = WHOLE[: len(WHOLE) // 2]
 
 @pytest.fixture
 def support(engine: Script) -> Iterator[MediaSupport]:
-    support = MediaSupport(FAMILY, START, SOFT, END, MediaNames(), RowStore(FAMILY, decoder=Here()))
+    support = MediaSupport(PICTURES, MediaNames(), RowStore(PICTURES, decoder=Here()))
     engine.vision = support
     yield support
     support.store.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from runner.media.hearing import Gemma4Sound
+from runner.media.families import Gemma4Sound
 from runner.media.prompt import Item, MediaNames
 from runner.media.rows import MediaRows, RowStore
 from runner.media.support import Hearing, MediaSupport
@@ -31,7 +31,7 @@ def spoiled() -> bytes:
 @pytest.fixture
 def support(engine: Script) -> Iterator[MediaSupport]:
     hearing = Hearing(Gemma4Sound(), START, SOFT, END)
-    support = MediaSupport(None, -1, -1, -1, MediaNames(), RowStore(None, decoder=Here()), hearing)
+    support = MediaSupport(None, MediaNames(), RowStore(None, decoder=Here()), hearing)
     engine.vision = support
     yield support
     support.store.close()

@@ -5,7 +5,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.media.towers.tower import Grid, attend, pieces
+from runner.media.towers.tower import Grid, attend_in_pieces, in_pieces
 from tests.lib.kernels import mlx_own
 from tests.model.media.towers.cases import CASES, NEMOTRON, QWEN, RECORDED, Case
 from tests.model.media.towers.made import encoded, features, made
@@ -48,7 +48,7 @@ def test_attention_in_blocks_is_attention(count: int, keys: int, piece_bytes: in
         mx.random.normal((batch, heads, rows, width), key=mx.random.key(rows + index))
         for index, rows in enumerate((count, keys, keys))
     )
-    steps = attend(queries, key, value, 0.25, piece_bytes)
+    steps = attend_in_pieces(queries, key, value, 0.25, piece_bytes)
     seen = 0
     while True:
         try:
@@ -79,8 +79,16 @@ def test_a_gpu_gets_heads_of_a_width_that_its_kernels_know(monkeypatch: pytest.M
 
 
 def test_pieces_cover_every_row_once() -> None:
-    assert [(each.start, each.stop) for each in pieces(7, 10, 30)] == [(0, 3), (3, 6), (6, 7)]
-    assert [(each.start, each.stop) for each in pieces(2, 10, 1)] == [(0, 1), (1, 2)]
+    for count, piece_bytes, expected in ((7, 30, [(0, 3), (3, 6), (6, 7)]), (2, 1, [(0, 1), (1, 2)])):
+        found: list[tuple[int, int]] = []
+
+        def noted(rows: slice, found: list[tuple[int, int]] = found) -> mx.array:
+            found.append((rows.start, rows.stop))
+            return mx.arange(rows.start, rows.stop)
+
+        steps = in_pieces(noted, count, 10, piece_bytes)
+        parts = len([*steps])
+        assert (found, parts) == (expected, len(expected) - 1)
 
 
 @pytest.mark.parametrize("case", [QWEN[3], NEMOTRON[4]], ids=lambda case: case.name)

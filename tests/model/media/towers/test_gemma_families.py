@@ -8,7 +8,7 @@ import pytest
 
 from runner.errors import ModelError
 from runner.media.towers.gemma4 import ClampedLinear, Gemma4Tower
-from runner.media.towers.glimmer import _windows, resampled
+from runner.media.towers.glimmer import _windows, stretched_table
 from runner.media.towers.tower import Grid
 from tests.lib.kernels import mlx_own
 from tests.model.media.towers.gemma_cases import (
@@ -85,7 +85,8 @@ def test_sixteen_bits_stay_sixteen_bits(name: str) -> None:
 
 
 def _linear(tower: Gemma4Tower) -> ClampedLinear:
-    return tower.encoder.layers[0].self_attn.q_proj
+    found: ClampedLinear = tower.encoder.layers[0].self_attn.q_proj
+    return found
 
 
 def test_a_linear_has_four_bounds_or_none() -> None:
@@ -120,11 +121,11 @@ def test_windows_are_cut_as_the_original_cuts_them() -> None:
 
 def test_positions_of_a_wide_picture_run_along_its_rows() -> None:
     table = mx.array([[10.0 * row + column] for row in range(4) for column in range(4)])
-    same = resampled(table, Grid(4, 4), Grid(4, 4)).reshape(4, 4)
+    same = stretched_table(table, Grid(4, 4), Grid(4, 4)).reshape(4, 4)
     assert same.tolist() == table.reshape(4, 4).tolist()
-    wide = resampled(table, Grid(4, 4), Grid(4, 8)).reshape(4, 8)[:, 1:-1]  # outside of the table are zeros
+    wide = stretched_table(table, Grid(4, 4), Grid(4, 8)).reshape(4, 8)[:, 1:-1]  # outside of the table are zeros
     assert mx.allclose(wide, 10 * mx.arange(4)[:, None] + (mx.arange(1, 7)[None] - 0.5) / 2, atol=1e-5)
-    uneven = resampled(table.reshape(2, 8).T.reshape(16, 1)[:8], Grid(2, 4), Grid(2, 4))
+    uneven = stretched_table(table.reshape(2, 8).T.reshape(16, 1)[:8], Grid(2, 4), Grid(2, 4))
     assert uneven.shape == (8, 1)
 
 

@@ -11,7 +11,7 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from runner.errors import ModelError
-from runner.media.hearing import Gemma4Sound
+from runner.media.families import Gemma4Sound
 from runner.media.towers import SoundTower, TowerPlan, load_tower, plan_sound_tower, plan_tower
 from runner.media.towers.gemma4_sound import Gemma4SoundTower
 from runner.model.config import read_config

@@ -1,4 +1,4 @@
-"""A model of mlx-vlm in the form of mlx-lm's. The only module of the core that imports mlx-vlm.
+"""A model of mlx-vlm in the form of mlx-lm's.
 
 Owner: the engine thread, like every array.
 """
@@ -25,7 +25,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, ConcatenateKVCache, KVCa
 
 from runner.errors import ModelError
 from runner.model.families import DECIDERS, Config
-from runner.model.vlm.source import LIBRARY, NOT_INSTALLED
+from runner.vlm import LIBRARY, NOT_INSTALLED
 
 Weights = dict[str, mx.array]
 Deepstack = Literal["rows", "tokens", "prompt"]
@@ -127,13 +127,22 @@ class Served(Module):
         text = self.text_model
         parts |= self.hooks.parts
         if self.takes_positions:
-            given = cast("mx.array | None", parts.get("position_ids"))
-            positions = plain_positions(tokens.shape[1], cache or ()) + self.hooks.shift if given is None else given
+            positions = cast("mx.array | None", parts.get("position_ids"))
+            if positions is None:
+                positions = self.plain_positions(tokens.shape[1], cache or ()) + self.hooks.shift
             if self.flat:
                 positions = positions[0]
             parts["position_ids"] = positions.transpose(1, 2, 0) if self.channels_last else positions
         call = cast("Any", super()).__call__ if text is self else text
         return cast("mx.array", call(tokens, cache=cache, **parts).logits)
+
+    @staticmethod
+    def plain_positions(count: int, layers: Iterable[object]) -> mx.array:
+        """Returns the positions [3, B, count] of the tokens after those that the layer caches have seen."""
+        offset = next(offsets(layers), 0)
+        first = mx.array(offset).reshape(-1, 1)
+        positions = first + mx.arange(count)
+        return mx.broadcast_to(positions[None], (3, *positions.shape))
 
     @property
     def text_model(self) -> Any:
@@ -243,14 +252,6 @@ def _served(classes: ModuleType, package: str) -> Callable[[object], Module]:
         "keeps_caches": package in _OWN_CACHES,
     }
     return type("Model", (Served, classes.Model), members)
-
-
-def plain_positions(count: int, layers: Iterable[object]) -> mx.array:
-    """Returns the positions [3, B, count] of the tokens after those that the layer caches have seen."""
-    offset = next(offsets(layers), 0)
-    first = mx.array(offset).reshape(-1, 1)
-    positions = first + mx.arange(count)
-    return mx.broadcast_to(positions[None], (3, *positions.shape))
 
 
 def offsets(layers: Iterable[object]) -> Iterator[int | mx.array]:

@@ -14,17 +14,16 @@ from runner.engine.parts import Parts
 from runner.errors import ComputeError, MediaError, ModelError, RunnerError
 from runner.logs import Log
 from runner.media.encoder import MediaEncoder
-from runner.media.forward import MediaForward, Rows, plain_ids
+from runner.media.forward import FeatureRows, plain_ids
 from runner.media.open import Sight
 from runner.media.prompt import Item, MediaNames, Picture
-from runner.media.rows import MediaRows
-from runner.media.towers.tower import Tower
-from runner.media.vlm.family import PLACEHOLDERS, Expansion, Prepares, VlmFamily, VlmRows, VlmStore, VlmSupport
-from runner.media.vlm.process import BFLOAT16, PART, Prepared, Preparer, Setup
+from runner.media.rows import MediaRows, RowStore
+from runner.media.support import MediaSupport
 from runner.model import OpenedModel
-from runner.model.vlm.module import Served, offsets
-from runner.model.vlm.packages import ALONE
-from runner.model.vlm.source import Choice, blindness
+from runner.vlm.module import Served, offsets
+from runner.vlm.pictures import PLACEHOLDERS, Expansion, Prepares, VlmPictures, VlmRows
+from runner.vlm.process import BFLOAT16, PART, Prepared, Preparer, Setup
+from runner.vlm.source import VlmChoice
 
 log = Log(__name__)
 _KNOWN = frozenset(
@@ -46,7 +45,7 @@ _TEXTS = (".json", ".jinja", ".txt", ".model")
 """Files that a processor may need. No program of a model's publisher is run."""
 
 
-class VlmEncoder(MediaEncoder):
+class VlmTower:
     """The tower of a model of mlx-vlm, which computes a picture in one piece.
 
     Features are the embeddings of a picture's tokens, beside them what is added after the first layers, and then notes
@@ -54,26 +53,26 @@ class VlmEncoder(MediaEncoder):
     (1 + layers) x width + 4].
     """
 
-    def __init__(self, module: Served, family: VlmFamily, store: VlmStore, wake: Callable[[], None]) -> None:
-        forward = VlmForward(module)
-        super().__init__(cast("Tower", None), store, cast("MediaForward", forward), wake, splits=True)
+    def __init__(self, module: Served, pictures: VlmPictures) -> None:
         self._module = module
-        self._family = family
+        self._pictures = pictures
 
     def needed_bytes(self, item: Item) -> int:
         patches = item.tokens * 4
         return patches * patches * _SCORE_BYTES + patches * self._module.width * _COPIES * _SCORE_BYTES
 
-    def encode(self, item: Item, rows: MediaRows) -> Iterator[mx.array]:
+    def parts(self, item: Item, rows: MediaRows) -> Iterator[mx.array]:
         assert isinstance(item, Picture)
-        expansion = self._family.expansion(item.header.width, item.header.height)
+        expansion = self._pictures.expansion(item.header)
         arrays = cast("VlmRows", rows).arrays
-        features = encoded(self._module, expansion, joined({name: mx.array(each) for name, each in arrays.items()}))
+        features = encoded(
+            self._module, expansion, named_arrays({name: mx.array(each) for name, each in arrays.items()})
+        )
         first = len(expansion.before)
-        yield from self.evaluated([features[first : first + len(expansion.own)]], item)
+        yield features[first : first + len(expansion.own)]
 
 
-def joined(arrays: Mapping[str, mx.array]) -> dict[str, Any]:
+def named_arrays(arrays: Mapping[str, mx.array]) -> dict[str, Any]:
     """Returns arrays by the names that a package takes, those of a list, and of lists in it, in their order."""
     found: dict[str, Any] = {}
     for title, array in arrays.items():
@@ -127,7 +126,7 @@ def encoded(module: Served, expansion: Expansion, arrays: dict[str, Any]) -> mx.
 
 
 class VlmForward:
-    """Forwards of a model of mlx-vlm over a prompt with pictures, as `MediaForward`."""
+    """Forwards of a model of mlx-vlm over a prompt with pictures."""
 
     def __init__(self, module: Served) -> None:
         self._module = module
@@ -136,7 +135,7 @@ class VlmForward:
         self,
         tokens: Sequence[int],
         layers: list[object],
-        rows: Sequence[Rows],
+        rows: Sequence[FeatureRows],
         positions: Sequence[Sequence[int]] | None,
         forward: Callable[[mx.array, list[object]], mx.array],
     ) -> mx.array:
@@ -183,24 +182,27 @@ class VlmForward:
         return self._module.shifted(shifts)
 
 
-def open_sight(parts: Parts) -> Sight:
+def open_vlm_sight(parts: Parts) -> Sight:
     """Starts the processor of a model of mlx-vlm, whose tower is loaded with it.
 
     Without sight if the processor does not work here: the log says why."""
     model, module = parts.model, cast("Served", parts.loaded.module)
     if parts.settings.no_media:
         return Sight(why="the runner was started with --no-media")
-    if why := blindness(model.config, Choice.of(parts.settings)):
+    if why := VlmChoice.of(parts.settings).blindness(model.config):
         return Sight(why="" if why == "a text model" else why)
     try:
         preparer = Preparer(setup_of(model))
         preparer.start()
-        family = family_of(model, module, preparer)
+        pictures = pictures_of(model, module, preparer)
     except RunnerError as error:
         log.warning("the model sees no pictures", why=str(error))
         return Sight(why=f"its vision is unavailable: {error}")
     log.info("the model sees pictures", tower=model.family.import_name)
-    return sight_of(family, module, partial(parts.post, None))
+    store = RowStore(pictures)
+    tower, forward = VlmTower(module, pictures), VlmForward(module)
+    encoder = MediaEncoder(tower, store, forward, partial(parts.post, None), splits=True)
+    return Sight(MediaSupport(pictures, MediaNames(), store), encoder)
 
 
 def setup_of(model: OpenedModel) -> Setup:
@@ -212,13 +214,13 @@ def setup_of(model: OpenedModel) -> Setup:
     return Setup(package, PLACEHOLDERS[package], {name: each for name, each in files.items() if each is not None})
 
 
-def family_of(model: OpenedModel, module: Served, preparer: Prepares) -> VlmFamily:
-    """Returns the preparation of a model's pictures. Raises ModelError if even a small one cannot be prepared."""
+def pictures_of(model: OpenedModel, module: Served, preparer: Prepares) -> VlmPictures:
+    """Returns what a model makes of pictures. Raises ModelError if even a small one cannot be prepared."""
     try:
         measured = preparer.measure(_SMALL, _SMALL, bool)
     except MediaError as error:
         raise ModelError(str(error)) from error
-    return VlmFamily.made_for(
+    return VlmPictures(
         model.family.module,
         module.library_version,
         preparer,
@@ -231,14 +233,7 @@ def family_of(model: OpenedModel, module: Served, preparer: Prepares) -> VlmFami
 
 def _made_of_one(module: Served, measured: Prepared) -> int:
     """Returns the number of embeddings that a model makes of the one token that its processor has for a picture."""
-    arrays = joined({name: mx.zeros(shape) for name, _, shape in measured.shapes})
+    arrays = named_arrays({name: mx.zeros(shape) for name, _, shape in measured.shapes})
     ids = mx.array([measured.ids])
     found = cast("Any", module).get_input_embeddings(ids, arrays.pop("pixel_values"), mask=mx.ones_like(ids), **arrays)
     return int(found.inputs_embeds.shape[1]) - ids.size + 1
-
-
-def sight_of(family: VlmFamily, module: Served, wake: Callable[[], None]) -> Sight:
-    """Returns the sight of a model."""
-    store = VlmStore(family)
-    support = VlmSupport(family, 0, 0, 0, MediaNames(), store, alone=family.title in ALONE)
-    return Sight(support, VlmEncoder(module, family, store, wake))

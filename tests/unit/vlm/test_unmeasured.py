@@ -10,9 +10,11 @@ from runner.engine.ports import Steps
 from runner.errors import MediaError, RequestError
 from runner.media.header import Header
 from runner.media.prompt import MediaNames, MediaPrompt
-from runner.media.vlm.family import VlmFamily, VlmStore, VlmSupport
-from runner.media.vlm.process import Arrays, Prepared
+from runner.media.rows import RowStore
+from runner.media.support import MediaSupport
 from runner.tokenizer import Tokenizer
+from runner.vlm.pictures import VlmPictures
+from runner.vlm.process import Arrays, Prepared
 from tests.lib.steps import result_of
 from tests.unit.media.test_expand import CONTEXT, Pieces, image
 
@@ -41,23 +43,23 @@ def script() -> Script:
 
 
 @pytest.fixture
-def support(script: Script) -> VlmSupport:
-    family = VlmFamily.made_for("p", "1", script, {}, [SOFT], mrope=False)
-    return VlmSupport(family, 0, 0, 0, MediaNames(), VlmStore(family))
+def support(script: Script) -> MediaSupport:
+    pictures = VlmPictures("p", "1", script, {}, [SOFT], mrope=False)
+    return MediaSupport(pictures, MediaNames(), RowStore(pictures))
 
 
-def expansion(support: VlmSupport, *media: Media) -> Steps[MediaPrompt | None]:
+def expansion(support: MediaSupport, *media: Media) -> Steps[MediaPrompt | None]:
     prompt = "".join(f"[img-{each.id}]" for each in media)
     return support.expand(f"{prompt}.", media, cast("Tokenizer", Pieces()), CONTEXT)
 
 
-def ids_of(steps: Steps[MediaPrompt | None], vision: VlmSupport | None = None) -> list[int]:
+def ids_of(steps: Steps[MediaPrompt | None], vision: MediaSupport | None = None) -> list[int]:
     found = result_of(steps, vision)
     assert found is not None
     return found.ids
 
 
-def test_a_new_size_is_measured_before_its_tokens_are_known(support: VlmSupport, script: Script) -> None:
+def test_a_new_size_is_measured_before_its_tokens_are_known(support: MediaSupport, script: Script) -> None:
     media = [image(0, 3), image(1, 2), image(2, 3, colour="blue")]
     steps = expansion(support, *media)
     unmeasured = next(steps)
@@ -72,7 +74,7 @@ def test_a_new_size_is_measured_before_its_tokens_are_known(support: VlmSupport,
     support.store.close()
 
 
-def test_nothing_is_measured_for_a_client_that_has_left(support: VlmSupport, script: Script) -> None:
+def test_nothing_is_measured_for_a_client_that_has_left(support: MediaSupport, script: Script) -> None:
     steps = expansion(support, image(0, 3))
     unmeasured = next(steps)
     assert unmeasured is not None

@@ -192,7 +192,7 @@ class Processor:
         for name in _QUIET:
             os.environ[name] = "false" if name == "TOKENIZERS_PARALLELISM" else "1"
         os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-        from runner.model.vlm.module import import_package
+        from runner.vlm.module import import_package
 
         classes = import_package(setup.package)  # lets transformers find its processor
         from mlx_vlm.models.base import BaseImageProcessor
@@ -287,7 +287,7 @@ def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
         for at, each in enumerate(cast("Sequence[object]", value)):
             yield from _flat(f"{name}{PART}{at}", each)
     elif str(getattr(value, "dtype", "")).endswith(".bfloat16"):
-        from runner.model.vlm.module import bits
+        from runner.vlm.module import bits
 
         yield name + BFLOAT16, bits(cast("Any", value))
     else:

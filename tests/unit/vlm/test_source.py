@@ -8,11 +8,13 @@ import pytest
 from runner.errors import ModelError
 from runner.model.config import text_config
 from runner.model.families import DECIDERS, OLLAMA_ONLY, Config, Family
-from runner.model.vlm.packages import BATCHED, COMPARED, DRAFTED, REFUSED
-from runner.model.vlm.source import USUAL, Choice, blindness, choose_family, package_of, why_not
+from runner.vlm import NOT_INSTALLED
+from runner.vlm.packages import BATCHED, COMPARED, DRAFTED, REFUSED
+from runner.vlm.source import MlxVlm, VlmChoice, package_of
 
 Install = Callable[[bool], None]
 UNPROVEN = next(iter(REFUSED))
+USUAL = VlmChoice()
 
 
 @pytest.fixture
@@ -30,8 +32,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     return set_to
 
 
-def choose(config: Config, choice: Choice = USUAL, architecture: str = "X") -> Family:
-    return choose_family(architecture, config, from_store=False, choice=choice)
+def choose(config: Config, choice: VlmChoice = USUAL, architecture: str = "X") -> Family:
+    return choice(architecture, config, from_store=False)
 
 
 def test_a_model_that_mlx_lm_has_is_served_by_it(install: Install) -> None:
@@ -45,7 +47,7 @@ def test_a_model_that_mlx_lm_has_is_served_by_it(install: Install) -> None:
 def test_one_that_it_lacks_is_mlx_vlms_where_that_is_installed(install: Install) -> None:
     install(True)
     family = choose({"model_type": "idefics3", "text_config": {}})
-    assert (family.import_name, family.text, family.of_mlx_vlm) == ("mlx_vlm.models.idefics3", "text_config", True)
+    assert (family.import_name, family.text) == ("mlx_vlm.models.idefics3", "text_config")
     assert choose({"model_type": "k2_horizon"}).text == ""
     assert choose({"model_type": "cohere2_vision"}).module == "aya_vision"
     install(False)
@@ -55,18 +57,19 @@ def test_one_that_it_lacks_is_mlx_vlms_where_that_is_installed(install: Install)
 
 def test_a_model_that_sees_with_mlx_vlm_alone_is_its_own_where_pictures_are_wanted(install: Install) -> None:
     config: Config = {"model_type": "qwen3_vl", "text_config": {}, "vision_config": {}}
-    for there, media, library in (
-        (True, True, "mlx_vlm"),
-        (True, False, "mlx_lm"),
-        (False, True, "mlx_lm"),
+    for there, media, library, unseen in (
+        (True, True, "mlx_vlm", ""),
+        (True, False, "mlx_lm", ""),
+        (False, True, "mlx_lm", NOT_INSTALLED),
     ):
         install(there)
-        assert choose(config, Choice(media=media)).library == library
-        lfm2 = choose({**config, "model_type": "lfm2_vl"}, Choice(media=media), "Lfm2VlForConditionalGeneration")
+        found = choose(config, VlmChoice(media=media))
+        assert (found.import_name.split(".")[0], found.unseen) == (library, unseen)
+        lfm2 = choose({**config, "model_type": "lfm2_vl"}, VlmChoice(media=media), "Lfm2VlForConditionalGeneration")
         assert lfm2.import_name == ("mlx_vlm.models.lfm2_vl" if library == "mlx_vlm" else "mlx_lm.models.lfm2")
     install(True)
-    assert choose({"model_type": "qwen3_vl", "text_config": {}}, Choice(media=True)).library == "mlx_lm", "no tower"
-    assert choose({**config, "model_type": "qwen3_5"}, Choice(media=True)).library == "mlx_lm", "we have its tower"
+    assert choose({"model_type": "qwen3_vl", "text_config": {}}, VlmChoice(media=True)).library is None, "no tower"
+    assert choose({**config, "model_type": "qwen3_5"}, VlmChoice(media=True)).library is None, "we have its tower"
 
 
 def test_the_parts_of_an_omni_model_are_within_its_thinker(install: Install) -> None:
@@ -76,20 +79,20 @@ def test_the_parts_of_an_omni_model_are_within_its_thinker(install: Install) -> 
     assert text_config({"thinker_config": {"text_config": {"a": 1}}}, choose(config)) == {"a": 1}
     with pytest.raises(ModelError, match=r"thinker_config\.text_config must be an object"):
         text_config({"thinker_config": {}}, choose(config))
-    assert not blindness(config, USUAL)
-    assert blindness({**config, "thinker_config": {}}, USUAL) == "a text model"
+    assert not USUAL.blindness(config)
+    assert USUAL.blindness({**config, "thinker_config": {}}) == "a text model"
 
 
 def test_a_model_whose_config_leaves_the_tower_to_its_class_sees() -> None:
-    assert not blindness({"model_type": "llava_qwen2"}, USUAL)
-    assert blindness({"model_type": "idefics3"}, USUAL) == "a text model"
+    assert not USUAL.blindness({"model_type": "llava_qwen2"})
+    assert USUAL.blindness({"model_type": "idefics3"}) == "a text model"
 
 
 def test_what_was_not_compared_is_refused_with_the_reason_unless_it_is_asked_for(install: Install) -> None:
     install(True)
     with pytest.raises(ModelError, match=f"{REFUSED[UNPROVEN]}; --unproven-models serves it all the same$"):
         choose({"model_type": UNPROVEN})
-    assert choose({"model_type": UNPROVEN}, Choice(unproven=True)).module == UNPROVEN
+    assert choose({"model_type": UNPROVEN}, VlmChoice(unproven=True)).module == UNPROVEN
 
 
 def test_d1_is_served_as_lfm2_vl_and_d1_omni_is_refused(install: Install) -> None:
@@ -107,7 +110,7 @@ def test_d1_is_served_as_lfm2_vl_and_d1_omni_is_refused(install: Install) -> Non
 def test_any_other_type_is_refused_as_before(model_type: object, install: Install) -> None:
     install(True)
     with pytest.raises(ModelError, match=r"^unsupported architecture: X$"):
-        choose({"model_type": model_type}, Choice(unproven=True))
+        choose({"model_type": model_type}, VlmChoice(unproven=True))
     assert package_of({"model_type": model_type}) == ""
 
 
@@ -115,7 +118,7 @@ def test_any_other_type_is_refused_as_before(model_type: object, install: Instal
 def test_what_remains_with_ollama_is_not_taken_for_another_model(architecture: str, install: Install) -> None:
     install(True)
     with pytest.raises(ModelError, match="only Ollama's own runner serves it"):
-        choose({"model_type": "idefics3"}, Choice(unproven=True), architecture)
+        choose({"model_type": "idefics3"}, VlmChoice(unproven=True), architecture)
 
 
 def test_one_of_ollamas_own_is_served_by_mlx_vlm(install: Install) -> None:
@@ -142,5 +145,6 @@ def test_the_table_agrees_with_itself() -> None:
 
 def test_only_what_a_trial_has_shown_may_share_a_forward_or_be_drafted() -> None:
     alone = next(iter(COMPARED - BATCHED))
+    why_not = MlxVlm().why_not
     assert why_not(alone, batches=True) == f"mlx_vlm.models.{alone} did not give the same answers in a trial"
     assert why_not(next(iter(BATCHED)), batches=True) == why_not(next(iter(DRAFTED)), batches=False) == ""

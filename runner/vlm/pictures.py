@@ -1,0 +1,214 @@
+"""A picture in a model of mlx-vlm: its tokens, which follow from its size alone, and its arrays."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import NamedTuple, Protocol, cast
+
+from runner.errors import MediaError, RequestError
+from runner.media.decode_process import DecodeProcess
+from runner.media.geometry import Geometry
+from runner.media.header import Header
+from runner.media.prompt import Item, MediaPrompt, Picture, UnmeasuredPicture
+from runner.media.rows import MediaRows, Pictures
+from runner.model.fields import Config, section, size
+from runner.vlm.packages import ALONE
+from runner.vlm.process import Arrays, Prepared, prepare_bytes
+
+PLACEHOLDERS = {
+    "aya_vision": "<image>",
+    "cohere_compass": "<|VISION_START|><|IMAGE_PAD|><|VISION_END|>",
+    "deepseek_vl_v2": "<image>\n",
+    "deepseekocr": "<image>",
+    "deepseekocr_2": "<image>",
+    "dots_ocr": "<|img|><|imgpad|><|endofimg|>",
+    "ernie4_5_moe_vl": "<|IMAGE_START|><|image@placeholder|><|IMAGE_END|>",
+    "fastvlm": "<image>\n",
+    "glm4v": "<|begin_of_image|><|image|><|end_of_image|>",
+    "glm4v_moe": "<|begin_of_image|><|image|><|end_of_image|>",
+    "glm5_next": "<|begin_of_image|><|image|><|end_of_image|>",
+    "glm_ocr": "<|begin_of_image|><|image|><|end_of_image|>",
+    "granite4_vision": "<image>\n",
+    "granite_vision": "<image>\n",
+    "idefics2": "<image>",
+    "jina_vlm": "<|image|>",
+    "kimi_k3": "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
+    "kimi_k25": "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
+    "kimi_vl": "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
+    "lfm2_vl": "<image>",
+    "llama4": "<|image|>",
+    "llava_bunny": "<image>\n",
+    "llava": "<image>\n",
+    "llava_next": "<image>\n",
+    "llava_onevision": "<image>\n",
+    "gemma3": "<start_of_image>",
+    "idefics3": "<image>",
+    "internvl": "<IMG_CONTEXT>",
+    "internvl_chat": "<image>",
+    "llmjpvl": "<image>",
+    "locateanything": "<image-1>",
+    "mage_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "mimo_v2": "<|vision_start|><|image_pad|><|vision_end|>",
+    "minicpmo": "<image>./</image>",
+    "minicpmv4_6": "<image>./</image>",
+    "minicpmv4_7": "<image>./</image>",
+    "minimax_m3_vl": "]<]image[>[",
+    "mistral3": "[IMG]",
+    "molmo2": "<|image|>",
+    "paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+    "phi3_v": "<|image_1|>",
+    "phi4_siglip": "<image>\n",
+    "pixtral": "[IMG]",
+    "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_omni_moe": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_vl_moe": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen4_exp": "<|vision_start|><|image_pad|><|vision_end|>",
+    "smolvlm": "<image>",
+    "step3p7": "<im_patch>",
+    "zaya1_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+}
+"""Package -> what its chat template writes for a picture."""
+
+_MOST_SIZES = 4096
+
+
+class Expansion(NamedTuple):
+    """The tokens that a picture becomes: those before and after it, and its own, in place of which features stand."""
+
+    before: Sequence[int]
+    own: Sequence[int]
+    after: Sequence[int]
+    rows: int = 0
+    columns: int = 0
+    """Of its own tokens, where positions have three channels."""
+    other: Sequence[int] = ()
+    """What the processor has in the place of its own, if it is not that: one id, of which the tower makes more, or ids
+    that no vocabulary has."""
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.before, *self.own, *self.after]
+
+    @property
+    def asked(self) -> list[int]:
+        """The ids that the tower takes."""
+        return [*self.before, *(self.other or self.own), *self.after]
+
+
+class Prepares(Protocol):
+    """Makes tokens and arrays of pictures, say `process.Preparer`. Owner: one thread at a time."""
+
+    def measure(self, width: int, height: int, left: Callable[[], bool]) -> Prepared: ...
+
+    def prepare(self, data: bytes, header: Header, left: Callable[[], bool]) -> Arrays: ...
+
+
+class VlmPictures(Pictures):
+    """The tokens and arrays that mlx-vlm's processor makes of pictures, one by one."""
+
+    version = 1
+    soft = -1  # each picture has its own
+
+    def __init__(
+        self,
+        package: str,
+        library_version: str,
+        preparer: Prepares,
+        config: Config,
+        soft: Sequence[int],
+        *,
+        mrope: bool,
+        tokens: int = 0,
+    ) -> None:
+        """`soft` are ids that may stand for pictures. `tokens` are those that the tower makes of any picture, if the
+        processor has one for it; else 0."""
+        self.name = f"mlx_vlm {library_version} {package}"
+        self.title = package
+        self.mrope = mrope
+        self.alone = package in ALONE
+        self._preparer = preparer
+        self._soft = soft
+        self._merge = size(section(config, "vision_config"), "spatial_merge_size", 2)  # of patches to a token
+        self._tokens = tokens
+        self._busy = Lock()
+        self._lock = Lock()
+        self._sizes: OrderedDict[tuple[int, int], Expansion] = OrderedDict()
+
+    def picture(self, data: bytes, header: Header) -> Item:
+        with self._lock:
+            found = self._sizes.get((header.width, header.height))
+        if found is None:
+            return UnmeasuredPicture(data, header)
+        grid = (found.rows, found.columns)
+        geometry = Geometry(header.width, header.height, *grid, len(found.own), *grid)
+        return Picture(data, header, geometry, 0, found.before, found.after, tuple(found.own))
+
+    def check_prompt(self, prompt: MediaPrompt, context_length: int) -> None:
+        if self.alone and len({span.item.name for span in prompt.spans}) > 1:
+            raise RequestError(f"{self.title} takes only one picture in a prompt")
+        if prompt.spans and prompt.spans[-1].stop == len(prompt.ids) <= context_length:
+            raise RequestError("the prompt ends in a picture: add a text after it")  # its last token is computed alone
+
+    def measure(self, header: Header, left: Callable[[], bool]) -> None:
+        self.expansion(header, left)
+
+    def expansion(self, header: Header, left: Callable[[], bool] = lambda: False) -> Expansion:
+        """Returns the tokens of a picture of this size, which may take a second. Raises MediaError, also when `left`
+        returns True."""
+        key = header.width, header.height
+        with self._lock:
+            found = self._sizes.get(key)
+        if found is None:
+            with self._busy:
+                measured = self._preparer.measure(*key, left)
+            found = split_ids(measured.ids, self._soft)
+            if self._tokens or min(found.own) < 0:
+                own = [max(token, 0) for token in found.own]
+                found = found._replace(other=found.own, own=own * self._tokens if self._tokens else own)
+            if self.mrope:
+                found = _with_grid(found, measured.grid, self._merge)
+            with self._lock:
+                self._sizes[key] = found
+                if len(self._sizes) > _MOST_SIZES:
+                    self._sizes.popitem(last=False)
+        return found
+
+    def needed_bytes(self, picture: Picture) -> int:
+        return prepare_bytes(picture.header, len(picture.data))
+
+    def rows(self, picture: Picture, decoder: DecodeProcess, left: Callable[[], bool]) -> "MediaRows":
+        del decoder
+        with self._busy:
+            return cast("MediaRows", VlmRows(self._preparer.prepare(picture.data, picture.header, left)))
+
+
+def split_ids(ids: Sequence[int], soft: Sequence[int]) -> Expansion:
+    """Returns an expansion whose own tokens are from the first to the last of those that stand for the picture."""
+    known = [token for token in soft if token in ids]
+    token = known[0] if known else Counter(ids).most_common(1)[0][0]
+    start, stop = ids.index(token), len(ids) - [*reversed(ids)].index(token)
+    return Expansion(ids[:start], ids[start:stop], ids[stop:])
+
+
+def _with_grid(found: Expansion, grid: Sequence[int], merge: int) -> Expansion:
+    """Returns an expansion with the grid of its tokens, of `merge` x `merge` patches each. Raises MediaError."""
+    if len(grid) != 3:
+        raise MediaError("preprocess image: the model's processor returned no grid of patches")
+    times, rows, columns = grid
+    if times != 1 or rows * columns != len(found.own) * merge**2:
+        raise MediaError(f"preprocess image: {rows} x {columns} patches do not make {len(found.own)} tokens")
+    return found._replace(rows=rows // merge, columns=columns // merge)
+
+
+@dataclass(frozen=True)
+class VlmRows:
+    """The arrays of one picture, by the names that the model's class takes."""
+
+    arrays: Arrays
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
