@@ -65,7 +65,7 @@ def _run_command(settings: CheckSettings | TopSettings | ReplaySettings | Follow
 
             check(settings)
         case TopSettings():
-            from runner.commands.top import top
+            from runner.numbers.top import top
 
             top(settings)
         case ReplaySettings():
@@ -157,7 +157,7 @@ async def _serve(
     asyncio.get_running_loop().set_exception_handler(DescriptorShortage().handle)
     # Malformed HTTP would fill the log with tracebacks; the app itself logs every fault of its own.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-    app = make_app(engine, helper)
+    app = make_app(engine, helper, build.routes(engine, helper))
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     assert runner.server is not None

@@ -1,16 +1,20 @@
 """Builds an engine: the world that its values come from, then its parts. Both import what the settings need, no more.
 
-Called on the engine thread, which alone imports MLX.
+Called on the engine thread, which alone imports MLX; `routes` is for the event loop.
 """
 
+from collections.abc import Iterator
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
-from runner.engine.engine import Assemble, Turns
+from runner.engine.engine import Assemble, Engine, Turns
 from runner.engine.events import Outbox
 from runner.model import OpenedModel
 from runner.settings import Settings
 
 if TYPE_CHECKING:
+    from aiohttp.web import RouteDef
+
     from runner.engine.parts import World
 
 
@@ -36,3 +40,11 @@ def assembler() -> Assemble:
     from runner.assemble import assemble
 
     return assemble
+
+
+def routes(engine: Engine, helper: Executor) -> "Iterator[RouteDef]":
+    """Yields the routes that wings add to those of the server."""
+    from runner.numbers.endpoints import StatsEndpoints
+
+    yield from StatsEndpoints(engine, helper).routes
+    yield from ()  # without any wing, too

@@ -11,10 +11,11 @@ import mlx.core as mx
 import msgspec
 
 from protocol import Format
+from protocol.stats import DiskCounts, DraftCounts, EmbeddingCounts, MediaCounts
 from runner.engine.generation import Forward, Generation, NoMedia
 from runner.engine.memory import Meter
+from runner.engine.observer import Observer
 from runner.engine.policy import SlicePolicy
-from runner.engine.report import Report, WingCounts
 from runner.engine.request import NoVision, ShownPrompt, Vision
 from runner.engine.scheduler import Scheduler
 from runner.errors import RequestError
@@ -88,6 +89,16 @@ class NoFormats:
 
 
 @dataclass
+class WingCounts:
+    """The numbers of the wings; of one that is off, its zeros."""
+
+    media: Callable[[], MediaCounts] = MediaCounts
+    drafts: Callable[[], DraftCounts] = DraftCounts
+    disk: Callable[[], DiskCounts] = DiskCounts
+    embeddings: Callable[[], EmbeddingCounts] = EmbeddingCounts
+
+
+@dataclass
 class Parts:
     """The parts of an engine. `runner.assemble.assemble` sets them from top to bottom, and between its steps each wing
     reads what is there, and sets or wraps what is its own. Any thread may use `tokenizer`, `vision` and `formats`; the
@@ -119,7 +130,6 @@ class Parts:
 
     # When all is connected.
     scheduler: Scheduler = field(init=False)
-    report: Report = field(init=False)
     warm_up: Callable[[], None] = field(init=False)
     """Computes what a first request would. Raises ComputeError if the model cannot."""
 
@@ -138,6 +148,7 @@ class Parts:
     """Set for a model that makes embeddings, or scores of options, and no text."""
     decider: "Decider | None" = None
     """Set with it for scores of options."""
+    observer: Observer = field(default_factory=Observer)
     counts: WingCounts = field(default_factory=WingCounts)
     draft_bytes: int = 0
     """What a model that drafts may hold beside its weights."""
@@ -152,6 +163,11 @@ class Parts:
     def shares_memory(self) -> bool:
         """True if the device and ordinary processes use the same memory."""
         return self.on_cpu or mx.metal.is_available()
+
+    @property
+    def held_bytes(self) -> tuple[int, int]:
+        """What MLX holds: in use, and kept for reuse."""
+        return mx.get_active_memory(), mx.get_cache_memory()
 
     @property
     def free_bytes(self) -> int:

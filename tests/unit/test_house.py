@@ -20,7 +20,7 @@ LAYERS = (
     ("ranks",),
     ("tape",),
     ("assemble",),
-    ("disk", "drafts", "embeddings", "grammar", "media"),
+    ("disk", "drafts", "embeddings", "grammar", "media", "numbers"),
     ("engine",),
     ("cache", "model", "tokenizer", "sampling"),
     ("process", "settings", "cpu"),
@@ -30,7 +30,7 @@ LAYERS = (
 )
 """From top to bottom: a part imports only from the rows below its own, and within itself."""
 CORE = ("engine", "cache", "sampling", "tokenizer", "model")
-WINGS = ("disk", "drafts", "embeddings", "grammar", "media", "ranks", "tape")
+WINGS = ("disk", "drafts", "embeddings", "grammar", "media", "numbers", "ranks", "tape")
 
 
 @cache

@@ -1,0 +1,153 @@
+"""The counters of an engine: requests, tokens and slices. Knows no model."""
+
+from collections import Counter
+from collections.abc import Iterable
+from copy import copy
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from protocol.stats import CacheCounts, RequestCounts, ScoreCounts, SliceCounts, TokenCounts
+from runner.engine.guide import compile_error
+from runner.engine.observer import Observer
+from runner.engine.policy import Begin, Decode, Encode, Prefill, Slice
+from runner.errors import RequestError
+from runner.numbers.distributions import Distributions
+from runner.numbers.figures import decode_rate, prefill_rate, ttft_s, waited_s
+
+if TYPE_CHECKING:
+    from runner.engine.generation import Generation
+    from runner.engine.request import Request
+
+
+class Counters(Observer):
+    """The counters of one engine. Owner: the engine thread.
+
+    None of them ever decreases. They cost a microsecond a slice, read or not.
+    """
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.misses: Counter[str] = Counter()
+        self.distributions = Distributions.empty()
+        self._stepped_s: dict[Generation, float | None] = {}  # when each running request last stepped
+        self.ttft_s: float | None = None
+        """The time to the first token of the last request that had one."""
+        self._tokens = TokenCounts()  # those of answers only once they have ended, as the next
+        self._known = 0
+        self.scores = ScoreCounts()
+        self.slices = SliceCounts()
+        """Without the tokens and the time of prefills, which the scheduler counts."""
+        self._former = CacheCounts()  # of caches that were replaced
+
+    # --- counting
+
+    def began(self, generation: "Generation") -> None:
+        session = generation.session
+        self._stepped_s[generation] = None
+        self._tokens.prompt += session.total
+        self._tokens.matched += session.matched
+        self._tokens.cached += session.cached
+        self._tokens.recomputed += session.total - session.cached
+        if generation.request.sampling.candidates:
+            self.scores.rows += 1
+            self.scores.tokens += session.total
+            self.scores.cached += session.cached
+        if session.miss:
+            self.misses[session.miss.value] += 1
+        self.distributions.queue_s.count(waited_s(generation.life))
+
+    def stepped(self, generations: "Iterable[Generation]", now_s: float) -> None:
+        last, count = self._stepped_s, self.distributions.gap_s.count
+        for generation in generations:
+            before = last.get(generation)
+            if before is None:
+                self._first(generation)
+            else:
+                count(now_s - before)
+            last[generation] = now_s
+            self.slices.decode_rows += 1
+
+    def sliced(self, done: Slice, seconds: float) -> None:
+        slices = self.slices
+        match done:
+            case Decode():
+                slices.decode += 1
+                slices.decode_s += seconds
+            case Prefill():
+                slices.prefill += 1
+            case Encode():
+                slices.encode += 1
+                slices.encode_s += seconds
+            case Begin():
+                slices.begin += 1
+
+    def ended(self, generation: "Generation") -> None:
+        life = generation.life
+        if self._stepped_s.pop(generation, None) is None and life.first_token_ns:
+            self._first(generation)  # a grammar has written all of its answer
+        self.outcomes[outcome_of(generation.request, life.outcome)] += 1
+        self._tokens.generated += life.generated
+        self._tokens.forced += life.forced
+        self._known += life.known
+        if rate := decode_rate(life, life.ended_ns):
+            self.distributions.decode_rate.count(rate)
+
+    def never_began(self, request: "Request", outcome: str) -> None:
+        self.outcomes[outcome_of(request, outcome)] += 1
+
+    def count_former(self, counts: CacheCounts) -> None:
+        """Adds the counts of a cache that is being replaced to those of its successors."""
+        self._former = self._with_former(counts)
+
+    # --- reading
+
+    @property
+    def running(self) -> "list[Generation]":
+        """The requests that have a session."""
+        return list(self._stepped_s)
+
+    def requests(self, queued: int) -> RequestCounts:
+        """Returns the counts of requests; `queued` more are waiting."""
+        return RequestCounts(running=len(self._stepped_s), queued=queued, **self.outcomes)
+
+    def tokens(self) -> TokenCounts:
+        """Returns the counts of tokens, those of running requests included."""
+        tokens = copy(self._tokens)
+        for generation in self._stepped_s:
+            tokens.generated += generation.life.generated
+            tokens.forced += generation.life.forced
+        return tokens
+
+    @property
+    def known(self) -> int:
+        """The first tokens that were known, those of running requests included."""
+        return self._known + sum(generation.life.known for generation in self._stepped_s)
+
+    def cache(self, present: CacheCounts) -> CacheCounts:
+        """Returns the counts of the present cache, with those of the caches before it and the misses added."""
+        return structs.replace(self._with_former(present), misses=dict(self.misses))
+
+    def _with_former(self, counts: CacheCounts) -> CacheCounts:
+        return structs.replace(
+            counts,
+            evictions=counts.evictions + self._former.evictions,
+            evicted_bytes=counts.evicted_bytes + self._former.evicted_bytes,
+            restored_bytes=counts.restored_bytes + self._former.restored_bytes,
+        )
+
+    def _first(self, generation: "Generation") -> None:
+        """Counts a request that has its first token."""
+        self.ttft_s = ttft_s(generation.life)
+        self.distributions.ttft_s.count(self.ttft_s)
+        if generation.life.decoded_ns:
+            self.distributions.prefill_rate.count(prefill_rate(generation))
+
+
+def outcome_of(request: "Request", outcome: str) -> str:
+    """Returns the outcome. If the grammar could not be compiled, it is that of the grammar: its client knows it, and
+    has left."""
+    error = compile_error(request.grammar)
+    if error is None:
+        return outcome
+    return "refused" if isinstance(error, RequestError) else "failed"
