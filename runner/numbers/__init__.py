@@ -9,7 +9,7 @@ all the same, and counts nothing.
     figures.py        the numbers of one request
     cache.py          the prefix cache in plain data
     endpoints.py      GET /v1/stats, /v1/cache, /v1/events and /metrics, and the page in page/
-    stats_cache.py    the latest numbers, for all clients; event_feed.py makes events of them, metrics.py a scrape
+    stats_cache.py    the latest numbers, for all clients; metrics.py makes a scrape of them
     top.py            `mlx-runner top`, which reads a runner; table.py shows its numbers
 
 Owner of the first five: the engine thread; of the others but `top.py` and `table.py`: the event loop.

@@ -63,19 +63,12 @@ def cache_nodes(cache: PrefixCache, spell: Spell | None = None, most: int = 1000
     return [
         CacheNode(
             id=0,
-            parent=None,
-            start=0,
             end=cache.sequence.position,
             bytes=cache.nbytes,
             live_bytes=cache.nbytes,
-            paged_bytes=0,
             layers=layers,
             live_layers=layers,
-            paged_layers=0,
-            missing_layers=0,
-            idle_uses=0,
             locks=int(not recorded),
-            restore_point=False,
             media=_items(recorded),
             text=spell(recorded) if spell is not None and recorded else None,
         )

@@ -129,12 +129,8 @@ class Counters(Observer):
         return structs.replace(self._with_former(present), misses=dict(self.misses))
 
     def _with_former(self, counts: CacheCounts) -> CacheCounts:
-        return structs.replace(
-            counts,
-            evictions=counts.evictions + self._former.evictions,
-            evicted_bytes=counts.evicted_bytes + self._former.evicted_bytes,
-            restored_bytes=counts.restored_bytes + self._former.restored_bytes,
-        )
+        fields = ("evictions", "evicted_bytes", "restored_bytes")
+        return structs.replace(counts, **{name: getattr(counts, name) + getattr(self._former, name) for name in fields})
 
     def _first(self, generation: "Generation") -> None:
         """Counts a request that has its first token."""

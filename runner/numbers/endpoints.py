@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from protocol.stats import Stats
 from runner.engine.engine import Engine
-from runner.numbers.event_feed import STATS_S, EventFeed, Seen
 from runner.numbers.stats_cache import StatsCache
 
 if TYPE_CHECKING:
@@ -34,7 +34,46 @@ _HEADERS = {
     "X-Frame-Options": "DENY",
     "Cache-Control": "no-store",  # the next runner on this port may have another version
 }
+STATS_S, CACHE_S, HEARTBEAT_S = 0.5, 1.0, 15.0
+"""The least time between two events of a kind, and the most between any two."""
+_HEARTBEAT = b": nothing new\n\n"
+_encode = msgspec.json.Encoder().encode
 Sleep = Callable[[float], Awaitable[object]]
+
+
+class EventFeed:
+    """The server-sent events for one page: the numbers and the cache, whenever they have changed. Owner: the event
+    loop."""
+
+    def __init__(self, stats_cache: StatsCache, clock: Callable[[], float]) -> None:
+        """`clock` returns seconds."""
+        self._stats_cache = stats_cache
+        self._clock = clock
+        # What the page got last, and when.
+        self._stats: Stats | None = None
+        self._mark: tuple[int, ...] | None = None
+        self._cache_sent_s = self._sent_s = float("-inf")
+
+    async def new_events(self) -> bytes:
+        """Returns the events that the page has not got yet, maybe none. Call it every `STATS_S`."""
+        published, frames = await self._stats_cache.published(), []
+        now_s = self._clock()
+        stats = msgspec.structs.replace(published.stats, uptime_s=0.0)  # which alone is not worth an event
+        if stats != self._stats:
+            self._stats = stats
+            frames.append(_frame("stats", published.stats))
+        if published.cache_mark != self._mark and now_s - self._cache_sent_s >= CACHE_S:
+            self._mark, self._cache_sent_s = published.cache_mark, now_s
+            frames.append(_frame("cache", await self._stats_cache.cache_picture()))
+        if not frames and now_s - self._sent_s >= HEARTBEAT_S:
+            frames.append(_HEARTBEAT)
+        if frames:
+            self._sent_s = now_s
+        return b"".join(frames)
+
+
+def _frame(event: str, data: msgspec.Struct) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event.encode(), _encode(data))
 
 
 class StatsEndpoints:
@@ -49,7 +88,7 @@ class StatsEndpoints:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._stats_cache = StatsCache(engine, clock=clock)
-        self._feed = EventFeed(self._stats_cache, clock)
+        self._clock = clock
         self._helper = helper
         self._sleep = sleep
         self._exporter: Exporter | None = None
@@ -71,11 +110,11 @@ class StatsEndpoints:
 
     async def _events(self, http: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-        seen = Seen()
+        feed = EventFeed(self._stats_cache, self._clock)
         with suppress(ConnectionError):  # the page was closed
             await response.prepare(http)
             while True:
-                if frames := await self._feed.new_events(seen):
+                if frames := await feed.new_events():
                     await response.write(frames)
                 await self._sleep(STATS_S)
         return response

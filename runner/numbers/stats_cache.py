@@ -15,9 +15,6 @@ from runner.numbers.distributions import EngineStats
 if TYPE_CHECKING:
     from runner.engine.parts import Parts
 
-_PATIENCE_S = 1.0
-_FRESH_S = 0.2
-
 
 class StatsCache:
     """The numbers that the engine published last. Owner: the event loop.
@@ -30,8 +27,8 @@ class StatsCache:
         self,
         engine: Engine,
         *,
-        patience_s: float = _PATIENCE_S,
-        fresh_s: float = _FRESH_S,
+        patience_s: float = 1.0,
+        fresh_s: float = 0.2,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         """Numbers younger than `fresh_s` are served without asking the engine."""

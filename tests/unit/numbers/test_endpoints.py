@@ -31,8 +31,7 @@ from runner.engine.engine import Engine
 from runner.engine.events import Refused
 from runner.engine.parts import Parts
 from runner.numbers.distributions import Distributions, EngineStats
-from runner.numbers.endpoints import StatsEndpoints
-from runner.numbers.event_feed import CACHE_S, HEARTBEAT_S, STATS_S, EventFeed, Seen
+from runner.numbers.endpoints import CACHE_S, HEARTBEAT_S, STATS_S, EventFeed, StatsEndpoints
 from runner.numbers.metrics import METRICS, Exporter, annotations
 from runner.numbers.stats_cache import StatsCache
 from runner.tokenizer import open_tokenizer
@@ -135,12 +134,11 @@ class Page:
     def __init__(self, engine: Counted, clock: Clock) -> None:
         self._clock = clock
         self._feed = EventFeed(StatsCache(cast("Engine", engine), fresh_s=0.0, clock=clock), clock)
-        self._seen = Seen()
 
-    async def at(self, seconds: float, other: Seen | None = None) -> list[str]:
-        """The names of the events at this time, for another page if one is given."""
+    async def at(self, seconds: float) -> list[str]:
+        """The names of the events at this time."""
         self._clock.now = seconds
-        frames = await self._feed.new_events(other or self._seen)
+        frames = await self._feed.new_events()
         return re.findall(r"^(?:event: (\w+)$|: )", frames.decode(), re.MULTILINE)
 
 
@@ -163,7 +161,7 @@ async def test_a_changed_cache_report_is_sent_at_most_once_a_second(page: Page, 
 
 async def test_news_are_events_of_one_line_of_json(engine: Counted, clock: Clock) -> None:
     engine.nodes = [msgspec.structs.replace(NODE, text="two\nlines\r\n\u2028 of it")]
-    frames = await EventFeed(cache_of(engine, clock), clock).new_events(Seen())
+    frames = await EventFeed(cache_of(engine, clock), clock).new_events()
     assert frames.endswith(b"\n\n")
     stats, cache = frames.decode().removesuffix("\n\n").split("\n\n")
     assert [frame.split("\n")[0] for frame in (stats, cache)] == ["event: stats", "event: cache"]
