@@ -43,7 +43,8 @@ MakeLayers = Callable[[], list[object]]
 def wings_of(settings: Settings | CheckSettings) -> Iterator[Wing]:
     """Yields the wings that an engine with these settings has, in the order in which they load.
 
-    These lines are all that the core's side knows of them: a wing that goes takes its folder and its lines here.
+    These lines, and those of their routes in `runner/build.py`, are all that the core's side knows of them: a wing that
+    goes takes its folder and its lines.
     """
     from runner.numbers.wing import NumbersWing
 

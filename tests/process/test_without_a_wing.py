@@ -13,7 +13,7 @@ from scripts.tools.host.lib import Client, Process, Request
 from tests import ROOT
 from tests.process.conftest import SpawnModel
 
-WINGS = ["grammar", "drafts", "embeddings", "media", "disk", "tape", "ranks"]
+WINGS = ["grammar", "drafts", "embeddings", "media", "numbers", "disk", "tape", "ranks"]
 BUILDERS = ("assemble.py", "build.py")
 REQUESTS = [Request("Once upon a time", {"num_predict": 30}), Request("Once upon a midnight", {"num_predict": 30})]
 """The second one has a prefix in the cache."""
@@ -35,7 +35,7 @@ def without(directory: Path, wing: str) -> Path:
         text, count = re.subn(lines, "", path.read_text())
         path.write_text(text)
         found += count
-    assert found == 1, "a wing is named once"
+    assert found == (2 if wing == "numbers" else 1), "a wing is named once, and once for its routes"
     return directory
 
 
@@ -51,6 +51,15 @@ async def test_the_rest_answers_as_before(start: SpawnModel, tmp_path: Path, win
     """Texts and cached counts are equal."""
     smaller = start(executable=(sys.executable, "-m", "runner"), environment=only(without(tmp_path, wing)))
     assert await answers(smaller) == await answers(start())
+
+
+@pytest.mark.full
+async def test_without_the_numbers_their_endpoints_are_not_there(start: SpawnModel, tmp_path: Path) -> None:
+    code = without(tmp_path, "numbers")
+    process = start(executable=(sys.executable, "-m", "runner"), environment=only(code))
+    async with Client.of(process) as client:
+        for path, status in (("/v1/status", 200), ("/health", 200), ("/v1/stats", 404), ("/metrics", 404), ("/", 404)):
+            assert (await client.send("GET", path)).status == status
 
 
 def checked(code: Path, kept: Path) -> dict[str, object]:
