@@ -5,7 +5,7 @@ between two slices when a client asks; other wings give theirs by `Parts.counts`
 all the same, and counts nothing.
 
     wing.py           joins an engine; all numbers at one moment
-    journal.py        the observer: log lines, progress; counters.py counts, with distributions.py
+    journal.py        the observer: log lines, progress; counters.py counts
     figures.py        the numbers of one request
     cache.py          the prefix cache in plain data
     endpoints.py      GET /v1/stats, /v1/cache, /v1/events and /metrics, and the page in page/

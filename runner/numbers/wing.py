@@ -12,7 +12,7 @@ from protocol.stats import CacheNode, DraftCounts, MemoryCounts, RankCounts, Sta
 from runner import __version__
 from runner.engine.parts import Parts, Wing
 from runner.numbers.cache import cache_nodes, describe
-from runner.numbers.distributions import Distributions, EngineStats
+from runner.numbers.counters import Distributions, EngineStats
 from runner.numbers.figures import queued, running, seconds
 from runner.numbers.journal import Journal
 from runner.tokenizer import Tokenizer

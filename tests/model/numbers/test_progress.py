@@ -45,20 +45,6 @@ def test_rate_and_time_left_are_of_what_was_computed() -> None:
     assert rates(shown) == [("1", "60", "100", "4")]
 
 
-def test_two_prompts_have_clocks_of_their_own() -> None:
-    clock, shown = Clock(), list[str]()
-    first = prompt(1, 1000, 0, clock, shown)
-    clock.now = 0.6
-    second = prompt(2, 500, 0, clock, shown)
-    clock.now = 1.1
-    first.add(300)
-    second.add(100)
-    clock.now = 1.7
-    first.add(100)
-    second.add(10)
-    assert rates(shown) == [("1", "30", "273", "3"), ("2", "22", "100", "4")]
-
-
 def make_engine(shown: list[str], *, terminal: bool) -> TinyEngine:
     """Returns an engine in which a prompt of 200 tokens takes ten slices of 0.3 s."""
 

@@ -7,28 +7,20 @@ from typing import TypeVar, cast
 import pytest
 from aiohttp.test_utils import TestServer
 
-from protocol.stats import CacheNode, Stats
+from protocol.stats import CacheNode
 from runner.engine.engine import Engine
 from runner.engine.parts import Parts
-from runner.numbers.distributions import Distributions, EngineStats
+from runner.numbers.counters import Distributions, EngineStats
 from runner.numbers.endpoints import StatsEndpoints
 from runner.numbers.stats_cache import engine_stats
 from runner.server.app import make_app
+from tests.lib.page_stand_in import STATS
 from tests.unit.server.conftest import helper
-from tests.unit.server.script import CONTEXT, Client, Script
+from tests.unit.server.script import Client, Script
 
-__all__ = ["STATS", "Counted", "client", "engine", "helper"]
+__all__ = ["Counted", "client", "engine", "helper"]
 
 Answer = TypeVar("Answer")
-STATS = Stats(
-    version="1.2.3",
-    model="tiny:latest",
-    architecture="llama",
-    device="cpu",
-    context_length=CONTEXT,
-    parallel=4,
-    cache_kind="trie",
-)
 
 
 class Counted(Script):

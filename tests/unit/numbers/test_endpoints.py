@@ -30,16 +30,16 @@ from runner.cache.layer_interface import Miss
 from runner.engine.engine import Engine
 from runner.engine.events import Refused
 from runner.engine.parts import Parts
-from runner.numbers.distributions import Distributions, EngineStats
+from runner.numbers.counters import Distributions, EngineStats
 from runner.numbers.endpoints import CACHE_S, HEARTBEAT_S, STATS_S, EventFeed, StatsEndpoints
 from runner.numbers.metrics import METRICS, Exporter, annotations
 from runner.numbers.stats_cache import StatsCache
 from runner.tokenizer import open_tokenizer
 from scripts.tools.docs.generate import DOCS
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
-from tests.lib.page_stand_in import node
+from tests.lib.page_stand_in import STATS, node
 from tests.lib.tiny_engine import Clock
-from tests.unit.numbers.conftest import STATS, Answer, Counted
+from tests.unit.numbers.conftest import Answer, Counted
 from tests.unit.server.script import Client
 
 PATHS = ("/v1/stats", "/v1/cache", "/v1/events", "/metrics")
