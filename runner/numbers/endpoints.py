@@ -7,17 +7,14 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
 from protocol.stats import Stats
 from runner.engine.engine import Engine
+from runner.numbers.counters import EngineStats
 from runner.numbers.stats_cache import StatsCache
-
-if TYPE_CHECKING:
-    from runner.numbers.metrics import Exporter
 
 _FOLDER = Path(__file__).parent / "page"
 _INDEX = "index.html"
@@ -91,7 +88,6 @@ class StatsEndpoints:
         self._clock = clock
         self._helper = helper
         self._sleep = sleep
-        self._exporter: Exporter | None = None
 
     @property
     def routes(self) -> Iterator[web.RouteDef]:
@@ -121,17 +117,16 @@ class StatsEndpoints:
 
     async def _metrics(self, http: web.Request) -> web.Response:
         published = await self._stats_cache.published()
-        if self._exporter is None:
-            self._exporter = await asyncio.get_running_loop().run_in_executor(self._helper, _make_exporter)
-        body, content_type = self._exporter.text(published, http.headers.get("Accept", ""))
+        asked = published, http.headers.get("Accept", "")
+        body, content_type = await asyncio.get_running_loop().run_in_executor(self._helper, _scrape, *asked)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-def _make_exporter() -> "Exporter":
-    """Runs off the event loop: the import takes some tens of milliseconds."""
-    from runner.numbers.metrics import Exporter
+def _scrape(published: EngineStats, accept: str) -> tuple[bytes, str]:
+    """Runs off the event loop: the first import takes some tens of milliseconds."""
+    from runner.numbers.metrics import scrape
 
-    return Exporter()
+    return scrape(published, accept)
 
 
 def _json(value: msgspec.Struct) -> web.Response:

@@ -32,7 +32,7 @@ from runner.engine.events import Refused
 from runner.engine.parts import Parts
 from runner.numbers.counters import Distributions, EngineStats
 from runner.numbers.endpoints import CACHE_S, HEARTBEAT_S, STATS_S, EventFeed, StatsEndpoints
-from runner.numbers.metrics import METRICS, Exporter, annotations
+from runner.numbers.metrics import METRICS, annotations, scrape
 from runner.numbers.stats_cache import StatsCache
 from runner.tokenizer import open_tokenizer
 from scripts.tools.docs.generate import DOCS
@@ -300,7 +300,7 @@ def families(text: str) -> dict[str, dict[tuple[str, ...], float]]:
     return found
 
 
-async def scrape(client: Client) -> dict[str, dict[tuple[str, ...], float]]:
+async def scraped(client: Client) -> dict[str, dict[tuple[str, ...], float]]:
     response = await client.get("/metrics")
     assert response.status == 200
     assert response.headers["Content-Type"].startswith("text/plain; version=")
@@ -316,7 +316,7 @@ async def test_each_form_of_annotation_becomes_samples(client: Client, engine: C
         cache=CacheCounts(budget_bytes=1000, misses={"empty": 2}),
         ranks=RankCounts(latency_us=250, members=[Rank(rank=3, name="3", memory_bytes=70)]),
     )
-    found = await scrape(client)
+    found = await scraped(client)
     ended = found["mlx_runner_requests_total"]
     assert ended == {("done",): 4, ("length",): 0, ("cancelled",): 0, ("failed",): 0, ("refused",): 0}
     assert found["mlx_runner_generated_tokens_total"] == {("sampled",): 18, ("forced",): 12}
@@ -330,7 +330,7 @@ async def test_each_form_of_annotation_becomes_samples(client: Client, engine: C
 
 
 def text_of(published: EngineStats, accept: str = "") -> str:
-    return Exporter().text(published, accept)[0].decode()
+    return scrape(published, accept)[0].decode()
 
 
 def published(stats: Stats = STATS) -> EngineStats:
@@ -391,7 +391,7 @@ def test_every_annotation_is_a_sample() -> None:
 
 
 def test_a_scraper_that_asks_for_open_metrics_gets_it() -> None:
-    body, content_type = Exporter().text(published(), "application/openmetrics-text; version=1.0.0")
+    body, content_type = scrape(published(), "application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
 
