@@ -30,7 +30,7 @@ class CacheDescription(NamedTuple):
     """Without the misses, which requests count."""
 
 
-def describe(cache: PrefixCache) -> CacheDescription:
+def describe_cache(cache: PrefixCache) -> CacheDescription:
     """Returns what a cache holds, in numbers."""
     if isinstance(cache, TrieCache):
         sequences, trie, ledger = cache.sequences, cache.trie, cache.sequences.facts.ledger

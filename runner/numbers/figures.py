@@ -40,18 +40,18 @@ def restored(generation: "Generation") -> int:
     return min(generation.request.restored, generation.session.cached)
 
 
-def queued(request: "Request", now_ns: int) -> RunningRequest:
+def queued_figures(request: "Request", now_ns: int) -> RunningRequest:
     """Returns the figures of a request that waits in the queue."""
     return RunningRequest(
         number=request.number,
         phase="queued",
         prompt=len(request.prompt),
         max_tokens=request.max_tokens,
-        age_s=seconds(request.arrived_ns, now_ns),
+        age_s=seconds_between(request.arrived_ns, now_ns),
     )
 
 
-def running(generation: "Generation", now_ns: int) -> RunningRequest:
+def running_figures(generation: "Generation", now_ns: int) -> RunningRequest:
     """Returns the figures of a request that has a session."""
     request, session, life = generation.request, generation.session, generation.life
     prefilled = min(session.position, session.total)
@@ -69,12 +69,12 @@ def running(generation: "Generation", now_ns: int) -> RunningRequest:
         prefilled=prefilled,
         generated=life.generated,
         max_tokens=request.max_tokens,
-        age_s=seconds(request.arrived_ns, now_ns),
+        age_s=seconds_between(request.arrived_ns, now_ns),
         tokens_per_s=round(rate, 2),
         ttft_s=ttft_s(life) if life.first_token_ns else None,
     )
 
 
-def seconds(since_ns: int, now_ns: int) -> float:
+def seconds_between(since_ns: int, now_ns: int) -> float:
     """Returns the time in between, to a millisecond."""
     return round((now_ns - since_ns) / 1e9, 3)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from runner.logs import Log
 from runner.model.progress import Progress
-from runner.numbers.cache import describe
+from runner.numbers.cache import describe_cache
 from runner.numbers.counters import Counters, outcome_of
 from runner.numbers.figures import decode_rate, prefill_rate, restored, ttft_s, waited_s
 from runner.terminal import STATUS_LINE
@@ -85,7 +85,7 @@ class Journal(Counters):
         log_end(generation)
 
     def cache_replaced(self, cache: "PrefixCache") -> None:
-        self.count_former(describe(cache).counts)
+        self.count_former(describe_cache(cache).counts)
 
 
 def log_end(generation: "Generation") -> None:

@@ -126,7 +126,7 @@ def print_once(stats: Stats) -> None:
     console.print(view(stats))
 
 
-def watch(stats: Stats, follow: Callable[[], Iterator[Stats]]) -> NoReturn:
+def watch_runner(stats: Stats, follow: Callable[[], Iterator[Stats]]) -> NoReturn:
     """Shows these numbers, and then those of `follow` forever, also across a restart, after which that raises
     RunnerError."""
     console, remark = Console(), ""

@@ -25,7 +25,7 @@ def top(settings: TopSettings) -> NoReturn:
     """Shows the runner's numbers until Ctrl-C, or once if stdout is no terminal. Raises RunnerError if no runner
     answers."""
     try:
-        from runner.numbers.table import print_once, watch
+        from runner.numbers.table import print_once, watch_runner
     except ImportError as error:
         raise RunnerError(
             f"mlx-runner top needs a package that is not installed ({error}): pip install 'rich>=14,<16';"
@@ -38,7 +38,7 @@ def top(settings: TopSettings) -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):  # so that the terminal is restored
         signal.signal(number, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
-        watch(feed.stats(), feed.follow)
+        watch_runner(feed.stats(), feed.follow)
     sys.exit(0)
 
 

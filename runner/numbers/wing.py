@@ -11,9 +11,9 @@ from msgspec import structs
 from protocol.stats import CacheNode, DraftCounts, MemoryCounts, RankCounts, Stats
 from runner import __version__
 from runner.engine.parts import Parts, Wing
-from runner.numbers.cache import cache_nodes, describe
+from runner.numbers.cache import cache_nodes, describe_cache
 from runner.numbers.counters import Distributions, EngineStats
-from runner.numbers.figures import queued, running, seconds
+from runner.numbers.figures import queued_figures, running_figures, seconds_between
 from runner.numbers.journal import Journal
 from runner.tokenizer import Tokenizer
 from runner.tokenizer.tokenizer import decode_utf8
@@ -36,7 +36,7 @@ def collect(parts: Parts) -> EngineStats:
     """Returns all numbers."""
     journal, scheduler, now_ns = parts.observer, parts.scheduler, perf_counter_ns()
     assert isinstance(journal, Journal)
-    cache, memory, waiting = describe(scheduler.cache), scheduler.memory, scheduler.queue.requests
+    cache, memory, waiting = describe_cache(scheduler.cache), scheduler.memory, scheduler.queue.requests
     used_bytes, reusable_bytes = parts.held_bytes
     slices, ranks = copy(journal.slices), parts.world.ranks
     slices.prefill_tokens, slices.prefill_s = scheduler.prefilled_tokens, scheduler.prefill_s
@@ -49,7 +49,7 @@ def collect(parts: Parts) -> EngineStats:
         context_length=parts.model.context_length,
         parallel=scheduler.parallel,
         cache_kind=parts.settings.cache,
-        uptime_s=seconds(journal.started_ns, now_ns),
+        uptime_s=seconds_between(journal.started_ns, now_ns),
         requests=journal.requests(len(waiting)),
         tokens=journal.tokens(),
         scores=copy(journal.scores),
@@ -68,8 +68,8 @@ def collect(parts: Parts) -> EngineStats:
         ranks=ranks.counts() if ranks is not None else RankCounts(),
         embeddings=copy(parts.counts.embeddings()),
         running=[
-            *(running(generation, now_ns) for generation in journal.running),
-            *(queued(request, now_ns) for request in waiting),
+            *(running_figures(generation, now_ns) for generation in journal.running),
+            *(queued_figures(request, now_ns) for request in waiting),
         ],
         ttft_s=journal.ttft_s,
     )
@@ -86,11 +86,11 @@ def _with_known(counts: DraftCounts, known: int) -> DraftCounts:
 
 def draw_cache(parts: Parts) -> list[CacheNode]:
     """Returns the nodes of the cache. With `--inspect-text` they show the beginning of their text."""
-    spell = (lambda tokens: preview(parts.tokenizer, tokens)) if parts.settings.inspect_text else None
+    spell = (lambda tokens: preview_text(parts.tokenizer, tokens)) if parts.settings.inspect_text else None
     return cache_nodes(parts.scheduler.cache, spell)
 
 
-def preview(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+def preview_text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     """Returns the first characters of the text of these tokens, on one line."""
     shown = [token for before, token in pairwise((0, *tokens[:_MOST_SHOWN])) if token >= 0 or token != before]
     data = b"".join(_ITEM if token < 0 else tokenizer.token_bytes(token) for token in shown[:_PREVIEW])

@@ -19,7 +19,7 @@ from runner.cache.interface import PrefixCache
 from runner.cache.node import spelled
 from runner.cache.single import SingleEntryCache
 from runner.cache.trie_cache import TrieCache
-from runner.numbers.cache import describe
+from runner.numbers.cache import describe_cache
 from scripts.tools.models.tiny import VOCAB, Tiny
 from tests.lib.driver import Answer
 
@@ -126,7 +126,7 @@ def ask_in_rounds(
 
 def contents(cache: PrefixCache) -> tuple[list[Entry], CacheCounts, Sequence[int]]:
     """Returns what a cache holds between sessions, but for the room in the layers that stay open."""
-    counts = describe(cache).counts
+    counts = describe_cache(cache).counts
     counts = replace(counts, budget_bytes=None, held_bytes=0, live_bytes=0, evicted_bytes=0)
     if isinstance(cache, TrieCache):
         sequences = cache.sequences

@@ -3,7 +3,7 @@
 from protocol.stats import Stats
 from runner.engine.parts import WingCounts
 from runner.engine.policy import Encode
-from runner.numbers.wing import collect, draw_cache, preview
+from runner.numbers.wing import collect, draw_cache, preview_text
 from tests.lib.seeing_engine import NotingPolicy, SeeingEngine, picture
 from tests.lib.tiny_engine import parts_of
 
@@ -46,5 +46,5 @@ def test_a_preview_shows_a_picture_as_one_word() -> None:
     assert node.text.count("[media]") == 2
     assert node.text.startswith("see <[media]= and <")
     tokenizer = engine.model.tokenizer
-    assert preview(tokenizer, [-3] * 9000 + [*tokenizer.encode("ab")]) == "[media]ab"
-    assert preview(tokenizer, [-3, -3, -4, -4]) == "[media][media]"
+    assert preview_text(tokenizer, [-3] * 9000 + [*tokenizer.encode("ab")]) == "[media]ab"
+    assert preview_text(tokenizer, [-3, -3, -4, -4]) == "[media][media]"
