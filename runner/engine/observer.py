@@ -1,4 +1,4 @@
-"""The port of a scheduler to those who count and log its requests."""
+"""The port through which a scheduler's requests are counted and logged."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """An observer of a scheduler, which changes nothing. This one notes nothing. Owner: the engine thread."""
+    """Notes what a scheduler does, and changes nothing. This class notes nothing. Owner: the engine thread."""
 
     def never_began(self, request: "Request", outcome: str) -> None:
         """Notes that a request ended without a session; `outcome` is a field of `RequestCounts`."""

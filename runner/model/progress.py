@@ -10,7 +10,7 @@ _EVERY_S = 1.0
 
 
 class Progress:
-    """A count of bytes done, logged once a second. Thread-safe. Of other units if `_report` is another one."""
+    """Counts bytes done, and logs them once a second; a subclass may report something else. Thread-safe."""
 
     def __init__(
         self, log: Log, what: str, total: int, done: int = 0, clock: Callable[[], float] = time.monotonic
@@ -31,7 +31,7 @@ class Progress:
 
     @property
     def reported(self) -> bool:
-        """True if a second has passed at some call of `add`."""
+        """True if there was a report."""
         return self._reported_s > self._started_s
 
     def add(self, count: int) -> None:

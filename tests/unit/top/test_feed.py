@@ -18,12 +18,6 @@ def bound() -> socket.socket:
     return taken
 
 
-async def test_the_numbers_of_this_moment() -> None:
-    async with StandIn() as stand_in:
-        stand_in.stats = replace(STATS, model="told")
-        assert await asyncio.to_thread(StatsFeed(stand_in.url).stats) == stand_in.stats
-
-
 async def test_every_change_is_read_until_the_end() -> None:
     async with StandIn() as stand_in:
         stand_in.show()  # other events are passed over
