@@ -368,27 +368,27 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     """The name of the node as long as it lives; below 2**53."""
-    parent: int | None
+    parent: int | None = None
     """The id of the parent; None for a child of a root, which is no node."""
-    start: int
+    start: int = 0
     """The tokens from the root to the beginning of the edge."""
     end: int
     bytes: int
     """Live and paged out."""
     live_bytes: int
     """In the buffers of layers. Approximate: buffers have room for further tokens."""
-    paged_bytes: int
+    paged_bytes: int = 0
     layers: int
     """The layers that the model uses."""
     live_layers: int
-    paged_layers: int
-    missing_layers: int
+    paged_layers: int = 0
+    missing_layers: int = 0
     """The layers for which nothing is kept here."""
-    idle_uses: int
+    idle_uses: int = 0
     """The number of uses of the trie since this node was last used."""
     locks: int
     """The open sessions whose prompts pass through the node."""
-    restore_point: bool
+    restore_point: bool = False
     stored: int = 0
     """The tokens of the edge, from its beginning, that are on disk."""
     restored: bool = False

@@ -20,7 +20,7 @@ from runner.ollama.hand_over import HandOver
 from runner.process import parent
 from runner.settings import CheckSettings, FollowSettings, ReplaySettings, Settings, TopSettings, context_limit
 from runner.terminal import STATUS_LINE
-from runner.wings import chooser
+from runner.wings import chooser, routes_of
 
 if TYPE_CHECKING:
     from runner.engine.engine import Engine
@@ -66,7 +66,7 @@ def _run_command(settings: CheckSettings | TopSettings | ReplaySettings | Follow
 
             check(settings)
         case TopSettings():
-            from runner.commands.top import top
+            from runner.numbers.top import top
 
             top(settings)
         case ReplaySettings():
@@ -159,7 +159,7 @@ async def _serve(
     asyncio.get_running_loop().set_exception_handler(DescriptorShortage().handle)
     # Malformed HTTP would fill the log with tracebacks; the app itself logs every fault of its own.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-    app = make_app(engine, helper)
+    app = make_app(engine, helper, routes_of(engine, helper))
     runner = web.AppRunner(app, handler_cancellation=True)
     await runner.setup()
     assert runner.server is not None

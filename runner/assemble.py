@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from runner import __version__
 from runner.cache import PrefixCache, make_cache
 from runner.cache.layers.batch import unbatchable_layers
 from runner.cache.sequence import LayerFacts, measured
@@ -24,7 +23,6 @@ from runner.engine.generation import Forward
 from runner.engine.memory import MemoryBudget, MLXMeter, set_limits
 from runner.engine.parts import Parts, Post, Sources, World
 from runner.engine.policy import SlicePolicy
-from runner.engine.report import Identity, Report
 from runner.engine.scheduler import Scheduler
 from runner.errors import NO_NUMBERS, ComputeError
 from runner.logs import Log, error_line
@@ -79,25 +77,13 @@ def assemble(
 
     for wing in wings:
         wing.plug(parts)
-    parts.scheduler = Scheduler(_context(parts, chunk_tokens), parts.sources.policy, settings.parallel, outbox)
+    parts.scheduler = Scheduler(
+        _context(parts, chunk_tokens), parts.sources.policy, settings.parallel, outbox, parts.observer
+    )
     parts.warm_up = _warm_up_of(parts)
 
     for wing in wings:
         wing.join(parts)
-    if world.ranks is not None:
-        parts.counts.ranks = world.ranks.counts
-    identity = Identity(
-        version=__version__,
-        model=model.title,
-        path=model.directory,
-        architecture=model.architecture,
-        device=device(),
-        context_length=model.context_length,
-        parallel=parts.scheduler.parallel,
-        cache_kind=settings.cache,
-    )
-    shown = parts.tokenizer if settings.inspect_text else None
-    parts.report = Report(identity, parts.scheduler, shown, parts.counts)
     log.info(
         "model loaded",
         model=model.name,

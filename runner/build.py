@@ -9,6 +9,7 @@ from runner.engine.engine import Assemble, Turns
 from runner.engine.events import Outbox
 from runner.model import OpenedModel
 from runner.settings import Settings
+from runner.wings import world_of
 
 if TYPE_CHECKING:
     from runner.engine.parts import World
@@ -17,18 +18,12 @@ if TYPE_CHECKING:
 def open_world(settings: Settings, model: OpenedModel, outbox: Outbox) -> "tuple[World, Turns]":
     """Returns the world of an engine with these settings, and its turns. Raises RankError if the ranks cannot begin,
     and UsageError if there can be no recording."""
+    opening = world_of(settings)
+    if opening is not None:
+        return opening(settings, model, outbox)
     from runner.engine.parts import World
 
-    world, turns = World(), Turns(outbox)
-    if settings.ranks > 1:
-        from runner.ranks.start import lead
-
-        world, turns = lead(settings, model, turns.outbox)
-    if settings.record is not None:
-        from runner.tape.recording import start_recording
-
-        world, turns = start_recording(settings.record, settings, model, turns.outbox)
-    return world, turns
+    return World(), Turns(outbox)
 
 
 def assembler() -> Assemble:

@@ -1,46 +1,79 @@
-"""The wings of a runner. These lines are all that the rest knows of them: a wing that goes takes its folder and its
-lines here. Imports no MLX, since a model is opened before."""
+"""The wings of a runner: capabilities beside the core, each in a folder of its own.
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+The table is all that the rest knows of them: a wing that goes takes its folder and its line here. Imports no MLX, since
+a model is opened before.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.model.families import ChooseFamily, family_of
 from runner.settings import CheckSettings, Settings
 
 if TYPE_CHECKING:
+    from aiohttp.web import RouteDef
+
+    from runner.engine.engine import Engine, OpenWorld
     from runner.engine.parts import Wing
 
-
-def chooser(settings: Settings | CheckSettings) -> ChooseFamily:
-    """Returns the function that chooses the family of a model."""
-    return next(_choosers(settings))
+Choices = Settings | CheckSettings
 
 
-def _choosers(settings: Settings | CheckSettings) -> Iterator[ChooseFamily]:
-    from runner.vlm.source import VlmChoice
+class Entry(NamedTuple):
+    """A wing: its folder, and the places in it, each `module:name`, that others call."""
 
-    yield VlmChoice.of(settings)
-    yield family_of
+    folder: str
+    wing: str = ""
+    """The class that joins an engine that is being built (`runner.engine.parts.Wing`)."""
+    models: str = ""
+    """The class that chooses the families of models of its own."""
+    routes: str = ""
+    """The class whose `routes` the server adds to its own."""
+    world: str = ""
+    """The function that opens another world for an engine. The settings want at most one."""
+    wanted: Callable[[Any], bool] = lambda _: True
+    """Returns True if these settings need it."""
+
+    def find(self, place: str) -> Any:
+        """Imports what stands at `place`."""
+        module, _, name = place.partition(":")
+        return getattr(import_module(f"runner.{self.folder}.{module}"), name)
 
 
-def wings_of(settings: Settings | CheckSettings) -> "Iterator[Wing]":
+WINGS = (
+    Entry("numbers", "wing:NumbersWing", routes="endpoints:StatsEndpoints"),
+    Entry("drafts", "opening:DraftsWing"),
+    Entry("media", "wing:MediaWing"),
+    Entry("vlm", "wing:VlmWing", models="source:VlmChoice"),
+    Entry("grammar", "wing:GrammarWing"),
+    Entry("embeddings", "wing:EmbeddingsWing"),
+    Entry("disk", "tier:DiskWing", wanted=lambda settings: settings.disk_cache is not None),
+    Entry("ranks", world="start:lead", wanted=lambda settings: settings.ranks > 1),
+    Entry("tape", world="recording:start_recording", wanted=lambda settings: settings.record is not None),
+)
+"""In the order in which they load."""
+
+
+def wings_of(settings: Choices) -> "Iterator[Wing]":
     """Yields the wings that an engine with these settings has, in the order in which they load."""
-    from runner.drafts.opening import DraftsWing
+    yield from (each.find(each.wing)() for each in WINGS if each.wing and each.wanted(settings))
 
-    yield DraftsWing()
-    from runner.media.wing import MediaWing
 
-    yield MediaWing()
-    from runner.vlm.wing import VlmWing
+def chooser(settings: Choices) -> ChooseFamily:
+    """Returns the function that chooses the family of a model."""
+    choosers = (each.find(each.models).of(settings) for each in WINGS if each.models)
+    return next(choosers, family_of)
 
-    yield VlmWing()
-    from runner.grammar.wing import GrammarWing
 
-    yield GrammarWing()
-    from runner.embeddings.wing import EmbeddingsWing
+def routes_of(engine: "Engine", helper: Executor) -> "Iterator[RouteDef]":
+    """Yields the routes that wings add to those of the server. `helper` runs slow work."""
+    for each in WINGS:
+        if each.routes:
+            yield from each.find(each.routes)(engine, helper).routes
 
-    yield EmbeddingsWing()
-    if settings.disk_cache is not None:
-        from runner.disk.tier import DiskWing
 
-        yield DiskWing()
+def world_of(settings: Settings) -> "OpenWorld | None":
+    """Returns the function that opens the world of an engine with these settings; None for the plain one."""
+    return next((each.find(each.world) for each in WINGS if each.world and each.wanted(settings)), None)

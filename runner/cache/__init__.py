@@ -7,8 +7,7 @@ Everything here runs on the engine thread, which alone owns sessions, layers, no
   sequence together, and knows what all sequences of a model have in common;
 * `node.py`, `trie.py`: the nodes; `sequences.py`: who uses which layers; `resume.py`: how far along a path they can be
   taken; `trie_cache.py` puts these together;
-* policies: `checkpoints.py` (where to stop), `eviction.py` (what goes first, until it fits);
-* `report.py`: the cache in plain data.
+* policies: `checkpoints.py` (where to stop), `eviction.py` (what goes first, until it fits).
 
 Always true between two forwards: all layers of a sequence stand at one offset; a record never claims a token that its
 layers have not seen; each snapshot is either live in one layer or owns its bytes, and is closed exactly once; the

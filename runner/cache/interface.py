@@ -12,33 +12,11 @@ What holds between sessions, whatever happened in them:
 Owner of every object here: the engine thread.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
-
-from protocol.stats import CacheCounts, CacheNode
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from runner.cache.session import Session
-
-Spell: TypeAlias = Callable[[Sequence[int]], str]
-"""Returns the beginning of the text of some tokens."""
-
-
-class CacheDescription(NamedTuple):
-    """A cache at one moment, in plain data."""
-
-    mark: tuple[int, ...]
-    """Changes whenever `PrefixCache.nodes` may change."""
-    counts: CacheCounts
-    """Without the misses, which the engine counts."""
-    sessions: int = 0
-    """The number of open sessions."""
-    snapshots: int = 0
-    """The number of open snapshots, live ones included."""
-    recorded_tokens: int = 0
-    """The length of the sequence that the layers hold between sessions; 0 while a session writes into them."""
-    reserved_bytes: int = 0
-    """Held by batches, in addition to the layers of their sessions; part of `counts.live_bytes`."""
 
 
 class PrefixCache(Protocol):
@@ -53,6 +31,10 @@ class PrefixCache(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes held in layers and snapshots, including allocated room that is not used yet."""
+
+    @property
+    def paged_bytes(self) -> int:
+        """The part of them in snapshots that own their bytes."""
 
     # --- sessions
 
@@ -93,16 +75,3 @@ class PrefixCache(Protocol):
 
     def evict(self) -> None:
         """Frees everything that no open session uses."""
-
-    # --- what it holds; reading changes nothing: no node counts as used, nothing is copied
-
-    def describe(self) -> CacheDescription:
-        """Returns what the cache holds, in numbers."""
-
-    def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:
-        """Returns the nodes of the trie, parents before their children, or one node for a cache of one sequence.
-        Without `spell` the nodes carry no text.
-
-        Of a trie with more than `most` nodes it returns about `most`, the most recently used ones: a node takes a few
-        microseconds.
-        """

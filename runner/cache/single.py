@@ -6,11 +6,8 @@ says nothing about the layers; they are reset before use.
 
 from collections.abc import Callable, Sequence
 
-from protocol.stats import CacheNode
-from runner.cache.interface import CacheDescription, Spell
 from runner.cache.layer_interface import Match, Miss
 from runner.cache.node import common_prefix
-from runner.cache.report import describe_sequence, sequence_node
 from runner.cache.sequence import LayerFacts, SequenceLayers
 from runner.cache.session import Session
 from runner.logs import Log
@@ -24,11 +21,12 @@ class SingleEntryCache:
 
     concurrent = False
     keeps = True
+    paged_bytes = 0
 
     def __init__(self, make_layers: Callable[[], list[object]]) -> None:
         """`make_layers` returns a fresh cache list of the same model every time."""
         self._make_layers = make_layers
-        self._facts = LayerFacts()
+        self.facts = LayerFacts()
 
         # Between sessions
         self.sequence: SequenceLayers | None = None
@@ -40,12 +38,6 @@ class SingleEntryCache:
     @property
     def nbytes(self) -> int:
         return 0 if self.sequence is None else self.sequence.nbytes
-
-    def describe(self) -> CacheDescription:
-        return describe_sequence(self._facts, self.sequence, len(self.tokens), self._open)
-
-    def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:  # noqa: ARG002  at most one
-        return sequence_node(self._facts, self.sequence, self.tokens, spell)
 
     def begin(self, tokens: Sequence[int], salt: str = "", first: int | None = None) -> Session:
         if not tokens:
@@ -68,7 +60,7 @@ class SingleEntryCache:
             self.tokens = []
 
     def session_bytes(self, tokens: int) -> int:
-        return self._facts.bytes_of(tokens)
+        return self.facts.bytes_of(tokens)
 
     def admits(self, tokens: int) -> bool:  # noqa: ARG002
         return True
@@ -86,7 +78,7 @@ class SingleEntryCache:
     def _open_session(self, prompt: list[int], salt: str) -> Session:
         """Returns a session over layers that stand at the cached prefix."""
         if self.sequence is None:
-            self.sequence = SequenceLayers(self._make_layers(), self._facts)
+            self.sequence = SequenceLayers(self._make_layers(), self.facts)
         match = self._match(prompt, salt)
         # The session owns the record until it closes: if anything goes wrong in between, the record claims nothing.
         recorded, self.tokens, self._salt = self.tokens, [], salt

@@ -11,14 +11,11 @@ Invariants: those of `LiveSequences`; and the ledger counts exactly the snapshot
 
 from collections.abc import Callable, Sequence
 
-from protocol.stats import CacheNode
 from runner.cache import resume
 from runner.cache.checkpoints import CheckpointPolicy, TurnCheckpoints
 from runner.cache.eviction import BudgetEnforcer
-from runner.cache.interface import CacheDescription, Spell
 from runner.cache.layer_interface import Match, Miss, Snapshot
 from runner.cache.node import Node, common_prefix, keys
-from runner.cache.report import describe_trie, trie_nodes
 from runner.cache.sequence import SequenceLayers
 from runner.cache.sequences import LiveSequences
 from runner.cache.session import CHECK_TOKENS, Session, TrieSession
@@ -58,11 +55,9 @@ class TrieCache:
     def nbytes(self) -> int:
         return self.sequences.nbytes + self.reserved_bytes
 
-    def describe(self) -> CacheDescription:
-        return describe_trie(self.sequences, self.trie, self.budget_bytes, self.reserved_bytes)
-
-    def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:
-        return trie_nodes(self.sequences, self.trie, spell, most)
+    @property
+    def paged_bytes(self) -> int:
+        return self.sequences.facts.ledger.nbytes
 
     def detach(self) -> None:
         """Frees everything but the layers of open sessions, which go on without the trie."""

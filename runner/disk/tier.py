@@ -165,11 +165,10 @@ def _open_tier(parts: Parts) -> DiskTier | None:
     name_of = names.name_of if names is not None else lambda _: 0
     reader = Reader(store, namespace.root, digest_of, name_of)
     disk = DiskThread(files, store, Sweep(files, directory, budget_bytes, _MOST_AGE_S), reader, parts.post)
-    counters = scheduler.journal.counters
 
     def prefill_token_s() -> float | None:
-        slices = counters.slices
-        return slices.prefill_s / slices.prefill_tokens if slices.prefill_tokens >= _KNOWN_TOKENS else None
+        tokens = scheduler.prefilled_tokens
+        return scheduler.prefill_s / tokens if tokens >= _KNOWN_TOKENS else None
 
     def ready() -> None:
         scheduler.queue.changed = True

@@ -9,7 +9,6 @@ from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias, TypeVar
 
-from protocol.stats import CacheNode
 from runner.engine.events import Outbox, Wakeup
 from runner.engine.ports import EncoderUse
 from runner.engine.request import Limits, Request
@@ -21,7 +20,6 @@ from runner.settings import Settings
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.engine.journal import EngineStats
     from runner.engine.parts import Parts, Post, World
     from runner.engine.ports import Ranks
 
@@ -52,6 +50,8 @@ class Turns:
         """Ends a slice, or the start. An `idle` engine may be ended at any moment."""
 
 
+OpenWorld: TypeAlias = "Callable[[Settings, OpenedModel, Outbox], tuple[World, Turns]]"
+"""Opens the world of an engine, and returns it with its turns. Raises RunnerError."""
 Assemble: TypeAlias = "Callable[[Settings, OpenedModel, Future[Tokenizer], Outbox, float, Post, World], Parts]"
 """Takes what `runner.assemble.assemble` does."""
 
@@ -84,6 +84,10 @@ class Engine:
     """The bytes that MLX held when the engine last looked: in use, and kept for reuse."""
     encoder_use = EncoderUse()
     """Set once requests can be computed, if the model makes no text."""
+    refused: int = 0
+    """The number of requests that were refused before they reached the engine. Owner: the event loop."""
+    failed: int = 0
+    """The number of those that failed before."""
     parts: "Parts"
     """For the engine thread alone, but for `tokenizer`, `vision` and `formats`."""
 
@@ -138,19 +142,11 @@ class Engine:
         self._mailbox.put(lambda: self._keep(kept))
         return kept
 
-    async def collect_stats(self) -> "EngineStats":
-        """Returns all counters, as of between two slices. Costs the engine some tens of microseconds."""
-        return await self._call_between_slices(lambda: self.parts.report.collect())
-
-    async def cache_nodes(self) -> list[CacheNode]:
-        """Returns the nodes of the cache, as of between two slices. A node of many layers takes some microseconds of
-        the engine's time."""
-        return await self._call_between_slices(lambda: self.parts.report.nodes())
-
-    def _call_between_slices(self, function: Callable[[], Answer]) -> "asyncio.Future[Answer]":
+    async def ask(self, question: "Callable[[Parts], Answer]") -> Answer:
+        """Returns the answer to a question, as of between two slices, when it is computed on the engine thread."""
         answer: Future[Answer] = Future()
-        self._mailbox.put(lambda: _resolve(answer, function))
-        return asyncio.wrap_future(answer)
+        self._mailbox.put(lambda: _resolve(answer, lambda: question(self.parts)))
+        return await asyncio.wrap_future(answer)
 
     def _check_tokenizer(self, opening: Future[Tokenizer]) -> None:
         """Reports a broken tokenizer at once, not when gigabytes have been read."""
@@ -275,7 +271,7 @@ class Engine:
 
     def _publish(self) -> None:
         self._publish_at = perf_counter() + _PUBLISH_S
-        self.memory_bytes = self.parts.report.memory_bytes()
+        self.memory_bytes = sum(self.parts.held_bytes)
 
 
 def _resolve(answer: Future[Answer], function: Callable[[], Answer]) -> None:

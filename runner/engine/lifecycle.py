@@ -2,13 +2,8 @@
 
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
 
 from protocol import Metrics
-
-if TYPE_CHECKING:
-    from runner.cache.session import Session
-    from runner.engine.request import Request
 
 
 @dataclass(slots=True)
@@ -54,29 +49,3 @@ class Lifecycle:
             eval_count=self.generated,
             eval_duration=now - decoded,
         )
-
-    @property
-    def ttft_s(self) -> float:
-        """The seconds from the arrival to the first token, or to the end."""
-        return ((self.first_token_ns or self.ended_ns) - self.arrived_ns) / 1e9
-
-    @property
-    def waited_s(self) -> float:
-        """The seconds from the arrival to the start of the computation."""
-        return (self.computed_ns - self.arrived_ns) / 1e9
-
-    @property
-    def tokens_per_s(self) -> float:
-        """The decode rate, from the first token on; 0 with fewer than two tokens."""
-        if self.generated < 2:
-            return 0.0
-        return (self.generated - 1) / (max(1, self.ended_ns - self.first_token_ns) / 1e9)
-
-    def prefill_tokens_per_s(self, tokens: int) -> float:
-        """Returns the rate of a prefill that computed `tokens`; 0 unless it has ended."""
-        return tokens / (max(1, self.decoded_ns - self.computed_ns) / 1e9) if self.decoded_ns else 0.0
-
-
-def restored(request: "Request", session: "Session") -> int:
-    """Returns the number of the cached tokens of a request that were brought from disk for it."""
-    return min(request.restored, session.cached)

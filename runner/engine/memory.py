@@ -216,7 +216,7 @@ class MemoryBudget:
         lacking = self._lacking(cache, others)
         if lacking <= 0:
             return None
-        if cache.describe().counts.paged_bytes >= lacking:  # snapshots of running requests: the others have none left
+        if cache.paged_bytes >= lacking:  # snapshots of running requests: the others have none left
             log.warning("freeing the checkpoints of running requests", lacking_bytes=lacking)
             cache.detach()
             return None

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import mlx.core as mx
 import msgspec
 
+from protocol.stats import DiskCounts, DraftCounts, EmbeddingCounts, MediaCounts
 from runner.engine.generation import Forward, Generation, NoMedia
 from runner.engine.memory import Meter
+from runner.engine.observer import Observer
 from runner.engine.policy import SlicePolicy
 from runner.engine.ports import EncoderUse, NoFormats, NoVision, Vision
-from runner.engine.report import Report, WingCounts
 from runner.engine.scheduler import Scheduler
 from runner.model import OpenedModel
 from runner.model.sources.checkpoint import Tensor
@@ -78,6 +79,16 @@ class World:
 
 
 @dataclass
+class WingCounts:
+    """The numbers of the wings; of one that is off, its zeros."""
+
+    media: Callable[[], MediaCounts] = MediaCounts
+    drafts: Callable[[], DraftCounts] = DraftCounts
+    disk: Callable[[], DiskCounts] = DiskCounts
+    embeddings: Callable[[], EmbeddingCounts] = EmbeddingCounts
+
+
+@dataclass
 class Parts:
     """The parts of an engine. `runner.assemble.assemble` sets them from top to bottom, and between its steps each wing
     reads what is there, and sets or wraps what is its own. Any thread may use `tokenizer`, `vision` and `formats`; the
@@ -109,7 +120,6 @@ class Parts:
 
     # When all is connected.
     scheduler: Scheduler = field(init=False)
-    report: Report = field(init=False)
     warm_up: Callable[[], None] = field(init=False)
     """Computes what a first request would. Raises ComputeError if the model cannot."""
 
@@ -127,6 +137,7 @@ class Parts:
     beside: "list[Beside]" = field(default_factory=list)
     """Work beside the scheduler; the tier is in it."""
     encoder_use: EncoderUse = field(default_factory=EncoderUse)
+    observer: Observer = field(default_factory=Observer)
     counts: WingCounts = field(default_factory=WingCounts)
     draft_bytes: int = 0
     """What a model that drafts may hold beside its weights."""
@@ -141,6 +152,11 @@ class Parts:
     def shares_memory(self) -> bool:
         """True if the device and ordinary processes use the same memory."""
         return self.on_cpu or mx.metal.is_available()
+
+    @property
+    def held_bytes(self) -> tuple[int, int]:
+        """What MLX holds: in use, and kept for reuse."""
+        return mx.get_active_memory(), mx.get_cache_memory()
 
     @property
     def free_bytes(self) -> int:

@@ -8,7 +8,7 @@ from runner.engine.batches import Batches
 from runner.engine.context import EngineContext
 from runner.engine.events import Failed, Outbox, Refused, Started
 from runner.engine.generation import Generation, Results
-from runner.engine.journal import Journal
+from runner.engine.observer import Observer
 from runner.engine.policy import Begin, Decode, Encode, Prefill, SlicePolicy, StepLimit, Workload
 from runner.engine.queue import MediaQueue, RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
@@ -29,14 +29,16 @@ class Scheduler:
     a time, or with the recovery if memory ran out in its slice. A fault of one request leaves the others as they are.
     """
 
-    def __init__(self, context: EngineContext, policy: SlicePolicy, parallel: int, outbox: Outbox) -> None:
+    def __init__(
+        self, context: EngineContext, policy: SlicePolicy, parallel: int, outbox: Outbox, observer: Observer
+    ) -> None:
         """At most `parallel` requests run at once, and only one if the cache is not concurrent."""
         # For good.
         self._context = context
         self.memory = context.memory
         self._policy = policy
         self._outbox = outbox
-        self.journal = Journal()
+        self._observer = observer
         self._recovery = Recovery(self.memory, context.salt, context.ranks)
         # Until a session cannot be opened or closed.
         self.cache = context.make_cache()
@@ -51,7 +53,11 @@ class Scheduler:
         # Until the end of a slice, which does what they ask for.
         self._cache_invalid = False
         self._memory_changed = False
-        self._slices = 0  # so far
+        # So far.
+        self._slices = 0
+        self.prefilled_tokens = 0
+        self.prefill_s = 0.0
+        """The time that they took."""
         self._make_room()
 
     def add(self, request: Request) -> None:
@@ -118,7 +124,11 @@ class Scheduler:
                 done = Decode(work.decoding.index(batch.id), batch.forward_rows != 0)
         if done is not None:
             self._policy.took(done, work, perf_counter() - started)
-            self.journal.counters.sliced(done, perf_counter() - started)
+            seconds = perf_counter() - started
+            self._observer.sliced(done, seconds)
+            if isinstance(done, Prefill):
+                self.prefilled_tokens += done.tokens
+                self.prefill_s += seconds
         self._slices += 1
         if self._slices % _RESERVE_SLICES == 0:
             self._reserve()
@@ -139,7 +149,7 @@ class Scheduler:
         if started_ns is None:
             if text := self.memory.refusal(self.cache, len(request.prompt)):
                 self._outbox.put(request.stream, Refused(text))
-                return self.journal.counters.never_began(request, "refused")
+                return self._observer.never_began(request, "refused")
             started_ns = perf_counter_ns()
             self._outbox.put(request.stream, Started())
             if self.cache.follows(request.keys, self._context.salt):
@@ -151,13 +161,13 @@ class Scheduler:
         except Exception as error:  # this request ends, the engine goes on
             log.exception("a request failed", request=request.number)
             self._outbox.put(request.stream, Failed(error_line(error)))
-            self.journal.counters.never_began(request, "failed")
+            self._observer.never_began(request, "failed")
             if session is None:
                 self._cache_invalid = True
             else:
                 self._close(session)
         else:
-            self.journal.began(generation)
+            self._observer.began(generation)
             self._continue(generation)
 
     def _continue(self, generation: Generation) -> None:
@@ -192,7 +202,7 @@ class Scheduler:
                 generation.note_forward(error)
             self._settle(self._recovery.retry_or_fail(generation, error))
             return 0
-        self.journal.prefilled(generation)
+        self._observer.prefilled(generation)
         if generation.done or not generation.left or generation.lacks_features:
             self.prefilling.remove(generation)
             self._continue(generation)
@@ -220,7 +230,7 @@ class Scheduler:
             if choices:
                 self.memory.stepped(batch.forward_rows)
                 done = self._deliver(batch.take(choices))
-                self.journal.counters.stepped(batch.generations, perf_counter())
+                self._observer.stepped(batch.generations, perf_counter())
                 if done:
                     self._leave(batch, done)
         if batch.split_off:
@@ -267,7 +277,7 @@ class Scheduler:
         """Ends the requests whose clients have left, and those that were turned away."""
         if self.queue.arrived or self.queue.awaiting_prefix:
             for request in self.queue.remove_cancelled():
-                self.journal.counters.never_began(request, "cancelled")
+                self._observer.never_began(request, "cancelled")
         for generations in filter(None, (self.prefilling, self._media.generations, self._compiling)):
             for generation in [each for each in generations if each.dropped]:
                 generations.remove(generation)
@@ -296,7 +306,7 @@ class Scheduler:
     def _end(self, generation: Generation) -> None:
         self.queue.changed = self._memory_changed = True
         self._close(generation)
-        self.journal.ended(generation)
+        self._observer.ended(generation)
         TRACE.lap("keep")
 
     def _close(self, open_one: Generation | Session) -> None:
@@ -314,7 +324,7 @@ class Scheduler:
     def _replace_cache(self) -> None:
         """Discards the cache; running requests keep its layers until they end."""
         self._outbox.send()
-        self.journal.counters.cache_replaced(self.cache.describe().counts)
+        self._observer.cache_replaced(self.cache)
         discard(self.cache)
         self.cache = self._context.make_cache()
         self._cache_invalid = False

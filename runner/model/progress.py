@@ -1,38 +1,49 @@
-"""Logs the progress of long work on many bytes."""
+"""The progress of long work, once a second."""
 
 import threading
 import time
+from collections.abc import Callable
 
 from runner.logs import Log
 
-_LOG_EVERY_S = 1.0
+_EVERY_S = 1.0
 
 
 class Progress:
-    """A counter of bytes done, logged once a second. Thread-safe."""
+    """Counts bytes done, and logs them once a second; a subclass may report something else. Thread-safe."""
 
-    def __init__(self, log: Log, what: str, total_bytes: int) -> None:
-        """`what` is the log message, for example `loading`."""
-        self.total_bytes = total_bytes
+    def __init__(
+        self, log: Log, what: str, total: int, done: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`what` is the log message, for example `loading`. `done` counts as done before the start."""
+        self.total = total
+        self.done = done
         self._log = log
         self._what = what
-        self._done_bytes = 0
-        self._started = self._logged = time.monotonic()
+        self._clock = clock
+        self._started_s = self._reported_s = clock()
         self._lock = threading.Lock()
 
     @property
     def seconds(self) -> float:
         """Seconds since the start."""
-        return round(time.monotonic() - self._started, 1)
+        return round(self._clock() - self._started_s, 1)
+
+    @property
+    def reported(self) -> bool:
+        """True if there was a report."""
+        return self._reported_s > self._started_s
 
     def add(self, count: int) -> None:
-        """Adds `count` bytes; logs if the last line is a second old."""
+        """Adds `count`; reports if the last report is a second old."""
         with self._lock:
-            self._done_bytes += count
-            now = time.monotonic()
-            if now - self._logged < _LOG_EVERY_S:
+            self.done += count
+            now_s = self._clock()
+            if now_s - self._reported_s < _EVERY_S:
                 return
-            self._logged = now
-            done, seconds = self._done_bytes, round(now - self._started, 1)
-        percent = 100 * done // max(1, self.total_bytes)
-        self._log.info(self._what, percent=percent, bytes=done, total=self.total_bytes, seconds=seconds)
+            self._reported_s = now_s
+            done = self.done
+        self._report(done, 100 * done // max(1, self.total), now_s - self._started_s)
+
+    def _report(self, done: int, percent: int, seconds: float) -> None:
+        self._log.info(self._what, percent=percent, bytes=done, total=self.total, seconds=round(seconds, 1))

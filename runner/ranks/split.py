@@ -289,7 +289,7 @@ def _settle(module: Module, types: DtypePlan, progress: Progress) -> None:
             module.load_weights(piece, strict=False)
             mx.eval([array for _, array in piece])
             mx.synchronize()  # the CPU backend frees its inputs asynchronously
-            reached = progress.total_bytes * done_bytes // share_bytes
+            reached = progress.total * done_bytes // share_bytes
             progress.add(reached - read_bytes)
             read_bytes = reached
         mx.clear_cache()  # the next layer may be of other sizes

@@ -1,11 +1,10 @@
 """The routes, and the rules for all of them: guards, the form of refusals, the access log."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from functools import partial
 from http import HTTPStatus
-from pathlib import Path
 from time import perf_counter
 from typing import NoReturn
 from urllib.parse import urlsplit
@@ -20,8 +19,6 @@ from runner.server.completion import NUMBER, CompletionEndpoint, told
 from runner.server.connections import Connection, Connections
 from runner.server.intake import Incoming, Intake
 from runner.server.score import ScoreEndpoint
-from runner.server.stats import PATHS as _WATCHED_PATHS
-from runner.server.stats import StatsCache, StatsEndpoints
 from runner.server.tokenize import TokenizeEndpoint
 
 log = Log(__name__)
@@ -54,48 +51,12 @@ def _is_loopback(url: str) -> bool:
     return name in _LOOPBACK or name.endswith(".localhost")
 
 
-# --- `GET /`: the page that shows what the runner is doing, drawn in the browser from `/v1/events`.
-
-_FOLDER = Path(__file__).parent / "page"
-_INDEX = "index.html"
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_HEADERS = {
-    # The page may load its own files and ask this runner, nothing else; and no text is ever taken for markup.
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
-    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
-    " require-trusted-types-for 'script'; trusted-types 'none'",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Cache-Control": "no-store",  # the next runner on this port may have another version
-}
-
-
-def add_page(router: web.UrlDispatcher) -> None:
-    """Adds `/` and the page's own files below `/page/`. No other file is served."""
-    router.add_get("/", _file)
-    router.add_get("/page/{name}", _file)
-
-
-async def _file(http: web.Request) -> web.Response:
-    name = http.match_info.get("name", _INDEX)
-    body = _read(name)
-    if body is None:
-        raise web.HTTPNotFound
-    return web.Response(body=body, content_type=_TYPES[Path(name).suffix], charset="utf-8", headers=_HEADERS)
-
-
-def _read(name: str) -> bytes | None:
-    """Returns one of the page's files. Each call reads it: files are small, and a page is opened seldom."""
-    return next((path.read_bytes() for path in _FOLDER.iterdir() if path.name == name and path.suffix in _TYPES), None)
-
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _NO_MEMORY = "out of memory: "
 """The beginning of a text of `runner.logs.error_line` that says so because it is true."""
 _STATUS_PATHS = ("/v1/status", "/health")
+_WATCHED_PATHS = ("/v1/stats", "/v1/cache", "/v1/events", "/metrics")
+"""Paths of wings that programs ask again and again."""
 _COMPLETION_PATHS = ("/completion", "/v1/completions")
 _SCORE_PATH = "/v1/score"
 _CHAT_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -106,12 +67,13 @@ _ELSEWHERE = (
     ' {"Prompt": "...", "Options": {"num_predict": 100}}'
 )
 """For those who took this port for Ollama's. It begins with the words that hosts know."""
-_STATS_CACHE = web.AppKey("stats_cache", StatsCache)
+_ENGINE = web.AppKey("engine", Engine)
 CONNECTIONS = web.AppKey("connections", Connections)
 
 
-def make_app(engine: Engine, helper: Executor) -> web.Application:
-    """Returns the runner's endpoints over an engine. `helper` runs slow work other than tokenizing."""
+def make_app(engine: Engine, helper: Executor, routes: Iterable[web.RouteDef] = ()) -> web.Application:
+    """Returns the runner's endpoints over an engine; `routes` are those of wings. `helper` runs slow work other than
+    tokenizing."""
 
     async def status(_: web.Request) -> web.Response:
         dimensions = engine.encoder_use.dimensions
@@ -148,11 +110,9 @@ def make_app(engine: Engine, helper: Executor) -> web.Application:
     score = ScoreEndpoint(engine, intake)
     for path, of_text in ((_SCORE_PATH, score.post), ("/v1/embeddings", _refuse_embeddings)):
         app.router.add_post(path, partial(post_by_model, of_text))
-    stats = StatsEndpoints(engine, helper)
-    app[_STATS_CACHE] = stats.stats_cache
+    app.add_routes(routes)
+    app[_ENGINE] = engine
     app[CONNECTIONS] = Connections()
-    stats.add_to(app.router)
-    add_page(app.router)
     return app
 
 
@@ -179,7 +139,7 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
             response = await handler(request)
     except (RequestError, BadRequestError) as error:
         response = _refused(error)
-        request.app[_STATS_CACHE].refused += _is_ours_to_count(request)
+        request.app[_ENGINE].refused += _is_ours_to_count(request)
     except web.HTTPMethodNotAllowed as error:
         response = _refusal(error.status, "Method Not Allowed")
         response.headers["Allow"] = error.headers["Allow"]
@@ -195,7 +155,7 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = _refusal(error.status, error.reason)
     except Exception:
         log.exception("a request failed", path=request.path, **_named(request))
-        request.app[_STATS_CACHE].failed += _is_ours_to_count(request)
+        request.app[_ENGINE].failed += _is_ours_to_count(request)
         raise  # the server answers 500, or breaks off a stream that has begun
     finally:
         connections.end(request.protocol)

@@ -7,7 +7,6 @@ what happened to the client's when a slice begins, and only then.
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Annotated
 from weakref import WeakKeyDictionary
 from zlib import crc32
@@ -234,11 +233,12 @@ def _result(compiling: "Future[Grammar]") -> Grammar | str | None:
     return str(error) if isinstance(error, RequestError) else error_line(error)
 
 
-def start_recording(path: Path, settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[TapedWorld, Recording]:
+def start_recording(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[TapedWorld, Recording]:
     """Creates the file, and returns the world on it, and its turns. Raises UsageError if it cannot be written, or if
     these settings cannot be recorded."""
+    assert settings.record is not None
     check_recordable(settings, model)
-    file = TapeFile(path, header_of(settings, model))
+    file = TapeFile(settings.record, header_of(settings, model))
     log.info("recording", file=str(file.path), why="--record; prompts and answers are in the file")
     tape = Recorder(file.write)
     return TapedWorld(tape), Recording(tape, outbox)

@@ -143,8 +143,8 @@ def check_trie(cache: TrieCache) -> None:
                 assert snapshot.stop == node.end
                 assert snapshot.start == node.start or not sequence.states[slot].sliceable
                 assert not snapshot.live or snapshot.nbytes == 0
-    described = cache.describe()
-    assert (count, nbytes) == (described.snapshots, described.counts.paged_bytes)
+    ledger = cache.sequences.facts.ledger
+    assert (count, nbytes) == (ledger.count, ledger.nbytes)
 
 
 def check_level(cache: SingleEntryCache) -> None:
@@ -152,7 +152,7 @@ def check_level(cache: SingleEntryCache) -> None:
     sequence = cache.sequence
     assert sequence is not None
     offsets = {state.offset for state in sequence.states if not state.empty}
-    recorded = cache.describe().recorded_tokens
+    recorded = len(cache.tokens)
     assert offsets == ({recorded} if recorded else set()), f"record {recorded}"
 
 

@@ -12,10 +12,14 @@ from itertools import cycle
 from typing import TypeAlias
 
 import mlx.core as mx
+from msgspec.structs import replace
 
-from runner.cache.interface import CacheDescription, PrefixCache
+from protocol.stats import CacheCounts
+from runner.cache.interface import PrefixCache
 from runner.cache.node import spelled
+from runner.cache.single import SingleEntryCache
 from runner.cache.trie_cache import TrieCache
+from runner.numbers.cache import describe_cache
 from scripts.tools.models.tiny import VOCAB, Tiny
 from tests.lib.driver import Answer
 
@@ -120,21 +124,16 @@ def ask_in_rounds(
         drafting.session.close()
 
 
-def contents(cache: PrefixCache) -> tuple[list[Entry], CacheDescription]:
+def contents(cache: PrefixCache) -> tuple[list[Entry], CacheCounts, Sequence[int]]:
     """Returns what a cache holds between sessions, but for the room in the layers that stay open."""
-    described = cache.describe()
-    counts = described.counts
-    described = described._replace(
-        mark=(),
-        counts=type(counts)(
-            paged_bytes=counts.paged_bytes,
-            nodes=counts.nodes,
-            evictions=counts.evictions,
-            restored_bytes=counts.restored_bytes,
-        ),
-    )
-    entries = list(_entries(cache)) if isinstance(cache, TrieCache) else []
-    return entries, described
+    counts = describe_cache(cache).counts
+    counts = replace(counts, budget_bytes=None, held_bytes=0, live_bytes=0, evicted_bytes=0)
+    if isinstance(cache, TrieCache):
+        sequences = cache.sequences
+        snapshots, recorded = sequences.facts.ledger.count, sequences.end.end if sequences.end else 0
+        return list(_entries(cache)), counts, (len(sequences.sessions), snapshots, recorded, cache.reserved_bytes)
+    assert isinstance(cache, SingleEntryCache)
+    return [], counts, (cache.facts.ledger.count, len(cache.tokens))
 
 
 def _entries(cache: TrieCache) -> Iterator[Entry]:

@@ -251,14 +251,13 @@ def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
         _check_below(root, kinds, {kind: kind() for kind in kinds if kind is not FakeKV}, locks, held)
     assert not locks, "used nodes that are not in the trie, or roots"
     owned = sum(snapshot.nbytes for snapshot in held)
-    described = cache.describe()
-    assert (len(held), owned) == (described.snapshots, described.counts.paged_bytes)
+    assert (len(held), owned) == (sequences.facts.ledger.count, cache.paged_bytes)
     among = {sequences.kept, *sequences.parked, *(session.sequence for session in sequences.sharing)}
     live = Counter(snapshot for sequence in among for state in sequence.states for snapshot in state.live)
     assert live == Counter(snapshot for snapshot in held if snapshot.live), "live elsewhere, or twice"
     everyone = among | {session.sequence for session in sequences.sessions}
     layers = [layer for sequence in everyone for layer in sequence.layers if isinstance(layer, FakeLayer)]
-    assert cache.nbytes == owned + described.reserved_bytes + sum(layer.nbytes for layer in layers)
+    assert cache.nbytes == owned + cache.reserved_bytes + sum(layer.nbytes for layer in layers)
     in_round = {session.sequence for session in sequences.sessions if session.in_round}
     for sequence in everyone - in_round:
         assert {state.offset for _, state in sequence.used} <= {sequence.position}

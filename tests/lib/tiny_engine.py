@@ -20,6 +20,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import NamedTuple, cast
 from unittest.mock import patch
 
@@ -39,6 +40,7 @@ from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, R
 from runner.engine.first_tokens import FirstTokens
 from runner.engine.generation import Forward, Generation
 from runner.engine.memory import MemoryBudget
+from runner.engine.parts import Parts, WingCounts, World
 from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, Workload
 from runner.engine.ports import Drafter, Ranks
 from runner.engine.request import Request
@@ -47,6 +49,7 @@ from runner.grammar.compiler import Compiler
 from runner.grammar.guide import Guide, StateSource, taped_guide
 from runner.grammar.messages import Follow, State
 from runner.grammar.vocabulary import make_vocabulary
+from runner.numbers.journal import Journal
 from runner.ranks import world as ranked
 from runner.sampling import SamplingOptions
 from runner.sampling.sampler import Sampler
@@ -491,7 +494,13 @@ class SlicedEngine:
     """A `Scheduler` that a test advances slice by slice, on a clock of its own. `slices` counts the slices so far."""
 
     def __init__(
-        self, context: EngineContext, schedule: SlicePolicy, parallel: int, clock: Clock, outbox: Outbox | None = None
+        self,
+        context: EngineContext,
+        schedule: SlicePolicy,
+        parallel: int,
+        clock: Clock,
+        outbox: Outbox | None = None,
+        show: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.clock = clock
         self.schedule = schedule
@@ -499,7 +508,8 @@ class SlicedEngine:
         self.drafter: Callable[[Generation], Drafter] | None = None
         """Makes the drafter of each request."""
         self._outbox = outbox or plain_outbox()
-        self.scheduler = Scheduler(context, schedule, parallel, self._outbox)
+        self.journal = Journal(clock, show)
+        self.scheduler = Scheduler(context, schedule, parallel, self._outbox, self.journal)
         self.scheduler.batches.lone_steps = 0  # so that short answers join, too
         self._continue = self.scheduler._continue
         self.scheduler._continue = self._note_session  # type: ignore[method-assign]  # to see the session of each
@@ -542,11 +552,32 @@ class SlicedEngine:
         assert not self.scheduler._generations
         cache = self.scheduler.cache
         if isinstance(cache, TrieCache):
-            described = cache.describe()
-            budget_bytes = described.counts.budget_bytes
-            assert (described.sessions, described.reserved_bytes) == (0, 0)
-            assert budget_bytes is None or cache.nbytes <= budget_bytes
+            assert (len(cache.sequences.sessions), cache.reserved_bytes) == (0, 0)
+            assert cache.budget_bytes is None or cache.nbytes <= cache.budget_bytes
             check_trie(cache)
+
+
+def parts_of(
+    engine: SlicedEngine,
+    counts: WingCounts | None = None,
+    *,
+    inspect_text: bool = False,
+    spelled_by: Tokenizer | None = None,
+) -> Parts:
+    """Returns the parts of an engine from which its numbers are read; of the model, any."""
+    model = SimpleNamespace(title="tiny:latest", directory="", architecture="llama", context_length=CONTEXT)
+    parts = SimpleNamespace(
+        model=model,
+        settings=SimpleNamespace(cache="trie", inspect_text=inspect_text),
+        world=World(),
+        on_cpu=True,
+        held_bytes=(0, 0),
+        tokenizer=spelled_by or tokenizer(),
+        scheduler=engine.scheduler,
+        observer=engine.journal,
+        counts=counts or WingCounts(),
+    )
+    return cast("Parts", parts)
 
 
 class TinyEngine(SlicedEngine):
@@ -570,6 +601,7 @@ class TinyEngine(SlicedEngine):
         outbox: Outbox | None = None,
         ranks: Ranks | None = None,
         first_tokens: bool = False,
+        show: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """`watch` puts something between the engine and the forward of the model."""
         self.kind = tiny(name)
@@ -591,7 +623,7 @@ class TinyEngine(SlicedEngine):
             ranks=ranks,
             first_tokens=FirstTokens(CONTEXT) if first_tokens and ranks is None and cache != "none" else None,
         )
-        super().__init__(context, schedule or SlicePolicy(2048, 0.1), parallel, clock, outbox)
+        super().__init__(context, schedule or SlicePolicy(2048, 0.1), parallel, clock, outbox, show)
 
     @property
     def trie(self) -> TrieCache:

@@ -86,7 +86,7 @@ class Together:
         assert len(set(sequences)) == len(sequences), "two sessions over the same layers"
         for client in self.clients:
             client.check()
-        if not self.clients and not self.cache.describe().reserved_bytes and self.budget is not None:
+        if not self.clients and not self.cache.reserved_bytes and self.budget is not None:
             assert self.cache.nbytes <= self.budget
 
     @property

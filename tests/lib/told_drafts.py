@@ -13,6 +13,7 @@ from runner.engine.generation import Generation
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.policy import UNLIMITED, StepLimit
 from runner.engine.ports import DraftedAnswer, Drafter, Drafts, StepTime
+from runner.numbers.cache import cache_nodes
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, VOCAB, words
 from tests.lib.tiny_engine import ClientRequest, RequestSpec, TinyEngine, oracle_answer
@@ -165,7 +166,7 @@ class Seen(NamedTuple):
 def seen(engine: TinyEngine) -> Seen:
     nodes = [
         msgspec.structs.replace(node, id=0, parent=None, idle_uses=0, bytes=0, live_bytes=0)
-        for node in engine.scheduler.cache.nodes()
+        for node in cache_nodes(engine.scheduler.cache)
     ]
     return Seen(
         [asked.tokens for asked in engine.requests],

@@ -21,7 +21,7 @@ NEVER = (
     *("transformers", "huggingface_hub", "jinja2", "numpy", "safetensors", "sentencepiece", "yaml"),
     *("mlx_lm.generate", "mlx_lm.utils", "mlx_lm.tokenizer_utils"),
     *("importlib.metadata", "multiprocessing", "unittest", "pytest"),
-    *("prometheus_client", "rich", "runner.server.metrics"),
+    *("prometheus_client", "rich", "runner.numbers.metrics"),
 )
 """Modules that the server never uses. Importing one takes a large part of the time of a start."""
 

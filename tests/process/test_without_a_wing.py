@@ -1,4 +1,4 @@
-"""A runner without one of its wings: its folder is gone, and its lines where engines are built."""
+"""A runner without one of its wings: its folder is gone, and its line in the table of wings."""
 
 import json
 import re
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from runner.wings import WINGS as TABLE
 from scripts.tools.host.lib import Client, Process, Request
 from tests import ROOT
 from tests.process.conftest import SpawnModel
 
-WINGS = ["grammar", "drafts", "embeddings", "media", "disk", "tape", "ranks", "vlm"]
-BUILDERS = ("wings.py", "build.py")
+WINGS = [entry.folder for entry in TABLE]
 REQUESTS = [Request("Once upon a time", {"num_predict": 30}), Request("Once upon a midnight", {"num_predict": 30})]
 """The second one has a prefix in the cache."""
 
@@ -29,13 +29,10 @@ def without(directory: Path, wing: str) -> Path:
     for package in ("protocol", "runner"):
         shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.rmtree(directory / "runner" / wing)
-    lines = rf"(?:    if [^\n]*:\n)? +from runner\.{wing}\.\w+ import \w+\n\n\s+[^\n]*\n"
-    found = 0
-    for path in (directory / "runner" / name for name in BUILDERS):
-        text, count = re.subn(lines, "", path.read_text())
-        path.write_text(text)
-        found += count
-    assert found == 1 + (wing == "vlm"), "a wing is named once; the one that has models, as their source too"
+    table = directory / "runner" / "wings.py"
+    text, found = re.subn(rf'    Entry\("{wing}".*\n', "", table.read_text())
+    table.write_text(text)
+    assert found == 1, "a wing is named once"
     return directory
 
 
@@ -51,6 +48,15 @@ async def test_the_rest_answers_as_before(start: SpawnModel, tmp_path: Path, win
     """Texts and cached counts are equal."""
     smaller = start(executable=(sys.executable, "-m", "runner"), environment=only(without(tmp_path, wing)))
     assert await answers(smaller) == await answers(start())
+
+
+@pytest.mark.full
+async def test_without_the_numbers_their_endpoints_are_not_there(start: SpawnModel, tmp_path: Path) -> None:
+    code = without(tmp_path, "numbers")
+    process = start(executable=(sys.executable, "-m", "runner"), environment=only(code))
+    async with Client.of(process) as client:
+        for path, status in (("/v1/status", 200), ("/health", 200), ("/v1/stats", 404), ("/metrics", 404), ("/", 404)):
+            assert (await client.send("GET", path)).status == status
 
 
 def checked(code: Path, kept: Path) -> dict[str, object]:

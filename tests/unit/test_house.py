@@ -22,7 +22,7 @@ LAYERS = (
     ("assemble",),
     ("wings",),
     ("vlm",),
-    ("disk", "drafts", "embeddings", "grammar", "media"),
+    ("disk", "drafts", "embeddings", "grammar", "media", "numbers"),
     ("engine",),
     ("cache", "model", "tokenizer", "sampling"),
     ("process", "settings", "cpu", "device"),
@@ -32,7 +32,7 @@ LAYERS = (
 )
 """From top to bottom: a part imports only from the rows below its own, and within itself."""
 CORE = ("engine", "cache", "sampling", "tokenizer", "model")
-WINGS = ("disk", "drafts", "embeddings", "grammar", "media", "ranks", "tape", "vlm")
+WINGS = ("disk", "drafts", "embeddings", "grammar", "media", "numbers", "ranks", "tape", "vlm")
 
 
 @cache

@@ -43,7 +43,7 @@ def verify_digests(checkpoint: Checkpoint, tensors: Iterable[Tensor], report: Re
                     report(fault)
         finally:
             stopped.set()
-    log.info("verified", blobs=len(blobs), bytes=progress.total_bytes, seconds=progress.seconds)
+    log.info("verified", blobs=len(blobs), bytes=progress.total, seconds=progress.seconds)
 
 
 def _size(blob: File) -> int:

@@ -96,7 +96,7 @@ def cached_afterwards(engine: TinyEngine, ended: ClientRequest) -> int:
 def test_what_is_computed_outlives_a_fault_outside_of_forwards(fault: Fault, caplog: pytest.LogCaptureFixture) -> None:
     engine = TinyEngine("llama")
     ended = end(engine, fault)
-    assert engine.scheduler.journal.counters.outcomes == {"failed": 1}
+    assert engine.journal.outcomes == {"failed": 1}
     assert "freed" not in caplog.text
     assert cached_afterwards(engine, ended) >= len(PROMPT) + len(ended.tokens) - 1
 
@@ -107,7 +107,7 @@ def test_what_is_computed_is_freed_after_a_fault_within_a_forward(
 ) -> None:
     engine = TinyEngine("llama")
     ended = end(engine, fault)
-    assert engine.scheduler.journal.counters.outcomes == {"failed": 1}
+    assert engine.journal.outcomes == {"failed": 1}
     assert "live entries of the cache are freed" in caplog.text
     assert cached_afterwards(engine, ended) == 0
 
@@ -193,7 +193,7 @@ def test_clients_that_leave_as_their_grammar_starts_are_counted_as_such_and_keep
         compiling.set_result(Released())
         engine.finish()
         assert not asked.failed
-    assert engine.scheduler.journal.counters.outcomes == {"cancelled": 4}
+    assert engine.journal.outcomes == {"cancelled": 4}
     assert "cannot go on" not in caplog.text
     assert "freed" not in caplog.text
     assert cached_afterwards(engine, asked) >= len(PROMPT)
@@ -207,7 +207,7 @@ def test_a_format_that_could_not_be_compiled_for_a_fault_of_ours_is_no_refusal()
         engine.scheduler.add(asked.request)
         compiling.set_exception(error)
         engine.finish()
-    assert engine.scheduler.journal.counters.outcomes == {"refused": 1, "failed": 1}
+    assert engine.journal.outcomes == {"refused": 1, "failed": 1}
 
 
 def test_the_cache_keeps_as_much_of_an_answer_however_long_steps_take() -> None:
@@ -224,6 +224,6 @@ def test_the_cache_keeps_as_much_of_an_answer_however_long_steps_take() -> None:
         engine.ask(PROMPT, 9, stop=text_of(begun))
         engine.finish()
         engine.check()
-        assert engine.scheduler.journal.counters.known == 1
+        assert engine.journal.known == 1
         nodes.append(seen(engine).nodes)
     assert nodes[0] == nodes[1]

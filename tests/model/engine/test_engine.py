@@ -15,6 +15,7 @@ from runner.engine import events as wakeup
 from runner.engine.engine import Engine
 from runner.engine.events import Event, Failed, Finished, Text
 from runner.engine.generation import Generation
+from runner.engine.parts import Parts
 from runner.engine.request import Request
 from runner.model import open_model
 from runner.sampling import SamplingOptions
@@ -162,7 +163,7 @@ async def test_memory_is_published_again_with_every_slice(engine: Engine, monkey
     monkeypatch.setattr(engine.parts.scheduler, "compute_slice", lambda: slices.append(advance()))
     monkeypatch.setattr("runner.engine.engine._PUBLISH_S", 0.0)
     monkeypatch.setattr(engine, "_publish_at", 0.0)
-    monkeypatch.setattr(engine.parts.report, "memory_bytes", lambda: next(numbers))
+    monkeypatch.setattr(Parts, "held_bytes", property(lambda _: (next(numbers), 0)))
     asked = request(b"x" * (40 * CHUNK))
     engine.submit(asked)
     await events(asked)

@@ -23,7 +23,7 @@ def spec(options: str = "greedy", max_tokens: int = 20, prompt: tuple[int, ...] 
 
 
 def taken(engine: TinyEngine) -> int:
-    return engine.scheduler.journal.counters.known
+    return engine.journal.known
 
 
 PLAIN = [way for way in WAYS if "log" not in way]

@@ -92,16 +92,14 @@ def test_the_cache_gets_what_computing_leaves() -> None:
     engine = make_engine(room, Dial())
     engine.ask(words(300), 4)
     engine.finish()
-    assert engine.trie.describe().counts.budget_bytes == room
+    assert engine.trie.budget_bytes == room
     engine.scheduler.memory.workspace.add(64, 320, 100_000)
     engine.ask(words(300, 2), 4)
     engine.until(lambda: bool(engine.scheduler.batches.all))
-    assert engine.trie.describe().counts.budget_bytes == room - 100_000 - 256 * TOKEN_BYTES, (
-        "a chunk, and what an answer may grow by"
-    )
+    assert engine.trie.budget_bytes == room - 100_000 - 256 * TOKEN_BYTES, "a chunk, and what an answer may grow by"
     engine.scheduler.memory.workspace.add(64, 320, 300_000)
     engine.scheduler._make_room()
-    assert engine.trie.describe().counts.budget_bytes == room - room // 4 - 256 * TOKEN_BYTES, (
+    assert engine.trie.budget_bytes == room - room // 4 - 256 * TOKEN_BYTES, (
         "no more than a share for the sake of speed"
     )
     engine.finish()
@@ -115,7 +113,7 @@ def test_memory_of_other_users_is_not_the_caches() -> None:
     engine.finish()
     dial.now = engine.trie.nbytes + 1000
     engine.scheduler._make_room()
-    assert engine.trie.describe().counts.budget_bytes == 3000 * TOKEN_BYTES - 1000
+    assert engine.trie.budget_bytes == 3000 * TOKEN_BYTES - 1000
 
 
 def test_slices_are_cut_to_the_room_that_is_left() -> None:

@@ -26,6 +26,7 @@ from runner.cache import make_cache
 from runner.engine.context import EngineContext
 from runner.engine.events import EventStream, Failed, Finished, Refused
 from runner.engine.memory import MemoryBudget, MLXMeter, set_limits
+from runner.engine.observer import Observer
 from runner.engine.policy import SlicePolicy
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
@@ -110,7 +111,7 @@ def run(name: str, cache: str, seed: int, clients: int, room_bytes: int = ROOM_B
             lambda: make_cache(cache, lambda: list(make_prompt_cache(model))),
             memory,
         )
-        running = Scheduler(context, SlicePolicy(chunk, 0.1), 8, outbox)
+        running = Scheduler(context, SlicePolicy(chunk, 0.1), 8, outbox, Observer())
         running.batches.lone_steps = 2
         prompts = [[chance.randrange(VOCAB) for _ in range(LONGEST)] for _ in range(3)]
         asked: list[Request] = []

@@ -79,12 +79,12 @@ def test_an_answer_ends_with_an_error_and_the_next_one_is_right(value: str) -> N
         engine.finish()
         check_failed(asked)
         assert not asked.tokens
-        assert engine.scheduler.journal.counters.outcomes == {"failed": 1}
+        assert engine.journal.outcomes == {"failed": 1}
         again = engine.submit(spec(way))
         engine.finish()
         assert again.finished is not None
         assert again.cached == 0, "nothing is kept of it"
-        assert not engine.scheduler.journal.counters.known, "nor its first token"
+        assert not engine.journal.known, "nor its first token"
         if way != "scores":
             again.check_answer()
         engine.check_cache()

@@ -165,7 +165,7 @@ def ask_again(engine: TinyEngine, numbers: random.Random) -> None:
     engine.check_cache()
     # An answer that its grammar forces from beginning to end needs no prompt to be read.
     read = first.finished and not first.spec.grammar
-    if read and engine.trie.describe().counts.budget_bytes is None and engine.kind.name in SLICEABLE:
+    if read and engine.trie.budget_bytes is None and engine.kind.name in SLICEABLE:
         assert again.cached == len(again.spec.prompt) - 1
 
 

@@ -35,7 +35,7 @@ from tests.lib.tiny_engine import (
     plain_forward,
     tokenizer,
 )
-from tests.model.engine.test_stats import stats
+from tests.model.numbers.test_counts import stats
 
 CANDIDATES = (5, 0, VOCAB - 1)
 

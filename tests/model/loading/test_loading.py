@@ -145,7 +145,7 @@ def test_the_log_tells_how_far_loading_is_and_counts_every_byte_once(
     opened: OpenedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("runner.model.weights.reading._READ_BYTES", 1)  # every array is one large array
-    monkeypatch.setattr("runner.model.progress._LOG_EVERY_S", 0.0)
+    monkeypatch.setattr("runner.model.progress._EVERY_S", 0.0)
     with caplog.at_level(logging.INFO, "runner.model.weights.load"):
         load(opened)
     told = [record.__dict__["attributes"] for record in caplog.records]

@@ -52,7 +52,7 @@ _ALONE: dict[str, tuple[str, ...]] = {
     "count": ("runner.engine.generation:Generation.metrics",),
     "close generation": ("runner.engine.generation:Generation.close",),
     "hand over": ("runner.engine.events:Outbox.put", "runner.engine.events:Outbox.send"),
-    "report": ("runner.engine.journal:log_end",),
+    "report": ("runner.numbers.journal:log_end",),
     "start batch": ("runner.engine.batch:Batch.__init__",),
     "part": ("runner.engine.batch:Batch.leave",),
     "part rows": ("runner.cache.session:DecodeRows.keep",),

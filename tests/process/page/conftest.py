@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from tests.process.page.stand_in import StandIn
+from tests.lib.page_stand_in import StandIn
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page

@@ -5,8 +5,8 @@ from msgspec.json import decode, encode
 from msgspec.structs import replace
 
 from protocol.stats import MemoryCounts, Stats, TokenCounts
+from tests.lib.page_stand_in import STATS, StandIn
 from tests.process.page.conftest import Look
-from tests.process.page.stand_in import STATS, StandIn
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

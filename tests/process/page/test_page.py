@@ -17,9 +17,9 @@ from protocol.stats import (
     TokenCounts,
 )
 from scripts.tools.host.lib import Client, Request
+from tests.lib.page_stand_in import MEGABYTE, STATS, StandIn, node
 from tests.process.conftest import RANDOM, SpawnModel
 from tests.process.page.conftest import Look, View
-from tests.process.page.stand_in import MEGABYTE, STATS, StandIn, node
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -22,11 +22,11 @@ every_cache = pytest.mark.parametrize("kind", CACHE_KINDS)
 
 def contents(users: Together) -> tuple[str, Held, list[int], int, int, int]:
     """The trie, what it holds, when its nodes were used, and the numbers that go with it."""
-    described = users.cache.describe()
-    counts = described.counts
+    sequences = users.cache.sequences
     assert all(token < WRONG[0] for node in users.nodes for token in node.tokens)
     used = [node.used for node in users.nodes]
-    return users.shape, users.held, used, described.snapshots, counts.paged_bytes, described.recorded_tokens
+    recorded = sequences.end.end if sequences.end else 0
+    return users.shape, users.held, used, sequences.facts.ledger.count, users.cache.paged_bytes, recorded
 
 
 def say_in_rounds(client: Client, answer: list[int], count: int, right: int, *, record_first: bool = False) -> None:

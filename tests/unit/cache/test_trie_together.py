@@ -10,6 +10,7 @@ from itertools import cycle, permutations
 import pytest
 
 from runner.cache.session import TrieSession
+from runner.numbers.cache import cache_nodes
 from tests.lib.fakes import FAMILIES, FakeKV
 from tests.lib.story import BranchOnly, Every
 from tests.lib.together import Client, Together
@@ -56,7 +57,7 @@ def test_an_open_session_takes_over_what_it_shares(family: str) -> None:
     assert shared.slots[0] is not None
     assert shared.slots[0].live
     owned = {"K": 2, "S": 1 + 4 + 1, "R": 1 + 16 + 16}[family]  # the first one's own token, states of the two ends
-    assert users.cache.describe().counts.paged_bytes == owned
+    assert users.cache.paged_bytes == owned
 
 
 # --- conversations that take turns
@@ -79,9 +80,8 @@ def test_conversations_that_take_turns_keep_their_layers(family: str) -> None:
             last[place] = users.turn([*session.recorded, turn])
             assert last[place].sequence is session.sequence
             assert last[place].cached == len(session.recorded)
-    counts = users.cache.describe().counts
-    assert counts.restored_bytes == 0
-    assert counts.paged_bytes == 0 or family != "K"
+    assert users.cache.sequences.facts.restored_bytes == 0
+    assert users.cache.paged_bytes == 0 or family != "K"
 
 
 @everyone
@@ -94,7 +94,7 @@ def test_as_many_conversations_keep_their_layers_as_ran_at_once(family: str) -> 
     assert users.turn([*second.recorded, 8]).sequence is second.sequence
     assert users.cached([*first.recorded, 8]) == len(first.recorded)
     assert len(users.cache.sequences.all) == 2
-    assert not any(node.locks for node in users.cache.nodes()), "no request is under way"
+    assert not any(node.locks for node in cache_nodes(users.cache)), "no request is under way"
 
 
 @everyone
@@ -153,7 +153,7 @@ def test_the_end_of_one_session_leaves_the_others_alone(family: str) -> None:
         last = clients[order[2]]
         assert not last.session.detached
         assert users.cached([*last.seen, 999]) == len(last.seen)
-        assert not any(node.locks for node in users.cache.nodes())
+        assert not any(node.locks for node in cache_nodes(users.cache))
 
 
 @everyone

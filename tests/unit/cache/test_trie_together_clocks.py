@@ -58,7 +58,7 @@ class Clocks:
     def check_kept(self) -> None:
         cache = self.cache
         held = [slot for node in cache.trie.nodes() for slot in node.slots if slot is not None]
-        assert len(held) == cache.describe().snapshots
+        assert len(held) == cache.sequences.facts.ledger.count
         sequences = {
             cache.sequences.kept,
             *cache.sequences.parked,

@@ -8,9 +8,7 @@ from aiohttp.test_utils import TestClient
 from aiohttp.web import Application
 from aiohttp.web import Request as HttpRequest
 
-from protocol.stats import CacheNode, Stats
 from runner.engine.events import Event, Outbox
-from runner.engine.journal import Counters, EngineStats
 from runner.engine.ports import EncoderUse, NoVision, Vision
 from runner.engine.request import Limits, Request
 from runner.errors import RequestError
@@ -22,15 +20,6 @@ from tests.lib.local_grammar import LocalGrammar
 CONTEXT = 100
 VOCABULARY = 200  # fewer than the tokenizer has, as in real models with tokens for pictures
 MEMORY_BYTES = 12345
-STATS = Stats(
-    version="1.2.3",
-    model="tiny:latest",
-    architecture="llama",
-    device="cpu",
-    context_length=CONTEXT,
-    parallel=4,
-    cache_kind="trie",
-)
 Client = TestClient[HttpRequest, Application]
 
 
@@ -45,19 +34,7 @@ class Script:
         self.encoder_use = EncoderUse()
         self.memory_bytes = MEMORY_BYTES
         self.submitted: list[Request] = []
-        self.stats = STATS
-        self.nodes: list[CacheNode] = []
-        self.mark = 0
-        self.asked: list[str] = []
-        """The questions about its numbers."""
-
-    async def collect_stats(self) -> EngineStats:
-        self.asked.append("stats")
-        return EngineStats(self.stats, Counters().distributions(), (self.mark,))
-
-    async def cache_nodes(self) -> list[CacheNode]:
-        self.asked.append("cache")
-        return self.nodes
+        self.refused = self.failed = 0
 
     def submit(self, request: Request) -> None:
         request.grammar = Future() if request.format is not None else None

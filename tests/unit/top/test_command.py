@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from scripts.tools.conformance.this_runner import RUNNER
-from tests.process.page.stand_in import STATS, StandIn
+from tests.lib.page_stand_in import STATS, StandIn
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import socket
 import pytest
 from msgspec.structs import replace
 
-from runner.commands.top.view import Feed, LostError
-from tests.process.page.stand_in import STATS, StandIn
+from runner.errors import RunnerError
+from runner.numbers.top import StatsFeed
+from tests.lib.page_stand_in import STATS, StandIn
 
 
 def bound() -> socket.socket:
@@ -17,29 +18,26 @@ def bound() -> socket.socket:
     return taken
 
 
-async def test_the_numbers_of_this_moment() -> None:
-    async with StandIn() as stand_in:
-        stand_in.stats = replace(STATS, model="told")
-        assert await asyncio.to_thread(Feed(stand_in.url).stats) == stand_in.stats
-
-
 async def test_every_change_is_read_until_the_end() -> None:
     async with StandIn() as stand_in:
         stand_in.show()  # other events are passed over
-        follow = Feed(stand_in.url).follow()
+        follow = StatsFeed(stand_in.url).follow()
         for model in ("first", "second"):
             stand_in.tell(replace(STATS, model=model))
             assert (await asyncio.to_thread(next, follow)).model == model
         await stand_in.end()
-        with pytest.raises(LostError, match=rf"the runner on 127.0.0.1:{stand_in.port} has ended|no answer from"):
+        with pytest.raises(RunnerError, match=rf"the runner on 127.0.0.1:{stand_in.port} has ended|no answer from"):
             await asyncio.to_thread(next, follow)
 
 
 def test_a_port_without_a_listener_is_reported_with_advice() -> None:
     with bound() as taken:
         port = taken.getsockname()[1]
-        for read in (Feed(f"http://127.0.0.1:{port}").stats, lambda: next(Feed(f"http://127.0.0.1:{port}").follow())):
-            with pytest.raises(LostError, match=rf"nothing listens on 127.0.0.1:{port}: start the runner, or give"):
+        for read in (
+            StatsFeed(f"http://127.0.0.1:{port}").stats,
+            lambda: next(StatsFeed(f"http://127.0.0.1:{port}").follow()),
+        ):
+            with pytest.raises(RunnerError, match=rf"nothing listens on 127.0.0.1:{port}: start the runner, or give"):
                 read()
 
 
@@ -63,13 +61,13 @@ async def test_a_server_that_is_no_runner_is_reported(bytes_told: bytes, said: s
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(LostError, match=said):
-            await asyncio.to_thread(Feed(f"http://127.0.0.1:{port}").stats)
+        with pytest.raises(RunnerError, match=said):
+            await asyncio.to_thread(StatsFeed(f"http://127.0.0.1:{port}").stats)
 
 
 async def test_a_server_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.commands.top.view._PATIENCE_S", 0.05)
+    monkeypatch.setattr("runner.numbers.top._PATIENCE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        feed = Feed(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(LostError, match=r"does not answer: look at its log, or end it"):
+        feed = StatsFeed(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(RunnerError, match=r"does not answer: look at its log, or end it"):
             await asyncio.to_thread(feed.stats)

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from protocol.stats import CacheCounts, DraftCounts, MemoryCounts, RequestCounts, RunningRequest, Stats, TokenCounts
-from runner.commands.top.view import duration, view
-from tests.process.page.stand_in import MEGABYTE, STATS
+from runner.numbers.table import duration, view
+from tests.lib.page_stand_in import MEGABYTE, STATS
 
 FULL = replace(
     STATS,

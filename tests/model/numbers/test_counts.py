@@ -7,27 +7,26 @@ import pytest
 from protocol.stats import Stats
 from runner.engine.answer_grammar import Grammar
 from runner.engine.events import Refused
-from runner.engine.journal import Distribution
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import SlicePolicy
-from runner.engine.report import Identity, Report, WingCounts
 from runner.errors import RequestError
+from runner.numbers.counters import Distribution, EngineStats
+from runner.numbers.wing import collect, draw_cache
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import VOCAB
-from tests.lib.tiny_engine import CONTEXT, RequestSpec, TinyEngine, ZeroMeter, text_of, tokenizer
+from tests.lib.tiny_engine import RequestSpec, TinyEngine, ZeroMeter, parts_of, text_of
 
 PROMPT = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(100)]
 OTHER = [(5 * i * i + i + 2) % VOCAB for i in range(80)]
 
 
-def report_on(engine: TinyEngine, *, inspect_text: bool = False) -> Report:
-    identity = Identity("1.2.3", "tiny:latest", "", "llama", "cpu", CONTEXT, 4, "trie")
+def collected(engine: TinyEngine) -> EngineStats:
     engine.scheduler.memory = MemoryBudget(ZeroMeter(), 1 << 30, 2048)
-    return Report(identity, engine.scheduler, tokenizer() if inspect_text else None, WingCounts())
+    return collect(parts_of(engine))
 
 
 def stats(engine: TinyEngine) -> Stats:
-    return report_on(engine).collect().stats
+    return collected(engine).stats
 
 
 # --- distributions
@@ -36,7 +35,7 @@ def stats(engine: TinyEngine) -> Stats:
 def test_a_value_counts_below_the_first_bound_that_it_does_not_exceed() -> None:
     distribution = Distribution((1, 2, 5))
     for value in (0.5, 1.0, 1.5, 2.0, 5.0, 5.5, 100.0):
-        distribution.add(value)
+        distribution.count(value)
     assert distribution.bounds == (1.0, 2.0, 5.0)
     assert distribution.counts == [2, 2, 1, 2]
     assert distribution.total == 115.5
@@ -70,7 +69,7 @@ def test_tokens_without_an_alternative_count_as_forced(grammar: str, generated: 
     engine = TinyEngine("llama")
     engine.submit(RequestSpec(tuple(PROMPT), 40, SamplingOptions(), grammar=grammar))
     engine.finish()
-    told = report_on(engine).collect()
+    told = collected(engine)
     assert (told.stats.tokens.generated, told.stats.tokens.forced) == (generated, forced)
     assert told.stats.requests.done == 1
     assert sum(told.distributions.ttft_s.counts) == 1
@@ -183,7 +182,7 @@ def test_the_time_between_two_tokens_is_that_between_two_steps_of_one_answer() -
     engine.forward.forward_s, engine.forward.token_s = 0.0, 0.02
     engine.ask(PROMPT, 9)
     engine.finish()
-    gaps = report_on(engine).collect().distributions.gap_s
+    gaps = collected(engine).distributions.gap_s
     assert sum(gaps.counts) == 8
     assert gaps.total == pytest.approx(8 * 0.02)
 
@@ -197,7 +196,7 @@ def test_every_request_has_one_queue_time_and_one_ttft_if_it_got_a_token() -> No
     engine.finish()
     engine.ask(PROMPT, 4)
     engine.finish()
-    found = report_on(engine).collect().distributions
+    found = collected(engine).distributions
     assert sum(found.queue_s.counts) == 3
     assert sum(found.ttft_s.counts) == 2
     assert sum(found.prefill_rate.counts) == 2
@@ -211,6 +210,6 @@ def test_text_is_shown_only_if_asked_for() -> None:
     engine = TinyEngine("llama")
     engine.ask(PROMPT, 5)
     engine.finish()
-    (silent,), (telling,) = report_on(engine).nodes(), report_on(engine, inspect_text=True).nodes()
+    (silent,), (telling,) = draw_cache(parts_of(engine)), draw_cache(parts_of(engine, inspect_text=True))
     assert silent.text is None
     assert telling.text == text_of(PROMPT)[:60]

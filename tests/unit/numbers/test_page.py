@@ -9,7 +9,7 @@ import pytest
 from tests import ROOT
 from tests.unit.server.script import Client
 
-FOLDER = ROOT / "runner" / "server" / "page"
+FOLDER = ROOT / "runner" / "numbers" / "page"
 FILES = sorted(FOLDER.iterdir())
 MARKUP = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|\beval\(|Function\("
@@ -65,5 +65,5 @@ def test_no_file_names_another_place_or_takes_text_for_markup(path: Path) -> Non
 
 def test_the_files_are_part_of_what_is_installed() -> None:
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    packed = {path for pattern in patterns["runner.server"] for path in FOLDER.parent.glob(pattern)}
+    packed = {path for pattern in patterns["runner.numbers"] for path in FOLDER.parent.glob(pattern)}
     assert packed >= set(FILES)

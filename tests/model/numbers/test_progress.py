@@ -1,83 +1,64 @@
 """The progress of prompts in the log and on a terminal, on a made-up clock."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Sequence
 
 import pytest
 
-from runner.engine.journal import Journal, ProgressReporter, PromptProgress
 from runner.engine.policy import SlicePolicy
+from runner.numbers.journal import PromptProgress
 from scripts.tools.models.tiny import VOCAB
 from tests.lib.tiny_engine import Clock, TinyEngine
 
 PROMPT = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(200)]
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def rates(shown: Sequence[str]) -> list[tuple[str, ...]]:
+    """The number of each prompt, its percent, its rate and the time left, as the bar shows them."""
+    return [tuple(re.findall(r"\d+", re.sub(r"\[.*\]", "", line))) for line in shown if line]
 
 
-@pytest.fixture
-def prefills(clock: Clock) -> ProgressReporter:
-    return ProgressReporter(clock)
+def prompt(number: int, total: int, cached: int, clock: Clock, shown: list[str]) -> PromptProgress:
+    def show(text: str) -> bool:
+        shown.append(text)
+        return True
+
+    return PromptProgress(number, total, cached, clock, show)
 
 
-def passing(clock: Clock, prefills: ProgressReporter) -> Callable[[float, int], PromptProgress | None]:
-    """Sets the clock, and the number of tokens of prompt 1 that are computed by then."""
-
-    def passed(at_s: float, done: int) -> PromptProgress | None:
-        clock.now = at_s
-        return prefills.report(1, done)
-
-    return passed
-
-
-def test_progress_is_reported_once_a_second(clock: Clock, prefills: ProgressReporter) -> None:
-    passed = passing(clock, prefills)
-    prefills.begin(1, 1000, 0)
-    said = [passed(0.1 * step, 5 * step) is not None for step in range(1, 45)]
-    assert [step for step, was_said in enumerate(said, 1) if was_said] == [10, 20, 30, 40]
-    assert prefills.end(1)
+def test_progress_is_reported_once_a_second() -> None:
+    clock, shown, steps = Clock(), list[str](), list[int]()
+    progress = prompt(1, 1000, 0, clock, shown)
+    for step in range(1, 45):
+        clock.now = 0.1 * step
+        progress.add(5)
+        steps += [step] * (len(shown) - len(steps))
+    assert steps == [10, 20, 30, 40]
+    assert progress.reported
 
 
-def test_rate_and_time_left_are_of_what_was_computed(clock: Clock, prefills: ProgressReporter) -> None:
-    passed = passing(clock, prefills)
-    prefills.begin(1, 1000, 400)
-    reading = passed(2.0, 600)
-    assert reading == PromptProgress(request=1, done=600, total=1000, tokens_per_s=100.0, seconds_left=4.0)
-    assert reading.percent == 60
-
-
-def test_two_prompts_have_clocks_of_their_own(clock: Clock, prefills: ProgressReporter) -> None:
-    prefills.begin(1, 1000, 0)
-    clock.now = 0.6
-    prefills.begin(2, 500, 0)
-    clock.now = 1.1
-    assert prefills.report(1, 300) is not None
-    assert prefills.report(2, 100) is None
-    clock.now = 1.7
-    assert prefills.report(1, 400) is None
-    second = prefills.report(2, 110)
-    assert second is not None
-    assert second.request == 2
-    assert second.tokens_per_s == pytest.approx(100.0)
+def test_rate_and_time_left_are_of_what_was_computed() -> None:
+    clock, shown = Clock(), list[str]()
+    progress = prompt(1, 1000, 400, clock, shown)
+    clock.now = 2.0
+    progress.add(200)
+    assert rates(shown) == [("1", "60", "100", "4")]
 
 
 def make_engine(shown: list[str], *, terminal: bool) -> TinyEngine:
     """Returns an engine in which a prompt of 200 tokens takes ten slices of 0.3 s."""
-    engine = TinyEngine("llama", SlicePolicy(20, 0.1))
-    engine.forward.forward_s, engine.forward.token_s = 0.0, 0.015
 
     def show(text: str) -> bool:
         shown.append(text)
         return terminal
 
-    engine.scheduler.journal = Journal(ProgressReporter(engine.clock), show)
+    engine = TinyEngine("llama", SlicePolicy(20, 0.1), show=show)
+    engine.forward.forward_s, engine.forward.token_s = 0.0, 0.015
     return engine
 
 
 def test_a_long_prompt_gets_log_lines(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "runner.engine")
+    caplog.set_level("INFO", "runner.numbers")
     engine = make_engine([], terminal=False)
     asked = engine.ask(PROMPT, 2)
     engine.finish()
@@ -92,7 +73,7 @@ def test_a_long_prompt_gets_log_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_on_a_terminal_a_prompt_gets_a_bar_that_disappears(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "runner.engine")
+    caplog.set_level("INFO", "runner.numbers")
     shown: list[str] = []
     engine = make_engine(shown, terminal=True)
     engine.ask(PROMPT, 2)
@@ -103,7 +84,7 @@ def test_on_a_terminal_a_prompt_gets_a_bar_that_disappears(caplog: pytest.LogCap
 
 
 def test_one_line_tells_all_of_a_request_that_has_ended(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "runner.engine")
+    caplog.set_level("INFO", "runner.numbers")
     engine = TinyEngine("mamba2")
     for prompt in (PROMPT[:60], [*PROMPT[:30], 1, 2, 3]):
         engine.ask(prompt, 5)

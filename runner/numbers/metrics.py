@@ -18,8 +18,8 @@ from prometheus_client.utils import floatToGoString
 
 from protocol.stats import Counter, Info, Metric, Sample
 from runner.cache.layer_interface import Miss
-from runner.engine.journal import Distribution, EngineStats
 from runner.logs import printable
+from runner.numbers.counters import Distribution, EngineStats
 
 Read = Callable[[EngineStats], object]
 _PREFIX = "mlx_runner_"
@@ -57,25 +57,24 @@ METRICS = _by_metric()
 
 
 class Exporter(Collector):
-    """A collector with a registry of its own. Not thread-safe: its owner calls `text` once at a time."""
+    """A collector of these numbers."""
 
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._published: EngineStats | None = None
-        self._registry.register(self)
-
-    def text(self, published: EngineStats, accept: str) -> tuple[bytes, str]:
-        """Returns the body and its content type, for a scraper that sends this `Accept` header."""
+    def __init__(self, published: EngineStats) -> None:
         self._published = published
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
 
     def collect(self) -> Iterator[metrics_core.Metric]:
-        if self._published is not None:
-            for metric, fields in METRICS.items():
-                values = {of: read(self._published) for of, read in fields.items()}
-                if None not in values.values():
-                    yield _family(metric, values)
+        for metric, fields in METRICS.items():
+            values = {of: read(self._published) for of, read in fields.items()}
+            if None not in values.values():
+                yield _family(metric, values)
+
+
+def scrape(published: EngineStats, accept: str) -> tuple[bytes, str]:
+    """Returns the body and its content type, for a scraper that sends this `Accept` header."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Exporter(published))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
 
 
 def _family(metric: Metric, values: dict[str, object]) -> metrics_core.Metric:

@@ -29,16 +29,20 @@ from protocol.stats import (
 from runner.cache.layer_interface import Miss
 from runner.engine.engine import Engine
 from runner.engine.events import Refused
-from runner.engine.journal import Counters, EngineStats
-from runner.server.metrics import METRICS, Exporter, annotations
-from runner.server.stats import CACHE_S, HEARTBEAT_S, PATHS, STATS_S, EventFeed, Seen, StatsCache, StatsEndpoints
+from runner.engine.parts import Parts
+from runner.numbers.counters import Distributions, EngineStats
+from runner.numbers.endpoints import CACHE_S, HEARTBEAT_S, STATS_S, EventFeed, StatsEndpoints
+from runner.numbers.metrics import METRICS, annotations, scrape
+from runner.numbers.stats_cache import StatsCache
 from runner.tokenizer import open_tokenizer
 from scripts.tools.docs.generate import DOCS
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
+from tests.lib.page_stand_in import STATS, node
 from tests.lib.tiny_engine import Clock
-from tests.process.page.stand_in import node
-from tests.unit.server.script import STATS, Client, Script
+from tests.unit.numbers.conftest import Answer, Counted
+from tests.unit.server.script import Client
 
+PATHS = ("/v1/stats", "/v1/cache", "/v1/events", "/metrics")
 NODE = node(7, None, 0, 40, locks=1)
 BUSY = msgspec.structs.replace(
     STATS, running=[RunningRequest(number=3, phase="decode", prompt=40, generated=2, max_tokens=9)]
@@ -48,16 +52,16 @@ BUSY = msgspec.structs.replace(
 # --- the cache
 
 
-class Slow(Script):
+class Slow(Counted):
     """Answers when a test says so."""
 
     def __init__(self) -> None:
         super().__init__()
         self.answered = asyncio.Event()
 
-    async def collect_stats(self) -> EngineStats:
+    async def ask(self, question: Callable[[Parts], Answer]) -> Answer:
         await self.answered.wait()
-        return await super().collect_stats()
+        return await super().ask(question)
 
 
 @pytest.fixture
@@ -65,11 +69,11 @@ def clock() -> Clock:
     return Clock()
 
 
-def cache_of(engine: Script, clock: Clock, *, patience_s: float = 60.0) -> StatsCache:
+def cache_of(engine: Counted, clock: Clock, *, patience_s: float = 60.0) -> StatsCache:
     return StatsCache(cast("Engine", engine), patience_s=patience_s, fresh_s=0.2, clock=clock)
 
 
-async def test_concurrent_queries_share_one_answer(engine: Script, clock: Clock) -> None:
+async def test_concurrent_queries_share_one_answer(engine: Counted, clock: Clock) -> None:
     cache = cache_of(engine, clock)
     await asyncio.gather(*(cache.published() for _ in range(5)))
     await cache.published()
@@ -108,7 +112,7 @@ async def test_a_cancelled_query_does_not_cancel_the_others(clock: Clock) -> Non
     assert engine.asked == ["stats"]
 
 
-async def test_the_cache_is_drawn_once_for_each_change(engine: Script, clock: Clock) -> None:
+async def test_the_cache_is_drawn_once_for_each_change(engine: Counted, clock: Clock) -> None:
     cache = cache_of(engine, clock)
     drawn = await asyncio.gather(*(cache.cache_picture() for _ in range(5)))
     assert drawn == [CachePicture(generation=1, kind="trie")] * 5
@@ -127,24 +131,23 @@ async def test_the_cache_is_drawn_once_for_each_change(engine: Script, clock: Cl
 class Page:
     """The events of a page, and their times."""
 
-    def __init__(self, engine: Script, clock: Clock) -> None:
+    def __init__(self, engine: Counted, clock: Clock) -> None:
         self._clock = clock
         self._feed = EventFeed(StatsCache(cast("Engine", engine), fresh_s=0.0, clock=clock), clock)
-        self._seen = Seen()
 
-    async def at(self, seconds: float, other: Seen | None = None) -> list[str]:
-        """The names of the events at this time, for another page if one is given."""
+    async def at(self, seconds: float) -> list[str]:
+        """The names of the events at this time."""
         self._clock.now = seconds
-        frames = await self._feed.new_events(other or self._seen)
+        frames = await self._feed.new_events()
         return re.findall(r"^(?:event: (\w+)$|: )", frames.decode(), re.MULTILINE)
 
 
 @pytest.fixture
-def page(engine: Script, clock: Clock) -> Page:
+def page(engine: Counted, clock: Clock) -> Page:
     return Page(engine, clock)
 
 
-async def test_a_changed_cache_report_is_sent_at_most_once_a_second(page: Page, engine: Script) -> None:
+async def test_a_changed_cache_report_is_sent_at_most_once_a_second(page: Page, engine: Counted) -> None:
     await page.at(0.0)
     told = []
     for step in range(1, 9):
@@ -156,9 +159,9 @@ async def test_a_changed_cache_report_is_sent_at_most_once_a_second(page: Page, 
     assert CACHE_S == 1.0
 
 
-async def test_news_are_events_of_one_line_of_json(engine: Script, clock: Clock) -> None:
+async def test_news_are_events_of_one_line_of_json(engine: Counted, clock: Clock) -> None:
     engine.nodes = [msgspec.structs.replace(NODE, text="two\nlines\r\n\u2028 of it")]
-    frames = await EventFeed(cache_of(engine, clock), clock).new_events(Seen())
+    frames = await EventFeed(cache_of(engine, clock), clock).new_events()
     assert frames.endswith(b"\n\n")
     stats, cache = frames.decode().removesuffix("\n\n").split("\n\n")
     assert [frame.split("\n")[0] for frame in (stats, cache)] == ["event: stats", "event: cache"]
@@ -171,7 +174,7 @@ async def test_news_are_events_of_one_line_of_json(engine: Script, clock: Clock)
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_no_foreign_web_page_gets_the_numbers(client: Client, engine: Script, path: str) -> None:
+async def test_no_foreign_web_page_gets_the_numbers(client: Client, engine: Counted, path: str) -> None:
     response = await client.get(path, headers={"Origin": "https://evil.example"})
     assert response.status == 403
     assert not engine.asked
@@ -185,13 +188,13 @@ async def test_the_endpoints_are_read_only_and_a_head_has_an_end(client: Client)
 @pytest.mark.parametrize(
     ("path", "body"), [("/completion", b""), ("/completion", b'{"Prompt":""}'), ("/v1/score", b"")]
 )
-async def test_a_wrong_body_is_a_refused_request(client: Client, engine: Script, path: str, body: bytes) -> None:
+async def test_a_wrong_body_is_a_refused_request(client: Client, engine: Counted, path: str, body: bytes) -> None:
     await client.get("/v1/stats")
     assert (await client.post(path, data=body)).status == 400
     assert (await (await client.get("/v1/stats")).json())["requests"]["refused"] == 1
 
 
-async def test_refusals_of_the_engine_are_counted_by_it(client: Client, engine: Script) -> None:
+async def test_refusals_of_the_engine_are_counted_by_it(client: Client, engine: Counted) -> None:
     posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
     engine.tell(await engine.next(), Refused("too large"))
     assert (await posted).status == 400
@@ -200,7 +203,7 @@ async def test_refusals_of_the_engine_are_counted_by_it(client: Client, engine: 
 
 @pytest.mark.parametrize(("path", "counted"), [("/completion", 1), ("/v1/tokenize", 0)])
 async def test_a_text_over_which_the_tokenizer_panics_is_a_failed_request(
-    client: Client, engine: Script, path: str, counted: int, caplog: pytest.LogCaptureFixture, capfd: object
+    client: Client, engine: Counted, path: str, counted: int, caplog: pytest.LogCaptureFixture, capfd: object
 ) -> None:
     del capfd  # the library tells of its panics itself
     vocabulary = byte_level(ALL_BYTES) | {"pre_tokenizer": {"type": "FixedLength", "length": 0}}
@@ -246,10 +249,10 @@ async def beat(clock: Clock) -> Beat:
 
 @pytest.fixture
 async def watched(
-    engine: Script, helper: Executor, clock: Clock, beat: Beat, aiohttp_client: Callable[..., Awaitable[Client]]
+    engine: Counted, helper: Executor, clock: Clock, beat: Beat, aiohttp_client: Callable[..., Awaitable[Client]]
 ) -> Client:
     app = web.Application()
-    StatsEndpoints(cast("Engine", engine), helper, clock=clock, sleep=beat.sleep).add_to(app.router)
+    app.add_routes(StatsEndpoints(cast("Engine", engine), helper, clock=clock, sleep=beat.sleep).routes)
     return await aiohttp_client(TestServer(app), server_kwargs={"handler_cancellation": True})
 
 
@@ -260,7 +263,7 @@ async def read_event(response: ClientResponse) -> str:
     return frame.decode().split("\n")[0]
 
 
-async def test_a_page_receives_changes_and_then_heartbeats(watched: Client, engine: Script, beat: Beat) -> None:
+async def test_a_page_receives_changes_and_then_heartbeats(watched: Client, engine: Counted, beat: Beat) -> None:
     response = await watched.get("/v1/events")
     assert (response.status, response.content_type) == (200, "text/event-stream")
     assert response.headers["Cache-Control"] == "no-store"
@@ -275,7 +278,7 @@ async def test_a_page_receives_changes_and_then_heartbeats(watched: Client, engi
     response.close()
 
 
-async def test_the_engine_is_not_queried_after_the_page_closes(watched: Client, engine: Script, beat: Beat) -> None:
+async def test_the_engine_is_not_queried_after_the_page_closes(watched: Client, engine: Counted, beat: Beat) -> None:
     response = await watched.get("/v1/events")
     await read_event(response)
     await beat.resting.wait()
@@ -297,14 +300,14 @@ def families(text: str) -> dict[str, dict[tuple[str, ...], float]]:
     return found
 
 
-async def scrape(client: Client) -> dict[str, dict[tuple[str, ...], float]]:
+async def scraped(client: Client) -> dict[str, dict[tuple[str, ...], float]]:
     response = await client.get("/metrics")
     assert response.status == 200
     assert response.headers["Content-Type"].startswith("text/plain; version=")
     return families(await response.text())
 
 
-async def test_each_form_of_annotation_becomes_samples(client: Client, engine: Script) -> None:
+async def test_each_form_of_annotation_becomes_samples(client: Client, engine: Counted) -> None:
     """A rate over a counter that appears only with its first event misses that event."""
     engine.stats = msgspec.structs.replace(
         STATS,
@@ -313,7 +316,7 @@ async def test_each_form_of_annotation_becomes_samples(client: Client, engine: S
         cache=CacheCounts(budget_bytes=1000, misses={"empty": 2}),
         ranks=RankCounts(latency_us=250, members=[Rank(rank=3, name="3", memory_bytes=70)]),
     )
-    found = await scrape(client)
+    found = await scraped(client)
     ended = found["mlx_runner_requests_total"]
     assert ended == {("done",): 4, ("length",): 0, ("cancelled",): 0, ("failed",): 0, ("refused",): 0}
     assert found["mlx_runner_generated_tokens_total"] == {("sampled",): 18, ("forced",): 12}
@@ -327,18 +330,18 @@ async def test_each_form_of_annotation_becomes_samples(client: Client, engine: S
 
 
 def text_of(published: EngineStats, accept: str = "") -> str:
-    return Exporter().text(published, accept)[0].decode()
+    return scrape(published, accept)[0].decode()
 
 
-def published(counters: Counters, stats: Stats = STATS) -> EngineStats:
-    return EngineStats(stats, counters.distributions(), (0,))
+def published(stats: Stats = STATS) -> EngineStats:
+    return EngineStats(stats, Distributions.empty(), (0,))
 
 
 def test_buckets_are_cumulative_and_end_with_all() -> None:
-    counters = Counters()
+    numbers = published()
     for gap in (0.0001, 0.004, 0.004, 0.03, 99.0):
-        counters._distributions.gap_s.add(gap)
-    found = families(text_of(published(counters)))
+        numbers.distributions.gap_s.count(gap)
+    found = families(text_of(numbers))
     buckets = found["mlx_runner_inter_token_latency_seconds_bucket"]
     counts = list(buckets.values())
     assert counts == sorted(counts)
@@ -350,7 +353,7 @@ def test_buckets_are_cumulative_and_end_with_all() -> None:
 def test_names_follow_the_rules_of_prometheus() -> None:
     """Base units in the name, `_total` for counters and for nothing else, help for each, no name twice."""
     stats = msgspec.structs.replace(STATS, cache=CacheCounts(budget_bytes=1))
-    listed = list(text_string_to_metric_families(text_of(published(Counters(), stats))))
+    listed = list(text_string_to_metric_families(text_of(published(stats))))
     names = [family.name for family in listed]
     assert len(names) == len(set(names)) > 25
     assert "mlx_runner_memory_budget_bytes" not in names, "there is none"
@@ -388,7 +391,7 @@ def test_every_annotation_is_a_sample() -> None:
 
 
 def test_a_scraper_that_asks_for_open_metrics_gets_it() -> None:
-    body, content_type = Exporter().text(published(Counters()), "application/openmetrics-text; version=1.0.0")
+    body, content_type = scrape(published(), "application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
 
@@ -396,7 +399,7 @@ def test_a_scraper_that_asks_for_open_metrics_gets_it() -> None:
 def test_a_label_takes_any_name_of_a_model() -> None:
     """A person may read a scrape in a terminal, so it holds no character that one acts on."""
     stats = msgspec.structs.replace(STATS, model='me/"mine"\\:q4\n\x1b\x9bé')
-    text = text_of(published(Counters(), stats))
+    text = text_of(published(stats))
     assert all(line.isprintable() for line in text.splitlines())
     (info,) = families(text)["mlx_runner_info"]
     assert r'me/"mine"\:q4\n\u001b\u009bé' in info

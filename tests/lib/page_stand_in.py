@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from protocol.stats import CacheNode, CachePicture, Stats
-from runner.server.app import add_page
+from runner.numbers.endpoints import PAGE
 
 STATS = Stats(
     version="0.1.0", model="demo:latest", architecture="LlamaForCausalLM", device="cpu", context_length=4096,
@@ -82,9 +82,7 @@ class StandIn:
             return await handler(request)
 
         app = web.Application(middlewares=[noted])
-        add_page(app.router)
-        app.router.add_get("/v1/stats", self._stats)
-        app.router.add_get("/v1/events", self._events)
+        app.add_routes([*PAGE, web.get("/v1/stats", self._stats), web.get("/v1/events", self._events)])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01, handler_cancellation=True)
         await self._runner.setup()
         listener = socket.socket()

@@ -6,6 +6,7 @@ import pytest
 
 from protocol.stats import CacheNode
 from runner.cache import make_cache
+from runner.numbers.cache import cache_nodes, describe_cache
 from scripts.tools.models.tiny import VOCAB, tiny
 from tests.lib.driver import ask
 from tests.lib.fakes import FAMILIES
@@ -23,7 +24,7 @@ def spell(tokens: Sequence[int]) -> str:
 
 
 def drawn(users: Conversation | Together) -> list[CacheNode]:
-    return users.cache.nodes()
+    return cache_nodes(users.cache)
 
 
 def branched(family: str = "K") -> Conversation:
@@ -35,7 +36,7 @@ def branched(family: str = "K") -> Conversation:
 
 
 def test_where_the_layers_stand_is_live_and_the_rest_is_paged_out() -> None:
-    by_text = {node.text: node for node in branched().cache.nodes(spell)}
+    by_text = {node.text: node for node in cache_nodes(branched().cache, spell)}
     shared, first, second = (by_text[spell(tokens)] for tokens in (A[:5], [6, 7, 8, 20], [10, 11, 12, 30]))
     assert (shared.live_layers, shared.paged_layers) == (second.live_layers, second.paged_layers) == (2, 0)
     assert (first.live_layers, first.paged_layers) == (0, 2)
@@ -50,13 +51,12 @@ def test_where_the_layers_stand_is_live_and_the_rest_is_paged_out() -> None:
 @everyone
 def test_the_bytes_and_layers_of_the_nodes_are_those_that_the_cache_counts(family: str) -> None:
     users = branched(family)
-    picture, described = drawn(users), users.trie.describe()
-    counted = described.counts
+    picture, counted = drawn(users), describe_cache(users.trie).counts
     assert counted.paged_bytes == sum(node.paged_bytes for node in picture)
     assert counted.held_bytes == users.cache.nbytes == counted.live_bytes + counted.paged_bytes
     assert counted.nodes == len(picture)
     held = sum(node.live_layers + node.paged_layers for node in picture)
-    assert held == described.snapshots
+    assert held == users.trie.sequences.facts.ledger.count
     assert all(node.live_layers + node.paged_layers + node.missing_layers == node.layers == 2 for node in picture)
     assert all(node.bytes == node.live_bytes + node.paged_bytes for node in picture)
 
@@ -65,9 +65,9 @@ def test_of_a_very_large_trie_the_latest_nodes_are_drawn_and_the_way_to_them() -
     users = branched()
     for first in range(40, 60):
         users.serve([*A, 20, first], [1])
-    texts = [node.text for node in users.trie.nodes(spell)]
-    latest = users.trie.nodes(spell, most=3)
-    assert 3 <= len(latest) < len(texts) == users.trie.describe().counts.nodes
+    texts = [node.text for node in cache_nodes(users.trie, spell)]
+    latest = cache_nodes(users.trie, spell, most=3)
+    assert 3 <= len(latest) < len(texts) == describe_cache(users.trie).counts.nodes
     assert [node.text for node in latest] == [text for text in texts if text in {node.text for node in latest}]
     assert spell([59]) in [node.text for node in latest]
     assert spell([40]) not in [node.text for node in latest]
@@ -85,8 +85,8 @@ def test_looking_changes_nothing(family: str) -> None:
         return trie.now, set(trie.changed), ledger.count, ledger.nbytes, users.cache.nbytes, order
 
     before = state()
-    users.trie.nodes(spell)
-    users.trie.describe()
+    cache_nodes(users.trie, spell)
+    describe_cache(users.trie)
     assert state() == before
 
 
@@ -94,13 +94,13 @@ def test_what_goes_for_want_of_room_is_counted_and_so_is_what_comes_back() -> No
     users = Conversation("K", "trie", budget=40)
     users.serve(A, [20, 21])
     users.serve([30, 31, 32, 33, 34], [35])
-    before = users.trie.describe().counts
+    before = describe_cache(users.trie).counts
     assert (before.evictions, before.evicted_bytes, before.restored_bytes) == (0, 0, 0)
     users.serve([*A, 20, 9], [9])
-    restored = users.trie.describe().counts.restored_bytes
+    restored = describe_cache(users.trie).counts.restored_bytes
     assert restored == 2 * len([*A, 20]), "nine tokens in two layers, which were paged out"
     users.serve([50 + i for i in range(12)], [62])
-    after = users.trie.describe().counts
+    after = describe_cache(users.trie).counts
     assert after.evictions > 0
     assert after.evicted_bytes >= 2 * 5, "the five tokens that were not used again"
     assert after.restored_bytes == restored
@@ -109,12 +109,12 @@ def test_what_goes_for_want_of_room_is_counted_and_so_is_what_comes_back() -> No
 
 def test_a_single_entry_is_one_node() -> None:
     users = Conversation("K", "single")
-    assert (drawn(users), users.cache.describe().counts.nodes) == ([], 0)
+    assert (drawn(users), describe_cache(users.cache).counts.nodes) == ([], 0)
     users.serve(A, [20, 21])
-    (node,) = users.cache.nodes(spell)
+    (node,) = cache_nodes(users.cache, spell)
     assert (node.start, node.end, node.parent, node.locks, node.text) == (0, 9, None, 0, spell([*A, 20]))
     assert (node.layers, node.live_layers, node.missing_layers) == (2, 2, 0)
-    assert node.bytes == node.live_bytes == users.cache.nbytes == users.cache.describe().counts.held_bytes
+    assert node.bytes == node.live_bytes == users.cache.nbytes == describe_cache(users.cache).counts.held_bytes
 
 
 def test_the_text_of_a_single_entry_is_hidden_while_it_is_written() -> None:
@@ -122,8 +122,8 @@ def test_the_text_of_a_single_entry_is_hidden_while_it_is_written() -> None:
     cache = make_cache("single", kind.make_layers)
     assert ask(kind, cache, PROMPT).tokens
     session = cache.begin(PROMPT)
-    (node,) = cache.nodes(spell)
+    (node,) = cache_nodes(cache, spell)
     assert (node.text, node.locks) == (None, 1)
     session.close()
-    (node,) = cache.nodes(spell)
+    (node,) = cache_nodes(cache, spell)
     assert (node.text, node.locks) == (spell(PROMPT[: node.end]), 0)

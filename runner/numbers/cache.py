@@ -1,87 +1,86 @@
-"""Describes a cache in plain data, for the page, the metrics and tests: in numbers, and node by node.
+"""A cache in plain data, for the page, the metrics and tests: in numbers, and node by node.
 
 Reading changes nothing: no node counts as used, nothing is copied or evaluated.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
+from typing import NamedTuple, TypeAlias
 
 from protocol.stats import CacheCounts, CacheNode
-from runner.cache.interface import CacheDescription, Spell
+from runner.cache import PrefixCache
 from runner.cache.layer_interface import LayerState
 from runner.cache.node import Node
 from runner.cache.sequence import LayerFacts, SequenceLayers
-from runner.cache.sequences import LiveSequences
+from runner.cache.single import SingleEntryCache
 from runner.cache.trie import PrefixTrie
+from runner.cache.trie_cache import TrieCache
+
+Spell: TypeAlias = Callable[[Sequence[int]], str]
+"""Returns the beginning of the text of some tokens."""
 
 
-def describe_trie(
-    sequences: LiveSequences, trie: PrefixTrie, budget_bytes: int | None, reserved_bytes: int
-) -> CacheDescription:
-    """Describes a trie and the sequences over it; `reserved_bytes` are those of batches."""
-    ledger, end = sequences.facts.ledger, sequences.end
-    nodes = list(trie.nodes())
-    mark = trie.now, ledger.count, ledger.nbytes, len(sequences.all), sum(node.stored for node in nodes)
-    counts = _counts(sequences.facts, sequences.layer_bytes + reserved_bytes, len(nodes), budget_bytes)
-    recorded_tokens = end.end if end else 0
-    return CacheDescription(mark, counts, len(sequences.sessions), ledger.count, recorded_tokens, reserved_bytes)
+class CacheDescription(NamedTuple):
+    """A cache at one moment."""
+
+    mark: tuple[int, ...]
+    """Changes whenever `cache_nodes` may change."""
+    counts: CacheCounts
+    """Without the misses, which requests count."""
 
 
-def describe_sequence(
-    facts: LayerFacts, sequence: SequenceLayers | None, recorded_tokens: int, open_session: bool
-) -> CacheDescription:
-    """Describes a cache of one sequence, which may be empty."""
-    position = 0 if sequence is None else sequence.position
-    mark = int(sequence is not None), recorded_tokens, position
-    counts = _counts(facts, 0 if sequence is None else sequence.nbytes, int(position > 0), None)
-    return CacheDescription(mark, counts, int(open_session), facts.ledger.count, recorded_tokens)
+def describe_cache(cache: PrefixCache) -> CacheDescription:
+    """Returns what a cache holds, in numbers."""
+    if isinstance(cache, TrieCache):
+        sequences, trie, ledger = cache.sequences, cache.trie, cache.sequences.facts.ledger
+        nodes = list(trie.nodes())
+        mark = trie.now, ledger.count, ledger.nbytes, len(sequences.all), sum(node.stored for node in nodes)
+        return CacheDescription(mark, _counts(cache, sequences.facts, len(nodes), cache.budget_bytes))
+    assert isinstance(cache, SingleEntryCache)
+    position = 0 if cache.sequence is None else cache.sequence.position
+    state = int(cache.sequence is not None), len(cache.tokens), position
+    return CacheDescription(state, _counts(cache, cache.facts, int(position > 0), None))
 
 
-def trie_nodes(sequences: LiveSequences, trie: PrefixTrie, spell: Spell | None, most: int) -> list[CacheNode]:
-    """Returns the nodes of a trie as `PrefixCache.nodes` promises."""
-    used = sorted(sequences.facts.used)
-    sizes, now = _sizes(sequences.all, used), trie.now
-    requests = Counter(node for session in sequences.sharing for node in session.node.path())
-    return [_described(node, now, requests[node], used, sizes, spell) for node in _latest(trie, most)]
+def cache_nodes(cache: PrefixCache, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:
+    """Returns the nodes of the trie, parents before their children, or one node for a cache of one sequence. Without
+    `spell` the nodes carry no text.
 
-
-def sequence_node(
-    facts: LayerFacts, sequence: SequenceLayers | None, recorded: Sequence[int], spell: Spell | None
-) -> list[CacheNode]:
-    """Returns one node for the sequence, or nothing. `recorded` is empty while a session writes into the layers."""
-    if sequence is None or not sequence.position:
+    Of a trie with more than `most` nodes it returns about `most`, the most recently used ones: a node takes a few
+    microseconds.
+    """
+    if isinstance(cache, TrieCache):
+        sequences, now = cache.sequences, cache.trie.now
+        used = sorted(sequences.facts.used)
+        sizes = _sizes(sequences.all, used)
+        requests = Counter(node for session in sequences.sharing for node in session.node.path())
+        return [_described(node, now, requests[node], used, sizes, spell) for node in _latest(cache.trie, most)]
+    assert isinstance(cache, SingleEntryCache)
+    recorded, layers = cache.tokens, len(cache.facts.used)  # nothing is recorded while a session writes into the layers
+    if cache.sequence is None or not cache.sequence.position:
         return []
-    live_bytes, layers = sequence.nbytes, len(facts.used)
-    in_use = not recorded
     return [
         CacheNode(
             id=0,
-            parent=None,
-            start=0,
-            end=sequence.position,
-            bytes=live_bytes,
-            live_bytes=live_bytes,
-            paged_bytes=0,
+            end=cache.sequence.position,
+            bytes=cache.nbytes,
+            live_bytes=cache.nbytes,
             layers=layers,
             live_layers=layers,
-            paged_layers=0,
-            missing_layers=0,
-            idle_uses=0,
-            locks=int(in_use),
-            restore_point=False,
+            locks=int(not recorded),
             media=_items(recorded),
-            text=spell(recorded) if spell is not None and not in_use else None,
+            text=spell(recorded) if spell is not None and recorded else None,
         )
     ]
 
 
-def _counts(facts: LayerFacts, live_bytes: int, nodes: int, budget_bytes: int | None) -> CacheCounts:
-    paged_bytes = facts.ledger.nbytes
+def _counts(cache: PrefixCache, facts: LayerFacts, nodes: int, budget_bytes: int | None) -> CacheCounts:
+    held_bytes, paged_bytes = cache.nbytes, cache.paged_bytes
     return CacheCounts(
         budget_bytes=budget_bytes,
-        held_bytes=live_bytes + paged_bytes,
-        live_bytes=live_bytes,
+        held_bytes=held_bytes,
+        live_bytes=held_bytes - paged_bytes,
         paged_bytes=paged_bytes,
         evicted_bytes=facts.evicted_bytes,
         restored_bytes=facts.restored_bytes,

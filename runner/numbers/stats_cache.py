@@ -1,0 +1,95 @@
+"""The engine's latest numbers on the event loop's side, asked for only when a client asks."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from protocol.stats import CacheNode, CachePicture
+from runner.engine.engine import Engine
+from runner.numbers.counters import EngineStats
+
+if TYPE_CHECKING:
+    from runner.engine.parts import Parts
+
+
+class StatsCache:
+    """The numbers that the engine published last. Owner: the event loop.
+
+    The engine answers between two slices, and all clients share one question to it. If a slice takes longer than
+    `patience_s`, clients get the previous numbers again, if there are any.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        patience_s: float = 1.0,
+        fresh_s: float = 0.2,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """Numbers younger than `fresh_s` are served without asking the engine."""
+        self._engine = engine
+        self._patience_s = patience_s
+        self._fresh_s = fresh_s
+        self._clock = clock
+        self._asking: asyncio.Future[EngineStats] | None = None
+        self._last: EngineStats | None = None
+        self._last_s = 0.0
+        self._drawing = asyncio.Lock()
+        self._mark: tuple[int, ...] | None = None
+        self._nodes: list[CacheNode] = []
+        self._generation = 0
+
+    async def published(self) -> EngineStats:
+        """Returns all numbers."""
+        if self._last is None or self._clock() - self._last_s >= self._fresh_s:
+            await self._ask()
+        assert self._last is not None
+        stats, engine = self._last.stats, self._engine
+        refused, failed = stats.requests.refused + engine.refused, stats.requests.failed + engine.failed
+        requests = msgspec.structs.replace(stats.requests, refused=refused, failed=failed)
+        return self._last._replace(stats=msgspec.structs.replace(stats, requests=requests))
+
+    async def cache_picture(self) -> CachePicture:
+        """Returns the contents of the cache. Asks the engine only if they may have changed: at most once for each
+        publication of numbers, however often clients ask."""
+        published = await self.published()
+        async with self._drawing:
+            if published.cache_mark != self._mark:
+                self._nodes = await self._engine.ask(engine_nodes)
+                self._mark = published.cache_mark
+                self._generation += 1
+            return CachePicture(generation=self._generation, kind=published.stats.cache_kind, nodes=self._nodes)
+
+    async def _ask(self) -> None:
+        if self._asking is None:
+            self._asking = asyncio.ensure_future(self._engine.ask(engine_stats))
+            self._asking.add_done_callback(self._take)
+        asking = self._asking
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if self._last is None else self._patience_s):
+                await asyncio.shield(asking)
+
+    def _take(self, answered: "asyncio.Future[EngineStats]") -> None:
+        self._asking = None
+        if not answered.cancelled() and answered.exception() is None:
+            self._last = answered.result()
+            self._last_s = self._clock()
+
+
+def engine_stats(parts: "Parts") -> EngineStats:
+    """Returns all numbers. For the engine thread, which alone imports MLX."""
+    from runner.numbers.wing import collect
+
+    return collect(parts)
+
+
+def engine_nodes(parts: "Parts") -> list[CacheNode]:
+    """Returns the nodes of the cache. For the engine thread. A node of many layers takes some microseconds."""
+    from runner.numbers.wing import draw_cache
+
+    return draw_cache(parts)
