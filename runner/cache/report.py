@@ -11,7 +11,7 @@ from protocol.stats import CacheCounts, CacheNode
 from runner.cache.interface import CacheDescription, Spell
 from runner.cache.layer_interface import LayerState
 from runner.cache.node import Node
-from runner.cache.sequence import LayerFacts, SequenceLayers
+from runner.cache.sequence import SequenceLayers, Totals
 from runner.cache.sequences import LiveSequences
 from runner.cache.trie import PrefixTrie
 
@@ -20,22 +20,22 @@ def describe_trie(
     sequences: LiveSequences, trie: PrefixTrie, budget_bytes: int | None, reserved_bytes: int
 ) -> CacheDescription:
     """Describes a trie and the sequences over it; `reserved_bytes` are those of batches."""
-    ledger, end = sequences.facts.ledger, sequences.end
+    ledger, end = sequences.totals.ledger, sequences.end
     nodes = list(trie.nodes())
     mark = trie.now, ledger.count, ledger.nbytes, len(sequences.all), sum(node.stored for node in nodes)
-    counts = _counts(sequences.facts, sequences.layer_bytes + reserved_bytes, len(nodes), budget_bytes)
+    counts = _counts(sequences.totals, sequences.layer_bytes + reserved_bytes, len(nodes), budget_bytes)
     recorded_tokens = end.end if end else 0
     return CacheDescription(mark, counts, len(sequences.sessions), ledger.count, recorded_tokens, reserved_bytes)
 
 
 def describe_sequence(
-    facts: LayerFacts, sequence: SequenceLayers | None, recorded_tokens: int, open_session: bool
+    totals: Totals, sequence: SequenceLayers | None, recorded_tokens: int, open_session: bool
 ) -> CacheDescription:
     """Describes a cache of one sequence, which may be empty."""
     position = 0 if sequence is None else sequence.position
     mark = int(sequence is not None), recorded_tokens, position
-    counts = _counts(facts, 0 if sequence is None else sequence.nbytes, int(position > 0), None)
-    return CacheDescription(mark, counts, int(open_session), facts.ledger.count, recorded_tokens)
+    counts = _counts(totals, 0 if sequence is None else sequence.nbytes, int(position > 0), None)
+    return CacheDescription(mark, counts, int(open_session), totals.ledger.count, recorded_tokens)
 
 
 def trie_nodes(sequences: LiveSequences, trie: PrefixTrie, spell: Spell | None, most: int) -> list[CacheNode]:
@@ -46,13 +46,11 @@ def trie_nodes(sequences: LiveSequences, trie: PrefixTrie, spell: Spell | None, 
     return [_described(node, now, requests[node], used, sizes, spell) for node in _latest(trie, most)]
 
 
-def sequence_node(
-    facts: LayerFacts, sequence: SequenceLayers | None, recorded: Sequence[int], spell: Spell | None
-) -> list[CacheNode]:
+def sequence_node(sequence: SequenceLayers | None, recorded: Sequence[int], spell: Spell | None) -> list[CacheNode]:
     """Returns one node for the sequence, or nothing. `recorded` is empty while a session writes into the layers."""
     if sequence is None or not sequence.position:
         return []
-    live_bytes, layers = sequence.nbytes, len(facts.used)
+    live_bytes, layers = sequence.nbytes, len(sequence.used)
     in_use = not recorded
     return [
         CacheNode(
@@ -76,17 +74,17 @@ def sequence_node(
     ]
 
 
-def _counts(facts: LayerFacts, live_bytes: int, nodes: int, budget_bytes: int | None) -> CacheCounts:
-    paged_bytes = facts.ledger.nbytes
+def _counts(totals: Totals, live_bytes: int, nodes: int, budget_bytes: int | None) -> CacheCounts:
+    paged_bytes = totals.ledger.nbytes
     return CacheCounts(
         budget_bytes=budget_bytes,
         held_bytes=live_bytes + paged_bytes,
         live_bytes=live_bytes,
         paged_bytes=paged_bytes,
-        evicted_bytes=facts.evicted_bytes,
-        restored_bytes=facts.restored_bytes,
+        evicted_bytes=totals.evicted_bytes,
+        restored_bytes=totals.restored_bytes,
         nodes=nodes,
-        evictions=facts.evictions,
+        evictions=totals.evictions,
     )
 
 

@@ -4,15 +4,16 @@ Invariants between sessions: all layers stand at `len(self.tokens)`, and hold ex
 says nothing about the layers; they are reset before use.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from protocol.stats import CacheNode
 from runner.cache.interface import CacheDescription, Spell
 from runner.cache.layer_interface import Match, Miss
 from runner.cache.node import common_prefix
 from runner.cache.report import describe_sequence, sequence_node
-from runner.cache.sequence import LayerFacts, SequenceLayers
+from runner.cache.sequence import SequenceLayers, Totals
 from runner.cache.session import Session
+from runner.cache.sketch import LayerFacts
 from runner.logs import Log
 
 log = Log(__name__)
@@ -25,10 +26,9 @@ class SingleEntryCache:
     concurrent = False
     keeps = True
 
-    def __init__(self, make_layers: Callable[[], list[object]]) -> None:
-        """`make_layers` returns a fresh cache list of the same model every time."""
-        self._make_layers = make_layers
-        self._facts = LayerFacts()
+    def __init__(self, facts: LayerFacts) -> None:
+        self._facts = facts
+        self._totals = Totals()
 
         # Between sessions
         self.sequence: SequenceLayers | None = None
@@ -42,10 +42,10 @@ class SingleEntryCache:
         return 0 if self.sequence is None else self.sequence.nbytes
 
     def describe(self) -> CacheDescription:
-        return describe_sequence(self._facts, self.sequence, len(self.tokens), self._open)
+        return describe_sequence(self._totals, self.sequence, len(self.tokens), self._open)
 
     def nodes(self, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:  # noqa: ARG002  at most one
-        return sequence_node(self._facts, self.sequence, self.tokens, spell)
+        return sequence_node(self.sequence, self.tokens, spell)
 
     def begin(self, tokens: Sequence[int], salt: str = "", first: int | None = None) -> Session:
         if not tokens:
@@ -86,7 +86,7 @@ class SingleEntryCache:
     def _open_session(self, prompt: list[int], salt: str) -> Session:
         """Returns a session over layers that stand at the cached prefix."""
         if self.sequence is None:
-            self.sequence = SequenceLayers(self._make_layers(), self._facts)
+            self.sequence = SequenceLayers(self._facts, self._totals)
         match = self._match(prompt, salt)
         # The session owns the record until it closes: if anything goes wrong in between, the record claims nothing.
         recorded, self.tokens, self._salt = self.tokens, [], salt
@@ -126,6 +126,8 @@ class SingleEntryCache:
             return
         if session.failed:
             self._reset(sequence, "a forward failed")
+            if session.cache_invalid:
+                self.sequence = None
             return
         # The layers may be ahead of the record by a token that was never read, or short of it by tokens never computed.
         reached = min(sequence.offset, len(session.recorded))

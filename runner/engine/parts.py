@@ -11,6 +11,7 @@ import mlx.core as mx
 import msgspec
 
 from protocol import Format
+from runner.cache import Sketch
 from runner.engine.generation import Forward, Generation, NoMedia
 from runner.engine.memory import Meter
 from runner.engine.policy import SlicePolicy
@@ -118,6 +119,8 @@ class Parts:
     """The forward of answers: that of `sources`, or one that wraps it."""
 
     # When all is connected.
+    sketch: Sketch | None = None
+    """Shows what the layers hold, until the model is warmed up; None for an encoder."""
     scheduler: Scheduler = field(init=False)
     report: Report = field(init=False)
     warm_up: Callable[[], None] = field(init=False)

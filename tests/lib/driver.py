@@ -8,11 +8,13 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
+from runner.cache import LayerFacts, Sketch
 from runner.cache.interface import PrefixCache
 from runner.cache.session import Session
 from runner.cache.single import NullCache, SingleEntryCache
 from runner.cache.trie_cache import TrieCache
-from scripts.tools.models.tiny import Tiny
+from runner.model.weights.load import LoadedModel
+from scripts.tools.models.tiny import VOCAB, Tiny
 
 
 class BrokenError(Exception):
@@ -92,9 +94,14 @@ def ask(
     return Answer(said, taken, session)
 
 
+def facts_of(model: LoadedModel) -> LayerFacts:
+    """Returns what the layers of a model hold."""
+    return Sketch(model.make_layers, model.logits, VOCAB).facts
+
+
 def ask_uncached(tiny: Tiny, prompt: Sequence[int], *, say: int = 4, chunk: int = 7) -> Answer:
     """Serves the same request without a cache: the oracle."""
-    return ask(tiny, NullCache(tiny.make_layers), prompt, say=say, chunk=chunk)
+    return ask(tiny, NullCache(tiny.facts), prompt, say=say, chunk=chunk)
 
 
 def forwards_at_once(tiny: Tiny, tokens: Sequence[int], boundaries: Sequence[int]) -> list[mx.array]:

@@ -1,6 +1,6 @@
 """Answers in rounds over real models, of which it is known beforehand how many drafts are right.
 
-    plain = ask(tiny, NullCache(tiny.make_layers), prompt, say=20)
+    plain = ask(tiny, NullCache(tiny.facts), prompt, say=20)
     answer = ask_in_rounds(tiny, cache, prompt, plain, rounds=[(5, 3), (2, 1)])    # over and over
 
 A round of (5, 3) is over five tokens of which the first three are those of the plain answer.

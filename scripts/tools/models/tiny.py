@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 from mlx.utils import tree_map_with_path
 
+from runner.cache import LayerFacts, Sketch
 from runner.cache.layers.hadamard import HadamardKVCache
 from scripts.tools.models import data
 
@@ -50,6 +51,11 @@ class Tiny(NamedTuple):
     model: Forward
     make_layers: Callable[[], list[object]]
     tolerance: float  # of logits against a prefill with other boundaries, which is the noise of the model itself
+
+    @property
+    def facts(self) -> LayerFacts:
+        """What its layers hold."""
+        return Sketch(self.make_layers, self.logits, VOCAB).facts
 
     def logits(self, tokens: mx.array, layers: list[object]) -> mx.array:
         """Returns the logits [B, L, VOCAB] of tokens [B, L] on top of what the layers hold."""

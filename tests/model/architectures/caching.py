@@ -93,7 +93,7 @@ def answers_in_rounds_as_in_steps(it: Subject) -> None:
     """Before its windows and chunks are full, while they fill, and after; and leaves the same behind."""
     if it.name in UNDRAFTABLE:
         return
-    cache = TrieCache(it.tiny.make_layers)
+    cache = TrieCache(it.tiny.facts)
     for turn, ((prompt, plain), told) in enumerate(zip(it.talk.asked, it.talk.told, strict=True)):
         rounds = _ROUNDS[turn - 1 :] + _ROUNDS[: turn - 1]
         answer = ask_in_rounds(it.tiny, cache, prompt, plain, rounds, chunk=it.talk.chunk)
@@ -174,7 +174,7 @@ def forgets_a_round_that_was_given_up(it: Subject) -> None:
     said = [(7 * i + 3) % VOCAB for i in range(3)]
     logits = []
     for drafts in (True, False):
-        with closing(Drafting(it.tiny, NullCache(it.tiny.make_layers), PROMPT, said, chunk=41)) as drafting:
+        with closing(Drafting(it.tiny, NullCache(it.tiny.facts), PROMPT, said, chunk=41)) as drafting:
             for _ in range(2):
                 if drafts:
                     drafting.draft(5, 1)

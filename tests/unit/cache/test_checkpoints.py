@@ -13,6 +13,7 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
+from runner.cache import LayerFacts
 from runner.cache.checkpoints import Checkpoint, TurnCheckpoints
 from runner.cache.session import TrieSession
 from runner.cache.trie_cache import TrieCache
@@ -180,7 +181,7 @@ class Numbers(Protocol):
 
 
 def hybrid() -> TrieCache:
-    return TrieCache(lambda: [KVCache(), ArraysCache(1)], policy=POINTS)
+    return TrieCache(LayerFacts(lambda: [KVCache(), ArraysCache(1)], range(2)), policy=POINTS)
 
 
 def forward(session: TrieSession, count: int) -> None:
