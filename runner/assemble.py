@@ -101,7 +101,7 @@ def assemble(
 
     for wing in wings:
         wing.plug(parts)
-    parts.scheduler = Scheduler(_context(parts, chunk_tokens), parts.sources.policy, settings.parallel, outbox)
+    parts.scheduler = Scheduler(_context(parts, chunk_tokens, forward), parts.sources.policy, settings.parallel, outbox)
     parts.warm_up = _warm_up_of(parts)
 
     for wing in wings:
@@ -163,7 +163,7 @@ def _choose_kv_format(
     return find_format(loaded.make_layers, logits, vocab_size, kv_bits)
 
 
-def _context(parts: Parts, chunk_tokens: int) -> EngineContext:
+def _context(parts: Parts, chunk_tokens: int, forward: Forward) -> EngineContext:
     settings, sources = parts.settings, parts.sources
     cache_bytes = settings.cache_memory.bytes_of(parts.total_bytes)
 
@@ -191,7 +191,7 @@ def _context(parts: Parts, chunk_tokens: int) -> EngineContext:
     )
     if not parts.model.family.is_encoder:
         model = parts.model
-        parts.sketch = sketch(parts.make_layers, sources.forward, model.vocab_size, model.context_length)
+        parts.sketch = sketch(parts.make_layers, forward, model.vocab_size, model.context_length)
     facts = LayerFacts(parts.make_layers) if parts.sketch is None else parts.sketch.facts
     first_tokens = FirstTokens(parts.model.context_length)
     parts.drop_unused.append(first_tokens.clear)
@@ -214,19 +214,21 @@ def _context(parts: Parts, chunk_tokens: int) -> EngineContext:
 
 
 def _warm_up_of(parts: Parts) -> Callable[[], None]:
-    """Returns the forwards to run before the first request. For a large model on a CPU there are none: its sketch has
-    built their graphs."""
+    """Returns the forwards to run before the first request. Those of a large model on a CPU are not computed."""
     model, on_cpu = parts.model, parts.on_cpu
     computes = not on_cpu or model.total_bytes <= _WARM_BYTES or parts.loaded.has_16_bit_experts
 
     def warm() -> None:
         sketch, parts.sketch = parts.sketch, None
+        assert sketch is not None
         if not on_cpu:
             log.info("warming up", why="a GPU's kernels are compiled when they are first used, once on a machine")
-        if computes and sketch is not None:
-            from_numbers = warm_up(sketch, parts.sources.forward, model.vocab_size, model.context_length)
-            if not from_numbers:
-                log.warning("requests may fail", why=NO_NUMBERS)
+        forward = parts.world.forward(sketch.forward)
+        if not computes:
+            for tokens in (sketch.prompt, [0]):
+                forward(mx.array([tokens]), sketch.layers)  # a tape notes each, computed or not
+        elif not warm_up(sketch, forward, model.vocab_size, model.context_length):
+            log.warning("requests may fail", why=NO_NUMBERS)
 
     return warm
 
@@ -249,16 +251,16 @@ def sketch(make_layers: MakeLayers, forward: Forward, vocab_size: int, context_l
 
 def warm_up(sketch: Sketch, forward: Forward, vocab_size: int, context_length: int) -> bool:
     """Computes a sketch, which it uses up: a slice of a prompt, and a step with each kind of sampling. Returns False
-    if NaN or infinity was computed, as with other prompts it need not be.
+    if NaN or infinity was computed, as with other prompts it need not be. `forward` is that of the sketch.
 
     Raises ComputeError for an error that would fail every request. Owner: the engine thread.
     """
     started = perf_counter()
     with _computing():
         mask = b"\xff" * (-(-vocab_size // 8))
-        mx.eval(sketch.logits.pop(0))
+        mx.eval(forward(mx.array([sketch.prompt]), sketch.layers))
         for options in _OPTIONS:
-            logits = sketch.logits.pop() if sketch.logits else forward(mx.array([[0]]), sketch.layers)
+            logits = forward(mx.array([[0]]), sketch.layers)
             sample = Sampler(options, sketch.prompt, vocab_size, context_length)(logits[:, -1, :], [mask])
             mx.eval(sample.arrays())
             from_numbers = sample.read()[0].from_numbers  # NaN and infinity stay in the layers

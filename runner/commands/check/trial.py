@@ -59,7 +59,7 @@ def try_model(model: OpenedModel, dtype: str, budget_bytes: int) -> TrialFacts:
     loaded = load(model, dtype, budget_bytes)
     refuse_infinite(loaded.module)
     drawn = sketch(loaded.make_layers, loaded.logits, model.vocab_size, model.context_length)
-    if not warm_up(drawn, loaded.logits, model.vocab_size, model.context_length):
+    if not warm_up(drawn, drawn.forward, model.vocab_size, model.context_length):
         raise ComputeError(
             "the model computes NaN or infinity, though its weights are numbers: its values exceed their type (try"
             " --dtype float32), or those in config.json are wrong"

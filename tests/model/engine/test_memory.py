@@ -202,7 +202,7 @@ def test_one_slice_that_seemed_to_take_everything_ends_no_request_but_two_do(aga
     engine = make_engine(1000 * TOKEN_BYTES, dial)
     memory = engine.scheduler.memory
     memory._step_bytes = 1000 * TOKEN_BYTES
-    memory.workspace.add(16, 16, 1000 * TOKEN_BYTES)
+    memory.workspace.add(16, 16, 600 * TOKEN_BYTES)
     for number in range(2):
         asked = engine.ask(words(300, 2 + number), 20)
         while not (asked.tokens or asked.failed):

@@ -20,8 +20,9 @@ def test_a_sketch_computes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(mx, "async_eval", lambda *_: pytest.fail("evaluated"))
     before = mx.get_active_memory()
     found = sketch(kind.make_layers, plain_forward(kind), VOCAB, CONTEXT)
-    assert [array.shape[:2] for array in found.logits] == [(1, 16), (1, 1)]
-    assert mx.get_active_memory() - before < found.logits[0].nbytes, "not even the scores of the prompt"
+    results = [found.forward(mx.array([tokens]), found.layers) for tokens in (found.prompt, [0])]
+    assert [array.shape[:2] for array in results] == [(1, 16), (1, 1)]
+    assert mx.get_active_memory() - before < results[0].nbytes, "not even the scores of the prompt"
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -34,7 +35,9 @@ def test_every_kind_of_model_reads_a_prompt_and_draws_with_and_without_chance(na
         assert mx.max(tokens).item() < VOCAB  # type: ignore[operator]  # it is a number
         return plain_forward(kind)(tokens, layers)
 
-    assert warm_up(sketch(kind.make_layers, forward, VOCAB, CONTEXT), forward, VOCAB, CONTEXT)
+    found = sketch(kind.make_layers, forward, VOCAB, CONTEXT)
+    assert shapes == [(1, 16), (1, 1)]
+    assert warm_up(found, found.forward, VOCAB, CONTEXT)
     assert shapes == [(1, 16), (1, 1), (1, 1)]
 
 
@@ -44,7 +47,8 @@ def test_a_model_that_computes_no_numbers_is_told_from_others() -> None:
     def forward(tokens: mx.array, layers: list[object]) -> mx.array:
         return plain_forward(kind)(tokens, layers) * nan
 
-    assert not warm_up(Sketch(kind.make_layers, forward, VOCAB), forward, VOCAB, CONTEXT)
+    found = Sketch(kind.make_layers, forward, VOCAB)
+    assert not warm_up(found, found.forward, VOCAB, CONTEXT)
 
 
 def failing(tokens: mx.array, layers: list[object]) -> mx.array:
