@@ -323,11 +323,9 @@ Layers: TypeAlias = dict[str, Form]
 def compare(facts: Facts, layers: Layers) -> None:
     """Raises SegmentError unless a segment is of these layers, has each of its kind once, and has their types and
     shapes."""
-    wanted = [slot for slot, form in layers.items() if form.kind == facts.name.kind]
-    found = [str(record.slot) for record in facts.records]
-    known = facts.layers == {slot: form.description for slot, form in layers.items()} and sorted(found) == sorted(
-        wanted
-    )
+    described = {slot: form.description for slot, form in layers.items()}
+    wanted = sorted(slot for slot, form in layers.items() if form.kind == facts.name.kind)
+    known = facts.layers == described and sorted(str(record.slot) for record in facts.records) == wanted
     if not (known and all(_fits(record, layers[str(record.slot)], facts.name) for record in facts.records)):
         raise SegmentError("layers")
 

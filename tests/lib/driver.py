@@ -10,6 +10,8 @@ import mlx.core as mx
 
 from runner.cache import LayerFacts, Sketch
 from runner.cache.interface import PrefixCache
+from runner.cache.layers import adapt, flatten
+from runner.cache.layers.snapshot import Ledger
 from runner.cache.session import Session
 from runner.cache.single import NullCache, SingleEntryCache
 from runner.cache.trie_cache import TrieCache
@@ -97,6 +99,26 @@ def ask(
 def facts_of(model: LoadedModel) -> LayerFacts:
     """Returns what the layers of a model hold."""
     return Sketch(model.make_layers, model.logits, VOCAB).facts
+
+
+def check_facts(tiny: Tiny) -> None:
+    """Checks that a sketch shows what the layers hold when as much is computed, and more, in other forwards."""
+    facts, layers, seen = tiny.facts, tiny.make_layers(), 0
+    states = [adapt(layer, Ledger()) for layer in flatten(layers)]
+    for count in (16, 1, 24, 7, 1):
+        logits = tiny.logits(mx.array([[(7 * seen + each) % VOCAB for each in range(count)]]), layers)
+        seen += count
+        for state in states:
+            if state.counted:
+                state.advance(count)
+        mx.eval(logits, [state.arrays() for state in states])
+        used = {slot: state for slot, state in enumerate(states) if not state.empty}
+        assert facts.used == used.keys()
+        assert facts.untrusted == {slot for slot, state in used.items() if state.offset != seen}
+        if seen == 17:
+            assert facts.bytes_of(0) == sum(state.nbytes for state in states if not state.sliceable)
+    sliceable = [array for state in states if state.sliceable for array in state.arrays()]
+    assert facts.token_bytes == sum(array.nbytes // array.shape[-2] for array in sliceable)
 
 
 def ask_uncached(tiny: Tiny, prompt: Sequence[int], *, say: int = 4, chunk: int = 7) -> Answer:

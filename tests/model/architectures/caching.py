@@ -23,7 +23,7 @@ from runner.model.families import UNBATCHABLE, UNDRAFTABLE
 from scripts.tools.models import architectures as made
 from scripts.tools.models.architectures import Values, build, values
 from scripts.tools.models.tiny import VOCAB, Tiny, words
-from tests.lib.driver import Answer, ask, ask_uncached, check_equal, forwards_at_once, largest
+from tests.lib.driver import Answer, ask, ask_uncached, check_equal, check_facts, forwards_at_once, largest
 from tests.lib.rounds import Drafting, ask_in_rounds, closing, contents
 from tests.model.architectures.subject import Subject
 from tests.model.architectures.talk import FOREIGN, LEAST_TOKENS, PROMPT, started
@@ -55,6 +55,10 @@ NOT_BY_ROW = [
 """Their states within a round are not known: answers that are computed together are not drafted."""
 
 _ROUNDS = [(5, 3), (2, 1), (3, 3), (8, 4), (5, 1), (8, 8)]
+
+
+def holds_what_a_sketch_shows(it: Subject) -> None:
+    check_facts(it.tiny)
 
 
 def a_prompt_comes_back_from_the_cache(it: Subject) -> None:  # scenario 48
@@ -221,6 +225,7 @@ def can_be_batched_as_the_table_says(it: Subject) -> None:
 
 
 QUESTIONS = (
+    holds_what_a_sketch_shows,
     a_prompt_comes_back_from_the_cache,
     another_process_goes_on_from_the_disk,
     answers_in_rounds_as_in_steps,

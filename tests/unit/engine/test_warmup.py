@@ -9,6 +9,7 @@ from runner.assemble import sketch, warm_up
 from runner.cache import Sketch
 from runner.errors import ComputeError
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny
+from tests.lib.driver import check_facts
 from tests.lib.tiny_engine import CONTEXT, plain_forward
 
 
@@ -23,6 +24,11 @@ def test_a_sketch_computes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -
     results = [found.forward(mx.array([tokens]), found.layers) for tokens in (found.prompt, [0])]
     assert [array.shape[:2] for array in results] == [(1, 16), (1, 1)]
     assert mx.get_active_memory() - before < results[0].nbytes, "not even the scores of the prompt"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_sketch_shows_what_layers_hold_when_they_are_computed(name: str) -> None:
+    check_facts(tiny(name))
 
 
 @pytest.mark.parametrize("name", KINDS)
