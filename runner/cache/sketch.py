@@ -13,7 +13,7 @@ from runner.logs import Log
 log = Log(__name__)
 
 Forward: TypeAlias = Callable[[mx.array, list[object]], mx.array]
-_TOKENS = 16
+_TOKENS, _MORE = 16, 512
 
 
 class LayerFacts:
@@ -77,31 +77,28 @@ class Sketch:
     """The forwards of a short prompt and of one more token, over temporary layers.
 
     They are built and not computed, which takes milliseconds whatever the size of the model: shapes and types, the
-    layers that are filled and the tokens that they count are known without a number. A layer that first fills after
-    more tokens than these would look unused; no known model has one. Owner: the engine thread.
+    layers that are filled and the tokens that they count are known without a number. If a layer stays empty, a longer
+    prompt shows whether it fills later: some layers hold an entry for each group of tokens. Owner: the engine thread.
     """
 
     def __init__(
-        self, make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int, context_length: int = _TOKENS
+        self, make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int, context_length: int = _MORE
     ) -> None:
         """Raises what the forward raises for shapes that do not fit and values that it cannot compute with."""
         self._forward = forward
-        self.prompt = [token * vocab_size // _TOKENS for token in range(min(_TOKENS, context_length))]
+        self.facts = LayerFacts(make_layers)
+        self.prompt, more = (
+            [token * vocab_size // count for token in range(min(count, context_length))] for count in (_TOKENS, _MORE)
+        )
         self.layers = make_layers()
         self._logits: list[mx.array] = []
-        states = [adapt(layer, Ledger()) for layer in flatten(self.layers)]
-        self.facts = LayerFacts(make_layers)
-        self.tokens = 0
-        """The number of tokens that the layers have seen."""
-        for tokens in (self.prompt, [0]):
-            self._logits.append(forward(mx.array([tokens]), self.layers))
-            self.tokens += len(tokens)
-            for slot, state in enumerate(states):
-                if state.counted:
-                    state.advance(len(tokens))
-                if not state.empty and state.offset != self.tokens:
-                    self.facts.correct(slot, state.offset)
-                    states[slot] = distrust(state, self.tokens)
+        states = self._read(self.layers, self.prompt, [0])
+        self.tokens = len(self.prompt) + 1
+        """The number of tokens that the layers in `used` have seen."""
+        if any(state.empty for state in states):
+            states = self._read(make_layers(), more)
+            self.tokens = len(more)
+            del self._logits[2:]
         self.used = {slot: state for slot, state in enumerate(states) if not state.empty}
         """The adapters of the layers that the model uses, by slot."""
         self.facts.used = frozenset(self.used)
@@ -116,3 +113,20 @@ class Sketch:
     def forward(self, tokens: mx.array, layers: list[object]) -> mx.array:
         """Stands in for the forward of the model when what was sketched is computed: builds only what is not there."""
         return self._logits.pop(0) if self._logits else self._forward(tokens, layers)
+
+    def _read(self, layers: list[object], *texts: list[int]) -> list[LayerState]:
+        """Builds a forward over each text. Returns the adapters of the layers, and notes which cannot be trusted."""
+        states = [
+            adapt(layer, Ledger(), slot not in self.facts.untrusted) for slot, layer in enumerate(flatten(layers))
+        ]
+        seen = 0
+        for tokens in texts:
+            self._logits.append(self._forward(mx.array([tokens]), layers))
+            seen += len(tokens)
+            for slot, state in enumerate(states):
+                if state.counted:
+                    state.advance(len(tokens))
+                if not state.empty and state.offset != seen:
+                    self.facts.correct(slot, state.offset)
+                    states[slot] = distrust(state, seen)
+        return states

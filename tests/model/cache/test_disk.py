@@ -16,7 +16,7 @@ from runner.cache.trie_cache import TrieCache
 from runner.disk import serialize
 from runner.disk.reader import Reader, Wanted
 from runner.disk.restores import insert_restored
-from runner.disk.segment import Name
+from runner.disk.segment import Name, SegmentError
 from runner.disk.serialize import Part, array_in, array_of, copy_piece, copy_tokens, forms_of
 from runner.disk.store import SegmentStore
 from runner.disk.writer import UnsavedSegments
@@ -310,3 +310,13 @@ def test_arrays_are_copied_bit_for_bit(
             for first, span in ((0, (2, 3)), (1, (3, 5))):
                 copy_tokens(Part(source, span), data, first, 3, on_device=on_device)
             assert mx.array_equal(array_of(data, Part(source).dtype, (*shape[:2], 3, shape[3])), array_[..., 2:5, :])
+
+
+def test_what_was_kept_of_a_layer_in_another_form_is_refused(tmp_path: Path) -> None:
+    writer, reader = Process(tiny("llama"), tmp_path), Process(tiny("llama"), tmp_path)
+    writer.ask(words(400))
+    writer.save()
+    reader.cache.sequences.facts.correct(0, 1)
+    reader.cache.detach()
+    with pytest.raises(SegmentError, match="layers"):
+        reader.restore(words(400))

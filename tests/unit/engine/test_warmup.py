@@ -1,6 +1,7 @@
 """The sketch of a model, and the forwards before the first request: they leave nothing behind."""
 
 from math import nan
+from typing import cast
 
 import mlx.core as mx
 import pytest
@@ -11,6 +12,8 @@ from runner.errors import ComputeError
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny
 from tests.lib.driver import check_facts
 from tests.lib.tiny_engine import CONTEXT, plain_forward
+
+from mlx_lm.models.cache import KVCache  # isort: skip
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -67,3 +70,33 @@ def test_a_model_that_cannot_compute_is_refused() -> None:
         sketch(kind.make_layers, failing, VOCAB, CONTEXT)
     with pytest.raises(ComputeError, match=why):
         warm_up(Sketch(kind.make_layers, kind.logits, VOCAB), failing, VOCAB, CONTEXT)
+
+
+def test_a_layer_that_fills_only_with_more_tokens_is_found() -> None:
+    """It has an entry for each group of tokens."""
+    kind, group = tiny("llama"), 64
+    lengths: list[int] = []
+
+    def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+        lengths.append(tokens.shape[1])
+        if entries := tokens.shape[1] // group:
+            cast("KVCache", layers[-1]).update_and_fetch(*2 * [mx.zeros((1, 1, entries, 8))])
+        return kind.logits(tokens, layers[:-1])
+
+    found = sketch(lambda: [*kind.make_layers(), KVCache()], forward, VOCAB, CONTEXT)
+    last = len(kind.make_layers())
+    assert found.facts.used == {*range(last + 1)}
+    assert found.facts.untrusted == {last}
+    assert found.facts.token_bytes == kind.facts.token_bytes
+    assert lengths == [16, 1, min(512, CONTEXT)]
+    assert warm_up(found, found.forward, VOCAB, CONTEXT)
+    assert lengths[3:] == [1]
+
+
+def test_a_layer_that_the_model_does_not_use_is_found() -> None:
+    kind = tiny("llama")
+    found = sketch(
+        lambda: [*kind.make_layers(), KVCache()], lambda tokens, layers: kind.logits(tokens, layers[:-1]), VOCAB, 400
+    )
+    assert found.facts.used == {*range(len(kind.make_layers()))}
+    assert not found.facts.untrusted
