@@ -66,7 +66,7 @@ class SequenceLayers:
         self.states = [adapt(layer, self.totals.ledger, trusted=slot not in facts.untrusted) for slot, layer in found]
         self.used = [(slot, state) for slot, state in enumerate(self.states) if slot in facts.used]
         """Slot and adapter of every layer that the model uses."""
-        self._unused = [(slot, state) for slot, state in enumerate(self.states) if slot not in facts.used]
+        self._unused = {*range(len(self.states))} - facts.used
         self.sliceable = all(state.sliceable for _, state in self.used)
         """True if every layer is sliceable."""
         self.markable = bool(self.used) and all(state.markable for _, state in self.used)
@@ -81,10 +81,7 @@ class SequenceLayers:
 
     def page_out(self) -> None:
         """Pages out the snapshots that the next forward would overwrite."""
-        for state in self.states:
-            if state.live:
-                break
-        else:
+        if not any(state.live for state in self.states):
             return
         self.page_out_unsliceable()
         group: list[tuple[LayerState, list[Copy]]] = []
@@ -111,16 +108,10 @@ class SequenceLayers:
         for state in self.states:
             if state.counted:
                 state.advance(count)
-        for slot, state in self.used:
-            if state.offset != self.position and not state.empty:
-                self._refute(slot, state)
-        for slot, state in self._unused:
-            if not state.empty:
-                self._refute(slot, state)
-
-    def _refute(self, slot: int, state: LayerState) -> None:
-        self.facts.correct(slot, state.offset)
-        raise LayersError(f"layer {slot} is at {state.offset} after {self.position} tokens")
+        for slot, state in enumerate(self.states):
+            if (state.offset != self.position or slot in self._unused) and not state.empty:
+                self.facts.correct(slot, state.offset)
+                raise LayersError(f"layer {slot} is at {state.offset} after {self.position} tokens")
 
     def rewind(self, to: int) -> Miss:
         """Takes every layer back to `to` tokens. If one cannot go, moves none and returns the reason."""

@@ -313,9 +313,10 @@ def test_arrays_are_copied_bit_for_bit(
 
 
 def test_what_was_kept_of_a_layer_in_another_form_is_refused(tmp_path: Path) -> None:
-    writer, reader = Process(tiny("llama"), tmp_path), Process(tiny("llama"), tmp_path)
+    writer = Process(tiny("llama"), tmp_path)
     writer.ask(words(400))
     writer.save()
+    reader = Process(tiny("llama"), tmp_path)
     reader.cache.sequences.facts.correct(0, 1)
     reader.cache.detach()
     with pytest.raises(SegmentError, match="layers"):
