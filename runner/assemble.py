@@ -12,8 +12,9 @@ from time import monotonic, perf_counter
 import mlx.core as mx
 
 from runner import __version__
-from runner.cache import LayerFacts, PrefixCache, Sketch, make_cache
+from runner.cache import PrefixCache, make_cache
 from runner.cache.layers.batch import unbatchable_layers
+from runner.cache.sketch import LayerFacts, Sketch
 from runner.engine.context import EngineContext
 from runner.engine.events import Outbox
 from runner.engine.first_tokens import FirstTokens

@@ -17,16 +17,20 @@ ledger counts the open ones.
 `make_cache` chooses by name; a cache is imported only when it is chosen.
 """
 
+from typing import TYPE_CHECKING
+
 from runner.cache.interface import PrefixCache
-from runner.cache.sketch import LayerFacts, Sketch
 from runner.settings import CACHE_KINDS
 
-__all__ = ["CACHE_KINDS", "LayerFacts", "PrefixCache", "Sketch", "make_cache"]
+if TYPE_CHECKING:
+    from runner.cache.sketch import LayerFacts
+
+__all__ = ["CACHE_KINDS", "PrefixCache", "make_cache"]
 
 
 def make_cache(
     kind: str,
-    facts: LayerFacts,
+    facts: "LayerFacts",
     *,
     budget_bytes: int | None = None,
     turn_tokens: frozenset[int] = frozenset(),

@@ -11,7 +11,7 @@ import mlx.core as mx
 import msgspec
 
 from protocol import Format
-from runner.cache import Sketch
+from runner.cache.sketch import Sketch
 from runner.engine.generation import Forward, Generation, NoMedia
 from runner.engine.memory import Meter
 from runner.engine.policy import SlicePolicy

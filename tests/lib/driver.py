@@ -8,12 +8,12 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
-from runner.cache import LayerFacts, Sketch
 from runner.cache.interface import PrefixCache
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.session import Session
 from runner.cache.single import NullCache, SingleEntryCache
+from runner.cache.sketch import LayerFacts, Sketch
 from runner.cache.trie_cache import TrieCache
 from runner.model.weights.load import LoadedModel
 from scripts.tools.models.tiny import VOCAB, Tiny

@@ -10,12 +10,12 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from runner.cache import LayerFacts
 from runner.cache.layer_interface import Miss, Snapshot
 from runner.cache.layers import _ADAPTERS
 from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.snapshot import LayerSnapshot, Owned, StateSnapshot, complete
 from runner.cache.layers.states import CountedState
+from runner.cache.sketch import LayerFacts
 
 WINDOW = 4
 STATE_BYTES = 16

@@ -21,7 +21,8 @@ from PIL import Image
 
 from protocol import CompletionRequest, Media
 from protocol.request import Options
-from runner.cache import Sketch, make_cache
+from runner.cache import make_cache
+from runner.cache.sketch import Sketch
 from runner.drafts.drafting import Drafting
 from runner.engine.context import EngineContext
 from runner.engine.events import Failed, Refused

@@ -16,7 +16,8 @@ import mlx.core as mx
 import msgspec
 from PIL import Image
 
-from runner.cache import Sketch, make_cache
+from runner.cache import make_cache
+from runner.cache.sketch import Sketch
 from runner.engine.context import EngineContext
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import SlicePolicy

@@ -10,11 +10,11 @@ import mlx.core as mx
 import msgspec
 
 from runner.assemble import sketch, warm_up
-from runner.cache import LayerFacts, Sketch
 from runner.cache.layers.batch import BatchedLayers, unbatchable_layers
 from runner.cache.layers.quantized_trial import Forward, MakeLayers, difference, first_line
 from runner.cache.layers.states import gather
 from runner.cache.sequence import SequenceLayers
+from runner.cache.sketch import LayerFacts, Sketch
 from runner.errors import ComputeError
 from runner.model import OpenedModel
 from runner.model.weights.dtype import device

@@ -6,7 +6,6 @@ The numbered scenarios are those of docs/internals/cache.md, section 8.
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache import LayerFacts
 from runner.cache.layer_interface import LayerState
 from runner.cache.layers import adapt, distrust, flatten
 from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
@@ -14,6 +13,7 @@ from runner.cache.layers.snapshot import Ledger, complete
 from runner.cache.layers.states import GenericState, RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
 from runner.cache.sequence import SequenceLayers
+from runner.cache.sketch import LayerFacts
 
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache  # isort: skip
 

@@ -10,8 +10,8 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.cache import Sketch
 from runner.cache.checkpoints import TurnCheckpoints
+from runner.cache.sketch import Sketch
 from runner.cache.trie_cache import TrieCache
 from runner.disk import serialize
 from runner.disk.reader import Reader, Wanted

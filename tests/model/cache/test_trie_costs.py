@@ -9,12 +9,12 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache import LayerFacts
 from runner.cache.eviction import LeastRecentLeaf, LeastWorth
 from runner.cache.layers import snapshot
 from runner.cache.layers.snapshot import Ledger, own
 from runner.cache.sequence import SequenceLayers
 from runner.cache.session import Session
+from runner.cache.sketch import LayerFacts
 from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import tiny, words

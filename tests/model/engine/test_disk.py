@@ -10,7 +10,7 @@ import pytest
 
 import runner.disk.restores
 import runner.disk.writer
-from runner.cache import Sketch
+from runner.cache.sketch import Sketch
 from runner.cache.trie_cache import TrieCache
 from runner.disk.files import Files
 from runner.disk.reader import Reader

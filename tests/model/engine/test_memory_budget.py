@@ -22,7 +22,8 @@ import runner.process.lean_mlx_lm  # noqa: F401
 from mlx_lm.models import gemma3_text, llama  # isort: skip
 from mlx_lm.models.cache import make_prompt_cache  # isort: skip
 
-from runner.cache import Sketch, make_cache
+from runner.cache import make_cache
+from runner.cache.sketch import Sketch
 from runner.engine.context import EngineContext
 from runner.engine.events import EventStream, Failed, Finished, Refused
 from runner.engine.memory import MemoryBudget, MLXMeter, set_limits

@@ -13,9 +13,9 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache import LayerFacts
 from runner.cache.checkpoints import Checkpoint, TurnCheckpoints
 from runner.cache.session import TrieSession
+from runner.cache.sketch import LayerFacts
 from runner.cache.trie_cache import TrieCache
 
 from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from runner.cache import LayerFacts, resume
+from runner.cache import resume
 from runner.cache.layer_interface import Copy, LayerState, Miss, Snapshot
 from runner.cache.node import Node, keys
 from runner.cache.sequence import SequenceLayers
+from runner.cache.sketch import LayerFacts
 
 
 class Held(Snapshot):

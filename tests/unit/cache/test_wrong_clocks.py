@@ -10,9 +10,10 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache import CACHE_KINDS, LayerFacts, PrefixCache, make_cache
+from runner.cache import CACHE_KINDS, PrefixCache, make_cache
 from runner.cache.sequence import LayersError
 from runner.cache.session import Session
+from runner.cache.sketch import LayerFacts
 from runner.cache.trie_cache import TrieCache
 
 from mlx_lm.models.cache import KVCache  # isort: skip

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from runner.assemble import sketch, warm_up
-from runner.cache import Sketch
+from runner.cache.sketch import Sketch
 from runner.errors import ComputeError
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny
 from tests.lib.driver import check_facts

@@ -7,11 +7,12 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_map_with_path
 
-from runner.cache import Sketch, make_cache
+from runner.cache import make_cache
 from runner.cache.layers.hadamard import HadamardKVCache, rotated
 from runner.cache.layers.quantized_trial import find_format
 from runner.cache.session import Session
 from runner.cache.single import NullCache
+from runner.cache.sketch import Sketch
 from runner.drafts.assistant import AssistantDrafter, Place, Shared, read
 from runner.drafts.target import Tap
 from scripts.tools.models.assistants import VOCABULARY_SIZE, WIDTH
