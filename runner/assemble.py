@@ -8,13 +8,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic, perf_counter
-from typing import NamedTuple
 
 import mlx.core as mx
 
 from runner.cache import PrefixCache, make_cache
 from runner.cache.layers.batch import unbatchable_layers
-from runner.cache.sequence import LayerFacts, measured
+from runner.cache.sketch import LayerFacts, Sketch
 from runner.device import device, gpu_usable_bytes, usable_bytes, use_on_cuda
 from runner.engine.context import EngineContext
 from runner.engine.events import Outbox
@@ -78,7 +77,7 @@ def assemble(
     for wing in wings:
         wing.plug(parts)
     parts.scheduler = Scheduler(
-        _context(parts, chunk_tokens), parts.sources.policy, settings.parallel, outbox, parts.observer
+        _context(parts, chunk_tokens, forward), parts.sources.policy, settings.parallel, outbox, parts.observer
     )
     parts.warm_up = _warm_up_of(parts)
 
@@ -127,14 +126,14 @@ def _choose_kv_format(
     return find_format(loaded.make_layers, logits, vocab_size, kv_bits)
 
 
-def _context(parts: Parts, chunk_tokens: int) -> EngineContext:
+def _context(parts: Parts, chunk_tokens: int, forward: Forward) -> EngineContext:
     settings, sources = parts.settings, parts.sources
     cache_bytes = settings.cache_memory.bytes_of(parts.total_bytes)
 
     def new_cache() -> PrefixCache:
         return make_cache(
             settings.cache,
-            parts.make_layers,
+            facts,
             budget_bytes=cache_bytes,
             turn_tokens=parts.tokenizer.special,
         )
@@ -153,6 +152,10 @@ def _context(parts: Parts, chunk_tokens: int) -> EngineContext:
         draft_bytes=parts.draft_bytes,
         one_grammar_bytes=parts.grammar_bytes,
     )
+    if not parts.model.family.is_encoder:
+        model = parts.model
+        parts.sketch = sketch(parts.make_layers, forward, model.vocab_size, model.context_length)
+    facts = LayerFacts(parts.make_layers) if parts.sketch is None else parts.sketch.facts
     first_tokens = FirstTokens(parts.model.context_length)
     parts.drop_unused.append(first_tokens.clear)
     return EngineContext(
@@ -174,17 +177,20 @@ def _context(parts: Parts, chunk_tokens: int) -> EngineContext:
 
 
 def _warm_up_of(parts: Parts) -> Callable[[], None]:
-    """Returns the forwards to run before the first request. A large model on a CPU only builds its graphs."""
+    """Returns the forwards to run before the first request. Those of a large model on a CPU are not computed."""
     model, on_cpu = parts.model, parts.on_cpu
-    only_sketch = on_cpu and model.total_bytes > _WARM_BYTES and not parts.loaded.has_16_bit_experts
-    compute = sketch if only_sketch else warm_up
+    computes = not on_cpu or model.total_bytes <= _WARM_BYTES or parts.loaded.has_16_bit_experts
 
     def warm() -> None:
+        sketch, parts.sketch = parts.sketch, None
+        assert sketch is not None
         if not on_cpu:
             log.info("warming up", why="a GPU's kernels are compiled when they are first used, once on a machine")
-        facts, from_numbers = compute(parts.make_layers, parts.sources.forward, model.vocab_size, model.context_length)
-        parts.scheduler.memory.session_bytes = facts.bytes_of
-        if not from_numbers:
+        forward = parts.world.forward(sketch.forward)
+        if not computes:
+            for tokens in (sketch.prompt, [0]):
+                forward(mx.array([tokens]), sketch.layers)  # a tape notes each, computed or not
+        elif not warm_up(sketch, forward, model.vocab_size, model.context_length):
             log.warning("requests may fail", why=NO_NUMBERS)
 
     return warm
@@ -193,7 +199,6 @@ def _warm_up_of(parts: Parts) -> Callable[[], None]:
 # --- The warm-up: the forwards and the sampling of a first request, before there is one. It finds models that cannot
 # compute, and GPUs compile their kernels in it.
 
-_TOKENS = 16
 _OPTIONS = (
     SamplingOptions(logprobs=True, top_logprobs=5),
     SamplingOptions(temperature=0.8, top_k=40, top_p=0.9, min_p=0.05, repeat_penalty=1.1, repeat_last_n=64, seed=0),
@@ -201,58 +206,30 @@ _OPTIONS = (
 """Greedy with log-probabilities, and the default options of hosts with more filters."""
 
 
-class WarmUp(NamedTuple):
-    """The findings of the warm-up."""
-
-    facts: LayerFacts
-    """Those of the layers."""
-    from_numbers: bool = True
-    """False if NaN or infinity was computed, as with other prompts it need not be."""
+def sketch(make_layers: MakeLayers, forward: Forward, vocab_size: int, context_length: int) -> Sketch:
+    """Returns the sketch of a model. Raises ComputeError if its forwards cannot be built. Owner: the engine thread."""
+    with _computing():
+        return Sketch(make_layers, forward, vocab_size, context_length)
 
 
-def warm_up(
-    make_layers: Callable[[], list[object]],
-    forward: Forward,
-    vocab_size: int,
-    context_length: int,
-) -> WarmUp:
-    """Computes a slice of a prompt, and a step with each kind of sampling, on temporary layers. Returns what these
-    show.
+def warm_up(sketch: Sketch, forward: Forward, vocab_size: int, context_length: int) -> bool:
+    """Computes a sketch, which it uses up: a slice of a prompt, and a step with each kind of sampling. Returns False
+    if NaN or infinity was computed, as with other prompts it need not be. `forward` is that of the sketch.
 
     Raises ComputeError for an error that would fail every request. Owner: the engine thread.
     """
     started = perf_counter()
     with _computing():
-        prompt = _prompt(vocab_size, context_length)
-        layers, mask = make_layers(), b"\xff" * (-(-vocab_size // 8))
-        logits = forward(mx.array([prompt]), layers)
-        mx.eval(logits)
+        mask = b"\xff" * (-(-vocab_size // 8))
+        mx.eval(forward(mx.array([sketch.prompt]), sketch.layers))
         for options in _OPTIONS:
-            logits = forward(mx.array([[0]]), layers)
-            sample = Sampler(options, prompt, vocab_size, context_length)(logits[:, -1, :], [mask])
+            logits = forward(mx.array([[0]]), sketch.layers)
+            sample = Sampler(options, sketch.prompt, vocab_size, context_length)(logits[:, -1, :], [mask])
             mx.eval(sample.arrays())
             from_numbers = sample.read()[0].from_numbers  # NaN and infinity stay in the layers
     mx.clear_cache()
     log.debug("warmed up", seconds=round(perf_counter() - started, 3))
-    return WarmUp(measured(layers, len(prompt) + len(_OPTIONS)), from_numbers)
-
-
-def sketch(make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int, context_length: int) -> WarmUp:
-    """Builds the same forwards without computing them, in milliseconds, whatever the size of the model. Returns what
-    the layers show all the same.
-
-    Raises ComputeError for shapes that do not fit and values that the model cannot compute with. Owner: the engine
-    thread.
-    """
-    with _computing():
-        layers, prompt = make_layers(), _prompt(vocab_size, context_length)
-        for tokens in (prompt, [0]):
-            forward(mx.array([tokens]), layers)
-    return WarmUp(measured(layers, len(prompt) + 1))
-
-
-def _prompt(vocab_size: int, context_length: int) -> list[int]:
-    return [token * vocab_size // _TOKENS for token in range(min(_TOKENS, context_length))]
+    return from_numbers
 
 
 @contextmanager

@@ -114,8 +114,6 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/model/engine/test_drafts.py::test_an_assistant_drafts_behind_pictures": ("gemma4-seeing-True",),
     "tests/model/engine/test_replay.py::test_any_mix_is_replayed": ("qwen3_next",),
     "tests/model/engine/test_ranks.py::test_a_follower_does_what_its_leader_does": ("qwen3_next",),
-    "tests/model/engine/test_disk_check.py::test_what_is_right_stays": ("llama", "deepseek_v41"),
-    "tests/model/engine/test_disk_check.py::test_what_the_model_does_not_compute_is_removed": ("gemma3", "qwen3_next"),
     "tests/model/engine/test_disk_pauses.py::test_a_message_waits_for_a_piece": ("gemma3", "qwen3_next"),
     "tests/model/engine/test_disk_pauses.py::test_an_answer_waits_no_longer_than_two_milliseconds": ("llama",),
     "tests/model/drafts/test_own_model.py::test_drafts_depend_on_each_text_alone": ("gemma3-2",),

@@ -3,8 +3,8 @@
 Everything here runs on the engine thread, which alone owns sessions, layers, nodes and snapshots. Read in this order:
 
 * `interface.py` (what the engine sees) and `session.py`, alone and in a batch; then `single.py`, the small caches;
-* `layer_interface.py` and `layers/`: mlx-lm's layer caches behind one interface; `sequence.py` moves the layers of one
-  sequence together, and knows what all sequences of a model have in common;
+* `layer_interface.py` and `layers/`: mlx-lm's layer caches behind one interface; `sketch.py` finds
+  what the layers of a model hold; `sequence.py` moves the layers of one sequence together;
 * `node.py`, `trie.py`: the nodes; `sequences.py`: who uses which layers; `resume.py`: how far along a path they can be
   taken; `trie_cache.py` puts these together;
 * policies: `checkpoints.py` (where to stop), `eviction.py` (what goes first, until it fits).
@@ -16,24 +16,27 @@ ledger counts the open ones.
 `make_cache` chooses by name; a cache is imported only when it is chosen.
 """
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from runner.cache.interface import PrefixCache
 from runner.settings import CACHE_KINDS
+
+if TYPE_CHECKING:
+    from runner.cache.sketch import LayerFacts
 
 __all__ = ["CACHE_KINDS", "PrefixCache", "make_cache"]
 
 
 def make_cache(
     kind: str,
-    make_layers: Callable[[], list[object]],
+    facts: "LayerFacts",
     *,
     budget_bytes: int | None = None,
     turn_tokens: frozenset[int] = frozenset(),
 ) -> PrefixCache:
     """Returns a cache of a kind in CACHE_KINDS, over the layers of one model.
 
-    `make_layers` returns a fresh cache list of that model, as its forward takes it. `budget_bytes` limits what the trie
+    `budget_bytes` limits what the trie
     holds between requests. `turn_tokens`, the special tokens around messages, tell it where prompts often diverge.
     Raises ValueError for an unknown kind.
     """
@@ -41,9 +44,9 @@ def make_cache(
         from runner.cache.checkpoints import TurnCheckpoints
         from runner.cache.trie_cache import TrieCache
 
-        return TrieCache(make_layers, budget_bytes, TurnCheckpoints(turn_tokens))
+        return TrieCache(facts, budget_bytes, TurnCheckpoints(turn_tokens))
     if kind in ("single", "none"):
         from runner.cache.single import NullCache, SingleEntryCache
 
-        return SingleEntryCache(make_layers) if kind == "single" else NullCache(make_layers)
+        return SingleEntryCache(facts) if kind == "single" else NullCache(facts)
     raise ValueError(f"no cache of kind {kind!r}: it is one of {', '.join(CACHE_KINDS)}")

@@ -183,13 +183,13 @@ class BudgetEnforcer:
     def __init__(self, trie: PrefixTrie, sequences: LiveSequences) -> None:
         self._trie = trie
         self._sequences = sequences
-        self._stateful: frozenset[int] = frozenset()
-        self._eviction = Eviction(trie, LeastRecentLeaf())
+        stateful = [slot for slot, state in sequences.kept.used if not state.sliceable]
+        self._eviction = Eviction(trie, LeastWorth(stateful) if stateful else LeastRecentLeaf())
         self._warned: set[str] = set()
 
     def touch(self, node: Node) -> None:
         """Marks a node as just used, with the nodes that the eviction order says are used with it."""
-        self._trie.touch(self._current().order.used(node))
+        self._trie.touch(self._eviction.order.used(node))
 
     def reset(self) -> None:
         """Starts over after the trie was cleared."""
@@ -198,7 +198,7 @@ class BudgetEnforcer:
     def enforce(self, budget_bytes: int | None, reserved_bytes: int, spare_bytes: int) -> None:
         """Evicts until everything held, with the reserved bytes, fits the budget; what open sessions use stays. If
         anything has to go, goes on until `spare_bytes` are free."""
-        sequences, ledger, eviction = self._sequences, self._sequences.facts.ledger, self._current()
+        sequences, ledger, eviction = self._sequences, self._sequences.totals.ledger, self._eviction
         eviction.refresh()
         if budget_bytes is None:
             return
@@ -223,7 +223,7 @@ class BudgetEnforcer:
                 self._trie.merge(victim)
             else:
                 self._trie.remove(victim)
-            sequences.facts.count_eviction(held_bytes - ledger.nbytes)
+            sequences.totals.count_eviction(held_bytes - ledger.nbytes)
         sequences.flush()
         if sequences.end is not None:
             resume.replace_copies(sequences.kept, sequences.end)
@@ -238,16 +238,7 @@ class BudgetEnforcer:
             self._warn_once("a conversation is larger than the cache: only its beginning is kept", 0, budget_bytes)
             held_bytes = self._sequences.nbytes
             self._sequences.end = resume.truncate(kept, self._trie, end, budget_bytes)
-            self._sequences.facts.count_eviction(held_bytes - self._sequences.nbytes)
-
-    def _current(self) -> Eviction:
-        """Returns the eviction that suits the layers, as far as they are known."""
-        stateful = frozenset(slot for slot, state in self._sequences.kept.used if not state.sliceable)
-        if stateful != self._stateful:
-            self._stateful = stateful
-            order: EvictionOrder = LeastWorth(stateful) if stateful else LeastRecentLeaf()
-            self._eviction = Eviction(self._trie, order)
-        return self._eviction
+            self._sequences.totals.count_eviction(held_bytes - self._sequences.nbytes)
 
     def _warn_once(self, what: str, reserved_bytes: int, budget_bytes: int) -> None:
         if what not in self._warned:

@@ -56,7 +56,7 @@ class PrefixCache(Protocol):
     # --- the budget
 
     def session_bytes(self, tokens: int) -> int:
-        """Returns about how many bytes the layers of a session of `tokens` tokens take; 0 before the first forward."""
+        """Returns about how many bytes the layers of a session of `tokens` tokens take."""
 
     def admits(self, tokens: int) -> bool:
         """Returns True if a session of `tokens` tokens fits into the budget beside the open ones. The first session

@@ -55,7 +55,7 @@ def restore_to(sequence: SequenceLayers, path: Sequence[Node], at: int, shared: 
             begin = min(at, shared)
             state.rewind(begin)
         wanted = [held for node in path if begin < node.end <= at and (held := _held(node, slot)) is not None]
-        sequence.facts.restored_bytes += sum(held.nbytes for held in wanted)
+        sequence.totals.restored_bytes += sum(held.nbytes for held in wanted)
         state.restore(wanted)
     sequence.position = at
 
@@ -124,16 +124,6 @@ def make_live(sequence: SequenceLayers, node: Node, left: Collection[Snapshot] |
             node.slots[slot] = state.snapshot(node.start, node.end)
             if held is not None:
                 held.close()
-
-
-def drop_slots(trie: PrefixTrie, slots: Collection[int]) -> None:
-    """Closes the snapshots of some layers, which have proved untrusted, in all nodes."""
-    for node in trie.nodes():
-        for slot in slots:
-            if slot < len(node.slots) and (held := node.slots[slot]) is not None:
-                held.close()
-                node.slots[slot] = None
-                trie.changed.add(node)
 
 
 def covers(path: Sequence[Node], slot: int, begin: int, end: int) -> bool:

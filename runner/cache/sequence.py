@@ -1,4 +1,4 @@
-"""All layers of one sequence of tokens, moved together, and what is known about the layers of a model."""
+"""All layers of one sequence of tokens, moved together."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -7,31 +7,19 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from runner.cache.layer_interface import Copy, LayerState, Mark, Miss, Snapshot
-from runner.cache.layers import adapt, distrust, flatten
+from runner.cache.layers import adapt, flatten
 from runner.cache.layers.kv import spare_room
 from runner.cache.layers.scans import watched
 from runner.cache.layers.snapshot import TOGETHER_BYTES, Ledger, complete
-from runner.logs import Log
-
-log = Log(__name__)
+from runner.cache.sketch import LayerFacts
 
 
-class LayerFacts:
-    """Facts shared by all sequences of one model. A slot is the index of a layer in the order of `flatten`."""
+class Totals:
+    """Counts what all sequences of one cache hold and lose."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        """Counts the snapshots of all sequences."""
-        self.untrusted: set[int] = set()
-        """Slots of layers whose own token counts have proved wrong."""
-        self.used: set[int] = set()
-        """Slots that a forward has filled so far. The model does not use a layer that stays empty while others fill."""
-        self.token_bytes = 0
-        """Bytes of one more token in all sliceable layers."""
-        self.tail_bytes = 0
-        """The most bytes seen in all layers with a tail."""
-        self.state_bytes = 0
-        """The most bytes seen in all layers with a state."""
+        """Counts the snapshots."""
         self.evictions = 0
         """The number of evictions so far."""
         self.evicted_bytes = 0
@@ -39,19 +27,14 @@ class LayerFacts:
         self.restored_bytes = 0
         """Bytes of the snapshots that layers have ever restored."""
 
-    def bytes_of(self, tokens: int) -> int:
-        """Returns about how many bytes a sequence of `tokens` tokens takes; 0 before the first forward."""
-        return self.token_bytes * tokens + self.tail_bytes + self.state_bytes
-
     def count_eviction(self, nbytes: int) -> None:
         """Counts an eviction that freed `nbytes`; a negative number (joining two pieces took more) counts as 0."""
         self.evictions += 1
         self.evicted_bytes += max(0, nbytes)
 
-    def most_checkpoints(self, budget_bytes: int | None) -> int | None:
-        """Returns how many checkpoints one prompt may leave, so that their states take at most a quarter of the budget.
-        None is no limit: windows cost no more than their tokens, wherever they are split."""
-        return max(1, budget_bytes // 4 // self.state_bytes) if budget_bytes and self.state_bytes else None
+
+class LayersError(RuntimeError):
+    """A layer does not hold what the facts say of it."""
 
 
 class SequenceMark(NamedTuple):
@@ -71,38 +54,25 @@ class SequenceMark(NamedTuple):
 class SequenceLayers:
     """The cache list of a model and the adapter of every layer in it.
 
-    Between forwards all layers stand at one offset. A layer that stays empty while others fill is not used by the model
-    and is left out of account.
+    Between forwards all layers that the model uses stand at one offset.
     """
 
-    def __init__(self, layers: list[object], facts: LayerFacts | None = None) -> None:
-        """`layers` is a fresh cache list; the sequences of one model share `facts`."""
-        self.layers = layers
-        self.facts = facts or LayerFacts()
-        ledger, untrusted = self.facts.ledger, self.facts.untrusted
-        found = enumerate(flatten(layers))
-        self.states = [adapt(layer, ledger, trusted=index not in untrusted) for index, layer in found]
-        self._used: list[tuple[int, LayerState]] = []
+    def __init__(self, facts: LayerFacts, totals: Totals | None = None) -> None:
+        """The layers are fresh; the sequences of one cache share `totals`."""
+        self.facts = facts
+        self.totals = totals or Totals()
+        self.layers = facts.make()
+        found = enumerate(flatten(self.layers))
+        self.states = [adapt(layer, self.totals.ledger, trusted=slot not in facts.untrusted) for slot, layer in found]
+        self.used = [(slot, state) for slot, state in enumerate(self.states) if slot in facts.used]
+        """Slot and adapter of every layer that the model uses."""
+        self._unused = {*range(len(self.states))} - facts.used
+        self.sliceable = all(state.sliceable for _, state in self.used)
+        """True if every layer is sliceable."""
+        self.markable = bool(self.used) and all(state.markable for _, state in self.used)
+        """True if the layers can go back after a round."""
         self.position = 0
         """The number of tokens that the layers have seen."""
-
-    @property
-    def used(self) -> list[tuple[int, LayerState]]:
-        """Slot and adapter of every layer that a forward has filled so far, in any sequence, even if it was reset
-        since."""
-        if len(self._used) < len(self.facts.used):
-            self._used = [(index, self.states[index]) for index in sorted(self.facts.used)]
-        return self._used
-
-    @property
-    def sliceable(self) -> bool:
-        """True if every layer is sliceable. Before the first forward, layers that may prove unused count too."""
-        return all(state.sliceable for _, state in self.used or enumerate(self.states))
-
-    @property
-    def markable(self) -> bool:
-        """True if the layers can go back after a round."""
-        return bool(self.used) and all(state.markable for _, state in self.used)
 
     @property
     def offset(self) -> int:
@@ -111,10 +81,7 @@ class SequenceLayers:
 
     def page_out(self) -> None:
         """Pages out the snapshots that the next forward would overwrite."""
-        for state in self.states:
-            if state.live:
-                break
-        else:
+        if not any(state.live for state in self.states):
             return
         self.page_out_unsliceable()
         group: list[tuple[LayerState, list[Copy]]] = []
@@ -134,27 +101,17 @@ class SequenceLayers:
             state.trim(spare_room(self.offset))
         mx.eval([state.arrays() for state, _ in group])
 
-    def advance(self, count: int) -> bool:
-        """Counts a forward over `count` tokens that was built without an error. Returns True if a layer has proved to
-        count something other than tokens."""
+    def advance(self, count: int) -> None:
+        """Counts a forward over `count` tokens that was built without an error. Raises LayersError, and corrects the
+        facts for later sequences, if a layer counts something other than tokens, or is used against the facts."""
         self.position += count
         for state in self.states:
             if state.counted:
                 state.advance(count)
-        facts = self.facts
-        if len(facts.used) < len(self.states):
-            facts.used.update(index for index, state in enumerate(self.states) if not state.empty)
-        untrusted = len(facts.untrusted)
-        for index, state in self.used:
-            if state.offset != self.position and not state.empty:
-                log.info(
-                    "a layer counts something other than tokens: its state is stored whole",
-                    layer=index,
-                    at=state.offset,
-                )
-                facts.untrusted.add(index)
-                self._replace(index, distrust(state, self.position))
-        return len(facts.untrusted) > untrusted
+        for slot, state in enumerate(self.states):
+            if (state.offset != self.position or slot in self._unused) and not state.empty:
+                self.facts.correct(slot, state.offset)
+                raise LayersError(f"layer {slot} is at {state.offset} after {self.position} tokens")
 
     def rewind(self, to: int) -> Miss:
         """Takes every layer back to `to` tokens. If one cannot go, moves none and returns the reason."""
@@ -177,14 +134,9 @@ class SequenceLayers:
 
     def revert(self, mark: SequenceMark, to: int) -> None:
         """Takes every layer, after the round that followed the mark, back to `to` tokens; to where the mark was made if
-        one cannot stand there. Uses up the mark.
-
-        Raises RuntimeError if an adapter was replaced meanwhile.
-        """
+        one cannot stand there. Uses up the mark."""
         if to == self.position:
             return
-        if any(marked is not state for (marked, _), (_, state) in zip(mark.marks, self.used, strict=True)):
-            raise RuntimeError("a layer has proved to be untrusted in a round, and cannot go back")
         if not all(state.can_revert(each, to) for state, each in mark.marks):
             to = mark.position
         for state, each in mark.marks:
@@ -230,16 +182,7 @@ class SequenceLayers:
 
     def measure(self) -> None:
         """Notes in the facts how many bytes these layers take."""
-        if not self.offset:
-            return
-        facts = self.facts
-        states = sum(state.nbytes for _, state in self.used if state.whole)
-        other = self._other_bytes()
-        sliceable = [array for _, state in self.used if state.sliceable for array in state.arrays()]
-        # Unused room is not counted.
-        facts.token_bytes = sum(array.nbytes // max(1, array.shape[-2]) for array in sliceable)
-        facts.tail_bytes = max(facts.tail_bytes, other - states)
-        facts.state_bytes = max(facts.state_bytes, states)
+        self.facts.measure(state for _, state in self.used)
 
     def tokens_within(self, budget_bytes: int) -> int:
         """Returns how many of the tokens in the layers would fit into `budget_bytes`."""
@@ -258,23 +201,3 @@ class SequenceLayers:
     def live(self) -> set[Snapshot]:
         """Returns the snapshots whose bytes are in these layers."""
         return {snapshot for state in self.states for snapshot in state.live}
-
-    def replace_untrusted(self) -> None:
-        """Replaces the adapters of layers that another sequence has found to be untrusted."""
-        for index, state in self.used:
-            if index in self.facts.untrusted:
-                self._replace(index, distrust(state, self.position))
-
-    def _replace(self, index: int, state: LayerState) -> None:
-        """Replaces an adapter whose layer counts something else (groups of tokens, say): rewinding by that would be
-        wrong."""
-        self.states[index] = state
-        self._used = [(other, state if other == index else each) for other, each in self.used]
-
-
-def measured(layers: list[object], tokens: int) -> LayerFacts:
-    """Returns the facts that the layers of one sequence show, which have seen this many tokens. Computes nothing."""
-    sequence = SequenceLayers(layers)
-    sequence.advance(tokens)
-    sequence.measure()
-    return sequence.facts

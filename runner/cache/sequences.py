@@ -8,25 +8,25 @@ the kept sequence stands at `end` while no session uses it. `end` is None at the
 parked sequence stands at its node, which is locked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from runner.cache import resume
 from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.node import Node
-from runner.cache.sequence import LayerFacts, SequenceLayers
+from runner.cache.sequence import SequenceLayers, Totals
 from runner.cache.session import TrieSession
+from runner.cache.sketch import LayerFacts
 from runner.cache.trie import PrefixTrie
 
 
 class LiveSequences:
     """Assigns layers to sessions. A session detached from the trie stays listed until it closes, but shares nothing."""
 
-    def __init__(self, make_layers: Callable[[], list[object]], trie: PrefixTrie) -> None:
-        """`make_layers` returns a fresh cache list of the same model every time."""
-        self._make_layers = make_layers
+    def __init__(self, facts: LayerFacts, trie: PrefixTrie) -> None:
+        self.facts = facts
+        self.totals = Totals()
         self._trie = trie
-        self.facts = LayerFacts()
         self.sessions: list[TrieSession] = []
         self.kept = self.fresh()
         self.end: Node | None = None
@@ -34,7 +34,6 @@ class LiveSequences:
         """Sequences that were kept before, least recently used first, and the nodes where they stand."""
         self._parked_bytes: dict[SequenceLayers, int] = {}  # of their layers: counting them takes 70 us for each
         self._most = 1  # the most sessions that were open at once
-        self._untrusted_known = 0
 
     @property
     def idle(self) -> bool:
@@ -60,11 +59,11 @@ class LiveSequences:
     @property
     def nbytes(self) -> int:
         """Bytes of all layers, and of the snapshots that own theirs."""
-        return self.layer_bytes + self.facts.ledger.nbytes
+        return self.layer_bytes + self.totals.ledger.nbytes
 
     def flush(self) -> None:
         """Evaluates the pending copies of nodes that were split or joined. Raises what MLX raises."""
-        self.facts.ledger.flush()
+        self.totals.ledger.flush()
 
     def choose(self, path: Sequence[Node], matched: int) -> tuple[SequenceLayers | None, Node | None]:
         """Returns the sequence for a session whose prompt begins with the first `matched` tokens of this path, and
@@ -154,19 +153,9 @@ class LiveSequences:
             sequence.discard()
         self.parked.clear()
         self._parked_bytes.clear()
-        self.facts.ledger = Ledger()
+        self.totals.ledger = Ledger()
         self.kept = self.fresh()
         self.end = None
-
-    def replace_untrusted(self) -> bool:
-        """Returns True if layers have proved untrusted since the last call. All sequences have replaced their adapters
-        then."""
-        known, self._untrusted_known = self._untrusted_known, len(self.facts.untrusted)
-        if known == self._untrusted_known:
-            return False
-        for sequence in self.all:
-            sequence.replace_untrusted()
-        return True
 
     def _evict(self, sequence: SequenceLayers) -> None:
         self.hand_over_shared(sequence)
@@ -174,4 +163,4 @@ class LiveSequences:
 
     def fresh(self) -> SequenceLayers:
         """Returns new layers."""
-        return SequenceLayers(self._make_layers(), self.facts)
+        return SequenceLayers(self.facts, self.totals)

@@ -61,7 +61,7 @@ class Session:
         self.total = len(prompt)
         self.matched, self.cached, self.miss = match
         self._end: Callable[[Session], None] | None = end
-        self._evicted_bytes = sequence.facts.evicted_bytes
+        self._evicted_bytes = sequence.totals.evicted_bytes
 
         # From token to token
         self.recorded = prompt
@@ -95,7 +95,7 @@ class Session:
     @property
     def evicted_bytes(self) -> int:
         """Bytes that the cache has evicted since the session began, for any session."""
-        return self.sequence.facts.evicted_bytes - self._evicted_bytes
+        return self.sequence.totals.evicted_bytes - self._evicted_bytes
 
     def state(self) -> list[mx.array]:
         """Returns every array of every layer, to evaluate after a forward."""
@@ -127,8 +127,8 @@ class Session:
         self.cache_invalid = False
         yield
         self.cache_invalid = True
-        distrusted = self.sequence.advance(count)
-        if count > 1 or distrusted or self.sequence.position >= self.next_check_at:
+        self.sequence.advance(count)
+        if count > 1 or self.sequence.position >= self.next_check_at:
             self._check(count, stepwise=count == 1)
         self.failed = self.cache_invalid = False
 
@@ -183,8 +183,8 @@ class Session:
 
     def _check(self, count: int, *, stepwise: bool) -> None:
         """Follows a forward over `count` tokens, or, if `stepwise`, `count` steps of one token each. Called only when
-        there may be something to do: after a forward over several tokens, after one that reaches `next_check_at`, and
-        after one that shows a layer to be untrusted."""
+        there may be something to do: after a forward over several tokens, and after one that reaches
+        `next_check_at`."""
 
     # --- rounds
 
@@ -221,10 +221,10 @@ class Session:
             raise ValueError(f"{count} of the {mark.length} tokens of a round")
         self._mark = None
         self.failed = self.cache_invalid = True
-        distrusted = self.sequence.advance(mark.length)
+        self.sequence.advance(mark.length)
         self.sequence.revert(mark, mark.position + count)
         passed = self.position - mark.position
-        if distrusted or self.position >= self.next_check_at:
+        if self.position >= self.next_check_at:
             self._check(passed, stepwise=True)
         self.failed = self.cache_invalid = False
         self._ready = True
@@ -296,10 +296,9 @@ class TrieSession(Session):
 
     def _check(self, count: int, *, stepwise: bool) -> None:
         self._check_cache(self, count, stepwise)
-        if self.sequence.facts.bytes_of(1):  # else the next forward may show what a token takes
-            self.next_check_at = self.position - self.position % CHECK_TOKENS + CHECK_TOKENS
-            if self.checkpoints:
-                self.next_check_at = min(self.next_check_at, self.checkpoints[0].at)
+        self.next_check_at = self.position - self.position % CHECK_TOKENS + CHECK_TOKENS
+        if self.checkpoints:
+            self.next_check_at = min(self.next_check_at, self.checkpoints[0].at)
 
 
 class DecodeRows:

@@ -4,12 +4,13 @@ Invariants between sessions: all layers stand at `len(self.tokens)`, and hold ex
 says nothing about the layers; they are reset before use.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from runner.cache.layer_interface import Match, Miss
 from runner.cache.node import common_prefix
-from runner.cache.sequence import LayerFacts, SequenceLayers
+from runner.cache.sequence import SequenceLayers, Totals
 from runner.cache.session import Session
+from runner.cache.sketch import LayerFacts
 from runner.logs import Log
 
 log = Log(__name__)
@@ -23,10 +24,9 @@ class SingleEntryCache:
     keeps = True
     paged_bytes = 0
 
-    def __init__(self, make_layers: Callable[[], list[object]]) -> None:
-        """`make_layers` returns a fresh cache list of the same model every time."""
-        self._make_layers = make_layers
-        self.facts = LayerFacts()
+    def __init__(self, facts: LayerFacts) -> None:
+        self.facts = facts
+        self.totals = Totals()
 
         # Between sessions
         self.sequence: SequenceLayers | None = None
@@ -78,7 +78,7 @@ class SingleEntryCache:
     def _open_session(self, prompt: list[int], salt: str) -> Session:
         """Returns a session over layers that stand at the cached prefix."""
         if self.sequence is None:
-            self.sequence = SequenceLayers(self._make_layers(), self.facts)
+            self.sequence = SequenceLayers(self.facts, self.totals)
         match = self._match(prompt, salt)
         # The session owns the record until it closes: if anything goes wrong in between, the record claims nothing.
         recorded, self.tokens, self._salt = self.tokens, [], salt
@@ -118,6 +118,8 @@ class SingleEntryCache:
             return
         if session.failed:
             self._reset(sequence, "a forward failed")
+            if session.cache_invalid:
+                self.sequence = None
             return
         # The layers may be ahead of the record by a token that was never read, or short of it by tokens never computed.
         reached = min(sequence.offset, len(session.recorded))

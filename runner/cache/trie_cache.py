@@ -9,16 +9,17 @@ together each hold a copy of their shared prefix.
 Invariants: those of `LiveSequences`; and the ledger counts exactly the snapshots in the trie.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from runner.cache import resume
 from runner.cache.checkpoints import CheckpointPolicy, TurnCheckpoints
 from runner.cache.eviction import BudgetEnforcer
 from runner.cache.layer_interface import Match, Miss, Snapshot
-from runner.cache.node import Node, common_prefix, keys
+from runner.cache.node import Node, Tokens, common_prefix, keys
 from runner.cache.sequence import SequenceLayers
 from runner.cache.sequences import LiveSequences
 from runner.cache.session import CHECK_TOKENS, Session, TrieSession
+from runner.cache.sketch import LayerFacts
 from runner.cache.trie import PrefixTrie
 from runner.logs import Log
 
@@ -34,18 +35,19 @@ class TrieCache:
 
     def __init__(
         self,
-        make_layers: Callable[[], list[object]],
+        facts: LayerFacts,
         budget_bytes: int | None = None,
         policy: CheckpointPolicy | None = None,
     ) -> None:
-        """`make_layers` returns a fresh cache list. `budget_bytes` limits all that open sessions do not need; None is
-        no limit. The parts are public for those who build caches and test them; the engine sees the interfaces."""
+        """`budget_bytes` limits all that open sessions do not need; None is no limit. The parts are public
+        for those who build caches and test them; the engine sees the interfaces."""
         # As long as the cache
         self.policy = policy or TurnCheckpoints()
         self.trie = PrefixTrie()
-        self.sequences = LiveSequences(make_layers, self.trie)
+        self.sequences = LiveSequences(facts, self.trie)
         self.enforcer = BudgetEnforcer(self.trie, self.sequences)
         self._most_bytes = budget_bytes
+        self._has_computed = False
 
         # Until the engine sets them anew
         self.budget_bytes = budget_bytes
@@ -57,7 +59,7 @@ class TrieCache:
 
     @property
     def paged_bytes(self) -> int:
-        return self.sequences.facts.ledger.nbytes
+        return self.sequences.totals.ledger.nbytes
 
     def detach(self) -> None:
         """Frees everything but the layers of open sessions, which go on without the trie."""
@@ -115,11 +117,7 @@ class TrieCache:
     def _resume(self, prompt: list[int], salt: str, first: int | None = None) -> TrieSession:
         root = self.trie.root(salt)
         wanted = prompt if first is None or not self.sequences.kept.sliceable else [*prompt, first]
-        path, matched = self.trie.match(root, keys(wanted))
-        # One token is always evaluated again: the first logits come from it.
-        branch = min(matched, len(wanted) - 1)
-        if path[-1].start == branch < matched:
-            path.pop()
+        path, matched, branch = self._match(root, keys(wanted))
         sequence, end = self.sequences.acquire(path, branch)
         miss = Miss.NONE if matched else self._why_nothing(root)
         node, refusal = self._restore(sequence, end, path, branch)
@@ -137,6 +135,22 @@ class TrieCache:
                 node.checkpoint |= session.checkpoints.pop(0).keep
         self.sequences.sessions.append(session)
         return session
+
+    def _match(self, root: Node, tokens: Tokens) -> tuple[list[Node], int, int]:
+        """Returns the path along a prompt, the matched tokens, and those of them that need not be computed."""
+        path, matched = self.trie.match(root, tokens)
+        # One token is always evaluated again: the first logits come from it.
+        branch = min(matched, len(tokens) - 1)
+        if path[-1].start == branch < matched:
+            path.pop()
+        return path, matched, branch
+
+    def reusable_tokens(self, tokens: Tokens, salt: str) -> int:
+        """Returns how many tokens of a prompt would come from the cache if it began now. Changes nothing."""
+        path, _, branch = self._match(self.trie.root(salt), tokens)
+        sequence, end = self.sequences.choose(path, branch)
+        shared = resume.shared_tokens(path, branch, end)
+        return resume.deepest_offset(sequence or self.sequences.fresh(), path, branch, shared)[0]
 
     def _why_nothing(self, root: Node) -> Miss:
         if root.children:
@@ -161,18 +175,13 @@ class TrieCache:
     def _after_forward(self, session: TrieSession, count: int, stepwise: bool) -> None:
         if session.detached:
             return
-        self.drop_untrusted()
+        self._has_computed = True
         self._take_checkpoints(session)
-        if not stepwise or not self.session_bytes(1):
+        if not stepwise:
             session.sequence.measure()
         if not stepwise or session.position % CHECK_TOKENS < count:  # a multiple is among the tokens passed
             # More than needed, so that not every few tokens of a decode evict something.
             self.enforce_budget(spare=(self.budget_bytes or 0) // 32)
-
-    def drop_untrusted(self) -> None:
-        """Drops what layers hold that have proved untrusted since the last call."""
-        if self.sequences.replace_untrusted():
-            resume.drop_slots(self.trie, self.sequences.facts.untrusted)
 
     def _take_checkpoints(self, session: TrieSession) -> None:
         position = session.position
@@ -271,8 +280,9 @@ class TrieCache:
         return self.sequences.facts.bytes_of(tokens)
 
     def admits(self, tokens: int) -> bool:
-        needed = self.session_bytes(tokens + _ROOM)  # 0 before the first forward, which shows what a token takes
-        return self.budget_bytes is None or not self.sequences.sessions or (needed > 0 and self.allows(needed))
+        # The first forward of all runs alone: it shows how much memory computing takes.
+        beside = self._has_computed and self.allows(self.session_bytes(tokens + _ROOM))
+        return self.budget_bytes is None or not self.sequences.sessions or beside
 
     def allows(self, nbytes: int) -> bool:
         used = sum(max(each.sequence.nbytes, self.session_bytes(each.total)) for each in self.sequences.sessions)
@@ -289,7 +299,7 @@ class TrieCache:
 
     def evict(self) -> None:
         if not self.sequences.sessions:
-            self.sequences.facts.count_eviction(self.nbytes)
+            self.sequences.totals.count_eviction(self.nbytes)
             self.detach()
             return
         budget, self.budget_bytes = self.budget_bytes, 0

@@ -11,31 +11,19 @@ import mlx.core as mx
 from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.snapshot import own
 from runner.cache.node import Tokens
-from runner.cache.resume import deepest_offset, shared_tokens
 from runner.cache.trie_cache import TrieCache
-from runner.disk.check import Sample, SelfCheck
 from runner.disk.reader import WORTH_TOKENS, Found, Wanted
-from runner.disk.segment import ENTRIES, TAIL, Facts, Record, Segment, SegmentError
+from runner.disk.segment import ENTRIES, TAIL, Layers, Record, Segment, SegmentError
 from runner.disk.serialize import array_in, array_of, describe, kind_of, restored_snapshot
 from runner.disk.thread import DiskThread, Reading
 from runner.engine.request import Request
 from runner.logs import Log, error_line, lacks_memory
+from runner.model.weights.dtype import Forward
 
 log = Log(__name__)
 
 # --- Segments into the trie. Nodes are made and filled here, and no layer moves: the trie decides as ever what a prompt
 # can use of them.
-
-
-def reusable_tokens(cache: TrieCache, tokens: Tokens, salt: str) -> int:
-    """Returns how many tokens of a prompt would come from the cache if it began now. Changes nothing."""
-    sequences = cache.sequences
-    path, matched = cache.trie.match(cache.trie.root(salt), tokens)
-    branch = min(matched, len(tokens) - 1)
-    if path[-1].start == branch < matched:
-        path.pop()
-    sequence, end = sequences.choose(path, branch)
-    return deepest_offset(sequence or sequences.fresh(), path, branch, shared_tokens(path, branch, end))[0]
 
 
 def insert_restored(cache: TrieCache, prefix: Tokens, salt: str, segment: Segment) -> bool:
@@ -46,7 +34,8 @@ def insert_restored(cache: TrieCache, prefix: Tokens, salt: str, segment: Segmen
     SegmentError if a layer is kept in another form by now.
     """
     facts, name = segment.facts, segment.name
-    _learn(cache, facts)
+    if any(describe(cache.sequences.kept.states[int(slot)]) != known for slot, known in facts.layers.items()):
+        raise SegmentError("layers")
     nbytes = sum(record.nbytes for record in facts.records)
     fits = _make_room(cache, nbytes)  # first: this may evict nodes on the way
     root, sequences = cache.trie.root(salt), cache.sequences
@@ -92,30 +81,6 @@ def _make_room(cache: TrieCache, nbytes: int) -> bool:
     return cache.nbytes + nbytes <= budget_bytes
 
 
-def _learn(cache: TrieCache, facts: Facts) -> None:
-    """Learns from another process what the first forward shows: which layers the model uses, which of them count
-    something else than tokens, and the bytes of a token. Until it is known which layers are used, the trie takes none
-    for needed. Raises SegmentError if this process knows better which layers count otherwise."""
-    sequences, known = cache.sequences, cache.sequences.facts
-    states, distrusted = sequences.kept.states, set[int]()
-    for slot, described in facts.layers.items():
-        if describe(states[int(slot)]) != described:
-            if describe(states[int(slot)], distrusted=True) != described:
-                raise SegmentError("layers")
-            distrusted.add(int(slot))
-    known.used.update(map(int, facts.layers))
-    if distrusted:
-        known.untrusted.update(distrusted)
-        cache.drop_untrusted()
-    nbytes = sum(record.nbytes for record in facts.records)
-    if facts.tokens:
-        known.token_bytes = known.token_bytes or nbytes // facts.tokens
-    elif facts.name.kind == TAIL:
-        known.tail_bytes = max(known.tail_bytes, nbytes)
-    else:
-        known.state_bytes = max(known.state_bytes, nbytes)
-
-
 def _arrays(segment: Segment, index: int) -> list[mx.array]:
     """Returns the arrays of a record, not evaluated."""
     tensors, buffer = segment.facts.records[index].tensors, segment.data.obj
@@ -152,6 +117,8 @@ _LEAST_PATIENCE_S = 0.1
 _NO_TIME_S = 1e-9
 _WEIGHT = 0.25  # of the latest measurement in an average
 _LATE = 2.0  # times the time that has passed: the assumed time of a disk that has returned nothing until then
+_TIMED_TOKENS, _SHORT_S = (16, 112), 0.02
+"""A forward that takes less says little of the time of a token. A request that arrives waits for the first one."""
 _AGAIN = 16  # requests: one of them is tried although the disk was slower than computing
 
 
@@ -170,8 +137,6 @@ class _Restore:
         """True if nothing more will be read."""
         self.inserted = False
         """True if something of it is in memory now."""
-        self.checkable: Found | None = None
-        """The last segment of it that can be checked."""
 
     @property
     def until_s(self) -> float:
@@ -193,17 +158,18 @@ class Restores:
         cache: TrieCache,
         disk: DiskThread,
         salt: str,
-        check: SelfCheck,
-        make_sample: Callable[[], Sample],
+        layers: Layers,
+        forward: Forward,
         *,
         prefill_token_s: Callable[[], float | None],
         ready: Callable[[], None],
         shares: bool = True,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """`make_sample` is called once something is looked for. `prefill_token_s` returns the seconds that computing a
-        token takes; None if no request has shown it. `ready` is called when a request may begin. With `shares` the disk
-        thread reads into memory of the device."""
+        """`layers` are the forms that segments must have: none if nothing can be restored. `forward` takes tokens
+        [1, L] and a cache list to logits. `prefill_token_s` returns the seconds that computing a token takes; None if
+        no request has shown it. `ready` is called when a request may begin. With `shares` the disk thread reads into
+        memory of the device."""
         self.count = 0
         """The requests for which something was restored."""
         self.tokens = 0
@@ -213,13 +179,12 @@ class Restores:
         self._cache = cache
         self._disk = disk
         self._salt = salt
-        self._check = check
-        self._make_sample = make_sample
+        self._layers = layers
+        self._forward = forward
         self._prefill_token_s = prefill_token_s
         self._ready = ready
         self._shares = shares
         self._clock = clock
-        self._sample: Sample | None = None
         self._sampled_token_s: float | None = None
         self._waiting: list[_Restore] = []
         self._overdue: _Restore | None = None  # the last one that has waited in vain
@@ -243,25 +208,21 @@ class Restores:
     def add(self, request: Request) -> None:
         """Looks for the prompt of a request on disk, if that may be worth it: the request is `restoring` then."""
         keys = array("i", request.keys)
-        if self._disk.fault or len(keys) <= WORTH_TOKENS or not self._disk_wins():
+        if not self._layers or self._disk.fault or len(keys) <= WORTH_TOKENS or not self._disk_wins():
             return
         if self._overdue is not None and not self._overdue.ended:
             return  # the disk thread still waits for what this request has given up
         if self._disk.store.listed and not self._disk.store.index.names:
             return
-        held = reusable_tokens(self._cache, keys, self._salt)
+        held = self._cache.reusable_tokens(keys, self._salt)
         if len(keys) - 1 < held + WORTH_TOKENS:
-            return
-        if self._sample is None:
-            self._sample = self._make_sample()
-        if not self._sample.layers:
             return
         tails = [state for state in self._cache.sequences.kept.states if kind_of(state) == TAIL]
 
         def needs(at: int) -> int:
             return min((state.needs(at) for state in tails), default=max(0, at - 1))
 
-        wanted = Wanted(keys, self._salt, held, needs, self._sample.layers)
+        wanted = Wanted(keys, self._salt, held, needs, self._layers)
         token_s = self._prefill_token_s() or self._sampled_token_s or 0.0
         restore = _Restore(request, wanted, self._clock(), token_s)
         request.restoring = True
@@ -313,8 +274,6 @@ class Restores:
             self._end(restore, late=False)
             return
         restore.inserted = True
-        if self._check.suits(found):
-            restore.checkable = found
         self._disk.taken(restore.reading, buffer)
 
     def _stop_reading(self, restore: _Restore) -> None:
@@ -327,7 +286,7 @@ class Restores:
         self._stop_reading(restore)
         request, keys, tokens = restore.request, restore.reading.wanted.tokens, 0
         if restore.inserted:  # the prompt may part from them, or layers be unable to stand there
-            tokens = request.restored = max(0, reusable_tokens(self._cache, keys, self._salt) - restore.held)
+            tokens = request.restored = max(0, self._cache.reusable_tokens(keys, self._salt) - restore.held)
         seconds = self._clock() - restore.began_s
         milliseconds = round(seconds * 1e3, 1)
         if tokens:
@@ -335,8 +294,6 @@ class Restores:
             self.count += 1
             self.tokens += tokens
             self.seconds += seconds
-            if restore.checkable is not None:
-                self._check.sample(restore.checkable)
             log.info("restored from disk", request=request.number, tokens=tokens, milliseconds=milliseconds)
         elif late and not request.cancelled:
             if self._overdue is None:
@@ -351,13 +308,26 @@ class Restores:
     def _computing_token_s(self) -> float:
         """Returns the seconds that computing a token takes. If no request has shown it, computes for a moment."""
         known = self._prefill_token_s() or self._sampled_token_s
-        if known is None and self._sample is not None:
+        if known is None:
             try:
-                known = self._sample.token_s(self._clock)
+                known = self._time_token()
             except Exception as error:  # models raise anything; a request would have met it, too
                 log.warning("the disk cache does not know how long computing takes", why=error_line(error))
             self._sampled_token_s = known = known or 0.0
         return known or _NO_TIME_S
+
+    def _time_token(self) -> float:
+        """Returns the seconds that computing a token of a short prompt takes; of a longer one if that is over at once.
+        Raises what MLX raises."""
+        layers, seconds, count = self._cache.sequences.facts.make(), 0.0, 0
+        for count in _TIMED_TOKENS:
+            logits = self._forward(mx.arange(count)[None], layers)
+            began_s = self._clock()
+            mx.eval(logits)
+            seconds = self._clock() - began_s
+            if seconds >= _SHORT_S:
+                break
+        return seconds / count
 
     def _measured(self, token_s: float) -> None:
         former_s = token_s if self._restore_token_s is None else self._restore_token_s

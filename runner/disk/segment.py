@@ -316,20 +316,17 @@ class Form(NamedTuple):
     """True for a state whose arrays may be longer after more tokens, each on one axis, or not be there yet."""
 
 
-Layers: TypeAlias = dict[str, tuple[Form, ...]]
-"""By slot: every layer that the model uses, in each form that it may have."""
+Layers: TypeAlias = dict[str, Form]
+"""By slot: every layer that the model uses."""
 
 
 def compare(facts: Facts, layers: Layers) -> None:
     """Raises SegmentError unless a segment is of these layers, has each of its kind once, and has their types and
     shapes."""
-    forms = {
-        slot: form for slot, known in layers.items() for form in known if form.description == facts.layers.get(slot)
-    }
-    wanted = {slot for slot, form in forms.items() if form.kind == facts.name.kind}
-    found = [str(record.slot) for record in facts.records]
-    known = facts.layers.keys() == layers.keys() == forms.keys() and sorted(found) == sorted(wanted)
-    if not (known and all(_fits(record, forms[str(record.slot)], facts.name) for record in facts.records)):
+    described = {slot: form.description for slot, form in layers.items()}
+    wanted = sorted(slot for slot, form in layers.items() if form.kind == facts.name.kind)
+    known = facts.layers == described and sorted(str(record.slot) for record in facts.records) == wanted
+    if not (known and all(_fits(record, layers[str(record.slot)], facts.name) for record in facts.records)):
         raise SegmentError("layers")
 
 

@@ -15,10 +15,11 @@ from runner.cache.layer_interface import LayerState, Snapshot
 from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.kv import KVState
 from runner.cache.layers.snapshot import Owned, SliceSnapshot, StateSnapshot, TailSnapshot, own
-from runner.cache.layers.states import CountedState
+from runner.cache.layers.states import CountedState, GenericState
 from runner.cache.layers.window import TailState
+from runner.cache.sketch import Sketch
 from runner.device import device
-from runner.disk.segment import ENTRIES, ITEM_FORMATS, STATE, TAIL
+from runner.disk.segment import ENTRIES, ITEM_FORMATS, STATE, TAIL, Form, Layers, Tensor
 
 _DTYPES = {
     "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "I16": mx.int16, "U16": mx.uint16, "F16": mx.float16,
@@ -55,10 +56,9 @@ class Part(NamedTuple):
         return shape if self.span is None else (*shape[:-2], self.span[1] - self.span[0], shape[-1])
 
 
-def describe(state: LayerState, *, distrusted: bool = False) -> str:
+def describe(state: LayerState) -> str:
     """Returns the class of a layer and the numbers that it was made with; empty if it cannot be kept. Layers of equal
-    descriptions can hold each other's snapshots. With `distrusted` returns the description that the layer would have if
-    its own token count had proved wrong."""
+    descriptions can hold each other's snapshots."""
     if not isinstance(state, LayerAdapter):
         return ""
     sizes = [
@@ -66,8 +66,7 @@ def describe(state: LayerState, *, distrusted: bool = False) -> str:
         for name, value in sorted(state.fresh.items())
         if isinstance(value, (*_PLAIN, list))
     ]
-    adapter = "GenericState" if distrusted else type(state).__name__
-    return " ".join((adapter, type(state.layer).__name__, *sizes))
+    return " ".join((type(state).__name__, type(state.layer).__name__, *sizes))
 
 
 def kind_of(state: LayerState) -> str:
@@ -93,6 +92,24 @@ def parts(snapshot: Snapshot, start: int, stop: int) -> tuple[list[Part], str]:
     if isinstance(snapshot.owner, KVState):
         return [Part(array, (start, stop)) for array in snapshot.owner.arrays()], ""
     return [Part(array, (start - snapshot.start, stop - snapshot.start)) for array in snapshot.content], ""
+
+
+def forms_of(sketch: Sketch) -> Layers:
+    """Returns the forms that segments of a model must have; none if no file can hold its layers."""
+    try:
+        return {str(slot): _form(state, sketch.tokens) for slot, state in sketch.used.items()}
+    except SerializeError:
+        return {}
+
+
+def _form(state: LayerState, tokens: int) -> Form:
+    snapshot = state.snapshot(0, tokens)
+    if snapshot is None:
+        raise SerializeError("nothing")
+    found, content = parts(snapshot, snapshot.start, tokens)
+    snapshot.close()
+    tensors = tuple(Tensor(part.dtype, part.shape) for part in found)
+    return Form(kind_of(state), describe(state), tensors, content, isinstance(state, GenericState))
 
 
 def moves_what_the_host_reads() -> bool:

@@ -220,14 +220,6 @@ class SegmentStore:
         with suppress(OSError):
             self._files.unlink(self.folder / name.file)
 
-    def empty(self) -> None:
-        """Removes all segments."""
-        self._forget_listing()
-        with suppress(OSError):
-            for name in map(parse_name, self._files.names(self.folder)):
-                if name is not None:
-                    self.drop(name)
-
     def touch(self, name: Name) -> None:
         """Marks a segment as just used."""
         try:

@@ -104,10 +104,6 @@ class DiskThread:
         """Removes a segment that no layer can hold."""
         self._inbox.put(partial(self.store.reject, name, reason))
 
-    def empty(self) -> None:
-        """Removes all segments of the model, and those that wait to be written."""
-        self._inbox.put(self._empty)
-
     def step(self) -> bool:
         """Does one piece of work; returns False if there is none. Raises whatever is wrong with the code."""
         while not self._inbox.empty():
@@ -135,14 +131,6 @@ class DiskThread:
         reading.credit += 1
         if buffer is not None and reading in self._readings:
             self.store.buffers.append(buffer)
-
-    def _empty(self) -> None:
-        for _, done in self._writes:
-            self._post(partial(done, False))
-        self._writes.clear()
-        self.store.empty()
-        self._swept_s = float("-inf")
-        self._swept_bytes = -1
 
     def _write(self) -> None:
         segment, done = self._writes[0]

@@ -5,12 +5,11 @@ from contextlib import contextmanager
 
 from protocol.stats import DiskCounts
 from runner.cache.trie_cache import TrieCache
-from runner.disk.check import Sample, SelfCheck
 from runner.disk.files import Files
 from runner.disk.namespace import disk_facts, namespace_of
 from runner.disk.reader import Reader
 from runner.disk.restores import Restores
-from runner.disk.serialize import moves_what_the_host_reads
+from runner.disk.serialize import forms_of, moves_what_the_host_reads
 from runner.disk.store import SegmentStore
 from runner.disk.sweep import Sweep
 from runner.disk.thread import DiskThread
@@ -30,18 +29,15 @@ _KNOWN_TOKENS = 64  # computed, until their speed says something
 
 
 class DiskTier:
-    """Restores before a request begins, writes between slices, and checks when idle. Whatever goes wrong here switches
-    it off: answers go on without it."""
+    """Restores before a request begins, and writes between slices. Whatever goes wrong here switches it off: answers go
+    on without it."""
 
     name = "disk"
 
-    def __init__(
-        self, disk: DiskThread, restores: Restores, writer: Writer, check: SelfCheck, scheduler: Scheduler
-    ) -> None:
+    def __init__(self, disk: DiskThread, restores: Restores, writer: Writer, scheduler: Scheduler) -> None:
         self._disk = disk
         self._restores = restores
         self._writer = writer
-        self._check = check
         self._scheduler = scheduler
         self._off = False
 
@@ -54,28 +50,22 @@ class DiskTier:
         """Queues a request, which waits there while the disk is asked."""
         if not self._off:
             with self._guarded():
-                self._check.give_way()
                 self._writer.resume()
                 self._restores.add(request)
         self._scheduler.add(request)
 
     def pending(self, *, idle: bool) -> bool:
         """Returns True if `advance` has something to do. `idle`: the engine has nothing else to compute."""
-        if self._off:
-            return False
-        checking = idle and self._check.pending and self._restores.patience_s is None
-        return self._restores.pending or self._writer.pending(idle=idle) or checking
+        return not self._off and (self._restores.pending or self._writer.pending(idle=idle))
 
     def advance(self, *, idle: bool, interrupted: Callable[[], bool]) -> None:
-        """Takes one segment, copies for a moment, or checks a slice of what was restored."""
+        """Takes one segment, or copies for a moment."""
         with self._guarded():
             if self._restores.advance():
                 return
             if self._writer.pending(idle=idle):
                 answering = any(batch.steps for batch in self._scheduler.batches.all)
                 self._writer.advance(idle=idle, interrupted=interrupted, answering=answering)
-            elif idle and self._restores.patience_s is None:
-                self._check.advance()
 
     def keep(self, receive: Callable[[], None]) -> None:
         """Ends all requests, and writes what is not on disk. `receive` waits for a message, and handles it."""
@@ -108,8 +98,6 @@ class DiskTier:
             pending_tokens=unsaved.pending_tokens(),
             write_errors=store.write_errors,
             rejected=dict(store.rejected),
-            checks=self._check.count,
-            failed_checks=self._check.failures,
         )
 
     @contextmanager
@@ -141,7 +129,6 @@ class DiskWing(Wing):
 
 def _open_tier(parts: Parts) -> DiskTier | None:
     settings, scheduler, names = parts.settings, parts.scheduler, parts.names
-    make_layers, forward = parts.make_layers, parts.loaded.logits
     directory = settings.disk_cache
     if directory is None:
         return None
@@ -156,7 +143,7 @@ def _open_tier(parts: Parts) -> DiskTier | None:
             log.warning("no disk cache", why="others may write to the directory", directory=str(directory))
             return None
         budget_bytes = settings.disk_memory.bytes_of(files.space(directory)[0])
-        namespace = namespace_of(settings, parts.model, make_layers, parts.loaded.dtypes, parts.salt)
+        namespace = namespace_of(settings, parts.model, parts.make_layers, parts.loaded.dtypes, parts.salt)
     except OSError as error:
         log.warning("no disk cache", why=f"{error.filename}: {error.strerror}")
         return None
@@ -184,18 +171,17 @@ def _open_tier(parts: Parts) -> DiskTier | None:
         on_device=on_device,
         most_bytes=budget_bytes,
     )
-    check = SelfCheck(cache, disk, make_layers, forward)
     restores = Restores(
         cache,
         disk,
         parts.salt,
-        check,
-        lambda: Sample(make_layers, forward),
+        {} if parts.sketch is None else forms_of(parts.sketch),
+        parts.loaded.logits,
         prefill_token_s=prefill_token_s,
         ready=ready,
         shares=not on_device,
     )
-    tier = DiskTier(disk, restores, Writer(cache, disk, unsaved), check, scheduler)
+    tier = DiskTier(disk, restores, Writer(cache, disk, unsaved), scheduler)
     days = round(_MOST_AGE_S / 86_400)
     log.info("disk cache", directory=str(directory), namespace=namespace.name, budget=shown(budget_bytes), days=days)
     disk.start()

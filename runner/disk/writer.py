@@ -222,8 +222,6 @@ class UnsavedSegments:
 
     def _scan(self) -> list[tuple[str, Node]]:
         """Returns the nodes to look at, children before their parents: the list is taken from its end."""
-        if not self._cache.sequences.facts.used:
-            return []
         found = list[tuple[str, Node]]()
         for salt, root in self._cache.trie.roots.items():
             waiting = [*root.children.values()]

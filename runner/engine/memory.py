@@ -147,9 +147,6 @@ class MemoryBudget:
         self._grammar_bytes = grammar_bytes
         self._drop_unused = drop_unused
         self._draft_bytes = draft_bytes
-        # Learned when the model is warmed up.
-        self.session_bytes: Callable[[int], int] = lambda _: 0
-        """About what a session of so many tokens takes, until the cache knows: for the very first request."""
         # Learned from slices.
         self.workspace = WorkspaceEstimate()
         self._step_bytes = 0  # the most that decode steps took, beside what they left
@@ -173,7 +170,7 @@ class MemoryBudget:
         """Returns why a context of `tokens` could not be computed even alone; empty if it could."""
         if self.budget_bytes is None:
             return ""
-        kept = cache.session_bytes(tokens) or self.session_bytes(tokens)
+        kept = cache.session_bytes(tokens)
         beside = self._reuse_bytes + self.workspace.certain_bytes(LEAST_SLICE_TOKENS, tokens)
         if kept + beside <= self.room_bytes:
             return ""

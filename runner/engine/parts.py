@@ -10,6 +10,7 @@ import mlx.core as mx
 import msgspec
 
 from protocol.stats import DiskCounts, DraftCounts, EmbeddingCounts, MediaCounts
+from runner.cache.sketch import Sketch
 from runner.engine.generation import Forward, Generation, NoMedia
 from runner.engine.memory import Meter
 from runner.engine.observer import Observer
@@ -70,6 +71,10 @@ class World:
         """Returns the same two, and the forward, once the weights are loaded. Raises RankError if a rank has ended."""
         return total_bytes, budget_bytes, run
 
+    def forward(self, run: Forward) -> Forward:
+        """Returns the forward that is called in place of this one."""
+        return run
+
     def wrap(self, sources: Sources) -> Sources:
         """Returns the sources that the engine reads in place of these."""
         return sources
@@ -119,6 +124,8 @@ class Parts:
     """The forward of answers: that of `sources`, or one that wraps it."""
 
     # When all is connected.
+    sketch: Sketch | None = None
+    """Shows what the layers hold, until the model is warmed up; None for an encoder."""
     scheduler: Scheduler = field(init=False)
     warm_up: Callable[[], None] = field(init=False)
     """Computes what a first request would. Raises ComputeError if the model cannot."""

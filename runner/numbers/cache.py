@@ -12,7 +12,7 @@ from protocol.stats import CacheCounts, CacheNode
 from runner.cache import PrefixCache
 from runner.cache.layer_interface import LayerState
 from runner.cache.node import Node
-from runner.cache.sequence import LayerFacts, SequenceLayers
+from runner.cache.sequence import SequenceLayers, Totals
 from runner.cache.single import SingleEntryCache
 from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
@@ -33,14 +33,14 @@ class CacheDescription(NamedTuple):
 def describe_cache(cache: PrefixCache) -> CacheDescription:
     """Returns what a cache holds, in numbers."""
     if isinstance(cache, TrieCache):
-        sequences, trie, ledger = cache.sequences, cache.trie, cache.sequences.facts.ledger
+        sequences, trie, ledger = cache.sequences, cache.trie, cache.sequences.totals.ledger
         nodes = list(trie.nodes())
         mark = trie.now, ledger.count, ledger.nbytes, len(sequences.all), sum(node.stored for node in nodes)
-        return CacheDescription(mark, _counts(cache, sequences.facts, len(nodes), cache.budget_bytes))
+        return CacheDescription(mark, _counts(cache, sequences.totals, len(nodes), cache.budget_bytes))
     assert isinstance(cache, SingleEntryCache)
     position = 0 if cache.sequence is None else cache.sequence.position
     state = int(cache.sequence is not None), len(cache.tokens), position
-    return CacheDescription(state, _counts(cache, cache.facts, int(position > 0), None))
+    return CacheDescription(state, _counts(cache, cache.totals, int(position > 0), None))
 
 
 def cache_nodes(cache: PrefixCache, spell: Spell | None = None, most: int = 1000) -> list[CacheNode]:
@@ -75,17 +75,17 @@ def cache_nodes(cache: PrefixCache, spell: Spell | None = None, most: int = 1000
     ]
 
 
-def _counts(cache: PrefixCache, facts: LayerFacts, nodes: int, budget_bytes: int | None) -> CacheCounts:
+def _counts(cache: PrefixCache, totals: Totals, nodes: int, budget_bytes: int | None) -> CacheCounts:
     held_bytes, paged_bytes = cache.nbytes, cache.paged_bytes
     return CacheCounts(
         budget_bytes=budget_bytes,
         held_bytes=held_bytes,
         live_bytes=held_bytes - paged_bytes,
         paged_bytes=paged_bytes,
-        evicted_bytes=facts.evicted_bytes,
-        restored_bytes=facts.restored_bytes,
+        evicted_bytes=totals.evicted_bytes,
+        restored_bytes=totals.restored_bytes,
         nodes=nodes,
-        evictions=facts.evictions,
+        evictions=totals.evictions,
     )
 
 

@@ -42,11 +42,14 @@ class TapedWorld(World):
     def machine(self, total_bytes: int, budget_bytes: int) -> tuple[int, int]:
         return self._amount(total_bytes), self._amount(budget_bytes)
 
+    def forward(self, run: Forward) -> Forward:
+        return forward(run, self._tape)
+
     def wrap(self, sources: Sources) -> Sources:
         tape, policy = self._tape, sources.policy
         return Sources(
             reuse_bytes=self._amount(sources.reuse_bytes),
-            forward=forward(sources.forward, tape),
+            forward=self.forward(sources.forward),
             meter=TapedMeter(sources.meter, tape),
             clock=lambda: tape.input(EntryKind.SECONDS, sources.clock),
             policy=TapedPolicy(policy.chunk_tokens, policy.max_gap_s, tape),

@@ -9,10 +9,14 @@ from unittest.mock import patch
 import mlx.core as mx
 
 from runner.cache.interface import PrefixCache
+from runner.cache.layers import adapt, flatten
+from runner.cache.layers.snapshot import Ledger
 from runner.cache.session import Session
 from runner.cache.single import NullCache, SingleEntryCache
+from runner.cache.sketch import LayerFacts, Sketch
 from runner.cache.trie_cache import TrieCache
-from scripts.tools.models.tiny import Tiny
+from runner.model.weights.load import LoadedModel
+from scripts.tools.models.tiny import VOCAB, Tiny
 
 
 class BrokenError(Exception):
@@ -92,9 +96,34 @@ def ask(
     return Answer(said, taken, session)
 
 
+def facts_of(model: LoadedModel) -> LayerFacts:
+    """Returns what the layers of a model hold."""
+    return Sketch(model.make_layers, model.logits, VOCAB).facts
+
+
+def check_facts(tiny: Tiny) -> None:
+    """Checks that a sketch shows what the layers hold when as much is computed, and more, in other forwards."""
+    facts, layers, seen = tiny.facts, tiny.make_layers(), 0
+    states = [adapt(layer, Ledger()) for layer in flatten(layers)]
+    for count in (16, 1, 24, 7, 1):
+        logits = tiny.logits(mx.array([[(7 * seen + each) % VOCAB for each in range(count)]]), layers)
+        seen += count
+        for state in states:
+            if state.counted:
+                state.advance(count)
+        mx.eval(logits, [state.arrays() for state in states])
+        used = {slot: state for slot, state in enumerate(states) if not state.empty}
+        assert facts.used == used.keys()
+        assert facts.untrusted == {slot for slot, state in used.items() if state.offset != seen}
+        if seen == 17:
+            assert facts.bytes_of(0) == sum(state.nbytes for state in states if not state.sliceable)
+    sliceable = [array for state in states if state.sliceable for array in state.arrays()]
+    assert facts.token_bytes == sum(array.nbytes // array.shape[-2] for array in sliceable)
+
+
 def ask_uncached(tiny: Tiny, prompt: Sequence[int], *, say: int = 4, chunk: int = 7) -> Answer:
     """Serves the same request without a cache: the oracle."""
-    return ask(tiny, NullCache(tiny.make_layers), prompt, say=say, chunk=chunk)
+    return ask(tiny, NullCache(tiny.facts), prompt, say=say, chunk=chunk)
 
 
 def forwards_at_once(tiny: Tiny, tokens: Sequence[int], boundaries: Sequence[int]) -> list[mx.array]:
@@ -143,7 +172,7 @@ def check_trie(cache: TrieCache) -> None:
                 assert snapshot.stop == node.end
                 assert snapshot.start == node.start or not sequence.states[slot].sliceable
                 assert not snapshot.live or snapshot.nbytes == 0
-    ledger = cache.sequences.facts.ledger
+    ledger = cache.sequences.totals.ledger
     assert (count, nbytes) == (ledger.count, ledger.nbytes)
 
 

@@ -5,7 +5,7 @@ are found in the same table. So ledger, live snapshots and the rules of whole st
 contents and sizes are made of plain integers, and exact.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import mlx.core as mx
@@ -15,6 +15,7 @@ from runner.cache.layers import _ADAPTERS
 from runner.cache.layers.adapter import LayerAdapter
 from runner.cache.layers.snapshot import LayerSnapshot, Owned, StateSnapshot, complete
 from runner.cache.layers.states import CountedState
+from runner.cache.sketch import LayerFacts
 
 WINDOW = 4
 STATE_BYTES = 16
@@ -303,6 +304,15 @@ FAMILIES: dict[str, tuple[type[FakeLayer], ...]] = {
     "R": (FakeKV, FakeRecurrent),
     "P": (FakeRecurrent, FakeRecurrent),
 }
+
+
+def facts_of_fakes(
+    kinds: Sequence[type[FakeLayer]], make_layers: Callable[[], list[object]] | None = None
+) -> LayerFacts:
+    """Returns what layers of these kinds hold."""
+    made = make_layers or (lambda: [kind() for kind in kinds])
+    sizes = kinds.count(FakeKV), WINDOW * kinds.count(FakeWindow), STATE_BYTES * kinds.count(FakeRecurrent)
+    return LayerFacts(made, range(len(kinds)), (), *sizes)
 
 
 def content_of(snapshot: Snapshot) -> Content:

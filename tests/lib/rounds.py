@@ -1,6 +1,6 @@
 """Answers in rounds over real models, of which it is known beforehand how many drafts are right.
 
-    plain = ask(tiny, NullCache(tiny.make_layers), prompt, say=20)
+    plain = ask(tiny, NullCache(tiny.facts), prompt, say=20)
     answer = ask_in_rounds(tiny, cache, prompt, plain, rounds=[(5, 3), (2, 1)])    # over and over
 
 A round of (5, 3) is over five tokens of which the first three are those of the plain answer.
@@ -130,10 +130,10 @@ def contents(cache: PrefixCache) -> tuple[list[Entry], CacheCounts, Sequence[int
     counts = replace(counts, budget_bytes=None, held_bytes=0, live_bytes=0, evicted_bytes=0)
     if isinstance(cache, TrieCache):
         sequences = cache.sequences
-        snapshots, recorded = sequences.facts.ledger.count, sequences.end.end if sequences.end else 0
+        snapshots, recorded = sequences.totals.ledger.count, sequences.end.end if sequences.end else 0
         return list(_entries(cache)), counts, (len(sequences.sessions), snapshots, recorded, cache.reserved_bytes)
     assert isinstance(cache, SingleEntryCache)
-    return [], counts, (cache.facts.ledger.count, len(cache.tokens))
+    return [], counts, (cache.totals.ledger.count, len(cache.tokens))
 
 
 def _entries(cache: TrieCache) -> Iterator[Entry]:

@@ -22,6 +22,7 @@ from PIL import Image
 from protocol import CompletionRequest, Media
 from protocol.request import Options
 from runner.cache import make_cache
+from runner.cache.sketch import Sketch
 from runner.drafts.drafting import Drafting
 from runner.engine.context import EngineContext
 from runner.engine.events import Failed, Refused
@@ -184,6 +185,7 @@ class SeeingEngine(SlicedEngine):
     ) -> None:
         self.model: Seeing = seeing(name)
         self.make_layers = make_layers or self.model.loaded.make_layers
+        facts = Sketch(self.make_layers, self.model.loaded.logits, VOCABULARY_SIZE).facts
         clock = Clock()
         self.asked: list[Asked] = []
         self.helper = Helper()
@@ -206,7 +208,7 @@ class SeeingEngine(SlicedEngine):
             watch(self._forward),
             self.model.tokenizer,
             CONTEXT,
-            lambda: make_cache(cache, self.make_layers, budget_bytes=budget),
+            lambda: make_cache(cache, facts, budget_bytes=budget),
             self.memory,
             show=self.encoder.begin,
             shifted=self.encoder.shifted,

@@ -29,7 +29,7 @@ from runner.cache.sequence import SequenceLayers
 from runner.cache.session import Session, TrieSession
 from runner.cache.single import SingleEntryCache
 from runner.cache.trie_cache import TrieCache
-from tests.lib.fakes import FAMILIES, FakeKV, FakeLayer, content_of, shown
+from tests.lib.fakes import FAMILIES, FakeKV, FakeLayer, content_of, facts_of_fakes, shown
 
 CHUNK = 5
 
@@ -68,10 +68,9 @@ class Conversation:
         self.budget = budget
         self.layers: list[FakeLayer] = []
         self.seen: list[list[tuple[int, ...]]] = []  # what the layers showed after every forward
+        facts = facts_of_fakes(self.kinds, self.make_layers)
         self.cache: SingleEntryCache | TrieCache = (
-            SingleEntryCache(self.make_layers)
-            if kind == "single"
-            else TrieCache(self.make_layers, budget, policy or BranchOnly())
+            SingleEntryCache(facts) if kind == "single" else TrieCache(facts, budget, policy or BranchOnly())
         )
 
     def make_layers(self) -> list[object]:
@@ -251,7 +250,7 @@ def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
         _check_below(root, kinds, {kind: kind() for kind in kinds if kind is not FakeKV}, locks, held)
     assert not locks, "used nodes that are not in the trie, or roots"
     owned = sum(snapshot.nbytes for snapshot in held)
-    assert (len(held), owned) == (sequences.facts.ledger.count, cache.paged_bytes)
+    assert (len(held), owned) == (sequences.totals.ledger.count, cache.paged_bytes)
     among = {sequences.kept, *sequences.parked, *(session.sequence for session in sequences.sharing)}
     live = Counter(snapshot for sequence in among for state in sequence.states for snapshot in state.live)
     assert live == Counter(snapshot for snapshot in held if snapshot.live), "live elsewhere, or twice"
@@ -276,7 +275,7 @@ def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
 
 def check_order(cache: TrieCache) -> None:
     """Checks that the next victim, and the weight of every node, are those that a fresh look at all nodes finds."""
-    eviction, spared, now = cache.enforcer._current(), cache.sequences.end, cache.trie.now
+    eviction, spared, now = cache.enforcer._eviction, cache.sequences.end, cache.trie.now
     order = eviction.order
     ranks = [
         order.rank(node, now)

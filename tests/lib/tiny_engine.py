@@ -615,7 +615,7 @@ class TinyEngine(SlicedEngine):
             watch(self.forward if tape is None else (taped if ranks is None else ranked).forward(self.forward, tape)),
             tokenizer(eos),
             CONTEXT,
-            lambda: make_cache(cache, self.kind.make_layers, budget_bytes=budget),
+            lambda: make_cache(cache, self.kind.facts, budget_bytes=budget),
             memory or MemoryBudget(ZeroMeter(), room, 2048),
             unbatchable=unbatchable or ("its layers" if name in UNBATCHABLE else ""),
             drafting=drafting,

@@ -21,7 +21,7 @@ from runner.cache.node import Node, spelled
 from runner.cache.sequence import SequenceLayers
 from runner.cache.session import TrieSession
 from runner.cache.trie_cache import TrieCache
-from tests.lib.fakes import FAMILIES, Content, FakeLayer, content_of, shown
+from tests.lib.fakes import FAMILIES, Content, FakeLayer, content_of, facts_of_fakes, shown
 from tests.lib.story import CHUNK, BranchOnly, check_content, check_trie, shape
 
 Held = dict[tuple[tuple[int, ...], int], Content]
@@ -41,7 +41,7 @@ class Together:
         self.kinds = FAMILIES[family]
         self.chunk = chunk
         self.budget = budget
-        self.cache = TrieCache(lambda: [kind() for kind in self.kinds], budget, policy or BranchOnly())
+        self.cache = TrieCache(facts_of_fakes(self.kinds), budget, policy or BranchOnly())
         self.clients: list[Client] = []
 
     def begin(self, prompt: Sequence[int], salt: str = "") -> "Client":

@@ -17,6 +17,7 @@ import msgspec
 from PIL import Image
 
 from runner.cache import make_cache
+from runner.cache.sketch import Sketch
 from runner.engine.context import EngineContext
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import SlicePolicy
@@ -121,6 +122,7 @@ class VlmEngine(SeeingEngine):
         self.model = cast("Any", self.vlm)  # of which the base class takes `tokenizer` and `loaded`
         self.make_layers = self.vlm.loaded.make_layers
         self.vocab_size = self.vlm.opened.vocab_size
+        facts = Sketch(self.make_layers, self.vlm.loaded.logits, self.vocab_size).facts
         clock = Clock()
         self.asked: list[Asked] = []
         self.texts: dict[int, str] = {}
@@ -140,7 +142,7 @@ class VlmEngine(SeeingEngine):
             self._forward,
             self.vlm.tokenizer,
             CONTEXT,
-            lambda: make_cache(cache, self.make_layers, budget_bytes=budget),
+            lambda: make_cache(cache, facts, budget_bytes=budget),
             self.memory,
             show=self.encoder.begin,
             shifted=self.encoder.shifted,

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import mlx.core as mx
 import msgspec
 
-from runner.assemble import warm_up
+from runner.assemble import sketch, warm_up
 from runner.cache.layers.batch import BatchedLayers, unbatchable_layers
 from runner.cache.layers.quantized_trial import Forward, MakeLayers, difference, first_line
 from runner.cache.layers.states import gather
 from runner.cache.sequence import SequenceLayers
+from runner.cache.sketch import LayerFacts, Sketch
 from runner.device import device
 from runner.errors import ComputeError
 from runner.model import OpenedModel
@@ -57,7 +58,8 @@ def try_model(model: OpenedModel, dtype: str, budget_bytes: int) -> TrialFacts:
         mx.disable_compile()  # as serving does
     loaded = load(model, dtype, budget_bytes)
     refuse_infinite(loaded.module)
-    if not warm_up(loaded.make_layers, loaded.logits, model.vocab_size, model.context_length).from_numbers:
+    drawn = sketch(loaded.make_layers, loaded.logits, model.vocab_size, model.context_length)
+    if not warm_up(drawn, drawn.forward, model.vocab_size, model.context_length):
         raise ComputeError(
             "the model computes NaN or infinity, though its weights are numbers: its values exceed their type (try"
             " --dtype float32), or those in config.json are wrong"
@@ -208,9 +210,9 @@ def draft_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> s
 class _Line:
     """A sequence that reads tokens as a session does."""
 
-    def __init__(self, make_layers: MakeLayers, forward: Forward) -> None:
-        self.layers = make_layers()
-        self.sequence = SequenceLayers(self.layers)
+    def __init__(self, facts: LayerFacts, forward: Forward) -> None:
+        self.sequence = SequenceLayers(facts)
+        self.layers = self.sequence.layers
         self._forward = forward
 
     def read(self, tokens: list[int]) -> mx.array:
@@ -225,7 +227,8 @@ def _draft_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> 
     count = _PLACES[-1] + _COUNT
     # From all over the vocabulary, whose first tokens are often special ones.
     tokens = [i * 17 % count * vocab_size // count for i in range(count)]
-    ours, alone = _Line(make_layers, forward), _Line(make_layers, forward)
+    facts = Sketch(make_layers, forward, vocab_size).facts
+    ours, alone = _Line(facts, forward), _Line(facts, forward)
     off = moved = 0.0
     for place in _PLACES:
         for line in (ours, alone):

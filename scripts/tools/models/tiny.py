@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_map_with_path
 
 from runner.cache.layers.hadamard import HadamardKVCache
+from runner.cache.sketch import LayerFacts, Sketch
 from scripts.tools.models import data
 
 from mlx_lm.models import (  # isort: skip
@@ -50,6 +51,11 @@ class Tiny(NamedTuple):
     model: Forward
     make_layers: Callable[[], list[object]]
     tolerance: float  # of logits against a prefill with other boundaries, which is the noise of the model itself
+
+    @property
+    def facts(self) -> LayerFacts:
+        """What its layers hold."""
+        return Sketch(self.make_layers, self.logits, VOCAB).facts
 
     def logits(self, tokens: mx.array, layers: list[object]) -> mx.array:
         """Returns the logits [B, L, VOCAB] of tokens [B, L] on top of what the layers hold."""

@@ -22,7 +22,7 @@ from runner.model.families import UNBATCHABLE, UNDRAFTABLE
 from scripts.tools.models import architectures as made
 from scripts.tools.models.architectures import Values, build, values
 from scripts.tools.models.tiny import VOCAB, Tiny, words
-from tests.lib.driver import Answer, ask, ask_uncached, check_equal, forwards_at_once, largest
+from tests.lib.driver import Answer, ask, ask_uncached, check_equal, check_facts, forwards_at_once, largest
 from tests.lib.rounds import Drafting, ask_in_rounds, closing, contents
 from tests.model.architectures.subject import Subject
 from tests.model.architectures.talk import FOREIGN, LEAST_TOKENS, PROMPT, started
@@ -54,6 +54,10 @@ NOT_BY_ROW = [
 """Their states within a round are not known: answers that are computed together are not drafted."""
 
 _ROUNDS = [(5, 3), (2, 1), (3, 3), (8, 4), (5, 1), (8, 8)]
+
+
+def holds_what_a_sketch_shows(it: Subject) -> None:
+    check_facts(it.tiny)
 
 
 def a_prompt_comes_back_from_the_cache(it: Subject) -> None:  # scenario 48
@@ -92,7 +96,7 @@ def answers_in_rounds_as_in_steps(it: Subject) -> None:
     """Before its windows and chunks are full, while they fill, and after; and leaves the same behind."""
     if it.name in UNDRAFTABLE:
         return
-    cache = TrieCache(it.tiny.make_layers)
+    cache = TrieCache(it.tiny.facts)
     for turn, ((prompt, plain), told) in enumerate(zip(it.talk.asked, it.talk.told, strict=True)):
         rounds = _ROUNDS[turn - 1 :] + _ROUNDS[: turn - 1]
         answer = ask_in_rounds(it.tiny, cache, prompt, plain, rounds, chunk=it.talk.chunk)
@@ -173,7 +177,7 @@ def forgets_a_round_that_was_given_up(it: Subject) -> None:
     said = [(7 * i + 3) % VOCAB for i in range(3)]
     logits = []
     for drafts in (True, False):
-        with closing(Drafting(it.tiny, NullCache(it.tiny.make_layers), PROMPT, said, chunk=41)) as drafting:
+        with closing(Drafting(it.tiny, NullCache(it.tiny.facts), PROMPT, said, chunk=41)) as drafting:
             for _ in range(2):
                 if drafts:
                     drafting.draft(5, 1)
@@ -220,6 +224,7 @@ def can_be_batched_as_the_table_says(it: Subject) -> None:
 
 
 QUESTIONS = (
+    holds_what_a_sketch_shows,
     a_prompt_comes_back_from_the_cache,
     another_process_goes_on_from_the_disk,
     answers_in_rounds_as_in_steps,

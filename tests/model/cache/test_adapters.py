@@ -13,6 +13,7 @@ from runner.cache.layers.snapshot import Ledger, complete
 from runner.cache.layers.states import GenericState, RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
 from runner.cache.sequence import SequenceLayers
+from runner.cache.sketch import LayerFacts
 
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache  # isort: skip
 
@@ -69,17 +70,18 @@ def test_layer_caches_come_in_the_order_of_the_model_once_without_gaps() -> None
 
 
 def test_a_reset_copies_out_every_kind_of_layer() -> None:  # scenario 31
-    sequence = SequenceLayers([make() for make in layer_caches.KINDS.values()])
+    kinds = layer_caches.KINDS.values()
+    sequence = SequenceLayers(LayerFacts(lambda: [make() for make in kinds], range(len(kinds))))
     _write(sequence, 6)
     snapshots = [taken(state) for state in sequence.states]
     sequence.reset()
     assert sequence.nbytes == 0
     assert [kept(snapshot) for snapshot in snapshots] == [list(range(6))] * len(layer_caches.KINDS)
-    assert sequence.facts.ledger.count == len(layer_caches.KINDS)
-    assert sequence.facts.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots) > 0
+    assert sequence.totals.ledger.count == len(layer_caches.KINDS)
+    assert sequence.totals.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots) > 0
     for state, snapshot in zip(sequence.states, snapshots, strict=True):
         state.restore([snapshot])
-    assert sequence.facts.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots)
+    assert sequence.totals.ledger.nbytes == sum(snapshot.nbytes for snapshot in snapshots)
     assert [snapshot.live for snapshot in snapshots] == [kind not in layer_caches.TAILS for kind in layer_caches.KINDS]
     assert [held(state) for state in sequence.states] == [list(range(6))] * len(layer_caches.KINDS)
 

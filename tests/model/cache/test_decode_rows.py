@@ -47,7 +47,7 @@ class Sessions:
         """What rows say is `drafted` in rounds, of which each row has other tokens right."""
         self.model = model
         self.drafted = drafted
-        self.cache = TrieCache(model.make_layers, policy=TurnCheckpoints(gap=3, first_distance=16))
+        self.cache = TrieCache(model.facts, policy=TurnCheckpoints(gap=3, first_distance=16))
         self.together = together
         self.sessions: list[TrieSession] = []
         self.rows: list[DecodeRows] = []

@@ -11,18 +11,18 @@ import mlx.core as mx
 import pytest
 
 from runner.cache.checkpoints import TurnCheckpoints
+from runner.cache.sketch import Sketch
 from runner.cache.trie_cache import TrieCache
 from runner.disk import serialize
-from runner.disk.check import Sample
 from runner.disk.reader import Reader, Wanted
-from runner.disk.restores import insert_restored, reusable_tokens
-from runner.disk.segment import Name
-from runner.disk.serialize import Part, array_in, array_of, copy_piece, copy_tokens
+from runner.disk.restores import insert_restored
+from runner.disk.segment import Name, SegmentError
+from runner.disk.serialize import Part, array_in, array_of, copy_piece, copy_tokens, forms_of
 from runner.disk.store import SegmentStore
 from runner.disk.writer import UnsavedSegments
 from scripts.tools.models.tiny import KINDS, VOCAB, Tiny, tiny
 from tests.lib.driver import Answer, ask, ask_uncached, check_equal, check_trie
-from tests.lib.tiny_engine import SLICEABLE, plain_forward
+from tests.lib.tiny_engine import SLICEABLE
 from tests.unit.disk.made import NAMESPACE, ROOT, store
 from tests.unit.disk.test_hostile import FIELDS, reseal
 
@@ -38,12 +38,12 @@ class Process:
         self, model: Tiny, directory: Path, budget: int | None = None, policy: TurnCheckpoints | None = None
     ) -> None:
         self.model = model
-        self.cache = TrieCache(model.make_layers, budget, policy or TurnCheckpoints(gap=8, first_distance=64))
+        self.cache = TrieCache(model.facts, budget, policy or TurnCheckpoints(gap=8, first_distance=64))
         self.store: SegmentStore = store(directory)
         self.unsaved = UnsavedSegments(self.cache, self.store.index, NAMESPACE, ROOT)
         self.reader = Reader(self.store, ROOT)
         self.adopted: list[Name] = []
-        self.layers = Sample(model.make_layers, plain_forward(model)).layers
+        self.layers = forms_of(Sketch(model.make_layers, model.logits, VOCAB))
 
     def ask(self, prompt: Sequence[int], say: int = 4) -> Answer:
         answer = ask(self.model, self.cache, prompt, say=say, chunk=32)
@@ -70,7 +70,7 @@ class Process:
         wanted = Wanted(
             tokens,
             "",
-            reusable_tokens(self.cache, tokens, ""),
+            self.cache.reusable_tokens(tokens, ""),
             lambda at: min((state.needs(at) for state in tails), default=at - 1),
             self.layers,
         )
@@ -79,7 +79,7 @@ class Process:
                 break
             self.adopted.append(found.segment.name)
         check_trie(self.cache)
-        return reusable_tokens(self.cache, tokens, "")
+        return self.cache.reusable_tokens(tokens, "")
 
 
 def same(one: Answer, other: Answer) -> None:
@@ -141,8 +141,7 @@ def test_a_conversation_goes_on_over_many_processes(kind: str, tmp_path: Path) -
     assert again.save() == 0
 
 
-def test_a_trie_that_was_filled_before_the_first_forward_knows_its_layers(tmp_path: Path) -> None:
-    """Without them it would take a prompt for cached while its layers stand at 0."""
+def test_a_trie_is_filled_before_the_first_forward(tmp_path: Path) -> None:
     for kind in ("llama", "gemma3", "qwen3_next", "mamba2"):
         writer = Process(tiny(kind), tmp_path / kind)
         prompt = words(400)
@@ -150,10 +149,6 @@ def test_a_trie_that_was_filled_before_the_first_forward_knows_its_layers(tmp_pa
         writer.save()
         reader = Process(tiny(kind), tmp_path / kind)
         reader.restore(prompt)
-        facts, theirs = reader.cache.sequences.facts, writer.cache.sequences.facts
-        assert facts.used == theirs.used
-        assert facts.token_bytes == theirs.token_bytes
-        assert reader.cache.session_bytes(1000) > 0
         session = reader.cache.begin(prompt)
         assert session.cached == reader.cache.sequences.kept.offset > 300
         session.close()
@@ -215,11 +210,11 @@ def test_a_segment_is_not_adopted_without_what_it_follows(tmp_path: Path) -> Non
     wanted = Wanted(array("i", prompt), "", 0, lambda at: at - 1, reader.layers)
     first, second, *_ = reader.reader.read(wanted)
     assert not insert_restored(reader.cache, second.prefix, "", second.segment)
-    assert reusable_tokens(reader.cache, wanted.tokens, "") == 0
-    assert reader.cache.sequences.facts.ledger.count == 0
+    assert reader.cache.reusable_tokens(wanted.tokens, "") == 0
+    assert reader.cache.sequences.totals.ledger.count == 0
     for found in (first, second):
         assert insert_restored(reader.cache, found.prefix, "", found.segment)
-    assert reusable_tokens(reader.cache, wanted.tokens, "") == 512
+    assert reader.cache.reusable_tokens(wanted.tokens, "") == 512
 
 
 def test_a_small_bound_makes_small_segments(tmp_path: Path) -> None:
@@ -315,3 +310,14 @@ def test_arrays_are_copied_bit_for_bit(
             for first, span in ((0, (2, 3)), (1, (3, 5))):
                 copy_tokens(Part(source, span), data, first, 3, on_device=on_device)
             assert mx.array_equal(array_of(data, Part(source).dtype, (*shape[:2], 3, shape[3])), array_[..., 2:5, :])
+
+
+def test_what_was_kept_of_a_layer_in_another_form_is_refused(tmp_path: Path) -> None:
+    writer = Process(tiny("llama"), tmp_path)
+    writer.ask(words(400))
+    writer.save()
+    reader = Process(tiny("llama"), tmp_path)
+    reader.cache.sequences.facts.correct(0, 1)
+    reader.cache.detach()
+    with pytest.raises(SegmentError, match="layers"):
+        reader.restore(words(400))

@@ -65,10 +65,10 @@ class Users:
     """The users of one model and one cache, and the bytes held beside the model."""
 
     def __init__(self, model: Tiny, first_distance: int = 16, budget: int | None = None) -> None:
-        ask(model, NullCache(model.make_layers), [1] * 20, say=2)  # what a model makes at its first use stays
+        ask(model, NullCache(model.facts), [1] * 20, say=2)  # what a model makes at its first use stays
         self.model = model
         self.before = active()
-        self.cache = TrieCache(model.make_layers, budget, TurnCheckpoints(gap=3, first_distance=first_distance))
+        self.cache = TrieCache(model.facts, budget, TurnCheckpoints(gap=3, first_distance=first_distance))
         self.random = random.Random(5)
         self._known: dict[int, dict] = {}  # type: ignore[type-arg]  # of tokens, recursive
 

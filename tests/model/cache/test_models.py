@@ -19,7 +19,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 @every_kind
 def test_an_extension_is_bit_equal_to_a_run_with_the_same_forwards(kind: str) -> None:
     model = tiny(kind)
-    cache = SingleEntryCache(model.make_layers)
+    cache = SingleEntryCache(model.facts)
     prompt = words(41)
     first = ask(model, cache, prompt, chunk=16)
     longer = [*prompt, *first.tokens, *words(37, seed=2)]
@@ -36,7 +36,7 @@ def test_a_divergence_inside_a_full_window_computes_all_again(length: int) -> No
     """4 tokens are said, so the record ends at length + 4. mlx-lm's own trim of a wrapped window is wrong by several
     units of logit here, without an error."""
     model = tiny("gemma3")
-    cache = SingleEntryCache(model.make_layers)
+    cache = SingleEntryCache(model.facts)
     prompt = words(length)
     ask(model, cache, prompt)
     other = [*prompt[:-3], *words(8, seed=4)]
@@ -53,7 +53,7 @@ def test_a_divergence_inside_a_full_window_computes_all_again(length: int) -> No
 def test_after_an_accident_in_any_forward_the_next_answer_is_right(kind: str, accident: str, at: int) -> None:
     """Forwards 0 to 3 are prefill, 4 is the last token of the prompt, the others are sampled tokens."""  # scenario 11
     model = tiny(kind)
-    cache = SingleEntryCache(model.make_layers)
+    cache = SingleEntryCache(model.facts)
     prompt = words(26)
     before = ask(model, cache, prompt[:3], say=0)
     assert before.session.cached == 0
@@ -69,7 +69,7 @@ def test_after_an_accident_in_any_forward_the_next_answer_is_right(kind: str, ac
 def test_a_closed_session_leaves_nothing_to_compute() -> None:
     """A recorded token has real data behind it, also the convolution states that no logits depend on."""
     model = tiny("mamba2")
-    cache = SingleEntryCache(model.make_layers)
+    cache = SingleEntryCache(model.facts)
     ask(model, cache, words(100), chunk=100)
     sequence = cache.sequence
     assert sequence is not None

@@ -40,8 +40,8 @@ def test_a_layer_stands_behind_any_token_of_a_round(place: int, name: str) -> No
     model, prompt = build(name), words((2, 20)[place % 2])
     plain = ask_uncached(model, prompt, say=12)
     for right in (0, 1 + place % 3, 4 + place % 4, 8):
-        drafting = Drafting(model, NullCache(model.make_layers), prompt, plain.tokens)
-        steps = Drafting(model, NullCache(model.make_layers), prompt, plain.tokens)
+        drafting = Drafting(model, NullCache(model.facts), prompt, plain.tokens)
+        steps = Drafting(model, NullCache(model.facts), prompt, plain.tokens)
         with closing(drafting), closing(steps):
             for each in (drafting, steps):
                 each.step()
@@ -64,7 +64,7 @@ def test_a_layer_stands_behind_any_token_of_a_round(place: int, name: str) -> No
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_layer_whose_scan_is_unknown_goes_back_to_the_mark(name: str) -> None:
     model, prompt = build(name), words(9)
-    with closing(Drafting(model, NullCache(model.make_layers), prompt, words(9, seed=3))) as drafting:
+    with closing(Drafting(model, NullCache(model.facts), prompt, words(9, seed=3))) as drafting:
         drafting.step()
         drafting.draft(4, 2)
         assert not drafting.session.accept(2)
@@ -103,7 +103,7 @@ def test_functions_are_replaced_in_rounds_only(fails: bool) -> None:
 
     watching.layers = model.model.layers  # type: ignore[attr-defined]
     said = words(9, seed=3)
-    drafting = Drafting(model._replace(model=watching), NullCache(model.make_layers), words(9), said)  # type: ignore[arg-type]
+    drafting = Drafting(model._replace(model=watching), NullCache(model.facts), words(9), said)  # type: ignore[arg-type]
     drafting.step()
     assert not any(map(any, seen))
     seen.clear()
@@ -123,7 +123,7 @@ Change = Callable[[list[mx.array]], None]
 
 def reads_of(model: Tiny, after: Change) -> list[bool]:
     """Returns which recurrent layers know their states, where something changes those that a round leaves."""
-    with closing(Drafting(model, NullCache(model.make_layers), words(9), words(9, seed=3))) as drafting:
+    with closing(Drafting(model, NullCache(model.facts), words(9), words(9, seed=3))) as drafting:
         drafting.step()
         layers = [state.layer for state in recurrent(drafting.session.sequence)]
         reads = [RoundReads(lambda layer=layer: layer.cache, 4) for layer in layers]  # type: ignore[misc]
@@ -153,7 +153,7 @@ def test_a_round_keeps_little_beside_the_layers(name: str) -> None:
     of the convolutions, and the projection that row and gates are parts of."""
     count = 24
     model, prompt = build(name), words(30)
-    with closing(Drafting(model, NullCache(model.make_layers), prompt, words(60, seed=3))) as drafting:
+    with closing(Drafting(model, NullCache(model.facts), prompt, words(60, seed=3))) as drafting:
         drafting.step()
         session = drafting.session
         states = [x for state in recurrent(session.sequence) for x in state.arrays()]

@@ -20,10 +20,10 @@ PAIRS = pairs(MARKABLE, ("1", "2", "4", "7"), map(str, (9, WINDOW - 4, WINDOW + 
 def test_an_answer_in_rounds_is_the_plain_one(kind: str, drafts: str, length: str) -> None:
     """Every number of right tokens; windows that are not full, get full in a round, just are, and chunks that end."""
     model, prompt, k = tiny(kind), words(int(length)), int(drafts)
-    plain_cache = make_cache("trie", model.make_layers)
+    plain_cache = make_cache("trie", model.facts)
     plain = ask(model, plain_cache, prompt, say=16)
     for rounds in ([(k + 1, m)] for m in range(1, k + 2)):
-        cache = make_cache("trie", model.make_layers)
+        cache = make_cache("trie", model.facts)
         answer = ask_in_rounds(model, cache, prompt, plain, rounds)
         check_equal(model, answer, plain)
         assert contents(cache) == contents(plain_cache)
@@ -34,6 +34,6 @@ def test_no_layer_computes_again_what_was_right(kind: str) -> None:
     model = tiny(kind)
     for length in (10, 60):
         plain = ask_uncached(model, words(length), say=8)
-        with closing(Drafting(model, NullCache(model.make_layers), words(length), plain.tokens)) as drafting:
+        with closing(Drafting(model, NullCache(model.facts), words(length), plain.tokens)) as drafting:
             assert drafting.round(5, 5)
             assert drafting.round(4, 2)

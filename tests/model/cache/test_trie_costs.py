@@ -14,11 +14,12 @@ from runner.cache.layers import snapshot
 from runner.cache.layers.snapshot import Ledger, own
 from runner.cache.sequence import SequenceLayers
 from runner.cache.session import Session
+from runner.cache.sketch import LayerFacts
 from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import tiny, words
 from tests.lib.driver import ask as serve
-from tests.lib.fakes import FAMILIES, FakeLayer
+from tests.lib.fakes import FAMILIES, FakeLayer, facts_of_fakes
 from tests.lib.memory import held_bytes
 from tests.lib.story import Every
 
@@ -32,7 +33,7 @@ class Users:
     """Many who said something once, over fake layers."""
 
     def __init__(self, family: str, count: int) -> None:
-        self.cache = TrieCache(lambda: [kind() for kind in FAMILIES[family]], None, Every(8))
+        self.cache = TrieCache(facts_of_fakes(FAMILIES[family]), None, Every(8))
         for user in range(count):
             self.ask([1, 2, 3, *range(100 + 20 * user, 120 + 20 * user)])
 
@@ -143,7 +144,7 @@ def _flat(arrays: object) -> Iterator[mx.array]:
 
 
 def test_a_cut_computes_all_its_copies_at_once() -> None:
-    cache = TrieCache(deep)
+    cache = TrieCache(LayerFacts(deep, range(LAYERS)))
     two_conversations(cache)
     node = next(node for node in cache.trie.nodes() if node.nbytes)
     with evaluations() as counts:
@@ -157,7 +158,7 @@ def test_a_cut_computes_all_its_copies_at_once() -> None:
 
 def test_large_copies_are_computed_at_once() -> None:
     """Each while the others are whole: there is no room for all of it again."""
-    cache = TrieCache(deep)
+    cache = TrieCache(LayerFacts(deep, range(LAYERS)))
     two_conversations(cache)
     node = next(node for node in cache.trie.nodes() if node.nbytes)
     half = 30 * 4 * 4 * 2
@@ -184,7 +185,7 @@ def putting_off() -> Iterator[list[int]]:
         return later(ledger, copies, sources)
 
     def checked(sequence: SequenceLayers) -> None:
-        assert not sequence.facts.ledger.copies
+        assert not sequence.totals.ledger.copies
         page_out(sequence)
 
     with patch.object(Ledger, "defer", counted), patch.object(SequenceLayers, "page_out", checked):
@@ -195,8 +196,8 @@ def putting_off() -> Iterator[list[int]]:
 def test_nothing_is_put_off_for_longer_than_a_step(kind: str) -> None:
     """Resumes within an edge, diverging conversations, expired checkpoints, and evictions."""
     model = tiny(kind)
-    cache = TrieCache(model.make_layers, policy=Thinning(8))
-    ledger = cache.sequences.facts.ledger
+    cache = TrieCache(model.facts, policy=Thinning(8))
+    ledger = cache.sequences.totals.ledger
     with putting_off() as sizes:
         for seed in (2, 3, 4, 5):
             for prompt in (
@@ -241,7 +242,7 @@ def test_what_is_cut_apart_shares_no_buffer() -> None:
 def test_a_salt_leaves_nothing_behind() -> None:
     """Once nothing of it is kept. One that is in use stays what it is."""
     model = tiny("llama")
-    cache = TrieCache(model.make_layers)
+    cache = TrieCache(model.facts)
     for salt in range(50):
         session = cache.begin([1, 2, 3], f"salt {salt}")
         assert cache.trie.root(f"salt {salt}") is session.node

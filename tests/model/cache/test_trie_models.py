@@ -30,7 +30,7 @@ class NoPoints:
 @every_kind
 def test_a_conversation_that_comes_back_is_bit_equal_to_one_that_never_left(kind: str) -> None:
     model = tiny(kind)
-    cache = TrieCache(model.make_layers, policy=NoPoints())
+    cache = TrieCache(model.facts, policy=NoPoints())
     prompt, other = words(41), words(70, seed=3)
     first = ask(model, cache, prompt, chunk=16)
     ask(model, cache, other, chunk=16)
@@ -51,7 +51,7 @@ LENGTHS = [1, 31, 32, 33, 65, 97]
 
 def _comes_back(length: int, tail: int, say: int) -> None:
     model = tiny("gemma3")
-    cache = TrieCache(model.make_layers, policy=NoPoints())
+    cache = TrieCache(model.facts, policy=NoPoints())
     prompt = words(length)
     first = ask(model, cache, prompt, say=say)
     ask(model, cache, words(50, seed=5))
@@ -70,7 +70,7 @@ def test_a_conversation_comes_back_at_any_length_of_its_window(length: int) -> N
 def test_a_window_is_whole_where_the_way_above_has_a_gap() -> None:
     """A node's window is copied whole if an ancestor no longer holds the tokens that it needs."""
     model = tiny("gemma3")
-    cache = TrieCache(model.make_layers, policy=NoPoints())
+    cache = TrieCache(model.facts, policy=NoPoints())
     prompt = words(3 * WINDOW)
     ask(model, cache, prompt, say=0)
     half = prompt[: 2 * WINDOW]  # ends within the edge, before what its window held

@@ -174,7 +174,7 @@ def test_what_a_cut_left_half_done_is_free_at_once() -> None:
         ask_uncached(model, words(90, seed))
     with exact():
         before = held_bytes()
-        cache = TrieCache(model.make_layers)
+        cache = TrieCache(model.facts)
         sessions = [cache.begin(words(60)), cache.begin(words(90, 3))]
         for session in sessions:
             with session.forward(55):
@@ -201,7 +201,7 @@ def test_memory_returns_after_a_trie_was_given_up(kind: str) -> None:
     ask_uncached(model, words(90))
     with exact():
         before = held_bytes()
-        cache = TrieCache(model.make_layers)
+        cache = TrieCache(model.facts)
         for seed in (1, 2):
             ask(model, cache, words(80, seed))
         detached = cache.begin([*words(80), 1])

@@ -45,7 +45,7 @@ def test_a_failed_resume_frees_before_it_starts_anew() -> None:
 
     with without_collector():
         before = held_bytes()
-        cache = TrieCache(model.make_layers)
+        cache = TrieCache(model.facts)
         for seed in range(3):
             ask(model, cache, words(90, seed))
         failing = patch.object(resume, "restore_to", _fail_with_something_in_hand)
@@ -68,7 +68,7 @@ def _fail_with_something_in_hand(*_: object) -> None:
 def test_nodes_without_content_do_not_pile_up(kind: str) -> None:
     """Under a bound of memory that they do not count for."""
     model = tiny(kind)
-    cache = TrieCache(model.make_layers, 60_000)
+    cache = TrieCache(model.facts, 60_000)
     counts = []
     for seed in range(30):
         shared = words(30, seed)
@@ -84,7 +84,7 @@ def test_nodes_without_content_do_not_pile_up(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_a_prompt_that_is_left_at_once_cuts_nothing(kind: str) -> None:  # scenarios 9 and 55
     model = tiny(kind)
-    cache = TrieCache(model.make_layers)
+    cache = TrieCache(model.facts)
     prompt = words(80)
     ask(model, cache, prompt, say=0, chunk=100)
     before = len(cache_nodes(cache))
@@ -97,7 +97,7 @@ def test_a_prompt_that_is_left_at_once_cuts_nothing(kind: str) -> None:  # scena
 def test_tokens_freed_by_a_failure_count_as_lost() -> None:
     """Keys and values can go back; that they are not there is another reason than that of a state."""
     model = tiny("llama")
-    cache = TrieCache(model.make_layers)
+    cache = TrieCache(model.facts)
     ask(model, cache, [*words(40), *words(20, seed=2)], say=0)
     ask(model, cache, [*words(40), *words(20, seed=3)], say=0)  # what the two share is live, the first end is not
     ask(model, cache, [*words(40), *words(20, seed=4)], accident=Accident("break", 0))

@@ -10,18 +10,19 @@ import pytest
 
 import runner.disk.restores
 import runner.disk.writer
+from runner.cache.sketch import Sketch
 from runner.cache.trie_cache import TrieCache
-from runner.disk.check import Sample, SelfCheck
 from runner.disk.files import Files
 from runner.disk.reader import Reader
 from runner.disk.restores import Restores
+from runner.disk.serialize import forms_of
 from runner.disk.sweep import Sweep
 from runner.disk.thread import DiskThread
 from runner.disk.tier import DiskTier
 from runner.disk.writer import UnsavedSegments, Writer
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny
-from tests.lib.tiny_engine import ClientRequest, Clock, RequestSpec, TinyEngine, plain_forward
+from tests.lib.tiny_engine import ClientRequest, Clock, RequestSpec, TinyEngine
 from tests.unit.disk.made import NAMESPACE, ROOT, FakeFiles, store
 
 
@@ -48,25 +49,22 @@ class Process:
         self.slow = False
         """True if the disk thread does nothing by itself."""
         scheduler, cache = self.engine.scheduler, self.engine.trie
-        self.chance = 1.0
-        """The random number that decides whether a restored segment is checked."""
         model = tiny(kind)
         self.token_s: float | None = 0.01
         """The time of a token, as far as requests have shown it."""
-        self.check = SelfCheck(cache, self.disk, model.make_layers, plain_forward(model), lambda: self.chance)
         self.restores = Restores(
             cache,
             self.disk,
             "",
-            self.check,
-            lambda: Sample(model.make_layers, plain_forward(model)),
+            forms_of(Sketch(model.make_layers, model.logits, VOCAB)),
+            model.logits,
             prefill_token_s=lambda: self.token_s,
             ready=lambda: setattr(scheduler.queue, "changed", True),
             clock=self.clock,
         )
         unsaved = UnsavedSegments(cache, self.store.index, NAMESPACE, ROOT, touch=self.disk.touch)
         self.writer = Writer(cache, self.disk, unsaved, clock=self.clock)
-        self.tier = DiskTier(self.disk, self.restores, self.writer, self.check, scheduler)
+        self.tier = DiskTier(self.disk, self.restores, self.writer, scheduler)
 
     def ask(self, prompt: list[int], max_tokens: int = 4) -> ClientRequest:
         client = ClientRequest(self.engine.kind, RequestSpec(tuple(prompt), max_tokens, SamplingOptions()))
@@ -172,7 +170,7 @@ def test_a_first_request_waits_for_a_disk_that_hangs_no_longer_than_computing_ta
     written(tmp_path, words(500))
     second = Process("llama", tmp_path)
     second.token_s, second.slow = None, True
-    monkeypatch.setattr(Sample, "token_s", lambda _sample, _clock: 0.002)
+    monkeypatch.setattr(second.restores, "_time_token", lambda: 0.002)
     waiting = second.ask(words(500))
     second.run()
     assert second.tier.patience_s == pytest.approx(0.1)

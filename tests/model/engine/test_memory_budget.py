@@ -23,6 +23,7 @@ from mlx_lm.models import gemma3_text, llama  # isort: skip
 from mlx_lm.models.cache import make_prompt_cache  # isort: skip
 
 from runner.cache import make_cache
+from runner.cache.sketch import Sketch
 from runner.engine.context import EngineContext
 from runner.engine.events import EventStream, Failed, Finished, Refused
 from runner.engine.memory import MemoryBudget, MLXMeter, set_limits
@@ -104,11 +105,17 @@ def run(name: str, cache: str, seed: int, clients: int, room_bytes: int = ROOM_B
         budget = mx.get_active_memory() + room_bytes
         memory = MemoryBudget(SettledMeter(), budget, chunk, set_limits(budget, on_cpu=True))
         outbox = plain_outbox()
+
+        def forward(tokens: mx.array, layers: list[object]) -> mx.array:
+            found: mx.array = model(tokens, cache=layers)
+            return found
+
+        facts = Sketch(lambda: list(make_prompt_cache(model)), forward, VOCAB).facts
         context = EngineContext(
-            lambda tokens, layers: model(tokens, cache=layers),
+            forward,
             tokenizer(),
             8192,
-            lambda: make_cache(cache, lambda: list(make_prompt_cache(model))),
+            lambda: make_cache(cache, facts),
             memory,
         )
         running = Scheduler(context, SlicePolicy(chunk, 0.1), 8, outbox, Observer())

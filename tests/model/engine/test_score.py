@@ -21,6 +21,7 @@ from runner.model.weights.dtype import in_float32
 from runner.model.weights.load import LoadedModel
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny, words
+from tests.lib.driver import facts_of
 from tests.lib.seeing import fresh
 from tests.lib.seeing_engine import NotingPolicy
 from tests.lib.tiny_engine import (
@@ -138,7 +139,7 @@ def scored(module: Module, prompt: list[int]) -> mx.array:
         loaded.logits,
         tokenizer(),
         CONTEXT,
-        lambda: make_cache("trie", loaded.make_layers, budget_bytes=None),
+        lambda: make_cache("trie", facts_of(loaded), budget_bytes=None),
         MemoryBudget(ZeroMeter(), None, 2048),
         scoring=partial(in_float32, module),
     )

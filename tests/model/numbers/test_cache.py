@@ -56,7 +56,7 @@ def test_the_bytes_and_layers_of_the_nodes_are_those_that_the_cache_counts(famil
     assert counted.held_bytes == users.cache.nbytes == counted.live_bytes + counted.paged_bytes
     assert counted.nodes == len(picture)
     held = sum(node.live_layers + node.paged_layers for node in picture)
-    assert held == users.trie.sequences.facts.ledger.count
+    assert held == users.trie.sequences.totals.ledger.count
     assert all(node.live_layers + node.paged_layers + node.missing_layers == node.layers == 2 for node in picture)
     assert all(node.bytes == node.live_bytes + node.paged_bytes for node in picture)
 
@@ -78,7 +78,7 @@ def test_of_a_very_large_trie_the_latest_nodes_are_drawn_and_the_way_to_them() -
 @everyone
 def test_looking_changes_nothing(family: str) -> None:
     users = branched(family)
-    trie, ledger = users.trie.trie, users.trie.sequences.facts.ledger
+    trie, ledger = users.trie.trie, users.trie.sequences.totals.ledger
 
     def state() -> tuple[object, ...]:
         order = [(node, node.used, node.locks, list(node.slots)) for node in trie.nodes()]
@@ -119,7 +119,7 @@ def test_a_single_entry_is_one_node() -> None:
 
 def test_the_text_of_a_single_entry_is_hidden_while_it_is_written() -> None:
     kind = tiny("llama")
-    cache = make_cache("single", kind.make_layers)
+    cache = make_cache("single", kind.facts)
     assert ask(kind, cache, PROMPT).tokens
     session = cache.begin(PROMPT)
     (node,) = cache_nodes(cache, spell)

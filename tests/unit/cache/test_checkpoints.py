@@ -15,6 +15,7 @@ import pytest
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.checkpoints import Checkpoint, TurnCheckpoints
 from runner.cache.session import TrieSession
+from runner.cache.sketch import LayerFacts
 from runner.cache.trie_cache import TrieCache
 
 from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
@@ -180,7 +181,7 @@ class Numbers(Protocol):
 
 
 def hybrid() -> TrieCache:
-    return TrieCache(lambda: [KVCache(), ArraysCache(1)], policy=POINTS)
+    return TrieCache(LayerFacts(lambda: [KVCache(), ArraysCache(1)], range(2)), policy=POINTS)
 
 
 def forward(session: TrieSession, count: int) -> None:

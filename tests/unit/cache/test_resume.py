@@ -12,6 +12,7 @@ from runner.cache import resume
 from runner.cache.layer_interface import Copy, LayerState, Miss, Snapshot
 from runner.cache.node import Node, keys
 from runner.cache.sequence import SequenceLayers
+from runner.cache.sketch import LayerFacts
 
 
 class Held(Snapshot):
@@ -131,9 +132,8 @@ class Scene:
         self, *kinds: type[Noted], offset: int = 0, ends: Sequence[int] = (10, 20, 30), back: int | None = None
     ) -> None:
         self.notes: list[str] = []
-        self.sequence = SequenceLayers([])
-        self.sequence.states = [kind(self.notes, offset, back) for kind in kinds]
-        self.sequence.facts.used.update(range(len(kinds)))
+        made = [kind(self.notes, offset, back) for kind in kinds]
+        self.sequence = SequenceLayers(LayerFacts(lambda: [*made], range(len(kinds))))
         self.path = [Node(keys(()), None)]
         for start, stop in zip((0, *ends), ends, strict=False):
             node = Node(keys(range(start, stop)), self.path[-1])

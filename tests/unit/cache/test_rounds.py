@@ -10,7 +10,7 @@ from runner.cache.layer_interface import Miss
 from runner.cache.sequence import SequenceLayers
 from runner.cache.session import DecodeRows, Session
 from tests.lib.breaking import breaking
-from tests.lib.fakes import FAMILIES, FakeKV, FakeLayer, FakeRecurrentState, FakeWindow
+from tests.lib.fakes import FAMILIES, FakeKV, FakeLayer, FakeRecurrentState, FakeWindow, facts_of_fakes
 from tests.lib.story import Conversation, Every
 from tests.lib.together import Client, Held, Together
 
@@ -26,7 +26,7 @@ def contents(users: Together) -> tuple[str, Held, list[int], int, int, int]:
     assert all(token < WRONG[0] for node in users.nodes for token in node.tokens)
     used = [node.used for node in users.nodes]
     recorded = sequences.end.end if sequences.end else 0
-    return users.shape, users.held, used, sequences.facts.ledger.count, users.cache.paged_bytes, recorded
+    return users.shape, users.held, used, sequences.totals.ledger.count, users.cache.paged_bytes, recorded
 
 
 def say_in_rounds(client: Client, answer: list[int], count: int, right: int, *, record_first: bool = False) -> None:
@@ -141,7 +141,7 @@ def test_others_share_what_is_certain_while_a_round_is_open(family: str) -> None
 
 
 def session_of(kind: str, prompt: list[int], *layers: type[FakeLayer]) -> Session:
-    session = make_cache(kind, lambda: [layer() for layer in layers or (FakeKV, FakeWindow)]).begin(prompt)
+    session = make_cache(kind, facts_of_fakes(layers or (FakeKV, FakeWindow))).begin(prompt)
     see(session, prompt)
     return session
 

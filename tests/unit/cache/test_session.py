@@ -13,17 +13,16 @@ from runner.cache.layer_interface import Miss
 from runner.cache.node import common_prefix
 from runner.cache.single import NullCache, SingleEntryCache
 from runner.cache.trie_cache import TrieCache
-from tests.lib.fakes import FakeKV, FakeLayer
+from tests.lib.fakes import FakeKV, FakeLayer, facts_of_fakes
 
 every_cache = pytest.mark.parametrize("kind", CACHE_KINDS)
 
 
-def _layers() -> list[object]:
-    return [FakeKV(), FakeKV()]
+FACTS = facts_of_fakes((FakeKV, FakeKV))
 
 
 def test_every_kind_of_the_registry_can_be_made() -> None:
-    made = [type(make_cache(kind, _layers)) for kind in CACHE_KINDS]
+    made = [type(make_cache(kind, FACTS)) for kind in CACHE_KINDS]
     assert made == [TrieCache, SingleEntryCache, NullCache]
 
 
@@ -33,7 +32,7 @@ def test_every_kind_of_the_registry_can_be_made() -> None:
     [(1, 4, []), (2, 4, [1]), (5, 4, [4]), (6, 4, [4, 1]), (9, 4, [4, 4]), (9, 100, [8]), (3, 1, [1, 1])],
 )
 def test_a_prefill_leaves_one_token(kind: str, prompt: int, chunk: int, plan: list[int]) -> None:
-    session = make_cache(kind, _layers).begin(list(range(prompt)))
+    session = make_cache(kind, FACTS).begin(list(range(prompt)))
     lengths = []
     while count := session.next_forward(chunk):
         with session.forward(count):
@@ -43,7 +42,7 @@ def test_a_prefill_leaves_one_token(kind: str, prompt: int, chunk: int, plan: li
 
 @every_cache
 def test_a_second_session_has_layers_of_its_own_or_is_refused(kind: str) -> None:  # scenario 83
-    cache = make_cache(kind, _layers)
+    cache = make_cache(kind, FACTS)
     session = cache.begin([1, 2])
     if cache.concurrent:
         second = cache.begin([1, 2])
@@ -61,7 +60,7 @@ def test_a_second_session_has_layers_of_its_own_or_is_refused(kind: str) -> None
 @every_cache
 @pytest.mark.parametrize("empty", [[], (), range(0)])
 def test_an_empty_prompt_opens_no_session(kind: str, empty: Sequence[int]) -> None:  # scenario 7
-    cache = make_cache(kind, _layers)
+    cache = make_cache(kind, FACTS)
     with pytest.raises(ValueError, match="at least one token"):
         cache.begin(empty)
     cache.begin([1]).close()
@@ -69,7 +68,7 @@ def test_an_empty_prompt_opens_no_session(kind: str, empty: Sequence[int]) -> No
 
 @every_cache
 def test_closing_twice_does_nothing(kind: str) -> None:  # scenario 85
-    cache = make_cache(kind, _layers)
+    cache = make_cache(kind, FACTS)
     first = cache.begin([1, 2])
     first.close()
     second = cache.begin([1, 2])
@@ -85,7 +84,7 @@ def test_closing_twice_does_nothing(kind: str) -> None:  # scenario 85
 
 @every_cache
 def test_a_closed_or_failed_session_runs_no_forward(kind: str) -> None:
-    cache = make_cache(kind, _layers)
+    cache = make_cache(kind, FACTS)
     session = cache.begin([1, 2, 3])
     with pytest.raises(ZeroDivisionError), session.forward(1):
         raise ZeroDivisionError
@@ -100,7 +99,7 @@ def test_a_closed_or_failed_session_runs_no_forward(kind: str) -> None:
 
 @every_cache
 def test_nothing_is_kept_of_a_session_that_is_distrusted(kind: str) -> None:
-    cache = make_cache(kind, _layers)
+    cache = make_cache(kind, FACTS)
     session = cache.begin([1, 2, 3])
     with session.forward(2):
         for layer in session.layers:
@@ -111,7 +110,7 @@ def test_nothing_is_kept_of_a_session_that_is_distrusted(kind: str) -> None:
 
 
 def test_no_cache_keeps_nothing() -> None:
-    cache = NullCache(_layers)
+    cache = NullCache(FACTS)
     for _ in range(2):
         session = cache.begin([1, 2, 3])
         assert (session.matched, session.cached, session.miss) == (0, 0, Miss.OFF)

@@ -80,7 +80,7 @@ def test_conversations_that_take_turns_keep_their_layers(family: str) -> None:
             last[place] = users.turn([*session.recorded, turn])
             assert last[place].sequence is session.sequence
             assert last[place].cached == len(session.recorded)
-    assert users.cache.sequences.facts.restored_bytes == 0
+    assert users.cache.sequences.totals.restored_bytes == 0
     assert users.cache.paged_bytes == 0 or family != "K"
 
 

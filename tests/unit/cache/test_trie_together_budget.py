@@ -110,14 +110,13 @@ def test_a_request_that_would_not_fit_is_not_admitted(family: str) -> None:
 
 
 def test_before_the_first_forward_only_one_comes_in() -> None:
-    """It shows what a session takes."""
+    """It shows how much memory computing takes."""
     users = Together("R", budget=MUCH)
     assert users.cache.admits(20)
     first = users.begin(PREFIX)
-    assert users.cache.session_bytes(20) == 0
+    assert users.cache.session_bytes(20) == 20 + STATE_BYTES
     assert not users.cache.admits(20)
     first.read(chunks=1)
-    assert users.cache.session_bytes(20) == 20 + STATE_BYTES
     assert users.cache.admits(20)
 
 

@@ -116,8 +116,8 @@ def store(directory: Path, files: Files | None = None, most_written: int = 1 << 
 
 
 LAYERS: Layers = {
-    "0": (Form(ENTRIES, "A", (Tensor("BF16", (1, 2, 16, 4)), Tensor("F32", (1, 1, 16, 3))), "", grows=False),),
-    "1": (Form(STATE, "B", (Tensor("F32", (1, 5)),), '["l",[["a",0]]]', grows=False),),
+    "0": Form(ENTRIES, "A", (Tensor("BF16", (1, 2, 16, 4)), Tensor("F32", (1, 1, 16, 3))), "", grows=False),
+    "1": Form(STATE, "B", (Tensor("F32", (1, 5)),), '["l",[["a",0]]]', grows=False),
 }
 """The layers that all of these segments are of."""
 TOKENS = list(range(600))

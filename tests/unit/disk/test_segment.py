@@ -119,4 +119,4 @@ def test_a_state_may_be_longer_on_one_axis(dtype: str, shape: tuple[int, ...], f
     record = structs.replace(facts.records[0], tensors=(Tensor(dtype, shape),), content=content)
     form = Form(STATE, "B", (Tensor("F32", (1, 16, 8)),), content, grows=True)
     with nullcontext() if fits else pytest.raises(SegmentError, match="layers"):
-        compare(structs.replace(facts, records=(record,)), {**LAYERS, "1": (form,)})
+        compare(structs.replace(facts, records=(record,)), {**LAYERS, "1": form})

@@ -183,18 +183,6 @@ def _filled(directory: Path) -> Thread:
     return thread
 
 
-def test_what_waits_to_be_written_goes_with_the_rest(tmp_path: Path) -> None:
-    thread, done = _filled(tmp_path), list[bool]()
-    thread.write(segment(TOKENS[::-1], 0, 200), done.append)
-    thread.empty()
-    thread.rest()
-    assert done == [False]
-    assert [path.name for path in thread.store.folder.iterdir()] == ["about.json"]
-    assert not thread.store.index.names
-    assert thread.sweep.held_bytes < 1000
-    assert thread.put(*cut()) == [True] * 3
-
-
 def test_a_start_reads_no_file_however_many_there_are(tmp_path: Path) -> None:
     thread = _filled(tmp_path)
     again = Thread(tmp_path)

@@ -12,10 +12,12 @@ from runner.cache.layers.hadamard import HadamardKVCache, rotated
 from runner.cache.layers.quantized_trial import find_format
 from runner.cache.session import Session
 from runner.cache.single import NullCache
+from runner.cache.sketch import Sketch
 from runner.drafts.assistant import AssistantDrafter, Place, Shared, read
 from runner.drafts.target import Tap
 from scripts.tools.models.assistants import VOCABULARY_SIZE, WIDTH
 from scripts.tools.models.sources import Published
+from tests.lib.driver import facts_of
 from tests.lib.kernels import mlx_own
 from tests.model.drafts.answers import DRAWN, GREEDY, PROMPT, Said, answer, greedy, proposed
 from tests.model.drafts.assistant.conftest import Pairs
@@ -82,7 +84,7 @@ def from_scratch(pair: Pair, text: list[int], count: int) -> list[int]:
 
 def drafted(pair: Pair, kind: str = "greedy", prompt: list[int] = PROMPT, most: int = 3) -> Said:
     drafter = AssistantDrafter("an assistant", pair.assistant)
-    return answer(pair.loaded, NullCache(pair.loaded.make_layers), prompt, COUNT, DRAWN[kind], drafter, most)
+    return answer(pair.loaded, NullCache(facts_of(pair.loaded)), prompt, COUNT, DRAWN[kind], drafter, most)
 
 
 @pytest.mark.parametrize("kind", DRAWN)
@@ -100,7 +102,7 @@ def test_drafts_are_those_of_the_whole_text(name: str, cache: str, pairs: Pairs)
     def observe(session: Session, drafts: list[int]) -> None:
         rounds.append(([*session.recorded], drafts))
 
-    kept = make_cache(cache, pair.loaded.make_layers)
+    kept = make_cache(cache, facts_of(pair.loaded))
     first = answer(pair.loaded, kept, PROMPT, COUNT, GREEDY, drafter, 3, observe)
     again = [*PROMPT, *first.tokens, *PROMPT[3:9]]
     answer(pair.loaded, kept, again, COUNT, GREEDY, drafter, 3, observe)
@@ -140,8 +142,9 @@ def test_packed_keys_and_values_are_read_as_they_are(pairs: Pairs) -> None:
         for one, other in zip(*both, strict=True):
             assert mx.abs(one - other).max() <= 1e-5 * mx.abs(other).max()
     drafter = AssistantDrafter("an assistant", pair.assistant)
-    said = answer(pair.loaded, NullCache(make_layers), PROMPT, COUNT, GREEDY, drafter, 3)
-    assert said.tokens == answer(pair.loaded, NullCache(make_layers), PROMPT, COUNT, GREEDY).tokens
+    facts = Sketch(make_layers, pair.loaded.logits, VOCABULARY_SIZE).facts
+    said = answer(pair.loaded, NullCache(facts), PROMPT, COUNT, GREEDY, drafter, 3)
+    assert said.tokens == answer(pair.loaded, NullCache(facts), PROMPT, COUNT, GREEDY).tokens
     assert said.drafted > COUNT
 
 

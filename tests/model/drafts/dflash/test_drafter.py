@@ -20,6 +20,7 @@ from runner.model.weights.load import load
 from scripts.tools.models.dflash import BLOCK, DRAFT, GLIMMER, LAGUNA, dflash_config, write_dflash
 from scripts.tools.models.sources import write_source
 from scripts.tools.models.tiny import words
+from tests.lib.driver import facts_of
 from tests.model.drafts.answers import DRAWN, GREEDY, Counting, answer, greedy, proposed, standing
 from tests.model.drafts.dflash.tiny_drafts import Prompted, from_scratch, tiny_draft, tiny_target
 
@@ -35,7 +36,7 @@ def test_drafts_are_those_of_the_whole_text(name: str, most: int, changes: dict[
     """The context holds what is certain, all of it: nothing of a draft that was wrong."""
     loaded, draft = tiny_target(name), tiny_draft(name, changes)
     lengths, furthest = list[int](), 0.0
-    plain = answer(loaded, NullCache(loaded.make_layers), PROMPT, 20, GREEDY)
+    plain = answer(loaded, NullCache(facts_of(loaded)), PROMPT, 20, GREEDY)
     drafter = Prompted(draft, lambda text: plain.tokens[len(text) - len(PROMPT) :])
 
     def observe(session: Session, _: list[int]) -> None:
@@ -46,7 +47,7 @@ def test_drafts_are_those_of_the_whole_text(name: str, most: int, changes: dict[
         shorter = from_scratch(draft, loaded, session.recorded[1:], len(found))
         furthest = max(furthest, cast("float", mx.abs(found - shorter).max().item()))
 
-    answer(loaded, NullCache(loaded.make_layers), PROMPT, 20, GREEDY, drafter, most, observe)
+    answer(loaded, NullCache(facts_of(loaded)), PROMPT, 20, GREEDY, drafter, most, observe)
     assert len(lengths) > 4
     assert max(lengths) == most
     assert furthest > 0.01  # what the draft sees makes a difference
@@ -61,9 +62,9 @@ def test_published_families_are_drafted(name: str, architecture: str, tmp_path: 
     loaded = load(open_model(str(directory), directory))
     blocks = write_dflash(tmp_path / "draft", architecture, {} if architecture == GLIMMER else {"vocab_size": None})
     draft, options = load_dflash(open_draft(str(blocks), blocks).model, loaded).dflash, DRAWN["drawn"]
-    plain = answer(loaded, NullCache(loaded.make_layers), PROMPT, 16, options)
+    plain = answer(loaded, NullCache(facts_of(loaded)), PROMPT, 16, options)
     drafter = Prompted(draft, lambda text: plain.tokens[len(text) - len(PROMPT) :])
-    drafted = answer(loaded, NullCache(loaded.make_layers), PROMPT, 16, options, drafter, 4)
+    drafted = answer(loaded, NullCache(facts_of(loaded)), PROMPT, 16, options, drafter, 4)
     assert drafted.tokens == plain.tokens
     assert drafted.drafted > drafted.accepted >= 4
 

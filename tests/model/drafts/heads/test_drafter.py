@@ -16,6 +16,7 @@ from runner.drafts.heads.load import load_head
 from runner.drafts.target import Tap, rows_of
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.sources import Published
+from tests.lib.driver import facts_of
 from tests.model.drafts.answers import DRAWN, GREEDY, PROMPT, Counting, answer, greedy, proposed
 from tests.model.loading.stored import put
 
@@ -92,9 +93,9 @@ def from_scratch(pair: Pair, text: list[int], count: int) -> list[int]:
 @pytest.mark.parametrize("kind", DRAWN)
 def test_drafts_that_are_right_are_all_accepted(kind: str, right: Pair) -> None:
     """They are drawn with the numbers, filters and penalties of the answer."""
-    plain = answer(right.loaded, NullCache(right.loaded.make_layers), PROMPT, 24, DRAWN[kind])
+    plain = answer(right.loaded, NullCache(facts_of(right.loaded)), PROMPT, 24, DRAWN[kind])
     drafted = answer(
-        right.loaded, NullCache(right.loaded.make_layers), PROMPT, 24, DRAWN[kind], HeadDrafter(right.head), 3
+        right.loaded, NullCache(facts_of(right.loaded)), PROMPT, 24, DRAWN[kind], HeadDrafter(right.head), 3
     )
     assert drafted.tokens == plain.tokens
     assert (drafted.drafted, drafted.accepted) == (18, 18)
@@ -110,7 +111,7 @@ def test_drafts_are_those_of_the_whole_text(name: str, most: int, pairs: Pairs) 
         seen.append(drafts)
         assert drafts == from_scratch(pair, session.recorded, len(drafts))
 
-    answer(pair.loaded, NullCache(pair.loaded.make_layers), PROMPT, 20, GREEDY, HeadDrafter(pair.head), most, observe)
+    answer(pair.loaded, NullCache(facts_of(pair.loaded)), PROMPT, 20, GREEDY, HeadDrafter(pair.head), most, observe)
     assert len(seen) > 2
     assert any(map(len, seen))
 

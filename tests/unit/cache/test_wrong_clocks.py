@@ -1,4 +1,4 @@
-"""A layer whose clock is found to be wrong in one session while others are open: all stacks know of it at once.
+"""A layer does not hold what the facts say: its session ends, and later ones keep it whole. Answers are never wrong.
 
 The layers are mlx-lm's own, and their entries name the tokens they are of. The second one skips every token from the
 twentieth on, so that up to there nothing can be seen.
@@ -10,9 +10,12 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layers.states import GenericState
-from runner.cache.session import TrieSession
+from runner.cache import CACHE_KINDS, PrefixCache, make_cache
+from runner.cache.sequence import LayersError
+from runner.cache.session import Session
+from runner.cache.sketch import LayerFacts
 from runner.cache.trie_cache import TrieCache
+from runner.numbers.cache import describe_cache
 
 from mlx_lm.models.cache import KVCache  # isort: skip
 
@@ -23,16 +26,15 @@ IN_STEP = 20
 class Clocks:
     """Sessions over such layers."""
 
-    def __init__(self) -> None:
-        self.cache = TrieCache(lambda: [KVCache(), KVCache()])
+    def __init__(self, cache: PrefixCache | None = None) -> None:
+        self.cache = cache or TrieCache(LayerFacts(lambda: [KVCache(), KVCache()], range(2)))
 
-    def begin(self, prompt: Sequence[int]) -> TrieSession:
+    def begin(self, prompt: Sequence[int]) -> Session:
         session = self.cache.begin(prompt)
-        assert isinstance(session, TrieSession)
         self.check(session)
         return session
 
-    def read(self, session: TrieSession, to: int) -> None:
+    def read(self, session: Session, to: int) -> None:
         """One forward up to so many tokens."""
         at = session.position
         with session.forward(to - at):
@@ -43,11 +45,11 @@ class Clocks:
                     layer.update_and_fetch(entries, entries)
         self.check(session)
 
-    def close(self, session: TrieSession) -> None:
+    def close(self, session: Session) -> None:
         session.close()
         self.check_kept()
 
-    def check(self, session: TrieSession) -> None:
+    def check(self, session: Session) -> None:
         """The layers hold what they would if no other session had ever been."""
         for layer, end in zip(session.layers, (session.position, min(session.position, IN_STEP)), strict=True):
             assert isinstance(layer, KVCache)
@@ -57,8 +59,10 @@ class Clocks:
 
     def check_kept(self) -> None:
         cache = self.cache
+        if not isinstance(cache, TrieCache):
+            return
         held = [slot for node in cache.trie.nodes() for slot in node.slots if slot is not None]
-        assert len(held) == cache.sequences.facts.ledger.count
+        assert len(held) == cache.sequences.totals.ledger.count
         sequences = {
             cache.sequences.kept,
             *cache.sequences.parked,
@@ -66,19 +70,12 @@ class Clocks:
         }
         assert {slot for slot in held if slot.live} == {each for sequence in sequences for each in sequence.live()}
 
-    @property
-    def known(self) -> list[bool]:
-        """Tells of each sequence if its second layer has the generic adapter."""
-        sequences = self.cache.sequences
-        among = [sequences.kept, *sequences.parked, *(session.sequence for session in sequences.sessions)]
-        return [type(sequence.states[1]) is GenericState for sequence in among]
-
 
 PROMPT = list(range(1, 16))
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_every_sequence_knows_at_once(who: int) -> None:
+def test_its_session_ends_and_later_ones_keep_the_layer_whole(who: int) -> None:
     """Two are on their way and one is kept; they had a common beginning in step."""
     clocks = Clocks()
     first = clocks.begin([*PROMPT, *range(100, 120)])
@@ -87,35 +84,44 @@ def test_every_sequence_knows_at_once(who: int) -> None:
     clocks.read(second, 12)
     clocks.read(third, 18)
     clocks.close(third)
-    assert clocks.known == [False, False, False]
     finder, other = ((first, second), (second, first))[who]
-    clocks.read(finder, 25)
-    assert clocks.known == [True, True, True]
-    clocks.read(other, 16)
-    clocks.read(other, 30)
-    clocks.read(finder, 35)
+    with pytest.raises(LayersError, match="layer 1 is at 20 after 25 tokens"):
+        clocks.read(finder, 25)
+    clocks.close(finder)
+    assert describe_cache(clocks.cache).counts.nodes == 0
+    clocks.read(other, 18)
+    with pytest.raises(LayersError):
+        clocks.read(other, 30)
+    clocks.close(other)
+
     fourth = clocks.begin([*PROMPT, *range(300, 320)])
-    assert fourth.cached == 18, "where the kept stack stands"
-    clocks.read(fourth, 30)
-    fifth = clocks.begin([*PROMPT, *range(100, 130)])
-    assert (fifth.cached, clocks.known[-1]) == (0, True)
-    for session in (finder, other, fourth):
-        clocks.close(session)
-    assert clocks.begin([*fourth.recorded[:30], 7]).cached == 30
+    assert fourth.cached == 0
+    for to in (15, 30, 34):
+        clocks.read(fourth, to)
+    clocks.close(fourth)
+    assert clocks.begin([*PROMPT, *range(300, 319), 7]).cached == 34
 
 
-def test_snapshots_of_a_layer_whose_clock_was_wrong_are_not_used() -> None:
-    """In a node that another session is on, too; its own layers go on from there."""
-    clocks = Clocks()
-    first = clocks.begin([*PROMPT, 1])
-    clocks.read(first, 15)
-    clocks.close(first)
-    second, third = clocks.begin([*PROMPT, *range(200, 220)]), clocks.begin([*PROMPT, *range(300, 320)])
-    assert [session.cached for session in (second, third)] == [15, 15]
-    clocks.read(third, 25)
-    assert all(node.slots[1] is None for node in clocks.cache.trie.nodes())
-    assert clocks.begin([*PROMPT, 5]).cached == 0
-    clocks.read(second, 25)
-    clocks.close(second)
-    clocks.close(third)
-    assert clocks.begin([*PROMPT, *range(300, 320)]).cached == 25
+@pytest.mark.parametrize("kind", ["single", "none"])
+def test_a_cache_of_one_sequence_makes_new_layers_then(kind: str) -> None:
+    facts = LayerFacts(lambda: [KVCache(), KVCache()], range(2))
+    clocks = Clocks(make_cache(kind, facts))
+    with pytest.raises(LayersError):
+        clocks.read(first := clocks.begin([*PROMPT, *range(100, 120)]), 25)
+    first.close()
+    again = clocks.begin([*PROMPT, *range(100, 120)])
+    clocks.read(again, 25)
+    assert again.position == 25
+    again.close()
+
+
+@pytest.mark.parametrize("kind", CACHE_KINDS)
+def test_a_layer_that_fills_though_the_model_does_not_use_it_is_found(kind: str) -> None:
+    clocks = Clocks(make_cache(kind, LayerFacts(lambda: [KVCache(), KVCache()], [0])))
+    with pytest.raises(LayersError, match="layer 1 is at 5 after 5 tokens"):
+        clocks.read(first := clocks.begin([*PROMPT, 1]), 5)
+    first.close()
+    again = clocks.begin([*PROMPT, 1])
+    clocks.read(again, 15)
+    again.close()
+    clocks.check_kept()

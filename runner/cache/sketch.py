@@ -1,0 +1,132 @@
+"""The facts about the layers of a model, and the sketch that finds them before the first request."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import mlx.core as mx
+
+from runner.cache.layer_interface import LayerState
+from runner.cache.layers import adapt, distrust, flatten
+from runner.cache.layers.snapshot import Ledger
+from runner.logs import Log
+
+log = Log(__name__)
+
+Forward: TypeAlias = Callable[[mx.array, list[object]], mx.array]
+_TOKENS, _MORE = 16, 512
+
+
+class LayerFacts:
+    """The layers of a model: how to make them, and what they hold. A slot is the index of a layer in the order of
+    `flatten`.
+
+    All caches of a model share one object. Requests change it in two ways: windows and states may take more bytes than
+    were seen before, and `correct` notes what a sketch could not show.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], list[object]],
+        used: Iterable[int] = (),
+        untrusted: Iterable[int] = (),
+        token_bytes: int = 0,
+        tail_bytes: int = 0,
+        state_bytes: int = 0,
+    ) -> None:
+        self.make = make
+        """Returns the layers of a new sequence."""
+        self.used = frozenset(used)
+        """Slots of the layers that a forward fills. The model does not use the others."""
+        self.untrusted = frozenset(untrusted)
+        """Slots of layers that count something other than tokens: their states are stored whole."""
+        self.token_bytes = token_bytes
+        """Bytes of one more token in all sliceable layers."""
+        self.tail_bytes = tail_bytes
+        """The most bytes seen in all layers with a tail."""
+        self.state_bytes = state_bytes
+        """The most bytes seen in all layers with a state."""
+
+    def bytes_of(self, tokens: int) -> int:
+        """Returns about how many bytes a sequence of `tokens` tokens takes."""
+        return self.token_bytes * tokens + self.tail_bytes + self.state_bytes
+
+    def most_checkpoints(self, budget_bytes: int | None) -> int | None:
+        """Returns how many checkpoints one prompt may leave, so that their states take at most a quarter of the budget.
+        None is no limit: windows cost no more than their tokens, wherever they are split."""
+        return max(1, budget_bytes // 4 // self.state_bytes) if budget_bytes and self.state_bytes else None
+
+    def measure(self, states: Iterable[LayerState]) -> None:
+        """Notes how many bytes the layers of a sequence take beside those that each token adds."""
+        tail_bytes = state_bytes = 0
+        for state in states:
+            if state.whole:
+                state_bytes += state.nbytes
+            elif not state.sliceable:
+                tail_bytes += state.nbytes
+        self.tail_bytes = max(self.tail_bytes, tail_bytes)
+        self.state_bytes = max(self.state_bytes, state_bytes)
+
+    def correct(self, slot: int, offset: int) -> None:
+        """Notes that a layer of this slot counts `offset` after another number of tokens."""
+        log.info("a layer counts something other than tokens: its state is stored whole", layer=slot, at=offset)
+        self.used |= {slot}
+        self.untrusted |= {slot}
+
+
+class Sketch:
+    """The forwards of a short prompt and of one more token, over temporary layers.
+
+    They are built and not computed, which takes milliseconds whatever the size of the model: shapes and types, the
+    layers that are filled and the tokens that they count are known without a number. If a layer stays empty, a longer
+    prompt shows whether it fills later: some layers hold an entry for each group of tokens. Owner: the engine thread.
+    """
+
+    def __init__(
+        self, make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int, context_length: int = _MORE
+    ) -> None:
+        """Raises what the forward raises for shapes that do not fit and values that it cannot compute with."""
+        self._forward = forward
+        self.facts = LayerFacts(make_layers)
+        self.prompt, more = (
+            [token * vocab_size // count for token in range(min(count, context_length))] for count in (_TOKENS, _MORE)
+        )
+        self.layers = make_layers()
+        self._logits: list[mx.array] = []
+        states = self._read(self.layers, self.prompt, [0])
+        self.tokens = len(self.prompt) + 1
+        """The number of tokens that the layers in `used` have seen."""
+        if any(state.empty for state in states):
+            states = self._read(make_layers(), more)
+            self.tokens = len(more)
+            del self._logits[2:]
+        self.used = {slot: state for slot, state in enumerate(states) if not state.empty}
+        """The adapters of the layers that the model uses, by slot."""
+        self.facts.used = frozenset(self.used)
+        self.facts.token_bytes = sum(
+            array.nbytes // max(1, array.shape[-2])
+            for state in self.used.values()
+            if state.sliceable
+            for array in state.arrays()
+        )
+        self.facts.measure(self.used.values())
+
+    def forward(self, tokens: mx.array, layers: list[object]) -> mx.array:
+        """Stands in for the forward of the model when what was sketched is computed: builds only what is not there."""
+        return self._logits.pop(0) if self._logits else self._forward(tokens, layers)
+
+    def _read(self, layers: list[object], *texts: list[int]) -> list[LayerState]:
+        """Builds a forward over each text. Returns the adapters of the layers, and notes which cannot be trusted."""
+        states = [
+            adapt(layer, Ledger(), slot not in self.facts.untrusted) for slot, layer in enumerate(flatten(layers))
+        ]
+        seen = 0
+        for tokens in texts:
+            self._logits.append(self._forward(mx.array([tokens]), layers))
+            seen += len(tokens)
+            for slot, state in enumerate(states):
+                if state.counted:
+                    state.advance(len(tokens))
+                if not state.empty and state.offset != seen:
+                    self.facts.correct(slot, state.offset)
+                    states[slot] = distrust(state, seen)
+        return states
