@@ -3,8 +3,8 @@
 Everything here runs on the engine thread, which alone owns sessions, layers, nodes and snapshots. Read in this order:
 
 * `interface.py` (what the engine sees) and `session.py`, alone and in a batch; then `single.py`, the small caches;
-* `layer_interface.py` and `layers/`: mlx-lm's layer caches behind one interface; `sequence.py` moves the layers of one
-  sequence together, and knows what all sequences of a model have in common;
+* `layer_interface.py`: snapshots; `layers/`: mlx-lm's layer caches behind one interface; `sequence.py` moves the layers
+  of one sequence together, and knows what all sequences of a model have in common;
 * `node.py`, `trie.py`: the nodes; `sequences.py`: who uses which layers; `resume.py`: how far along a path they can be
   taken; `trie_cache.py` puts these together;
 * policies: `checkpoints.py` (where to stop), `eviction.py` (what goes first, until it fits);

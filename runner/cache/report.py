@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from protocol.stats import CacheCounts, CacheNode
 from runner.cache.interface import CacheDescription, Spell
-from runner.cache.layer_interface import LayerState
+from runner.cache.layers.adapter import LayerState
 from runner.cache.node import Node
 from runner.cache.sequence import LayerFacts, SequenceLayers
 from runner.cache.sequences import LiveSequences

@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from runner.cache.layer_interface import Copy, LayerState, Mark, Miss, Snapshot
+from runner.cache.layer_interface import Miss, Snapshot
 from runner.cache.layers import adapt, distrust, flatten
+from runner.cache.layers.adapter import LayerState, Mark
 from runner.cache.layers.kv import spare_room
 from runner.cache.layers.scans import watched
-from runner.cache.layers.snapshot import TOGETHER_BYTES, Ledger, complete
+from runner.cache.layers.snapshot import TOGETHER_BYTES, Copy, Ledger, complete
 from runner.logs import Log
 
 log = Log(__name__)

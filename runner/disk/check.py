@@ -11,8 +11,8 @@ from typing import cast
 
 import mlx.core as mx
 
-from runner.cache.layer_interface import LayerState
 from runner.cache.layers import distrust
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.states import GenericState
 from runner.cache.sequence import LayerFacts, SequenceLayers
 from runner.cache.trie_cache import TrieCache

@@ -6,13 +6,13 @@ contents and sizes are made of plain integers, and exact.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import mlx.core as mx
 
 from runner.cache.layer_interface import Miss, Snapshot
 from runner.cache.layers import _ADAPTERS
-from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.snapshot import LayerSnapshot, Owned, StateSnapshot, complete
 from runner.cache.layers.states import CountedState
 
@@ -109,12 +109,12 @@ class FakeRecurrent(FakeLayer):
         return STATE_BYTES * len(self.state)
 
 
-class FakeSlice(LayerSnapshot[Content]):
+class FakeSlice(LayerSnapshot):
     """Some tokens of a FakeKV."""
 
     @property
     def nbytes(self) -> int:
-        return len(self._owned.content) if self._owned else 0
+        return len(content_of(self)) if self._owned else 0
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
         if not self.start < at < self.stop:
@@ -144,7 +144,7 @@ class FakeSlice(LayerSnapshot[Content]):
     def _part(self, start: int, stop: int) -> "FakeSlice":
         if self.owner is not None:
             return type(self)(start, stop, self.owner, self._ledger)
-        part = self.content[start - self.start : stop - self.start]
+        part = content_of(self)[start - self.start : stop - self.start]
         return type(self)(start, stop, None, self._ledger, Owned(part, []))
 
     def _stays_live(self, first: "FakeSlice") -> bool:
@@ -170,7 +170,7 @@ class FakeTail(FakeSlice):
         return self._joined(first, start)
 
 
-class FakeState(StateSnapshot[Content]):
+class FakeState(StateSnapshot):
     """The number of a FakeRecurrent."""
 
     @property
@@ -178,12 +178,16 @@ class FakeState(StateSnapshot[Content]):
         return STATE_BYTES if self._owned else 0
 
 
-class Sized(LayerAdapter[Content]):
+class Sized(LayerState):
     """The base of the adapters: no arrays, and the bytes that their layer says it has."""
 
     layer: FakeLayer
 
-    def copy(self, start: int, stop: int) -> Owned[Content]:
+    @property
+    def content(self) -> Content:
+        return self.layer.view()
+
+    def copy(self, start: int, stop: int) -> Owned:
         return Owned(self.layer.held(start, stop), [])
 
     def arrays(self) -> list[mx.array]:
@@ -283,15 +287,15 @@ class FakeWindowState(Sized):
         return self.offset + count <= WINDOW
 
 
-class FakeRecurrentState(Sized, CountedState[Content]):
+class FakeRecurrentState(Sized, CountedState):
     markable = True
     layer: FakeRecurrent
 
     def snapshot(self, start: int, stop: int) -> Snapshot | None:
         return FakeState(stop - 1, stop, self, self.ledger) if start < stop == self.offset else None
 
-    def _set(self, content: Content) -> None:
-        self.layer.state = content
+    def _set(self, content: object) -> None:
+        self.layer.state = cast("Content", content)
 
 
 _ADAPTERS.update({FakeKV: FakeKVState, FakeWindow: FakeWindowState, FakeRecurrent: FakeRecurrentState})
@@ -310,8 +314,7 @@ def content_of(snapshot: Snapshot) -> Content:
     assert isinstance(snapshot, LayerSnapshot)
     owner = snapshot.owner
     if owner is None:
-        owned: Content = snapshot.content
-        return owned
+        return cast("Content", snapshot.owned.content)
     assert isinstance(owner, Sized)
     # A part of a live window ends before the layer does.
     assert owner.offset == snapshot.stop or not owner.whole, "live in a layer that stands elsewhere"

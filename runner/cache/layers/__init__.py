@@ -25,8 +25,7 @@ from mlx_lm.models.cache import (  # isort: skip
     RotatingKVCache,
 )
 
-from runner.cache.layer_interface import LayerState
-from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.hadamard import HadamardKVCache
 from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
 from runner.cache.layers.snapshot import Ledger
@@ -62,22 +61,12 @@ def flatten(layers: Iterable[object]) -> Iterator[object]:
 
 
 def adapt(layer: object, ledger: Ledger, trusted: bool = True) -> LayerState:
-    """Returns the adapter for a fresh layer, whose snapshots `ledger` counts. A layer that implements LayerState is its
-    own.
-
-    An untrusted layer gets the generic adapter, whatever its class.
-    """
-    if isinstance(layer, LayerState):
-        return layer
-    if not trusted:
-        return GenericState(layer, ledger)
-    return _ADAPTERS.get(type(layer), GenericState)(layer, ledger)
+    """Returns the adapter for a fresh layer, whose snapshots `ledger` counts: unless it is trusted, the generic one."""
+    return (_ADAPTERS.get(type(layer), GenericState) if trusted else GenericState)(layer, ledger)
 
 
 def distrust(state: LayerState, offset: int) -> LayerState:
     """Returns the generic adapter for a layer that has seen `offset` tokens and whose own adapter has misjudged it."""
-    if not isinstance(state, LayerAdapter):
-        return state
     return GenericState.taking_over(state.layer, state.ledger, state.fresh, offset)
 
 

@@ -13,8 +13,8 @@ from weakref import ref
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
-from runner.cache.layer_interface import LayerState
 from runner.cache.layers import adapt, flatten
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.scans import RoundReads, watched
 from runner.cache.layers.snapshot import Buffers, Ledger, own
 

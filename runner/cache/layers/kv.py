@@ -9,7 +9,7 @@ from typing import Protocol, cast
 import mlx.core as mx
 
 from runner.cache.layer_interface import Miss, Snapshot
-from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.snapshot import Buffers, Owned, SliceSnapshot, complete, own
 
 STEP = 256  # tokens by which mlx-lm's own classes grow
@@ -29,7 +29,7 @@ class Appended(Protocol):
     offset: int
 
 
-class KVState(LayerAdapter[Buffers]):
+class KVState(LayerState):
     """A sliceable layer. After `offset` its buffers have room, full of stale tokens or zeros: a rewind only moves the
     offset, and the tokens beyond it stay readable until the next write."""
 
@@ -52,7 +52,7 @@ class KVState(LayerAdapter[Buffers]):
     def snapshot(self, start: int, stop: int) -> Snapshot | None:
         return SliceSnapshot(start, stop, self, self.ledger) if start < stop <= self.offset else None
 
-    def restored_snapshot(self, start: int, stop: int, owned: Owned[Buffers]) -> Snapshot:
+    def restored_snapshot(self, start: int, stop: int, owned: Owned) -> Snapshot:
         return SliceSnapshot(start, stop, None, self.ledger, owned)
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
@@ -72,7 +72,7 @@ class KVState(LayerAdapter[Buffers]):
             self._write(missing)
             self.layer.offset = at
 
-    def copy(self, start: int, stop: int) -> Owned[Buffers]:
+    def copy(self, start: int, stop: int) -> Owned:
         buffers = [own(x[..., start:stop, :]) for x in self.arrays()]
         return Owned(buffers, buffers)
 

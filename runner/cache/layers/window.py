@@ -17,13 +17,13 @@ from typing import Protocol, cast
 
 import mlx.core as mx
 
-from runner.cache.layer_interface import Mark, Miss, Snapshot
-from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layer_interface import Miss, Snapshot
+from runner.cache.layers.adapter import LayerState, Mark
 from runner.cache.layers.kv import Latest
 from runner.cache.layers.snapshot import Buffers, Ledger, Owned, TailSnapshot, own
 
 
-class TailState(LayerAdapter[Buffers]):
+class TailState(LayerState):
     """A layer with keys and values of the last tokens, as far back as it may look."""
 
     def __init__(self, layer: object, ledger: Ledger, needs: Callable[[int], int]) -> None:
@@ -34,7 +34,7 @@ class TailState(LayerAdapter[Buffers]):
     def needs(self, at: int) -> int:
         return self._needs(at)
 
-    def restored_snapshot(self, start: int, stop: int, owned: Owned[Buffers]) -> Snapshot:
+    def restored_snapshot(self, start: int, stop: int, owned: Owned) -> Snapshot:
         return TailSnapshot(start, stop, None, self.ledger, owned, needs=self._needs)
 
     def snapshot(self, start: int, stop: int) -> Snapshot | None:
@@ -114,7 +114,7 @@ class WindowState(TailState):
             self._check_none_live()
             self._put([own(x) for x in latest], offset)
 
-    def copy(self, start: int, stop: int) -> Owned[Buffers]:
+    def copy(self, start: int, stop: int) -> Owned:
         entries = [own(self._between(x, start, stop)) for x in self.arrays()]
         return Owned(entries, entries)
 
@@ -186,7 +186,7 @@ class ChunkState(TailState):
     def can_rewind(self, to: int) -> bool:
         return to == self.offset or (0 <= to < self.offset and max(0, self.needs(to)) >= self.layer.start_position)
 
-    def copy(self, start: int, stop: int) -> Owned[Buffers]:
+    def copy(self, start: int, stop: int) -> Owned:
         low, high = start - self.layer.start_position, stop - self.layer.start_position
         entries = [own(x[..., low:high, :]) for x in self.arrays()]
         return Owned(entries, entries)

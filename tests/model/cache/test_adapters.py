@@ -6,8 +6,8 @@ The numbered scenarios are those of docs/internals/cache.md, section 8.
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layer_interface import LayerState
 from runner.cache.layers import adapt, distrust, flatten
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
 from runner.cache.layers.snapshot import Ledger, complete
 from runner.cache.layers.states import GenericState, RecurrentState

@@ -10,8 +10,8 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layer_interface import LayerState
 from runner.cache.layers import adapt, flatten
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.batch import LONG_STEP, SHORT_STEP, BatchedLayers, KVRows, batchable, staying
 from runner.cache.layers.snapshot import Ledger, complete
 

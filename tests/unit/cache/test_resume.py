@@ -5,11 +5,15 @@ end; the snapshots of a layer as the ends of the nodes that have one.
 """
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
+import mlx.core as mx
 import pytest
 
 from runner.cache import resume
-from runner.cache.layer_interface import Copy, LayerState, Miss, Snapshot
+from runner.cache.layer_interface import Miss, Snapshot
+from runner.cache.layers.adapter import LayerState
+from runner.cache.layers.snapshot import Copy, Ledger, Owned
 from runner.cache.node import Node, keys
 from runner.cache.sequence import SequenceLayers
 
@@ -41,6 +45,7 @@ class Noted(LayerState):
     """A layer that stands somewhere and notes what it is told. It can go back to `back`, by itself."""
 
     def __init__(self, notes: list[str], offset: int, back: int | None) -> None:
+        super().__init__(SimpleNamespace(), Ledger())
         self.notes = notes
         self.at = offset
         self.back = offset if back is None else back
@@ -56,8 +61,6 @@ class Noted(LayerState):
     def needs(self, at: int) -> int:
         return at - 1
 
-    def advance(self, count: int) -> None: ...
-
     def can_rewind(self, to: int) -> bool:
         return self.back <= to <= self.at
 
@@ -72,6 +75,9 @@ class Noted(LayerState):
         self.at = 0
 
     def snapshot(self, start: int, stop: int) -> Snapshot | None:
+        raise NotImplementedError
+
+    def copy(self, start: int, stop: int) -> Owned:
         raise NotImplementedError
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
@@ -92,7 +98,7 @@ class Noted(LayerState):
         self.notes.append("left")
         return []
 
-    def arrays(self) -> list[object]:  # type: ignore[override]
+    def arrays(self) -> list[mx.array]:
         return []
 
 
