@@ -31,7 +31,7 @@ from runner.model import OpenedModel
 from runner.model.attention import use_on_cuda
 from runner.model.device import gpu_usable_bytes, usable_bytes
 from runner.model.weights.dtype import device, in_float32
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.load import load
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, CheckSettings, Settings
@@ -39,7 +39,6 @@ from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
 _WARM_BYTES = 256 << 20  # on a CPU, a larger model's own forwards take so long that the extra of the first is nothing
-MakeLayers = Callable[[], list[object]]
 
 
 def wings_of(settings: Settings | CheckSettings) -> Iterator[Wing]:
@@ -47,6 +46,9 @@ def wings_of(settings: Settings | CheckSettings) -> Iterator[Wing]:
 
     These lines are all that the core's side knows of them: a wing that goes takes its folder and its lines here.
     """
+    from runner.kv_bits.wing import KvBitsWing
+
+    yield KvBitsWing()
     from runner.drafts.opening import DraftsWing
 
     yield DraftsWing()
@@ -91,14 +93,13 @@ def assemble(
     for wing in wings:
         wing.load(parts)
     loaded = world.loaded(parts.total_bytes, parts.budget_bytes, parts.loaded.logits)
-    parts.total_bytes, parts.budget_bytes, forward = loaded
-    kv_bits = None if model.family.is_encoder else settings.kv_bits
-    parts.make_layers, parts.salt = _choose_kv_format(parts.loaded, forward, model.vocab_size, kv_bits)
+    parts.total_bytes, parts.budget_bytes, parts.logits = loaded
+    parts.make_layers = parts.loaded.make_layers
     reuse_bytes = set_limits(parts.budget_bytes, on_cpu=parts.on_cpu)
     chunk_tokens = settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if parts.on_cpu else GPU_CHUNK_TOKENS)
     policy = SlicePolicy(chunk_tokens, settings.max_gap_s)
     helper_bytes = (lambda: sum(each() for each in parts.helper_bytes)) if parts.shares_memory else (lambda: 0)
-    parts.sources = world.wrap(Sources(forward, MLXMeter(), monotonic, policy, reuse_bytes, helper_bytes))
+    parts.sources = world.wrap(Sources(parts.logits, MLXMeter(), monotonic, policy, reuse_bytes, helper_bytes))
     parts.forward = parts.sources.forward
 
     for wing in wings:
@@ -151,18 +152,6 @@ def _begin(settings: Settings, model: OpenedModel, post: Post, world: World) -> 
         use_on_cuda()
     total_bytes, budget_bytes = world.machine(total_bytes, budget_bytes)
     return Parts(settings, model, world, post, on_cpu, total_bytes, budget_bytes)
-
-
-def _choose_kv_format(
-    loaded: LoadedModel, logits: Forward, vocab_size: int, kv_bits: int | None
-) -> tuple[MakeLayers, str]:
-    """Returns the function that makes a sequence's layers, and the name of the format that they keep keys and values
-    in: empty if they are not quantized."""
-    if kv_bits is None:
-        return loaded.make_layers, ""
-    from runner.cache.layers.quantized_trial import find_format
-
-    return find_format(loaded.make_layers, logits, vocab_size, kv_bits)
 
 
 def _context(parts: Parts, chunk_tokens: int) -> EngineContext:

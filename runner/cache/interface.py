@@ -20,6 +20,8 @@ from protocol.stats import CacheCounts, CacheNode
 if TYPE_CHECKING:
     from runner.cache.session import Session
 
+MakeLayers: TypeAlias = Callable[[], list[object]]
+"""Returns a fresh cache list of one model, the same every time, as its forward takes it."""
 Spell: TypeAlias = Callable[[Sequence[int]], str]
 """Returns the beginning of the text of some tokens."""
 

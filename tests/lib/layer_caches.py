@@ -9,8 +9,8 @@ import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layer_interface import Snapshot
 from runner.cache.layers import adapt
 from runner.cache.layers.adapter import LayerState
-from runner.cache.layers.hadamard import HadamardKVCache, rotated
 from runner.cache.layers.snapshot import LayerSnapshot, Ledger, complete
+from runner.kv_bits.hadamard import HadamardKVCache, rotated
 
 from mlx_lm.models.cache import (  # isort: skip
     ArraysCache,

@@ -13,7 +13,7 @@ from scripts.tools.host.lib import Client, Process, Request
 from tests import ROOT
 from tests.process.conftest import SpawnModel
 
-WINGS = ["grammar", "drafts", "embeddings", "media", "disk", "tape", "ranks"]
+WINGS = ["kv_bits", "grammar", "drafts", "embeddings", "media", "disk", "tape", "ranks"]
 BUILDERS = ("assemble.py", "build.py")
 REQUESTS = [Request("Once upon a time", {"num_predict": 30}), Request("Once upon a midnight", {"num_predict": 30})]
 """The second one has a prefix in the cache."""

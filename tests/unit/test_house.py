@@ -20,7 +20,7 @@ LAYERS = (
     ("ranks",),
     ("tape",),
     ("assemble",),
-    ("disk", "drafts", "embeddings", "grammar", "media"),
+    ("disk", "drafts", "embeddings", "grammar", "kv_bits", "media"),
     ("engine",),
     ("cache", "model", "tokenizer", "sampling"),
     ("process", "settings", "cpu"),
@@ -30,7 +30,7 @@ LAYERS = (
 )
 """From top to bottom: a part imports only from the rows below its own, and within itself."""
 CORE = ("engine", "cache", "sampling", "tokenizer", "model")
-WINGS = ("disk", "drafts", "embeddings", "grammar", "media", "ranks", "tape")
+WINGS = ("disk", "drafts", "embeddings", "grammar", "kv_bits", "media", "ranks", "tape")
 
 
 @cache
@@ -175,11 +175,13 @@ ADAPTERS = (
     "runner/drafts/heads/",
     "runner/drafts/assistant.py",
     "runner/drafts/dflash/",
+    "runner/kv_bits/",
 )
 """The folders that know mlx-lm: its layer caches, its models, and models of ours that are built of its parts."""
 KNOW_MLX = {
     "drafts": ("heads/", "assistant.py", "dflash/", "kinds", "opening", "own_model", "target"),
     "embeddings": ("embedder", "wing", "decisions/"),
+    "kv_bits": ("hadamard", "wing"),
     "media": ("towers/", "encoder", "forward", "vlm/sight"),
     "disk": ("check", "namespace", "restores", "serialize"),
     "tape": ("world",),

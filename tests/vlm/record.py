@@ -11,9 +11,9 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from runner.cache.layers.quantized_trial import first_line
 from runner.errors import ModelError
 from runner.media.vlm.family import PLACEHOLDERS
+from runner.model.trials import first_line
 from runner.model.vlm import packages
 from scripts.tools import ROOT
 from scripts.tools.models.packages import SEEING, TEXTS

@@ -3,13 +3,13 @@
 Owner: the engine thread. Read in this order: `adapter.py` (the base), `snapshot.py` (live and owned snapshots, the
 ledger that counts them), then a file for each sort of layer: `kv.py` (sliceable), `window.py` (with a tail: windows and
 Llama 4's chunks), `states.py` (with a state: recurrent layers, with `scans.py` for their rounds, and all other
-classes). `batch.py` joins the layers of several sequences. `hadamard.py` keeps keys and values in few bits;
-`quantized_trial.py` tries which layers may, and measures what that changes.
+classes). `batch.py` joins the layers of several sequences.
 
 Always true: an adapter never copies bytes that it can leave in place; a layer writes over a live snapshot only after
 paging it out; an array that outlives a forward shares its buffer with no other.
 
-The table goes by the exact class: a subclass may behave in its own way, so only the generic adapter is right for it.
+The table goes by the exact class: a subclass may behave in its own way, so only the generic adapter is right for it. A
+class of ours outside of this package has an attribute `adapter` in place of a row.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,8 +26,7 @@ from mlx_lm.models.cache import (  # isort: skip
 )
 
 from runner.cache.layers.adapter import LayerState
-from runner.cache.layers.hadamard import HadamardKVCache
-from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
+from runner.cache.layers.kv import ExactKVState, PlainKVState
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.states import GenericState, RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
@@ -41,7 +40,6 @@ def _window(layer: RotatingKVCache, ledger: Ledger) -> LayerState:
 
 _ADAPTERS: dict[type, Callable[..., LayerState]] = {
     KVCache: PlainKVState,
-    HadamardKVCache: KVState,
     ConcatenateKVCache: ExactKVState,
     RotatingKVCache: _window,
     ChunkedKVCache: ChunkState,
@@ -61,8 +59,10 @@ def flatten(layers: Iterable[object]) -> Iterator[object]:
 
 
 def adapt(layer: object, ledger: Ledger, trusted: bool = True) -> LayerState:
-    """Returns the adapter for a fresh layer, whose snapshots `ledger` counts: unless it is trusted, the generic one."""
-    return (_ADAPTERS.get(type(layer), GenericState) if trusted else GenericState)(layer, ledger)
+    """Returns the adapter for a fresh layer, whose snapshots `ledger` counts: that of its class, or the
+    generic one if there is none or the layer is not trusted."""
+    own = vars(type(layer)).get("adapter", GenericState)
+    return (_ADAPTERS.get(type(layer), own) if trusted else GenericState)(layer, ledger)
 
 
 def distrust(state: LayerState, offset: int) -> LayerState:

@@ -10,12 +10,14 @@ import mlx.core as mx
 import msgspec
 
 from runner.assemble import warm_up
+from runner.cache.interface import MakeLayers
 from runner.cache.layers.batch import BatchedLayers, unbatchable_layers
-from runner.cache.layers.quantized_trial import Forward, MakeLayers, difference, first_line
 from runner.cache.layers.states import gather
 from runner.cache.sequence import SequenceLayers
+from runner.engine.generation import Forward
 from runner.errors import ComputeError
 from runner.model import OpenedModel
+from runner.model.trials import difference, first_line
 from runner.model.weights.dtype import device
 from runner.model.weights.load import load
 from runner.model.weights.parameters import refuse_infinite
