@@ -419,7 +419,7 @@ class DecodeRows:
         """Lets the session's own layers take over what its row has seen."""
         count, self._seen[row] = self._seen[row], 0
         if self._batch is not None and count:
-            self.sessions[row].absorb(self._batch.batch_caches(), row, count)
+            self.sessions[row].absorb(self._batch.caches, row, count)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order. A session that is left alone takes over its row."""

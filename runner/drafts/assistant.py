@@ -17,7 +17,7 @@ from mlx_lm.models import gemma4, gemma4_text
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
 
-from runner.cache.layers.batch import KVRows
+from runner.cache.layers.rows import KVRows
 from runner.drafts.target import Draw, HiddenStateDrafter, Target, Text, read_drafts, target_of, without
 from runner.engine.ports import DraftedAnswer
 from runner.errors import ModelError
