@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from runner.cache.layer_interface import Miss, Snapshot
 from runner.cache.layers.adapter import LayerState
+from runner.cache.layers.rows import KVRows
 from runner.cache.layers.snapshot import Buffers, Owned, SliceSnapshot, complete, own
 
 STEP = 256  # tokens by which mlx-lm's own classes grow
@@ -129,22 +130,13 @@ class KVState(LayerState):
         self.layer.keys, self.layer.values = (keys[0], values[0]) if half == 1 else (keys, values)
 
 
-class Latest(Protocol):
-    """The layer of a batch (`batch.py`), as a row that leaves it sees it."""
-
-    def latest(self, row: int, count: int) -> Buffers:
-        """Returns the keys and values of the last `count` tokens of a row, oldest first (lazy); empty if the model does
-        not use the layer."""
-        ...
-
-
 class PlainKVState(KVState):
     """KVCache."""
 
     batchable = True
 
     def absorb(self, batch_cache: object, row: int, count: int) -> None:
-        if latest := cast("Latest", batch_cache).latest(row, count):
+        if latest := cast("KVRows", batch_cache).latest(row, count):
             self._put(self._appended([[x] for x in latest], self.offset + count))
             self.layer.offset += count
 

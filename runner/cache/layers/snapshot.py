@@ -94,8 +94,10 @@ class LayerSnapshot(Snapshot):
         owner: SnapshotOwner | None,
         ledger: Ledger,
         owned: Owned | None = None,
+        needs: Callable[[int], int] = lambda _: 0,
     ) -> None:
-        """Live in `owner`, or else with the bytes in `owned`."""
+        """Live in `owner`, or else with the bytes in `owned`. A tail is given `needs`, which returns the first token
+        that a layer at some offset must hold, and does not refer to a layer: the snapshot may outlive it."""
         self.start = start
         self.stop = stop
         self.owner: SnapshotOwner | None = None
@@ -103,6 +105,7 @@ class LayerSnapshot(Snapshot):
         self._owned: Owned | None = None
         self._nbytes = 0
         self._ledger = ledger
+        self._needs = needs
         ledger.count += 1
         if owner is not None:
             self.page_in(owner)
@@ -180,7 +183,7 @@ class SliceSnapshot(LayerSnapshot):
 
     def _like(self, start: int, stop: int, owned: Owned | None) -> "SliceSnapshot":
         """Returns another snapshot of its kind: with the bytes in `owned`, or live in the same layer."""
-        return SliceSnapshot(start, stop, None if owned else self.owner, self._ledger, owned)
+        return type(self)(start, stop, None if owned else self.owner, self._ledger, owned, self._needs)
 
     def _joined(self, first: Snapshot, start: int) -> Snapshot:
         """Joins the part of `first` from `start` on, which may overlap this snapshot, with this one."""
@@ -203,21 +206,6 @@ class SliceSnapshot(LayerSnapshot):
 class TailSnapshot(SliceSnapshot):
     """The last entries of an edge, as far back as its layer can need them."""
 
-    def __init__(
-        self,
-        start: int,
-        stop: int,
-        owner: SnapshotOwner | None,
-        ledger: Ledger,
-        owned: Owned | None = None,
-        *,
-        needs: Callable[[int], int],
-    ) -> None:
-        """`needs(at)` returns the first token that a layer at `at` must hold. It must not refer to a layer, which the
-        snapshot may outlive."""
-        super().__init__(start, stop, owner, ledger, owned)
-        self._needs = needs
-
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
         return (None, self) if at <= self.start else super().split(at)
 
@@ -233,9 +221,6 @@ class TailSnapshot(SliceSnapshot):
     def _stays_live(self, first: SliceSnapshot) -> bool:  # noqa: ARG002
         # A layer that stands where this snapshot ends holds all that is needed there, whatever was paged out.
         return self.owner is not None and self.owner.offset == self.stop
-
-    def _like(self, start: int, stop: int, owned: Owned | None) -> SliceSnapshot:
-        return TailSnapshot(start, stop, None if owned else self.owner, self._ledger, owned, needs=self._needs)
 
 
 class StateSnapshot(LayerSnapshot):
