@@ -17,9 +17,7 @@ ledger counts the open ones.
 `make_cache` chooses by name; a cache is imported only when it is chosen.
 """
 
-from collections.abc import Callable
-
-from runner.cache.interface import PrefixCache
+from runner.cache.interface import MakeLayers, PrefixCache
 from runner.settings import CACHE_KINDS
 
 __all__ = ["CACHE_KINDS", "PrefixCache", "make_cache"]
@@ -27,16 +25,15 @@ __all__ = ["CACHE_KINDS", "PrefixCache", "make_cache"]
 
 def make_cache(
     kind: str,
-    make_layers: Callable[[], list[object]],
+    make_layers: MakeLayers,
     *,
     budget_bytes: int | None = None,
     turn_tokens: frozenset[int] = frozenset(),
 ) -> PrefixCache:
     """Returns a cache of a kind in CACHE_KINDS, over the layers of one model.
 
-    `make_layers` returns a fresh cache list of that model, as its forward takes it. `budget_bytes` limits what the trie
-    holds between requests. `turn_tokens`, the special tokens around messages, tell it where prompts often diverge.
-    Raises ValueError for an unknown kind.
+    `budget_bytes` limits what the trie holds between requests. `turn_tokens`, the special tokens around messages, tell
+    it where prompts often diverge. Raises ValueError for an unknown kind.
     """
     if kind == "trie":
         from runner.cache.checkpoints import TurnCheckpoints

@@ -249,7 +249,6 @@ class TrieSession(Session):
         `go_back(session, to)` takes layers that are ahead of the record back to `to` tokens."""
         super().__init__(sequence, prompt, match, end)
         # From begin to close
-        """True if each token of the answer is the most probable one after those before it."""
         self._trie = trie
         self._check_cache = check
         self._go_back = go_back

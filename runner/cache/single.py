@@ -4,10 +4,10 @@ Invariants between sessions: all layers stand at `len(self.tokens)`, and hold ex
 says nothing about the layers; they are reset before use.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from protocol.stats import CacheNode
-from runner.cache.interface import CacheDescription, Spell
+from runner.cache.interface import CacheDescription, MakeLayers, PrefixCache, Spell
 from runner.cache.layer_interface import Match, Miss
 from runner.cache.node import common_prefix
 from runner.cache.report import describe_sequence, sequence_node
@@ -18,15 +18,13 @@ from runner.logs import Log
 log = Log(__name__)
 
 
-class SingleEntryCache:
+class SingleEntryCache(PrefixCache):
     """A cache of one sequence. The next prompt reuses the prefix that it shares with the last one, if every layer can
     go back there; otherwise everything is computed again."""
 
-    concurrent = False
     keeps = True
 
-    def __init__(self, make_layers: Callable[[], list[object]]) -> None:
-        """`make_layers` returns a fresh cache list of the same model every time."""
+    def __init__(self, make_layers: MakeLayers) -> None:
         self._make_layers = make_layers
         self._facts = LayerFacts()
 
@@ -58,9 +56,6 @@ class SingleEntryCache:
         self._open = True
         return session
 
-    def follows(self, tokens: Sequence[int], salt: str = "") -> bool:  # noqa: ARG002
-        return False
-
     def detach(self) -> None:
         """Frees everything, unless a session is open: its layers are all that there is."""
         if not self._open:
@@ -69,19 +64,6 @@ class SingleEntryCache:
 
     def session_bytes(self, tokens: int) -> int:
         return self._facts.bytes_of(tokens)
-
-    def admits(self, tokens: int) -> bool:  # noqa: ARG002
-        return True
-
-    def allows(self, nbytes: int) -> bool:  # noqa: ARG002
-        return True
-
-    def reserve(self, nbytes: int) -> None: ...
-
-    def bound(self, nbytes: int) -> int:  # noqa: ARG002
-        return 0
-
-    def evict(self) -> None: ...
 
     def _open_session(self, prompt: list[int], salt: str) -> Session:
         """Returns a session over layers that stand at the cached prefix."""

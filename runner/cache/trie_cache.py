@@ -9,13 +9,13 @@ together each hold a copy of their shared prefix.
 Invariants: those of `LiveSequences`; and the ledger counts exactly the snapshots in the trie.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from protocol.stats import CacheNode
 from runner.cache import resume
 from runner.cache.checkpoints import CheckpointPolicy, TurnCheckpoints
 from runner.cache.eviction import BudgetEnforcer
-from runner.cache.interface import CacheDescription, Spell
+from runner.cache.interface import CacheDescription, MakeLayers, Spell
 from runner.cache.layer_interface import Match, Miss, Snapshot
 from runner.cache.node import Node, common_prefix, keys
 from runner.cache.report import describe_trie, trie_nodes
@@ -37,12 +37,12 @@ class TrieCache:
 
     def __init__(
         self,
-        make_layers: Callable[[], list[object]],
+        make_layers: MakeLayers,
         budget_bytes: int | None = None,
         policy: CheckpointPolicy | None = None,
     ) -> None:
-        """`make_layers` returns a fresh cache list. `budget_bytes` limits all that open sessions do not need; None is
-        no limit. The parts are public for those who build caches and test them; the engine sees the interfaces."""
+        """`budget_bytes` limits everything that open sessions do not need; None is no limit. The parts are public for
+        code that builds and tests caches; the engine sees the interfaces."""
         # As long as the cache
         self.policy = policy or TurnCheckpoints()
         self.trie = PrefixTrie()

@@ -203,6 +203,7 @@ class Sized(LayerState):
 
 
 class FakeKVState(Sized):
+    kind = FakeSlice
     sliceable = True
     markable = True
     layer: FakeKV
@@ -210,7 +211,8 @@ class FakeKVState(Sized):
     def arrays(self) -> list[mx.array]:
         return [] if self.empty else [ENTRY]
 
-    def needs(self, at: int) -> int:
+    @staticmethod
+    def needs(at: int) -> int:
         return 0
 
     @property
@@ -219,9 +221,6 @@ class FakeKVState(Sized):
 
     def can_rewind(self, to: int) -> bool:
         return 0 <= to <= self.offset
-
-    def snapshot(self, start: int, stop: int) -> Snapshot | None:
-        return FakeSlice(start, stop, self, self.ledger) if start < stop <= self.offset else None
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
         for snapshot in snapshots:
@@ -248,6 +247,7 @@ class FakeKVState(Sized):
 
 
 class FakeWindowState(Sized):
+    kind = FakeTail
     refusal = Miss.WINDOW_PASSED
     markable = True
     layer: FakeWindow
@@ -256,16 +256,12 @@ class FakeWindowState(Sized):
     def offset(self) -> int:
         return self.layer.offset
 
-    def needs(self, at: int) -> int:
+    @staticmethod
+    def needs(at: int) -> int:
         return max(0, at - WINDOW)
 
     def can_rewind(self, to: int) -> bool:
         return to == self.offset or 0 <= to < self.offset <= WINDOW
-
-    def snapshot(self, start: int, stop: int) -> Snapshot | None:
-        if not start < stop == self.offset:
-            return None
-        return FakeTail(max(start, self.needs(stop)), stop, self, self.ledger)
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
         self._check_none_live()
@@ -288,11 +284,9 @@ class FakeWindowState(Sized):
 
 
 class FakeRecurrentState(Sized, CountedState):
+    kind = FakeState
     markable = True
     layer: FakeRecurrent
-
-    def snapshot(self, start: int, stop: int) -> Snapshot | None:
-        return FakeState(stop - 1, stop, self, self.ledger) if start < stop == self.offset else None
 
     def _set(self, content: object) -> None:
         self.layer.state = cast("Content", content)

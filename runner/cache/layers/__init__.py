@@ -68,7 +68,9 @@ def adapt(layer: object, ledger: Ledger, trusted: bool = True) -> LayerState:
 
 def distrust(state: LayerState, offset: int) -> LayerState:
     """Returns the generic adapter for a layer that has seen `offset` tokens and whose own adapter has misjudged it."""
-    return GenericState.taking_over(state.layer, state.ledger, state.fresh, offset)
+    generic = GenericState(state.layer, state.ledger)
+    generic.fresh, generic.offset = state.fresh, offset
+    return generic
 
 
 def _opened(entry: object) -> Iterator[object]:

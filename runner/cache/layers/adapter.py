@@ -8,7 +8,7 @@ Owner of every object here: the engine thread.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -47,6 +47,10 @@ class LayerState(ABC):
     """True if the layer has no offset of its own: `advance` is called after each forward."""
     refusal = Miss.NON_TRIMMABLE
     """Why the layer cannot go back, for the log."""
+    kind: type[LayerSnapshot]
+    needs: Callable[[int], int]
+    """Returns the first token, less than the given one, that must be held to stand there: for a state, the last one. It
+    refers to no layer: snapshots hold it."""
 
     def __init__(self, layer: object, ledger: Ledger) -> None:
         """`layer` is fresh; `ledger` counts its snapshots."""
@@ -131,14 +135,12 @@ class LayerState(ABC):
 
     # --- snapshots
 
-    @abstractmethod
-    def needs(self, at: int) -> int:
-        """Returns the first token, less than `at`, that must be held to stand at `at`: for a state, the last one."""
-
-    @abstractmethod
     def snapshot(self, start: int, stop: int) -> Snapshot | None:
         """Returns a live snapshot of the tokens [start, stop), from `needs(stop)` on. None if that is empty, and for a
         layer that is not sliceable and does not stand at `stop`."""
+        if start < stop and (stop == self.offset or (self.sliceable and stop < self.offset)):
+            return self.kind(max(start, self.needs(stop)), stop, self, self.ledger, None, self.needs)
+        return None
 
     @abstractmethod
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
@@ -150,9 +152,9 @@ class LayerState(ABC):
         Raises ValueError if the snapshots do not fit.
         """
 
-    def restored_snapshot(self, start: int, stop: int, owned: Owned) -> Snapshot:  # noqa: ARG002
+    def restored_snapshot(self, start: int, stop: int, owned: Owned) -> Snapshot:
         """Returns a snapshot of the tokens [start, stop) that another process has made."""
-        raise TypeError(f"{type(self).__name__} restores nothing")
+        return self.kind(stop - 1 if self.whole else start, stop, None, self.ledger, owned, self.needs)
 
     @abstractmethod
     def copy(self, start: int, stop: int) -> Owned:

@@ -37,6 +37,7 @@ class KVState(LayerState):
     sliceable = True
     markable = True
     refusal = Miss.LOST
+    kind = SliceSnapshot
     layer: Appended
     _step = _ROOM_STEP
 
@@ -44,17 +45,12 @@ class KVState(LayerState):
     def offset(self) -> int:
         return self.layer.offset
 
-    def needs(self, at: int) -> int:  # noqa: ARG002
+    @staticmethod
+    def needs(at: int) -> int:  # noqa: ARG004
         return 0
 
     def can_rewind(self, to: int) -> bool:
         return 0 <= to <= self.offset
-
-    def snapshot(self, start: int, stop: int) -> Snapshot | None:
-        return SliceSnapshot(start, stop, self, self.ledger) if start < stop <= self.offset else None
-
-    def restored_snapshot(self, start: int, stop: int, owned: Owned) -> Snapshot:
-        return SliceSnapshot(start, stop, None, self.ledger, owned)
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
         at = self.offset

@@ -10,7 +10,7 @@ import mlx.core as mx
 from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.adapter import LayerState, Mark
 from runner.cache.layers.scans import RoundReads, States
-from runner.cache.layers.snapshot import Ledger, Owned, StateSnapshot, own
+from runner.cache.layers.snapshot import Owned, StateSnapshot, own
 
 
 class CountedState(LayerState):
@@ -18,18 +18,17 @@ class CountedState(LayerState):
 
     whole = True
     counted = True
+    kind = StateSnapshot
     offset = 0
 
-    def needs(self, at: int) -> int:
+    @staticmethod
+    def needs(at: int) -> int:
         return at - 1
 
     @property
     @abstractmethod
     def content(self) -> object:
         """The present state, not copied."""
-
-    def restored_snapshot(self, start: int, stop: int, owned: Owned) -> Snapshot:  # noqa: ARG002  a state has no start
-        return StateSnapshot(stop - 1, stop, None, self.ledger, owned)
 
     def advance(self, count: int) -> None:
         self.offset += count
@@ -45,9 +44,6 @@ class CountedState(LayerState):
     def reset(self) -> None:
         super().reset()
         self.offset = 0
-
-    def snapshot(self, start: int, stop: int) -> Snapshot | None:
-        return StateSnapshot(stop - 1, stop, self, self.ledger) if start < stop == self.offset else None
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
         snapshot = snapshots[-1]
@@ -146,15 +142,6 @@ Attributes = dict[str, object]
 
 class GenericState(CountedState):
     """The attributes of an object, with all arrays in them."""
-
-    @classmethod
-    def taking_over(cls, layer: object, ledger: Ledger, fresh: Attributes, offset: int) -> "GenericState":
-        """Returns an adapter for an object in use; `fresh` are its attributes when it was made, `offset` the tokens it
-        has seen."""
-        state = cls(layer, ledger)
-        state.fresh = fresh
-        state.offset = offset
-        return state
 
     def arrays(self) -> list[mx.array]:
         return list(gather(vars(self.layer), set()))

@@ -28,13 +28,13 @@ class TailState(LayerState):
     """A layer with keys and values of the last tokens, as far back as it may look."""
 
     refusal = Miss.WINDOW_PASSED
+    kind = TailSnapshot
     markable = True
     layer: RotatingKVCache | ChunkedKVCache
 
     def __init__(self, layer: RotatingKVCache | ChunkedKVCache, ledger: Ledger, needs: Callable[[int], int]) -> None:
-        """Every snapshot holds `needs`, which must not refer to the layer."""
         super().__init__(layer, ledger)
-        self._needs = needs
+        self.needs = needs
 
     @property
     def offset(self) -> int:
@@ -46,17 +46,6 @@ class TailState(LayerState):
     def copy(self, start: int, stop: int) -> Owned:
         entries = [own(self._between(x, start, stop)) for x in self.arrays()]
         return Owned(entries, entries)
-
-    def needs(self, at: int) -> int:
-        return self._needs(at)
-
-    def restored_snapshot(self, start: int, stop: int, owned: Owned) -> Snapshot:
-        return TailSnapshot(start, stop, None, self.ledger, owned, needs=self._needs)
-
-    def snapshot(self, start: int, stop: int) -> Snapshot | None:
-        if not start < stop == self.offset:
-            return None
-        return TailSnapshot(max(start, self.needs(stop)), stop, self, self.ledger, needs=self._needs)
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
         self._check_none_live()

@@ -11,6 +11,7 @@ from runner.cache.eviction import Eviction, EvictionOrder, LeastRecentLeaf, Leas
 from runner.cache.layer_interface import Snapshot
 from runner.cache.node import Node, keys
 from runner.cache.trie import PrefixTrie
+from tests.lib.story import rank
 
 STATE = 1
 LEAF, WORTH = LeastRecentLeaf(), LeastWorth((STATE,))
@@ -180,12 +181,12 @@ class Story:
         victims = self.eviction.victims(spared)
         for _ in range(gone):
             ranks = [
-                self.order.rank(node, self.trie.now)
+                rank(self.order, node, self.trie.now)
                 for node in self.trie.nodes()
                 if node is not spared and not node.locks and self.order.evictable(node)
             ]
             victim = next(victims, None)
-            assert [self.order.rank(victim, self.trie.now)] == [min(ranks)] if victim else not ranks
+            assert [rank(self.order, victim, self.trie.now)] == [min(ranks)] if victim else not ranks
             if victim is None:
                 return
             if victim.children:

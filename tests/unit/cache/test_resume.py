@@ -58,7 +58,8 @@ class Noted(LayerState):
     def empty(self) -> bool:
         return False
 
-    def needs(self, at: int) -> int:
+    @staticmethod
+    def needs(at: int) -> int:
         return at - 1
 
     def can_rewind(self, to: int) -> bool:
@@ -110,7 +111,8 @@ class Slices(Noted):
     def __init__(self, notes: list[str], offset: int, back: int | None) -> None:
         super().__init__(notes, offset, 0)
 
-    def needs(self, at: int) -> int:
+    @staticmethod
+    def needs(at: int) -> int:
         return 0
 
     def check(self, snapshots: Sequence[Snapshot]) -> None:
@@ -126,7 +128,8 @@ class Window(Noted):
 
     refusal = Miss.WINDOW_PASSED
 
-    def needs(self, at: int) -> int:
+    @staticmethod
+    def needs(at: int) -> int:
         return max(0, at - 15)
 
 
