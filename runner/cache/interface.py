@@ -3,11 +3,8 @@
     PrefixCache.begin(tokens) -> Session    finds the part of a prompt that is cached; the rest is left to compute
     Session (session.py)                    the only way to advance the layers of the model
 
-What holds between sessions, whatever happened in them:
-
-* all layers stand at one offset, and the record of the cache is exactly that long;
-* the record never claims a token that the layers have not seen;
-* at least one token of every prompt is evaluated again, so that there are logits to sample from.
+At least one token of every prompt is evaluated again, so that there are logits to sample from. Between sessions the
+record of a cache is exactly as long as what its layers have seen.
 
 Owner of every object here: the engine thread.
 """

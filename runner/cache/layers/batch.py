@@ -76,7 +76,7 @@ class BatchedLayers:
         """One for each layer that `flatten` finds in a row, in the same order."""
         self._stateful = [cache for cache in caches if isinstance(cache, ArraysCache)]
         used = [cache for cache in caches if isinstance(cache, KVRows) and cache.keys is not None]
-        self._growing = sorted(used, key=lambda cache: not cache.has_window)
+        self._growing = sorted(used, key=lambda cache: cache.window is None)
         """Keys and values in the order in which they grow: those that take up most room last."""
         places = Places()
         for cache in self._growing:

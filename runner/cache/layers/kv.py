@@ -4,9 +4,10 @@ Multi-head latent attention uses the same classes with other widths.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import mlx.core as mx
+from mlx_lm.models.cache import ConcatenateKVCache, KVCache
 
 from runner.cache.layer_interface import Miss, Snapshot
 from runner.cache.layers.adapter import LayerState
@@ -22,14 +23,6 @@ def spare_room(tokens: int) -> int:
     return max(STEP, tokens // 10)
 
 
-class Appended(Protocol):
-    """The attributes that the classes share."""
-
-    keys: mx.array | Sequence[mx.array] | None
-    values: mx.array | Sequence[mx.array] | None
-    offset: int
-
-
 class KVState(LayerState):
     """A sliceable layer. After `offset` its buffers have room, full of stale tokens or zeros: a rewind only moves the
     offset, and the tokens beyond it stay readable until the next write."""
@@ -38,7 +31,7 @@ class KVState(LayerState):
     markable = True
     refusal = Miss.LOST
     kind = SliceSnapshot
-    layer: Appended
+    layer: KVCache | ConcatenateKVCache
     _step = _ROOM_STEP
 
     @property

@@ -62,12 +62,14 @@ class KVRows:
         self.values: mx.array | None = None
         self.sources: Sequence[ref[object] | None] = [*map(ref, sources)] or [None] * len(lengths)
         """The layer that each row is a copy of."""
+        self.lengths: list[int] = []
+        """The tokens that each row has seen."""
         self._shifts: list[int] = []
         self.spare = 0
         """The tokens that rows may go back by, over several forwards of one token each."""
         self.places = Places()
         """Shared by all layers of a batch."""
-        self._window = window
+        self.window = window
         self._columns = 0
         self._lay(parts, lengths)
 
@@ -90,13 +92,13 @@ class KVRows:
         """Returns which columns each of the next `N` tokens may look at, bool [B, 1, N, columns]; unless `causal`,
         those of the tokens after it, too. A `window_size` beyond the window shows no more than that keeps."""
         self._make_room(N)
-        windows = [size for size in (window_size, self._window) if size]
+        windows = [size for size in (window_size, self.window) if size]
         return self._seen_from(mx.arange(N), N, min(windows, default=None), causal=causal)
 
     def _seen_from(self, ahead: mx.array, count: int, window: int | None, *, causal: bool = True) -> mx.array:
         """Returns which columns may be seen from the tokens `ahead` of each row's end, int [N], when the rows have
         `count` tokens more than now: bool [B, 1, N, columns]."""
-        lengths, shifts = (mx.array(each)[:, None] for each in (self._lengths, self._shifts))
+        lengths, shifts = (mx.array(each)[:, None] for each in (self.lengths, self._shifts))
         columns = mx.arange(self._shown(count))
         if self._end() + count <= self._columns:
             positions = columns - shifts
@@ -117,7 +119,7 @@ class KVRows:
             self.keys, self.values = (
                 mx.zeros((*x.shape[:2], self._columns, x.shape[3]), x.dtype) for x in (keys, values)
             )
-        first = [(length + shift) % self._columns for length, shift in zip(self._lengths, self._shifts, strict=True)]
+        first = [(length + shift) % self._columns for length, shift in zip(self.lengths, self._shifts, strict=True)]
         start, shown = first[0], self._shown(count)
         rows = len(first)
         if first == [start] * rows and start + count <= self._columns:
@@ -130,32 +132,27 @@ class KVRows:
             places = self.places.of(first, count, self._columns)
             self.keys = mx.put_along_axis(self.keys, places, keys.astype(self.keys.dtype), axis=2)
             self.values = mx.put_along_axis(self.values, places, values.astype(self.values.dtype), axis=2)
-        self.stand([length + count for length in self._lengths])
+        self.stand([length + count for length in self.lengths])
         return self.keys[:rows, :, :shown], self.values[:rows, :, :shown]
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Returns the columns that the last forward has seen."""
         assert self.keys is not None
         assert self.values is not None
-        rows, shown = len(self._lengths), self._shown(0)
+        rows, shown = len(self.lengths), self._shown(0)
         return self.keys[:rows, :, :shown], self.values[:rows, :, :shown]
 
     def visible(self) -> mx.array:
         """Returns which of these columns are seen from the last token of each row, bool [B, 1, 1, columns]."""
-        return self._seen_from(mx.array([-1]), 0, self._window)
+        return self._seen_from(mx.array([-1]), 0, self.window)
 
     # --- rows
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """The tokens that each row has seen."""
-        return self._lengths
 
     def stand(self, lengths: Sequence[int]) -> None:
         """Lets rows stand after `lengths` tokens: no more than they have seen, and in a window no fewer than before the
         last forward, or by `spare`."""
-        self._lengths = [*lengths]
-        self.offset = mx.array(self._lengths)
+        self.lengths = [*lengths]
+        self.offset = mx.array(self.lengths)
 
     @property
     def nbytes(self) -> int:
@@ -167,7 +164,7 @@ class KVRows:
         not use the layer."""
         if self.keys is None or self.values is None or not count:
             return []
-        stop = (self._lengths[row] + self._shifts[row]) % self._columns or self._columns
+        stop = (self.lengths[row] + self._shifts[row]) % self._columns or self._columns
         found = [x[row : row + 1, :, max(0, stop - count) : stop] for x in (self.keys, self.values)]
         if count <= stop:
             return found
@@ -177,32 +174,28 @@ class KVRows:
     def extend(self, other: "KVRows") -> None:
         """Appends the rows of another one."""
         self.sources = [*self.sources, *other.sources]
-        parts, end, lengths = other._parts(range(len(other._lengths))), self._end(), [*self._lengths, *other._lengths]
+        parts, end, lengths = other._parts(range(len(other.lengths))), self._end(), [*self.lengths, *other.lengths]
         held = [part[0].shape[2] if part else 0 for part in parts]
         in_turn = end > self._columns
         if self.keys is None or self.values is None or (in_turn and max(held) > self._columns):
-            self._lay([*self._parts(range(len(self._lengths))), *parts], lengths)
+            self._lay([*self._parts(range(len(self.lengths))), *parts], lengths)
             return
         ends = [max(end, count) for count in held]
         self._grow(len(lengths), 0 if in_turn else max(ends))
-        for row, (part, stop) in enumerate(zip(parts, ends, strict=True), len(self._lengths)):
+        for row, (part, stop) in enumerate(zip(parts, ends, strict=True), len(self.lengths)):
             for buffer, entries in zip((self.keys, self.values), part, strict=False):
                 first = (stop - entries.shape[2]) % self._columns
                 fits = min(entries.shape[2], self._columns - first)
                 buffer[row : row + 1, :, first : first + fits] = entries[:, :, :fits]
                 if rest := entries.shape[2] - fits:
                     buffer[row : row + 1, :, :rest] = entries[:, :, fits:]
-        self._shifts += [stop - length for stop, length in zip(ends, other._lengths, strict=True)]
+        self._shifts += [stop - length for stop, length in zip(ends, other.lengths, strict=True)]
         self.stand(lengths)
-
-    @property
-    def has_window(self) -> bool:
-        return self._window is not None
 
     def has_room(self, rows: int, tokens: int) -> bool:
         """Returns True if there is room for `rows` rows, of at most `tokens` tokens, and for the next tokens of all."""
         assert self.keys is not None
-        has_columns = self.has_window or max(tokens, self._end() + _AHEAD) <= self._columns
+        has_columns = self.window is not None or max(tokens, self._end() + _AHEAD) <= self._columns
         return has_columns and rows <= self.keys.shape[0]
 
     def make_room(self, rows: int, tokens: int) -> None:
@@ -229,7 +222,7 @@ class KVRows:
     def filter(self, rows: Sequence[int], moving: Sequence[mx.array] = ()) -> None:
         """Keeps only these rows, in this order, given the copies that `moving` has returned. The buffers stay as they
         are while more than half of them is in use."""
-        lengths, shifts = [self._lengths[row] for row in rows], [self._shifts[row] for row in rows]
+        lengths, shifts = [self.lengths[row] for row in rows], [self._shifts[row] for row in rows]
         self.sources = [self.sources[row] for row in rows]
         end = max(map(sum, zip(lengths, shifts, strict=True)))
         if 2 * min(shifts) >= end:
@@ -244,7 +237,7 @@ class KVRows:
                 buffer[new] = next(copies)
         self._shifts = shifts
         self.stand(lengths)
-        columns = self._columns if self._window is not None else min(self._columns, end + SHORT_STEP)
+        columns = self._columns if self.window is not None else min(self._columns, end + SHORT_STEP)
         if buffers and 2 * len(lengths) * columns <= buffers[0].shape[0] * self._columns:
             self.keys, self.values = (own(x[: len(lengths), :, :columns]) for x in buffers)
             self._columns = columns
@@ -258,7 +251,7 @@ class KVRows:
     def wipe_columns(self, count: int) -> None:
         """Puts zeros behind the end of each row, in place of the last `count` tokens that it has gone back by."""
         if self.keys is not None and self.values is not None:
-            lengths, rows = self._lengths, len(self._lengths)
+            lengths, rows = self.lengths, len(self.lengths)
             self.update_and_fetch(
                 *(mx.zeros((rows, x.shape[1], count, x.shape[3]), x.dtype) for x in (self.keys, self.values))
             )
@@ -269,14 +262,14 @@ class KVRows:
         self._lay([self.latest(row, count) for row, count in enumerate(counts)], counts)
 
     def _parts(self, rows: Sequence[int]) -> list[Buffers]:
-        most = max(self._lengths) if self._window is None else self._window + self.spare
-        return [self.latest(row, min(self._lengths[row], most)) for row in rows]
+        most = max(self.lengths) if self.window is None else self.window + self.spare
+        return [self.latest(row, min(self.lengths[row], most)) for row in rows]
 
     # --- columns
 
     def _end(self) -> int:
         """Returns the column after the last one of any row, if columns have not been taken in turn."""
-        return max(length + shift for length, shift in zip(self._lengths, self._shifts, strict=True))
+        return max(length + shift for length, shift in zip(self.lengths, self._shifts, strict=True))
 
     def _shown(self, count: int) -> int:
         """Returns the number of columns that attention reads in a forward over `count` tokens."""
@@ -288,14 +281,14 @@ class KVRows:
         if wanted <= self._columns or (most is not None and most <= self._columns):
             return
         if self.keys is None or most is not None:
-            self._lay(self._parts(range(len(self._lengths))), self._lengths, count, LONG_STEP)
+            self._lay(self._parts(range(len(self.lengths))), self.lengths, count, LONG_STEP)
         else:
             self._grow(0, self._columns - (self._columns - wanted) // LONG_STEP * LONG_STEP)
 
     def _most_columns(self, count: int) -> int | None:
         """Returns the columns that a window needs in a forward over `count` tokens; None without one. One more than
         it shows, so that every mask tells where a row's oldest entries are: kernels add them up from there."""
-        return None if self._window is None else self._window + max(self.spare, count)
+        return None if self.window is None else self.window + max(self.spare, count)
 
     def _lay(self, parts: Sequence[Buffers], lengths: Sequence[int], count: int = 1, step: int = SHORT_STEP) -> None:
         """Lays rows anew, with room for `count` more tokens of each: a multiple of `step`."""
