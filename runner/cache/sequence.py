@@ -140,7 +140,7 @@ class SequenceLayers:
         count something other than tokens."""
         self.position += count
         for state in self.states:
-            if state.counted:
+            if state.whole:
                 state.advance(count)
         facts = self.facts
         if len(facts.used) < len(self.states):

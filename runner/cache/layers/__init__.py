@@ -3,8 +3,7 @@
 Owner: the engine thread. Read in this order: `adapter.py` (the base), `snapshot.py` (live and owned snapshots, the
 ledger that counts them), then a file for each sort of layer: `kv.py` (sliceable), `window.py` (with a tail: windows and
 Llama 4's chunks), `states.py` (with a state: recurrent layers, with `scans.py` for their rounds, and all other
-classes). `batch.py` joins the layers of several sequences, whose keys
-and values are in `rows.py`.
+classes). `batch.py` joins the layers of several sequences, whose keys and values are in `rows.py`.
 
 Always true: an adapter never copies bytes that it can leave in place; a layer writes over a live snapshot only after
 paging it out; an array that outlives a forward shares its buffer with no other.
@@ -52,11 +51,14 @@ def flatten(layers: Iterable[object]) -> Iterator[object]:
     """Yields the layer caches of a model's cache list in order: opens CacheLists, skips None, and names every object
     once."""
     seen: set[int] = set()
-    for entry in layers:
-        for layer in _opened(entry):
-            if id(layer) not in seen:
-                seen.add(id(layer))
-                yield layer
+    waiting = [*layers][::-1]
+    while waiting:
+        layer = waiting.pop()
+        if type(layer) is CacheList:
+            waiting += layer.caches[::-1]
+        elif layer is not None and id(layer) not in seen:
+            seen.add(id(layer))
+            yield layer
 
 
 def adapt(layer: object, ledger: Ledger, trusted: bool = True) -> LayerState:
@@ -71,11 +73,3 @@ def distrust(state: LayerState, offset: int) -> LayerState:
     generic = GenericState(state.layer, state.ledger)
     generic.fresh, generic.offset = state.fresh, offset
     return generic
-
-
-def _opened(entry: object) -> Iterator[object]:
-    if type(entry) is CacheList:
-        for child in entry.caches:
-            yield from _opened(child)
-    elif entry is not None:
-        yield entry

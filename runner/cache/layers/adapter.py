@@ -38,13 +38,12 @@ class LayerState(ABC):
 
     sliceable = False
     whole = False
-    """True for a state, whose size does not grow with the tokens."""
+    """True for a state: its size does not grow with the tokens, and it has no offset of its own. `advance` is called
+    after each forward."""
     batchable = False
     """True if layers of this class can be joined into a batch."""
     markable = False
     """True if the layer can go back after a round: `mark`, `can_revert` and `revert` work."""
-    counted = False
-    """True if the layer has no offset of its own: `advance` is called after each forward."""
     refusal = Miss.NON_TRIMMABLE
     """Why the layer cannot go back, for the log."""
     kind: type[LayerSnapshot]
@@ -68,7 +67,7 @@ class LayerState(ABC):
         """The number of tokens that the layer has seen."""
 
     def advance(self, count: int) -> None:  # noqa: B027  most layers count by themselves
-        """Notes a forward over `count` tokens. Called only if the layer is `counted`."""
+        """Notes a forward over `count` tokens. Called only for a state."""
 
     @abstractmethod
     def can_rewind(self, to: int) -> bool:

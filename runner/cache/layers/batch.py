@@ -69,9 +69,11 @@ class BatchedLayers:
         Raises ValueError if they cannot be joined: a layer cache occurs twice in a list, or only some rows have a
         state.
         """
-        self.layers = _merged(rows)
+        self.layers = [_joined(same) for same in zip(*rows, strict=True)]
         self._count = len(rows)
         caches: list[object] = [*flatten(self.layers)]
+        if any(len([*flatten(row)]) != len(caches) for row in rows):
+            raise ValueError("a layer cache occurs twice in a list")
         self.caches = cast("list[BatchCache]", caches)
         """One for each layer that `flatten` finds in a row, in the same order."""
         self._stateful = [cache for cache in caches if isinstance(cache, ArraysCache)]
@@ -199,13 +201,6 @@ class BatchedLayers:
         """The bytes of keys and values, which grow with the tokens, and those of states, which do not."""
         kept = sum(cache.nbytes for cache in self._growing)
         return kept, self.nbytes - kept
-
-
-def _merged(rows: Sequence[list[object]]) -> list[object]:
-    layers = [_joined(same) for same in zip(*rows, strict=True)]
-    if any(len(list(flatten(row))) != len(list(flatten(layers))) for row in rows):
-        raise ValueError("a layer cache occurs twice in a list")
-    return layers
 
 
 def _joined(same: Sequence[object]) -> object:

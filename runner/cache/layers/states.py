@@ -17,7 +17,6 @@ class CountedState(LayerState):
     """A state without an offset of its own: the adapter counts the tokens, and the state cannot move."""
 
     whole = True
-    counted = True
     kind = StateSnapshot
     offset = 0
 

@@ -12,7 +12,6 @@ RotatingKVCache is a sliding window that becomes a ring once it is full. What ml
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import cast
 
 import mlx.core as mx
@@ -85,7 +84,8 @@ class WindowState(TailState):
 
     def __init__(self, layer: RotatingKVCache, ledger: Ledger) -> None:
         self._size: int = layer.max_size
-        super().__init__(layer, ledger, partial(_window_needs, self._size))
+        size = self._size  # a snapshot that held `self` would keep the layer alive
+        super().__init__(layer, ledger, lambda at: max(0, at - size))
 
     def can_rewind(self, to: int) -> bool:
         return to == self.offset or 0 <= to < self.offset <= self._size
@@ -136,10 +136,6 @@ class WindowState(TailState):
         return mx.concatenate([older, newer], axis=-2)
 
 
-def _window_needs(max_size: int, at: int) -> int:
-    return max(0, at - max_size)
-
-
 # --- ChunkedKVCache (Llama 4): attention looks back to the start of the token's chunk, and no further. Its front is
 # dropped at the start of a forward, so that at most `chunk_size` tokens stay. Its `trim` and `is_trimmable` know
 # nothing of chunks.
@@ -152,7 +148,9 @@ class ChunkState(TailState):
     layer: ChunkedKVCache
 
     def __init__(self, layer: ChunkedKVCache, ledger: Ledger) -> None:
-        super().__init__(layer, ledger, partial(_chunk_needs, layer.chunk_size))
+        size: int = layer.chunk_size
+        # At the start of a chunk nothing is needed; one token keeps the buffers there.
+        super().__init__(layer, ledger, lambda at: min(at // size * size, at - 1))
 
     def can_rewind(self, to: int) -> bool:
         return to == self.offset or (0 <= to < self.offset and max(0, self.needs(to)) >= self.layer.start_position)
@@ -168,8 +166,3 @@ class ChunkState(TailState):
         self.layer.keys, self.layer.values = buffers
         self.layer.offset = offset
         self.layer.start_position = offset - buffers[0].shape[-2]
-
-
-def _chunk_needs(chunk_size: int, at: int) -> int:
-    # At the start of a chunk nothing is needed; one token keeps the buffers there.
-    return min(at // chunk_size * chunk_size, at - 1)
