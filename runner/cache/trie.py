@@ -141,9 +141,9 @@ class PrefixTrie:
         self.changed.update((node, child))
         return child
 
-    def compact(self, end: Node) -> None:
-        """Merges the needless nodes on the path to `end`: those with one child, no checkpoint mark and no user."""
-        for node in end.path()[1:-1]:
+    def merge_needless(self, *nodes: Node) -> None:
+        """Merges each node into its only child, if it has one, and neither a checkpoint mark nor a user of its own."""
+        for node in nodes:
             child = node.only_child()
             if child is not None and not node.checkpoint and node.locks == child.locks:
                 self.merge(node)

@@ -206,10 +206,8 @@ class TrieCache:
         path, at = self.trie.match(ahead.path()[0], keys(session.recorded[:to]))
         node, _ = self._restore(session.sequence, ahead, path, at)
         self._move_to(session, node)
-        child = ahead.only_child()
-        if child is not None and not ahead.checkpoint and ahead.locks == child.locks:
-            self.trie.merge(ahead)  # it was made to stand there
-            self.sequences.flush()
+        self.trie.merge_needless(ahead)  # it was made to stand there
+        self.sequences.flush()
 
     def _move_to(self, session: TrieSession, node: Node) -> None:
         """Moves the session's lock to `node`."""
@@ -256,7 +254,7 @@ class TrieCache:
         end = session.node
         self.trie.unlock(end)
         self.sequences.release(sequence, end)
-        self.trie.compact(end)
+        self.trie.merge_needless(*end.path()[1:-1])
         self._merge_expired(end)
         self.sequences.flush()
         self.enforce_budget()
@@ -265,11 +263,8 @@ class TrieCache:
         """Merges expired checkpoints into the nodes below them."""
         checkpoints = {node.end: node for node in end.path() if node.checkpoint}
         for at in self.policy.expired(list(checkpoints), end.end):
-            node = checkpoints[at]
-            node.checkpoint = False
-            child = node.only_child()
-            if child is not None and child.locks == node.locks:
-                self.trie.merge(node)
+            checkpoints[at].checkpoint = False
+            self.trie.merge_needless(checkpoints[at])
 
     # --- the budget
 

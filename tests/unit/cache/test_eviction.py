@@ -159,7 +159,7 @@ class Story:
         elif kind == "cut" and (long := [node for node in nodes if len(node.tokens) > 1]):
             self.trie.split(choice.choice(long), 1)
         elif kind == "compact":
-            self.trie.compact(choice.choice(nodes))
+            self.trie.merge_needless(*choice.choice(nodes).path()[1:-1])
         elif kind == "look":
             self.check(gone=choice.randrange(3), spared=choice.choice([None, *nodes]))
 
@@ -205,7 +205,7 @@ def test_removed_nodes_are_not_in_the_order(order: EvictionOrder) -> None:
         (node,) = trie.advance(node, keys([turn]))
         node.slots = [Bytes(1), Bytes(10, state=True)]
         trie.touch(order.used(node))
-        trie.compact(node)
+        trie.merge_needless(*node.path()[1:-1])
         eviction.refresh()
     assert list(trie.nodes()) == [node]
     assert set(eviction._places) == {node}
