@@ -1,9 +1,4 @@
-"""Sessions: the requests' use of the layers, one by one and in a batch.
-
-Session       over one sequence of layers
-TrieSession   a session along a path of the trie
-DecodeRows    the sessions that decode in one forward
-"""
+"""Sessions: the requests' use of the layers, one by one and in a batch."""
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
@@ -410,8 +405,8 @@ class DecodeRows:
         self._seen += [0] * len(sessions)
 
     def make_room(self, sessions: int, tokens: int) -> bool:
-        """Makes room in a batch for so many more sessions, of at most `tokens` tokens, and for the next tokens of all:
-        a piece of it. Returns True if there is all of it."""
+        """Makes a piece of the room that a batch needs for more `sessions`, of at most `tokens` tokens, and for the
+        next tokens of all. Returns True once nothing is lacking."""
         return self._batch is None or self._batch.make_room(len(self.sessions) + sessions, tokens)
 
     def settle(self, row: int) -> None:

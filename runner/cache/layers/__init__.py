@@ -31,17 +31,11 @@ from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.states import GenericState, RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
 
-
-def _window(layer: RotatingKVCache, ledger: Ledger) -> LayerState:
-    """Adapts a window. No model keeps the first tokens of a window for good (`keep`): positions could not tell what it
-    holds."""
-    return GenericState(layer, ledger) if layer.keep else WindowState(layer, ledger)
-
-
 _ADAPTERS: dict[type, Callable[..., LayerState]] = {
     KVCache: PlainKVState,
     ConcatenateKVCache: ExactKVState,
-    RotatingKVCache: _window,
+    # No model keeps the first tokens of a window for good (`keep`): positions could not tell what it holds.
+    RotatingKVCache: lambda layer, ledger: (GenericState if layer.keep else WindowState)(layer, ledger),
     ChunkedKVCache: ChunkState,
     ArraysCache: RecurrentState,
 }

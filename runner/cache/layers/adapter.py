@@ -1,10 +1,4 @@
-"""The base of the adapters: one of mlx-lm's layer caches behind verbs that mean the same for every class.
-
-    LayerState      a layer, and the snapshots that are live in it
-    Mark            where a layer stood before a round
-
-Owner of every object here: the engine thread.
-"""
+"""The base of the adapters: one of mlx-lm's layer caches behind verbs that mean the same for every class."""
 
 import copy
 from abc import ABC, abstractmethod

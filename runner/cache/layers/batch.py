@@ -103,8 +103,8 @@ class BatchedLayers:
         self._count += len(others)
 
     def make_room(self, rows: int, tokens: int) -> bool:
-        """Makes room for `rows` rows, of at most `tokens` tokens, and for the next tokens of all: a piece of it.
-        Returns True if there is all of it."""
+        """Makes a piece of the room that is needed for `rows` rows, of at most `tokens` tokens, and for the next tokens
+        of all. Returns True once nothing is lacking."""
         if not self._growing or self._growing[-1].has_room(rows, tokens):
             return True  # as all before it
         lacking = [cache for cache in self._growing if not cache.has_room(rows, tokens)]

@@ -210,7 +210,8 @@ class KVRows:
         assert self.values is not None
         rows, columns = max(rows, self.keys.shape[0]), max(columns, self._columns)
         if (rows, columns) != (self.keys.shape[0], self._columns):
-            self.keys, self.values = (_larger(x, rows, columns) for x in (self.keys, self.values))
+            more = [(0, rows - self.keys.shape[0]), (0, 0), (0, columns - self.keys.shape[2]), (0, 0)]
+            self.keys, self.values = (mx.pad(x, more) for x in (self.keys, self.values))
         self._columns = columns
 
     def moving(self, rows: Sequence[int]) -> list[mx.array]:
@@ -307,13 +308,6 @@ class KVRows:
             for buffer, entries in zip(buffers, part, strict=False):
                 buffer[row : row + 1, :, end - count : end] = entries
         self.keys, self.values = buffers
-
-
-def _larger(x: mx.array, rows: int, columns: int) -> mx.array:
-    """Returns `x` with so many rows and columns, the new ones of zeros (lazy)."""
-    larger = mx.zeros((rows, x.shape[1], columns, x.shape[3]), x.dtype)
-    larger[: x.shape[0], :, : x.shape[2]] = x
-    return larger
 
 
 def _entries(cache: KVCache | RotatingKVCache) -> Buffers:
