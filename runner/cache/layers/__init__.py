@@ -56,8 +56,8 @@ def flatten(layers: Iterable[object]) -> Iterator[object]:
 
 
 def adapt(layer: object, ledger: Ledger, trusted: bool = True) -> LayerState:
-    """Returns the adapter for a fresh layer, whose snapshots `ledger` counts: that of its class, or the
-    generic one if there is none or the layer is not trusted."""
+    """Returns the adapter for a fresh layer, whose snapshots `ledger` counts: that of its class, or the generic one if
+    there is none or the layer is not trusted."""
     own = vars(type(layer)).get("adapter", GenericState)
     return (_ADAPTERS.get(type(layer), own) if trusted else GenericState)(layer, ledger)
 
