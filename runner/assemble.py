@@ -12,6 +12,7 @@ from time import monotonic, perf_counter
 import mlx.core as mx
 
 from runner.cache import PrefixCache, make_cache
+from runner.cache.layer_interface import MakeLayers
 from runner.cache.layers.batch import unbatchable_layers
 from runner.cache.sketch import LayerFacts, Sketch
 from runner.device import device, gpu_usable_bytes, usable_bytes, use_on_cuda
@@ -27,7 +28,6 @@ from runner.errors import NO_NUMBERS, ComputeError
 from runner.logs import Log, error_line
 from runner.model import OpenedModel
 from runner.model.weights.dtype import in_float32
-from runner.model.weights.load import LoadedModel
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, Settings
@@ -36,7 +36,6 @@ from runner.wings import wings_of
 
 log = Log(__name__)
 _WARM_BYTES = 256 << 20  # on a CPU, a larger model's own forwards take so long that the extra of the first is nothing
-MakeLayers = Callable[[], list[object]]
 
 
 def assemble(
@@ -64,20 +63,19 @@ def assemble(
     for wing in wings:
         wing.load(parts)
     loaded = world.loaded(parts.total_bytes, parts.budget_bytes, parts.loaded.logits)
-    parts.total_bytes, parts.budget_bytes, forward = loaded
-    kv_bits = None if model.family.is_encoder else settings.kv_bits
-    parts.make_layers, parts.salt = _choose_kv_format(parts.loaded, forward, model.vocab_size, kv_bits)
+    parts.total_bytes, parts.budget_bytes, parts.logits = loaded
+    parts.make_layers = parts.loaded.make_layers
     reuse_bytes = set_limits(parts.budget_bytes, on_cpu=parts.on_cpu)
     chunk_tokens = settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if parts.on_cpu else GPU_CHUNK_TOKENS)
     policy = SlicePolicy(chunk_tokens, settings.max_gap_s)
     helper_bytes = (lambda: sum(each() for each in parts.helper_bytes)) if parts.shares_memory else (lambda: 0)
-    parts.sources = world.wrap(Sources(forward, MLXMeter(), monotonic, policy, reuse_bytes, helper_bytes))
+    parts.sources = world.wrap(Sources(parts.logits, MLXMeter(), monotonic, policy, reuse_bytes, helper_bytes))
     parts.forward = parts.sources.forward
 
     for wing in wings:
         wing.plug(parts)
     parts.scheduler = Scheduler(
-        _context(parts, chunk_tokens, forward), parts.sources.policy, settings.parallel, outbox, parts.observer
+        _context(parts, chunk_tokens), parts.sources.policy, settings.parallel, outbox, parts.observer
     )
     parts.warm_up = _warm_up_of(parts)
 
@@ -114,19 +112,7 @@ def _begin(settings: Settings, model: OpenedModel, post: Post, world: World) -> 
     return Parts(settings, model, world, post, on_cpu, total_bytes, budget_bytes)
 
 
-def _choose_kv_format(
-    loaded: LoadedModel, logits: Forward, vocab_size: int, kv_bits: int | None
-) -> tuple[MakeLayers, str]:
-    """Returns the function that makes a sequence's layers, and the name of the format that they keep keys and values
-    in: empty if they are not quantized."""
-    if kv_bits is None:
-        return loaded.make_layers, ""
-    from runner.cache.layers.quantized_trial import find_format
-
-    return find_format(loaded.make_layers, logits, vocab_size, kv_bits)
-
-
-def _context(parts: Parts, chunk_tokens: int, forward: Forward) -> EngineContext:
+def _context(parts: Parts, chunk_tokens: int) -> EngineContext:
     settings, sources = parts.settings, parts.sources
     cache_bytes = settings.cache_memory.bytes_of(parts.total_bytes)
 
@@ -154,7 +140,7 @@ def _context(parts: Parts, chunk_tokens: int, forward: Forward) -> EngineContext
     )
     if not parts.model.family.is_encoder:
         model = parts.model
-        parts.sketch = sketch(parts.make_layers, forward, model.vocab_size, model.context_length)
+        parts.sketch = sketch(parts.make_layers, parts.logits, model.vocab_size, model.context_length)
     facts = LayerFacts(parts.make_layers) if parts.sketch is None else parts.sketch.facts
     first_tokens = FirstTokens(parts.model.context_length)
     parts.drop_unused.append(first_tokens.clear)

@@ -40,11 +40,6 @@ class EvictionOrder(ABC):
         """Returns how much sooner the node is evicted than others of its age: one of a few dozen values, whatever the
         nodes."""
 
-    def rank(self, node: Node, now: int) -> tuple[float, int, int]:
-        """Returns the rank of a node; the least is evicted first. `now` is the time of the trie. Tests compare it with
-        what `Eviction` finds, which ranks whole lines by `_rank`."""
-        return _rank(self.weight(node), node.used, -node.end, now)
-
 
 class LeastRecentLeaf(EvictionOrder):
     """The least recently used leaf, for models whose layers are all sliceable.

@@ -39,18 +39,7 @@ def common_prefix(a: AnyTokens, b: AnyTokens) -> int:
 class Node:
     """An edge, its snapshots and its children."""
 
-    __slots__ = (
-        "checkpoint",
-        "children",
-        "end",
-        "locks",
-        "parent",
-        "restored",
-        "slots",
-        "stored",
-        "tokens",
-        "used",
-    )
+    __slots__ = ("checkpoint", "children", "end", "locks", "parent", "restored", "slots", "stored", "tokens", "used")
 
     def __init__(self, tokens: Tokens, parent: "Node | None") -> None:
         # The edge

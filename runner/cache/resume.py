@@ -7,7 +7,8 @@ other layer a state. The answer is found before anything moves, so nothing has t
 
 from collections.abc import Collection, Sequence
 
-from runner.cache.layer_interface import LayerState, Miss, Snapshot
+from runner.cache.layer_interface import Miss, Snapshot
+from runner.cache.layers.adapter import LayerState
 from runner.cache.node import Node, spelled
 from runner.cache.sequence import SequenceLayers
 from runner.cache.trie import PrefixTrie

@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from runner.cache.layer_interface import Copy, LayerState, Mark, Miss, Snapshot
+from runner.cache.layer_interface import Miss, Snapshot
 from runner.cache.layers import adapt, flatten
+from runner.cache.layers.adapter import LayerState, Mark
 from runner.cache.layers.kv import spare_room
 from runner.cache.layers.scans import watched
-from runner.cache.layers.snapshot import TOGETHER_BYTES, Ledger, complete
+from runner.cache.layers.snapshot import TOGETHER_BYTES, Copy, Ledger, complete
 from runner.cache.sketch import LayerFacts
 
 
@@ -106,7 +107,7 @@ class SequenceLayers:
         facts for later sequences, if a layer counts something other than tokens, or is used against the facts."""
         self.position += count
         for state in self.states:
-            if state.counted:
+            if state.whole:
                 state.advance(count)
         for slot, state in enumerate(self.states):
             if (state.offset != self.position or slot in self._unused) and not state.empty:

@@ -1,9 +1,4 @@
-"""Sessions: the requests' use of the layers, one by one and in a batch.
-
-Session       over one sequence of layers
-TrieSession   a session along a path of the trie
-DecodeRows    the sessions that decode in one forward
-"""
+"""Sessions: the requests' use of the layers, one by one and in a batch."""
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
@@ -249,7 +244,6 @@ class TrieSession(Session):
         `go_back(session, to)` takes layers that are ahead of the record back to `to` tokens."""
         super().__init__(sequence, prompt, match, end)
         # From begin to close
-        """True if each token of the answer is the most probable one after those before it."""
         self._trie = trie
         self._check_cache = check
         self._go_back = go_back
@@ -410,15 +404,15 @@ class DecodeRows:
         self._seen += [0] * len(sessions)
 
     def make_room(self, sessions: int, tokens: int) -> bool:
-        """Makes room in a batch for so many more sessions, of at most `tokens` tokens, and for the next tokens of all:
-        a piece of it. Returns True if there is all of it."""
+        """Makes a piece of the room that a batch needs for more `sessions`, of at most `tokens` tokens, and for the
+        next tokens of all. Returns True once nothing is lacking."""
         return self._batch is None or self._batch.make_room(len(self.sessions) + sessions, tokens)
 
     def settle(self, row: int) -> None:
         """Lets the session's own layers take over what its row has seen."""
         count, self._seen[row] = self._seen[row], 0
         if self._batch is not None and count:
-            self.sessions[row].absorb(self._batch.batch_caches(), row, count)
+            self.sessions[row].absorb(self._batch.caches, row, count)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps only these rows, in this order. A session that is left alone takes over its row."""

@@ -6,6 +6,7 @@ says nothing about the layers; they are reset before use.
 
 from collections.abc import Sequence
 
+from runner.cache.interface import PrefixCache
 from runner.cache.layer_interface import Match, Miss
 from runner.cache.node import common_prefix
 from runner.cache.sequence import SequenceLayers, Totals
@@ -16,11 +17,10 @@ from runner.logs import Log
 log = Log(__name__)
 
 
-class SingleEntryCache:
+class SingleEntryCache(PrefixCache):
     """A cache of one sequence. The next prompt reuses the prefix that it shares with the last one, if every layer can
     go back there; otherwise everything is computed again."""
 
-    concurrent = False
     keeps = True
     paged_bytes = 0
 
@@ -50,9 +50,6 @@ class SingleEntryCache:
         self._open = True
         return session
 
-    def follows(self, tokens: Sequence[int], salt: str = "") -> bool:  # noqa: ARG002
-        return False
-
     def detach(self) -> None:
         """Frees everything, unless a session is open: its layers are all that there is."""
         if not self._open:
@@ -61,19 +58,6 @@ class SingleEntryCache:
 
     def session_bytes(self, tokens: int) -> int:
         return self.facts.bytes_of(tokens)
-
-    def admits(self, tokens: int) -> bool:  # noqa: ARG002
-        return True
-
-    def allows(self, nbytes: int) -> bool:  # noqa: ARG002
-        return True
-
-    def reserve(self, nbytes: int) -> None: ...
-
-    def bound(self, nbytes: int) -> int:  # noqa: ARG002
-        return 0
-
-    def evict(self) -> None: ...
 
     def _open_session(self, prompt: list[int], salt: str) -> Session:
         """Returns a session over layers that stand at the cached prefix."""

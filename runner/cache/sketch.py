@@ -5,8 +5,9 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from runner.cache.layer_interface import LayerState
+from runner.cache.layer_interface import MakeLayers
 from runner.cache.layers import adapt, distrust, flatten
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.snapshot import Ledger
 from runner.logs import Log
 
@@ -26,7 +27,7 @@ class LayerFacts:
 
     def __init__(
         self,
-        make: Callable[[], list[object]],
+        make: MakeLayers,
         used: Iterable[int] = (),
         untrusted: Iterable[int] = (),
         token_bytes: int = 0,
@@ -81,9 +82,7 @@ class Sketch:
     prompt shows whether it fills later: some layers hold an entry for each group of tokens. Owner: the engine thread.
     """
 
-    def __init__(
-        self, make_layers: Callable[[], list[object]], forward: Forward, vocab_size: int, context_length: int = _MORE
-    ) -> None:
+    def __init__(self, make_layers: MakeLayers, forward: Forward, vocab_size: int, context_length: int = _MORE) -> None:
         """Raises what the forward raises for shapes that do not fit and values that it cannot compute with."""
         self._forward = forward
         self.facts = LayerFacts(make_layers)
@@ -124,7 +123,7 @@ class Sketch:
             self._logits.append(self._forward(mx.array([tokens]), layers))
             seen += len(tokens)
             for slot, state in enumerate(states):
-                if state.counted:
+                if state.whole:
                     state.advance(len(tokens))
                 if not state.empty and state.offset != seen:
                     self.facts.correct(slot, state.offset)

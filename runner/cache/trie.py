@@ -12,6 +12,7 @@ and that an edge never grows in place.
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
+from itertools import zip_longest
 from typing import NamedTuple
 
 from runner.cache.layer_interface import Snapshot
@@ -129,9 +130,7 @@ class PrefixTrie:
         child = node.only_child()
         if node.parent is None or child is None or node.locks != child.locks:
             raise ValueError(f"cannot merge {node!r} into a child")
-        slots = max(len(node.slots), len(child.slots))
-        above, below = _padded(node.slots, slots), _padded(child.slots, slots)
-        child.slots = [_joined(first, second) for first, second in zip(above, below, strict=True)]
+        child.slots = [_joined(first, second) for first, second in zip_longest(node.slots, child.slots)]
         child.restored |= node.restored
         child.stored = node.stored + (child.stored if node.stored == len(node.tokens) else 0)
         child.tokens = node.tokens + child.tokens
@@ -142,9 +141,9 @@ class PrefixTrie:
         self.changed.update((node, child))
         return child
 
-    def compact(self, end: Node) -> None:
-        """Merges the needless nodes on the path to `end`: those with one child, no checkpoint mark and no user."""
-        for node in end.path()[1:-1]:
+    def merge_needless(self, *nodes: Node) -> None:
+        """Merges each node into its only child, if it has one, and neither a checkpoint mark nor a user of its own."""
+        for node in nodes:
             child = node.only_child()
             if child is not None and not node.checkpoint and node.locks == child.locks:
                 self.merge(node)
@@ -221,10 +220,6 @@ def _joined(first: Snapshot | None, second: Snapshot | None) -> Snapshot | None:
     if first is not None:
         first.close()
     return None
-
-
-def _padded(slots: list[Snapshot | None], count: int) -> list[Snapshot | None]:
-    return slots + [None] * (count - len(slots))
 
 
 def _unlink(node: Node) -> None:

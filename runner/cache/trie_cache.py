@@ -9,7 +9,8 @@ together each hold a copy of their shared prefix.
 Invariants: those of `LiveSequences`; and the ledger counts exactly the snapshots in the trie.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from runner.cache import resume
 from runner.cache.checkpoints import CheckpointPolicy, TurnCheckpoints
@@ -39,8 +40,8 @@ class TrieCache:
         budget_bytes: int | None = None,
         policy: CheckpointPolicy | None = None,
     ) -> None:
-        """`budget_bytes` limits all that open sessions do not need; None is no limit. The parts are public
-        for those who build caches and test them; the engine sees the interfaces."""
+        """`budget_bytes` limits everything that open sessions do not need; None is no limit. The parts are public for
+        code that builds and tests caches; the engine sees the interfaces."""
         # As long as the cache
         self.policy = policy or TurnCheckpoints()
         self.trie = PrefixTrie()
@@ -68,6 +69,18 @@ class TrieCache:
         self.sequences.detach_sessions()
         self.enforcer.reset()
 
+    @contextmanager
+    def _freed_on_error(self, what: str) -> Iterator[None]:
+        """Surrounds a change of the cache. If it raises, logs that, forgets the sessions that it has opened, and frees
+        the cache; the block ends there."""
+        sessions = list(self.sequences.sessions)
+        try:
+            yield
+        except Exception:
+            log.exception(f"cache freed: {what}")
+            self.sequences.sessions = sessions
+            self.detach()
+
     # --- begin
 
     def begin(self, tokens: Sequence[int], salt: str = "", first: int | None = None) -> TrieSession:
@@ -78,12 +91,9 @@ class TrieCache:
         return session
 
     def follows(self, tokens: Sequence[int], salt: str = "") -> bool:
-        try:
+        with self._freed_on_error("the prefix that two requests share could not be stored"):
             return self._follows(list(tokens), self.trie.root(salt))
-        except Exception:
-            log.exception("cache freed: the prefix that two requests share could not be stored")
-            self.detach()
-            return False
+        return False
 
     def _follows(self, prompt: list[int], root: Node) -> bool:
         for session in self.sequences.sharing:
@@ -101,17 +111,11 @@ class TrieCache:
                 self.advance_to(session, ahead)
         return False
 
-    def _open(self, prompt: list[int], salt: str, first: int | None = None) -> TrieSession:
-        others = list(self.sequences.sessions)
-        try:
+    def _open(self, prompt: list[int], salt: str, first: int | None) -> TrieSession:
+        with self._freed_on_error("a conversation could not be resumed"):
             session = self._resume(prompt, salt, first)
             self.enforce_budget()
-        except Exception:
-            log.exception("cache freed: a conversation could not be resumed")
-        else:
             return session
-        self.sequences.sessions = others
-        self.detach()  # only now: the error held what is to be freed
         return self._resume(prompt, salt)
 
     def _resume(self, prompt: list[int], salt: str, first: int | None = None) -> TrieSession:
@@ -206,10 +210,8 @@ class TrieCache:
         path, at = self.trie.match(ahead.path()[0], keys(session.recorded[:to]))
         node, _ = self._restore(session.sequence, ahead, path, at)
         self._move_to(session, node)
-        child = ahead.only_child()
-        if child is not None and not ahead.checkpoint and ahead.locks == child.locks:
-            self.trie.merge(ahead)  # it was made to stand there
-            self.sequences.flush()
+        self.trie.merge_needless(ahead)  # it was made to stand there
+        self.sequences.flush()
 
     def _move_to(self, session: TrieSession, node: Node) -> None:
         """Moves the session's lock to `node`."""
@@ -228,7 +230,7 @@ class TrieCache:
             session.sequence.discard()  # after a failure snapshots may still be live in it: a reference circle
 
     def _release(self, session: TrieSession) -> None:
-        try:
+        with self._freed_on_error("a conversation could not be kept"):
             if session.cache_invalid:
                 log.warning("cache freed", why="it could not follow a request")
                 self.detach()  # a node may be half split, half joined or half copied
@@ -241,9 +243,6 @@ class TrieCache:
                 self.enforce_budget()
             else:
                 self._store(session)
-        except Exception:
-            log.exception("cache freed: a conversation could not be kept")
-            self.detach()
 
     def _store(self, session: TrieSession) -> None:
         sequence = session.sequence
@@ -259,7 +258,7 @@ class TrieCache:
         end = session.node
         self.trie.unlock(end)
         self.sequences.release(sequence, end)
-        self.trie.compact(end)
+        self.trie.merge_needless(*end.path()[1:-1])
         self._merge_expired(end)
         self.sequences.flush()
         self.enforce_budget()
@@ -268,11 +267,8 @@ class TrieCache:
         """Merges expired checkpoints into the nodes below them."""
         checkpoints = {node.end: node for node in end.path() if node.checkpoint}
         for at in self.policy.expired(list(checkpoints), end.end):
-            node = checkpoints[at]
-            node.checkpoint = False
-            child = node.only_child()
-            if child is not None and child.locks == node.locks:
-                self.trie.merge(node)
+            checkpoints[at].checkpoint = False
+            self.trie.merge_needless(checkpoints[at])
 
     # --- the budget
 
@@ -308,11 +304,8 @@ class TrieCache:
 
     def _enforce_safely(self) -> None:
         """Enforces the budget outside of any request, so that no request can be blamed for an error."""
-        try:
+        with self._freed_on_error("unused entries could not be evicted"):
             self.enforce_budget(spare=(self.budget_bytes or 0) // 32)
-        except Exception:
-            log.exception("cache freed: unused entries could not be evicted")
-            self.detach()
 
     def enforce_budget(self, spare: int = 0) -> None:
         """Makes everything held fit the budget; frees `spare` bytes more if it did not."""

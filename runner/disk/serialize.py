@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple, cast
 
 import mlx.core as mx
 
-from runner.cache.layer_interface import LayerState, Snapshot
-from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layer_interface import Snapshot
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.kv import KVState
 from runner.cache.layers.snapshot import Owned, SliceSnapshot, StateSnapshot, TailSnapshot, own
 from runner.cache.layers.states import CountedState, GenericState
@@ -57,10 +57,8 @@ class Part(NamedTuple):
 
 
 def describe(state: LayerState) -> str:
-    """Returns the class of a layer and the numbers that it was made with; empty if it cannot be kept. Layers of equal
-    descriptions can hold each other's snapshots."""
-    if not isinstance(state, LayerAdapter):
-        return ""
+    """Returns the class of a layer and the numbers that it was made with. Layers of equal descriptions can hold each
+    other's snapshots."""
     sizes = [
         f"{name}={len(value) if isinstance(value, list) else value}"
         for name, value in sorted(state.fresh.items())
@@ -81,7 +79,9 @@ def parts(snapshot: Snapshot, start: int, stop: int) -> tuple[list[Part], str]:
     them before anything else happens: the arrays may be those of a live layer. Raises SerializeError."""
     if isinstance(snapshot, StateSnapshot):
         owner = snapshot.owner
-        content = snapshot.content if owner is None else owner.content if isinstance(owner, CountedState) else None
+        content = (
+            snapshot.owned.content if owner is None else owner.content if isinstance(owner, CountedState) else None
+        )
         arrays: list[mx.array] = []
         tree = _encoded(content, arrays)
         return [Part(array) for array in arrays], json.dumps(tree)
@@ -91,7 +91,7 @@ def parts(snapshot: Snapshot, start: int, stop: int) -> tuple[list[Part], str]:
         raise SerializeError(type(snapshot).__name__)
     if isinstance(snapshot.owner, KVState):
         return [Part(array, (start, stop)) for array in snapshot.owner.arrays()], ""
-    return [Part(array, (start - snapshot.start, stop - snapshot.start)) for array in snapshot.content], ""
+    return [Part(array, (start - snapshot.start, stop - snapshot.start)) for array in snapshot.owned.arrays], ""
 
 
 def forms_of(sketch: Sketch) -> Layers:
@@ -186,8 +186,6 @@ def array_in(buffer: mx.array, at: int, dtype: str, shape: Sequence[int]) -> mx.
 
 def restored_snapshot(state: LayerState, start: int, stop: int, arrays: list[mx.array], content: str) -> Snapshot:
     """Returns a snapshot of these arrays, evaluated, for a layer. Raises SerializeError if it cannot hold them."""
-    if not isinstance(state, LayerAdapter):
-        raise SerializeError(type(state).__name__)
     if isinstance(state, CountedState):
         found = _decoded(json.loads(content), arrays)
         if not isinstance(found, type(state.content)):

@@ -6,7 +6,7 @@ import runner.process.lean_mlx_lm  # noqa: F401  # isort: skip  # before anythin
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -17,8 +17,7 @@ from mlx_lm.models import gemma4, gemma4_text
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
 
-from runner.cache.layers.batch import KVRows
-from runner.cache.layers.hadamard import HadamardKVCache
+from runner.cache.layers.rows import KVRows
 from runner.drafts.target import Draw, HiddenStateDrafter, Target, Text, read_drafts, target_of, without
 from runner.engine.ports import DraftedAnswer
 from runner.errors import ModelError
@@ -61,10 +60,19 @@ class Shared(NamedTuple):
     """What the attention asks for packed ones; None if they are plain."""
 
 
+class PackedCache(Protocol):
+    """A cache that keeps keys and values in a few bits: as for mlx-lm's attention, it has `bits`."""
+
+    bits: object
+    group_size: int
+
+    def keys_and_values(self) -> object: ...
+
+
 class _Packed:
     """Packed keys and values, for an attention that believes it writes into their cache."""
 
-    def __init__(self, cache: HadamardKVCache) -> None:
+    def __init__(self, cache: PackedCache) -> None:
         self.bits = cache.bits
         self.group_size = cache.group_size
         self._held = cache.keys_and_values()
@@ -95,8 +103,8 @@ def read(
 
 
 def _shared(cache: object, rows: Sequence[int]) -> Shared:
-    if type(cache) is HadamardKVCache:
-        return Shared(None, None, cache=_Packed(cache))
+    if hasattr(cache, "bits"):
+        return Shared(None, None, cache=_Packed(cast("PackedCache", cache)))
     if isinstance(cache, KVRows):
         found = (*cache.keys_and_values(), cache.visible())
         return Shared(*(found if len(rows) == len(cache.lengths) else (x[mx.array([*rows])] for x in found)))

@@ -8,14 +8,13 @@ from mlx.nn.layers.base import Module
 
 from runner.cache.layers import flatten
 from runner.cache.layers.batch import (
-    LONG_STEP,
-    SHORT_STEP,
     BatchedLayers,
     HeldStates,
     arrays_of,
     staying,
     unbatchable_layers,
 )
+from runner.cache.layers.rows import LONG_STEP, SHORT_STEP
 from runner.cache.node import common_prefix
 from runner.cache.session import Session
 from runner.drafts.target import MOST_TOGETHER, read_drafts

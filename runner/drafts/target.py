@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from runner.cache.layers.batch import KVRows
+from runner.cache.layers.rows import KVRows
 from runner.engine.generation import Forward
 from runner.engine.ports import DraftedAnswer
 from runner.model.weights.load import LoadedModel

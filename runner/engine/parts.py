@@ -10,6 +10,7 @@ import mlx.core as mx
 import msgspec
 
 from protocol.stats import DiskCounts, DraftCounts, EmbeddingCounts, MediaCounts
+from runner.cache.layer_interface import MakeLayers
 from runner.cache.sketch import Sketch
 from runner.engine.generation import Forward, Generation, NoMedia
 from runner.engine.memory import Meter
@@ -115,9 +116,10 @@ class Parts:
     tokenizer: Tokenizer = field(init=False)
 
     # When the wings have loaded their own.
-    make_layers: Callable[[], list[object]] = field(init=False)
-    """Makes the layers of a sequence."""
-    salt: str = field(init=False)
+    logits: Forward = field(init=False)
+    """The model's own forward, on all ranks together."""
+    make_layers: MakeLayers = field(init=False)
+    salt: str = ""
     """Names what changes the meaning of the cache's contents; empty for the model's own keys and values."""
     sources: Sources = field(init=False)
     forward: Forward = field(init=False)

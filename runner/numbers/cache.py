@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from protocol.stats import CacheCounts, CacheNode
 from runner.cache import PrefixCache
-from runner.cache.layer_interface import LayerState
+from runner.cache.layers.adapter import LayerState
 from runner.cache.node import Node
 from runner.cache.sequence import SequenceLayers, Totals
 from runner.cache.single import SingleEntryCache

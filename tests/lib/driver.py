@@ -109,7 +109,7 @@ def check_facts(tiny: Tiny) -> None:
         logits = tiny.logits(mx.array([[(7 * seen + each) % VOCAB for each in range(count)]]), layers)
         seen += count
         for state in states:
-            if state.counted:
+            if state.whole:
                 state.advance(count)
         mx.eval(logits, [state.arrays() for state in states])
         used = {slot: state for slot, state in enumerate(states) if not state.empty}

@@ -6,13 +6,13 @@ contents and sizes are made of plain integers, and exact.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import mlx.core as mx
 
 from runner.cache.layer_interface import Miss, Snapshot
 from runner.cache.layers import _ADAPTERS
-from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.snapshot import LayerSnapshot, Owned, StateSnapshot, complete
 from runner.cache.layers.states import CountedState
 from runner.cache.sketch import LayerFacts
@@ -110,12 +110,12 @@ class FakeRecurrent(FakeLayer):
         return STATE_BYTES * len(self.state)
 
 
-class FakeSlice(LayerSnapshot[Content]):
+class FakeSlice(LayerSnapshot):
     """Some tokens of a FakeKV."""
 
     @property
     def nbytes(self) -> int:
-        return len(self._owned.content) if self._owned else 0
+        return len(content_of(self)) if self._owned else 0
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
         if not self.start < at < self.stop:
@@ -145,7 +145,7 @@ class FakeSlice(LayerSnapshot[Content]):
     def _part(self, start: int, stop: int) -> "FakeSlice":
         if self.owner is not None:
             return type(self)(start, stop, self.owner, self._ledger)
-        part = self.content[start - self.start : stop - self.start]
+        part = content_of(self)[start - self.start : stop - self.start]
         return type(self)(start, stop, None, self._ledger, Owned(part, []))
 
     def _stays_live(self, first: "FakeSlice") -> bool:
@@ -171,7 +171,7 @@ class FakeTail(FakeSlice):
         return self._joined(first, start)
 
 
-class FakeState(StateSnapshot[Content]):
+class FakeState(StateSnapshot):
     """The number of a FakeRecurrent."""
 
     @property
@@ -179,12 +179,16 @@ class FakeState(StateSnapshot[Content]):
         return STATE_BYTES if self._owned else 0
 
 
-class Sized(LayerAdapter[Content]):
+class Sized(LayerState):
     """The base of the adapters: no arrays, and the bytes that their layer says it has."""
 
     layer: FakeLayer
 
-    def copy(self, start: int, stop: int) -> Owned[Content]:
+    @property
+    def content(self) -> Content:
+        return self.layer.view()
+
+    def copy(self, start: int, stop: int) -> Owned:
         return Owned(self.layer.held(start, stop), [])
 
     def arrays(self) -> list[mx.array]:
@@ -200,6 +204,7 @@ class Sized(LayerAdapter[Content]):
 
 
 class FakeKVState(Sized):
+    kind = FakeSlice
     sliceable = True
     markable = True
     layer: FakeKV
@@ -207,7 +212,8 @@ class FakeKVState(Sized):
     def arrays(self) -> list[mx.array]:
         return [] if self.empty else [ENTRY]
 
-    def needs(self, at: int) -> int:
+    @staticmethod
+    def needs(at: int) -> int:
         return 0
 
     @property
@@ -216,9 +222,6 @@ class FakeKVState(Sized):
 
     def can_rewind(self, to: int) -> bool:
         return 0 <= to <= self.offset
-
-    def snapshot(self, start: int, stop: int) -> Snapshot | None:
-        return FakeSlice(start, stop, self, self.ledger) if start < stop <= self.offset else None
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
         for snapshot in snapshots:
@@ -245,6 +248,7 @@ class FakeKVState(Sized):
 
 
 class FakeWindowState(Sized):
+    kind = FakeTail
     refusal = Miss.WINDOW_PASSED
     markable = True
     layer: FakeWindow
@@ -253,16 +257,12 @@ class FakeWindowState(Sized):
     def offset(self) -> int:
         return self.layer.offset
 
-    def needs(self, at: int) -> int:
+    @staticmethod
+    def needs(at: int) -> int:
         return max(0, at - WINDOW)
 
     def can_rewind(self, to: int) -> bool:
         return to == self.offset or 0 <= to < self.offset <= WINDOW
-
-    def snapshot(self, start: int, stop: int) -> Snapshot | None:
-        if not start < stop == self.offset:
-            return None
-        return FakeTail(max(start, self.needs(stop)), stop, self, self.ledger)
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
         self._check_none_live()
@@ -284,15 +284,13 @@ class FakeWindowState(Sized):
         return self.offset + count <= WINDOW
 
 
-class FakeRecurrentState(Sized, CountedState[Content]):
+class FakeRecurrentState(Sized, CountedState):
+    kind = FakeState
     markable = True
     layer: FakeRecurrent
 
-    def snapshot(self, start: int, stop: int) -> Snapshot | None:
-        return FakeState(stop - 1, stop, self, self.ledger) if start < stop == self.offset else None
-
-    def _set(self, content: Content) -> None:
-        self.layer.state = content
+    def _set(self, content: object) -> None:
+        self.layer.state = cast("Content", content)
 
 
 _ADAPTERS.update({FakeKV: FakeKVState, FakeWindow: FakeWindowState, FakeRecurrent: FakeRecurrentState})
@@ -320,8 +318,7 @@ def content_of(snapshot: Snapshot) -> Content:
     assert isinstance(snapshot, LayerSnapshot)
     owner = snapshot.owner
     if owner is None:
-        owned: Content = snapshot.content
-        return owned
+        return cast("Content", snapshot.owned.content)
     assert isinstance(owner, Sized)
     # A part of a live window ends before the layer does.
     assert owner.offset == snapshot.stop or not owner.whole, "live in a layer that stands elsewhere"

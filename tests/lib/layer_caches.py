@@ -6,11 +6,11 @@ from typing import Protocol, cast
 import mlx.core as mx
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layer_interface import LayerState, Snapshot
+from runner.cache.layer_interface import Snapshot
 from runner.cache.layers import adapt
-from runner.cache.layers.adapter import LayerAdapter
-from runner.cache.layers.hadamard import HadamardKVCache, rotated
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.snapshot import LayerSnapshot, Ledger, complete
+from runner.kv_bits.hadamard import HadamardKVCache, rotated
 
 from mlx_lm.models.cache import (  # isort: skip
     ArraysCache,
@@ -82,7 +82,6 @@ def layer(kind: str) -> LayerState:
 
 def ledger(state: LayerState) -> tuple[int, int]:
     """Returns the number of open snapshots of the layer, and the bytes that they own."""
-    assert isinstance(state, LayerAdapter)
     return state.ledger.count, state.ledger.nbytes
 
 
@@ -97,7 +96,6 @@ def write(state: LayerState, count: int, at_once: bool = True, first: int | None
     """Runs a forward over `count` tokens, or `count` forwards, as a sequence does: what they would destroy is paged out
     before. `first` is the position that the first token claims, if not its own. Returns the positions that the last
     forward could attend to."""
-    assert isinstance(state, LayerAdapter)
     read: list[int] = []
     begin = state.offset if first is None else first
     for length in [count] if at_once else [1] * count:
@@ -125,7 +123,6 @@ def append(layer_cache: object, entries: mx.array) -> list[int]:
 
 def held(state: LayerState) -> list[int]:
     """Returns the positions that the next forward over several tokens finds, oldest first."""
-    assert isinstance(state, LayerAdapter)
     if isinstance(state.layer, RotatingKVCache):
         ring = cast("Ring", state.layer)
         both = ring._temporal_order(ring.keys), ring._temporal_order(ring.values)
@@ -158,7 +155,7 @@ def paged_out(state: LayerState, start: int = 0) -> Snapshot:
 def kept(snapshot: Snapshot | None) -> list[int]:
     """Returns the positions in the bytes that a snapshot owns."""
     assert isinstance(snapshot, LayerSnapshot)
-    content = snapshot.content
+    content = snapshot.owned.content
     if isinstance(content, dict):
         return _pairs((content["keys"][..., : snapshot.stop, :], content["values"][..., : snapshot.stop, :]))
     arrays = cast("list[mx.array]", content)
@@ -168,7 +165,6 @@ def kept(snapshot: Snapshot | None) -> list[int]:
 
 def entries(state: LayerState, start: int, stop: int) -> list[int]:
     """Returns the positions in a layer's own copy of some tokens."""
-    assert isinstance(state, LayerAdapter)
     arrays = state.copy(start, stop).arrays
     half = len(arrays) // 2
     return _pairs((arrays[:half], arrays[half:]))

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from runner.cache.checkpoints import Checkpoint, CheckpointPolicy
+from runner.cache.eviction import EvictionOrder, _rank
 from runner.cache.layer_interface import Snapshot
 from runner.cache.node import Node, spelled
 from runner.cache.sequence import SequenceLayers
@@ -273,17 +274,22 @@ def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
     check_order(cache)
 
 
+def rank(order: EvictionOrder, node: Node, now: int) -> tuple[float, int, int]:
+    """Returns the rank of a node at the time `now` of its trie; the least is evicted first."""
+    return _rank(order.weight(node), node.used, -node.end, now)
+
+
 def check_order(cache: TrieCache) -> None:
     """Checks that the next victim, and the weight of every node, are those that a fresh look at all nodes finds."""
     eviction, spared, now = cache.enforcer._eviction, cache.sequences.end, cache.trie.now
     order = eviction.order
     ranks = [
-        order.rank(node, now)
+        rank(order, node, now)
         for node in cache.trie.nodes()
         if node is not spared and not node.locks and order.evictable(node)
     ]
     victim = next(eviction.victims(spared), None)
-    assert [order.rank(victim, now)] == [min(ranks)] if victim else not ranks
+    assert [rank(order, victim, now)] == [min(ranks)] if victim else not ranks
     assert all(weight == order.weight(node) for node, (weight, _) in eviction._places.items())
 
 

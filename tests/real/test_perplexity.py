@@ -8,7 +8,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.cache.layers.quantized_trial import find_format
+from runner.kv_bits.wing import find_format
 from runner.model import open_model
 from runner.model.weights.load import LoadedModel, load
 from runner.tokenizer import open_tokenizer

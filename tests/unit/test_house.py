@@ -22,7 +22,7 @@ LAYERS = (
     ("assemble",),
     ("wings",),
     ("vlm",),
-    ("disk", "drafts", "embeddings", "grammar", "media", "numbers"),
+    ("disk", "drafts", "embeddings", "grammar", "kv_bits", "media", "numbers"),
     ("engine",),
     ("cache", "model", "tokenizer", "sampling"),
     ("process", "settings", "cpu", "device"),
@@ -32,7 +32,7 @@ LAYERS = (
 )
 """From top to bottom: a part imports only from the rows below its own, and within itself."""
 CORE = ("engine", "cache", "sampling", "tokenizer", "model")
-WINGS = ("disk", "drafts", "embeddings", "grammar", "media", "numbers", "ranks", "tape", "vlm")
+WINGS = ("disk", "drafts", "embeddings", "grammar", "kv_bits", "media", "numbers", "ranks", "tape", "vlm")
 
 
 @cache
@@ -189,12 +189,14 @@ ADAPTERS = (
     "runner/drafts/assistant.py",
     "runner/drafts/dflash/",
     "runner/embeddings/modules/",
+    "runner/kv_bits/",
     "runner/vlm/module.py",
 )
 """The folders that know mlx-lm: its layer caches, its models, and models of ours that are built of its parts."""
 KNOW_MLX = {
     "drafts": ("heads/", "assistant.py", "dflash/", "kinds", "opening", "own_model", "target"),
     "embeddings": ("embedder", "wing", "decisions/", "modules/"),
+    "kv_bits": ("hadamard", "wing"),
     "media": ("towers/", "encoder", "forward"),
     "vlm": ("module", "sight"),
     "disk": ("check", "namespace", "restores", "serialize"),

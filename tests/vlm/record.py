@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from runner.cache.layers.quantized_trial import first_line
 from runner.errors import ModelError
+from runner.model.trials import first_line
 from runner.vlm import packages
 from runner.vlm.pictures import PLACEHOLDERS
 from scripts.tools import ROOT

@@ -7,8 +7,9 @@ from unittest.mock import patch
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from runner.cache.layers.quantized_trial import Forward, MakeLayers
+from runner.cache.layer_interface import MakeLayers
 from runner.commands.check.trial import batch_fault, draft_fault
+from runner.engine.generation import Forward
 from runner.model import OpenedModel
 from runner.model.opened import open_checkpoint
 from runner.model.sources.model_directory import open_directory

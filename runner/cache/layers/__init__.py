@@ -3,13 +3,13 @@
 Owner: the engine thread. Read in this order: `adapter.py` (the base), `snapshot.py` (live and owned snapshots, the
 ledger that counts them), then a file for each sort of layer: `kv.py` (sliceable), `window.py` (with a tail: windows and
 Llama 4's chunks), `states.py` (with a state: recurrent layers, with `scans.py` for their rounds, and all other
-classes). `batch.py` joins the layers of several sequences. `hadamard.py` keeps keys and values in few bits;
-`quantized_trial.py` tries which layers may, and measures what that changes.
+classes). `batch.py` joins the layers of several sequences, whose keys and values are in `rows.py`.
 
 Always true: an adapter never copies bytes that it can leave in place; a layer writes over a live snapshot only after
 paging it out; an array that outlives a forward shares its buffer with no other.
 
-The table goes by the exact class: a subclass may behave in its own way, so only the generic adapter is right for it.
+The table goes by the exact class: a subclass may behave in its own way, so only the generic adapter is right for it. A
+class of ours outside of this package has an attribute `adapter` in place of a row.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,26 +25,17 @@ from mlx_lm.models.cache import (  # isort: skip
     RotatingKVCache,
 )
 
-from runner.cache.layer_interface import LayerState
-from runner.cache.layers.adapter import LayerAdapter
-from runner.cache.layers.hadamard import HadamardKVCache
-from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
+from runner.cache.layers.adapter import LayerState
+from runner.cache.layers.kv import ExactKVState, PlainKVState
 from runner.cache.layers.snapshot import Ledger
 from runner.cache.layers.states import GenericState, RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
 
-
-def _window(layer: RotatingKVCache, ledger: Ledger) -> LayerState:
-    """Adapts a window. No model keeps the first tokens of a window for good (`keep`): positions could not tell what it
-    holds."""
-    return GenericState(layer, ledger) if layer.keep else WindowState(layer, ledger)
-
-
 _ADAPTERS: dict[type, Callable[..., LayerState]] = {
     KVCache: PlainKVState,
-    HadamardKVCache: KVState,
     ConcatenateKVCache: ExactKVState,
-    RotatingKVCache: _window,
+    # No model keeps the first tokens of a window for good (`keep`): positions could not tell what it holds.
+    RotatingKVCache: lambda layer, ledger: (GenericState if layer.keep else WindowState)(layer, ledger),
     ChunkedKVCache: ChunkState,
     ArraysCache: RecurrentState,
 }
@@ -54,36 +45,25 @@ def flatten(layers: Iterable[object]) -> Iterator[object]:
     """Yields the layer caches of a model's cache list in order: opens CacheLists, skips None, and names every object
     once."""
     seen: set[int] = set()
-    for entry in layers:
-        for layer in _opened(entry):
-            if id(layer) not in seen:
-                seen.add(id(layer))
-                yield layer
+    waiting = [*layers][::-1]
+    while waiting:
+        layer = waiting.pop()
+        if type(layer) is CacheList:
+            waiting += layer.caches[::-1]
+        elif layer is not None and id(layer) not in seen:
+            seen.add(id(layer))
+            yield layer
 
 
 def adapt(layer: object, ledger: Ledger, trusted: bool = True) -> LayerState:
-    """Returns the adapter for a fresh layer, whose snapshots `ledger` counts. A layer that implements LayerState is its
-    own.
-
-    An untrusted layer gets the generic adapter, whatever its class.
-    """
-    if isinstance(layer, LayerState):
-        return layer
-    if not trusted:
-        return GenericState(layer, ledger)
-    return _ADAPTERS.get(type(layer), GenericState)(layer, ledger)
+    """Returns the adapter for a fresh layer, whose snapshots `ledger` counts: that of its class, or the generic one if
+    there is none or the layer is not trusted."""
+    own = vars(type(layer)).get("adapter", GenericState)
+    return (_ADAPTERS.get(type(layer), own) if trusted else GenericState)(layer, ledger)
 
 
 def distrust(state: LayerState, offset: int) -> LayerState:
     """Returns the generic adapter for a layer that has seen `offset` tokens and whose own adapter has misjudged it."""
-    if not isinstance(state, LayerAdapter):
-        return state
-    return GenericState.taking_over(state.layer, state.ledger, state.fresh, offset)
-
-
-def _opened(entry: object) -> Iterator[object]:
-    if type(entry) is CacheList:
-        for child in entry.caches:
-            yield from _opened(child)
-    elif entry is not None:
-        yield entry
+    generic = GenericState(state.layer, state.ledger)
+    generic.fresh, generic.offset = state.fresh, offset
+    return generic

@@ -1,55 +1,75 @@
-"""The base of the adapters: each wraps one layer cache of mlx-lm and knows its snapshots."""
+"""The base of the adapters: one of mlx-lm's layer caches behind verbs that mean the same for every class."""
 
 import copy
-from abc import abstractmethod
-from typing import Generic
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from runner.cache.layer_interface import Copy, LayerState, Mark, Snapshot
-from runner.cache.layers.snapshot import Content, LayerSnapshot, Ledger, Owned
+import mlx.core as mx
+
+from runner.cache.layer_interface import Miss, Snapshot
+from runner.cache.layers.scans import RoundReads
+from runner.cache.layers.snapshot import Copy, LayerSnapshot, Ledger, Owned
 
 
-class LayerAdapter(LayerState, Generic[Content]):
-    """Adapts one layer cache of mlx-lm, given fresh."""
+class Mark(NamedTuple):
+    """Where one layer stood before a round."""
 
-    counted = False
+    offset: int
+    """The number of tokens that the layer had seen."""
+    attributes: dict[str, object] | None = None
+    """What takes the layer back there; None if it rewinds by itself."""
+    reads: RoundReads | None = None
+    """What the layer reads in the round, if that lets it stand after any token of it."""
+
+
+class LayerState(ABC):
+    """One layer cache of a model.
+
+    A layer is *sliceable* (keys and values per token; it can go back to any token), or it has a *tail* (keys and values
+    of the last tokens: a window, a chunk), or a *state* that is valid at one offset only (recurrent or unknown).
+    """
+
+    sliceable = False
+    whole = False
+    """True for a state: its size does not grow with the tokens, and it has no offset of its own. `advance` is called
+    after each forward."""
+    batchable = False
+    """True if layers of this class can be joined into a batch."""
+    markable = False
+    """True if the layer can go back after a round: `mark`, `can_revert` and `revert` work."""
+    refusal = Miss.NON_TRIMMABLE
+    """Why the layer cannot go back, for the log."""
+    kind: type[LayerSnapshot]
+    needs: Callable[[int], int]
+    """Returns the first token, less than the given one, that must be held to stand there: for a state, the last one. It
+    refers to no layer: snapshots hold it."""
 
     def __init__(self, layer: object, ledger: Ledger) -> None:
-        """`ledger` counts its snapshots."""
+        """`layer` is fresh; `ledger` counts its snapshots."""
         self.layer = layer
         self.ledger = ledger
-        self.live: list[LayerSnapshot[Content]] = []
+        self.live: list[LayerSnapshot] = []
+        """The snapshots whose bytes are in the buffers of the layer."""
         self.fresh = copy.deepcopy(vars(layer))
 
-    # --- what every class does in its own way, beside the methods of LayerState
+    # --- where it stands
+
+    @property
+    @abstractmethod
+    def offset(self) -> int:
+        """The number of tokens that the layer has seen."""
+
+    def advance(self, count: int) -> None:  # noqa: B027  most layers count by themselves
+        """Notes a forward over `count` tokens. Called only for a state."""
 
     @abstractmethod
-    def copy(self, start: int, stop: int) -> Owned[Content]:
-        """Returns a copy of what the layer holds of the tokens [start, stop), not evaluated."""
-
-    def restored_snapshot(self, start: int, stop: int, owned: Owned[Content]) -> Snapshot:  # noqa: ARG002
-        """Returns a snapshot of the tokens [start, stop) that another process has made."""
-        raise TypeError(f"{type(self).__name__} restores nothing")
-
-    def _go_back(self, to: int) -> None:
-        """Moves to an earlier offset, which `can_rewind` allowed. No snapshot of a layer that is not sliceable is
-        live."""
-        raise NotImplementedError
-
-    def _rewinds_after(self, count: int) -> bool:  # noqa: ARG002
-        """Returns True if the layer will be able to rewind to where it stands now after a forward over `count`
-        tokens."""
-        return True
-
-    def _endangered(self, snapshot: Snapshot) -> bool:  # noqa: ARG002
-        """Returns True if a write at the present offset would destroy the snapshot."""
-        return True
-
-    # --- what they have in common
-
-    def advance(self, count: int) -> None:
-        """Does nothing: the layer counts by itself."""
+    def can_rewind(self, to: int) -> bool:
+        """Returns True if the layer can go back to `to` tokens with only what it holds."""
 
     def rewind(self, to: int) -> None:
+        """Goes back to `to` tokens. Raises ValueError if it cannot. The live snapshots of a layer that is not
+        sliceable must be paged out before it moves."""
         if not self.can_rewind(to):
             raise ValueError(f"{type(self).__name__} at {self.offset} tokens cannot go back to {to}")
         if to != self.offset:
@@ -57,7 +77,29 @@ class LayerAdapter(LayerState, Generic[Content]):
                 self._check_none_live()
             self._go_back(to)
 
+    def _go_back(self, to: int) -> None:
+        """Moves to an earlier offset, which `can_rewind` allowed. No snapshot of a layer that is not sliceable is
+        live."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Empties the layer, keeping the same object: a model may refer to it. No snapshot may be live in it."""
+        self._transplant(copy.deepcopy(self.fresh))
+
+    def discard(self) -> None:
+        """Resets the layer and loses its live snapshots, even those that are still held elsewhere."""
+        self.live.clear()
+        self.reset()
+
+    # --- rounds
+
     def mark(self, count: int) -> Mark:
+        """Returns a mark before a forward over `count` tokens, at least 2: a single one may be written into the very
+        arrays that the mark holds. Raises TypeError unless the layer is `markable`.
+
+        A layer that rewinds by itself gives none of its arrays away: with a reference to them, MLX would have to copy
+        them in every forward.
+        """
         if not self.markable:
             raise TypeError(f"{type(self).__name__} takes no marks")
         if self._rewinds_after(count):
@@ -66,32 +108,91 @@ class LayerAdapter(LayerState, Generic[Content]):
         held = {name: [*value] if isinstance(value, list) else value for name, value in vars(self.layer).items()}
         return Mark(self.offset, held)
 
+    def _rewinds_after(self, count: int) -> bool:  # noqa: ARG002
+        """Returns True if the layer will be able to rewind to where it stands now after a forward over `count`
+        tokens."""
+        return True
+
     def can_revert(self, mark: Mark, to: int) -> bool:
+        """Returns True if the layer, which has seen the forward that followed the mark, can go back to `to` tokens.
+        That is so for the tokens at the mark, for some layers also for those after it."""
         return to == mark.offset if mark.attributes is not None and to != self.offset else self.can_rewind(to)
 
     def revert(self, mark: Mark, to: int) -> None:
+        """Goes back to `to` tokens, and uses up the mark. Raises ValueError if it cannot. No snapshot of a layer that
+        is not sliceable may be live in it."""
         if mark.attributes is not None and to == mark.offset:
             self._transplant(mark.attributes)
         else:
             self.rewind(to)
 
-    def reset(self) -> None:
-        self._transplant(copy.deepcopy(self.fresh))
+    # --- snapshots
 
-    def discard(self) -> None:
-        self.live.clear()
-        self.reset()
+    def snapshot(self, start: int, stop: int) -> Snapshot | None:
+        """Returns a live snapshot of the tokens [start, stop), from `needs(stop)` on. None if that is empty, and for a
+        layer that is not sliceable and does not stand at `stop`."""
+        if start < stop and (stop == self.offset or (self.sliceable and stop < self.offset)):
+            return self.kind(max(start, self.needs(stop)), stop, self, self.ledger, None, self.needs)
+        return None
+
+    @abstractmethod
+    def restore(self, snapshots: Sequence[Snapshot]) -> None:
+        """Takes the layer to the end of the last snapshot.
+
+        A sliceable layer continues from its offset with adjacent spans; their bytes move into the layer, where the
+        snapshots are live from then on. Any other layer must have paged out its live snapshots. A layer with a tail
+        copies what it needs; a state moves. Snapshots that are live in another layer are copied, and stay there.
+        Raises ValueError if the snapshots do not fit.
+        """
+
+    def restored_snapshot(self, start: int, stop: int, owned: Owned) -> Snapshot:
+        """Returns a snapshot of the tokens [start, stop) that another process has made."""
+        return self.kind(stop - 1 if self.whole else start, stop, None, self.ledger, owned, self.needs)
+
+    @abstractmethod
+    def copy(self, start: int, stop: int) -> Owned:
+        """Returns a copy of what the layer holds of the tokens [start, stop), not evaluated."""
 
     def page_out(self) -> list[Copy]:
+        """Returns copies of all live snapshots that a write at the present offset would destroy. The caller completes
+        them before that write."""
         return [self._copied(snapshot) for snapshot in self.live if self._endangered(snapshot)] if self.live else []
 
-    def _copied(self, snapshot: LayerSnapshot[Content]) -> Copy:
+    def _endangered(self, snapshot: Snapshot) -> bool:  # noqa: ARG002
+        """Returns True if a write at the present offset would destroy the snapshot."""
+        return True
+
+    def _copied(self, snapshot: LayerSnapshot) -> Copy:
         owned = self.copy(snapshot.start, snapshot.stop)
         return Copy(owned.arrays, lambda: snapshot.page_out(owned))
 
     def _check_none_live(self) -> None:
         if self.live:
             raise RuntimeError(f"{type(self).__name__} would destroy {len(self.live)} snapshots that are live in it")
+
+    # --- what it holds
+
+    @abstractmethod
+    def arrays(self) -> list[mx.array]:
+        """Returns the arrays that the layer holds."""
+
+    @property
+    def empty(self) -> bool:
+        """True if the layer holds nothing: it is fresh, or the model does not use it."""
+        return not self.arrays()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays, including room for tokens to come."""
+        return sum(array.nbytes for array in self.arrays())
+
+    def absorb(self, batch_cache: object, row: int, count: int) -> None:  # noqa: ARG002
+        """Takes over what the last `count` tokens left in a row of a batch cache, in place of a forward of its own.
+        Snapshots that are live beyond its offset, or in a layer that is not sliceable, must have been paged out."""
+        raise TypeError(f"{type(self).__name__} takes nothing from a batch")
+
+    def trim(self, room: int) -> None:  # noqa: B027  most layers have no room to give back
+        """Frees buffer room beyond the next `room` tokens (lazy). No snapshot beyond the offset may be live."""
 
     def _transplant(self, attributes: dict[str, object]) -> None:
         own = vars(self.layer)

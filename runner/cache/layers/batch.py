@@ -1,343 +1,21 @@
 """Several rows in one forward: their keys and values in `KVRows`, their recurrent states in an ArraysCache of several
-rows.
-
-After a round each row goes back to its own mark, so rows need not end together.
-"""
+rows."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, TypeVar, cast
-from weakref import ref
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 
-from runner.cache.layer_interface import LayerState
 from runner.cache.layers import adapt, flatten
-from runner.cache.layers.scans import RoundReads, watched
-from runner.cache.layers.snapshot import Buffers, Ledger, own
+from runner.cache.layers.adapter import LayerState
+from runner.cache.layers.rows import KVRows, Places
+from runner.cache.layers.scans import RoundReads, States, watched
+from runner.cache.layers.snapshot import Ledger
 
-SHORT_STEP, LONG_STEP = 64, 256
-"""Rows are laid with room for `SHORT_STEP` columns, as many answers are short. Each growth copies all rows into new
-memory: a batch grows ahead by half of its columns, from `SHORT_STEP` to `LONG_STEP`; full buffers grow by multiples of
-`LONG_STEP`."""
-_AHEAD = 32  # columns before the end of buffers at which they begin to grow, layer by layer
-_MOST_PLACES = 4  # kinds of layers, by their windows
 _PIECE_BYTES, _PIECES = 1 << 24, 32  # of a batch that grows: a piece has as many bytes, or this part of all
-
-
-class Places:
-    """The columns that the rows of a forward write. All layers have the same ones or, with a window, others."""
-
-    def __init__(self) -> None:
-        self._latest: dict[tuple[object, ...], mx.array] = {}
-
-    def of(self, first: list[int], count: int, columns: int) -> mx.array:
-        """Returns `count` columns for each row from its `first` one on, in turn: int [B, 1, count, 1]."""
-        key = (*first, count, columns)
-        if key not in self._latest:
-            if len(self._latest) > _MOST_PLACES:
-                self._latest.clear()
-            self._latest[key] = ((mx.array(first)[:, None] + mx.arange(count)) % columns)[:, None, :, None]
-        return self._latest[key]
-
-
-class KVRows:
-    """Keys and values of several rows, as mlx-lm's models use a layer cache.
-
-    The entry of token p of a row is in column (p + shift) of the buffers. Rows are laid so that all end in one column,
-    and a forward over one token of each then writes one column. Once rows have gone back by different counts, each
-    writes at its own end, until they are laid anew, when half of the columns in use lie before the first token of each.
-
-    The buffers may have more rows than these. A row that leaves gives its place to the last one, and the next one that
-    comes takes the place of that: neither moves the others. Buffers that grow or shrink keep each entry in its column,
-    so that layers need not do so at the same time, and one mask still fits all.
-
-    A window keeps room for itself and the tokens of a forward, and its columns are taken in turn: (p + shift) modulo
-    their number. Whatever a column holds, the mask shows a token only the columns of those that it may look at.
-
-    Owner: the engine thread.
-    """
-
-    def __init__(
-        self, window: int | None, parts: Sequence[Buffers], lengths: Sequence[int], sources: Sequence[object] = ()
-    ) -> None:
-        """`parts` are the keys and values of each row, oldest first, which end after `lengths` tokens; empty for all
-        rows if the model does not use the layer. A `window` is in tokens, and its parts have no more than that.
-        `sources` are the layers that they are copies of, if they are."""
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
-        self.sources: Sequence[ref[object] | None] = [*map(ref, sources)] or [None] * len(lengths)
-        """The layer that each row is a copy of."""
-        self._shifts: list[int] = []
-        self.spare = 0
-        """The tokens that rows may go back by, over several forwards of one token each."""
-        self.places = Places()
-        """Shared by all layers of a batch."""
-        self._window = window
-        self._columns = 0
-        self._lay(parts, lengths)
-
-    @classmethod
-    def of(cls, caches: Sequence[KVCache | RotatingKVCache]) -> "KVRows":
-        """Returns the rows of these caches, which are of one class."""
-        window = getattr(caches[0], "max_size", None)
-        return cls(window, [_entries(each) for each in caches], [each.offset for each in caches], caches)
-
-    # --- as models use it
-
-    def make_mask(
-        self,
-        N: int,  # noqa: N803  the name is mlx-lm's
-        return_array: bool = False,  # noqa: ARG002
-        window_size: int | None = None,
-        *,
-        causal: bool = True,
-    ) -> mx.array:
-        """Returns which columns each of the next `N` tokens may look at, bool [B, 1, N, columns]; unless `causal`,
-        those of the tokens after it, too. A `window_size` beyond the window shows no more than that keeps."""
-        self._make_room(N)
-        windows = [size for size in (window_size, self._window) if size]
-        return self._seen_from(mx.arange(N), N, min(windows, default=None), causal=causal)
-
-    def _seen_from(self, ahead: mx.array, count: int, window: int | None, *, causal: bool = True) -> mx.array:
-        """Returns which columns may be seen from the tokens `ahead` of each row's end, int [N], when the rows have
-        `count` tokens more than now: bool [B, 1, N, columns]."""
-        lengths, shifts = (mx.array(each)[:, None] for each in (self._lengths, self._shifts))
-        columns = mx.arange(self._shown(count))
-        if self._end() + count <= self._columns:
-            positions = columns - shifts
-        else:
-            last = lengths + (count - 1)
-            positions = last - (last + shifts - columns) % self._columns
-        tokens = (lengths + ahead)[:, None, :, None]
-        positions = positions[:, None, None, :]
-        last = tokens if causal else (lengths + (count - 1))[:, None, :, None]
-        mask = (positions <= last) & (positions >= 0)
-        return mask if window is None else mask & (positions > tokens - window)
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Appends entries [B, H, N, D] to the rows. Returns the columns that the mask is about."""
-        count = keys.shape[2]
-        self._make_room(count)
-        if self.keys is None or self.values is None:
-            self.keys, self.values = (
-                mx.zeros((*x.shape[:2], self._columns, x.shape[3]), x.dtype) for x in (keys, values)
-            )
-        first = [(length + shift) % self._columns for length, shift in zip(self._lengths, self._shifts, strict=True)]
-        start, shown = first[0], self._shown(count)
-        rows = len(first)
-        if first == [start] * rows and start + count <= self._columns:
-            self.keys[:rows, :, start : start + count] = keys
-            self.values[:rows, :, start : start + count] = values
-        else:
-            if free := self.keys.shape[0] - rows:
-                first += [0] * free
-                keys, values = (mx.pad(x, [(0, free), (0, 0), (0, 0), (0, 0)]) for x in (keys, values))
-            places = self.places.of(first, count, self._columns)
-            self.keys = mx.put_along_axis(self.keys, places, keys.astype(self.keys.dtype), axis=2)
-            self.values = mx.put_along_axis(self.values, places, values.astype(self.values.dtype), axis=2)
-        self.stand([length + count for length in self._lengths])
-        return self.keys[:rows, :, :shown], self.values[:rows, :, :shown]
-
-    def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Returns the columns that the last forward has seen."""
-        assert self.keys is not None
-        assert self.values is not None
-        rows, shown = len(self._lengths), self._shown(0)
-        return self.keys[:rows, :, :shown], self.values[:rows, :, :shown]
-
-    def visible(self) -> mx.array:
-        """Returns which of these columns are seen from the last token of each row, bool [B, 1, 1, columns]."""
-        return self._seen_from(mx.array([-1]), 0, self._window)
-
-    # --- rows
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """The tokens that each row has seen."""
-        return self._lengths
-
-    def stand(self, lengths: Sequence[int]) -> None:
-        """Lets rows stand after `lengths` tokens: no more than they have seen, and in a window no fewer than before the
-        last forward, or by `spare`."""
-        self._lengths = [*lengths]
-        self.offset = mx.array(self._lengths)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the buffers."""
-        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
-
-    def latest(self, row: int, count: int) -> Buffers:
-        """Returns the keys and values of the last `count` tokens of a row, oldest first (lazy); empty if the model does
-        not use the layer."""
-        if self.keys is None or self.values is None or not count:
-            return []
-        stop = (self._lengths[row] + self._shifts[row]) % self._columns or self._columns
-        found = [x[row : row + 1, :, max(0, stop - count) : stop] for x in (self.keys, self.values)]
-        if count <= stop:
-            return found
-        older = [x[row : row + 1, :, stop - count :] for x in (self.keys, self.values)]
-        return [mx.concatenate([*pair], axis=2) for pair in zip(older, found, strict=True)]
-
-    def extend(self, other: "KVRows") -> None:
-        """Appends the rows of another one."""
-        self.sources = [*self.sources, *other.sources]
-        parts, end, lengths = other._parts(range(len(other._lengths))), self._end(), [*self._lengths, *other._lengths]
-        held = [part[0].shape[2] if part else 0 for part in parts]
-        in_turn = end > self._columns
-        if self.keys is None or self.values is None or (in_turn and max(held) > self._columns):
-            self._lay([*self._parts(range(len(self._lengths))), *parts], lengths)
-            return
-        ends = [max(end, count) for count in held]
-        self._grow(len(lengths), 0 if in_turn else max(ends))
-        for row, (part, stop) in enumerate(zip(parts, ends, strict=True), len(self._lengths)):
-            for buffer, entries in zip((self.keys, self.values), part, strict=False):
-                first = (stop - entries.shape[2]) % self._columns
-                fits = min(entries.shape[2], self._columns - first)
-                buffer[row : row + 1, :, first : first + fits] = entries[:, :, :fits]
-                if rest := entries.shape[2] - fits:
-                    buffer[row : row + 1, :, :rest] = entries[:, :, fits:]
-        self._shifts += [stop - length for stop, length in zip(ends, other._lengths, strict=True)]
-        self.stand(lengths)
-
-    @property
-    def has_window(self) -> bool:
-        return self._window is not None
-
-    def has_room(self, rows: int, tokens: int) -> bool:
-        """Returns True if there is room for `rows` rows, of at most `tokens` tokens, and for the next tokens of all."""
-        assert self.keys is not None
-        has_columns = self.has_window or max(tokens, self._end() + _AHEAD) <= self._columns
-        return has_columns and rows <= self.keys.shape[0]
-
-    def make_room(self, rows: int, tokens: int) -> None:
-        """Makes room as `has_room` asks for it."""
-        more = max(SHORT_STEP, min(LONG_STEP, self._columns // 2))
-        columns = 0 if self.has_room(0, tokens) else max(tokens + SHORT_STEP, self._columns + more)
-        self._grow(rows, columns)
-
-    def _grow(self, rows: int, columns: int) -> None:
-        """Gives the buffers at least as many rows and columns."""
-        assert self.keys is not None
-        assert self.values is not None
-        rows, columns = max(rows, self.keys.shape[0]), max(columns, self._columns)
-        if (rows, columns) != (self.keys.shape[0], self._columns):
-            self.keys, self.values = (_larger(x, rows, columns) for x in (self.keys, self.values))
-        self._columns = columns
-
-    def moving(self, rows: Sequence[int]) -> list[mx.array]:
-        """Returns copies (lazy) of the rows that `filter` moves if it keeps these. Evaluate them before it: they
-        hold the buffers until then, and MLX would copy these as a whole."""
-        buffers = [x for x in (self.keys, self.values) if x is not None]
-        return [own(buffer[old]) for new, old in enumerate(rows) if old != new for buffer in buffers]
-
-    def filter(self, rows: Sequence[int], moving: Sequence[mx.array] = ()) -> None:
-        """Keeps only these rows, in this order, given the copies that `moving` has returned. The buffers stay as they
-        are while more than half of them is in use."""
-        lengths, shifts = [self._lengths[row] for row in rows], [self._shifts[row] for row in rows]
-        self.sources = [self.sources[row] for row in rows]
-        end = max(map(sum, zip(lengths, shifts, strict=True)))
-        if 2 * min(shifts) >= end:
-            self._lay(self._parts(rows), lengths)
-            return
-        if not moving:
-            mx.eval(moving := self.moving(rows))
-        copies = iter(moving)
-        buffers = [x for x in (self.keys, self.values) if x is not None]
-        for new, old in enumerate(rows):
-            for buffer in buffers if old != new else ():
-                buffer[new] = next(copies)
-        self._shifts = shifts
-        self.stand(lengths)
-        columns = self._columns if self._window is not None else min(self._columns, end + SHORT_STEP)
-        if buffers and 2 * len(lengths) * columns <= buffers[0].shape[0] * self._columns:
-            self.keys, self.values = (own(x[: len(lengths), :, :columns]) for x in buffers)
-            self._columns = columns
-
-    def wipe_row(self, row: int) -> None:
-        """Puts zeros in place of all entries of a row."""
-        for buffer in (self.keys, self.values):
-            if buffer is not None:
-                buffer[row] = 0
-
-    def wipe_columns(self, count: int) -> None:
-        """Puts zeros behind the end of each row, in place of the last `count` tokens that it has gone back by."""
-        if self.keys is not None and self.values is not None:
-            lengths, rows = self._lengths, len(self._lengths)
-            self.update_and_fetch(
-                *(mx.zeros((rows, x.shape[1], count, x.shape[3]), x.dtype) for x in (self.keys, self.values))
-            )
-            self.stand(lengths)
-
-    def keep_last(self, counts: Sequence[int]) -> None:
-        """Keeps the last entries of each row, as many as `counts` says, as if they were all. Not in a window."""
-        self._lay([self.latest(row, count) for row, count in enumerate(counts)], counts)
-
-    def _parts(self, rows: Sequence[int]) -> list[Buffers]:
-        most = max(self._lengths) if self._window is None else self._window + self.spare
-        return [self.latest(row, min(self._lengths[row], most)) for row in rows]
-
-    # --- columns
-
-    def _end(self) -> int:
-        """Returns the column after the last one of any row, if columns have not been taken in turn."""
-        return max(length + shift for length, shift in zip(self._lengths, self._shifts, strict=True))
-
-    def _shown(self, count: int) -> int:
-        """Returns the number of columns that attention reads in a forward over `count` tokens."""
-        return min(self._columns, self._end() + count)
-
-    def _make_room(self, count: int) -> None:
-        """Makes room for `count` more tokens of each row."""
-        most, wanted = self._most_columns(count), self._end() + count
-        if wanted <= self._columns or (most is not None and most <= self._columns):
-            return
-        if self.keys is None or most is not None:
-            self._lay(self._parts(range(len(self._lengths))), self._lengths, count, LONG_STEP)
-        else:
-            self._grow(0, self._columns - (self._columns - wanted) // LONG_STEP * LONG_STEP)
-
-    def _most_columns(self, count: int) -> int | None:
-        """Returns the columns that a window needs in a forward over `count` tokens; None without one. One more than
-        it shows, so that every mask tells where a row's oldest entries are: kernels add them up from there."""
-        return None if self._window is None else self._window + max(self.spare, count)
-
-    def _lay(self, parts: Sequence[Buffers], lengths: Sequence[int], count: int = 1, step: int = SHORT_STEP) -> None:
-        """Lays rows anew, with room for `count` more tokens of each: a multiple of `step`."""
-        held = [part[0].shape[2] if part else 0 for part in parts]
-        end, most = max(held), self._most_columns(count)
-        room = -(-count // step) * step
-        self._columns = end + room if most is None else max(end, min(end + room, most))
-        self._shifts = [end - length for length in lengths]
-        self.stand(lengths)
-        like = next((part for part in parts if part), None)
-        if like is None:
-            self.keys = self.values = None
-            return
-        buffers = [mx.zeros((len(parts), x.shape[1], self._columns, x.shape[3]), x.dtype) for x in like]
-        for row, (part, count) in enumerate(zip(parts, held, strict=True)):
-            for buffer, entries in zip(buffers, part, strict=False):
-                buffer[row : row + 1, :, end - count : end] = entries
-        self.keys, self.values = buffers
-
-
-def _larger(x: mx.array, rows: int, columns: int) -> mx.array:
-    """Returns `x` with so many rows and columns, the new ones of zeros (lazy)."""
-    larger = mx.zeros((rows, x.shape[1], columns, x.shape[3]), x.dtype)
-    larger[: x.shape[0], :, : x.shape[2]] = x
-    return larger
-
-
-def _entries(cache: KVCache | RotatingKVCache) -> Buffers:
-    """Returns what a row's own cache holds, oldest first."""
-    if cache.keys is None or cache.values is None:
-        return []
-    if isinstance(cache, KVCache):
-        return [x[..., : cache.offset, :] for x in (cache.keys, cache.values)]
-    return [cache._temporal_order(x)[..., -cache.size() :, :] for x in (cache.keys, cache.values)]
 
 
 def staying(count: int, leaving: Collection[int]) -> list[int]:
@@ -369,7 +47,7 @@ def unbatchable_layers(layers: list[object]) -> str:
     return f"mlx-lm has no batch of {', '.join(sorted(unknown))}" if unknown else ""
 
 
-HeldStates = Sequence[tuple[ArraysCache, list[mx.array | None]]]
+HeldStates = Sequence[tuple[ArraysCache, States]]
 """Layers and what they held."""
 
 
@@ -391,12 +69,17 @@ class BatchedLayers:
         Raises ValueError if they cannot be joined: a layer cache occurs twice in a list, or only some rows have a
         state.
         """
-        self.layers = _merged(rows)
+        self.layers = [_joined(same) for same in zip(*rows, strict=True)]
         self._count = len(rows)
-        self._caches: list[object] = [*flatten(self.layers)]
-        used = [cache for cache in self._caches if isinstance(cache, KVRows) and cache.keys is not None]
-        self._growing = sorted(used, key=lambda cache: not cache.has_window)
-        """Keys and values in the order in which they grow, those that take up most room last."""
+        caches: list[object] = [*flatten(self.layers)]
+        if any(len([*flatten(row)]) != len(caches) for row in rows):
+            raise ValueError("a layer cache occurs twice in a list")
+        self.caches = cast("list[BatchCache]", caches)
+        """One for each layer that `flatten` finds in a row, in the same order."""
+        self._stateful = [cache for cache in caches if isinstance(cache, ArraysCache)]
+        used = [cache for cache in caches if isinstance(cache, KVRows) and cache.keys is not None]
+        self._growing = sorted(used, key=lambda cache: cache.window is None)
+        """Keys and values in the order in which they grow: those that take up most room last."""
         places = Places()
         for cache in self._growing:
             cache.spare, cache.places = spare, places
@@ -411,7 +94,7 @@ class BatchedLayers:
     def extend(self, rows: Sequence[list[object]]) -> None:
         """Appends further rows. Raises as the constructor does."""
         others = BatchedLayers(rows)
-        coming = iter(others.batch_caches())
+        coming = iter(others.caches)
         for piece in self._pieces():
             for mine in piece:
                 _check_alike([mine, theirs := next(coming)])
@@ -420,8 +103,8 @@ class BatchedLayers:
         self._count += len(others)
 
     def make_room(self, rows: int, tokens: int) -> bool:
-        """Makes room for `rows` rows, of at most `tokens` tokens, and for the next tokens of all: a piece of it.
-        Returns True if there is all of it."""
+        """Makes a piece of the room that is needed for `rows` rows, of at most `tokens` tokens, and for the next tokens
+        of all. Returns True once nothing is lacking."""
         if not self._growing or self._growing[-1].has_room(rows, tokens):
             return True  # as all before it
         lacking = [cache for cache in self._growing if not cache.has_room(rows, tokens)]
@@ -465,13 +148,8 @@ class BatchedLayers:
     @contextmanager
     def draft_round(self, count: int) -> Iterator[None]:
         """Surrounds the call of the model over `count` tokens of each row, at least 2; `accept` has to follow."""
-        caches: list[object] = [*self.batch_caches()]
-        self._marks = [(cache, cache.lengths) for cache in caches if isinstance(cache, KVRows)]
-        self._reads = [
-            (cache, RoundReads(partial(getattr, cache, "cache"), count))
-            for cache in caches
-            if isinstance(cache, ArraysCache)
-        ]
+        self._marks = [(cache, cache.lengths) for cache in self._growing]
+        self._reads = [(cache, RoundReads(partial(getattr, cache, "cache"), count)) for cache in self._stateful]
         with watched([reads for _, reads in self._reads]):
             yield
 
@@ -484,8 +162,7 @@ class BatchedLayers:
     def accept(self, counts: Sequence[int]) -> None:
         """Ends a round: each row stands after its first `counts` tokens. Raises ValueError if it cannot."""
         for cache, before in self._marks:
-            if cache.keys is not None:
-                cache.stand([length + count for length, count in zip(before, counts, strict=True)])
+            cache.stand([length + count for length, count in zip(before, counts, strict=True)])
         for arrays, reads in self._reads:
             arrays.state = reads.states_after(counts), None, None
         self._marks, self._reads = [], []
@@ -494,52 +171,36 @@ class BatchedLayers:
 
     def states(self) -> HeldStates:
         """Returns the states before these forwards; nothing if no layer has any."""
-        caches: list[object] = [*self.batch_caches()]
-        return [(cache, [*cache.cache]) for cache in caches if isinstance(cache, ArraysCache)]
+        return [(cache, [*cache.cache]) for cache in self._stateful]
 
     def go_back(self, states: HeldStates, lengths: Sequence[int]) -> None:
         """Brings these states back, and lets rows stand after `lengths` tokens, as many as they had before or, if there
         are no states, more."""
         for arrays, held in states:
             arrays.state = held, None, None
-        caches: list[object] = [*self.batch_caches()]
-        for cache in caches:
-            if isinstance(cache, KVRows) and cache.keys is not None:
-                cache.stand(lengths)
+        for cache in self._growing:
+            cache.stand(lengths)
 
     # --- what they hold
 
-    def batch_caches(self) -> list[BatchCache]:
-        """Returns one batch cache for each layer that `flatten` finds in a row, in the same order."""
-        return cast("list[BatchCache]", self._caches)
-
     def _pieces(self) -> Iterator[Sequence[BatchCache]]:
-        return _pieces(self.batch_caches(), self.nbytes)
+        return _pieces(self.caches, self.nbytes)
 
     def arrays(self) -> list[mx.array]:
         """Returns the states, which have to be evaluated beside the logits of a forward: these need all else that it
         changes."""
-        caches = [cache for cache in self._caches if isinstance(cache, ArraysCache)]
-        return [array for cache in caches for array in arrays_of(cache)]
+        return [array for cache in self._stateful for array in arrays_of(cache)]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the buffers, including padding and room for tokens to come."""
-        return sum(array.nbytes for cache in self._caches for array in arrays_of(cache))
+        return sum(array.nbytes for cache in self.caches for array in arrays_of(cache))
 
     @property
     def nbytes_by_kind(self) -> tuple[int, int]:
         """The bytes of keys and values, which grow with the tokens, and those of states, which do not."""
-        caches: list[object] = [*self.batch_caches()]
-        kept = sum(cache.nbytes for cache in caches if isinstance(cache, KVRows))
+        kept = sum(cache.nbytes for cache in self._growing)
         return kept, self.nbytes - kept
-
-
-def _merged(rows: Sequence[list[object]]) -> list[object]:
-    layers = [_joined(same) for same in zip(*rows, strict=True)]
-    if any(len(list(flatten(row))) != len(list(flatten(layers))) for row in rows):
-        raise ValueError("a layer cache occurs twice in a list")
-    return layers
 
 
 def _joined(same: Sequence[object]) -> object:

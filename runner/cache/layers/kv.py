@@ -4,12 +4,14 @@ Multi-head latent attention uses the same classes with other widths.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import mlx.core as mx
+from mlx_lm.models.cache import ConcatenateKVCache, KVCache
 
 from runner.cache.layer_interface import Miss, Snapshot
-from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layers.adapter import LayerState
+from runner.cache.layers.rows import KVRows
 from runner.cache.layers.snapshot import Buffers, Owned, SliceSnapshot, complete, own
 
 STEP = 256  # tokens by which mlx-lm's own classes grow
@@ -21,39 +23,27 @@ def spare_room(tokens: int) -> int:
     return max(STEP, tokens // 10)
 
 
-class Appended(Protocol):
-    """The attributes that the classes share."""
-
-    keys: mx.array | Sequence[mx.array] | None
-    values: mx.array | Sequence[mx.array] | None
-    offset: int
-
-
-class KVState(LayerAdapter[Buffers]):
+class KVState(LayerState):
     """A sliceable layer. After `offset` its buffers have room, full of stale tokens or zeros: a rewind only moves the
     offset, and the tokens beyond it stay readable until the next write."""
 
     sliceable = True
     markable = True
     refusal = Miss.LOST
-    layer: Appended
+    kind = SliceSnapshot
+    layer: KVCache | ConcatenateKVCache
     _step = _ROOM_STEP
 
     @property
     def offset(self) -> int:
         return self.layer.offset
 
-    def needs(self, at: int) -> int:  # noqa: ARG002
+    @staticmethod
+    def needs(at: int) -> int:  # noqa: ARG004
         return 0
 
     def can_rewind(self, to: int) -> bool:
         return 0 <= to <= self.offset
-
-    def snapshot(self, start: int, stop: int) -> Snapshot | None:
-        return SliceSnapshot(start, stop, self, self.ledger) if start < stop <= self.offset else None
-
-    def restored_snapshot(self, start: int, stop: int, owned: Owned[Buffers]) -> Snapshot:
-        return SliceSnapshot(start, stop, None, self.ledger, owned)
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
         at = self.offset
@@ -72,7 +62,7 @@ class KVState(LayerAdapter[Buffers]):
             self._write(missing)
             self.layer.offset = at
 
-    def copy(self, start: int, stop: int) -> Owned[Buffers]:
+    def copy(self, start: int, stop: int) -> Owned:
         buffers = [own(x[..., start:stop, :]) for x in self.arrays()]
         return Owned(buffers, buffers)
 
@@ -129,22 +119,13 @@ class KVState(LayerAdapter[Buffers]):
         self.layer.keys, self.layer.values = (keys[0], values[0]) if half == 1 else (keys, values)
 
 
-class Latest(Protocol):
-    """The layer of a batch (`batch.py`), as a row that leaves it sees it."""
-
-    def latest(self, row: int, count: int) -> Buffers:
-        """Returns the keys and values of the last `count` tokens of a row, oldest first (lazy); empty if the model does
-        not use the layer."""
-        ...
-
-
 class PlainKVState(KVState):
     """KVCache."""
 
     batchable = True
 
     def absorb(self, batch_cache: object, row: int, count: int) -> None:
-        if latest := cast("Latest", batch_cache).latest(row, count):
+        if latest := cast("KVRows", batch_cache).latest(row, count):
             self._put(self._appended([[x] for x in latest], self.offset + count))
             self.layer.offset += count
 

@@ -50,14 +50,12 @@ class _Scan(NamedTuple):
 
     def state_after(self, count: int, of: mx.array | None) -> mx.array:
         """Returns the state after the first `count` rows (lazy), of all texts or of some."""
-
-        def cut(name: str, value: object) -> object:
-            if not isinstance(value, mx.array) or (name not in self.rows and name != "state"):
-                return value
-            value = value if of is None else value[of]
-            return value[:, :count] if name in self.rows else value
-
-        return self.function(**{name: cut(name, value) for name, value in self.arguments().items()})[1]
+        arguments = self.arguments()
+        for name in ("state", *self.rows):
+            if isinstance(value := arguments.get(name), mx.array):
+                value = value if of is None else value[of]
+                arguments[name] = value[:, :count] if name in self.rows else value
+        return self.function(**arguments)[1]
 
 
 StateAfter = Callable[[int, mx.array | None], mx.array]

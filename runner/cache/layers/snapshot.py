@@ -1,13 +1,12 @@
 """Snapshots of the layers: live in the buffers of their layer, or paged out and owning their bytes."""
 
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
-from runner.cache.layer_interface import Copy, Snapshot
+from runner.cache.layer_interface import Snapshot
 
-Content = TypeVar("Content")
 Buffers = list[mx.array]
 """Keys, then values: [B, H, L, D] each, L counting tokens; three arrays of each if they are quantized."""
 TOGETHER_BYTES = 1 << 20
@@ -23,11 +22,18 @@ def own(x: mx.array) -> mx.array:
     return mx.array(mx.contiguous(x))
 
 
-class Owned(NamedTuple, Generic[Content]):
-    """Content that owns its bytes, and the arrays in it."""
+class Owned(NamedTuple):
+    """Content that owns its bytes, and the arrays in it: all that there is, unless it is a state."""
 
-    content: Content
-    arrays: list[mx.array]
+    content: object
+    arrays: Buffers
+
+
+class Copy(NamedTuple):
+    """A pending copy: the arrays to evaluate, and the function to call afterwards."""
+
+    arrays: Buffers
+    done: Callable[[], None]
 
 
 class Ledger:
@@ -40,7 +46,7 @@ class Ledger:
         self._sources: Buffers = []
         self._copied_bytes = 0
 
-    def defer(self, copies: Buffers, sources: Sequence[mx.array] = ()) -> Owned[Buffers]:
+    def defer(self, copies: Buffers, sources: Sequence[mx.array] = ()) -> Owned:
         """Adds pending copies that a snapshot will own, to be evaluated with others: every evaluation takes a while,
         whatever its size. Large copies are evaluated at once, since they and their sources both take room until then.
 
@@ -63,21 +69,21 @@ class Ledger:
         sources.clear()
 
 
-class SnapshotOwner(Protocol[Content]):
+class SnapshotOwner(Protocol):
     """The layer whose buffers hold live snapshots."""
 
     ledger: Ledger
-    live: "list[LayerSnapshot[Content]]"
+    live: "list[LayerSnapshot]"
 
     @property
     def offset(self) -> int:
         """The number of tokens that the layer has seen."""
 
-    def copy(self, start: int, stop: int) -> Owned[Content]:
+    def copy(self, start: int, stop: int) -> Owned:
         """Returns a copy of what it holds of the tokens [start, stop), not evaluated."""
 
 
-class LayerSnapshot(Snapshot, Generic[Content]):
+class LayerSnapshot(Snapshot):
     """A snapshot, live or owned. Its own bytes are evaluated by the time the ledger is flushed: a pending copy would
     hold the live buffer, and the next write would have to copy all of it."""
 
@@ -85,18 +91,21 @@ class LayerSnapshot(Snapshot, Generic[Content]):
         self,
         start: int,
         stop: int,
-        owner: SnapshotOwner[Content] | None,
+        owner: SnapshotOwner | None,
         ledger: Ledger,
-        owned: Owned[Content] | None = None,
+        owned: Owned | None = None,
+        needs: Callable[[int], int] = lambda _: 0,
     ) -> None:
-        """Live in `owner`, or else with the bytes in `owned`."""
+        """Live in `owner`, or else with the bytes in `owned`. A tail is given `needs`, which returns the first token
+        that a layer at some offset must hold, and does not refer to a layer: the snapshot may outlive it."""
         self.start = start
         self.stop = stop
-        self.owner: SnapshotOwner[Content] | None = None
+        self.owner: SnapshotOwner | None = None
         """The layer in whose buffers it is live."""
-        self._owned: Owned[Content] | None = None
+        self._owned: Owned | None = None
         self._nbytes = 0
         self._ledger = ledger
+        self._needs = needs
         ledger.count += 1
         if owner is not None:
             self.page_in(owner)
@@ -112,20 +121,20 @@ class LayerSnapshot(Snapshot, Generic[Content]):
         return self._nbytes
 
     @property
-    def content(self) -> Content:
-        """Its own content. Raises RuntimeError if it is live or closed."""
+    def owned(self) -> Owned:
+        """Its own bytes. Raises RuntimeError if it is live or closed."""
         if self._owned is None:
             raise RuntimeError(f"the snapshot of tokens {self.start}..{self.stop} owns nothing")
-        return self._owned.content
+        return self._owned
 
-    def page_out(self, owned: Owned[Content]) -> None:
+    def page_out(self, owned: Owned) -> None:
         """Gives it bytes of its own, already evaluated."""
         self._release()
         self._owned = owned
         self._nbytes = sum(array.nbytes for array in owned.arrays)
         self._ledger.nbytes += self.nbytes
 
-    def page_in(self, owner: SnapshotOwner[Content]) -> None:
+    def page_in(self, owner: SnapshotOwner) -> None:
         """Moves its bytes into the buffers of `owner`."""
         self._release()
         self.owner = owner
@@ -145,7 +154,7 @@ class LayerSnapshot(Snapshot, Generic[Content]):
         self._nbytes = 0
 
 
-class SliceSnapshot(LayerSnapshot[Buffers]):
+class SliceSnapshot(LayerSnapshot):
     """Entries [..., start:stop, D] of a layer's buffers."""
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
@@ -153,8 +162,8 @@ class SliceSnapshot(LayerSnapshot[Buffers]):
             raise ValueError(f"cannot cut tokens {self.start}..{self.stop} at {at}")
         upper = lower = None
         if not self.live:
-            pieces = [[own(half) for half in mx.split(x, [at - self.start], axis=-2)] for x in self.content]
-            upper, lower = (self._ledger.defer([*halves], self.content) for halves in zip(*pieces, strict=True))
+            pieces = [[own(half) for half in mx.split(x, [at - self.start], axis=-2)] for x in self.owned.arrays]
+            upper, lower = (self._ledger.defer([*halves], self.owned.arrays) for halves in zip(*pieces, strict=True))
         halves = self._like(self.start, at, upper), self._like(at, self.stop, lower)
         self.close()
         return halves
@@ -168,13 +177,13 @@ class SliceSnapshot(LayerSnapshot[Buffers]):
     def parts(self, start: int, stop: int) -> list[mx.array]:
         """Returns its entries for the tokens [start, stop) (lazy)."""
         if self.owner is not None:
-            return self.owner.copy(start, stop).content
+            return self.owner.copy(start, stop).arrays
         low, high = start - self.start, stop - self.start
-        return [x[..., low:high, :] for x in self.content]
+        return [x[..., low:high, :] for x in self.owned.arrays]
 
-    def _like(self, start: int, stop: int, owned: Owned[Buffers] | None) -> "SliceSnapshot":
+    def _like(self, start: int, stop: int, owned: Owned | None) -> "SliceSnapshot":
         """Returns another snapshot of its kind: with the bytes in `owned`, or live in the same layer."""
-        return SliceSnapshot(start, stop, None if owned else self.owner, self._ledger, owned)
+        return type(self)(start, stop, None if owned else self.owner, self._ledger, owned, self._needs)
 
     def _joined(self, first: Snapshot, start: int) -> Snapshot:
         """Joins the part of `first` from `start` on, which may overlap this snapshot, with this one."""
@@ -197,21 +206,6 @@ class SliceSnapshot(LayerSnapshot[Buffers]):
 class TailSnapshot(SliceSnapshot):
     """The last entries of an edge, as far back as its layer can need them."""
 
-    def __init__(
-        self,
-        start: int,
-        stop: int,
-        owner: SnapshotOwner[Buffers] | None,
-        ledger: Ledger,
-        owned: Owned[Buffers] | None = None,
-        *,
-        needs: Callable[[int], int],
-    ) -> None:
-        """`needs(at)` returns the first token that a layer at `at` must hold. It must not refer to a layer, which the
-        snapshot may outlive."""
-        super().__init__(start, stop, owner, ledger, owned)
-        self._needs = needs
-
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
         return (None, self) if at <= self.start else super().split(at)
 
@@ -228,11 +222,8 @@ class TailSnapshot(SliceSnapshot):
         # A layer that stands where this snapshot ends holds all that is needed there, whatever was paged out.
         return self.owner is not None and self.owner.offset == self.stop
 
-    def _like(self, start: int, stop: int, owned: Owned[Buffers] | None) -> SliceSnapshot:
-        return TailSnapshot(start, stop, None if owned else self.owner, self._ledger, owned, needs=self._needs)
 
-
-class StateSnapshot(LayerSnapshot[Content]):
+class StateSnapshot(LayerSnapshot):
     """The state of a layer at `stop`. It counts as the snapshot of the last token alone, which cannot be split."""
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:

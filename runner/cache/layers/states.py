@@ -7,29 +7,27 @@ from typing import Protocol, cast
 
 import mlx.core as mx
 
-from runner.cache.layer_interface import Mark, Snapshot
-from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layer_interface import Snapshot
+from runner.cache.layers.adapter import LayerState, Mark
 from runner.cache.layers.scans import RoundReads, States
-from runner.cache.layers.snapshot import Content, Ledger, Owned, StateSnapshot, own
+from runner.cache.layers.snapshot import Owned, StateSnapshot, own
 
 
-class CountedState(LayerAdapter[Content]):
+class CountedState(LayerState):
     """A state without an offset of its own: the adapter counts the tokens, and the state cannot move."""
 
     whole = True
-    counted = True
+    kind = StateSnapshot
     offset = 0
 
-    def needs(self, at: int) -> int:
+    @staticmethod
+    def needs(at: int) -> int:
         return at - 1
 
     @property
-    def content(self) -> Content:
+    @abstractmethod
+    def content(self) -> object:
         """The present state, not copied."""
-        raise TypeError(f"{type(self).__name__} shows no state")
-
-    def restored_snapshot(self, start: int, stop: int, owned: Owned[Content]) -> Snapshot:  # noqa: ARG002  a state has no start
-        return StateSnapshot(stop - 1, stop, None, self.ledger, owned)
 
     def advance(self, count: int) -> None:
         self.offset += count
@@ -46,9 +44,6 @@ class CountedState(LayerAdapter[Content]):
         super().reset()
         self.offset = 0
 
-    def snapshot(self, start: int, stop: int) -> Snapshot | None:
-        return StateSnapshot(stop - 1, stop, self, self.ledger) if start < stop == self.offset else None
-
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
         snapshot = snapshots[-1]
         if not isinstance(snapshot, StateSnapshot):
@@ -59,7 +54,7 @@ class CountedState(LayerAdapter[Content]):
             mx.eval(owned.arrays)
             self._set(owned.content)
         else:
-            self._set(snapshot.content)
+            self._set(snapshot.owned.content)
             snapshot.page_in(self)
         self.offset = snapshot.stop
 
@@ -67,7 +62,7 @@ class CountedState(LayerAdapter[Content]):
         return False
 
     @abstractmethod
-    def _set(self, content: Content) -> None:
+    def _set(self, content: object) -> None:
         """Makes `content` the state of the layer; no other object holds it."""
 
 
@@ -86,7 +81,7 @@ class Recurrent(Protocol):
     lengths: mx.array | None
 
 
-class RecurrentState(CountedState[States]):
+class RecurrentState(CountedState):
     """A recurrent layer. `left_padding` and `lengths` belong to batches and are None here."""
 
     batchable = True
@@ -125,7 +120,7 @@ class RecurrentState(CountedState[States]):
     def content(self) -> States:
         return self.layer.cache
 
-    def copy(self, start: int, stop: int) -> Owned[States]:  # noqa: ARG002  there is only the one state
+    def copy(self, start: int, stop: int) -> Owned:  # noqa: ARG002  there is only the one state
         states = [None if x is None else own(x) for x in self.layer.cache]
         return Owned(states, [x for x in states if x is not None])
 
@@ -133,8 +128,8 @@ class RecurrentState(CountedState[States]):
         self._check_none_live()
         self.layer.cache = [None if x is None else own(x[row : row + 1]) for x in cast("Recurrent", batch_cache).cache]
 
-    def _set(self, content: States) -> None:
-        self.layer.cache = content
+    def _set(self, content: object) -> None:
+        self.layer.cache = cast("States", content)
         self.layer.left_padding = self.layer.lengths = None
 
 
@@ -144,17 +139,8 @@ class RecurrentState(CountedState[States]):
 Attributes = dict[str, object]
 
 
-class GenericState(CountedState[Attributes]):
+class GenericState(CountedState):
     """The attributes of an object, with all arrays in them."""
-
-    @classmethod
-    def taking_over(cls, layer: object, ledger: Ledger, fresh: Attributes, offset: int) -> "GenericState":
-        """Returns an adapter for an object in use; `fresh` are its attributes when it was made, `offset` the tokens it
-        has seen."""
-        state = cls(layer, ledger)
-        state.fresh = fresh
-        state.offset = offset
-        return state
 
     def arrays(self) -> list[mx.array]:
         return list(gather(vars(self.layer), set()))
@@ -163,15 +149,15 @@ class GenericState(CountedState[Attributes]):
     def content(self) -> Attributes:
         return vars(self.layer)
 
-    def copy(self, start: int, stop: int) -> Owned[Attributes]:  # noqa: ARG002  there is only the one state
+    def copy(self, start: int, stop: int) -> Owned:  # noqa: ARG002  there is only the one state
         """Returns a deep copy whose arrays own their bytes: `copy.deepcopy` alone shares the buffers."""
         attributes = vars(self.layer)
         owned = {id(array): own(array) for array in gather(attributes, set())}
         arrays = list(owned.values())
         return Owned(copy.deepcopy(attributes, {**owned}), arrays)
 
-    def _set(self, content: Attributes) -> None:
-        self._transplant(content)
+    def _set(self, content: object) -> None:
+        self._transplant(cast("Attributes", content))
 
 
 def gather(value: object, seen: set[int]) -> Iterator[mx.array]:

@@ -12,35 +12,39 @@ RotatingKVCache is a sliding window that becomes a ring once it is full. What ml
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import mlx.core as mx
+from mlx_lm.models.cache import ChunkedKVCache, RotatingKVCache
 
-from runner.cache.layer_interface import Mark, Miss, Snapshot
-from runner.cache.layers.adapter import LayerAdapter
-from runner.cache.layers.kv import Latest
+from runner.cache.layer_interface import Miss, Snapshot
+from runner.cache.layers.adapter import LayerState, Mark
+from runner.cache.layers.rows import KVRows
 from runner.cache.layers.snapshot import Buffers, Ledger, Owned, TailSnapshot, own
 
 
-class TailState(LayerAdapter[Buffers]):
+class TailState(LayerState):
     """A layer with keys and values of the last tokens, as far back as it may look."""
 
-    def __init__(self, layer: object, ledger: Ledger, needs: Callable[[int], int]) -> None:
-        """Every snapshot holds `needs`, which must not refer to the layer."""
+    refusal = Miss.WINDOW_PASSED
+    kind = TailSnapshot
+    markable = True
+    layer: RotatingKVCache | ChunkedKVCache
+
+    def __init__(self, layer: RotatingKVCache | ChunkedKVCache, ledger: Ledger, needs: Callable[[int], int]) -> None:
         super().__init__(layer, ledger)
-        self._needs = needs
+        self.needs = needs
 
-    def needs(self, at: int) -> int:
-        return self._needs(at)
+    @property
+    def offset(self) -> int:
+        return self.layer.offset
 
-    def restored_snapshot(self, start: int, stop: int, owned: Owned[Buffers]) -> Snapshot:
-        return TailSnapshot(start, stop, None, self.ledger, owned, needs=self._needs)
+    def arrays(self) -> list[mx.array]:
+        return [x for x in (self.layer.keys, self.layer.values) if x is not None]
 
-    def snapshot(self, start: int, stop: int) -> Snapshot | None:
-        if not start < stop == self.offset:
-            return None
-        return TailSnapshot(max(start, self.needs(stop)), stop, self, self.ledger, needs=self._needs)
+    def copy(self, start: int, stop: int) -> Owned:
+        entries = [own(self._between(x, start, stop)) for x in self.arrays()]
+        return Owned(entries, entries)
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
         self._check_none_live()
@@ -67,34 +71,24 @@ class TailState(LayerAdapter[Buffers]):
     def _put(self, buffers: Buffers, offset: int) -> None:
         """Makes these the live buffers; no other object holds them."""
 
-
-class Rotating(Protocol):
-    """The attributes of RotatingKVCache that are read and set."""
-
-    keys: mx.array | None
-    values: mx.array | None
-    offset: int
-    max_size: int
-    _idx: int
+    @abstractmethod
+    def _between(self, x: mx.array, start: int, stop: int) -> mx.array:
+        """Returns the entries of the tokens [start, stop), oldest first."""
 
 
 class WindowState(TailState):
     """A window that keeps none of its first tokens for good (`keep` is 0)."""
 
-    layer: Rotating
-    refusal = Miss.WINDOW_PASSED
     batchable = True
-    markable = True
+    layer: RotatingKVCache
 
-    def __init__(self, layer: Rotating, ledger: Ledger) -> None:
-        super().__init__(layer, ledger, partial(_window_needs, layer.max_size))
-
-    @property
-    def offset(self) -> int:
-        return self.layer.offset
+    def __init__(self, layer: RotatingKVCache, ledger: Ledger) -> None:
+        self._size: int = layer.max_size
+        size = self._size  # a snapshot that held `self` would keep the layer alive
+        super().__init__(layer, ledger, lambda at: max(0, at - size))
 
     def can_rewind(self, to: int) -> bool:
-        return to == self.offset or 0 <= to < self.offset <= self.layer.max_size
+        return to == self.offset or 0 <= to < self.offset <= self._size
 
     def can_revert(self, mark: Mark, to: int) -> bool:
         return super().can_revert(mark, to) or self._spans(to)
@@ -105,27 +99,20 @@ class WindowState(TailState):
             super().revert(mark, to)
             return
         end = self.layer._idx - (self.offset - to)
-        begin = end - min(to, self.layer.max_size)
+        begin = end - min(to, self._size)
         self._put([x[..., begin:end, :] for x in self.arrays()], to)
 
     def absorb(self, batch_cache: object, row: int, count: int) -> None:
         offset = self.offset + count
-        if latest := cast("Latest", batch_cache).latest(row, min(offset, self.layer.max_size)):
+        if latest := cast("KVRows", batch_cache).latest(row, min(offset, self._size)):
             self._check_none_live()
             self._put([own(x) for x in latest], offset)
-
-    def copy(self, start: int, stop: int) -> Owned[Buffers]:
-        entries = [own(self._between(x, start, stop)) for x in self.arrays()]
-        return Owned(entries, entries)
-
-    def arrays(self) -> list[mx.array]:
-        return [x for x in (self.layer.keys, self.layer.values) if x is not None]
 
     def _go_back(self, to: int) -> None:
         self._put([x[..., :to, :] for x in self.arrays()], to)
 
     def _rewinds_after(self, count: int) -> bool:
-        return self.offset + count <= self.layer.max_size
+        return self.offset + count <= self._size
 
     def _spans(self, to: int) -> bool:
         """Returns True if the buffers, in temporal order, hold all that is needed at `to`."""
@@ -138,7 +125,6 @@ class WindowState(TailState):
         self.layer._idx = buffers[0].shape[-2] if offset else 0
 
     def _between(self, x: mx.array, start: int, stop: int) -> mx.array:
-        """Returns the entries of the tokens [start, stop), oldest first."""
         idx, offset = self.layer._idx, self.layer.offset
         turn = offset - idx  # the token at the start of the buffer; older ones come after `_idx`
         newer = x[..., max(start, turn) - turn : max(stop, turn) - turn, :]
@@ -150,49 +136,28 @@ class WindowState(TailState):
         return mx.concatenate([older, newer], axis=-2)
 
 
-def _window_needs(max_size: int, at: int) -> int:
-    return max(0, at - max_size)
-
-
 # --- ChunkedKVCache (Llama 4): attention looks back to the start of the token's chunk, and no further. Its front is
 # dropped at the start of a forward, so that at most `chunk_size` tokens stay. Its `trim` and `is_trimmable` know
 # nothing of chunks.
 
 
-class Chunked(Protocol):
-    """The attributes of ChunkedKVCache that are read and set."""
-
-    keys: mx.array | None
-    values: mx.array | None
-    offset: int
-    chunk_size: int
-    start_position: int
-
-
 class ChunkState(TailState):
-    """A chunk. It can go back as long as it still holds the tokens from the start of the target's chunk on."""
+    """A chunk. It can go back as long as it still holds the tokens from the start of the target's chunk on: a forward
+    cuts the front before it writes, and never into the chunk where it begins."""
 
-    layer: Chunked
-    markable = True  # a forward cuts the front before it writes, and never into the chunk where it begins
-    refusal = Miss.WINDOW_PASSED
+    layer: ChunkedKVCache
 
-    def __init__(self, layer: Chunked, ledger: Ledger) -> None:
-        super().__init__(layer, ledger, partial(_chunk_needs, layer.chunk_size))
-
-    @property
-    def offset(self) -> int:
-        return self.layer.offset
+    def __init__(self, layer: ChunkedKVCache, ledger: Ledger) -> None:
+        size: int = layer.chunk_size
+        # At the start of a chunk nothing is needed; one token keeps the buffers there.
+        super().__init__(layer, ledger, lambda at: min(at // size * size, at - 1))
 
     def can_rewind(self, to: int) -> bool:
         return to == self.offset or (0 <= to < self.offset and max(0, self.needs(to)) >= self.layer.start_position)
 
-    def copy(self, start: int, stop: int) -> Owned[Buffers]:
-        low, high = start - self.layer.start_position, stop - self.layer.start_position
-        entries = [own(x[..., low:high, :]) for x in self.arrays()]
-        return Owned(entries, entries)
-
-    def arrays(self) -> list[mx.array]:
-        return [x for x in (self.layer.keys, self.layer.values) if x is not None]
+    def _between(self, x: mx.array, start: int, stop: int) -> mx.array:
+        first = self.layer.start_position
+        return x[..., start - first : stop - first, :]
 
     def _go_back(self, to: int) -> None:
         self.layer.offset = to
@@ -201,8 +166,3 @@ class ChunkState(TailState):
         self.layer.keys, self.layer.values = buffers
         self.layer.offset = offset
         self.layer.start_position = offset - buffers[0].shape[-2]
-
-
-def _chunk_needs(chunk_size: int, at: int) -> int:
-    # At the start of a chunk nothing is needed; one token keeps the buffers there.
-    return min(at // chunk_size * chunk_size, at - 1)

@@ -10,14 +10,16 @@ import mlx.core as mx
 import msgspec
 
 from runner.assemble import sketch, warm_up
+from runner.cache.layer_interface import MakeLayers
 from runner.cache.layers.batch import BatchedLayers, unbatchable_layers
-from runner.cache.layers.quantized_trial import Forward, MakeLayers, difference, first_line
 from runner.cache.layers.states import gather
 from runner.cache.sequence import SequenceLayers
 from runner.cache.sketch import LayerFacts, Sketch
 from runner.device import device
+from runner.engine.generation import Forward
 from runner.errors import ComputeError
 from runner.model import OpenedModel
+from runner.model.trials import difference, first_line
 from runner.model.weights.load import load
 from runner.model.weights.parameters import refuse_infinite
 

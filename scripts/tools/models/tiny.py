@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 from mlx.utils import tree_map_with_path
 
-from runner.cache.layers.hadamard import HadamardKVCache
 from runner.cache.sketch import LayerFacts, Sketch
+from runner.kv_bits.hadamard import HadamardKVCache
 from scripts.tools.models import data
 
 from mlx_lm.models import (  # isort: skip

@@ -14,10 +14,10 @@ from mlx.nn.layers.quantized import quantize
 
 from runner import cpu
 from runner.cache.layers.batch import BatchedLayers
-from runner.cache.layers.quantized_trial import find_format
 from runner.cache.single import NullCache
 from runner.cache.trie_cache import TrieCache
 from runner.commands.check.trial import batch_fault, draft_fault, rounds_fault
+from runner.kv_bits.wing import find_format
 from runner.model.families import UNBATCHABLE, UNDRAFTABLE
 from scripts.tools.models import architectures as made
 from scripts.tools.models.architectures import Values, build, values

@@ -6,14 +6,15 @@ The numbered scenarios are those of docs/internals/cache.md, section 8.
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layer_interface import LayerState
-from runner.cache.layers import adapt, distrust, flatten
+from runner.cache.layers import distrust, flatten
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.kv import ExactKVState, KVState, PlainKVState
-from runner.cache.layers.snapshot import Ledger, complete
+from runner.cache.layers.snapshot import complete
 from runner.cache.layers.states import GenericState, RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState
 from runner.cache.sequence import SequenceLayers
 from runner.cache.sketch import LayerFacts
+from runner.kv_bits.hadamard import HadamardKVCache
 
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache  # isort: skip
 
@@ -39,9 +40,10 @@ def test_the_table_goes_by_the_exact_class() -> None:
     assert isinstance(adapted(RotatingKVCache(8, 2)), GenericState)
 
 
-def test_a_layer_that_speaks_the_interface_is_its_own_adapter() -> None:
-    state = layer("plain")
-    assert adapt(state, Ledger()) is state
+def test_a_class_names_its_adapter_for_itself_alone() -> None:
+    class Derived(HadamardKVCache): ...
+
+    assert isinstance(adapted(Derived(32, 8)), GenericState)
 
 
 @pytest.mark.parametrize("kind", layer_caches.KINDS)

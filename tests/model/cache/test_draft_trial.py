@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layer_interface import LayerState
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.batch import BatchedLayers
 from runner.cache.layers.kv import KVState
 from runner.cache.layers.states import RecurrentState

@@ -13,8 +13,8 @@ from mlx.nn.layers.base import Module
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers import flatten
-from runner.cache.layers.hadamard import BITS, HadamardKVCache
-from runner.cache.layers.quantized_trial import Format, find_format, quantized
+from runner.kv_bits.hadamard import BITS, HadamardKVCache
+from runner.kv_bits.wing import Format, find_format, quantized
 from scripts.tools.models.tiny import KINDS, LATENT, VOCAB, tiny
 from tests.lib.memory import held_bytes
 
@@ -105,7 +105,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, dict[str, ob
 
 @pytest.fixture(autouse=True)
 def _log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "runner.cache.layers.quantized_trial")
+    caplog.set_level(logging.INFO, "runner.kv_bits.wing")
 
 
 def test_only_plain_key_value_caches_are_quantized() -> None:

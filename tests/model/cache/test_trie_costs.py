@@ -233,7 +233,7 @@ def test_what_is_cut_apart_shares_no_buffer() -> None:
         del whole
         ledger.flush()
         mx.synchronize()
-        held = sum(half.content[0].nbytes for half in halves)
+        held = sum(half.arrays[0].nbytes for half in halves)
         assert held <= held_bytes() - before <= held + 4096
     finally:
         mx.set_cache_limit(limit)

@@ -198,7 +198,7 @@ def test_what_several_texts_read_is_computed_before_they_draft(kind: str) -> Non
     with patch.object(mx, "eval", evaluate):
         model.read(answers, briefly=False)
     assert model._batch is not None
-    held = [array for cache in model._batch.batch_caches() for array in arrays_of(cache)]
+    held = [array for cache in model._batch.caches for array in arrays_of(cache)]
     assert {*map(id, held)} <= {*map(id, computed)}
 
 

@@ -13,9 +13,8 @@ import pytest
 
 import runner.cache.layers.kv
 import runner.cache.sequence
-from runner.cache.layer_interface import Copy
 from runner.cache.layers.batch import BatchedLayers
-from runner.cache.layers.snapshot import complete
+from runner.cache.layers.snapshot import Copy, complete
 from runner.engine.policy import SlicePolicy
 from runner.sampling.sample import Choice, Sample
 from scripts.tools.models.tiny import KINDS, VOCAB

@@ -87,7 +87,7 @@ CACHES = [
     Place(TrieCache, "_close", 0),
     Place(PrefixTrie, "advance", 1),
     Place(PrefixTrie, "match", 1),
-    Place(PrefixTrie, "compact", 0),
+    Place(PrefixTrie, "merge_needless", 0),
     Place(SequenceLayers, "evaluate", 1),
     Place(SequenceLayers, "rewind", 0),
 ]

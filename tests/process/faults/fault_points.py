@@ -43,7 +43,7 @@ _ALONE: dict[str, tuple[str, ...]] = {
     "page out unsliceable": ("runner.cache.sequence:SequenceLayers.page_out_unsliceable",),
     "reset": ("runner.cache.sequence:SequenceLayers.reset",),
     "evaluate layers": ("runner.cache.sequence:SequenceLayers.evaluate",),
-    "rewind": (f"{_LAYERS}.adapter:LayerAdapter.rewind",),
+    "rewind": (f"{_LAYERS}.adapter:LayerState.rewind",),
     "decode text": (
         "runner.tokenizer.detokenizer:Detokenizer.push",
         "runner.tokenizer.detokenizer:Detokenizer.finish",

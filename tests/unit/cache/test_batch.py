@@ -10,9 +10,10 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layer_interface import LayerState
 from runner.cache.layers import adapt, flatten
-from runner.cache.layers.batch import LONG_STEP, SHORT_STEP, BatchedLayers, KVRows, batchable, staying
+from runner.cache.layers.adapter import LayerState
+from runner.cache.layers.batch import BatchedLayers, batchable, staying
+from runner.cache.layers.rows import LONG_STEP, SHORT_STEP, KVRows
 from runner.cache.layers.snapshot import Ledger, complete
 
 from mlx_lm.models.cache import (  # isort: skip
@@ -72,7 +73,7 @@ class Row:
         return self.states[0].offset + self.waiting
 
     def absorb(self, batch: BatchedLayers, row: int) -> None:
-        for batch_cache, state in zip(batch.batch_caches(), self.states, strict=True):
+        for batch_cache, state in zip(batch.caches, self.states, strict=True):
             complete(state.page_out())
             state.absorb(batch_cache, row, self.waiting)
             state.advance(self.waiting)
@@ -103,9 +104,7 @@ def step(batch: BatchedLayers, rows: Sequence[Row], count: int = 1, right: Seque
     right = right or [1] * len(rows)
     masks: dict[object, mx.array] = {}  # by the window: a model makes one for all layers of a kind
     with batch.draft_round(count) if count > 1 else nullcontext():
-        for batch_cache, states in zip(
-            batch.batch_caches(), zip(*(row.states for row in rows), strict=True), strict=True
-        ):
+        for batch_cache, states in zip(batch.caches, zip(*(row.states for row in rows), strict=True), strict=True):
             wrong = (mx.arange(count) >= mx.array([*right])[:, None])[:, None, :, None] * WRONG
             entries = mx.concatenate([positions(row.position, count) for row in rows]) + wrong
             cache = cast("Attending", batch_cache)
@@ -202,7 +201,7 @@ def _list(state: LayerState) -> list[object]:
 def _write_to(batch: BatchedLayers, first: int) -> None:
     """A token for every row, that says it has this position."""
     entries = mx.concatenate([positions(first, 1)] * len(batch))
-    for batch_cache in batch.batch_caches():
+    for batch_cache in batch.caches:
         if isinstance(batch_cache, ArraysCache):
             batch_cache[0], batch_cache[1] = (
                 mx.concatenate([batch_cache[0][:, :, 1:], entries], axis=-2),
@@ -286,7 +285,7 @@ def test_what_is_absorbed_keeps_no_batch_alive(kind: str, count: int) -> None:
     batch = BatchedLayers([_list(state) for state in states])
     for index in range(count):
         _write_to(batch, 4000 + index)
-    states[1].absorb(batch.batch_caches()[0], 1, count)
+    states[1].absorb(batch.caches[0], 1, count)
     states[1].advance(count)
     mx.eval(states[1].arrays())
     assert states[1].offset == 4000 + count
@@ -308,7 +307,7 @@ def test_appending_copies_what_is_new_and_nothing_else() -> None:
         _write_to(batch, 4000 + index)
 
     def work() -> None:
-        state.absorb(batch.batch_caches()[0], 0, 5)
+        state.absorb(batch.caches[0], 0, 5)
         mx.eval(state.arrays())
 
     _, peak = layer_caches.allocated(work)
@@ -328,11 +327,11 @@ def test_a_layer_that_the_model_does_not_use_stays_empty() -> None:
     batch.extend([[KVCache(), None, RotatingKVCache(WINDOW), ArraysCache(2), adapted_leaf(7)]])
     batch.keep([0, 2])
     assert batch.layers[1] is None
-    assert len(batch.batch_caches()) == 4
+    assert len(batch.caches) == 4
     states = [adapt(layer_cache, Ledger()) for layer_cache in flatten(rows[0])]
     entries = mx.concatenate([positions(3, 1), positions(7, 1)])
-    cast("Attending", batch.batch_caches()[3]).update_and_fetch(entries, -entries)
-    for batch_cache, state in zip(batch.batch_caches(), states, strict=True):
+    cast("Attending", batch.caches[3]).update_and_fetch(entries, -entries)
+    for batch_cache, state in zip(batch.caches, states, strict=True):
         state.absorb(batch_cache, 0, 1)
     assert [state.empty for state in states] == [True, True, True, False]
     assert held(states[3]) == [0, 1, 2, 3]
@@ -349,10 +348,10 @@ def test_what_is_live_is_not_absorbed_over(kind: str) -> None:
     _write_to(batch, 6)
     snapshot = taken(state)
     with pytest.raises(RuntimeError, match="1 snapshots that are live"):
-        state.absorb(batch.batch_caches()[0], 0, 1)
+        state.absorb(batch.caches[0], 0, 1)
     assert (snapshot.live, state.offset, held(state)) == (True, 6, list(range(6)))
     complete(state.page_out())
-    state.absorb(batch.batch_caches()[0], 0, 1)
+    state.absorb(batch.caches[0], 0, 1)
     assert not snapshot.live
 
 
@@ -361,7 +360,7 @@ def test_the_states_of_a_row_are_its_own_and_counted_by_the_forward() -> None:
     write(states[1], 3, first=100)
     batch = BatchedLayers([_list(state) for state in states])
     batch.keep([1])
-    states[1].absorb(batch.batch_caches()[0], 0, 4)
+    states[1].absorb(batch.caches[0], 0, 4)
     assert (states[1].offset, held(states[1])) == (3, [100, 101, 102])
     states[1].advance(4)
     assert states[1].offset == 7

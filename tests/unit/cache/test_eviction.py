@@ -11,6 +11,7 @@ from runner.cache.eviction import Eviction, EvictionOrder, LeastRecentLeaf, Leas
 from runner.cache.layer_interface import Snapshot
 from runner.cache.node import Node, keys
 from runner.cache.trie import PrefixTrie
+from tests.lib.story import rank
 
 STATE = 1
 LEAF, WORTH = LeastRecentLeaf(), LeastWorth((STATE,))
@@ -158,7 +159,7 @@ class Story:
         elif kind == "cut" and (long := [node for node in nodes if len(node.tokens) > 1]):
             self.trie.split(choice.choice(long), 1)
         elif kind == "compact":
-            self.trie.compact(choice.choice(nodes))
+            self.trie.merge_needless(*choice.choice(nodes).path()[1:-1])
         elif kind == "look":
             self.check(gone=choice.randrange(3), spared=choice.choice([None, *nodes]))
 
@@ -180,12 +181,12 @@ class Story:
         victims = self.eviction.victims(spared)
         for _ in range(gone):
             ranks = [
-                self.order.rank(node, self.trie.now)
+                rank(self.order, node, self.trie.now)
                 for node in self.trie.nodes()
                 if node is not spared and not node.locks and self.order.evictable(node)
             ]
             victim = next(victims, None)
-            assert [self.order.rank(victim, self.trie.now)] == [min(ranks)] if victim else not ranks
+            assert [rank(self.order, victim, self.trie.now)] == [min(ranks)] if victim else not ranks
             if victim is None:
                 return
             if victim.children:
@@ -204,7 +205,7 @@ def test_removed_nodes_are_not_in_the_order(order: EvictionOrder) -> None:
         (node,) = trie.advance(node, keys([turn]))
         node.slots = [Bytes(1), Bytes(10, state=True)]
         trie.touch(order.used(node))
-        trie.compact(node)
+        trie.merge_needless(*node.path()[1:-1])
         eviction.refresh()
     assert list(trie.nodes()) == [node]
     assert set(eviction._places) == {node}

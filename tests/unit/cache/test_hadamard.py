@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise
 import mlx.core as mx
 import pytest
 
-from runner.cache.layers.hadamard import BITS, HadamardKVCache, Packed, attend, rotated
+from runner.kv_bits.hadamard import BITS, HadamardKVCache, Packed, attend, rotated
 from runner.settings import Settings, flags_of
 
 GROUP, HEADS, KV_HEADS, TOKENS = 32, 4, 2, 300

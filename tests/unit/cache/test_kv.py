@@ -8,7 +8,8 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.cache.layer_interface import LayerState, Snapshot
+from runner.cache.layer_interface import Snapshot
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.kv import KVState
 from tests.lib.layer_caches import (
     SLICEABLE,

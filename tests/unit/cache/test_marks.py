@@ -4,8 +4,7 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layer_interface import LayerState, Mark
-from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layers.adapter import LayerState, Mark
 from runner.cache.layers.snapshot import complete
 
 from mlx_lm.models.cache import KVCache, RotatingKVCache  # isort: skip
@@ -33,7 +32,6 @@ places = pytest.mark.parametrize("begin", BEGINS)
 
 def run(state: LayerState, count: int, right: int) -> Mark:
     """Runs a round over `count` tokens of which the first are right."""
-    assert isinstance(state, LayerAdapter)
     mark = state.mark(count)
     complete(state.page_out())
     drafts = [positions(state.offset, right), positions(WRONG, count - right)]

@@ -5,11 +5,15 @@ end; the snapshots of a layer as the ends of the nodes that have one.
 """
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
+import mlx.core as mx
 import pytest
 
 from runner.cache import resume
-from runner.cache.layer_interface import Copy, LayerState, Miss, Snapshot
+from runner.cache.layer_interface import Miss, Snapshot
+from runner.cache.layers.adapter import LayerState
+from runner.cache.layers.snapshot import Copy, Ledger, Owned
 from runner.cache.node import Node, keys
 from runner.cache.sequence import SequenceLayers
 from runner.cache.sketch import LayerFacts
@@ -42,6 +46,7 @@ class Noted(LayerState):
     """A layer that stands somewhere and notes what it is told. It can go back to `back`, by itself."""
 
     def __init__(self, notes: list[str], offset: int, back: int | None) -> None:
+        super().__init__(SimpleNamespace(), Ledger())
         self.notes = notes
         self.at = offset
         self.back = offset if back is None else back
@@ -54,10 +59,9 @@ class Noted(LayerState):
     def empty(self) -> bool:
         return False
 
-    def needs(self, at: int) -> int:
+    @staticmethod
+    def needs(at: int) -> int:
         return at - 1
-
-    def advance(self, count: int) -> None: ...
 
     def can_rewind(self, to: int) -> bool:
         return self.back <= to <= self.at
@@ -73,6 +77,9 @@ class Noted(LayerState):
         self.at = 0
 
     def snapshot(self, start: int, stop: int) -> Snapshot | None:
+        raise NotImplementedError
+
+    def copy(self, start: int, stop: int) -> Owned:
         raise NotImplementedError
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
@@ -93,7 +100,7 @@ class Noted(LayerState):
         self.notes.append("left")
         return []
 
-    def arrays(self) -> list[object]:  # type: ignore[override]
+    def arrays(self) -> list[mx.array]:
         return []
 
 
@@ -105,7 +112,8 @@ class Slices(Noted):
     def __init__(self, notes: list[str], offset: int, back: int | None) -> None:
         super().__init__(notes, offset, 0)
 
-    def needs(self, at: int) -> int:
+    @staticmethod
+    def needs(at: int) -> int:
         return 0
 
     def check(self, snapshots: Sequence[Snapshot]) -> None:
@@ -121,8 +129,20 @@ class Window(Noted):
 
     refusal = Miss.WINDOW_PASSED
 
-    def needs(self, at: int) -> int:
+    @staticmethod
+    def needs(at: int) -> int:
         return max(0, at - 15)
+
+
+class Adapted:
+    """A layer that has its adapter already."""
+
+    def __init__(self, state: Noted) -> None:
+        self.state = state
+
+    @staticmethod
+    def adapter(layer: "Adapted", _: Ledger) -> Noted:
+        return layer.state
 
 
 class Scene:
@@ -133,7 +153,7 @@ class Scene:
     ) -> None:
         self.notes: list[str] = []
         made = [kind(self.notes, offset, back) for kind in kinds]
-        self.sequence = SequenceLayers(LayerFacts(lambda: [*made], range(len(kinds))))
+        self.sequence = SequenceLayers(LayerFacts(lambda: [*map(Adapted, made)], range(len(kinds))))
         self.path = [Node(keys(()), None)]
         for start, stop in zip((0, *ends), ends, strict=False):
             node = Node(keys(range(start, stop)), self.path[-1])

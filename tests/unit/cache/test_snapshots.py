@@ -13,9 +13,8 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layer_interface import LayerState
 from runner.cache.layers import adapt
-from runner.cache.layers.adapter import LayerAdapter
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.snapshot import Ledger, complete
 
 from mlx_lm.models.cache import ArraysCache, ChunkedKVCache, KVCache, RotatingKVCache  # isort: skip
@@ -54,7 +53,6 @@ def exact_buffers() -> Iterator[None]:
 
 def forward(state: LayerState, first: int) -> None:
     """A write of one token, without a look at what is there."""
-    assert isinstance(state, LayerAdapter)
     cast("Appending", state.layer).update_and_fetch(positions(first, 1), -positions(first, 1))
     mx.eval(state.arrays())
 

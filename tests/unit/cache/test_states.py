@@ -9,7 +9,8 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layer_interface import LayerState, Miss
+from runner.cache.layer_interface import Miss
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.snapshot import Ledger, complete
 from runner.cache.layers.states import GenericState, RecurrentState
 

@@ -294,7 +294,7 @@ class Work(RuleBasedStateMachine):
     def compact(self, which: int) -> None:
         end = self._node(which)
         kept = [node for node in end.path()[1:] if node is end or not (self._mergeable(node) and not node.checkpoint)]
-        self.grove.trie.compact(end)
+        self.grove.trie.merge_needless(*end.path()[1:-1])
         assert end.path()[1:] == kept
 
     @precondition(lambda self: any(map(self._removable, self._nodes())))

@@ -9,7 +9,8 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.layer_interface import LayerState, Miss, Snapshot
+from runner.cache.layer_interface import Miss, Snapshot
+from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.snapshot import complete
 from runner.cache.layers.window import ChunkState, WindowState
 

@@ -8,13 +8,13 @@ import pytest
 from mlx.utils import tree_map_with_path
 
 from runner.cache import make_cache
-from runner.cache.layers.hadamard import HadamardKVCache, rotated
-from runner.cache.layers.quantized_trial import find_format
 from runner.cache.session import Session
 from runner.cache.single import NullCache
 from runner.cache.sketch import Sketch
 from runner.drafts.assistant import AssistantDrafter, Place, Shared, read
 from runner.drafts.target import Tap
+from runner.kv_bits.hadamard import HadamardKVCache, rotated
+from runner.kv_bits.wing import find_format
 from scripts.tools.models.assistants import VOCABULARY_SIZE, WIDTH
 from scripts.tools.models.sources import Published
 from tests.lib.driver import facts_of

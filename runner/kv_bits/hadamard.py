@@ -7,7 +7,7 @@ of one size. Attention stays what it was: H q . H k = q . k, and what it sums of
 Keys lose eight times what values lose at the same number of bits (docs/internals/cache.md), so keys get more bits.
 """
 
-from typing import NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import runner.process.lean_mlx_lm  # noqa: F401  # isort: skip  # before anything of mlx_lm is imported
 
@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx_lm.models import base
 from mlx_lm.models.cache import create_attention_mask
 
-from runner.cache.layers.kv import STEP
+from runner.cache.layers.kv import STEP, KVState
 
 Packed = tuple[mx.array, mx.array, mx.array]
 """Words [B, heads, tokens, width * bits / 32], scales and biases [B, heads, tokens, width / group]."""
@@ -35,6 +35,8 @@ BITS = {8: Bits(8, 8), 6: Bits(6, 6), 5: Bits(6, 4), 4: Bits(5, 3), 3: Bits(4, 2
 class HadamardKVCache:
     """Keeps keys and values rotated and packed, in place of mlx-lm's QuantizedKVCache, which knows one number of bits,
     and sizes its buffers wrongly if it does not divide 32. What it holds of a token depends on that token alone."""
+
+    adapter: ClassVar = KVState
 
     def __init__(self, group_size: int, bits: int) -> None:
         """`bits` is a key of BITS; `group_size` numbers, which divide every width, share a scale."""

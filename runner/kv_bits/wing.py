@@ -1,4 +1,4 @@
-"""Tries which layers of a model accept quantized keys and values (`--kv-bits`).
+"""Tries which layers of a model accept quantized keys and values, and quantizes these.
 
 A quantized layer hands its attention three arrays (packed, scales, biases) in place of one, which only attention
 through `mlx_lm.models.base.scaled_dot_product_attention` understands. Other code raises while the graph is built,
@@ -10,19 +10,21 @@ the format (afm7, gemma4). Widths that no group size divides (head_dim 80) canno
 
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache
 
+from runner.cache.layer_interface import MakeLayers
 from runner.cache.layers import flatten
-from runner.cache.layers.hadamard import HadamardKVCache, Packed
+from runner.engine.generation import Forward
+from runner.engine.parts import Parts, Wing
+from runner.kv_bits.hadamard import HadamardKVCache, Packed
 from runner.logs import Log
+from runner.model.trials import difference, first_line
 
 log = Log(__name__)
 
-MakeLayers = Callable[[], list[object]]
-Forward = Callable[[mx.array, list[object]], mx.array]
 Groups = dict[int, int]
 """The group size of every quantized KVCache, by its index among the KVCaches of a cache list."""
 
@@ -34,6 +36,17 @@ _LIMIT = 0.5
 their spread. Measured: 0.005 to 0.07, and up to 0.3 with weights that amplify every rounding; attention without its
 mask, or with its heads mixed up, is off by 1 to 1.8. 4 bits alone can cost that much (a model that recalls 16 facts of
 16 still recalls 9 at a difference of 1.05), so they are tried for the log only, and users who ask for them get them."""
+
+
+class KvBitsWing(Wing):
+    """Quantized keys and values, for a model that makes text."""
+
+    name = "kv_bits"
+
+    def plug(self, parts: Parts) -> None:
+        bits, model = parts.settings.kv_bits, parts.model
+        if bits is not None and not model.family.is_encoder:
+            parts.make_layers, parts.salt = find_format(parts.make_layers, parts.logits, model.vocab_size, bits)
 
 
 class Format(NamedTuple):
@@ -181,23 +194,6 @@ class _Trial:
         """Returns logits [8 + 1, V], not evaluated: after a prompt, and after one more token."""
         parts = [self._forward(mx.array([ids]), layers)[0] for ids in (self._prompt, self._prompt[:1])]
         return mx.concatenate(parts).astype(mx.float32)
-
-
-def difference(ours: mx.array, right: mx.array) -> float:
-    """Returns the largest error of any position, in relation to the spread of its logits.
-
-    Both are [L, V]. 0 means equal, about 1.4 unrelated logits of the same size, infinite that some are not numbers.
-    """
-    closed = right == -mx.inf  # a model may close some tokens
-    ours, right = (mx.where(closed, 0, x.astype(mx.float32)) for x in (ours, right))
-    spread = mx.linalg.norm(right - mx.mean(right, -1, keepdims=True), axis=-1)
-    error = mx.linalg.norm(ours - right, axis=-1) / mx.maximum(spread, 1e-6)
-    return cast("float", mx.max(mx.where(mx.isnan(error), mx.inf, error)).item())
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error, for the log."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _why_not(widths: list[int]) -> str:

@@ -1,0 +1,319 @@
+"""Keys and values of several rows in one forward, in place of mlx-lm's batch caches.
+
+After a round each row goes back to its own mark, so rows need not end together.
+"""
+
+from collections.abc import Sequence
+from weakref import ref
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+from runner.cache.layers.snapshot import Buffers, own
+
+SHORT_STEP, LONG_STEP = 64, 256
+"""Rows are laid with room for `SHORT_STEP` columns, as many answers are short. Each growth copies all rows into new
+memory: a batch grows ahead by half of its columns, from `SHORT_STEP` to `LONG_STEP`; full buffers grow by multiples of
+`LONG_STEP`."""
+_AHEAD = 32  # columns before the end of buffers at which they begin to grow, layer by layer
+_MOST_PLACES = 4  # kinds of layers, by their windows
+
+
+class Places:
+    """The columns that the rows of a forward write. All layers have the same ones or, with a window, others."""
+
+    def __init__(self) -> None:
+        self._latest: dict[tuple[object, ...], mx.array] = {}
+
+    def of(self, first: list[int], count: int, columns: int) -> mx.array:
+        """Returns `count` columns for each row from its `first` one on, in turn: int [B, 1, count, 1]."""
+        key = (*first, count, columns)
+        if key not in self._latest:
+            if len(self._latest) > _MOST_PLACES:
+                self._latest.clear()
+            self._latest[key] = ((mx.array(first)[:, None] + mx.arange(count)) % columns)[:, None, :, None]
+        return self._latest[key]
+
+
+class KVRows:
+    """Keys and values of several rows, as mlx-lm's models use a layer cache.
+
+    The entry of token p of a row is in column (p + shift) of the buffers. Rows are laid so that all end in one column,
+    and a forward over one token of each then writes one column. Once rows have gone back by different counts, each
+    writes at its own end, until they are laid anew, when half of the columns in use lie before the first token of each.
+
+    The buffers may have more rows than these. A row that leaves gives its place to the last one, and the next one that
+    comes takes the place of that: neither moves the others. Buffers that grow or shrink keep each entry in its column,
+    so that layers need not do so at the same time, and one mask still fits all.
+
+    A window keeps room for itself and the tokens of a forward, and its columns are taken in turn: (p + shift) modulo
+    their number. Whatever a column holds, the mask shows a token only the columns of those that it may look at.
+
+    Owner: the engine thread.
+    """
+
+    def __init__(
+        self, window: int | None, parts: Sequence[Buffers], lengths: Sequence[int], sources: Sequence[object] = ()
+    ) -> None:
+        """`parts` are the keys and values of each row, oldest first, which end after `lengths` tokens; empty for all
+        rows if the model does not use the layer. A `window` is in tokens, and its parts have no more than that.
+        `sources` are the layers that they are copies of, if they are."""
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self.sources: Sequence[ref[object] | None] = [*map(ref, sources)] or [None] * len(lengths)
+        """The layer that each row is a copy of."""
+        self.lengths: list[int] = []
+        """The tokens that each row has seen."""
+        self._shifts: list[int] = []
+        self.spare = 0
+        """The tokens that rows may go back by, over several forwards of one token each."""
+        self.places = Places()
+        """Shared by all layers of a batch."""
+        self.window = window
+        self._columns = 0
+        self._lay(parts, lengths)
+
+    @classmethod
+    def of(cls, caches: Sequence[KVCache | RotatingKVCache]) -> "KVRows":
+        """Returns the rows of these caches, which are of one class."""
+        window = getattr(caches[0], "max_size", None)
+        return cls(window, [_entries(each) for each in caches], [each.offset for each in caches], caches)
+
+    # --- as models use it
+
+    def make_mask(
+        self,
+        N: int,  # noqa: N803  the name is mlx-lm's
+        return_array: bool = False,  # noqa: ARG002
+        window_size: int | None = None,
+        *,
+        causal: bool = True,
+    ) -> mx.array:
+        """Returns which columns each of the next `N` tokens may look at, bool [B, 1, N, columns]; unless `causal`,
+        those of the tokens after it, too. A `window_size` beyond the window shows no more than that keeps."""
+        self._make_room(N)
+        windows = [size for size in (window_size, self.window) if size]
+        return self._seen_from(mx.arange(N), N, min(windows, default=None), causal=causal)
+
+    def _seen_from(self, ahead: mx.array, count: int, window: int | None, *, causal: bool = True) -> mx.array:
+        """Returns which columns may be seen from the tokens `ahead` of each row's end, int [N], when the rows have
+        `count` tokens more than now: bool [B, 1, N, columns]."""
+        lengths, shifts = (mx.array(each)[:, None] for each in (self.lengths, self._shifts))
+        columns = mx.arange(self._shown(count))
+        if self._end() + count <= self._columns:
+            positions = columns - shifts
+        else:
+            last = lengths + (count - 1)
+            positions = last - (last + shifts - columns) % self._columns
+        tokens = (lengths + ahead)[:, None, :, None]
+        positions = positions[:, None, None, :]
+        last = tokens if causal else (lengths + (count - 1))[:, None, :, None]
+        mask = (positions <= last) & (positions >= 0)
+        return mask if window is None else mask & (positions > tokens - window)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Appends entries [B, H, N, D] to the rows. Returns the columns that the mask is about."""
+        count = keys.shape[2]
+        self._make_room(count)
+        if self.keys is None or self.values is None:
+            self.keys, self.values = (
+                mx.zeros((*x.shape[:2], self._columns, x.shape[3]), x.dtype) for x in (keys, values)
+            )
+        first = [(length + shift) % self._columns for length, shift in zip(self.lengths, self._shifts, strict=True)]
+        start, shown = first[0], self._shown(count)
+        rows = len(first)
+        if first == [start] * rows and start + count <= self._columns:
+            self.keys[:rows, :, start : start + count] = keys
+            self.values[:rows, :, start : start + count] = values
+        else:
+            if free := self.keys.shape[0] - rows:
+                first += [0] * free
+                keys, values = (mx.pad(x, [(0, free), (0, 0), (0, 0), (0, 0)]) for x in (keys, values))
+            places = self.places.of(first, count, self._columns)
+            self.keys = mx.put_along_axis(self.keys, places, keys.astype(self.keys.dtype), axis=2)
+            self.values = mx.put_along_axis(self.values, places, values.astype(self.values.dtype), axis=2)
+        self.stand([length + count for length in self.lengths])
+        return self.keys[:rows, :, :shown], self.values[:rows, :, :shown]
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """Returns the columns that the last forward has seen."""
+        assert self.keys is not None
+        assert self.values is not None
+        rows, shown = len(self.lengths), self._shown(0)
+        return self.keys[:rows, :, :shown], self.values[:rows, :, :shown]
+
+    def visible(self) -> mx.array:
+        """Returns which of these columns are seen from the last token of each row, bool [B, 1, 1, columns]."""
+        return self._seen_from(mx.array([-1]), 0, self.window)
+
+    # --- rows
+
+    def stand(self, lengths: Sequence[int]) -> None:
+        """Lets rows stand after `lengths` tokens: no more than they have seen, and in a window no fewer than before the
+        last forward, or by `spare`."""
+        self.lengths = [*lengths]
+        self.offset = mx.array(self.lengths)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the buffers."""
+        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
+
+    def latest(self, row: int, count: int) -> Buffers:
+        """Returns the keys and values of the last `count` tokens of a row, oldest first (lazy); empty if the model does
+        not use the layer."""
+        if self.keys is None or self.values is None or not count:
+            return []
+        stop = (self.lengths[row] + self._shifts[row]) % self._columns or self._columns
+        found = [x[row : row + 1, :, max(0, stop - count) : stop] for x in (self.keys, self.values)]
+        if count <= stop:
+            return found
+        older = [x[row : row + 1, :, stop - count :] for x in (self.keys, self.values)]
+        return [mx.concatenate([*pair], axis=2) for pair in zip(older, found, strict=True)]
+
+    def extend(self, other: "KVRows") -> None:
+        """Appends the rows of another one."""
+        self.sources = [*self.sources, *other.sources]
+        parts, end, lengths = other._parts(range(len(other.lengths))), self._end(), [*self.lengths, *other.lengths]
+        held = [part[0].shape[2] if part else 0 for part in parts]
+        in_turn = end > self._columns
+        if self.keys is None or self.values is None or (in_turn and max(held) > self._columns):
+            self._lay([*self._parts(range(len(self.lengths))), *parts], lengths)
+            return
+        ends = [max(end, count) for count in held]
+        self._grow(len(lengths), 0 if in_turn else max(ends))
+        for row, (part, stop) in enumerate(zip(parts, ends, strict=True), len(self.lengths)):
+            for buffer, entries in zip((self.keys, self.values), part, strict=False):
+                first = (stop - entries.shape[2]) % self._columns
+                fits = min(entries.shape[2], self._columns - first)
+                buffer[row : row + 1, :, first : first + fits] = entries[:, :, :fits]
+                if rest := entries.shape[2] - fits:
+                    buffer[row : row + 1, :, :rest] = entries[:, :, fits:]
+        self._shifts += [stop - length for stop, length in zip(ends, other.lengths, strict=True)]
+        self.stand(lengths)
+
+    def has_room(self, rows: int, tokens: int) -> bool:
+        """Returns True if there is room for `rows` rows, of at most `tokens` tokens, and for the next tokens of all."""
+        assert self.keys is not None
+        has_columns = self.window is not None or max(tokens, self._end() + _AHEAD) <= self._columns
+        return has_columns and rows <= self.keys.shape[0]
+
+    def make_room(self, rows: int, tokens: int) -> None:
+        """Makes room as `has_room` asks for it."""
+        more = max(SHORT_STEP, min(LONG_STEP, self._columns // 2))
+        columns = 0 if self.has_room(0, tokens) else max(tokens + SHORT_STEP, self._columns + more)
+        self._grow(rows, columns)
+
+    def _grow(self, rows: int, columns: int) -> None:
+        """Gives the buffers at least as many rows and columns."""
+        assert self.keys is not None
+        assert self.values is not None
+        rows, columns = max(rows, self.keys.shape[0]), max(columns, self._columns)
+        if (rows, columns) != (self.keys.shape[0], self._columns):
+            more = [(0, rows - self.keys.shape[0]), (0, 0), (0, columns - self.keys.shape[2]), (0, 0)]
+            self.keys, self.values = (mx.pad(x, more) for x in (self.keys, self.values))
+        self._columns = columns
+
+    def moving(self, rows: Sequence[int]) -> list[mx.array]:
+        """Returns copies (lazy) of the rows that `filter` moves if it keeps these. Evaluate them before it: they
+        hold the buffers until then, and MLX would copy these as a whole."""
+        buffers = [x for x in (self.keys, self.values) if x is not None]
+        return [own(buffer[old]) for new, old in enumerate(rows) if old != new for buffer in buffers]
+
+    def filter(self, rows: Sequence[int], moving: Sequence[mx.array] = ()) -> None:
+        """Keeps only these rows, in this order, given the copies that `moving` has returned. The buffers stay as they
+        are while more than half of them is in use."""
+        lengths, shifts = [self.lengths[row] for row in rows], [self._shifts[row] for row in rows]
+        self.sources = [self.sources[row] for row in rows]
+        end = max(map(sum, zip(lengths, shifts, strict=True)))
+        if 2 * min(shifts) >= end:
+            self._lay(self._parts(rows), lengths)
+            return
+        if not moving:
+            mx.eval(moving := self.moving(rows))
+        copies = iter(moving)
+        buffers = [x for x in (self.keys, self.values) if x is not None]
+        for new, old in enumerate(rows):
+            for buffer in buffers if old != new else ():
+                buffer[new] = next(copies)
+        self._shifts = shifts
+        self.stand(lengths)
+        columns = self._columns if self.window is not None else min(self._columns, end + SHORT_STEP)
+        if buffers and 2 * len(lengths) * columns <= buffers[0].shape[0] * self._columns:
+            self.keys, self.values = (own(x[: len(lengths), :, :columns]) for x in buffers)
+            self._columns = columns
+
+    def wipe_row(self, row: int) -> None:
+        """Puts zeros in place of all entries of a row."""
+        for buffer in (self.keys, self.values):
+            if buffer is not None:
+                buffer[row] = 0
+
+    def wipe_columns(self, count: int) -> None:
+        """Puts zeros behind the end of each row, in place of the last `count` tokens that it has gone back by."""
+        if self.keys is not None and self.values is not None:
+            lengths, rows = self.lengths, len(self.lengths)
+            self.update_and_fetch(
+                *(mx.zeros((rows, x.shape[1], count, x.shape[3]), x.dtype) for x in (self.keys, self.values))
+            )
+            self.stand(lengths)
+
+    def keep_last(self, counts: Sequence[int]) -> None:
+        """Keeps the last entries of each row, as many as `counts` says, as if they were all. Not in a window."""
+        self._lay([self.latest(row, count) for row, count in enumerate(counts)], counts)
+
+    def _parts(self, rows: Sequence[int]) -> list[Buffers]:
+        most = max(self.lengths) if self.window is None else self.window + self.spare
+        return [self.latest(row, min(self.lengths[row], most)) for row in rows]
+
+    # --- columns
+
+    def _end(self) -> int:
+        """Returns the column after the last one of any row, if columns have not been taken in turn."""
+        return max(length + shift for length, shift in zip(self.lengths, self._shifts, strict=True))
+
+    def _shown(self, count: int) -> int:
+        """Returns the number of columns that attention reads in a forward over `count` tokens."""
+        return min(self._columns, self._end() + count)
+
+    def _make_room(self, count: int) -> None:
+        """Makes room for `count` more tokens of each row."""
+        most, wanted = self._most_columns(count), self._end() + count
+        if wanted <= self._columns or (most is not None and most <= self._columns):
+            return
+        if self.keys is None or most is not None:
+            self._lay(self._parts(range(len(self.lengths))), self.lengths, count, LONG_STEP)
+        else:
+            self._grow(0, self._columns - (self._columns - wanted) // LONG_STEP * LONG_STEP)
+
+    def _most_columns(self, count: int) -> int | None:
+        """Returns the columns that a window needs in a forward over `count` tokens; None without one. One more than
+        it shows, so that every mask tells where a row's oldest entries are: kernels add them up from there."""
+        return None if self.window is None else self.window + max(self.spare, count)
+
+    def _lay(self, parts: Sequence[Buffers], lengths: Sequence[int], count: int = 1, step: int = SHORT_STEP) -> None:
+        """Lays rows anew, with room for `count` more tokens of each: a multiple of `step`."""
+        held = [part[0].shape[2] if part else 0 for part in parts]
+        end, most = max(held), self._most_columns(count)
+        room = -(-count // step) * step
+        self._columns = end + room if most is None else max(end, min(end + room, most))
+        self._shifts = [end - length for length in lengths]
+        self.stand(lengths)
+        like = next((part for part in parts if part), None)
+        if like is None:
+            self.keys = self.values = None
+            return
+        buffers = [mx.zeros((len(parts), x.shape[1], self._columns, x.shape[3]), x.dtype) for x in like]
+        for row, (part, count) in enumerate(zip(parts, held, strict=True)):
+            for buffer, entries in zip(buffers, part, strict=False):
+                buffer[row : row + 1, :, end - count : end] = entries
+        self.keys, self.values = buffers
+
+
+def _entries(cache: KVCache | RotatingKVCache) -> Buffers:
+    """Returns what a row's own cache holds, oldest first."""
+    if cache.keys is None or cache.values is None:
+        return []
+    if isinstance(cache, KVCache):
+        return [x[..., : cache.offset, :] for x in (cache.keys, cache.values)]
+    return [cache._temporal_order(x)[..., -cache.size() :, :] for x in (cache.keys, cache.values)]
