@@ -47,7 +47,7 @@ def wings_of(settings: Settings | CheckSettings) -> Iterator[Wing]:
 
     These lines are all that the core's side knows of them: a wing that goes takes its folder and its lines here.
     """
-    from runner.drafts.opening import DraftsWing
+    from runner.drafts.wing import DraftsWing
 
     yield DraftsWing()
     from runner.media.wing import MediaWing
@@ -203,7 +203,8 @@ def _context(parts: Parts, chunk_tokens: int) -> EngineContext:
         show=parts.show,
         shifted=parts.shifted,
         unbatchable=parts.loaded.unbatchable or unbatchable_layers(parts.make_layers()),
-        drafting=parts.drafting,
+        drafter=parts.drafter,
+        rounds=parts.rounds,
         begin=sources.begin,
         ranks=parts.world.ranks,
         first_tokens=first_tokens if parts.world.ranks is None and settings.cache != "none" else None,

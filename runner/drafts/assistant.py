@@ -19,8 +19,8 @@ from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
 
 from runner.cache.layers.batch import KVRows
 from runner.cache.layers.hadamard import HadamardKVCache
+from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.target import Draw, HiddenStateDrafter, Target, Text, read_drafts, target_of, without
-from runner.engine.ports import DraftedAnswer
 from runner.errors import ModelError
 from runner.logs import error_line
 from runner.model.config import text_config

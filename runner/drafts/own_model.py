@@ -18,9 +18,9 @@ from runner.cache.layers.batch import (
 )
 from runner.cache.node import common_prefix
 from runner.cache.session import Session
+from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.target import MOST_TOGETHER, read_drafts
 from runner.engine.generation import Forward
-from runner.engine.ports import DraftedAnswer
 from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.weights.assemble import rehearse

@@ -10,8 +10,8 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from runner.cache.layers.batch import KVRows
+from runner.drafts.drafting import DraftedAnswer
 from runner.engine.generation import Forward
-from runner.engine.ports import DraftedAnswer
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.parameters import observed
 from runner.sampling.sampler import preview

@@ -62,7 +62,7 @@ class Batches:
                 generation.drafter = None
             forward = context.memory.measured(context.forward_of(generation.request))
             steps = generation.life.known  # it goes on as if it had drawn a known first token
-            batch = Batch(generation, forward, context.shifted, steps)
+            batch = Batch(generation, forward, context.shifted, context.rounds, steps)
         except Exception as error:
             return self._recovery.retry_or_fail(generation, error)
         self.all.append(batch)

@@ -1,7 +1,7 @@
 """The parts of an engine, the world that its values come from, and the steps in which wings add to them. Owner: the
 engine thread."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -26,8 +26,20 @@ from runner.settings import CheckSettings, Settings
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from runner.engine.batch import Batch
     from runner.engine.guide import Grammar
-    from runner.engine.ports import Decider, Drafts, Embedder, Formats, Names, PromptMedia, Ranks, Shifted, Tier
+    from runner.engine.ports import (
+        Decider,
+        Drafter,
+        Embedder,
+        Formats,
+        Names,
+        PromptMedia,
+        Ranks,
+        Rounds,
+        Shifted,
+        Tier,
+    )
 
 
 # --- The world of an engine: where the values come from that its decisions follow from. Here it is the world itself. A
@@ -52,6 +64,8 @@ class Sources(NamedTuple):
     """The bytes that other processes of this runner take from the budget."""
     begin: Callable[..., Generation] = Generation
     """Makes a generation."""
+    step_s: Callable[[float], float] = float
+    """Takes the seconds that a decode step took, and returns those to learn from."""
 
 
 class World:
@@ -132,7 +146,10 @@ class Parts:
     names: "Names | None" = None
     """The names of media in the keys of caches."""
     formats: "Formats" = field(default_factory=NoFormats)
-    drafting: "Drafts | None" = None
+    drafter: "Callable[[Sequence[int]], Drafter] | None" = None
+    """Makes a drafter for the answer to a prompt, given its keys."""
+    rounds: "Callable[[Batch], Rounds] | None" = None
+    """Makes the rounds of a batch; set with it."""
     disk: "Tier | None" = None
     embedder: "Embedder | None" = None
     """Set for a model that makes embeddings, or scores of options, and no text."""

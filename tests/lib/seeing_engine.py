@@ -23,6 +23,7 @@ from protocol import CompletionRequest, Media
 from protocol.request import Options
 from runner.cache import make_cache
 from runner.drafts.drafting import Drafting
+from runner.drafts.rounds import BatchRounds
 from runner.engine.context import EngineContext
 from runner.engine.events import Failed, Refused
 from runner.engine.generation import Forward
@@ -208,7 +209,8 @@ class SeeingEngine(SlicedEngine):
             self.memory,
             show=self.encoder.begin,
             shifted=self.encoder.shifted,
-            drafting=drafting,
+            drafter=None if drafting is None else drafting.drafter,
+            rounds=None if drafting is None else partial(BatchRounds, drafting),
         )
         super().__init__(context, policy or NotingPolicy(), parallel, clock)
 

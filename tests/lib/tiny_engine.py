@@ -33,6 +33,7 @@ from runner.cache import make_cache
 from runner.cache.session import Session
 from runner.cache.trie_cache import TrieCache
 from runner.drafts.drafting import Drafting
+from runner.drafts.rounds import BatchRounds
 from runner.engine.context import EngineContext
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.first_tokens import FirstTokens
@@ -490,8 +491,7 @@ class SlicedEngine:
         self.clock = clock
         self.schedule = schedule
         self.slices = 0
-        self.drafter: Callable[[Generation], Drafter] | None = None
-        """Makes the drafter of each request."""
+        self._drafter: Callable[[Generation], Drafter] | None = None
         self._outbox = outbox or plain_outbox()
         self.scheduler = Scheduler(context, schedule, parallel, self._outbox)
         self.scheduler.batches.lone_steps = 0  # so that short answers join, too
@@ -500,9 +500,15 @@ class SlicedEngine:
 
     def _note_session(self, generation: Generation) -> None:
         cast("EngineClient", generation.request.stream).session = generation.session
-        if self.drafter is not None:
-            generation.drafter = self.drafter(generation)
+        if self._drafter is not None:
+            generation.drafter = self._drafter(generation)
         self._continue(generation)
+
+    def let_draft(self, drafting: Drafting, drafter: Callable[[Generation], Drafter]) -> None:
+        """Lets answers be drafted, each by the drafter that is made for it."""
+        self._drafter = drafter
+        context = self.scheduler._context
+        self.scheduler._context = context._replace(rounds=partial(BatchRounds, drafting))
 
     @property
     def idle(self) -> bool:
@@ -580,7 +586,8 @@ class TinyEngine(SlicedEngine):
             lambda: make_cache(cache, self.kind.make_layers, budget_bytes=budget),
             memory or MemoryBudget(ZeroMeter(), room, 2048),
             unbatchable=unbatchable or ("its layers" if name in UNBATCHABLE else ""),
-            drafting=drafting,
+            drafter=None if drafting is None else drafting.drafter,
+            rounds=None if drafting is None else partial(BatchRounds, drafting),
             begin=Generation if tape is None else partial(taped.TapedGeneration, tape),
             ranks=ranks,
             first_tokens=FirstTokens(CONTEXT) if first_tokens and ranks is None and cache != "none" else None,

@@ -178,7 +178,7 @@ ADAPTERS = (
 )
 """The folders that know mlx-lm: its layer caches, its models, and models of ours that are built of its parts."""
 KNOW_MLX = {
-    "drafts": ("heads/", "assistant.py", "dflash/", "kinds", "opening", "own_model", "target"),
+    "drafts": ("heads/", "assistant.py", "dflash/", "kinds", "own_model", "rounds", "target", "wing"),
     "embeddings": ("embedder", "wing", "decisions/"),
     "media": ("towers/", "encoder", "forward", "vlm/sight"),
     "disk": ("check", "namespace", "restores", "serialize"),

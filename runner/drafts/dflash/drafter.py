@@ -13,8 +13,8 @@ from mlx_lm.models.rope_utils import initialize_rope
 
 from runner.cache.layers.batch import LONG_STEP, SHORT_STEP, KVRows, arrays_of
 from runner.drafts.dflash.config import DFlashConfig
+from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.target import Draw, RowDrafter, RowText, Target, padded, read_drafts
-from runner.engine.ports import DraftedAnswer
 
 # --- The layers of a DFlash draft, and the context that they see.
 

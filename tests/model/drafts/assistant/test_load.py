@@ -11,7 +11,7 @@ import pytest
 from runner.drafts.assistant import Assistant, AssistantDrafter, load_assistant, read
 from runner.drafts.drafting import DraftModel
 from runner.drafts.kinds import open_draft, open_own_draft
-from runner.drafts.opening import DraftModelOpener
+from runner.drafts.wing import DraftModelOpener
 from runner.errors import DraftError
 from runner.model import open_model
 from runner.model.weights.load import LoadedModel, load

@@ -9,8 +9,8 @@ from mlx.nn.layers.base import Module
 from runner.drafts.dflash.config import read_dflash_config
 from runner.drafts.dflash.drafter import BlockDraft, BlockDrafter, BlockText, Context, DFlashModule, Parts
 from runner.drafts.dflash.load import block_target
+from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.target import Draw, Tap
-from runner.engine.ports import DraftedAnswer
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.dflash import DRAFT, dflash_config
