@@ -138,9 +138,7 @@ class BatchRounds:
     def try_step(self, limit: StepLimit | None) -> Sequence[Choice] | None:
         batch = self._batch
         if batch.generations is not self._generations:
-            self._generations = batch.generations
-            rows = enumerate(batch.generations)
-            self._drafted = [(row, each, drafter) for row, each in rows if (drafter := _drafter_of(each))]
+            self._regroup()
         self._asked_rows = 0.0
         drafts = self._find(limit)
         if TRACE.on:
@@ -151,6 +149,12 @@ class BatchRounds:
         # The layers of an answer without drafts would end a token earlier, and the cache would keep less of it.
         self.ahead = not drafts and (batch.is_drawn or not self._drafted or limit is None or limit.ahead)
         return None
+
+    def _regroup(self) -> None:
+        """Notes which answers are drafted, after some have joined or left."""
+        self._generations = self._batch.generations
+        rows = enumerate(self._generations)
+        self._drafted = [(row, each, drafter) for row, each in rows if (drafter := _drafter_of(each))]
 
     def _find(self, limit: StepLimit | None) -> Sequence[AnswerDrafts]:
         """Accepts the last round. Returns the drafts that a round within the limit should try: in this step or, if its
@@ -220,6 +224,8 @@ class BatchRounds:
         )
 
     def measures(self, steps: int) -> bool:
+        if self._batch.generations is not self._generations:  # some were split off in this step
+            self._regroup()
         return bool(self._drafted) and (steps % _MEASURED_STEPS == 0 or self._drafting.measuring > 0)
 
     def record_time(self, seconds: float, tokens: int) -> None:
