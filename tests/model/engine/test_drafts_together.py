@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from runner.cache.session import Session
-from runner.drafts.assistant import AssistantDrafter, read
+from runner.drafts.assistant import AssistantDrafter, read_shared
 from runner.drafts.dflash.drafter import BlockDrafter
 from runner.drafts.drafting import AnswerDrafter, Drafting, DraftModel, StepTime
 from runner.drafts.heads.head import HeadDrafter
@@ -447,7 +447,7 @@ def from_scratch(drafter: DraftModel, name: str, text: list[int], count: int) ->
             hidden = mx.concatenate([hidden, states[:, -1:]], axis=1)
         return drafts
     hidden, position = hidden[:, -1:], mx.array([len(text) - 2])
-    shared = read(drafter.assistant.places, drafter.assistant.kinds, layers)
+    shared = read_shared(drafter.assistant.places, drafter.assistant.kinds, layers)
     for _ in range(count):
         last = mx.array([[drafts[-1] if drafts else text[-1]]])
         logits, hidden = drafter.assistant.step(last, hidden, shared, position)
