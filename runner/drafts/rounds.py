@@ -140,14 +140,23 @@ class BatchRounds:
         if batch.generations is not self._generations:
             self._regroup()
         self._asked_rows = 0.0
-        drafts = self._find(limit)
+        is_drawn, drafted = batch.in_flight is not None, self._drafted
+        drafts: Sequence[AnswerDrafts] = ()
+        if (
+            (not self._rounds or self.accept())
+            and limit is not None
+            and (drafted and batch.vocab_size and batch.rows.may_draft)
+            and not all(batch.steps % drafter.every for _, _, drafter in drafted)
+            and self._drafting.look([(drafter, each.session) for _, each, drafter in drafted], batch.steps)
+        ):
+            drafts = self._find(limit)
         if TRACE.on:
             TRACE.lap("drafts")
-        if drafts and not batch.is_drawn:
+        if drafts and not is_drawn:
             self.ahead = True
             return self._run(drafts)
         # The layers of an answer without drafts would end a token earlier, and the cache would keep less of it.
-        self.ahead = not drafts and (batch.is_drawn or not self._drafted or limit is None or limit.ahead)
+        self.ahead = not drafts and (is_drawn or not drafted or limit is None or limit.ahead)
         return None
 
     def _regroup(self) -> None:
@@ -156,30 +165,23 @@ class BatchRounds:
         rows = enumerate(self._generations)
         self._drafted = [(row, each, drafter) for row, each in rows if (drafter := _drafter_of(each))]
 
-    def _find(self, limit: StepLimit | None) -> Sequence[AnswerDrafts]:
-        """Accepts the last round. Returns the drafts that a round within the limit should try: in this step or, if its
-        tokens are already drawn, in the next one, for whose drafts one stands then."""
-        batch, drafted = self._batch, self._drafted
-        may_draft = drafted and batch.vocab_size and batch.rows.may_draft
-        if not self.accept() or limit is None or not may_draft:
-            return ()
-        if all(batch.steps % drafter.every for _, _, drafter in drafted):
-            return ()
-        if not self._drafting.look([(drafter, each.session) for _, each, drafter in drafted], batch.steps):
-            return ()
-        if not batch.is_drawn:
+    def _find(self, limit: StepLimit) -> Sequence[AnswerDrafts]:
+        """Returns the drafts that a round within the limit should try: in this step or, if its tokens are already
+        drawn, in the next one, for whose drafts one stands then."""
+        batch, drafted, is_drawn = self._batch, self._drafted, self._batch.in_flight is not None
+        if not is_drawn:
             batch.release_samplers()  # a model that drafts draws as the answers do
         answers, lengths = [], batch.rows.lengths
         for row, each, drafter in drafted:
             wanted = each.request.most_drafts
             most = each.room - 1 if wanted is None else min(each.room - 1, wanted)
-            if most > int(batch.is_drawn) and not (drafter.gives_up or each.grammar.over):
+            if most > int(is_drawn) and not (drafter.gives_up or each.grammar.over):
                 sampler = each.sampler(batch.vocab_size)
                 answers.append(DraftedAnswer(drafter, each.session, most, sampler, row, lengths[row]))
         if not answers:
             return ()
         step = DraftedStep(answers, len(batch.generations), limit, batch.rows.layers)
-        if batch.is_drawn:
+        if is_drawn:
             return [AnswerDrafts((0,))] if self._drafting.expects(step) else ()
         proposed: list[Sequence[int]] = [()] * step.together
         for answer, tokens in zip(answers, self._drafting.propose(step), strict=True):
@@ -229,10 +231,10 @@ class BatchRounds:
         return bool(self._drafted) and (steps % _MEASURED_STEPS == 0 or self._drafting.measuring > 0)
 
     def record_time(self, seconds: float, tokens: int) -> None:
-        steps, self._measured_at = self._batch.steps - self._measured_at, self._batch.steps
-        length = self._batch.forward_rows
-        together = len(self._batch.generations)
-        time = StepTime(self._drafting.step_s(seconds), tokens, together, length, self._asked_rows or length, steps)
+        batch, seconds = self._batch, self._drafting.step_s(seconds)
+        steps, self._measured_at = batch.steps - self._measured_at, batch.steps
+        asked = self._asked_rows or batch.latest_rows
+        time = StepTime(seconds, tokens, len(batch.generations), batch.forward_rows, asked, steps)
         self._drafting.record_time([drafter for _, _, drafter in self._drafted], time)
 
 

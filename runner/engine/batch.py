@@ -104,12 +104,15 @@ class Batch:
         """The tokens of the vocabulary; 0 until they are known, after the first forward."""
         self._has_changed = bool(steps)  # generations have joined or left
         # Until the next step.
-        self._in_flight = in_flight
+        self.in_flight = in_flight
+        """What the next step goes on from."""
         self.steps = steps
         """The number of steps so far."""
         # Of the last step.
         self.forward_rows = 0
         """The rows of an answer in its forward, with padding; 0 if there was none, -1 if there were several."""
+        self.latest_rows = 0
+        """The same of the latest step that had a forward."""
         self._lost: Results = []  # late generations that could not be split off
         self.split_off: list[Batch] = []
         """Batches of one, split off because their masks took too long for the others; the reader empties the list."""
@@ -119,11 +122,6 @@ class Batch:
     def nbytes(self) -> int:
         """The bytes held beside the layers of the generations themselves."""
         return self.rows.nbytes
-
-    @property
-    def is_drawn(self) -> bool:
-        """True if the next tokens are drawn, and not read yet."""
-        return self._in_flight is not None
 
     @property
     def ready(self) -> bool:
@@ -142,7 +140,7 @@ class Batch:
         self.forward_rows = 0
         choices: Sequence[Choice | None]
         rounds = self._rounds
-        if isinstance(self._in_flight, StepAwaitingMasks):
+        if isinstance(self.in_flight, StepAwaitingMasks):
             choices = self._step_with_masks()
         elif rounds is not None and (drawn := rounds.try_step(limit)) is not None:
             choices = self._follow(drawn, None) if self._guided else drawn
@@ -160,7 +158,7 @@ class Batch:
 
     def _step_drawn(self, *, dispatch: bool) -> Sequence[Choice | None]:
         """Reads the tokens that are drawn, if need be now. Before that it may `dispatch` the forward after them."""
-        drawn = self._in_flight
+        drawn = self.in_flight
         if not isinstance(drawn, Drawn):
             for each in self.generations:
                 each.start_decode()
@@ -181,7 +179,7 @@ class Batch:
         if TRACE.on:
             TRACE.lap("wait")
         if not self._guided:
-            self._in_flight = following
+            self.in_flight = following
             return _without(drawn.recorded, self.generations, choices) if drawn.recorded else choices
         return self._follow(choices, logits, drawn.own)
 
@@ -194,7 +192,7 @@ class Batch:
         """Lets the grammars follow the tokens that were read. Returns as `_step_with_masks`."""
         for generation, choice in zip(self.generations, choices, strict=True):
             generation.grammar.follow(choice)
-        self._in_flight = StepAwaitingMasks([*choices], logits, own)
+        self.in_flight = StepAwaitingMasks([*choices], logits, own)
         return self._step_with_masks()
 
     def _step_with_masks(self) -> list[Choice]:
@@ -207,15 +205,15 @@ class Batch:
             return []
         if late:
             self._split_off(late)
-        step = self._in_flight
+        step = self.in_flight
         assert isinstance(step, StepAwaitingMasks)
         pairs = [*zip(self.generations, step.choices, strict=True)]
         choices = [generation.with_forced(choice, alone=len(pairs) == 1) for generation, choice in pairs]
         if step.logits is None or all(map(Generation.ends_after, self.generations, choices)):
-            self._in_flight = None
+            self.in_flight = None
         else:
             forced = choices[0].forced
-            self._in_flight = Drawn(
+            self.in_flight = Drawn(
                 self._draw(self.run(self.rows.compute, mx.array([forced])) if forced else step.logits)
             )
         return choices
@@ -223,7 +221,7 @@ class Batch:
     def _split_off(self, late: Sequence[Generation]) -> None:
         if self._rounds is not None:
             self._rounds.accept(awaiting=True)
-        everyone, step = self.generations, self._in_flight
+        everyone, step = self.generations, self.in_flight
         assert isinstance(step, StepAwaitingMasks)
         try:
             self._lost = self.leave(late)
@@ -257,20 +255,20 @@ class Batch:
         """Returns True if both stand before their next token, so that one may join the other: it is drawn or, without
         grammars, the last one recorded is the only one that the layers have not seen. Accepts their last rounds."""
         if self._guided or other._guided:
-            return all(isinstance(each._in_flight, Drawn) and not each._in_flight.recorded for each in (self, other))
+            return all(isinstance(each.in_flight, Drawn) and not each.in_flight.recorded for each in (self, other))
         return self._is_before_token() and other._is_before_token()
 
     def _is_before_token(self) -> bool:
-        if self._in_flight is None and self._rounds is not None:
+        if self.in_flight is None and self._rounds is not None:
             self._rounds.accept()
-        if self._in_flight is None:  # without a prompt before the token, layers are empty and of no known shape
+        if self.in_flight is None:  # without a prompt before the token, layers are empty and of no known shape
             return all(self.rows.lengths) and all(len(tokens) == 1 for tokens in self.rows.unseen)
-        return isinstance(self._in_flight, Drawn)
+        return isinstance(self.in_flight, Drawn)
 
     def _coming(self) -> Drawn:
         """Returns the next token of each generation, drawn or recorded."""
-        if isinstance(self._in_flight, Drawn):
-            return self._in_flight
+        if isinstance(self.in_flight, Drawn):
+            return self.in_flight
         tokens = mx.array(self.rows.unseen, mx.uint32)[:, 0]
         return Drawn(Sample(tokens), recorded=self.generations)
 
@@ -311,7 +309,7 @@ class Batch:
         recorded = [generation for each in coming for generation in each.recorded]
         for generation in recorded:
             generation.start_decode()
-        self._in_flight = Drawn(sample, own, recorded) if len(recorded) < len(self.generations) else None
+        self.in_flight = Drawn(sample, own, recorded) if len(recorded) < len(self.generations) else None
         self._has_changed = True
         self._shifts = any(each._shifts for each in batches)
         self._guided = any(each._guided for each in batches)
@@ -322,16 +320,16 @@ class Batch:
         rows = self.generations
         gone = {row for row, generation in enumerate(rows) if generation in leaving}
         if self._rounds is not None:
-            self._rounds.accept(gone, awaiting=isinstance(self._in_flight, StepAwaitingMasks))
+            self._rounds.accept(gone, awaiting=isinstance(self.in_flight, StepAwaitingMasks))
         stay = staying(len(rows), gone)
         self.generations = [rows[row] for row in stay]
         self._guided = any(each.grammar.guide is not None for each in self.generations)
         self._has_changed = True
         self.release_samplers()
-        if stay and isinstance(self._in_flight, Drawn):
-            self._in_flight = self._in_flight._replace(sample=self._in_flight.sample.take(stay))
-        elif stay and isinstance(self._in_flight, StepAwaitingMasks):
-            self._in_flight = self._in_flight.of(stay)
+        if stay and isinstance(self.in_flight, Drawn):
+            self.in_flight = self.in_flight._replace(sample=self.in_flight.sample.take(stay))
+        elif stay and isinstance(self.in_flight, StepAwaitingMasks):
+            self.in_flight = self.in_flight.of(stay)
         failed: Results = []
         for row, generation in enumerate(rows):
             if row not in stay:
@@ -355,14 +353,14 @@ class Batch:
     def break_up(self, error: Exception) -> Results:
         """Breaks up the batch after this error: each generation goes back to what its own layers have seen, and takes
         the token that it drew on them, if it has not. One whose own layers are lost has failed."""
-        own = self._in_flight.own if isinstance(self._in_flight, Drawn | StepAwaitingMasks) else {}
+        own = self.in_flight.own if isinstance(self.in_flight, Drawn | StepAwaitingMasks) else {}
         return self._lost + [(each, _fall_back(each, own.get(each), error)) for each in self.generations]
 
     # --- on the device
 
     def run(self, compute: Callable[[Forward, mx.array], _Logits], tokens: mx.array) -> _Logits:
         """Runs the forward over tokens [B, L] by a method of the rows. Returns what that does."""
-        self.forward_rows = -1 if self.forward_rows else tokens.shape[1]
+        self.forward_rows = self.latest_rows = -1 if self.forward_rows else tokens.shape[1]
         with self._shifted([each.shift for each in self.generations]) if self._shifts else nullcontext():
             logits = compute(self._forward, tokens)
         if TRACE.on:
