@@ -24,7 +24,6 @@ import mlx.core as mx
 
 from runner.cache.layers.batch import staying
 from runner.cache.session import DecodeRows
-from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation, Results
 from runner.engine.policy import StepLimit
 from runner.engine.trace import TRACE
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 _CLEAR_STEPS = 256  # mlx-lm's caches grow by as many tokens at a time, into new buffers
 _PADDING_TOKENS = 256  # a row may always be padded by as many
-_GRAMMAR_WAIT_S = 0.05  # a batch waits for a mask; then the answer decodes alone
+GRAMMAR_WAIT_S = 0.05  # a batch waits for a mask; then the answer decodes alone
 _GRAMMAR_WAIT_ALONE_S = 0.005  # an answer alone waits; then other slices run
 _ids = count()
 _Logits = TypeVar("_Logits", mx.array, mx.array | None)
@@ -113,7 +112,8 @@ class Batch:
         """The rows of an answer in its forward, with padding; 0 if there was none, -1 if there were several."""
         self.latest_rows = 0
         """The same of the latest step that had a forward."""
-        self._lost: Results = []  # late generations that could not be split off
+        self.lost: Results = []
+        """Generations whose masks were late and that could not be split off."""
         self.split_off: list[Batch] = []
         """Batches of one, split off because their masks took too long for the others; the reader empties the list."""
         self._rounds = rounds(self) if rounds is not None else None
@@ -198,7 +198,7 @@ class Batch:
     def _step_with_masks(self) -> list[Choice]:
         """Waits for the masks, and draws the tokens after those that were read. Returns these, with those that the
         grammar forces after them if there is one answer; none if all masks are late."""
-        until_s = monotonic() + (_GRAMMAR_WAIT_S if len(self.generations) > 1 else _GRAMMAR_WAIT_ALONE_S)
+        until_s = monotonic() + (GRAMMAR_WAIT_S if len(self.generations) > 1 else _GRAMMAR_WAIT_ALONE_S)
         late = [each for each in self.generations if not each.grammar.wait(max(0.0, until_s - monotonic()))]
         TRACE.lap("grammar")
         if late and len(late) == len(self.generations):
@@ -224,7 +224,7 @@ class Batch:
         everyone, step = self.generations, self.in_flight
         assert isinstance(step, StepAwaitingMasks)
         try:
-            self._lost = self.leave(late)
+            self.lost = self.leave(late)
         except Exception:
             self.generations = everyone
             raise
@@ -238,7 +238,7 @@ class Batch:
     def take(self, choices: Sequence[Choice | None]) -> Results:
         """Gives each generation its tokens, which `step` returned. Returns the events of each."""
         pairs = zip(self.generations, choices, strict=True)
-        lost, self._lost = self._lost, []
+        lost, self.lost = self.lost, []
         results = lost + [(generation, generation.take(choice)) for generation, choice in pairs if choice]
         if TRACE.on:
             TRACE.lap("text")
@@ -287,7 +287,7 @@ class Batch:
     def make_room(self, lengths: Sequence[int]) -> bool:
         """Makes room for rows of these lengths, which are to join, and for the next tokens of all: a piece of it, as
         all rows are copied. Returns True if there is all of it. If this raises, several generations can only decode one
-        by one, after `break_up`."""
+        by one, by `Recovery.break_up`."""
         return self.rows.make_room(len(lengths), max(lengths, default=0))
 
     def join(self, others: Sequence["Batch"]) -> None:
@@ -316,7 +316,7 @@ class Batch:
 
     def leave(self, leaving: Sequence[Generation]) -> Results:
         """Removes these generations; their own layers take over what the batch has computed. Returns the generations
-        for which that failed. If this raises, the remaining ones can only decode one by one, after `break_up`."""
+        for which that failed. If this raises, the remaining ones can only decode one by one, by `Recovery.break_up`."""
         rows = self.generations
         gone = {row for row, generation in enumerate(rows) if generation in leaving}
         if self._rounds is not None:
@@ -350,11 +350,10 @@ class Batch:
             with self._shifted([generation.shift]):
                 DecodeRows(generation.session).compute(self._forward, mx.array([unseen]))
 
-    def break_up(self, error: Exception) -> Results:
-        """Breaks up the batch after this error: each generation goes back to what its own layers have seen, and takes
-        the token that it drew on them, if it has not. One whose own layers are lost has failed."""
-        own = self.in_flight.own if isinstance(self.in_flight, Drawn | StepAwaitingMasks) else {}
-        return self._lost + [(each, _fall_back(each, own.get(each), error)) for each in self.generations]
+    @property
+    def own(self) -> Mapping[Generation, Sample]:
+        """The tokens that answers drew on their own layers and have not taken."""
+        return self.in_flight.own if isinstance(self.in_flight, Drawn | StepAwaitingMasks) else {}
 
     # --- on the device
 
@@ -407,29 +406,3 @@ def _without(
 ) -> Sequence[Choice | None]:
     rows = zip(generations, choices, strict=True)
     return [None if generation in recorded else choice for generation, choice in rows]
-
-
-def _fall_back(generation: Generation, own: Sample | None, error: Exception) -> list[Event]:
-    """Lets an answer go back to what its own layers have seen, to go on alone; it fails if these are lost.
-
-    It takes the token that it drew on them, if it has not: `own`. Returns the events for the client.
-    """
-    # Without a token to take, its layers must not have seen the token that it would go back to.
-    seen_all = own is None and generation.session.position >= len(generation.session.recorded)
-    if generation.session.failed or seen_all:
-        return generation.fail(error)
-    events: list[Event] = []
-    try:
-        if own:
-            generation.restart_grammar()
-            generation.grammar.follow(choice := own.read()[0])
-            if generation.grammar.wait(_GRAMMAR_WAIT_S):
-                events += generation.take(generation.with_forced(choice, alone=False))
-            else:
-                events += generation.abort("its grammar takes too long to be followed again")
-        if not generation.done:
-            generation.return_to_prefill()
-    except Exception as fault:
-        generation.note_forward(fault)
-        events += generation.fail(fault)
-    return events
