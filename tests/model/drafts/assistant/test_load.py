@@ -24,7 +24,7 @@ from scripts.tools.models.store import Store, add_draft, source_tensors, write_s
 from scripts.tools.models.tensors import Quantization, rounded
 from tests.lib.kernels import mlx_own
 from tests.model.drafts.assistant.made import Arrays, Change, pair_of, write
-from tests.model.drafts.test_opening import LARGE, checked, settings
+from tests.model.drafts.test_wing import LARGE, checked, settings
 from tests.model.loading.conftest import layers_apart
 
 PACKED = "groups of another table"
