@@ -301,30 +301,29 @@ class Drafting:
             self.policy.record_drafting(max(map(len, drafts)), seconds, step.together)
         return drafts
 
-    def record_time(self, drafters: Sequence["AnswerDrafter"], step: StepTime) -> None:
+    def record_time(self, drafters: list["AnswerDrafter"], step: StepTime) -> None:
         """Records how long a step took, given the drafters of its answers."""
-        own = [*drafters]
-        context_tokens = max((each.known for each in own), default=0)
+        context_tokens = max((each.known for each in drafters), default=0)
         rows = max(1, rows_of(step.asked, step.length))
         if step.length == 1:
             self.rarest = min(int(self._look_s / (_LOOK_SHARE * step.seconds)).bit_length(), _RAREST)
         if step.length > 1 or (step.length == 1 and not self._model_worked):
             self.policy.record_time(rows, step.seconds - self.model_s, context_tokens, step.together)
-        drafted = any(each.drafted for each in own)
-        offered = drafted or any(each.offered for each in own)
+        drafted = any(each.drafted for each in drafters)
+        offered = drafted or any(each.offered for each in drafters)
         self.speed(step.together).record(step.tokens, step.seconds, drafted=drafted, offered=offered)
         if self.model is not None:
             speed = self.speed(step.together, by_model=True)
             speed.record(step.tokens, step.seconds, drafted=self._model_worked, offered=self._model_offered)
-        if own != self.latest:
+        if drafters != self.latest:
             self._wanted = 0  # it was for others
         self.measuring = max(0, self.measuring - 1)
-        self.latest, self._together = own, step.together
+        self.latest, self._together = drafters, step.together
         self._model_offered = self._model_worked = False
         self.model_s = 0.0
-        slacks, tokens = [each.slack_s for each in own], [1 + each.right for each in own]
-        after = self.policy.slacks_after(slacks, tokens, rows, context_tokens, step.together, step.steps - 1)
-        for each, slack_s in zip(own, after, strict=True):
+        terms = Terms(context_tokens, step.together, slacks=[each.slack_s for each in drafters])
+        after = self.policy.slacks_after(terms, [1 + each.right for each in drafters], rows, step.steps - 1)
+        for each, slack_s in zip(drafters, after, strict=True):
             each.end_step(slack_s)
 
     def record_outcome(self, draft: Draft, taken: int, right: int) -> None:

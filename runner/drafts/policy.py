@@ -507,26 +507,18 @@ class DraftPolicy:
             return best
         return [length + (padded or place == probed) for place, length in enumerate(best)]
 
-    def slacks_after(
-        self,
-        slacks: Sequence[float],
-        tokens: Sequence[int],
-        rows: float,
-        context_tokens: int,
-        together: int,
-        plain_steps: int = 0,
-    ) -> Sequence[float]:
-        """Returns the slacks of answers after so many plain steps and a round that brought each so many tokens, of so
-        many rows of each answer, or another plain step, of one row."""
-        known = self._costs_of(together)
-        if not known.known or rows > self._longest_of_all(together) + 1:
-            return slacks
-        plain_s = known.plain_s(context_tokens)
+    def slacks_after(self, terms: Terms, tokens: Sequence[int], rows: float, plain_steps: int = 0) -> Sequence[float]:
+        """Returns the slacks of answers after `plain_steps` and a round of `rows` rows of each answer, or another plain
+        step, of one row. The last one brought each answer these `tokens`."""
+        known = self._costs_of(terms.together)
+        if not known.known or rows > self._longest_of_all(terms.together) + 1:
+            return terms.slacks
+        plain_s = known.plain_s(terms.context_tokens)
         before_s = plain_steps * (1 - _LEAST_PACE) * plain_s
-        least_s = _LEAST_PACE * (plain_s if rows == 1 else cost_of(known.curve(context_tokens), rows))
+        least_s = _LEAST_PACE * (plain_s if rows == 1 else cost_of(known.curve(terms.context_tokens), rows))
         return [
             min(_MOST_SLACK_S, slack + before_s + brought * plain_s - least_s)
-            for slack, brought in zip(slacks, tokens, strict=True)
+            for slack, brought in zip(terms.slacks, tokens, strict=True)
         ]
 
     def _costs_of(self, together: int) -> RoundCosts:

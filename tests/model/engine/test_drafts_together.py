@@ -368,7 +368,7 @@ def test_one_in_eight_steps_is_measured_as_long_as_nothing_is_worth_a_draft() ->
     drafting, measured = Drafting(Fixed(0)), list[int]()
     record = drafting.record_time
 
-    def note(drafters: Sequence[AnswerDrafter], step: StepTime) -> None:
+    def note(drafters: list[AnswerDrafter], step: StepTime) -> None:
         measured.append(step.steps)
         record(drafters, step)
 

@@ -471,7 +471,7 @@ def test_an_answer_that_is_ahead_lets_others_draft() -> None:
     draft, step_s, round_s = Draft([1] * 15, "own", 20), 0.01, 0.05
     for _ in range(100):
         policy.record_outcome(draft, 15, 15)
-    assert policy.slacks_after([0.3], [1], 16, 1000, 4) == [0.3], "nothing is known"
+    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [1], 16) == [0.3], "nothing is known"
     for rows in [*range(1, 17)] * 20:
         policy.record_time(rows, step_s + (round_s - step_s) * (rows - 1) / 15, 1000, 4)
     lost = 0.95 * round_s - step_s
@@ -479,14 +479,16 @@ def test_an_answer_that_is_ahead_lets_others_draft() -> None:
         found = policy.lengths([draft] * 3, Terms(1000, 4, slacks=[0.0, 0.0, 0.0, slack]))
         assert found == pytest.approx([length] * 3, abs=1)
         assert policy.lengths([draft] * 3, Terms(1000, 4, slacks=[slack, slack, slack, 0.0])) == [0] * 3
-    assert policy.slacks_after([0.3], [1], 16, 1000, 4) == pytest.approx([0.3 - lost], rel=0.01)
-    assert policy.slacks_after([0.3], [16], 16, 1000, 4) == pytest.approx(
+    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [1], 16) == pytest.approx([0.3 - lost], rel=0.01)
+    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [16], 16) == pytest.approx(
         [0.3 + 16 * step_s - 0.95 * round_s], rel=0.01
     )
-    assert policy.slacks_after([0.3], [1], 1, 1000, 4) == pytest.approx([0.3 + 0.05 * step_s], rel=0.01)
-    assert policy.slacks_after([0.3], [1], 1, 1000, 4, 7) == pytest.approx([0.3 + 8 * 0.05 * step_s], rel=0.01)
-    assert policy.slacks_after([0.999], [16], 16, 1000, 4) == [1.0]
-    assert policy.slacks_after([0.3], [17], 17, 1000, 4) == [0.3], "nothing is learned from forced tokens"
+    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [1], 1) == pytest.approx([0.3 + 0.05 * step_s], rel=0.01)
+    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [1], 1, 7) == pytest.approx(
+        [0.3 + 8 * 0.05 * step_s], rel=0.01
+    )
+    assert policy.slacks_after(Terms(1000, 4, slacks=[0.999]), [16], 16) == [1.0]
+    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [17], 17) == [0.3], "nothing is learned from forced tokens"
 
 
 def test_a_forward_has_no_more_tokens_than_are_allowed() -> None:
