@@ -19,7 +19,6 @@ from runner.engine.policy import StepLimit
 from runner.engine.trace import TRACE
 from runner.sampling.filters import Mask
 from runner.sampling.sample import Choice, Sample
-from runner.sampling.sampler import Sampler
 
 _PATIENCE_S = 0.005  # for a grammar to look ahead; what it does not know by then is not tried
 _MEASURED_STEPS = 8  # the time of one in so many steps is recorded if nothing is at hand to draft
@@ -40,17 +39,15 @@ class AnswerRound:
     """The part of one answer in a round, from its forward until the layers stand after what was right. Owner: the
     engine thread."""
 
-    def __init__(self, generation: Generation, drafts: AnswerDrafts, unseen: Sequence[int]) -> None:
+    def __init__(self, generation: Generation, drafts: AnswerDrafts, unseen: Sequence[int], vocab_size: int) -> None:
         """`unseen` are the recorded tokens that the layers have not seen: the last one, and those before it that were
         forced."""
         self._generation = generation
         self._drafts = drafts
         self._unseen = unseen
         self._start = len(generation.session.recorded) - len(unseen)
+        self._sampler = generation.sampler(vocab_size)
         self._right = 0  # drafts
-        self._sampler: Sampler | None = None
-        self._sample: Sample | None = None
-        self._drawn: Sequence[Choice] = ()
 
     @property
     def tokens(self) -> list[int]:
@@ -58,29 +55,22 @@ class AnswerRound:
         return [*self._unseen, *self._drafts.tokens]
 
     def draw(self, logits: mx.array) -> Sample:
-        """Draws from the logits [L, V] of its tokens, for `read`. Evaluates nothing."""
+        """Draws from the logits [L, V] of its tokens. Evaluates nothing."""
         drafts, masks, _ = self._drafts
-        self._sampler = self._generation.sampler(logits.shape[-1])
-        self._sample = self._sampler.draw_ahead(logits[-1 - len(drafts) :], drafts, masks)
-        return self._sample
+        return self._sampler.draw_ahead(logits[-1 - len(drafts) :], drafts, masks)
 
-    def read(self) -> bool:
-        """Waits for the tokens that were drawn. Returns False if one of them is not from numbers. A draft may be to
-        blame, also for those before it: attention multiplies what it must not look at by 0, and NaN stays NaN. So
-        nothing of the round counts then, and the answer tries no further drafts."""
-        assert self._sample is not None
-        self._drawn = self._sample.read()
-        is_from_numbers = all(each.from_numbers for each in self._drawn)
-        if not is_from_numbers:
-            drafter = _drafter_of(self._generation)
-            assert drafter is not None
+    def is_from_numbers(self, drawn: Sequence[Choice]) -> bool:
+        """Returns False if one of the tokens that were drawn is not from numbers. A draft may be to blame, also for
+        those before it: attention multiplies what it must not look at by 0, and NaN stays NaN. So nothing of the round
+        counts then, and the answer tries no further drafts."""
+        is_from_numbers = all(each.from_numbers for each in drawn)
+        if not is_from_numbers and (drafter := _drafter_of(self._generation)):
             drafter.gives_up = True
         return is_from_numbers
 
-    def choose(self) -> Choice:
+    def choose(self, drawn: Sequence[Choice]) -> Choice:
         """Returns the next token, and those after it that are right, too."""
-        assert self._sampler is not None
-        drafts, drawn = self._drafts.tokens, self._drawn
+        drafts = self._drafts.tokens
         while self._right < len(drafts) and drawn[self._right].token == drafts[self._right]:
             self._right += 1
         self._record()
@@ -194,7 +184,7 @@ class BatchRounds:
         """Draws the next token of each answer, and those after it that were drafted right, by one forward."""
         batch = self._batch
         answers = zip(batch.generations, drafts, batch.rows.unseen, strict=True)
-        rounds = [AnswerRound(generation, each, unseen) for generation, each, unseen in answers]
+        rounds = [AnswerRound(generation, each, unseen, batch.vocab_size) for generation, each, unseen in answers]
         tokens = [each.tokens for each in rounds]
         counts = [len(each) for each in tokens]
         longest = max(counts)
@@ -206,7 +196,8 @@ class BatchRounds:
             return None
         samples = [each.draw(row[: len(each.tokens)]) for each, row in zip(rounds, logits, strict=True)]
         mx.async_eval([array for sample in samples for array in sample.arrays()])
-        are_from_numbers = [each.read() for each in rounds]
+        drawn = [sample.read() for sample in samples]
+        are_from_numbers = [each.is_from_numbers(its) for each, its in zip(rounds, drawn, strict=True)]
         if TRACE.on:
             TRACE.lap("wait")
         if not all(are_from_numbers):
@@ -215,7 +206,7 @@ class BatchRounds:
         if skips:
             self._asked_rows = sum(counts) / len(counts)
         self._rounds = rounds
-        return [each.choose() for each in rounds]
+        return [each.choose(its) for each, its in zip(rounds, drawn, strict=True)]
 
     def accept(self, leaving: Collection[int] = (), *, awaiting: bool = False) -> bool:
         rounds, self._rounds = self._rounds, ()

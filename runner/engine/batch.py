@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import count
 from time import monotonic
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import mlx.core as mx
@@ -54,8 +53,8 @@ class Drawn(NamedTuple):
 class StepAwaitingMasks(NamedTuple):
     """The tokens of a step are read, and the grammars follow them."""
 
-    choices: list[Choice]
-    logits: mx.array | None
+    choices: Sequence[Choice]
+    logits: mx.array | None = None
     """[B, 1, V], from the forward over these tokens; None if there was none."""
     own: Mapping[Generation, Sample] = {}
     """As in `Drawn`."""
@@ -143,7 +142,7 @@ class Batch:
         if isinstance(self.in_flight, StepAwaitingMasks):
             choices = self._step_with_masks()
         elif rounds is not None and (drawn := rounds.try_step(limit)) is not None:
-            choices = self._follow(drawn, None) if self._guided else drawn
+            choices = self._follow(StepAwaitingMasks(drawn)) if self._guided else drawn
         else:
             choices = self._step_drawn(dispatch=rounds is None or rounds.ahead)
         if not choices:
@@ -181,18 +180,13 @@ class Batch:
         if not self._guided:
             self.in_flight = following
             return _without(drawn.recorded, self.generations, choices) if drawn.recorded else choices
-        return self._follow(choices, logits, drawn.own)
+        return self._follow(StepAwaitingMasks(choices, logits, drawn.own))
 
-    def _follow(
-        self,
-        choices: Sequence[Choice],
-        logits: mx.array | None,
-        own: Mapping[Generation, Sample] = MappingProxyType({}),
-    ) -> list[Choice]:
-        """Lets the grammars follow the tokens that were read. Returns as `_step_with_masks`."""
-        for generation, choice in zip(self.generations, choices, strict=True):
+    def _follow(self, step: StepAwaitingMasks) -> list[Choice]:
+        """Lets the grammars follow the tokens of a step. Returns as `_step_with_masks`."""
+        for generation, choice in zip(self.generations, step.choices, strict=True):
             generation.grammar.follow(choice)
-        self.in_flight = StepAwaitingMasks([*choices], logits, own)
+        self.in_flight = step
         return self._step_with_masks()
 
     def _step_with_masks(self) -> list[Choice]:
