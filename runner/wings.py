@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 WINGS = (
     Entry("numbers", "wing:NumbersWing", routes="endpoints:StatsEndpoints"),
     Entry("kv_bits", "wing:KvBitsWing"),
-    Entry("drafts", "opening:DraftsWing"),
+    Entry("drafts", "wing:DraftsWing"),
     Entry("media", "wing:MediaWing"),
     Entry("vlm", "wing:VlmWing", models="source:VlmChoice"),
     Entry("grammar", "wing:GrammarWing"),

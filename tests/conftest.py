@@ -15,7 +15,7 @@ from tests import CORES
 from tests.lib.leftovers import Holdings, leftovers
 from tests.limits import Limits
 from tests.linters import Linters
-from tests.tiers import is_full
+from tests.tiers import ASIDE, aside, is_full
 
 cpu.preload(kernels=os.environ.get("MLX_RUNNER_KERNELS", "auto"))
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # a GPU's short products differ by more than rounding
@@ -31,6 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run every test but the slow ones")
     parser.addoption("--all", action="store_true", help="run every test")
     parser.addoption("--real", action="store_true", help="run only the tests on a real model, which is fetched once")
+    for tier in ASIDE:
+        parser.addoption(f"--{tier}", action="store_true", help="run only the tests of this, all but the slow ones")
     parser.addoption("--lint", action="store_true", help="run ruff and mypy beside the tests")
 
 
@@ -56,7 +58,7 @@ LEFT_OUT = pytest.StashKey[int]()
 
 def beyond_fast(config: pytest.Config) -> bool:
     """True if the run is of more than the fast tier: of another one, or of tests and files that are named."""
-    return any(config.getoption(tier) for tier in ("full", "all", "real")) or any(
+    return any(config.getoption(f"--{tier}") for tier in ("full", "all", "real", *ASIDE)) or any(
         "::" in word or word.endswith(".py") for word in config.args
     )
 
@@ -71,6 +73,12 @@ def runs(item: pytest.Item, config: pytest.Config) -> bool:
     if config.getoption("--all"):
         return True
     if item.get_closest_marker("slow"):
+        return False
+    asked = [tier for tier in ASIDE if config.getoption(f"--{tier}")]
+    tier = aside(item.nodeid)
+    if asked:
+        return tier in asked
+    if tier and not any(word.endswith(".py") or aside(f"{word.rstrip('/')}/") for word in config.args):
         return False
     return beyond_fast(config) or not (item.get_closest_marker("full") or is_full(item.nodeid))
 
@@ -93,7 +101,7 @@ def pytest_testnodedown(node: object) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if left_out := config.stash.get(LEFT_OUT, 0):
-        tiers = [tier for tier in ("--full", "--all", "--real") if not config.getoption(tier)]
+        tiers = [f"--{tier}" for tier in ("full", "all", "real", *ASIDE) if not config.getoption(f"--{tier}")]
         terminalreporter.write_line(f"{left_out} tests of other tiers left out: scripts/test {' or '.join(tiers)}")
 
 

@@ -1,7 +1,9 @@
-"""The tests that run only with `scripts/test --full`: products, of which the fast tier keeps one of each kind.
+"""The tests that the fast tier leaves out: products, of which it keeps one of each kind, and those of capabilities that
+were never measured on real models, which have tiers of their own.
 
 A key of `FULL` is a test, a file or a folder; its value the parameters that stay in the fast tier, as patterns for the
-text in brackets. The longest key counts. Single tests have the marks `full` and `slow` instead.
+text in brackets. The longest key counts. Single tests have the marks `full` and `slow` instead. `ASIDE` has the same
+keys by tier; the patterns are those of the parameters that go there.
 """
 
 from collections.abc import Mapping
@@ -273,6 +275,40 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/unit/sampling/test_batch.py::test_rows_that_come_and_go_change_nothing_for_the_others": ("1",),
     "tests/unit/grammar/test_worker_pool.py::test_compiling_has_a_limit_of_time": NONE,
 }
+
+
+_MODELS = ("*a head*", "*an assistant*", "*groups*", "*every token*", "*blocks*")
+"""Heads, assistants and DFlash drafts."""
+ASIDE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "models-that-draft": {
+        "tests/model/drafts/heads/": ALL,
+        "tests/model/drafts/assistant/": ALL,
+        "tests/model/drafts/dflash/": ALL,
+        "tests/model/engine/test_drafts.py": _MODELS,
+        "tests/model/engine/test_drafts.py::test_an_assistants_drafts_change_nothing": ALL,
+        "tests/model/engine/test_drafts.py::test_an_assistant_drafts_behind_pictures": ALL,
+        "tests/model/engine/test_drafts_together.py": _MODELS,
+        "tests/model/engine/test_not_numbers.py": _MODELS,
+    },
+    "ranks": {
+        "tests/unit/ranks/": ALL,
+        "tests/model/ranks/": ALL,
+        "tests/model/engine/test_ranks.py": ALL,
+        "tests/process/ranks/": ALL,
+    },
+}
+"""The tiers of their own."""
+
+
+def aside(nodeid: str) -> str:
+    """The tier of its own that has this test; empty if it is one of the others."""
+    path, _, rest = nodeid.partition("::")
+    name, _, parameters = rest.partition("[")
+    for tier, tests in ASIDE.items():
+        for key in (f"{path}::{name}", path, f"{path.rpartition('/')[0]}/"):
+            if key in tests and any(fnmatchcase(parameters.removesuffix("]"), pattern) for pattern in tests[key]):
+                return tier
+    return ""
 
 
 def is_full(nodeid: str) -> bool:

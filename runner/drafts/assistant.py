@@ -18,8 +18,8 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_lm.models.gemma4_text import DecoderLayer, ModelArgs
 
 from runner.cache.layers.rows import KVRows
-from runner.drafts.target import Draw, HiddenStateDrafter, Target, Text, read_drafts, target_of, without
-from runner.engine.ports import DraftedAnswer
+from runner.drafts.drafting import DraftedAnswer
+from runner.drafts.target import Draw, HiddenStateDrafter, SeenText, Target, read_drafts, target_of, without
 from runner.errors import ModelError
 from runner.logs import error_line
 from runner.model.config import text_config
@@ -94,7 +94,7 @@ def places_of(target: Module) -> dict[str, Place]:
     }
 
 
-def read(
+def read_shared(
     places: Mapping[str, Place], kinds: Iterable[str], layers: Sequence[object], rows: Sequence[int] = (0,)
 ) -> dict[str, Shared]:
     """Returns the keys and values of these kinds and rows, which nothing may outlive a forward of the target: MLX would
@@ -133,7 +133,7 @@ def _window(ring: RotatingKVCache) -> tuple[int, int]:
 # --- The network of an assistant.
 
 
-class Sizes(NamedTuple):
+class AssistantSizes(NamedTuple):
     """What `config.json` says of an assistant beside its text model."""
 
     backbone: int
@@ -148,7 +148,7 @@ class AssistantModule(Module):
     """Layers of Gemma 4 without keys and values, between two projections: from the row of a token and the hidden state
     before it, and to the hidden state that the next draft begins with."""
 
-    def __init__(self, args: ModelArgs, sizes: Sizes, *, tied: bool) -> None:
+    def __init__(self, args: ModelArgs, sizes: AssistantSizes, *, tied: bool) -> None:
         Module.__init__(self)  # MLX's is not typed
         width = args.hidden_size
         self.pre_projection = Linear(2 * sizes.backbone, width, bias=False)
@@ -186,7 +186,7 @@ class _Body(Module):
 class _Groups(Module):
     """Scores the tokens of the most promising groups only."""
 
-    def __init__(self, width: int, vocab_size: int, sizes: Sizes) -> None:
+    def __init__(self, width: int, vocab_size: int, sizes: AssistantSizes) -> None:
         Module.__init__(self)
         self.centroids = Linear(width, sizes.centroids, bias=False)
         self.token_ordering = mx.arange(vocab_size)
@@ -223,7 +223,7 @@ class Assistant(NamedTuple):
         return without(self.suppressed, logits), after
 
 
-class AssistantDrafter(HiddenStateDrafter[Text]):
+class AssistantDrafter(HiddenStateDrafter[SeenText]):
     """Drafts after the last tokens of answers, from the hidden states before them and what the target's layers hold.
 
     Everything is seen from the last place that the target has computed, however many tokens are drafted: that is how
@@ -238,22 +238,22 @@ class AssistantDrafter(HiddenStateDrafter[Text]):
         row_bytes = self.assistant.target.norm["weight"].shape[0] * mx.float32.size
         return cast("int", 2 * answers * self.longest_forward * row_bytes)
 
-    def make_text(self) -> Text:
-        return Text()
+    def make_text(self) -> SeenText:
+        return SeenText()
 
-    def prepare(self, answer: DraftedAnswer, text: Text, layers: Sequence[object]) -> bool:
+    def prepare(self, answer: DraftedAnswer, text: SeenText, layers: Sequence[object]) -> bool:
         found = [_length(layers[self.assistant.places[kind].layer], answer.row) for kind in self.assistant.kinds]
         return text.first_waiting(answer.position) is not None and all(each == answer.position for each in found)
 
     def draft(
         self,
         answers: Sequence[DraftedAnswer],
-        texts: Sequence[Text],
+        texts: Sequence[SeenText],
         layers: Sequence[object],
         most: int,
         draw: Draw,
     ) -> Sequence[Sequence[int]]:
-        shared = read(self.assistant.places, self.assistant.kinds, layers, [each.row for each in answers])
+        shared = read_shared(self.assistant.places, self.assistant.kinds, layers, [each.row for each in answers])
         states = []
         for answer, text in zip(answers, texts, strict=True):
             text.skip(answer.position - 1)
@@ -319,19 +319,19 @@ def _kinds_of(opened: OpenedModel) -> list[str]:
     return kinds
 
 
-def _sizes_of(opened: OpenedModel) -> Sizes:
+def _sizes_of(opened: OpenedModel) -> AssistantSizes:
     """Returns the sizes of an assistant. Raises ModelError if they make no sense."""
     config = opened.config
     backbone = size(config, _BACKBONE)
     if config.get("use_ordered_embeddings") is not True:
-        return Sizes(backbone, 0, 0)
+        return AssistantSizes(backbone, 0, 0)
     centroids, chosen = (size(config, name, default) for name, default in _CENTROIDS.items())
     if opened.vocab_size % centroids or chosen > centroids:
         raise ModelError(
             f"config.json: {opened.vocab_size} tokens cannot be in {centroids} groups of one size, {chosen} of them"
             " chosen"
         )
-    return Sizes(backbone, centroids, chosen)
+    return AssistantSizes(backbone, centroids, chosen)
 
 
 def check_assistant(opened: OpenedModel, target: OpenedModel, loaded: LoadedModel) -> None:

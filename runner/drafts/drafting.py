@@ -7,20 +7,20 @@ may draft. `AnswerDrafter` is the drafter of one of them.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from protocol.stats import DraftCounts, DraftModelState
 from runner.cache.session import Session
 from runner.drafts.lookup import Lookup, Ring
-from runner.drafts.policy import FIRST_SLACK_S, MODEL_MATCH, SOURCES, Draft, DraftPolicy, rows_of
+from runner.drafts.policy import FIRST_SLACK_S, MODEL_MATCH, SOURCES, Draft, DraftPolicy, Terms, rows_of
 from runner.drafts.speed_check import SpeedCheck
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.policy import UNLIMITED, StepLimit
-from runner.engine.ports import DraftedAnswer, Drafter, Drafts, StepTime
 from runner.logs import Log
 
 if TYPE_CHECKING:
     from runner.engine.generation import Forward
+    from runner.sampling.sampler import Sampler
 
 log = Log(__name__)
 _LOOK_WEIGHT = 1 / 8  # of the latest look in the average of what one takes
@@ -35,6 +35,53 @@ _WINDOW, _LEAST_WINDOW = 16, 6
 """The tokens that plain steps bring in a window of the check of speed, and the fewest steps of one."""
 _EARLIER_TOKENS = 1 << 18
 """Of all earlier answers together, at 20 bytes each."""
+
+
+class DraftedAnswer(NamedTuple):
+    """An answer of a forward for which tokens may be drafted."""
+
+    drafter: "AnswerDrafter"
+    session: Session
+    most: int
+    """The most drafts that it may have, at least one."""
+    sampler: "Sampler"
+    row: int
+    """Its row in the forward."""
+    position: int
+    """The tokens that the layers of the forward have seen of it."""
+
+
+class DraftedStep(NamedTuple):
+    """A step for which tokens may be drafted."""
+
+    answers: Sequence[DraftedAnswer]
+    """Those of its answers for which they may, at least one."""
+    together: int
+    """The number of all its answers."""
+    limit: StepLimit = UNLIMITED
+    layers: Sequence[object] = ()
+    """Those of its forward."""
+
+    @property
+    def context_tokens(self) -> int:
+        """The tokens of the longest of these answers, with its prompt."""
+        return max(len(each.session.recorded) for each in self.answers)
+
+
+class StepTime(NamedTuple):
+    """How long a step took."""
+
+    seconds: float
+    tokens: int
+    """Those that it brought, of all answers."""
+    together: int
+    """The number of answers in it."""
+    length: int
+    """The positions of each answer in its forward, with padding; 0 if it had none, -1 if it had several."""
+    asked: float
+    """Those that are no padding if that is skipped, on average."""
+    steps: int = 1
+    """The steps since the last one that was recorded, this one included; the others were plain."""
 
 
 class DraftModel(Protocol):
@@ -92,15 +139,17 @@ class Drafting:
         salt: str = "",
         model: DraftModel | None = None,
         clock: Callable[[], float] = monotonic,
+        step_s: Callable[[float], float] = float,
     ) -> None:
         """Nothing is drafted if there is a reason why the model must not. Answers under different salts know nothing of
-        each other. The `model` drafts where no known text does."""
+        each other. The `model` drafts where no known text does. `clock` and `step_s` are those of the sources."""
         self.policy = policy
         self.skips_padding = policy.skips_padding
         self.salt = salt
         self.undraftable = undraftable
         self.model = model
         self.clock = clock
+        self.step_s = step_s
         # What is learned from all answers.
         self.ring = Ring(_EARLIER_TOKENS)
         self._speeds: dict[tuple[int, bool], SpeedCheck] = {}
@@ -139,9 +188,10 @@ class Drafting:
                 self._speeds[key].turn_off(self._model_fault)
         return self._speeds[key]
 
-    def look(self, answers: Sequence[tuple[Drafter, Session]], step: int) -> bool:
-        """Looks for known text for those answers of a forward whose drafters do so in this step. Returns True if there
-        is some, or a model that drafts."""
+    def look(self, answers: Sequence[tuple["AnswerDrafter", Session]], step: int) -> bool:
+        """Looks for known text for those answers of a forward whose drafters do so in this step. Returns False if there
+        is none, and no model that drafts: the usual case where no text repeats, and a cheap one. Call it before
+        `expects` or `propose`."""
         if self.model is not None:
             self.measuring = 2
         if self.undraftable:
@@ -149,74 +199,75 @@ class Drafting:
         self._look_s += (self._looked_s - self._look_s) * _LOOK_WEIGHT if self._look_s else self._looked_s
         started = self.clock()
         self.ring.index(_INDEX_TOKENS)
-        found = [isinstance(drafter, AnswerDrafter) and drafter.look(session, step) for drafter, session in answers]
+        found = [drafter.look(session, step) for drafter, session in answers]
         self._looked_s = self.clock() - started
         return any(found) or self.model is not None
 
-    def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: StepLimit = UNLIMITED) -> bool:
-        """Returns True if a round should follow the tokens that are on their way, which are not recorded yet."""
+    def expects(self, step: DraftedStep) -> bool:
+        """Returns True if a round should follow the tokens that are on their way, which are not recorded yet. Nothing
+        is dispatched before it then."""
         started = self.clock()
-        chosen = self._choose(answers, together, limit, ahead=1)
+        chosen = self._choose(step, ahead=1)
         self._looked_s += self.clock() - started
-        return chosen or self._model_length(answers, together, limit) > 0
+        return chosen or self._model_length(step) > 0
 
-    def propose(
-        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: StepLimit = UNLIMITED
-    ) -> Sequence[Sequence[int]]:
+    def propose(self, step: DraftedStep) -> Sequence[Sequence[int]]:
         """Returns for each answer tokens that may follow the recorded ones: of known text or, where there is none, by
         the model."""
-        expected = [_own(each).check_expected(each.session) for each in answers]
+        answers = step.answers
+        expected = [each.drafter.check_expected(each.session) for each in answers]
         if not any(expected):
-            self._choose(answers, together, limit, ahead=0)
-        longest = max(len(draft.tokens) if (draft := _own(each).chosen) is not None else 0 for each in answers)
-        pads = together > 1 and longest and not self.skips_padding  # a draft costs no more than padding then
+            self._choose(step, ahead=0)
+        longest = max(len(draft.tokens) if (draft := each.drafter.chosen) is not None else 0 for each in answers)
+        pads = step.together > 1 and longest and not self.skips_padding  # a draft costs no more than padding then
         for each in answers:
-            if pads and _own(each).chosen is None:
-                _own(each).chosen = _own(each).find(each.session, min(each.most, longest))
-        if any(_own(each).chosen is None for each in answers):
-            for each, tokens in zip(answers, self._model_drafts(answers, together, layers, limit), strict=True):
-                if _own(each).chosen is None and tokens:
-                    _own(each).chosen = Draft([*tokens[: each.most]], "model", MODEL_MATCH)
-        drafts = [_own(each).propose() for each in answers]
+            if pads and each.drafter.chosen is None:
+                each.drafter.chosen = each.drafter.find(each.session, min(each.most, longest))
+        if any(each.drafter.chosen is None for each in answers):
+            for each, tokens in zip(answers, self._model_drafts(step), strict=True):
+                if each.drafter.chosen is None and tokens:
+                    each.drafter.chosen = Draft([*tokens[: each.most]], "model", MODEL_MATCH)
+        drafts = [each.drafter.propose() for each in answers]
         if any(drafts):
             self.measuring = 2
         return drafts
 
-    def _choose(self, answers: Sequence[DraftedAnswer], together: int, limit: StepLimit, *, ahead: int) -> bool:
+    def _choose(self, step: DraftedStep, *, ahead: int) -> bool:
         """Chooses what to draft of known text for each answer, `ahead` tokens of which are on their way. Returns True
         if that is anything."""
+        answers, together = step.answers, step.together
         if self.undraftable or (longest := self.policy.longest(together)) < 1:
             return False
-        found = [_own(each).find(each.session, min(each.most + ahead, longest)) for each in answers]
+        found = [each.drafter.find(each.session, min(each.most + ahead, longest)) for each in answers]
         drafts = [draft for draft in found if draft is not None]
-        context_tokens = max(len(each.session.recorded) for each in answers)
         lengths: Sequence[int] = ()
         if drafts:
             drafted_first = sorted(zip(answers, found, strict=True), key=lambda pair: pair[1] is None)
-            slacks = [_own(each).slack_s for each, _ in drafted_first]
-            lengths = self.policy.lengths(drafts, context_tokens, together, limit, slacks)
+            slacks = [each.drafter.slack_s for each, _ in drafted_first]
+            lengths = self.policy.lengths(drafts, Terms(step.context_tokens, together, step.limit, slacks))
         length_of = iter(lengths)
         allowed = self.speed(together).allows()
         for each, draft in zip(answers, found, strict=True):
-            _own(each).offer(draft, next(length_of) if draft is not None else 0, ahead, allowed=allowed)
+            each.drafter.offer(draft, next(length_of) if draft is not None else 0, ahead, allowed=allowed)
         if any(lengths):
             self.measuring = 2
-        return any(_own(each).waits for each in answers)
+        return any(each.drafter.waits for each in answers)
 
-    def _model_length(self, answers: Sequence[DraftedAnswer], together: int, limit: StepLimit) -> int:
+    def _model_length(self, step: DraftedStep) -> int:
         """Returns how many tokens the model should draft now for each answer without known text. If it lacks some of
         all texts, it reads a part of one meanwhile, and the result is 0."""
-        model, own = self.model, [_own(each) for each in answers]
+        answers, together = step.answers, step.together
+        model, own = self.model, [each.drafter for each in answers]
         if model is None or together > model.most_together:
             return 0
         if self.latest and not any(each in self.latest for each in own):
             return 0
         beside = [draft for each in own if (draft := each.chosen) is not None]
-        mosts = [each.most for each in answers if _own(each).chosen is None]
+        mosts = [each.most for each in answers if each.drafter.chosen is None]
         if not self._wanted:
-            context_tokens = max(len(each.session.recorded) for each in answers)
             slacks = [each.slack_s for each in own if each.chosen is None]
-            self._wanted = self.policy.model_length(mosts, context_tokens, together, beside, limit, slacks)
+            terms = Terms(step.context_tokens, together, step.limit, slacks)
+            self._wanted = self.policy.model_length(mosts, terms, beside)
         self._model_offered |= self._wanted > 0
         if not self._wanted or not self.speed(together, by_model=True).allows():
             return 0
@@ -231,51 +282,48 @@ class Drafting:
         padded = max((len(draft.tokens) for draft in beside), default=self._wanted)
         return 0 if reads else min(self._wanted, padded, max(mosts))
 
-    def _model_drafts(
-        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: StepLimit
-    ) -> Sequence[Sequence[int]]:
+    def _model_drafts(self, step: DraftedStep) -> Sequence[Sequence[int]]:
         """Returns drafts of the model for each answer, so that it follows all of them; none if they do not pay, or it
         lacks some of the text."""
-        model, length = self.model, self._model_length(answers, together, limit)
+        model, length, answers = self.model, self._model_length(step), step.answers
         drafts: Sequence[Sequence[int]] = [()] * len(answers)
         if model is None or not length:
             return drafts
         started = self.clock()
         try:
-            drafts = model.propose(answers, layers, length)
+            drafts = model.propose(answers, step.layers, length)
         except Exception as error:  # as above
             self._drop_model(model, error)
         self._wanted = 0
         seconds = self.clock() - started
         self.model_s += seconds
         if any(drafts):
-            self.policy.record_drafting(max(map(len, drafts)), seconds, together)
+            self.policy.record_drafting(max(map(len, drafts)), seconds, step.together)
         return drafts
 
-    def record_time(self, drafters: Sequence[Drafter], step: StepTime) -> None:
+    def record_time(self, drafters: list["AnswerDrafter"], step: StepTime) -> None:
         """Records how long a step took, given the drafters of its answers."""
-        own = [each for each in drafters if isinstance(each, AnswerDrafter)]
-        context_tokens = max((each.known for each in own), default=0)
+        context_tokens = max((each.known for each in drafters), default=0)
         rows = max(1, rows_of(step.asked, step.length))
         if step.length == 1:
             self.rarest = min(int(self._look_s / (_LOOK_SHARE * step.seconds)).bit_length(), _RAREST)
         if step.length > 1 or (step.length == 1 and not self._model_worked):
             self.policy.record_time(rows, step.seconds - self.model_s, context_tokens, step.together)
-        drafted = any(each.drafted for each in own)
-        offered = drafted or any(each.offered for each in own)
+        drafted = any(each.drafted for each in drafters)
+        offered = drafted or any(each.offered for each in drafters)
         self.speed(step.together).record(step.tokens, step.seconds, drafted=drafted, offered=offered)
         if self.model is not None:
             speed = self.speed(step.together, by_model=True)
             speed.record(step.tokens, step.seconds, drafted=self._model_worked, offered=self._model_offered)
-        if own != self.latest:
+        if drafters != self.latest:
             self._wanted = 0  # it was for others
         self.measuring = max(0, self.measuring - 1)
-        self.latest, self._together = own, step.together
+        self.latest, self._together = drafters, step.together
         self._model_offered = self._model_worked = False
         self.model_s = 0.0
-        slacks, tokens = [each.slack_s for each in own], [1 + each.right for each in own]
-        after = self.policy.slacks_after(slacks, tokens, rows, context_tokens, step.together, step.steps - 1)
-        for each, slack_s in zip(own, after, strict=True):
+        terms = Terms(context_tokens, step.together, slacks=[each.slack_s for each in drafters])
+        after = self.policy.slacks_after(terms, [1 + each.right for each in drafters], rows, step.steps - 1)
+        for each, slack_s in zip(drafters, after, strict=True):
             each.end_step(slack_s)
 
     def record_outcome(self, draft: Draft, taken: int, right: int) -> None:
@@ -320,8 +368,7 @@ class AnswerDrafter:
 
     def __init__(self, shared: Drafting, prompt: Sequence[int]) -> None:
         """`prompt` are the keys of a prompt: those of pictures are negative."""
-        self.shared: Drafts = shared
-        self._shared = shared
+        self.shared = shared
         # Of the answer.
         self._lookup = Lookup(prompt, shared.ring, shared.salt)
         self.known = len(prompt)
@@ -330,6 +377,8 @@ class AnswerDrafter:
         """The time by which rounds for others may still delay it."""
         self.every = 1
         """It looks for drafts in each step whose number is a multiple of this power of two."""
+        self.gives_up = False
+        """True once a round had logits that are not numbers: no more drafts are tried."""
         self._vain = 0  # looks since a draft was right
         self._expected: Draft | None = None  # what the next round tries, the token on its way being the first
         # Of the present step.
@@ -350,7 +399,7 @@ class AnswerDrafter:
         self._lookup.index(tokens)
 
     def _looked_in_vain(self, times: int) -> None:
-        self._vain = min(max(0, times), _VAIN_LOOKS * (self._shared.rarest + 1) - 1)
+        self._vain = min(max(0, times), _VAIN_LOOKS * (self.shared.rarest + 1) - 1)
         self.every = 1 << self._vain // _VAIN_LOOKS
 
     def look(self, session: Session, step: int) -> bool:
@@ -362,7 +411,7 @@ class AnswerDrafter:
         recorded = session.recorded
         found = self._lookup.extend(recorded[self.known :])
         self.known = len(recorded)
-        if self._shared.model is None:
+        if self.shared.model is None:
             self._looked_in_vain(self._vain + 1)
         self._on_path = bool(session.continuation(1))
         return self._on_path or found or self._expected is not None
@@ -397,7 +446,7 @@ class AnswerDrafter:
         if session.recorded[-1] == draft.tokens[0]:
             self.chosen = draft._replace(tokens=draft.tokens[1:])
         else:
-            self._shared.policy.record_outcome(draft, 1, 0)
+            self.shared.policy.record_outcome(draft, 1, 0)
         return True
 
     def propose(self) -> Sequence[int]:
@@ -412,7 +461,7 @@ class AnswerDrafter:
         if right:
             self._looked_in_vain(0)
         if self._draft is not None:
-            self._shared.record_outcome(self._draft, drafts, right)
+            self.shared.record_outcome(self._draft, drafts, right)
             if self._draft.source == "model":
                 life.model_drafted += drafts
                 life.model_accepted += right
@@ -430,11 +479,6 @@ class AnswerDrafter:
 
     def close(self) -> None:
         """Keeps the answer for later requests."""
-        if self in self._shared.latest:
-            self._shared.latest.remove(self)
-        self._shared.ring.add(self._lookup.kept(), self._shared.salt)
-
-
-def _own(answer: DraftedAnswer) -> AnswerDrafter:
-    assert isinstance(answer.drafter, AnswerDrafter)
-    return answer.drafter
+        if self in self.shared.latest:
+            self.shared.latest.remove(self)
+        self.shared.ring.add(self._lookup.kept(), self.shared.salt)

@@ -65,7 +65,7 @@ def _check_assistant(draft: OpenedModel, target: OpenedModel, loaded: LoadedMode
         check_vocabulary(draft, target, tokenizer)
 
 
-class Kind(NamedTuple):
+class DraftKind(NamedTuple):
     """A kind of model that drafts."""
 
     recognise: Callable[[str, Config], bool]
@@ -82,7 +82,7 @@ class Kind(NamedTuple):
     loaded. Raises what loading and its first forward raise."""
 
 
-_OWN_MODEL = Kind(
+_OWN_MODEL = DraftKind(
     lambda *_: True,
     open_checkpoint,
     lambda draft, target, _, tokenizer: check_vocabulary(draft, target, tokenizer),
@@ -90,14 +90,14 @@ _OWN_MODEL = Kind(
     load_own_model,
 )
 KINDS = (
-    Kind(
+    DraftKind(
         lambda architecture, _: architecture in ARCHITECTURES,
         open_dflash,
         lambda draft, _, loaded, __: check_dflash(draft, loaded),
         plan_dflash,
         load_dflash,
     ),
-    Kind(is_assistant, open_assistant, _check_assistant, plan_assistant, load_assistant),
+    DraftKind(is_assistant, open_assistant, _check_assistant, plan_assistant, load_assistant),
     _OWN_MODEL,
 )
 """The first one that recognises a model is its kind."""
@@ -106,7 +106,7 @@ KINDS = (
 class FoundDraft(NamedTuple):
     """A model that is to draft, by its headers."""
 
-    kind: Kind
+    kind: DraftKind
     model: OpenedModel
 
     def check(self, target: OpenedModel, loaded: LoadedModel, tokenizer: Tokenizer) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from runner.drafts.policy import Draft
-from runner.drafts.text import MOST_MATCH, Found, Text
+from runner.drafts.text import MOST_MATCH, IndexedText, TextMatch
 
 # --- The answers of earlier requests, the oldest forgotten first. An answer is kept with the last tokens of its
 # prompt, which are enough to find its beginning again. The rest of a prompt stands in the next prompt that repeats it;
@@ -23,14 +23,14 @@ class _Part(NamedTuple):
     """Texts of one salt, one after the other."""
 
     salt: str
-    text: Text
+    text: IndexedText
 
 
 class Earlier(NamedTuple):
     """Where the end of a text occurred in earlier answers."""
 
-    text: Text
-    found: Found
+    text: IndexedText
+    found: TextMatch
 
 
 class Ring:
@@ -44,7 +44,7 @@ class Ring:
         self._part_tokens = most_tokens // _PARTS
         self._parts: list[_Part] = []  # the one that was begun or filled last at the end
         self._waiting: deque[tuple[Sequence[int], str]] = deque(maxlen=_MOST_WAITING)
-        self._adding: tuple[Text, Sequence[int]] | None = None  # and what is left of it
+        self._adding: tuple[IndexedText, Sequence[int]] | None = None  # and what is left of it
 
     def add(self, tokens: Sequence[int], salt: str = "") -> None:
         """Takes the text of a request that has ended; `index` adds it. Of a text as long as a part the end is kept."""
@@ -70,7 +70,7 @@ class Ring:
         if newest and len(newest.text) + room <= self._part_tokens:
             self._parts.remove(newest)
         else:
-            newest = _Part(salt, Text(_WIDTHS, array("i")))
+            newest = _Part(salt, IndexedText(_WIDTHS, array("i")))
         free = self._part_tokens * _PARTS - self._share(len(newest.text) + room)
         free -= sum(self._share(len(part.text)) for part in self._parts)
         while free < 0:
@@ -111,11 +111,11 @@ class Lookup:
 
     def __init__(self, prompt: Sequence[int], ring: Ring | None = None, salt: str = "") -> None:
         """Negative ids of the prompt match nothing. Nothing is indexed yet."""
-        self._text = Text(_OWN_WIDTHS, list(prompt))
+        self._text = IndexedText(_OWN_WIDTHS, list(prompt))
         self._prompt_tokens = len(prompt)
         self._ring = ring
         self._salt = salt
-        self._own: Found | None = None
+        self._own: TextMatch | None = None
         self._earlier: Earlier | None = None
 
     def index(self, most: int) -> bool:

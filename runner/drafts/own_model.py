@@ -17,9 +17,9 @@ from runner.cache.layers.batch import (
 from runner.cache.layers.rows import LONG_STEP, SHORT_STEP
 from runner.cache.node import common_prefix
 from runner.cache.session import Session
+from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.target import MOST_TOGETHER, read_drafts
 from runner.engine.generation import Forward
-from runner.engine.ports import DraftedAnswer
 from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.weights.assembly import rehearse
@@ -43,7 +43,7 @@ _MOST_DRAFTS = 64
 _TRIED_TOKENS = 4
 
 
-class _Text:
+class _ReadText:
     """The end of a text, with its first tokens, and how far the model has read it."""
 
     def __init__(self, recorded: Sequence[int], tokens: list[int], layers: list[object]) -> None:
@@ -95,8 +95,8 @@ class OwnDraftModel:
         self._make_layers = make_layers
         self._forward = forward
         self._vocab_size = vocab_size
-        self._texts: WeakKeyDictionary[Session, _Text] = WeakKeyDictionary()
-        self._rows: list[_Text] = []
+        self._texts: WeakKeyDictionary[Session, _ReadText] = WeakKeyDictionary()
+        self._rows: list[_ReadText] = []
         self._batch: BatchedLayers | None = None
         self._states: HeldStates = ()  # before what was drafted
         self.most_together = most_together
@@ -161,7 +161,7 @@ class OwnDraftModel:
 
     # --- texts
 
-    def _follow(self, session: Session, window: int, most: int) -> _Text:
+    def _follow(self, session: Session, window: int, most: int) -> _ReadText:
         """Returns what is read of the text of a session, with what has come since. If more than `window` tokens would
         be left to read, or the layers would have more than `most`, it begins anew with `window` of them."""
         recorded, waited = session.recorded, 0
@@ -176,14 +176,14 @@ class OwnDraftModel:
             if not (fits and is_held and all(map(self._knows, more))):
                 text = None
         if text is None:
-            text = _Text(recorded, self._end(recorded, window), self._make_layers())
+            text = _ReadText(recorded, self._end(recorded, window), self._make_layers())
             text.waited = waited
         self._texts[session] = text
         if len(self._texts) > self.most_together:
             del self._texts[next(iter(self._texts))]
         return text
 
-    def _left_behind(self, recorded: Sequence[int]) -> _Text | None:
+    def _left_behind(self, recorded: Sequence[int]) -> _ReadText | None:
         """Returns what is read of a text whose session has ended, if this one begins with it: one more turn."""
         followed = [*self._texts.values()]
         for text in self._rows:
@@ -206,13 +206,13 @@ class OwnDraftModel:
     def _knows(self, token: int) -> bool:
         return 0 <= token < self._vocab_size
 
-    def _is_ready(self, text: _Text) -> bool:
+    def _is_ready(self, text: _ReadText) -> bool:
         """Returns True if the model can draft after a text: it has a token to read, and has read one before or will."""
         return 0 < len(text.left) <= _MANY_TOKENS and text.read + len(text.left) > 1
 
     # --- layers
 
-    def _read(self, texts: Sequence[_Text]) -> None:
+    def _read(self, texts: Sequence[_ReadText]) -> None:
         """Reads a part of these texts, without their last tokens, and waits until it is computed: else it would count
         as a part of what drafting takes."""
         arrays = list[mx.array]()
@@ -238,7 +238,7 @@ class OwnDraftModel:
         self._batch.go_back(self._states, [text.read for text in self._rows])
         self._states = ()
 
-    def _turn_to(self, texts: Sequence[_Text]) -> BatchedLayers:
+    def _turn_to(self, texts: Sequence[_ReadText]) -> BatchedLayers:
         """Gives each of these texts a row; others begin anew when they come back."""
         kept = staying(len(self._rows), {row for row, text in enumerate(self._rows) if text not in texts})
         if len(kept) < len(self._rows) and kept and self._batch is not None:
@@ -273,7 +273,7 @@ class OwnDraftModel:
         """Drafts something, as MLX refuses some layers only when they compute, and finds out for how many answers the
         model can. Returns the bytes of a token's keys and values, and those of the states of a text."""
         for length in (_TRIED_TOKENS, _TRIED_TOKENS + 1)[: self.most_together]:
-            text = _Text([], [0] * length, self._make_layers())
+            text = _ReadText([], [0] * length, self._make_layers())
             self._read([text])
             self._rows.append(text)
         self._batch = BatchedLayers([text.layers for text in self._rows if text.layers is not None], _MOST_DRAFTS)

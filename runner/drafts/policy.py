@@ -293,12 +293,110 @@ class Draft(NamedTuple):
     """How many tokens right before the draft are the same where it is from."""
 
 
+class Terms(NamedTuple):
+    """What the drafts of a forward have to keep to."""
+
+    context_tokens: int
+    """The tokens before it."""
+    together: int = 1
+    """The number of its answers."""
+    limit: StepLimit = UNLIMITED
+    slacks: Sequence[float] = ()
+    """The slacks of all answers that have to keep their pace, the drafted ones first; missing ones are 0."""
+
+
 _WORTH = 1.01  # times the tokens a second of a plain step: less would be noise
 _LEAST_PACE = 0.95
 """The share of its tokens a second without drafts that each answer keeps, however much the others gain."""
 FIRST_SLACK_S, _MOST_SLACK_S = 0.1, 1.0
 """The time by which an answer may fall behind that pace at first, and at most, after drafts have brought it ahead."""
 _MOST_TOGETHER = 64  # tokens of a forward over several answers
+
+
+class _Wanted(NamedTuple):
+    """A draft of which some tokens may be taken."""
+
+    draft: Draft
+    acceptance: Acceptance
+    most: int
+    """The most tokens to take."""
+
+
+class _Search:
+    """A search for the lengths of drafts that promise the most tokens a second."""
+
+    def __init__(
+        self,
+        wanted: Sequence[_Wanted],
+        costs: Sequence[float],
+        terms: Terms,
+        *,
+        tokens: float,
+        paced: int,
+        padded: bool,
+    ) -> None:
+        """`costs` are those of no token, one, and so on for each answer. A forward brings so many `tokens` without the
+        drafts. `paced` answers must keep their pace, the drafted ones first. `padded` drafts cost as much as the
+        longest one."""
+        self.wanted = wanted
+        self.terms = terms
+        self.padded = padded
+        self._costs = costs
+        self._slacks = [*terms.slacks, *[0.0] * (paced - len(terms.slacks))]
+        self.best: Sequence[int] = [0] * len(wanted)
+        """The lengths."""
+        self._rate, self._tokens, self._right = _WORTH * tokens / costs[0], tokens, float(len(wanted))  # of the best
+        mosts = self._find(tokens)
+        self.left = [most - length for most, length in zip(mosts, self.best, strict=True)]
+        """The tokens of each draft that were cut."""
+        if padded:
+            self.best = [max(self.best)] * len(wanted)
+
+    def _find(self, tokens: float) -> Sequence[int]:
+        """Lengthens all drafts token by token. Returns the most tokens of each that could be taken."""
+        costs, together, limit = self._costs, self.terms.together, self.terms.limit
+        mosts: Sequence[int] = [each.most for each in self.wanted]
+        rates = [each.acceptance.rates() for each in self.wanted]
+        right = [1.0] * len(mosts)  # how likely it is that all tokens so far are
+        each_gets = [1.0] * len(self._slacks)  # tokens; one without a draft gets no more
+        row_cost = (costs[-1] - costs[0]) / max(1, len(costs) - 1) / together
+        lengths, longest, cost = [0] * len(mosts), 0, costs[0]
+        while longest < max(mosts):
+            right = [
+                chance * next(rate) if longest < most else 0.0
+                for chance, rate, most in zip(right, rates, mosts, strict=True)
+            ]
+            if not self.padded:  # a row has to bring more for its cost than those so far
+                right = [chance if chance * cost > tokens * row_cost else 0.0 for chance in right]
+            longest += 1
+            more = [length + (chance > 0) for length, chance in zip(lengths, right, strict=True)]
+            rows = together * longest if self.padded else rows_of(sum(more), together * longest)
+            if more == lengths:
+                break
+            if rows > together * (len(costs) - 1):
+                return lengths
+            cost = cost_of(costs, 1 + rows / together)
+            if cost > limit.seconds and rows > limit.drafts:
+                return lengths
+            lengths = more
+            tokens += sum(right)
+            for place, chance in enumerate(right):
+                each_gets[place] += chance
+            if tokens / cost > self._rate and self._keeps_pace(each_gets, cost):
+                self.best, self._rate, self._tokens, self._right = lengths, tokens / cost, tokens, sum(right)
+        return mosts
+
+    def _keeps_pace(self, each_gets: Sequence[float], cost: float) -> bool:
+        """Returns True if no answer, which gets these tokens at this cost, falls too far behind."""
+        pairs = zip(each_gets, self._slacks, strict=True)
+        return all(gets * self._costs[0] + slack >= cost * _LEAST_PACE for gets, slack in pairs)
+
+    def is_hopeful(self, place: int) -> bool:
+        """Returns True if one token more of a draft would pay if it were right. Known text costs nothing to look up,
+        and a round may become cheaper; a model is asked in vain."""
+        if self.wanted[place].draft.source != "model":
+            return True
+        return (self._tokens + self._right) / self._costs[self.best[place] + 1] > self._rate
 
 
 class DraftPolicy:
@@ -350,51 +448,43 @@ class DraftPolicy:
         """Returns the most tokens that each of them may draft in one round, if all draft as many."""
         return self.most if together == 1 else min(self.most, _MOST_TOGETHER // together - 1)
 
-    def lengths(
-        self,
-        drafts: Sequence[Draft],
-        context_tokens: int,
-        together: int = 1,
-        limit: StepLimit = UNLIMITED,
-        slacks: Sequence[float] = (),
-    ) -> Sequence[int]:
-        """Returns how many tokens of each of these drafts to take after `context_tokens` tokens, in a forward over as
-        many answers or some more: `together`. `slacks` are those of all answers, the drafted ones first, or of none
-        if all are 0. Ask once for each: now and then the result is a probe.
+    def lengths(self, drafts: Sequence[Draft], terms: Terms) -> Sequence[int]:
+        """Returns how many tokens of each of these drafts to take, in a forward that may have more answers. Ask once
+        for each: now and then the result is a probe.
 
         At first no more are taken than matched.
         """
-        known = self._costs_of(together)
-        wanted = [(draft, len(draft.tokens)) for draft in drafts]
-        padded = together == 1 or not self.skips_padding
-        return self._lengths(
-            wanted, known.curve(context_tokens), together, together, limit, slacks, together, padded=padded
-        )
+        together = terms.together
+        costs, padded = self._costs_of(together).curve(terms.context_tokens), together == 1 or not self.skips_padding
+        wanted = [self._wanted(draft, len(draft.tokens)) for draft in drafts]
+        search = _Search(wanted, costs, self._in_costs(terms), tokens=together, paced=together, padded=padded)
+        return self._probed(search)
 
-    def model_length(
-        self,
-        mosts: Sequence[int],
-        context_tokens: int,
-        together: int = 1,
-        beside: Sequence[Draft] = (),
-        limit: StepLimit = UNLIMITED,
-        slacks: Sequence[float] = (),
-    ) -> int:
-        """Returns how many tokens a model should draft for each of some answers, which may have at most so many, after
-        `context_tokens` tokens: as `lengths`, plus the time of drafting itself. If other answers of the forward try
-        drafts `beside` them, no more than these have, as they would be padded."""
-        draft = Draft([], "model", MODEL_MATCH)
+    def model_length(self, mosts: Sequence[int], terms: Terms, beside: Sequence[Draft] = ()) -> int:
+        """Returns how many tokens a model should draft for each of some answers, which may have at most so many: as
+        `lengths`, plus the time of drafting itself. If other answers of the forward try drafts `beside` them, no more
+        than these have, as they would be padded."""
+        draft, together = Draft([], "model", MODEL_MATCH), terms.together
         if self._longest_of_all(together) < 1 or self._acceptance(draft).rests():
             return 0
         known = self._costs_of(together)
-        rounds = known.curve(context_tokens)
+        rounds = known.curve(terms.context_tokens)
         drafting = self._draft_costs.get(together) if known.known else None
         drafts = (drafting or DraftCost(self.most)).curve(rounds[0])
         longest = min(len(rounds) - 1, max((len(each.tokens) for each in beside), default=len(rounds) - 1))
         costs = [rounds[longest if beside else length] + drafts[self._units(length)] for length in range(longest + 1)]
-        tokens = together + sum(map(self._expected, beside))
-        wanted = [(draft, most) for most in mosts]
-        return self._lengths(wanted, costs, together, tokens, limit, slacks, together - len(beside), padded=True)[0]
+        wanted = [self._wanted(draft, most) for most in mosts]
+        tokens, paced = together + sum(map(self._expected, beside)), together - len(beside)
+        search = _Search(wanted, costs, self._in_costs(terms), tokens=tokens, paced=paced, padded=True)
+        return self._probed(search)[0]
+
+    def _in_costs(self, terms: Terms) -> Terms:
+        """Returns terms without limit and slacks, which are seconds, as long as costs are none."""
+        return terms if self._costs_of(terms.together).known else terms._replace(limit=UNLIMITED, slacks=())
+
+    def _wanted(self, draft: Draft, count: int) -> "_Wanted":
+        acceptance = self._acceptance(draft)
+        return _Wanted(draft, acceptance, min(count, self.most if acceptance.trusted else min(draft.match, self.most)))
 
     def _expected(self, draft: Draft) -> float:
         """Returns how many tokens of a draft are likely to be right."""
@@ -404,99 +494,31 @@ class DraftPolicy:
             expected += right
         return expected
 
-    def _lengths(
-        self,
-        drafts: Sequence[tuple[Draft, int]],
-        costs: Sequence[float],
-        together: int,
-        tokens: float,
-        limit: StepLimit,
-        slacks: Sequence[float],
-        counted: int,
-        *,
-        padded: bool,
-    ) -> Sequence[int]:
-        """Returns how many of at most so many tokens of each draft to take; `costs` are those of none, one, and so on
-        for each answer. A forward brings so many `tokens` without them. `counted` answers must keep their pace, the
-        drafted ones first; `slacks` are theirs. `padded` drafts cost as much as the longest one."""
-        if not self._costs_of(together).known:  # costs are no seconds, as limits and slacks are
-            limit, slacks = UNLIMITED, ()
-        slacks = [*slacks, *[0.0] * (counted - len(slacks))]
-        acceptances = [self._acceptance(draft) for draft, _ in drafts]
-        mosts = [
-            min(count, self.most if acceptance.trusted else min(draft.match, self.most))
-            for (draft, count), acceptance in zip(drafts, acceptances, strict=True)
-        ]
-        rates = [each.rates() for each in acceptances]
-        right = [1.0] * len(drafts)  # how likely it is that all tokens so far are
-        each_gets = [1.0] * len(slacks)  # tokens; one without a draft gets no more
-        row_cost = (costs[-1] - costs[0]) / max(1, len(costs) - 1) / together
-        lengths, best, longest, cost = [0] * len(drafts), [0] * len(drafts), 0, costs[0]
-        best_rate, best_tokens, best_right = _WORTH * tokens / costs[0], tokens, float(len(drafts))
-        while longest < max(mosts):
-            right = [
-                chance * next(rate) if longest < most else 0.0
-                for chance, rate, most in zip(right, rates, mosts, strict=True)
-            ]
-            if not padded:  # a row has to bring more for its cost than those so far
-                right = [chance if chance * cost > tokens * row_cost else 0.0 for chance in right]
-            longest += 1
-            more = [length + (chance > 0) for length, chance in zip(lengths, right, strict=True)]
-            rows = together * longest if padded else rows_of(sum(more), together * longest)
-            if more == lengths:
-                break
-            if rows > together * (len(costs) - 1):
-                mosts = lengths
-                break
-            cost = cost_of(costs, 1 + rows / together)
-            if cost > limit.seconds and rows > limit.drafts:
-                mosts = lengths
-                break
-            lengths = more
-            tokens += sum(right)
-            for place, chance in enumerate(right):
-                each_gets[place] += chance
-            least_s = cost * _LEAST_PACE
-            keeps_pace = all(gets * costs[0] + slack >= least_s for gets, slack in zip(each_gets, slacks, strict=True))
-            if keeps_pace and tokens / cost > best_rate:
-                best, best_rate, best_tokens, best_right = lengths, tokens / cost, tokens, sum(right)
-        left = [most - length for most, length in zip(mosts, best, strict=True)]
-        if padded:
-            best = [max(best)] * len(best)
+    def _probed(self, search: "_Search") -> Sequence[int]:
+        """Returns the best lengths or, now and then, a probe: one token more of a draft that was cut."""
+        left, best, padded = search.left, search.best, search.padded
         if max(left) <= 0:
             return best
         self._undecided += 1
-        if padded and self._undecided % together:
+        if padded and self._undecided % search.terms.together:
             return best  # a probe costs a row of each answer: it is as rare as if each were alone
-        # Known text costs nothing to look up, and a round may become cheaper; a model is asked in vain.
         probed = left.index(max(left))
-        hopeful = (
-            drafts[probed][0].source != "model" or (best_tokens + best_right) / costs[best[probed] + 1] > best_rate
-        )
-        if not acceptances[probed].probes(best[probed], hopeful=hopeful):
+        if not search.wanted[probed].acceptance.probes(best[probed], hopeful=search.is_hopeful(probed)):
             return best
         return [length + (padded or place == probed) for place, length in enumerate(best)]
 
-    def slacks_after(
-        self,
-        slacks: Sequence[float],
-        tokens: Sequence[int],
-        rows: float,
-        context_tokens: int,
-        together: int,
-        plain_steps: int = 0,
-    ) -> Sequence[float]:
-        """Returns the slacks of answers after so many plain steps and a round that brought each so many tokens, of so
-        many rows of each answer, or another plain step, of one row."""
-        known = self._costs_of(together)
-        if not known.known or rows > self._longest_of_all(together) + 1:
-            return slacks
-        plain_s = known.plain_s(context_tokens)
+    def slacks_after(self, terms: Terms, tokens: Sequence[int], rows: float, plain_steps: int = 0) -> Sequence[float]:
+        """Returns the slacks of answers after `plain_steps` and a round of `rows` rows of each answer, or another plain
+        step, of one row. The last one brought each answer these `tokens`."""
+        known = self._costs_of(terms.together)
+        if not known.known or rows > self._longest_of_all(terms.together) + 1:
+            return terms.slacks
+        plain_s = known.plain_s(terms.context_tokens)
         before_s = plain_steps * (1 - _LEAST_PACE) * plain_s
-        least_s = _LEAST_PACE * (plain_s if rows == 1 else cost_of(known.curve(context_tokens), rows))
+        least_s = _LEAST_PACE * (plain_s if rows == 1 else cost_of(known.curve(terms.context_tokens), rows))
         return [
             min(_MOST_SLACK_S, slack + before_s + brought * plain_s - least_s)
-            for slack, brought in zip(slacks, tokens, strict=True)
+            for slack, brought in zip(terms.slacks, tokens, strict=True)
         ]
 
     def _costs_of(self, together: int) -> RoundCosts:

@@ -10,8 +10,8 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from runner.cache.layers.rows import KVRows
+from runner.drafts.drafting import DraftedAnswer
 from runner.engine.generation import Forward
-from runner.engine.ports import DraftedAnswer
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.parameters import observed
 from runner.sampling.sampler import preview_draws
@@ -134,7 +134,7 @@ class _Seen(NamedTuple):
         return _Seen(start, self.hidden[:, start - self.start : stop - self.start])
 
 
-class Text:
+class SeenText:
     """The hidden states of the last tokens of a text, which wait to be read. Owner: the engine thread."""
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class Text:
         return sum(seen.hidden.nbytes for seen in self._seen)
 
 
-AnyText = TypeVar("AnyText", bound=Text)
+AnyText = TypeVar("AnyText", bound=SeenText)
 
 
 class HiddenStateDrafter(ABC, Generic[AnyText]):
@@ -221,7 +221,7 @@ class HiddenStateDrafter(ABC, Generic[AnyText]):
         """Returns the target's `forward`, which shows this drafter what it computes."""
 
         def watched(tokens: mx.array, layers: list[object]) -> mx.array:
-            rows = rows_of(layers)
+            rows = text_rows(layers)
             if not 0 < len(rows) <= self.most_together or tokens.shape[1] > self.longest_forward:
                 return forward(tokens, layers)
             self._tap.turn(True)
@@ -249,7 +249,7 @@ class HiddenStateDrafter(ABC, Generic[AnyText]):
 
     def text_of(self, answer: DraftedAnswer) -> AnyText | None:
         """Returns what is known of the text of an answer; None if it is not followed."""
-        rows = rows_of(answer.session.layers)
+        rows = text_rows(answer.session.layers)
         return self._texts.get(rows[0][0]) if rows else None
 
     def read(self, answers: Sequence[DraftedAnswer], *, briefly: bool) -> bool:  # noqa: ARG002  it has seen all
@@ -300,7 +300,7 @@ class HiddenStateDrafter(ABC, Generic[AnyText]):
 # --- Keys and values that are made of hidden states.
 
 
-class RowText(Text):
+class RowText(SeenText):
     """A text of which a drafter has keys and values, too."""
 
     def __init__(self) -> None:
@@ -380,7 +380,7 @@ def read_drafts(drafts: Sequence[mx.array]) -> list[list[int]]:
     return cast("list[list[int]]", mx.stack(list(drafts), axis=1).tolist())
 
 
-def rows_of(layers: Sequence[object]) -> Sequence[tuple[object, int]]:
+def text_rows(layers: Sequence[object]) -> Sequence[tuple[object, int]]:
     """Returns for each row of these layers of a target the layer that stands for its text, and how many tokens it has
     seen; nothing if none of them counts its tokens. Of an answer's own layers that is the first one that counts, and of
     a batch the one that its row is a copy of."""

@@ -14,7 +14,7 @@ _PLACES_AN_ENTRY = 2  # at most; half of it in a new table
 _MOST_STEPS = 32  # from place to place, for one run
 
 
-class Chain:
+class PlaceChain:
     """The places after the runs of `width` tokens in one text, which only grows. Owner: the engine thread."""
 
     def __init__(self, width: int) -> None:
@@ -86,7 +86,7 @@ _MOST_PLACES = 8
 """Of the places with the same run, the newest ones are compared."""
 
 
-class Found(NamedTuple):
+class TextMatch(NamedTuple):
     """Where the end of a text occurred before."""
 
     match: int
@@ -95,7 +95,7 @@ class Found(NamedTuple):
     """The positions after them, newest first; a token follows each."""
 
 
-class Text:
+class IndexedText:
     """Token ids and their index. Negative ids stand for no token: they match nothing and are never proposed.
 
     Owner: the engine thread.
@@ -105,7 +105,7 @@ class Text:
         """`widths` are the lengths of the runs that are indexed, in tokens: no match is shorter than the least. `ids`
         begins the text, and is the text's from now on."""
         self._ids = ids
-        self._chains = [Chain(width) for width in sorted(widths)]
+        self._chains = [PlaceChain(width) for width in sorted(widths)]
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -131,7 +131,7 @@ class Text:
             return ending[last + 1 :]
         return ending
 
-    def find(self, ending: Sequence[int]) -> Found | None:
+    def find(self, ending: Sequence[int]) -> TextMatch | None:
         """Returns where the longest end of `ending` occurred before, in what is indexed."""
         best, places = 0, list[int]()
         for chain in self._chains:
@@ -151,7 +151,7 @@ class Text:
                     break
             else:
                 break  # these were all
-        return Found(best, places) if places else None
+        return TextMatch(best, places) if places else None
 
     def _match(self, place: int, ending: Sequence[int]) -> int:
         """Returns how many tokens before a place are the last ones of `ending`; 0 if no token follows it."""
@@ -163,14 +163,14 @@ class Text:
             match += 1
         return match
 
-    def follow(self, found: Found, token: int) -> Found | None:
+    def follow(self, found: TextMatch, token: int) -> TextMatch | None:
         """Returns what `find` would if this token came next, from what it found before; None if nothing is left of it.
 
         The longest match has one token more, so it was among the longest ones before.
         """
         ids, last = self._ids, len(self._ids) - 1
         places = [place + 1 for place in found.places if ids[place] == token and place < last and ids[place + 1] >= 0]
-        return Found(min(found.match + 1, MOST_MATCH), places) if places else None
+        return TextMatch(min(found.match + 1, MOST_MATCH), places) if places else None
 
     def following(self, places: Sequence[int], most: int) -> list[int]:
         """Returns what follows places of this text, up to a negative id: at each token what follows most of them, of

@@ -1,15 +1,14 @@
 """A batch: the generations that decode in one forward.
 
-What is in flight between two steps is one of four, and a step goes on from there:
+What is in flight between two steps is one of three, and a step goes on from there:
 
     None               runs the forward over the recorded tokens, draws, and goes on as `Drawn`; or, with drafts, runs
-                       one over the next token of each and drafts, and reads all that are right
-                       -> RoundToAccept; with a grammar -> StepAwaitingMasks
+                       a round over the next token of each and drafts, and reads all that are right
+                       -> None; with a grammar -> StepAwaitingMasks
     Drawn              runs the forward over these tokens, draws the next ones, and reads these
                        -> Drawn; with a grammar, which has to follow them before it draws -> StepAwaitingMasks
     StepAwaitingMasks  if all masks are there, draws the next tokens; those with late masks are split off
-                       -> Drawn; at the end of all answers, or without logits -> None; after a round -> RoundToAccept
-    RoundToAccept      takes the layers to the end of what was right, and goes on as None
+                       -> Drawn; at the end of all answers, after a round, or without logits -> None
 
 Two batches join when both are `Drawn`. Generations may leave at any time.
 """
@@ -24,24 +23,19 @@ import mlx.core as mx
 
 from runner.cache.layers.batch import staying
 from runner.cache.session import DecodeRows
-from runner.cpu import asks_for
-from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation, Results
 from runner.engine.policy import StepLimit
-from runner.engine.ports import StepTime
-from runner.engine.round import Round, RoundDrafts, find_drafts, padded, unseen_at_end
 from runner.engine.trace import TRACE
 from runner.sampling.sample import Choice, Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
 
 if TYPE_CHECKING:
-    from runner.engine.ports import Drafter, Shifted
+    from runner.engine.ports import Rounds, Shifted
 
 _CLEAR_STEPS = 256  # mlx-lm's caches grow by as many tokens at a time, into new buffers
 _PADDING_TOKENS = 256  # a row may always be padded by as many
-_GRAMMAR_WAIT_S = 0.05  # a batch waits for a mask; then the answer decodes alone
+GRAMMAR_WAIT_S = 0.05  # a batch waits for a mask; then the answer decodes alone
 _GRAMMAR_WAIT_ALONE_S = 0.005  # an answer alone waits; then other slices run
-_MEASURED_STEPS = 8  # the time of one in so many steps is recorded if nothing is at hand to draft
 _ids = count()
 _Logits = TypeVar("_Logits", mx.array, mx.array | None)
 
@@ -59,13 +53,11 @@ class Drawn(NamedTuple):
 class StepAwaitingMasks(NamedTuple):
     """The tokens of a step are read, and the grammars follow them."""
 
-    choices: list[Choice]
-    logits: mx.array | None
+    choices: Sequence[Choice]
+    logits: mx.array | None = None
     """[B, 1, V], from the forward over these tokens; None if there was none."""
     own: Mapping[Generation, Sample] = {}
     """As in `Drawn`."""
-    rounds: Sequence[Round] = ()
-    """The round that the tokens are from, if they are from one."""
 
     def of(self, rows: Sequence[int]) -> "StepAwaitingMasks":
         """Returns these rows of it."""
@@ -73,13 +65,7 @@ class StepAwaitingMasks(NamedTuple):
         return self._replace(choices=[self.choices[row] for row in rows], logits=logits)
 
 
-class RoundToAccept(NamedTuple):
-    """The tokens of a round are read; the layers have seen wrong drafts, too."""
-
-    rounds: Sequence[Round]
-
-
-InFlight: TypeAlias = Drawn | StepAwaitingMasks | RoundToAccept | None
+InFlight: TypeAlias = Drawn | StepAwaitingMasks | None
 
 
 class Batch:
@@ -94,41 +80,47 @@ class Batch:
         generation: Generation,
         forward: Forward,
         shifted: "Shifted",
+        rounds: "Callable[[Batch], Rounds] | None" = None,
         steps: int = 0,
         in_flight: InFlight = None,
     ) -> None:
-        """Starts a batch of one generation, which has been prefilled and has made `steps` elsewhere. `shifted` is that
-        of the `EngineContext`."""
+        """Starts a batch of one generation, which has been prefilled and has made `steps` elsewhere. `shifted` and
+        `rounds` are those of the `EngineContext`."""
         # For good.
         self.id = next(_ids)
         self._forward = forward
         self._shifted = shifted
+        self._make_rounds = rounds
         # Until a generation joins or leaves.
         self.generations = [generation]
-        self._rows = DecodeRows(generation.session)
+        self.rows = DecodeRows(generation.session)
+        """Their layers."""
         self._shifts = bool(generation.shift)
         self._guided = generation.grammar.guide is not None
-        self._drafters = _drafters(self.generations)
         self._sampler: Sampler | SamplerBatch | None = None  # of steps without drafts; made when it is first needed
-        self._vocab_size = 0  # known after the first forward
+        self.vocab_size = 0
+        """The tokens of the vocabulary; 0 until they are known, after the first forward."""
         self._has_changed = bool(steps)  # generations have joined or left
         # Until the next step.
-        self._in_flight = in_flight
+        self.in_flight = in_flight
+        """What the next step goes on from."""
         self.steps = steps
         """The number of steps so far."""
         # Of the last step.
-        self._measured_at = steps  # the number of the last one whose time was recorded
         self.forward_rows = 0
         """The rows of an answer in its forward, with padding; 0 if there was none, -1 if there were several."""
-        self._asked_rows = 0.0  # those that are no padding if that is skipped, on average
-        self._lost: Results = []  # late generations that could not be split off
+        self.latest_rows = 0
+        """The same of the latest step that had a forward."""
+        self.lost: Results = []
+        """Generations whose masks were late and that could not be split off."""
         self.split_off: list[Batch] = []
         """Batches of one, split off because their masks took too long for the others; the reader empties the list."""
+        self._rounds = rounds(self) if rounds is not None else None
 
     @property
     def nbytes(self) -> int:
         """The bytes held beside the layers of the generations themselves."""
-        return self._rows.nbytes
+        return self.rows.nbytes
 
     @property
     def ready(self) -> bool:
@@ -146,150 +138,87 @@ class Batch:
         started_s = monotonic()
         self.forward_rows = 0
         choices: Sequence[Choice | None]
-        if isinstance(self._in_flight, StepAwaitingMasks):
+        rounds = self._rounds
+        if isinstance(self.in_flight, StepAwaitingMasks):
             choices = self._step_with_masks()
+        elif rounds is not None and (drawn := rounds.try_step(limit)) is not None:
+            choices = self._follow(StepAwaitingMasks(drawn)) if self._guided else drawn
         else:
-            drafts = self._find_drafts(limit)
-            if TRACE.on:
-                TRACE.lap("drafts")
-            if drafts and self._in_flight is None:
-                choices = self._step_round(drafts)
-            else:
-                # The layers of an answer without drafts would end a token earlier, and the cache would keep less of it.
-                ahead = self._in_flight is not None or not self._drafters or limit is None or limit.ahead
-                choices = self._step_drawn(dispatch=ahead and not drafts)
+            choices = self._step_drawn(dispatch=rounds is None or rounds.ahead)
         if not choices:
             return []
         self.steps += 1
         if self.steps % _CLEAR_STEPS == 0:
             mx.clear_cache()  # the layers have outgrown their buffers, and nothing else is as large as those
-        measures = self.steps % _MEASURED_STEPS == 0 or (self._drafters and self._drafters[0].shared.measuring > 0)
-        if self._drafters and measures and all(choices):  # a step in which others only joined is no measure
-            tokens = sum(len(choice.tokens) for choice in choices if choice)
-            length, asked = self.forward_rows, self._asked_rows
-            steps, self._measured_at = self.steps - self._measured_at, self.steps
-            time = StepTime(monotonic() - started_s, tokens, len(choices), length, asked, steps)
-            self._drafters[0].shared.record_time(self._drafters, time)
+        # A step in which others only joined is no measure.
+        if rounds is not None and rounds.measures(self.steps) and all(choices):
+            rounds.record_time(monotonic() - started_s, sum(len(choice.tokens) for choice in choices if choice))
         return choices
-
-    def _find_drafts(self, limit: StepLimit | None) -> list[RoundDrafts]:
-        """Accepts the last round. Returns what to try in this step or, if its tokens are already drawn, in the next."""
-        may_draft = self._drafters and self._vocab_size and self._rows.may_draft
-        if not self._accept() or limit is None or not may_draft:
-            return []
-        if all(self.steps % each.every for each in self._drafters):
-            return []
-        answers = [(each.drafter, each.session) for each in self.generations if each.drafter is not None]
-        if not self._drafters[0].shared.look(answers, self.steps):
-            return []
-        if self._in_flight is None:
-            self._release()  # a model that drafts draws as the answers do
-        on_its_way = self._in_flight is not None
-        return find_drafts(self.generations, self._rows, self._vocab_size, limit, on_its_way=on_its_way)
-
-    def _accept(self, leaving: Sequence[Generation] = ()) -> bool:
-        """Ends a round, if there is one. Its right tokens are recorded by now; those of masks that are awaited will be,
-        except of generations that are `leaving`. Returns False if they have to be computed again."""
-        step = self._in_flight
-        if not isinstance(step, RoundToAccept | StepAwaitingMasks) or not step.rounds:
-            return True
-        awaiting = isinstance(step, StepAwaitingMasks)
-        self._in_flight = step._replace(rounds=()) if isinstance(step, StepAwaitingMasks) else None
-        rounds = zip(self.generations, step.rounds, strict=True)
-        return self._rows.accept(
-            [each.right if awaiting and generation not in leaving else each.kept for generation, each in rounds]
-        )
 
     def _step_drawn(self, *, dispatch: bool) -> Sequence[Choice | None]:
         """Reads the tokens that are drawn, if need be now. Before that it may `dispatch` the forward after them."""
-        drawn = self._in_flight
+        drawn = self.in_flight
         if not isinstance(drawn, Drawn):
             for each in self.generations:
                 each.start_decode()
-            first = self._run(self._rows.compute, mx.array(self._rows.unseen))
+            first = self.run(self.rows.compute, mx.array(self.rows.unseen))
             self._note_first(first, self.generations)
             drawn = Drawn(self._draw(first))
         logits = following = None
         # Not before the first token is read: a CPU computes as it dispatches, and would delay the token by a forward.
         if dispatch and self.steps and any(generation.room > 1 for generation in self.generations):
-            logits = self._run(self._rows.compute, drawn.sample.token[:, None])
+            logits = self.run(self.rows.compute, drawn.sample.token[:, None])
             if drawn.recorded:
                 self._note_first(logits, drawn.recorded)
             if self._guided:
-                mx.async_eval([logits, *self._rows.arrays()])
+                mx.async_eval([logits, *self.rows.arrays()])
             else:
                 following = Drawn(self._draw(logits))
         choices = drawn.sample.read()
         if TRACE.on:
             TRACE.lap("wait")
         if not self._guided:
-            self._in_flight = following
+            self.in_flight = following
             return _without(drawn.recorded, self.generations, choices) if drawn.recorded else choices
-        for generation, choice in zip(self.generations, choices, strict=True):
-            generation.grammar.follow(choice)
-        self._in_flight = StepAwaitingMasks(choices, logits, drawn.own)
-        return self._step_with_masks()
+        return self._follow(StepAwaitingMasks(choices, logits, drawn.own))
 
-    def _step_round(self, drafts: Sequence[RoundDrafts]) -> Sequence[Choice | None]:
-        """Draws the next token of each generation, and those after it that were drafted right, by one forward."""
-        answers = zip(self.generations, drafts, self._rows.unseen, strict=True)
-        rounds = [Round(generation, each, unseen) for generation, each, unseen in answers]
-        tokens, counts = padded(rounds), [len(each.tokens) for each in rounds]
-        skips = len(rounds) > 1 and self._drafters[0].shared.skips_padding
-        with asks_for(counts, tokens.shape[1]) if skips else nullcontext():
-            logits = self._run(self._rows.draft, tokens)
-        if logits is None:
-            return self._step_drawn(dispatch=True)
-        if skips:
-            self._asked_rows = sum(counts) / len(counts)
-        samples = [each.draw(row[: len(each.tokens)]) for each, row in zip(rounds, logits, strict=True)]
-        mx.async_eval([array for sample in samples for array in sample.arrays()])
-        are_from_numbers = [each.read() for each in rounds]
-        if TRACE.on:
-            TRACE.lap("wait")
-        if not all(are_from_numbers):
-            self._rows.take_back(tokens.shape[1])
-            return self._step_drawn(dispatch=True)
-        choices = [each.choose() for each in rounds]
-        if not self._guided:
-            self._in_flight = RoundToAccept(rounds)
-            return choices
-        for generation, choice in zip(self.generations, choices, strict=True):
+    def _follow(self, step: StepAwaitingMasks) -> list[Choice]:
+        """Lets the grammars follow the tokens of a step. Returns as `_step_with_masks`."""
+        for generation, choice in zip(self.generations, step.choices, strict=True):
             generation.grammar.follow(choice)
-        self._in_flight = StepAwaitingMasks(choices, None, rounds=rounds)
+        self.in_flight = step
         return self._step_with_masks()
 
     def _step_with_masks(self) -> list[Choice]:
         """Waits for the masks, and draws the tokens after those that were read. Returns these, with those that the
         grammar forces after them if there is one answer; none if all masks are late."""
-        until_s = monotonic() + (_GRAMMAR_WAIT_S if len(self.generations) > 1 else _GRAMMAR_WAIT_ALONE_S)
+        until_s = monotonic() + (GRAMMAR_WAIT_S if len(self.generations) > 1 else _GRAMMAR_WAIT_ALONE_S)
         late = [each for each in self.generations if not each.grammar.wait(max(0.0, until_s - monotonic()))]
         TRACE.lap("grammar")
         if late and len(late) == len(self.generations):
             return []
         if late:
             self._split_off(late)
-        step = self._in_flight
+        step = self.in_flight
         assert isinstance(step, StepAwaitingMasks)
         pairs = [*zip(self.generations, step.choices, strict=True)]
         choices = [generation.with_forced(choice, alone=len(pairs) == 1) for generation, choice in pairs]
-        if step.rounds:
-            self._in_flight = RoundToAccept(step.rounds)
-        elif step.logits is None or all(map(Generation.ends_after, self.generations, choices)):
-            self._in_flight = None
+        if step.logits is None or all(map(Generation.ends_after, self.generations, choices)):
+            self.in_flight = None
         else:
             forced = choices[0].forced
-            self._in_flight = Drawn(
-                self._draw(self._run(self._rows.compute, mx.array([forced])) if forced else step.logits)
+            self.in_flight = Drawn(
+                self._draw(self.run(self.rows.compute, mx.array([forced])) if forced else step.logits)
             )
         return choices
 
     def _split_off(self, late: Sequence[Generation]) -> None:
-        self._accept()
-        everyone, step = self.generations, self._in_flight
+        if self._rounds is not None:
+            self._rounds.accept(awaiting=True)
+        everyone, step = self.generations, self.in_flight
         assert isinstance(step, StepAwaitingMasks)
         try:
-            self._lost = self.leave(late)
+            self.lost = self.leave(late)
         except Exception:
             self.generations = everyone
             raise
@@ -297,12 +226,13 @@ class Batch:
             if not generation.done:
                 generation.may_batch = False
                 row = step.of([everyone.index(generation)])
-                self.split_off.append(Batch(generation, self._forward, self._shifted, self.steps, row))
+                rest = (self._forward, self._shifted, self._make_rounds, self.steps, row)
+                self.split_off.append(Batch(generation, *rest))
 
     def take(self, choices: Sequence[Choice | None]) -> Results:
         """Gives each generation its tokens, which `step` returned. Returns the events of each."""
         pairs = zip(self.generations, choices, strict=True)
-        lost, self._lost = self._lost, []
+        lost, self.lost = self.lost, []
         results = lost + [(generation, generation.take(choice)) for generation, choice in pairs if choice]
         if TRACE.on:
             TRACE.lap("text")
@@ -313,33 +243,33 @@ class Batch:
     @property
     def batchable(self) -> bool:
         """True if the layers are of kinds that can be joined, and none of them is untrusted."""
-        return self._rows.batchable
+        return self.rows.batchable
 
     def may_meet(self, other: "Batch") -> bool:
         """Returns True if both stand before their next token, so that one may join the other: it is drawn or, without
         grammars, the last one recorded is the only one that the layers have not seen. Accepts their last rounds."""
         if self._guided or other._guided:
-            return all(isinstance(each._in_flight, Drawn) and not each._in_flight.recorded for each in (self, other))
+            return all(isinstance(each.in_flight, Drawn) and not each.in_flight.recorded for each in (self, other))
         return self._is_before_token() and other._is_before_token()
 
     def _is_before_token(self) -> bool:
-        if isinstance(self._in_flight, RoundToAccept):
-            self._accept()
-        if self._in_flight is None:  # without a prompt before the token, layers are empty and of no known shape
-            return all(self._rows.lengths) and all(len(tokens) == 1 for tokens in self._rows.unseen)
-        return isinstance(self._in_flight, Drawn)
+        if self.in_flight is None and self._rounds is not None:
+            self._rounds.accept()
+        if self.in_flight is None:  # without a prompt before the token, layers are empty and of no known shape
+            return all(self.rows.lengths) and all(len(tokens) == 1 for tokens in self.rows.unseen)
+        return isinstance(self.in_flight, Drawn)
 
     def _coming(self) -> Drawn:
         """Returns the next token of each generation, drawn or recorded."""
-        if isinstance(self._in_flight, Drawn):
-            return self._in_flight
-        tokens = mx.array(self._rows.unseen, mx.uint32)[:, 0]
+        if isinstance(self.in_flight, Drawn):
+            return self.in_flight
+        tokens = mx.array(self.rows.unseen, mx.uint32)[:, 0]
         return Drawn(Sample(tokens), recorded=self.generations)
 
     @property
     def lengths(self) -> Sequence[int]:
         """The tokens of each row."""
-        return self._rows.lengths
+        return self.rows.lengths
 
     def accepts(self, lengths: Sequence[int]) -> bool:
         """Returns True if generations whose rows have these lengths may join. Rows are padded to the longest: a much
@@ -351,8 +281,8 @@ class Batch:
     def make_room(self, lengths: Sequence[int]) -> bool:
         """Makes room for rows of these lengths, which are to join, and for the next tokens of all: a piece of it, as
         all rows are copied. Returns True if there is all of it. If this raises, several generations can only decode one
-        by one, after `break_up`."""
-        return self._rows.make_room(len(lengths), max(lengths, default=0))
+        by one, by `Recovery.break_up`."""
+        return self.rows.make_room(len(lengths), max(lengths, default=0))
 
     def join(self, others: Sequence["Batch"]) -> None:
         """Takes over the generations of `others`, which this batch `accepts`, and each of which it `may_meet`. If this
@@ -361,10 +291,10 @@ class Batch:
         coming = [each._coming() for each in batches]
         sample = Sample.joined([each.sample for each in coming])
         for batch in batches:
-            batch._release()
-        rows = DecodeRows(self.generations[0].session) if len(self.generations) == 1 else self._rows
-        rows.join([each._rows for each in others])
-        self._rows = rows
+            batch.release_samplers()
+        rows = DecodeRows(self.generations[0].session) if len(self.generations) == 1 else self.rows
+        rows.join([each.rows for each in others])
+        self.rows = rows
         own = {**coming[0].own}
         for batch, drawn in zip(batches, coming, strict=True):
             if len(batch.generations) == 1 and not drawn.recorded:
@@ -373,57 +303,57 @@ class Batch:
         recorded = [generation for each in coming for generation in each.recorded]
         for generation in recorded:
             generation.start_decode()
-        self._in_flight = Drawn(sample, own, recorded) if len(recorded) < len(self.generations) else None
+        self.in_flight = Drawn(sample, own, recorded) if len(recorded) < len(self.generations) else None
         self._has_changed = True
         self._shifts = any(each._shifts for each in batches)
         self._guided = any(each._guided for each in batches)
-        self._drafters = _drafters(self.generations)
 
     def leave(self, leaving: Sequence[Generation]) -> Results:
         """Removes these generations; their own layers take over what the batch has computed. Returns the generations
-        for which that failed. If this raises, the remaining ones can only decode one by one, after `break_up`."""
+        for which that failed. If this raises, the remaining ones can only decode one by one, by `Recovery.break_up`."""
         rows = self.generations
-        self._accept(leaving)
-        stay = staying(len(rows), {row for row, generation in enumerate(rows) if generation in leaving})
+        gone = {row for row, generation in enumerate(rows) if generation in leaving}
+        if self._rounds is not None:
+            self._rounds.accept(gone, awaiting=isinstance(self.in_flight, StepAwaitingMasks))
+        stay = staying(len(rows), gone)
         self.generations = [rows[row] for row in stay]
         self._guided = any(each.grammar.guide is not None for each in self.generations)
-        self._drafters = _drafters(self.generations)
         self._has_changed = True
-        self._release()
-        if stay and isinstance(self._in_flight, Drawn):
-            self._in_flight = self._in_flight._replace(sample=self._in_flight.sample.take(stay))
-        elif stay and isinstance(self._in_flight, StepAwaitingMasks):
-            self._in_flight = self._in_flight.of(stay)
+        self.release_samplers()
+        if stay and isinstance(self.in_flight, Drawn):
+            self.in_flight = self.in_flight._replace(sample=self.in_flight.sample.take(stay))
+        elif stay and isinstance(self.in_flight, StepAwaitingMasks):
+            self.in_flight = self.in_flight.of(stay)
         failed: Results = []
         for row, generation in enumerate(rows):
             if row not in stay:
                 try:
-                    self._rows.settle(row)
+                    self.rows.settle(row)
                     if generation.drafter is not None and self.steps > 1:
                         self._see_end(generation)
                 except Exception as error:
                     failed.append((generation, generation.fail(error)))
-        self._rows.keep(stay)  # last: layers that have settled have seen the token that they would go back to
+        self.rows.keep(stay)  # last: layers that have settled have seen the token that they would go back to
         return failed
 
     def _see_end(self, generation: Generation) -> None:
         """Lets the own layers of an answer see what they would have seen by its end without rounds."""
-        if unseen := unseen_at_end(generation):
+        session = generation.session
+        last = generation.unseen if generation.has_ended else 1  # the next forward begins with the last one
+        if unseen := session.recorded[session.position : len(session.recorded) - last]:
             with self._shifted([generation.shift]):
                 DecodeRows(generation.session).compute(self._forward, mx.array([unseen]))
 
-    def break_up(self, error: Exception) -> Results:
-        """Breaks up the batch after this error: each generation goes back to what its own layers have seen, and takes
-        the token that it drew on them, if it has not. One whose own layers are lost has failed."""
-        own = self._in_flight.own if isinstance(self._in_flight, Drawn | StepAwaitingMasks) else {}
-        return self._lost + [(each, _fall_back(each, own.get(each), error)) for each in self.generations]
+    @property
+    def own(self) -> Mapping[Generation, Sample]:
+        """The tokens that answers drew on their own layers and have not taken."""
+        return self.in_flight.own if isinstance(self.in_flight, Drawn | StepAwaitingMasks) else {}
 
     # --- on the device
 
-    def _run(self, compute: Callable[[Forward, mx.array], _Logits], tokens: mx.array) -> _Logits:
+    def run(self, compute: Callable[[Forward, mx.array], _Logits], tokens: mx.array) -> _Logits:
         """Runs the forward over tokens [B, L] by a method of the rows. Returns what that does."""
-        self.forward_rows = -1 if self.forward_rows else tokens.shape[1]
-        self._asked_rows = self.forward_rows
+        self.forward_rows = self.latest_rows = -1 if self.forward_rows else tokens.shape[1]
         with self._shifted([each.shift for each in self.generations]) if self._shifts else nullcontext():
             logits = compute(self._forward, tokens)
         if TRACE.on:
@@ -435,9 +365,9 @@ class Batch:
         if self._has_changed:
             self._has_changed = False
             mx.clear_cache()  # buffers of other sizes have come or left with generations
-        self._vocab_size = logits.shape[-1]
+        self.vocab_size = logits.shape[-1]
         if self._sampler is None:
-            samplers = [generation.sampler(self._vocab_size) for generation in self.generations]
+            samplers = [generation.sampler(self.vocab_size) for generation in self.generations]
             self._sampler = samplers[0] if len(samplers) == 1 else SamplerBatch(samplers)
         masks = [generation.grammar.mask for generation in self.generations] if self._guided else []
         sample = self._sampler(logits[:, -1, :], masks if any(masks) else ())
@@ -445,7 +375,7 @@ class Batch:
             TRACE.lap("sample")
         arrays = sample.arrays()
         if len(self.generations) > 1:
-            arrays += self._rows.arrays()
+            arrays += self.rows.arrays()
         mx.async_eval(arrays)
         if TRACE.on:
             TRACE.lap("dispatch")
@@ -458,7 +388,7 @@ class Batch:
                 row = self.generations.index(generation)
                 generation.first_logits = mx.contiguous(logits[row : row + 1, -1])
 
-    def _release(self) -> None:
+    def release_samplers(self) -> None:
         """Gives the samplers of a batch their states back."""
         if isinstance(self._sampler, SamplerBatch):
             self._sampler.release()
@@ -470,33 +400,3 @@ def _without(
 ) -> Sequence[Choice | None]:
     rows = zip(generations, choices, strict=True)
     return [None if generation in recorded else choice for generation, choice in rows]
-
-
-def _drafters(generations: Sequence[Generation]) -> list["Drafter"]:
-    return [each.drafter for each in generations if each.drafter is not None]
-
-
-def _fall_back(generation: Generation, own: Sample | None, error: Exception) -> list[Event]:
-    """Lets an answer go back to what its own layers have seen, to go on alone; it fails if these are lost.
-
-    It takes the token that it drew on them, if it has not: `own`. Returns the events for the client.
-    """
-    # Without a token to take, its layers must not have seen the token that it would go back to.
-    seen_all = own is None and generation.session.position >= len(generation.session.recorded)
-    if generation.session.failed or seen_all:
-        return generation.fail(error)
-    events: list[Event] = []
-    try:
-        if own:
-            generation.restart_grammar()
-            generation.grammar.follow(choice := own.read()[0])
-            if generation.grammar.wait(_GRAMMAR_WAIT_S):
-                events += generation.take(generation.with_forced(choice, alone=False))
-            else:
-                events += generation.abort("its grammar takes too long to be followed again")
-        if not generation.done:
-            generation.return_to_prefill()
-    except Exception as fault:
-        generation.note_forward(fault)
-        events += generation.fail(fault)
-    return events

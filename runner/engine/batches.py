@@ -62,7 +62,7 @@ class Batches:
                 generation.drafter = None
             forward = context.memory.measured(context.forward_of(generation.request))
             steps = generation.life.known  # it goes on as if it had drawn a known first token
-            batch = Batch(generation, forward, context.shifted, steps)
+            batch = Batch(generation, forward, context.shifted, context.rounds, steps)
         except Exception as error:
             return self._recovery.retry_or_fail(generation, error)
         self.all.append(batch)
@@ -144,7 +144,7 @@ class Batches:
         except Exception as error:
             self.all.remove(batch)
             batch.generations = [generation for generation in batch.generations if generation not in leaving]
-            return self._break_up(batch, error)
+            return self._recovery.break_up(batch, error)
         if not batch.generations:
             self.all.remove(batch)
         return []
@@ -158,14 +158,9 @@ class Batches:
         """Ends a batch after an error, and returns its requests. One that was alone restarts or has failed."""
         self.all.remove(batch)
         if len(batch.generations) > 1:
-            return self._break_up(batch, error)
+            return self._recovery.break_up(batch, error)
         batch.generations[0].note_forward(error)
         return self._recovery.retry_or_fail(batch.generations[0], error)
-
-    def _break_up(self, batch: Batch, error: Exception) -> Results:
-        log.exception("a batch failed; computing its answers one by one", answers=len(batch.generations))
-        self._recovery.note(error)
-        return batch.break_up(error)
 
 
 def _has_memory(cache: PrefixCache, batch: Batch, lengths: Sequence[int]) -> bool:

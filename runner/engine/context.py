@@ -14,7 +14,8 @@ from runner.engine.request import Request, ShownPrompt
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.engine.ports import Drafts, PromptMedia, Ranks, Shifted
+    from runner.engine.batch import Batch
+    from runner.engine.ports import Drafter, PromptMedia, Ranks, Rounds, Shifted
 
 
 class EngineContext(NamedTuple):
@@ -33,8 +34,10 @@ class EngineContext(NamedTuple):
     """Shifts the positions of answers after media."""
     unbatchable: str = ""
     """The reason why requests may not share a batch; empty if they may."""
-    drafting: "Drafts | None" = None
-    """Drafts answers; None if that is off."""
+    drafter: "Callable[[Sequence[int]], Drafter] | None" = None
+    """Makes a drafter for the answer to a prompt, given its keys; None if answers are not drafted."""
+    rounds: "Callable[[Batch], Rounds] | None" = None
+    """Makes the rounds of a batch; set with it."""
     begin: Callable[..., Generation] = Generation
     """Makes a generation; with a tape, one that notes its tokens there."""
     ranks: "Ranks | None" = None
@@ -52,7 +55,7 @@ class EngineContext(NamedTuple):
     def generation(self, request: Request, session: Session, started_ns: int) -> Generation:
         """Returns the generation of a request that left the queue at `started_ns`, in this session."""
         media = NoMedia() if request.shown is None else self.show(request.shown)
-        drafter = self.drafting.drafter(request.keys) if self.drafting is not None else None
+        drafter = self.drafter(request.keys) if self.drafter is not None else None
         broadcast = self.ranks.broadcast if self.ranks is not None else None
         rest = (started_ns, media, drafter, broadcast)
         generation = self.begin(request, session, self.tokenizer, self.context_length, *rest)

@@ -80,7 +80,6 @@ class Generation:
         self._context_length = context_length
         self.shift = 0 if request.shown is None else request.shown.shift
         """The difference between positions and offsets after the prompt."""
-        self.most_drafts = request.max_tokens if request.most_drafts is None else request.most_drafts
         self.drafter = drafter
         self.media = media
         self.grammar = AnswerGrammar(request.grammar, tokenizer.eos, draws_all=request.sampling.logprobs)
@@ -285,6 +284,11 @@ class Generation:
     def dropped(self) -> bool:
         """True if the request is to be dropped, whatever its phase."""
         return self.done or self.request.cancelled
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the answer has come to its end by itself."""
+        return self.done and self.life.outcome in ("done", "length")
 
     def _finish(self, reason: DoneReason) -> list[Event]:
         rest = self._text(self.text.finish())

@@ -1,7 +1,7 @@
 """The parts of an engine, the world that its values come from, and the steps in which wings add to them. Owner: the
 engine thread."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -26,7 +26,8 @@ from runner.settings import CheckSettings, Settings
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from runner.engine.ports import Beside, Drafts, Formats, Names, PromptMedia, Ranks, Shifted, Tier
+    from runner.engine.batch import Batch
+    from runner.engine.ports import Beside, Drafter, Formats, Names, PromptMedia, Ranks, Rounds, Shifted, Tier
     from runner.engine.request import ShownPrompt
 
 
@@ -52,6 +53,8 @@ class Sources(NamedTuple):
     """The bytes that other processes of this runner take from the budget."""
     begin: Callable[..., Generation] = Generation
     """Makes a generation."""
+    step_s: Callable[[float], float] = float
+    """Takes the seconds that a decode step took, and returns those to learn from."""
 
 
 class World:
@@ -141,7 +144,10 @@ class Parts:
     names: "Names | None" = None
     """The names of media in the keys of caches."""
     formats: "Formats" = field(default_factory=NoFormats)
-    drafting: "Drafts | None" = None
+    drafter: "Callable[[Sequence[int]], Drafter] | None" = None
+    """Makes a drafter for the answer to a prompt, given its keys."""
+    rounds: "Callable[[Batch], Rounds] | None" = None
+    """Makes the rounds of a batch; set with it."""
     disk: "Tier | None" = None
     beside: "list[Beside]" = field(default_factory=list)
     """Work beside the scheduler; the tier is in it."""

@@ -1,7 +1,7 @@
 """The ports to wings: ranks, drafts, media, formats, encoders, and a tier; and the objects that stand for a wing that
 is off. Owner: the engine thread, except where a class says otherwise."""
 
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -9,18 +9,16 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 from protocol.stats import RankCounts
-from runner.engine.policy import UNLIMITED, StepLimit
 from runner.errors import RequestError
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
     from protocol import Format, Media
-    from runner.cache.session import Session
     from runner.engine.answer_grammar import Grammar
-    from runner.engine.lifecycle import Lifecycle
+    from runner.engine.policy import StepLimit
     from runner.engine.request import Request, ShownPrompt
-    from runner.sampling.sampler import Sampler
+    from runner.sampling.sample import Choice
     from runner.tokenizer import Tokenizer
 
 
@@ -55,21 +53,10 @@ class Ranks(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes tokens of one answer. No call changes the session or the sampler, and none raises. Owner: the engine
-    thread."""
-
-    shared: "Drafts"
-    """What it shares with others, by which answers of one forward are drafted together."""
-    every: int
-    """It looks for drafts in each step whose number is a multiple of this power of two."""
+    """Drafts one answer. No call raises. Owner: the engine thread."""
 
     def index(self, tokens: int) -> None:
         """Indexes the next `tokens` prompt tokens (about 1 µs each)."""
-        ...
-
-    def record_outcome(self, drafts: int, right: int, life: "Lifecycle") -> None:
-        """Records how many drafts of a round were right, of at least one. Counts those that a model made in `life`, the
-        answer's."""
         ...
 
     def close(self) -> None:
@@ -77,71 +64,31 @@ class Drafter(Protocol):
         ...
 
 
-class DraftedAnswer(NamedTuple):
-    """An answer of a forward for which tokens may be drafted."""
+class Rounds(Protocol):
+    """The rounds of drafts of one batch: forwards over the next token of each answer and drafts of those after it.
+    Owner: the engine thread."""
 
-    drafter: Drafter
-    session: "Session"
-    most: int
-    """The most drafts that it may have, at least one."""
-    sampler: "Sampler"
-    row: int
-    """Its row in the forward."""
-    position: int
-    """The tokens that the layers of the forward have seen of it."""
+    ahead: bool
+    """True if the present step, which is no round, may dispatch the next forward before it reads its tokens."""
 
-
-class Drafts(Protocol):
-    """What all drafted answers of an engine share. Owner: the engine thread."""
-
-    skips_padding: bool
-    """True if a round of several answers should compute no padding, where it can leave it out."""
-
-    @property
-    def measuring(self) -> int:
-        """The number of next steps whose time should be recorded: those with drafts at hand, and the one after them."""
+    def try_step(self, limit: "StepLimit | None") -> "Sequence[Choice] | None":
+        """Accepts the last round, and runs another one within the limit if that pays and no tokens are drawn. Returns
+        the next tokens of each answer; None if a plain step should follow. Without a limit nothing is drafted."""
         ...
 
-    def drafter(self, prompt: Sequence[int]) -> Drafter:
-        """Returns a drafter for the answer to this prompt, whose media stand in it by their names."""
+    def accept(self, leaving: Collection[int] = (), *, awaiting: bool = False) -> bool:
+        """Ends the last round, if it has not ended. The layers stand then after its right tokens, which are recorded
+        or, if the batch is `awaiting` masks, will be, except in rows that are `leaving`. Returns False if they have to
+        be computed again."""
         ...
 
-    def look(self, answers: Sequence[tuple[Drafter, "Session"]], step: int) -> bool:
-        """Looks for drafts for those answers of a forward whose drafters do so in this step. Returns False if there are
-        none: the usual case where no text repeats, and a cheap one. Call it before `expects` or `propose`."""
+    def measures(self, steps: int) -> bool:
+        """Returns True if the time of the step of this number should be recorded."""
         ...
 
-    def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: StepLimit = UNLIMITED) -> bool:
-        """Returns True if a round within the limit should follow the tokens that are on their way, which are not
-        recorded yet. Nothing is dispatched before it then. The forward is over `together` answers, these among them."""
+    def record_time(self, seconds: float, tokens: int) -> None:
+        """Records how long the step took that brought so many tokens, of all answers."""
         ...
-
-    def propose(
-        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: StepLimit = UNLIMITED
-    ) -> Sequence[Sequence[int]]:
-        """Returns for each answer tokens that may follow its prompt and what there is of it, for a round within the
-        limit. `layers` are those of the forward."""
-        ...
-
-    def record_time(self, drafters: Sequence[Drafter], step: "StepTime") -> None:
-        """Records how long a step took, given the drafters of its answers."""
-        ...
-
-
-class StepTime(NamedTuple):
-    """How long a step took."""
-
-    seconds: float
-    tokens: int
-    """Those that it brought, of all answers."""
-    together: int
-    """The number of answers in it."""
-    length: int
-    """The positions of each answer in its forward, with padding; 0 if it had none, -1 if it had several."""
-    asked: float
-    """Those that are no padding if that is skipped, on average."""
-    steps: int = 1
-    """The steps since the last one that was recorded, this one included; the others were plain."""
 
 
 Shifted = Callable[[Sequence[int]], AbstractContextManager[None]]

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from runner.cache import PrefixCache
+from runner.engine.batch import GRAMMAR_WAIT_S, Batch
 from runner.engine.events import Event
 from runner.engine.generation import Generation, Results
 from runner.engine.memory import MemoryBudget
 from runner.logs import Log, lacks_memory
+from runner.sampling.sample import Sample
 
 if TYPE_CHECKING:
     from runner.engine.ports import Ranks
@@ -23,8 +25,8 @@ class Recovery:
     """Restarts, once each, the requests whose slice found no memory, when all unused memory has been freed.
 
     A request does not resume where the slice began: a forward that raised leaves its layers in an unknown state. It
-    takes from the cache what is kept of its prompt, and computes the rest again, including the answer so far. Owner:
-    the engine thread.
+    takes from the cache what is kept of its prompt, and computes the rest again, including the answer so far. An answer
+    of a batch that failed goes on from its own layers, which stood still meanwhile. Owner: the engine thread.
     """
 
     def __init__(self, memory: MemoryBudget, salt: str, ranks: "Ranks | None" = None) -> None:
@@ -50,6 +52,14 @@ class Recovery:
             return [(generation, generation.fail(error))]
         self._retrying.append(generation)
         return []
+
+    def break_up(self, batch: Batch, error: Exception) -> Results:
+        """Breaks up a batch after this error: each answer goes back to what its own layers have seen, and takes the
+        token that it drew on them, if it has not. One whose own layers are lost has failed."""
+        log.exception("a batch failed; computing its answers one by one", answers=len(batch.generations))
+        self.note(error)
+        own = batch.own
+        return batch.lost + [(each, _fall_back(each, own.get(each), error)) for each in batch.generations]
 
     def free_and_restart(self, cache: PrefixCache) -> Results:
         """Frees all unused memory, and restarts the requests that failed. Those of the results that are not done go
@@ -79,6 +89,32 @@ def _events(generation: Generation, action: Callable[[Generation], None]) -> lis
     except Exception as error:
         return generation.fail(error)
     return []
+
+
+def _fall_back(generation: Generation, own: Sample | None, error: Exception) -> list[Event]:
+    """Lets an answer go back to what its own layers have seen, to go on alone; it fails if these are lost.
+
+    It takes the token that it drew on them, if it has not: `own`. Returns the events for the client.
+    """
+    # Without a token to take, its layers must not have seen the token that it would go back to.
+    seen_all = own is None and generation.session.position >= len(generation.session.recorded)
+    if generation.session.failed or seen_all:
+        return generation.fail(error)
+    events: list[Event] = []
+    try:
+        if own:
+            generation.restart_grammar()
+            generation.grammar.follow(choice := own.read()[0])
+            if generation.grammar.wait(GRAMMAR_WAIT_S):
+                events += generation.take(generation.with_forced(choice, alone=False))
+            else:
+                events += generation.abort("its grammar takes too long to be followed again")
+        if not generation.done:
+            generation.return_to_prefill()
+    except Exception as fault:
+        generation.note_forward(fault)
+        events += generation.fail(fault)
+    return events
 
 
 def discard(cache: PrefixCache) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from runner.engine.answer_grammar import Grammar, Guidance, StateTape
     from runner.engine.memory import Meter
-    from runner.engine.ports import Drafter, Drafts, PromptMedia, StepTime
+    from runner.engine.ports import Drafter, PromptMedia
     from runner.sampling.sampler import Broadcast
 
 _FAULTS: tuple[type[Exception], ...] = (RuntimeError, ValueError, MemoryError, TypeError)
@@ -55,6 +55,7 @@ class TapedWorld(World):
             policy=TapedPolicy(policy.chunk_tokens, policy.max_gap_s, tape),
             grammar_bytes=lambda: tape.input(EntryKind.GRAMMAR_BYTES, sources.grammar_bytes),
             begin=partial(TapedGeneration, tape),
+            step_s=lambda seconds: tape.input(EntryKind.SECONDS, lambda: seconds),
         )
 
     def _amount(self, amount: int) -> int:
@@ -116,26 +117,6 @@ class TapedPolicy(SlicePolicy):
         super().took(slice, work, self._tape.input(EntryKind.SECONDS, lambda: seconds))
 
 
-class TapedDrafts:
-    """Drafts that learn the times on the tape."""
-
-    def __init__(self, drafts: "Drafts", tape: Tape) -> None:
-        self._drafts = drafts
-        self._tape = tape
-        self.drafter = drafts.drafter
-        self.look, self.expects = drafts.look, drafts.expects
-        self.propose = drafts.propose
-        self.skips_padding = drafts.skips_padding
-
-    @property
-    def measuring(self) -> int:
-        return self._drafts.measuring
-
-    def record_time(self, drafters: "Sequence[Drafter]", step: "StepTime") -> None:
-        seconds = self._tape.input(EntryKind.SECONDS, lambda: step.seconds)
-        self._drafts.record_time(drafters, step._replace(seconds=seconds))
-
-
 class TapedGeneration(Generation):
     """A generation that notes its tokens and its end. Owner: the engine thread."""
 
@@ -151,8 +132,6 @@ class TapedGeneration(Generation):
         drafter: "Drafter | None",
         broadcast: "Broadcast | None",
     ) -> None:
-        if drafter is not None:
-            drafter.shared = TapedDrafts(drafter.shared, tape)
         super().__init__(request, session, tokenizer, context_length, started_ns, media, drafter, broadcast)
         self._tape = tape
         self._ended = False

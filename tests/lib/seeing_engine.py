@@ -11,7 +11,7 @@ As in `tests.lib.tiny_engine`, slices come from `advance` and nothing waits: pic
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from typing import cast
 
@@ -24,6 +24,7 @@ from protocol.request import Options
 from runner.cache import make_cache
 from runner.cache.sketch import Sketch
 from runner.drafts.drafting import Drafting
+from runner.drafts.rounds import BatchRounds
 from runner.engine.context import EngineContext
 from runner.engine.events import Failed, Refused
 from runner.engine.generation import Forward
@@ -212,7 +213,8 @@ class SeeingEngine(SlicedEngine):
             self.memory,
             show=self.encoder.begin,
             shifted=self.encoder.shifted,
-            drafting=drafting,
+            drafter=None if drafting is None else drafting.drafter,
+            rounds=None if drafting is None else partial(BatchRounds, drafting),
         )
         super().__init__(context, policy or NotingPolicy(), parallel, clock)
 

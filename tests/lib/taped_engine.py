@@ -141,6 +141,7 @@ class Story:
         )
         if drafting is not None:
             drafting.clock = lambda: tape.input(EntryKind.SECONDS, engine.clock)
+            drafting.step_s = lambda seconds: tape.input(EntryKind.SECONDS, lambda: seconds)
         return engine
 
     def record(self, file: Path, *, slices: int = 600) -> Seen:

@@ -34,6 +34,7 @@ from runner.cache import make_cache
 from runner.cache.session import Session
 from runner.cache.trie_cache import TrieCache
 from runner.drafts.drafting import Drafting
+from runner.drafts.rounds import BatchRounds
 from runner.engine.answer_grammar import Grammar, StateTape
 from runner.engine.context import EngineContext
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
@@ -505,8 +506,7 @@ class SlicedEngine:
         self.clock = clock
         self.schedule = schedule
         self.slices = 0
-        self.drafter: Callable[[Generation], Drafter] | None = None
-        """Makes the drafter of each request."""
+        self._drafter: Callable[[Generation], Drafter] | None = None
         self._outbox = outbox or plain_outbox()
         self.journal = Journal(clock, show)
         self.scheduler = Scheduler(context, schedule, parallel, self._outbox, self.journal)
@@ -516,9 +516,15 @@ class SlicedEngine:
 
     def _note_session(self, generation: Generation) -> None:
         cast("EngineClient", generation.request.stream).session = generation.session
-        if self.drafter is not None:
-            generation.drafter = self.drafter(generation)
+        if self._drafter is not None:
+            generation.drafter = self._drafter(generation)
         self._continue(generation)
+
+    def let_draft(self, drafting: Drafting, drafter: Callable[[Generation], Drafter]) -> None:
+        """Lets answers be drafted, each by the drafter that is made for it."""
+        self._drafter = drafter
+        context = self.scheduler._context
+        self.scheduler._context = context._replace(rounds=partial(BatchRounds, drafting))
 
     @property
     def idle(self) -> bool:
@@ -618,7 +624,8 @@ class TinyEngine(SlicedEngine):
             lambda: make_cache(cache, self.kind.facts, budget_bytes=budget),
             memory or MemoryBudget(ZeroMeter(), room, 2048),
             unbatchable=unbatchable or ("its layers" if name in UNBATCHABLE else ""),
-            drafting=drafting,
+            drafter=None if drafting is None else drafting.drafter,
+            rounds=None if drafting is None else partial(BatchRounds, drafting),
             begin=Generation if tape is None else partial(taped.TapedGeneration, tape),
             ranks=ranks,
             first_tokens=FirstTokens(CONTEXT) if first_tokens and ranks is None and cache != "none" else None,

@@ -8,11 +8,11 @@ import msgspec
 
 from protocol.stats import CacheNode
 from runner.cache.session import Session
+from runner.drafts.drafting import AnswerDrafter, DraftedStep, Drafting, StepTime
+from runner.drafts.policy import DraftPolicy
 from runner.engine.events import Event, Finished, Text
 from runner.engine.generation import Generation
 from runner.engine.lifecycle import Lifecycle
-from runner.engine.policy import UNLIMITED, StepLimit
-from runner.engine.ports import DraftedAnswer, Drafter, Drafts, StepTime
 from runner.numbers.cache import cache_nodes
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, VOCAB, words
@@ -57,12 +57,11 @@ STRATEGIES = {
 """The drafts, given the right ones."""
 
 
-class Told:
+class Told(AnswerDrafter):
     """Knows the answer."""
 
     def __init__(self, shared: "ToldTogether", client: ClientRequest, strategy: Strategy, seed: int) -> None:
-        self.shared: Drafts = shared
-        self.every = 1
+        super().__init__(shared, client.request.keys)
         self._start = len(client.spec.prompt)
         self._answer = oracle_answer(client.kind.name, client.spec).tokens
         self._strategy = strategy
@@ -82,47 +81,34 @@ class Told:
         self.rounds.append((drafts, right))
 
 
-class ToldTogether:
+class ToldTogether(Drafting):
     """Lets each answer of a forward try what it knows."""
 
-    skips_padding = True
-    measuring = 1
-
     def __init__(self) -> None:
+        super().__init__(DraftPolicy.for_cpu(skips_padding=True))
+        self.measuring = 1
         self.rounds_together: list[float] = []
         """The positions of each round of several answers that are no padding, on average."""
         self.lengths: list[int] = []
         """The length of each step, as `StepTime` has it."""
 
-    def drafter(self, prompt: Sequence[int]) -> Drafter:
-        raise NotImplementedError
-
-    def look(self, answers: Sequence[tuple[Drafter, Session]], step: int) -> bool:
+    def look(self, answers: Sequence[tuple[AnswerDrafter, Session]], step: int) -> bool:
         return True
 
-    def expects(self, answers: Sequence[DraftedAnswer], together: int, limit: StepLimit = UNLIMITED) -> bool:
-        return any(len(drafts) > 1 for drafts in self._coming(answers, together))
+    def expects(self, step: DraftedStep) -> bool:
+        return any(len(drafts) > 1 for drafts in self.propose(step))
 
-    def propose(
-        self,
-        answers: Sequence[DraftedAnswer],
-        together: int,
-        layers: Sequence[object],
-        limit: StepLimit = UNLIMITED,
-    ) -> Sequence[Sequence[int]]:
-        return self._coming(answers, together)
+    def propose(self, step: DraftedStep) -> Sequence[Sequence[int]]:
+        assert 0 < len(step.answers) <= step.together
+        return [cast("Told", each.drafter).coming(each.session, each.most) for each in step.answers]
 
-    def record_time(self, drafters: Sequence[Drafter], step: StepTime) -> None:
+    def record_time(self, drafters: Sequence[AnswerDrafter], step: StepTime) -> None:
         assert step.tokens >= step.together >= len(drafters) > 0
         assert step.length >= -1
         assert step.seconds >= 0
         self.lengths.append(step.length)
         if step.together > 1 and step.length > 1:
             self.rounds_together.append(step.asked)
-
-    def _coming(self, answers: Sequence[DraftedAnswer], together: int) -> Sequence[Sequence[int]]:
-        assert 0 < len(answers) <= together
-        return [cast("Told", each.drafter).coming(each.session, each.most) for each in answers]
 
 
 def told(engine: TinyEngine, strategy: str | Strategy) -> list[Told]:
@@ -135,7 +121,7 @@ def told(engine: TinyEngine, strategy: str | Strategy) -> list[Told]:
         drafters.append(Told(shared, client, chosen, len(drafters)))
         return drafters[-1]
 
-    engine.drafter = make
+    engine.let_draft(shared, make)
     return drafters
 
 

@@ -33,7 +33,7 @@ def known() -> set[str]:
     """Every option that a page may name."""
     taking = [command.settings for command in (SERVER, *SERVER.below) if command.settings]
     names = {flag.name for settings in taking for flag in flags_of(settings).values()} | {"help", "version"}
-    names |= {"all", "full", "mutants", "real", "vlm", "python"}  # of scripts/test
+    names |= {"all", "full", "mutants", "models-that-draft", "real", "vlm", "python"}  # of scripts/test
     names |= {"llama-server", "ctx-size", "mlx-engine", "experimental"}  # of hosts and `ollama create`
     names |= {"require-hashes", "no-deps", "no-build-isolation", "local-dir"}  # of pip and hf
     names |= {"force", "now"}  # of uv, pipx and systemctl

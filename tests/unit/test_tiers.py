@@ -8,7 +8,7 @@ from pathlib import Path
 from tests import ROOT
 from tests.lib.pairs import pairs
 from tests.limits import SHOWN, lines
-from tests.tiers import FULL, is_full
+from tests.tiers import ASIDE, FULL, aside, is_full
 
 
 def names_in(path: Path) -> set[str]:
@@ -21,8 +21,9 @@ def names_in(path: Path) -> set[str]:
 
 def test_each_row_names_a_test_or_a_file() -> None:
     """If it was renamed: rename it in tests/tiers.py too, or the fast tier runs all of it."""
-    rows = [key.partition("::") for key in FULL]
-    assert [path for path, *_ in rows if not (ROOT / path).is_file()] == []
+    rows = [key.partition("::") for key in (*FULL, *(key for tests in ASIDE.values() for key in tests))]
+    assert [path for path, *_ in rows if not (ROOT / path).is_file() and not path.endswith("/")] == []
+    assert [path for path, *_ in rows if path.endswith("/") and not [*(ROOT / path).glob("test_*.py")]] == []
     assert [(path, name) for path, _, name in rows if name and name not in names_in(ROOT / path)] == []
 
 
@@ -35,6 +36,14 @@ def test_the_longest_key_and_the_patterns_count() -> None:
     assert is_full("tests/model/engine/test_counts.py::test_anything[0-mamba2]")
     assert not is_full("tests/model/engine/test_counts.py::test_anything[0-llama]")
     assert not is_full("tests/unit/cache/test_trie.py::test_salts_share_nothing")
+
+
+def test_what_was_never_measured_has_tiers_of_its_own() -> None:
+    together = "tests/model/engine/test_drafts_together.py::test_each_answer_is_the_one_that_it_is_alone"
+    assert aside("tests/model/drafts/heads/test_drafter.py::test_a_draft") == "models-that-draft"
+    assert aside(f"{together}[a head-greedy-right-2]") == "models-that-draft"
+    assert aside("tests/process/ranks/test_answers.py::test_an_answer[1]") == "ranks"
+    assert aside(f"{together}[llama-greedy-right-2]") == aside("tests/model/drafts/test_own_model.py::test_it") == ""
 
 
 def test_a_run_within_its_limits_is_one_line() -> None:

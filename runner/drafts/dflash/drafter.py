@@ -14,13 +14,13 @@ from mlx_lm.models.rope_utils import initialize_rope
 from runner.cache.layers.batch import arrays_of
 from runner.cache.layers.rows import LONG_STEP, SHORT_STEP, KVRows
 from runner.drafts.dflash.config import DFlashConfig
+from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.target import Draw, RowDrafter, RowText, Target, padded, read_drafts
-from runner.engine.ports import DraftedAnswer
 
 # --- The layers of a DFlash draft, and the context that they see.
 
 
-class Parts(NamedTuple):
+class OptionalTensors(NamedTuple):
     """Which optional tensors a draft has."""
 
     gates: bool
@@ -31,7 +31,7 @@ class Parts(NamedTuple):
     """Biases of queries, keys and values."""
 
 
-class Context(NamedTuple):
+class BlockContext(NamedTuple):
     """Keys and values of consecutive tokens of some texts: a row for each text."""
 
     layers: Sequence[KVRows]
@@ -40,7 +40,7 @@ class Context(NamedTuple):
 
 
 class _Attention(Module):
-    def __init__(self, config: DFlashConfig, parts: Parts, window: int, *, causal: bool) -> None:
+    def __init__(self, config: DFlashConfig, parts: OptionalTensors, window: int, *, causal: bool) -> None:
         Module.__init__(self)  # MLX's is not typed
         queries, keys = config.heads * config.head_width, config.key_heads * config.head_width
         self.q_proj = Linear(config.width, queries, bias=parts.biases)
@@ -93,7 +93,7 @@ class _Perceptron(Module):
 
 
 class _Layer(Module):
-    def __init__(self, config: DFlashConfig, parts: Parts, window: int, *, causal: bool) -> None:
+    def __init__(self, config: DFlashConfig, parts: OptionalTensors, window: int, *, causal: bool) -> None:
         Module.__init__(self)
         self.self_attn = _Attention(config, parts, window, causal=causal)
         self.mlp = _Perceptron(config)
@@ -112,7 +112,7 @@ class _Layer(Module):
 class DFlashModule(Module):
     """The weights of a draft; random and lazy at first."""
 
-    def __init__(self, config: DFlashConfig, parts: Parts) -> None:
+    def __init__(self, config: DFlashConfig, parts: OptionalTensors) -> None:
         Module.__init__(self)
         self.fc = Linear(len(config.taps) * config.width, config.width, bias=False)
         self.hidden_norm = RMSNorm(config.width, config.eps)
@@ -124,13 +124,13 @@ class DFlashModule(Module):
         ]
         self.norm = RMSNorm(config.width, config.eps)
 
-    def remember(self, features: mx.array, context: Context) -> None:
+    def remember(self, features: mx.array, context: BlockContext) -> None:
         """Adds to the context the features [B, S, T D] of the tokens that come next. Lazy."""
         x, starts = self._projected(features), mx.array([*context.starts])
         for layer, cache in zip(self.layers, context.layers, strict=True):
             layer.remember(x, cache, starts)
 
-    def __call__(self, embedded: mx.array, context: Context) -> mx.array:
+    def __call__(self, embedded: mx.array, context: BlockContext) -> mx.array:
         """Returns the states [B, L, D] of blocks, for the embeddings of their tokens, [B, L, D]. They follow the
         context, which has them then, too. Lazy."""
         x, starts = embedded, mx.array([*context.starts])
@@ -167,7 +167,7 @@ class BlockDraft(NamedTuple):
         """Returns fresh layers of a context of so many texts."""
         return [KVRows(None, [[]] * rows, [0] * rows) for _ in self.config.windows]
 
-    def logits(self, tokens: Sequence[int], count: int, context: Context) -> mx.array:
+    def logits(self, tokens: Sequence[int], count: int, context: BlockContext) -> mx.array:
         """Returns logits [B, count, V] of the tokens after these, which follow the context. It has the blocks then.
         Lazy."""
         blocks = mx.array([[token, *[self.config.mask_token] * count] for token in tokens])
@@ -215,7 +215,7 @@ class BlockDrafter(RowDrafter[BlockText]):
         dtype = dflash.target.embed(mx.zeros((1, 1), mx.uint32)).dtype
         row = mx.zeros((1, 1, len(dflash.config.taps) * dflash.config.width), dtype)
         layers = self.make_layers(1)
-        dflash.module.remember(row, Context(layers, [0]))
+        dflash.module.remember(row, BlockContext(layers, [0]))
         self._token_bytes = sum(layer.nbytes for layer in layers) // SHORT_STEP
         self._row_bytes = row.nbytes
 
@@ -276,8 +276,8 @@ class BlockDrafter(RowDrafter[BlockText]):
         return read_drafts([draw(logits[:, place]) for place in range(most)])
 
     @property
-    def _context(self) -> Context:
-        return Context(self._layers, [text.start for text in self._rows])
+    def _context(self) -> BlockContext:
+        return BlockContext(self._layers, [text.start for text in self._rows])
 
     def _read(self, stops: Mapping[BlockText, int]) -> None:
         """Reads these texts, up to these places."""

@@ -7,8 +7,8 @@ from functools import partial
 import mlx.core as mx
 
 from runner.drafts.dflash.config import DFlashConfig, read_dflash_config
-from runner.drafts.dflash.drafter import BlockDraft, BlockDrafter, Context, DFlashModule, Parts
-from runner.drafts.target import Tap, Target, rows_of, target_of
+from runner.drafts.dflash.drafter import BlockContext, BlockDraft, BlockDrafter, DFlashModule, OptionalTensors
+from runner.drafts.target import Tap, Target, target_of, text_rows
 from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.weights.dtype import DtypePlan
@@ -76,7 +76,7 @@ def load_dflash(
 def _try(draft: BlockDraft, loaded: LoadedModel) -> None:
     """Drafts something: MLX refuses some layers only then. Of the target only shapes are computed."""
     layers = loaded.make_layers()
-    if not rows_of(layers):
+    if not text_rows(layers):
         raise ModelError("no layer of the model counts the tokens that it has seen")
     tap, tokens = Tap(draft.tapped, _TRIED_TOKENS), mx.zeros((1, _TRIED_TOKENS), mx.uint32)
     tap.turn(True)
@@ -89,7 +89,7 @@ def _try(draft: BlockDraft, loaded: LoadedModel) -> None:
     if features is None or features.shape != wanted:
         found = "nothing" if features is None else f"{list(features.shape)}"
         raise ModelError(f"it draws on layers that return {list(wanted)}, and those of the model return {found}")
-    context = Context(draft.make_layers(1), [0])
+    context = BlockContext(draft.make_layers(1), [0])
     draft.module.remember(mx.zeros(wanted, features.dtype), context)
     mx.eval(draft.logits([0], 1, context))
 
@@ -100,7 +100,7 @@ def _assembled(opened: OpenedModel, arrays: Mapping[str, Arrays]) -> DFlashModul
     names = opened.tensors.keys()
     if len(config.windows) > len(names):
         raise ModelError(f"most of its {len(config.windows)} layers are missing")
-    parts = Parts(
+    parts = OptionalTensors(
         gates=any(name.endswith("self_attn.g_proj.weight") for name in names),
         tap_norms=any(name.startswith("aux_hidden_norms.") for name in names),
         biases=any(name.endswith(("q_proj.bias", "qkv_proj.bias")) for name in names),

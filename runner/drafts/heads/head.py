@@ -15,8 +15,8 @@ from mlx_lm.models import nemotron_h, qwen3_5, qwen3_next
 from mlx_lm.models.base import create_attention_mask
 
 from runner.cache.layers.rows import LONG_STEP, SHORT_STEP, KVRows
+from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.target import Draw, RowDrafter, RowText, Target, padded, read_drafts
-from runner.engine.ports import DraftedAnswer
 from runner.errors import ModelError
 from runner.model.weights.experts import Weights
 from runner.model.weights.parameters import parameters_of

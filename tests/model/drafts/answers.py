@@ -8,14 +8,14 @@ import mlx.core as mx
 
 from runner.cache.interface import PrefixCache
 from runner.cache.session import Session
+from runner.drafts.drafting import AnswerDrafter, DraftedAnswer
 from runner.drafts.target import AnyText, Draw, HiddenStateDrafter
-from runner.engine.ports import DraftedAnswer, Drafter
 from runner.model.weights.load import LoadedModel
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler
 
 PROMPT = [(7 * index + index * index) % 200 for index in range(21)]
-NOBODY = cast("Drafter", None)
+NOBODY = cast("AnswerDrafter", None)
 GREEDY = SamplingOptions(temperature=0)
 DRAWN = {
     "greedy": GREEDY,

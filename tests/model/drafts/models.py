@@ -11,14 +11,12 @@ from mlx.utils import tree_map_with_path
 from runner.cache.session import Session
 from runner.drafts.assistant import Assistant, AssistantDrafter
 from runner.drafts.dflash.drafter import BlockDrafter
-from runner.drafts.drafting import AnswerDrafter, Drafting, DraftModel
+from runner.drafts.drafting import DraftedAnswer, DraftedStep, Drafting, DraftModel
 from runner.drafts.heads.head import Head, HeadDrafter, QwenHead
 from runner.drafts.own_model import OwnDraftModel
 from runner.drafts.policy import Draft, DraftPolicy
 from runner.drafts.target import target_of
 from runner.engine.generation import Forward
-from runner.engine.policy import UNLIMITED, StepLimit
-from runner.engine.ports import DraftedAnswer
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.tiny import VOCAB, spread, tiny, words
@@ -62,11 +60,9 @@ class Willing(Drafting):
         self.mixed = 0
         """The rounds in which some drafts are from known text, and some of the model."""
 
-    def propose(
-        self, answers: Sequence[DraftedAnswer], together: int, layers: Sequence[object], limit: StepLimit = UNLIMITED
-    ) -> Sequence[Sequence[int]]:
-        found = super().propose(answers, together, layers, limit)
-        drafts = [cast("AnswerDrafter", each.drafter)._draft for each in answers]
+    def propose(self, step: DraftedStep) -> Sequence[Sequence[int]]:
+        found = super().propose(step)
+        drafts = [each.drafter._draft for each in step.answers]
         self.mixed += len({draft.source == "model" for draft in drafts if draft is not None}) > 1
         return found
 
@@ -76,9 +72,7 @@ class Willing(Drafting):
 
     def engine(self, name: str, schedule: RandomPolicy | None = None, **arguments: object) -> TinyEngine:
         """Returns an engine that drafts with this model."""
-        engine = TinyEngine(name, schedule, watch=self.watch, **arguments)  # type: ignore[arg-type]
-        engine.drafter = lambda generation: self.drafter(generation.request.prompt)
-        return engine
+        return TinyEngine(name, schedule, watch=self.watch, drafting=self, **arguments)  # type: ignore[arg-type]
 
 
 def own_model(kind: str, vocab_size: int = VOCAB) -> OwnDraftModel:

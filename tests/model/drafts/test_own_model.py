@@ -10,8 +10,8 @@ import pytest
 
 from runner.cache.layers.batch import arrays_of
 from runner.cache.session import Session
+from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.own_model import WINDOW_TOKENS, OwnDraftModel
-from runner.engine.ports import DraftedAnswer
 from runner.errors import ModelError
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler

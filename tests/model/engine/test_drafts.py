@@ -9,9 +9,9 @@ import mlx.core as mx
 import pytest
 
 from runner.drafts.assistant import check_assistant, load_assistant
+from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.kinds import open_draft
 from runner.drafts.own_model import OwnDraftModel
-from runner.engine.ports import DraftedAnswer
 from scripts.tools.models.assistants import config_of
 from scripts.tools.models.tiny import words
 from tests.lib.pairs import pairs

@@ -13,16 +13,15 @@ import mlx.core as mx
 import pytest
 
 from runner.cache.session import Session
-from runner.drafts.assistant import AssistantDrafter, read
+from runner.drafts.assistant import AssistantDrafter, read_shared
 from runner.drafts.dflash.drafter import BlockDrafter
-from runner.drafts.drafting import Drafting, DraftModel
+from runner.drafts.drafting import AnswerDrafter, Drafting, DraftModel, StepTime
 from runner.drafts.heads.head import HeadDrafter
 from runner.drafts.own_model import OwnDraftModel
-from runner.drafts.policy import Draft, DraftPolicy, cpu_costs
+from runner.drafts.policy import Draft, DraftPolicy, Terms, cpu_costs
 from runner.drafts.target import Tap, target_of
 from runner.engine.generation import Generation
 from runner.engine.policy import SlicePolicy, StepLimit, Workload
-from runner.engine.ports import Drafter, StepTime
 from scripts.tools.models.tiny import tiny, words
 from tests.lib.pairs import pairs
 from tests.lib.seeing_engine import SeeingEngine, picture
@@ -304,7 +303,8 @@ class Random(Told):
     """Drafts without knowing anything."""
 
     def __init__(self, shared: ToldTogether, seed: int) -> None:
-        self.shared, self.every, self.rounds = shared, 1, []
+        AnswerDrafter.__init__(self, shared, [])
+        self.rounds = []
         self._numbers = random.Random(seed)
 
     def coming(self, session: Session, most: int) -> Sequence[int]:
@@ -320,7 +320,7 @@ def test_answers_about_pictures_are_drafted_behind_their_own_positions(name: str
         drafters.append(Random(shared, len(drafters)))
         return drafters[-1]
 
-    engine.drafter = make
+    engine.let_draft(shared, make)
     engine.ask("what is [img-0] here?", picture("red"), max_tokens=24, temperature=0.7, seed=3)
     engine.ask("and there is none", max_tokens=24)
     engine.ask("Look, with care, at that: [img-0] and say more", picture("red"), max_tokens=20, temperature=0.7, seed=5)
@@ -341,10 +341,8 @@ class Fixed(DraftPolicy):
         self.told = length
         self.asked = list[tuple[list[int], int]]()
 
-    def lengths(
-        self, drafts: Sequence[Draft], context_tokens: int, together: int = 1, *_: object, **__: object
-    ) -> Sequence[int]:
-        self.asked.append(([len(draft.tokens) for draft in drafts], together))
+    def lengths(self, drafts: Sequence[Draft], terms: Terms) -> Sequence[int]:
+        self.asked.append(([len(draft.tokens) for draft in drafts], terms.together))
         return [self.told] * len(drafts)
 
 
@@ -370,7 +368,7 @@ def test_one_in_eight_steps_is_measured_as_long_as_nothing_is_worth_a_draft() ->
     drafting, measured = Drafting(Fixed(0)), list[int]()
     record = drafting.record_time
 
-    def note(drafters: Sequence[Drafter], step: StepTime) -> None:
+    def note(drafters: list[AnswerDrafter], step: StepTime) -> None:
         measured.append(step.steps)
         record(drafters, step)
 
@@ -449,7 +447,7 @@ def from_scratch(drafter: DraftModel, name: str, text: list[int], count: int) ->
             hidden = mx.concatenate([hidden, states[:, -1:]], axis=1)
         return drafts
     hidden, position = hidden[:, -1:], mx.array([len(text) - 2])
-    shared = read(drafter.assistant.places, drafter.assistant.kinds, layers)
+    shared = read_shared(drafter.assistant.places, drafter.assistant.kinds, layers)
     for _ in range(count):
         last = mx.array([[drafts[-1] if drafts else text[-1]]])
         logits, hidden = drafter.assistant.step(last, hidden, shared, position)

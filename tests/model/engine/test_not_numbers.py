@@ -45,7 +45,7 @@ def damaging(engine: TinyEngine) -> dict[ClientRequest, list[float]]:
     def damaged(tokens: mx.array, layers: list[object]) -> mx.array:
         logits = context.forward(tokens, layers)
         for batch in engine.scheduler.batches.all:
-            if batch._rows.layers is layers:
+            if batch.rows.layers is layers:
                 clients = [cast("ClientRequest", each.request.stream) for each in batch.generations]
                 logits += mx.array([added.get(each, [0.0] * VOCAB) for each in clients])[:, None]
         return logits

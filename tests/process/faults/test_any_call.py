@@ -20,7 +20,7 @@ from runner.cache.checkpoints import TurnCheckpoints
 from runner.cache.session import Session
 from runner.cache.trie_cache import TrieCache
 from runner.drafts.drafting import AnswerDrafter, Drafting
-from runner.drafts.policy import Draft, DraftPolicy, cpu_costs
+from runner.drafts.policy import Draft, DraftPolicy, Terms, cpu_costs
 from runner.engine.events import Failed
 from runner.engine.generation import Forward
 from runner.engine.policy import SlicePolicy
@@ -180,11 +180,9 @@ class SweptDrafter(AnswerDrafter):
 class _Willing(DraftPolicy):
     """Takes all of every draft, of two answers at most: more of them make steps without drafts."""
 
-    def lengths(
-        self, drafts: Sequence[Draft], context_tokens: int, together: int = 1, *_: object, **__: object
-    ) -> Sequence[int]:
-        super().lengths(drafts, context_tokens, together)  # it learns from drafts that it was asked about
-        return [max(len(draft.tokens) for draft in drafts) if together <= 2 else 0] * len(drafts)
+    def lengths(self, drafts: Sequence[Draft], terms: Terms) -> Sequence[int]:
+        super().lengths(drafts, terms)  # it learns from drafts that it was asked about
+        return [max(len(draft.tokens) for draft in drafts) if terms.together <= 2 else 0] * len(drafts)
 
 
 def draft_always(kind: str) -> Drafting:

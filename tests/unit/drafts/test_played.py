@@ -16,11 +16,10 @@ from typing import NamedTuple, cast
 import pytest
 
 from runner.cache.session import Session
-from runner.drafts.drafting import AnswerDrafter, Drafting
+from runner.drafts.drafting import AnswerDrafter, DraftedAnswer, DraftedStep, Drafting, StepTime
 from runner.drafts.policy import DraftPolicy, rows_of
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.policy import StepLimit
-from runner.engine.ports import DraftedAnswer, StepTime
 from runner.sampling.sampler import Sampler
 from tests.lib.seen_session import LookClock, SeenSession
 
@@ -101,10 +100,12 @@ def play(
         step_s = forward_s(many) * uneven
         drafts: list[Sequence[int]] = [()] * many
         if drawn:
-            waits = bool(asked) and drafting.expects(asked, many, LIMIT)
+            waits = bool(asked) and drafting.expects(DraftedStep(asked, many, LIMIT))
             length, seconds, drawn = (0, 0.006, False) if waits else (1, step_s, True)
         else:
-            for answer, its in zip(asked, drafting.propose(asked, many, [], LIMIT) if asked else (), strict=True):
+            for answer, its in zip(
+                asked, drafting.propose(DraftedStep(asked, many, LIMIT)) if asked else (), strict=True
+            ):
                 drafts[answer.row] = its[: answer.most]
             length = 1 + max(map(len, drafts))
             if length > 1:

@@ -17,6 +17,7 @@ from runner.drafts.policy import (
     DraftCost,
     DraftPolicy,
     RoundCosts,
+    Terms,
     cpu_costs,
     gpu_costs,
     match_class,
@@ -72,7 +73,7 @@ def rounds(
     rng, done = random.Random(seed), list[Round]()
     for number in range(count):
         draft = Draft([1] * world.most, "own", rng.choice(matches))
-        [length] = policy.lengths([draft], 1000)
+        [length] = policy.lengths([draft], Terms(1000))
         accepted = 0
         while accepted < length and rng.random() < right(number):
             accepted += 1
@@ -114,13 +115,13 @@ def test_matches_are_told_apart_by_their_length_and_their_source() -> None:
     assert [match_class(match) for match in (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     policy = DraftPolicy.for_cpu()
     short, long, other = Draft([1] * 7, "own", 4), Draft([1] * 7, "own", 20), Draft([1] * 7, "earlier", 4)
-    [before] = policy.lengths([other], 10)
+    [before] = policy.lengths([other], Terms(10))
     for _ in range(20):
         policy.record_outcome(short, 2, 0)
         policy.record_outcome(long, 7, 7)
-    assert policy.lengths([short], 10) == [0]
-    assert policy.lengths([long], 10) == [7]
-    assert policy.lengths([other], 10) == [before]
+    assert policy.lengths([short], Terms(10)) == [0]
+    assert policy.lengths([long], Terms(10)) == [7]
+    assert policy.lengths([other], Terms(10)) == [before]
     assert before > 0
 
 
@@ -131,7 +132,7 @@ def test_a_length_is_never_more_than_was_drafted_or_allowed(
     policy = DraftPolicy(most, gpu_costs(64))
     draft = Draft([1] * size, "path", match)
     for each in accepted:
-        [length] = policy.lengths([draft], 100)
+        [length] = policy.lengths([draft], Terms(100))
         assert 0 <= length <= min(size, most)
         policy.record_outcome(draft, length, min(each, length))
         policy.record_time(length + 1, 0.01 * (1 + each), 100)
@@ -240,8 +241,8 @@ def test_padding_that_is_skipped_costs_a_tenth_of_a_row() -> None:
         for rows in range(1, 9):
             policy.record_time(rows, 0.01 * (0.25 + 0.75 * rows), 1000, 8)
     slacks = [1.0] * 8
-    assert policy.lengths([draft] * 8, 1000, 8, slacks=slacks) == [7] * 8
-    assert policy.lengths([draft], 1000, 8, slacks=slacks) == [0], "seven rows of padding for each draft"
+    assert policy.lengths([draft] * 8, Terms(1000, 8, slacks=slacks)) == [7] * 8
+    assert policy.lengths([draft], Terms(1000, 8, slacks=slacks)) == [0], "seven rows of padding for each draft"
 
 
 def test_rounds_that_do_not_run_follow_those_that_do_when_the_machine_becomes_slower() -> None:
@@ -295,7 +296,7 @@ def test_a_models_drafts_are_as_long_as_pays_for_drafting_them(
         return share * (min(length, 1) if at_once else length)
 
     for number in range(3000):
-        length = policy.model_length([world.most], 1000)
+        length = policy.model_length([world.most], Terms(1000))
         accepted = 0
         while accepted < length and rng.random() < right:
             accepted += 1
@@ -337,7 +338,7 @@ def play_together(
     rng, tokens, spent = random.Random(1), 0, 0.0
     for number in range(count):
         drafts = [Draft([1] * 15, "own", 4 * (1 + answer % 2)) for answer in range(together)]
-        lengths = policy.lengths(drafts, 1000, together)
+        lengths = policy.lengths(drafts, Terms(1000, together))
         for answer, (draft, length) in enumerate(zip(drafts, lengths, strict=True)):
             accepted = 0
             while accepted < length and rng.random() < right(answer):
@@ -396,9 +397,9 @@ def test_one_answer_whose_drafts_are_right_is_not_drafted_at_the_cost_of_seven_o
         for rows in (1, 2, 4, 8):
             policy.record_time(rows, 0.01 * packed(8 * rows), 1000, 8)
         policy.record_outcome(bad, 7, 0)
-    assert policy.lengths([good], 1000, 8) == [0]
-    assert policy.lengths([good, bad], 1000, 8) == [0, 0]
-    assert policy.lengths([good] * 8, 1000, 8) == [7] * 8
+    assert policy.lengths([good], Terms(1000, 8)) == [0]
+    assert policy.lengths([good, bad], Terms(1000, 8)) == [0, 0]
+    assert policy.lengths([good] * 8, Terms(1000, 8)) == [7] * 8
 
 
 def test_without_padding_each_answer_is_drafted_as_far_as_its_own_drafts_pay() -> None:
@@ -410,8 +411,8 @@ def test_without_padding_each_answer_is_drafted_as_far_as_its_own_drafts_pay() -
         policy.record_outcome(fair, 7, 2)
         policy.record_outcome(bad, 7, 0)
     slacks = [1.0] * 8
-    assert policy.lengths([good, fair, bad], 1000, 8, slacks=slacks) == [7, 2, 0]
-    assert policy.lengths([good] * 7 + [bad], 1000, 8, slacks=slacks) == [7] * 7 + [0]
+    assert policy.lengths([good, fair, bad], Terms(1000, 8, slacks=slacks)) == [7, 2, 0]
+    assert policy.lengths([good] * 7 + [bad], Terms(1000, 8, slacks=slacks)) == [7] * 7 + [0]
 
 
 def test_of_answers_without_padding_each_round_counts_by_its_rows() -> None:
@@ -420,9 +421,9 @@ def test_of_answers_without_padding_each_round_counts_by_its_rows() -> None:
         policy.record_outcome(draft, 15, 15)
         policy.record_time(1, 0.01, 1000, 8)
         policy.record_time(1 + 15 / 8, 0.02, 1000, 8)
-    assert policy.lengths([draft], 1000, 8, slacks=[0.0] + [0.02] * 7) == [15]
-    assert max(policy.lengths([draft], 1000, 8, slacks=[0.0] + [0.002] * 7)) < 5
-    assert sum(policy.lengths([draft] * 8, 1000, 8)) <= 64 - 8
+    assert policy.lengths([draft], Terms(1000, 8, slacks=[0.0] + [0.02] * 7)) == [15]
+    assert max(policy.lengths([draft], Terms(1000, 8, slacks=[0.0] + [0.002] * 7))) < 5
+    assert sum(policy.lengths([draft] * 8, Terms(1000, 8))) <= 64 - 8
 
 
 @pytest.mark.parametrize(
@@ -444,13 +445,13 @@ def test_a_round_takes_no_longer_than_its_limit_or_has_as_few_drafts(
     draft = Draft([1] * 15, "own", 20)
     for _ in range(100):
         policy.record_outcome(draft, 15, 15)
-    assert policy.lengths([draft] * together, 1000, together, limit) == [policy.longest(together)] * together, (
+    assert policy.lengths([draft] * together, Terms(1000, together, limit)) == [policy.longest(together)] * together, (
         "nothing is known"
     )
     for rows in [*range(1, 17)] * 20:
         policy.record_time(rows, 0.01 * (0.8 + 0.2 * rows), 1000, together)
-    assert policy.lengths([draft] * together, 1000, together, limit) == [length] * together
-    assert policy.lengths([draft] * together, 1000, together) == [policy.longest(together)] * together
+    assert policy.lengths([draft] * together, Terms(1000, together, limit)) == [length] * together
+    assert policy.lengths([draft] * together, Terms(1000, together)) == [policy.longest(together)] * together
 
 
 @pytest.mark.parametrize(("row_cost", "length"), [(0.6, 0), (0.02, 2), (0.003, 15)])
@@ -461,8 +462,8 @@ def test_an_answer_without_drafts_keeps_its_pace_whatever_the_others_gain(row_co
         policy.record_outcome(draft, 15, 15)
     for rows in [*range(1, 17)] * 200:
         policy.record_time(rows, 0.01 * (1 - row_cost + row_cost * rows), 1000, 4)
-    assert policy.lengths([draft] * 4, 1000, 4) == [15] * 4
-    assert policy.lengths([draft] * 3, 1000, 4) == [length] * 3
+    assert policy.lengths([draft] * 4, Terms(1000, 4)) == [15] * 4
+    assert policy.lengths([draft] * 3, Terms(1000, 4)) == [length] * 3
 
 
 def test_an_answer_that_is_ahead_lets_others_draft() -> None:
@@ -470,22 +471,24 @@ def test_an_answer_that_is_ahead_lets_others_draft() -> None:
     draft, step_s, round_s = Draft([1] * 15, "own", 20), 0.01, 0.05
     for _ in range(100):
         policy.record_outcome(draft, 15, 15)
-    assert policy.slacks_after([0.3], [1], 16, 1000, 4) == [0.3], "nothing is known"
+    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [1], 16) == [0.3], "nothing is known"
     for rows in [*range(1, 17)] * 20:
         policy.record_time(rows, step_s + (round_s - step_s) * (rows - 1) / 15, 1000, 4)
     lost = 0.95 * round_s - step_s
     for slack, length in ((0.0, 0), (lost / 2, 7), (lost * 1.01, 15)):
-        found = policy.lengths([draft] * 3, 1000, 4, slacks=[0.0, 0.0, 0.0, slack])
+        found = policy.lengths([draft] * 3, Terms(1000, 4, slacks=[0.0, 0.0, 0.0, slack]))
         assert found == pytest.approx([length] * 3, abs=1)
-        assert policy.lengths([draft] * 3, 1000, 4, slacks=[slack, slack, slack, 0.0]) == [0] * 3
-    assert policy.slacks_after([0.3], [1], 16, 1000, 4) == pytest.approx([0.3 - lost], rel=0.01)
-    assert policy.slacks_after([0.3], [16], 16, 1000, 4) == pytest.approx(
+        assert policy.lengths([draft] * 3, Terms(1000, 4, slacks=[slack, slack, slack, 0.0])) == [0] * 3
+    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [1], 16) == pytest.approx([0.3 - lost], rel=0.01)
+    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [16], 16) == pytest.approx(
         [0.3 + 16 * step_s - 0.95 * round_s], rel=0.01
     )
-    assert policy.slacks_after([0.3], [1], 1, 1000, 4) == pytest.approx([0.3 + 0.05 * step_s], rel=0.01)
-    assert policy.slacks_after([0.3], [1], 1, 1000, 4, 7) == pytest.approx([0.3 + 8 * 0.05 * step_s], rel=0.01)
-    assert policy.slacks_after([0.999], [16], 16, 1000, 4) == [1.0]
-    assert policy.slacks_after([0.3], [17], 17, 1000, 4) == [0.3], "nothing is learned from forced tokens"
+    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [1], 1) == pytest.approx([0.3 + 0.05 * step_s], rel=0.01)
+    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [1], 1, 7) == pytest.approx(
+        [0.3 + 8 * 0.05 * step_s], rel=0.01
+    )
+    assert policy.slacks_after(Terms(1000, 4, slacks=[0.999]), [16], 16) == [1.0]
+    assert policy.slacks_after(Terms(1000, 4, slacks=[0.3]), [17], 17) == [0.3], "nothing is learned from forced tokens"
 
 
 def test_a_forward_has_no_more_tokens_than_are_allowed() -> None:
@@ -499,7 +502,7 @@ def test_what_a_probe_costs_several_answers_makes_it_as_much_rarer() -> None:
     def probes(together: int) -> int:
         policy, draft, found = DraftPolicy.for_cpu(), Draft([1] * 7, "own", 8), 0
         for _ in range(6000):
-            length = max(policy.lengths([draft] * together, 1000, together))
+            length = max(policy.lengths([draft] * together, Terms(1000, together)))
             policy.record_outcome(draft, length, 0)
             found += length > 0
         return found
@@ -516,7 +519,7 @@ def test_a_model_drafts_more_where_the_rows_are_paid_for() -> None:
         for length in range(1, 8):
             policy.record_time(length, 0.01 * (1 + 0.5 * (2 * length - 2)), 1000, 2)
             policy.record_drafting(length, 0.0005 * length, 2)
-    by_itself = {policy.model_length([7, 7], 1000, 2) for _ in range(4)}
-    beside = {policy.model_length([7], 1000, 2, [Draft([1] * 5, "own", 16)]) for _ in range(4)}
+    by_itself = {policy.model_length([7, 7], Terms(1000, 2)) for _ in range(4)}
+    beside = {policy.model_length([7], Terms(1000, 2), [Draft([1] * 5, "own", 16)]) for _ in range(4)}
     assert max(by_itself) == 0
     assert 1 <= min(beside) <= max(beside) <= 5

@@ -8,7 +8,7 @@ import pytest
 
 from runner.drafts import text
 from runner.drafts import text as chain
-from runner.drafts.text import MOST_MATCH, Chain, Found, Text
+from runner.drafts.text import MOST_MATCH, IndexedText, PlaceChain, TextMatch
 
 Make = Callable[[random.Random, int], list[int]]
 
@@ -44,11 +44,11 @@ def _unbounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "_MOST_STEPS", 1 << 30)
 
 
-def searched(ids: Sequence[int], ending: Sequence[int], least: int) -> Found | None:
+def searched(ids: Sequence[int], ending: Sequence[int], least: int) -> TextMatch | None:
     """Returns what `find` should, by looking everywhere."""
     found = [(common(ids[:place], ending), place) for place in range(len(ids) - 1, 0, -1) if ids[place] >= 0]
     best = max((match for match, _ in found), default=0)
-    return Found(best, [place for match, place in found if match == best]) if best >= least else None
+    return TextMatch(best, [place for match, place in found if match == best]) if best >= least else None
 
 
 def common(ids: Sequence[int], ending: Sequence[int]) -> int:
@@ -60,8 +60,8 @@ def common(ids: Sequence[int], ending: Sequence[int]) -> int:
     return match
 
 
-def indexed(tokens: Sequence[int], widths: Sequence[int] = (2, 8), piece: int = 1 << 30) -> Text:
-    whole = Text(widths, list(tokens))
+def indexed(tokens: Sequence[int], widths: Sequence[int] = (2, 8), piece: int = 1 << 30) -> IndexedText:
+    whole = IndexedText(widths, list(tokens))
     while not whole.index(piece):
         pass
     return whole
@@ -81,7 +81,7 @@ def test_the_index_finds_what_a_search_of_everything_finds(make: Make) -> None:
 
 
 def positive(tokens: Sequence[int]) -> list[int]:
-    whole = Text((2,), list(tokens))
+    whole = IndexedText((2,), list(tokens))
     return whole.ending()
 
 
@@ -89,7 +89,7 @@ def positive(tokens: Sequence[int]) -> list[int]:
 @pytest.mark.usefixtures("_unbounded")
 def test_to_follow_a_match_is_to_find_it_again(make: Make) -> None:
     rng = random.Random(2)
-    tokens, whole = make(rng, 50), Text((2, 8), [])
+    tokens, whole = make(rng, 50), IndexedText((2, 8), [])
     whole.append(tokens)
     whole.index(1000)
     found = whole.find(whole.ending())
@@ -140,7 +140,7 @@ class Counted(list[int]):
 def test_a_search_takes_a_bounded_number_of_steps(make: Make) -> None:
     for size in (1_000, 20_000):
         ids = Counted(make(random.Random(4), size))
-        whole = Text((2, 8), ids)
+        whole = IndexedText((2, 8), ids)
         while not whole.index(4096):
             pass
         ids.reads = 0
@@ -152,7 +152,7 @@ def test_a_search_takes_a_bounded_number_of_steps(make: Make) -> None:
 
 @pytest.mark.parametrize("size", [10, 3_000, 40_000])
 def test_memory_is_bounded_and_counted(size: int) -> None:
-    whole = Text((4, 16), array("i"))
+    whole = IndexedText((4, 16), array("i"))
     for start in range(0, size, 1000):
         whole.append(range(start, min(size, start + 1000)))
         while not whole.index(600):
@@ -162,7 +162,7 @@ def test_memory_is_bounded_and_counted(size: int) -> None:
 
 
 def test_indexing_goes_on_where_it_was_and_no_piece_is_larger() -> None:
-    one = Chain(2)
+    one = PlaceChain(2)
     ids = Counted(few(random.Random(5), 5_000))
     pieces = 0
     while not one.link(ids, 100):
@@ -178,13 +178,13 @@ def test_a_text_that_outgrows_its_table_is_indexed_anew_in_pieces() -> None:
     assert not whole.index(1_000)
     while not whole.index(1_000):
         pass
-    assert whole.find([60_000, 60_001]) == Found(2, [2_050])
+    assert whole.find([60_000, 60_001]) == TextMatch(2, [2_050])
 
 
 def test_a_negative_id_matches_nothing_and_is_never_proposed() -> None:
     whole = indexed([1, 2, -5, 3, 4, 1, 2, -5, 3, 4])
     assert whole.ending() == [3, 4]
-    assert whole.find(whole.ending()) == Found(2, [5])
+    assert whole.find(whole.ending()) == TextMatch(2, [5])
     assert whole.following([5], 10) == [1, 2]
     assert indexed([1, 2, -5, 1, 2]).find([1, 2]) is None
     assert indexed([3, -5, 3, -5]).ending() == []
@@ -193,7 +193,7 @@ def test_a_negative_id_matches_nothing_and_is_never_proposed() -> None:
 def test_most_places_decide_token_by_token_then_the_newest() -> None:
     whole = indexed([1, 2, 5, 6, 1, 2, 5, 7, 1, 2, 8, 8, 1, 2])
     found = whole.find([1, 2])
-    assert found == Found(2, [10, 6, 2])
+    assert found == TextMatch(2, [10, 6, 2])
     assert whole.following(found.places, 2) == [5, 7]
     assert whole.following([10], 3) == [8, 8, 1]
 
@@ -201,6 +201,6 @@ def test_most_places_decide_token_by_token_then_the_newest() -> None:
 def test_a_text_that_ends_goes_on_as_if_it_repeated_itself() -> None:
     whole = indexed([9, 1, 2, 3, 1, 2])
     found = whole.find(whole.ending())
-    assert found == Found(2, [3])
+    assert found == TextMatch(2, [3])
     assert whole.following(found.places, 8) == [3, 1, 2, 3, 1, 2, 3, 1]
     assert whole.following([3, 3], 8) == [3, 1, 2, 3, 1, 2, 3, 1]

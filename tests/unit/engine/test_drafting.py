@@ -7,11 +7,10 @@ from typing import cast
 import pytest
 
 from runner.cache.session import Session
-from runner.drafts.drafting import AnswerDrafter, Drafting
+from runner.drafts.drafting import AnswerDrafter, DraftedAnswer, DraftedStep, Drafting, StepTime
 from runner.drafts.policy import DraftPolicy
 from runner.engine.generation import Forward
 from runner.engine.lifecycle import Lifecycle
-from runner.engine.ports import DraftedAnswer, Drafts, StepTime
 from runner.sampling.sampler import Sampler
 from tests.lib.seen_session import LookClock, SeenSession
 
@@ -31,7 +30,7 @@ def asking(drafter: AnswerDrafter, session: Session, most: int = MOST, row: int 
     return DraftedAnswer(drafter, session, most, SAMPLER, row, len(session.recorded) - 1)
 
 
-def look(answers: Sequence[DraftedAnswer]) -> Drafts:
+def look(answers: Sequence[DraftedAnswer]) -> Drafting:
     """Lets these answers look for drafts. Returns what they share."""
     shared = answers[0].drafter.shared
     shared.look([(each.drafter, each.session) for each in answers], 0)
@@ -40,12 +39,12 @@ def look(answers: Sequence[DraftedAnswer]) -> Drafts:
 
 def expects(drafter: AnswerDrafter, session: Session) -> bool:
     answers = [asking(drafter, session)]
-    return look(answers).expects(answers, 1)
+    return look(answers).expects(DraftedStep(answers, 1))
 
 
 def proposed(drafter: AnswerDrafter, session: Session, most: int = MOST) -> list[int]:
     answers = [asking(drafter, session, most)]
-    (tokens,) = look(answers).propose(answers, 1, [])
+    (tokens,) = look(answers).propose(DraftedStep(answers, 1))
     return [*tokens]
 
 
@@ -150,7 +149,7 @@ def test_what_an_answer_found_is_not_drafted_in_a_later_step_in_which_it_does_no
     assert rare.look(session, 16)
     session.recorded.append(7000)
     assert not drafting.look([(rare, session)], 17)
-    assert not any(drafting.propose([asking(rare, session)], 1, []))
+    assert not any(drafting.propose(DraftedStep([asking(rare, session)], 1)))
 
 
 class Model:
@@ -240,15 +239,15 @@ def test_a_model_drafts_for_all_answers_of_a_forward_but_not_for_more_than_it_ca
     drafting = Drafting(DraftPolicy.for_gpu(), model=model)
     begun_answers = [begun(drafting, [*range(place, 40 + place)]) for place in range(5)]
     answers = [asking(drafter, session, row=row) for row, (drafter, session) in enumerate(begun_answers)]
-    assert look(answers[:3]).expects(answers[:3], 3)
-    found = look(answers[:3]).propose(answers[:3], 3, [])
+    assert look(answers[:3]).expects(DraftedStep(answers[:3], 3))
+    found = look(answers[:3]).propose(DraftedStep(answers[:3], 3))
     assert [*map(list, found)] == [[8, 9, 10, 11, 12, 13, 14][: model.asked[0]]] * 3
     assert model.asked[0] > 0
     drafting.record_time(
         [each.drafter for each in answers[:3]], StepTime(0.01, 3, 3, 1 + len(found[0]), 1 + len(found[0]))
     )
-    assert not look(answers).expects(answers, 5)
-    assert not any(look(answers).propose(answers, 5, []))
+    assert not look(answers).expects(DraftedStep(answers, 5))
+    assert not any(look(answers).propose(DraftedStep(answers, 5)))
     assert len(model.asked) == 1
 
 
@@ -259,7 +258,7 @@ def test_a_model_that_pays_for_one_answer_rests_where_several_lose_by_it() -> No
         begun_answers = [begun(drafting, [*range(place, 40 + place)]) for place in range(together)]
         answers = [asking(drafter, session, row=row) for row, (drafter, session) in enumerate(begun_answers)]
         for _ in range(400):
-            drafts = look(answers).propose(answers, together, [])
+            drafts = look(answers).propose(DraftedStep(answers, together))
             worked = any(drafts)
             for each in answers if worked else ():
                 each.drafter.record_outcome(2, 1, Lifecycle(0, 0, 0))
@@ -282,7 +281,7 @@ def test_an_answer_that_gains_nothing_falls_behind_by_a_tenth_of_a_second_at_mos
     begun_answers = [begun(drafting, [*QUOTED, 7, *QUOTED[:20]]) for _ in range(3)] + [begun(drafting, [1, 2, 3])]
     answers = [asking(drafter, session, row=row) for row, (drafter, session) in enumerate(begun_answers)]
     for number in range(1, 601):
-        drafts = look(answers).propose(answers, 4, [])
+        drafts = look(answers).propose(DraftedStep(answers, 4))
         rounds += any(drafts)
         for each, its in zip(answers, drafts, strict=True):
             if its:
@@ -306,7 +305,7 @@ def test_a_model_drafts_beside_known_text_as_many_tokens_as_would_be_padded() ->
     quoting, session = begun(drafting, [*QUOTED, 7, *QUOTED[:20]])
     other, silent = begun(drafting, [*range(40)])
     answers = [asking(quoting, session, 3), asking(other, silent, row=1)]
-    quoted, found = look(answers).propose(answers, 2, [])
+    quoted, found = look(answers).propose(DraftedStep(answers, 2))
     assert [*quoted] == QUOTED[20 : 20 + len(quoted)]
     assert [*found] == [8, 9, 10][: len(quoted)]
     assert model.asked == [len(quoted)]

@@ -12,7 +12,14 @@ import runner.process.lean_mlx_lm  # noqa: F401
 
 from mlx_lm.models.gemma4_text import ModelArgs  # isort: skip
 
-from runner.drafts.assistant import Assistant, AssistantModule, Sizes, check_assistant, load_assistant, places_of
+from runner.drafts.assistant import (
+    Assistant,
+    AssistantModule,
+    AssistantSizes,
+    check_assistant,
+    load_assistant,
+    places_of,
+)
 from runner.drafts.kinds import open_draft
 from runner.drafts.target import target_of
 from runner.model import OpenedModel
@@ -61,7 +68,7 @@ def tiny_assistant(groups: int = 0, chosen: int = 0) -> Assistant:
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     )
     mx.random.seed(3)
-    module = AssistantModule(args, Sizes(32, groups, chosen), tied=True)
+    module = AssistantModule(args, AssistantSizes(32, groups, chosen), tied=True)
     module.update(
         tree_map_with_path(
             lambda _, fresh: mx.random.normal(fresh.shape, scale=fresh.shape[-1] ** -0.5) if fresh.ndim > 1 else fresh,

@@ -11,7 +11,7 @@ from runner.cache import make_cache
 from runner.cache.session import Session
 from runner.cache.single import NullCache
 from runner.cache.sketch import Sketch
-from runner.drafts.assistant import AssistantDrafter, Place, Shared, read
+from runner.drafts.assistant import AssistantDrafter, Place, Shared, read_shared
 from runner.drafts.target import Tap
 from runner.kv_bits.hadamard import HadamardKVCache, rotated
 from runner.kv_bits.wing import find_format
@@ -129,7 +129,7 @@ def test_packed_keys_and_values_are_read_as_they_are(pairs: Pairs) -> None:
     with mlx_own():
         layers = make_layers()
         pair.loaded.logits(mx.array([prompt]), layers)
-        shared = read(pair.assistant.places, pair.assistant.kinds, layers)
+        shared = read_shared(pair.assistant.places, pair.assistant.kinds, layers)
         plain, packed = dict(shared), 0
         for kind, place in pair.assistant.places.items():
             cache = layers[place.layer]
@@ -156,7 +156,7 @@ def test_the_last_tokens_of_a_window_are_read(steps: tuple[int, ...]) -> None:
         tokens = mx.arange(at, at + count).astype(mx.float32)[None, None, :, None]
         ring.update_and_fetch(tokens, -tokens)
         at += count
-    shared = read({"sliding": Place(0, 1, 1)}, ["sliding"], [ring])
+    shared = read_shared({"sliding": Place(0, 1, 1)}, ["sliding"], [ring])
     keys, values = shared["sliding"].keys, shared["sliding"].values
     assert keys is not None
     assert values is not None

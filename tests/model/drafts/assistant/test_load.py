@@ -8,10 +8,10 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner.drafts.assistant import Assistant, AssistantDrafter, load_assistant, read
+from runner.drafts.assistant import Assistant, AssistantDrafter, load_assistant, read_shared
 from runner.drafts.drafting import DraftModel
 from runner.drafts.kinds import open_draft, open_own_draft
-from runner.drafts.opening import DraftModelOpener
+from runner.drafts.wing import DraftModelOpener
 from runner.errors import DraftError
 from runner.model import open_model
 from runner.model.weights.load import LoadedModel, load
@@ -24,7 +24,7 @@ from scripts.tools.models.store import Store, add_draft, source_tensors, write_s
 from scripts.tools.models.tensors import Quantization, rounded
 from tests.lib.kernels import mlx_own
 from tests.model.drafts.assistant.made import Arrays, Change, pair_of, write
-from tests.model.drafts.test_opening import LARGE, checked, settings
+from tests.model.drafts.test_wing import LARGE, checked, settings
 from tests.model.loading.conftest import layers_apart
 
 PACKED = "groups of another table"
@@ -46,7 +46,7 @@ def opened(store: Store, wish: str, budget_bytes: int = LARGE) -> DraftModel | N
 def assert_the_same(found: Assistant, wanted: Assistant, loaded: LoadedModel) -> None:
     layers, prompt = loaded.make_layers(), [*range(40)]
     loaded.logits(mx.array([prompt]), layers)
-    shared = read(found.places, found.kinds, layers)
+    shared = read_shared(found.places, found.kinds, layers)
     hidden = mx.random.normal((1, 1, 64), key=mx.random.key(1))
     both = (each.step(mx.array([[3]]), hidden, shared, mx.array([39])) for each in (found, wanted))
     for one, other in zip(*both, strict=True):
@@ -219,7 +219,7 @@ def test_it_computes_in_its_own_type(published: Published, tmp_path: Path) -> No
     pair = pair_of(open_model("tiny", tmp_path / "models"), write(tmp_path / "assistant", config_of("groups"), halve))
     layers = pair.loaded.make_layers()
     pair.loaded.logits(mx.array([[*range(40)]]), layers)
-    shared = read(pair.assistant.places, pair.assistant.kinds, layers)
+    shared = read_shared(pair.assistant.places, pair.assistant.kinds, layers)
     found = pair.assistant.step(mx.array([[3]]), mx.zeros((1, 1, 64), mx.bfloat16), shared, mx.array([39]))
     assert [array.dtype for array in found] == [mx.bfloat16] * 2
     assert not any(mx.any(mx.isnan(array)).item() for array in found)

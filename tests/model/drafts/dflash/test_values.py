@@ -6,7 +6,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.drafts.dflash.drafter import BlockDraft, Context
+from runner.drafts.dflash.drafter import BlockContext, BlockDraft
 from runner.drafts.dflash.load import load_dflash
 from runner.drafts.kinds import open_draft, open_own_draft
 from runner.drafts.target import padded
@@ -21,11 +21,11 @@ from tests.model.drafts.dflash.cases import CASES, RECORDED, steps
 from tests.model.drafts.dflash.conftest import Load
 
 
-def context_of(draft: BlockDraft, *starts: int) -> Context:
-    return Context(draft.make_layers(len(starts)), starts)
+def context_of(draft: BlockDraft, *starts: int) -> BlockContext:
+    return BlockContext(draft.make_layers(len(starts)), starts)
 
 
-def stand(context: Context, *counts: int) -> None:
+def stand(context: BlockContext, *counts: int) -> None:
     for layer in context.layers:
         layer.stand(counts)
 

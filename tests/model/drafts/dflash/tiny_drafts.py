@@ -7,10 +7,17 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from runner.drafts.dflash.config import read_dflash_config
-from runner.drafts.dflash.drafter import BlockDraft, BlockDrafter, BlockText, Context, DFlashModule, Parts
+from runner.drafts.dflash.drafter import (
+    BlockContext,
+    BlockDraft,
+    BlockDrafter,
+    BlockText,
+    DFlashModule,
+    OptionalTensors,
+)
 from runner.drafts.dflash.load import block_target
+from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.target import Draw, Tap
-from runner.engine.ports import DraftedAnswer
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.dflash import DRAFT, dflash_config
@@ -23,7 +30,7 @@ def tiny_draft(kind: str, changes: Mapping[str, object] | None = None) -> BlockD
     """A draft for the tiny model of a kind."""
     config = read_dflash_config(dflash_config(DRAFT, {**CHANGES, **(changes or {})}), DRAFT)
     mx.random.seed(1)
-    module = DFlashModule(config, Parts(gates=False, tap_norms=False, biases=False))
+    module = DFlashModule(config, OptionalTensors(gates=False, tap_norms=False, biases=False))
     module.load_weights(
         [(name, array * 2 if array.ndim == 2 else array) for name, array in parameters_of(module).items()]
     )
@@ -43,7 +50,7 @@ def from_scratch(draft: BlockDraft, loaded: LoadedModel, text: Sequence[int], co
     features = tap.take()
     tap.turn(False)
     assert features is not None
-    context = Context(draft.make_layers(1), [0])
+    context = BlockContext(draft.make_layers(1), [0])
     draft.module.remember(features, context)
     return draft.logits(text[-1:], count, context)[0]
 

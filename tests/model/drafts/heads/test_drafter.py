@@ -13,7 +13,7 @@ from runner.cache.session import Session
 from runner.cache.single import NullCache
 from runner.drafts.heads.head import Head, HeadDrafter
 from runner.drafts.heads.load import load_head
-from runner.drafts.target import Tap, rows_of
+from runner.drafts.target import Tap, text_rows
 from runner.model.weights.load import LoadedModel, load
 from scripts.tools.models.sources import Published
 from tests.lib.driver import facts_of
@@ -212,11 +212,11 @@ def test_each_row_of_a_batch_is_followed_and_no_long_part_of_a_prompt(pairs: Pai
         forward(mx.array([prompt]), layers)
     assert drafter.nbytes == len(PROMPT + PROMPT[3:]) * 64 * 4
     forward(mx.array([[1], [2]]), BatchedLayers(own[:2]).layers)
-    seen = [drafter._texts[rows_of(layers)[0][0]] for layers in own[:2]]
+    seen = [drafter._texts[text_rows(layers)[0][0]] for layers in own[:2]]
     for text, prompt, token in zip(seen, prompts, (1, 2), strict=False):
         alone, layers = HeadDrafter(pair.head), pair.loaded.make_layers()
         alone.watch(pair.loaded.logits)(mx.array([[*prompt, token]]), layers)
-        wanted = alone._texts[rows_of(layers)[0][0]].waiting(0, len(prompt) + 1)
+        wanted = alone._texts[text_rows(layers)[0][0]].waiting(0, len(prompt) + 1)
         assert mx.allclose(text.waiting(0, len(prompt) + 1), wanted, atol=1e-4)
     forward(mx.array([[1]] * 9), BatchedLayers([own[0]] * 9).layers)
     assert seen[0].first_waiting(len(PROMPT) + 2) is None, "more than it drafts for"

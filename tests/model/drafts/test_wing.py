@@ -13,8 +13,8 @@ from runner.commands.check.inspection import inspect
 from runner.commands.check.report_text import as_text
 from runner.drafts.dflash.drafter import BlockDrafter
 from runner.drafts.drafting import DraftModel
-from runner.drafts.opening import DraftModelOpener
 from runner.drafts.own_model import OwnDraftModel
+from runner.drafts.wing import DraftModelOpener
 from runner.errors import DraftError
 from runner.model import open_model
 from runner.model.weights.load import load

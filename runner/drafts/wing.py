@@ -1,6 +1,7 @@
 """Which model drafts: the one that `--draft` names, the one that lies beside the model in the store, or its head."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import mlx.core as mx
 from runner import cpu
 from runner.drafts.drafting import Drafting, DraftModel
 from runner.drafts.policy import DraftPolicy
+from runner.drafts.rounds import BatchRounds
 from runner.engine.parts import Examined, Facts, Parts, Wing
 from runner.errors import DraftError, ModelError
 from runner.logs import Log, error_line
@@ -187,6 +189,7 @@ class DraftsWing(Wing):
             policy = DraftPolicy.for_cpu(most, at_once=at_once, skips_padding=skips_padding)
         else:
             policy = DraftPolicy.for_gpu(most, at_once=at_once)
-        drafting = Drafting(policy, undraftable, parts.salt, self._model, parts.sources.clock)
-        parts.drafting = drafting
+        drafting = Drafting(policy, undraftable, parts.salt, self._model, parts.sources.clock, parts.sources.step_s)
+        parts.drafter = drafting.drafter
+        parts.rounds = partial(BatchRounds, drafting)
         parts.counts.drafts = drafting.counts

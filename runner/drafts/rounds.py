@@ -1,0 +1,251 @@
+"""Rounds: forwards over the next token of each answer of a batch and drafts of those after it.
+
+Answers have different numbers of drafts, of which different ones are right; the shorter ones are padded. Every row
+draws with its own position's random number, and a draft is right only if it is what was drawn. So an answer
+is the same with drafts as without them, whatever they are.
+"""
+
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from runner.cpu import asks_for
+from runner.drafts.drafting import AnswerDrafter, DraftedAnswer, DraftedStep, Drafting, StepTime
+from runner.engine.batch import Batch
+from runner.engine.generation import Generation
+from runner.engine.policy import StepLimit
+from runner.engine.trace import TRACE
+from runner.sampling.filters import Mask
+from runner.sampling.sample import Choice, Sample
+
+_PATIENCE_S = 0.005  # for a grammar to look ahead; what it does not know by then is not tried
+_MEASURED_STEPS = 8  # the time of one in so many steps is recorded if nothing is at hand to draft
+
+
+class AnswerDrafts(NamedTuple):
+    """What a round tries for one answer."""
+
+    tokens: Sequence[int] = ()
+    """They may follow the recorded ones."""
+    masks: Sequence[Mask | None] = ()
+    """What the grammar allows next, and after each of these tokens; empty without a grammar."""
+    forcing: Collection[int] = ()
+    """Places of tokens after which it forces another one."""
+
+
+class AnswerRound:
+    """The part of one answer in a round, from its forward until the layers stand after what was right. Owner: the
+    engine thread."""
+
+    def __init__(self, generation: Generation, drafts: AnswerDrafts, unseen: Sequence[int], vocab_size: int) -> None:
+        """`unseen` are the recorded tokens that the layers have not seen: the last one, and those before it that were
+        forced."""
+        self._generation = generation
+        self._drafts = drafts
+        self._unseen = unseen
+        self._start = len(generation.session.recorded) - len(unseen)
+        self._sampler = generation.sampler(vocab_size)
+        self._right = 0  # drafts
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those of the forward: what the layers have not seen, and the drafts."""
+        return [*self._unseen, *self._drafts.tokens]
+
+    def draw(self, logits: mx.array) -> Sample:
+        """Draws from the logits [L, V] of its tokens. Evaluates nothing."""
+        drafts, masks, _ = self._drafts
+        return self._sampler.draw_ahead(logits[-1 - len(drafts) :], drafts, masks)
+
+    def is_from_numbers(self, drawn: Sequence[Choice]) -> bool:
+        """Returns False if one of the tokens that were drawn is not from numbers. A draft may be to blame, also for
+        those before it: attention multiplies what it must not look at by 0, and NaN stays NaN. So nothing of the round
+        counts then, and the answer tries no further drafts."""
+        is_from_numbers = all(each.from_numbers for each in drawn)
+        if not is_from_numbers and (drafter := _drafter_of(self._generation)):
+            drafter.gives_up = True
+        return is_from_numbers
+
+    def choose(self, drawn: Sequence[Choice]) -> Choice:
+        """Returns the next token, and those after it that are right, too."""
+        drafts = self._drafts.tokens
+        while self._right < len(drafts) and drawn[self._right].token == drafts[self._right]:
+            self._right += 1
+        self._record()
+        self._sampler.skip([choice.token for choice in drawn[: self._right + 1]])
+        return self._as_choice(drawn[: self._right + 1])
+
+    def _as_choice(self, drawn: Sequence[Choice]) -> Choice:
+        """Returns the tokens that came as one choice. Those that the grammar forced have been drawn, but belong to the
+        one before them, as they do without drafts."""
+        choices = [drawn[0]]
+        for place, each in enumerate(drawn[1:]):
+            if place in self._drafts.forcing:
+                choices[-1] = choices[-1]._replace(forced=[*choices[-1].forced, each.token])
+            else:
+                choices.append(each)
+        return choices[0]._replace(following=choices[1:])
+
+    def _record(self) -> None:
+        life, tried = self._generation.life, len(self._drafts.tokens)
+        life.drafted += tried
+        life.accepted += self._right
+        if tried and (drafter := _drafter_of(self._generation)):
+            drafter.record_outcome(tried, self._right, life)
+
+    @property
+    def right(self) -> int:
+        """The number of its tokens that are right."""
+        return len(self._unseen) + self._right
+
+    @property
+    def kept(self) -> int:
+        """The number of its tokens after which the layers would stand if the recorded tokens had come one by one."""
+        generation = self._generation
+        unseen = generation.unseen if generation.has_ended else 0
+        end = len(generation.session.recorded) - unseen
+        return max(0, min(self.right, end - self._start))
+
+
+class BatchRounds:
+    """The rounds of one batch. Owner: the engine thread."""
+
+    def __init__(self, drafting: Drafting, batch: Batch) -> None:
+        # For good.
+        self._drafting = drafting
+        self._batch = batch
+        # Until a generation joins or leaves.
+        self._generations: Sequence[Generation] = ()
+        self._drafted: Sequence[tuple[int, Generation, AnswerDrafter]] = ()  # of these, with their rows
+        # Until the next step.
+        self._rounds: Sequence[AnswerRound] = ()  # the last one, until it is accepted
+        self._asked_rows = 0.0  # its rows of an answer that are no padding, on average, if padding was skipped
+        self._measured_at = batch.steps  # the number of the last step whose time was recorded
+        self.ahead = True
+
+    def try_step(self, limit: StepLimit | None) -> Sequence[Choice] | None:
+        batch = self._batch
+        if batch.generations is not self._generations:
+            self._regroup()
+        self._asked_rows = 0.0
+        is_drawn, drafted = batch.in_flight is not None, self._drafted
+        drafts: Sequence[AnswerDrafts] = ()
+        if (
+            (not self._rounds or self.accept())
+            and limit is not None
+            and (drafted and batch.vocab_size and batch.rows.may_draft)
+            and not all(batch.steps % drafter.every for _, _, drafter in drafted)
+            and self._drafting.look([(drafter, each.session) for _, each, drafter in drafted], batch.steps)
+        ):
+            drafts = self._find(limit)
+        if TRACE.on:
+            TRACE.lap("drafts")
+        if drafts and not is_drawn:
+            self.ahead = True
+            return self._run(drafts)
+        # The layers of an answer without drafts would end a token earlier, and the cache would keep less of it.
+        self.ahead = not drafts and (is_drawn or not drafted or limit is None or limit.ahead)
+        return None
+
+    def _regroup(self) -> None:
+        """Notes which answers are drafted, after some have joined or left."""
+        self._generations = self._batch.generations
+        rows = enumerate(self._generations)
+        self._drafted = [(row, each, drafter) for row, each in rows if (drafter := _drafter_of(each))]
+
+    def _find(self, limit: StepLimit) -> Sequence[AnswerDrafts]:
+        """Returns the drafts that a round within the limit should try: in this step or, if its tokens are already
+        drawn, in the next one, for whose drafts one stands then."""
+        batch, drafted, is_drawn = self._batch, self._drafted, self._batch.in_flight is not None
+        if not is_drawn:
+            batch.release_samplers()  # a model that drafts draws as the answers do
+        answers, lengths = [], batch.rows.lengths
+        for row, each, drafter in drafted:
+            wanted = each.request.most_drafts
+            most = each.room - 1 if wanted is None else min(each.room - 1, wanted)
+            if most > int(is_drawn) and not (drafter.gives_up or each.grammar.over):
+                sampler = each.sampler(batch.vocab_size)
+                answers.append(DraftedAnswer(drafter, each.session, most, sampler, row, lengths[row]))
+        if not answers:
+            return ()
+        step = DraftedStep(answers, len(batch.generations), limit, batch.rows.layers)
+        if is_drawn:
+            return [AnswerDrafts((0,))] if self._drafting.expects(step) else ()
+        proposed: list[Sequence[int]] = [()] * step.together
+        for answer, tokens in zip(answers, self._drafting.propose(step), strict=True):
+            proposed[answer.row] = tokens[: answer.most]
+        pairs = zip(batch.generations, proposed, strict=True)
+        allowed = [_allowed(each, tokens, batch.vocab_size) for each, tokens in pairs]
+        return allowed if any(each.tokens for each in allowed) else ()
+
+    def _run(self, drafts: Sequence[AnswerDrafts]) -> Sequence[Choice] | None:
+        """Draws the next token of each answer, and those after it that were drafted right, by one forward."""
+        batch = self._batch
+        answers = zip(batch.generations, drafts, batch.rows.unseen, strict=True)
+        rounds = [AnswerRound(generation, each, unseen, batch.vocab_size) for generation, each, unseen in answers]
+        tokens = [each.tokens for each in rounds]
+        counts = [len(each) for each in tokens]
+        longest = max(counts)
+        padded = mx.array([[*row, *row[-1:] * (longest - len(row))] for row in tokens])
+        skips = len(rounds) > 1 and self._drafting.skips_padding
+        with asks_for(counts, longest) if skips else nullcontext():
+            logits = batch.run(batch.rows.draft, padded)
+        if logits is None:
+            return None
+        samples = [each.draw(row[: len(each.tokens)]) for each, row in zip(rounds, logits, strict=True)]
+        mx.async_eval([array for sample in samples for array in sample.arrays()])
+        drawn = [sample.read() for sample in samples]
+        are_from_numbers = [each.is_from_numbers(its) for each, its in zip(rounds, drawn, strict=True)]
+        if TRACE.on:
+            TRACE.lap("wait")
+        if not all(are_from_numbers):
+            batch.rows.take_back(longest)
+            return None
+        if skips:
+            self._asked_rows = sum(counts) / len(counts)
+        self._rounds = rounds
+        return [each.choose(its) for each, its in zip(rounds, drawn, strict=True)]
+
+    def accept(self, leaving: Collection[int] = (), *, awaiting: bool = False) -> bool:
+        rounds, self._rounds = self._rounds, ()
+        if not rounds:
+            return True
+        return self._batch.rows.accept(
+            [each.right if awaiting and row not in leaving else each.kept for row, each in enumerate(rounds)]
+        )
+
+    def measures(self, steps: int) -> bool:
+        if self._batch.generations is not self._generations:  # some were split off in this step
+            self._regroup()
+        return bool(self._drafted) and (steps % _MEASURED_STEPS == 0 or self._drafting.measuring > 0)
+
+    def record_time(self, seconds: float, tokens: int) -> None:
+        batch, seconds = self._batch, self._drafting.step_s(seconds)
+        steps, self._measured_at = batch.steps - self._measured_at, batch.steps
+        asked = self._asked_rows or batch.latest_rows
+        time = StepTime(seconds, tokens, len(batch.generations), batch.forward_rows, asked, steps)
+        self._drafting.record_time([drafter for _, _, drafter in self._drafted], time)
+
+
+def _drafter_of(generation: Generation) -> AnswerDrafter | None:
+    assert generation.drafter is None or isinstance(generation.drafter, AnswerDrafter)
+    return generation.drafter
+
+
+def _allowed(generation: Generation, proposed: Sequence[int], vocab_size: int) -> AnswerDrafts:
+    """Returns the first tokens of a draft, as far as they may come."""
+    grammar, eos, drafts = generation.grammar, generation.tokenizer.eos, list[int]()
+    for token in proposed:
+        if not 0 <= token < vocab_size or (grammar.guide is not None and token in eos):
+            break
+        drafts.append(token)
+        if token in eos:
+            break
+    if grammar.guide is None:
+        return AnswerDrafts(drafts)
+    masks, forcing = grammar.look_ahead(drafts, _PATIENCE_S) if drafts else ([], set[int]())
+    if drafts and not masks and (drafter := _drafter_of(generation)):
+        drafter.record_outcome(1, 0, generation.life)
+    return AnswerDrafts(drafts[: len(masks)], [grammar.mask, *masks], forcing)
