@@ -28,6 +28,7 @@ from runner.errors import NO_NUMBERS, ComputeError
 from runner.logs import Log, error_line
 from runner.model import OpenedModel
 from runner.model.weights.dtype import in_float32
+from runner.model.weights.parameters import building_only
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, Settings
@@ -140,7 +141,8 @@ def _context(parts: Parts, chunk_tokens: int) -> EngineContext:
     )
     if not parts.model.family.is_encoder:
         model = parts.model
-        parts.sketch = sketch(parts.make_layers, parts.logits, model.vocab_size, model.context_length)
+        with building_only(parts.loaded.module):
+            parts.sketch = sketch(parts.make_layers, parts.logits, model.vocab_size, model.context_length)
     facts = LayerFacts(parts.make_layers) if parts.sketch is None else parts.sketch.facts
     first_tokens = FirstTokens(parts.model.context_length)
     parts.drop_unused.append(first_tokens.clear)

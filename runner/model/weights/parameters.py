@@ -1,7 +1,8 @@
 """The parameters and submodules of a module: checks that a model has all that are needed, and finds them fast."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import cast
 
 import mlx.core as mx
@@ -66,6 +67,19 @@ def dispatch_early(module: Module) -> None:
             layer.__class__ = observed(type(layer), mx.async_eval)
 
 
+@contextmanager
+def building_only(module: Module) -> Iterator[None]:
+    """A block in which forwards of a module are built, and `dispatch_early` has nothing of them computed."""
+    layers = [(layer, type(layer)) for layer in getattr(module, "layers", ()) if isinstance(layer, Module)]
+    for layer, kind in layers:
+        layer.__class__ = next(each for each in kind.__mro__ if "observes" not in vars(each))
+    try:
+        yield
+    finally:
+        for layer, kind in layers:
+            layer.__class__ = kind
+
+
 def observed(plain: type[Module], see: Callable[[mx.array], None]) -> type[Module]:
     """Returns a class of modules that compute what those of `plain` do, and show `see` what they return: an array, or
     the first of several values if that is one."""
@@ -77,7 +91,7 @@ def observed(plain: type[Module], see: Callable[[mx.array], None]) -> type[Modul
             see(first)
         return output
 
-    return type(plain.__name__, (plain,), {"__call__": call})
+    return type(plain.__name__, (plain,), {"__call__": call, "observes": True})
 
 
 def replace_submodule(owner: Module, name: str, value: Module) -> None:

@@ -107,8 +107,8 @@ def test_an_impossible_config_is_refused(fields: Mapping[str, object], text: str
 
 
 def test_a_model_of_mlx_lms_own_comes_first() -> None:
-    """Ours stand behind it, for what it does not have."""
+    """Ours stand after it, for those that it does not have."""
     import mlx_lm.models
 
     ours = Path(importlib.import_module("mlx_lm.models.cohere2_moe").__file__ or "").parent
-    assert [*map(Path, mlx_lm.models.__path__)].index(ours) == len(mlx_lm.models.__path__) - 1 > 0
+    assert [*map(Path, mlx_lm.models.__path__)].index(ours) > 0

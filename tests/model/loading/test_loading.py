@@ -16,6 +16,7 @@ from runner.commands.check.trial import batch_fault, draft_fault
 from runner.model import OpenedModel, open_model
 from runner.model.families import UNBATCHABLE
 from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.parameters import building_only
 from scripts.tools.models.checkpoints import (
     VOCABULARY_SIZE,
     Dtype,
@@ -71,12 +72,15 @@ def opened(request: pytest.FixtureRequest, apart: Path, blobs: Store) -> OpenedM
 def test_a_cpu_computes_each_layer_while_the_next_one_is_built(
     deep: Store, monkeypatch: pytest.MonkeyPatch, device: str, dispatched: int
 ) -> None:
-    """The last layer of 30 waits for those that need its output."""
+    """The last layer of 30 waits for those that need its output. A sketch has nothing computed."""
     shapes = list[tuple[int, ...]]()
     monkeypatch.setattr(mx, "async_eval", lambda output: shapes.append(output.shape))
     with monkeypatch.context() as patched:
         patched.setattr("runner.model.weights.load.device", lambda: device)
         loaded = load(open_model("deep", deep.models_dir))
+    with building_only(loaded.module):
+        loaded.logits(mx.array([[1, 2, 3]]), loaded.make_layers())
+    assert shapes == []
     mx.eval(loaded.logits(mx.array([[1, 2, 3]]), loaded.make_layers()))
     assert len(shapes) == dispatched
     assert {shape[:2] for shape in shapes} <= {(1, 3)}
