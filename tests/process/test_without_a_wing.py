@@ -19,6 +19,16 @@ REQUESTS = [Request("Once upon a time", {"num_predict": 30}), Request("Once upon
 """The second one has a prefix in the cache."""
 
 
+RUNNER = (
+    sys.executable,
+    "-c",
+    "import runpy, sys; "
+    "sys.meta_path[:] = [each for each in sys.meta_path if 'editable' not in getattr(each, '__module__', '')]; "
+    "runpy.run_module('runner', run_name='__main__', alter_sys=True)",
+)
+"""Of the path alone: an editable install would find in the checkout whatever the path does not have."""
+
+
 def only(code: Path) -> dict[str, str]:
     """The environment of a Python that imports the runner from here: not from the present directory."""
     return {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
@@ -46,14 +56,14 @@ async def answers(process: Process) -> list[tuple[str, int | None]]:
 @pytest.mark.parametrize("wing", WINGS)
 async def test_the_rest_answers_as_before(start: SpawnModel, tmp_path: Path, wing: str) -> None:
     """Texts and cached counts are equal."""
-    smaller = start(executable=(sys.executable, "-m", "runner"), environment=only(without(tmp_path, wing)))
+    smaller = start(executable=RUNNER, environment=only(without(tmp_path, wing)))
     assert await answers(smaller) == await answers(start())
 
 
 @pytest.mark.full
 async def test_without_the_numbers_their_endpoints_are_not_there(start: SpawnModel, tmp_path: Path) -> None:
     code = without(tmp_path, "numbers")
-    process = start(executable=(sys.executable, "-m", "runner"), environment=only(code))
+    process = start(executable=RUNNER, environment=only(code))
     async with Client.of(process) as client:
         for path, status in (("/v1/status", 200), ("/health", 200), ("/v1/stats", 404), ("/metrics", 404), ("/", 404)):
             assert (await client.send("GET", path)).status == status
@@ -61,15 +71,7 @@ async def test_without_the_numbers_their_endpoints_are_not_there(start: SpawnMod
 
 def checked(code: Path, kept: Path) -> dict[str, object]:
     """What `mlx-runner check` reports of the demo model."""
-    words = (
-        sys.executable,
-        "-m",
-        "runner",
-        "check",
-        str(ROOT / "scripts/demo_model"),
-        "--json",
-        f"--disk-cache={kept}",
-    )
+    words = (*RUNNER, "check", str(ROOT / "scripts/demo_model"), "--json", f"--disk-cache={kept}")
     return dict(json.loads(subprocess.run(words, env=only(code), stdout=subprocess.PIPE, check=True).stdout))
 
 
