@@ -58,14 +58,8 @@ SLICEABLE: dict[str, Callable[[], object]] = {
     "quantized": lambda: HadamardKVCache(group_size=WIDTH, bits=8),
     "exact": ConcatenateKVCache,
 }
-TAILS: dict[str, Callable[[], object]] = {
-    "window": lambda: RotatingKVCache(8),
-    "chunk": lambda: ChunkedKVCache(8),
-}
-STATES: dict[str, Callable[[], object]] = {
-    "arrays": lambda: ArraysCache(2),
-    "generic": Unknown,
-}
+TAILS: dict[str, Callable[[], object]] = {"window": lambda: RotatingKVCache(8), "chunk": lambda: ChunkedKVCache(8)}
+STATES: dict[str, Callable[[], object]] = {"arrays": lambda: ArraysCache(2), "generic": Unknown}
 MOVED = {**SLICEABLE, **STATES}  # whose restore moves the bytes; that of a tail copies
 KINDS = {**SLICEABLE, **TAILS, **STATES}
 

@@ -134,8 +134,7 @@ async def media_are_checked(target: Target) -> None:
         if coded != neither or "vision tower" not in reply.text:
             refused(reply, text)
     refused(
-        await ask(target, {"content": "a", "media": [picture]}),
-        "model has no vision tower but media contains an image",
+        await ask(target, {"content": "a", "media": [picture]}), "model has no vision tower but media contains an image"
     )
     refused(await ask(target, {"media": [sound]}), "model has no audio tower but media contains audio")
 

@@ -45,12 +45,7 @@ class Runners:
     """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        faulty: Sequence[str] | None = None,
-        cwd: Path | None = None,
-        ranks: int = 1,
+        self, command: Sequence[str], *, faulty: Sequence[str] | None = None, cwd: Path | None = None, ranks: int = 1
     ) -> None:
         """`ranks` is for this repository's runner: over how many processes each one splits its model."""
         self._ranks = ranks

@@ -13,14 +13,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from scripts.tools.host.go_json import (
-    Body,
-    RefusedError,
-    json_response,
-    keep_alive_of,
-    read_body,
-    text_of,
-)
+from scripts.tools.host.go_json import Body, RefusedError, json_response, keep_alive_of, read_body, text_of
 from scripts.tools.host.lib import Client, StatusError
 from scripts.tools.host.shelf import Shelf
 

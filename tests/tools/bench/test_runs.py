@@ -12,15 +12,7 @@ import pytest
 from scripts.tools.bench import __main__ as bench
 from scripts.tools.bench import decode, embeddings, parallel, start, ttft
 from scripts.tools.bench.llamas import Size
-from scripts.tools.bench.servers import (
-    BARE,
-    OLLAMA,
-    OURS,
-    SIZES,
-    Server,
-    servers,
-    this_runner,
-)
+from scripts.tools.bench.servers import BARE, OLLAMA, OURS, SIZES, Server, servers, this_runner
 from scripts.tools.conformance.this_runner import RUNNER
 
 Found = Mapping[str, Any]

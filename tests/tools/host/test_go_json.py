@@ -19,12 +19,7 @@ from scripts.tools.host.lib import (
     wire_format,
 )
 from scripts.tools.host.lib.answers import decode_answer, decode_ids, decode_status
-from scripts.tools.host.lib.golang import (
-    LONGEST_S,
-    keep_alive_s,
-    utf8_text,
-    valid_text,
-)
+from scripts.tools.host.lib.golang import LONGEST_S, keep_alive_s, utf8_text, valid_text
 from scripts.tools.host.lib.requests import encode, go_float32
 
 

@@ -35,9 +35,7 @@ def test_argv_and_environment_are_the_hosts(tmp_path: Path) -> None:
     process = run(ECHO, models_dir=tmp_path, libraries=write_decoys(tmp_path / "lib"), arguments=["--cache", "none"])
     assert process.wait(10) == 0
     argv, environment = json.loads(process.output.text)
-    assert argv == [
-        *("runner", "--mlx-engine", "--model", "m:latest", "--port", str(process.port), "--cache", "none"),
-    ]
+    assert argv == [*("runner", "--mlx-engine", "--model", "m:latest", "--port", str(process.port), "--cache", "none")]
     backend = tmp_path / "lib" / "mlx_cuda_v13"
     assert environment["OLLAMA_MODELS"] == str(tmp_path)
     assert environment["LD_LIBRARY_PATH"].split(":")[:2] == [str(tmp_path / "lib"), str(backend)]

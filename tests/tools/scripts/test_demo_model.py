@@ -11,14 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from scripts.tools.demo.plain import answer, load_text, weights_path
-from scripts.tools.demo.questions import (
-    CONVERSATIONS,
-    END,
-    SMALL_TALK,
-    Conversation,
-    Message,
-    render,
-)
+from scripts.tools.demo.questions import CONVERSATIONS, END, SMALL_TALK, Conversation, Message, render
 from tests import ROOT
 
 # isort: split
