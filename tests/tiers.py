@@ -303,6 +303,16 @@ def aside(nodeid: str) -> str:
     return ""
 
 
+def may_hold(tier: str, path: str) -> bool:
+    """True unless a tier of its own has no test of this file."""
+    return any(path.startswith(key) if key.endswith("/") else path == key.partition("::")[0] for key in ASIDE[tier])
+
+
+def is_full_file(path: str) -> bool:
+    """True if the table leaves all tests of this file to the full tier."""
+    return FULL.get(path) == NONE and not any(key.startswith(f"{path}::") for key in FULL)
+
+
 def is_full(nodeid: str) -> bool:
     """True if the table leaves this test to the full tier."""
     path, _, rest = nodeid.partition("::")

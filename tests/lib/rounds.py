@@ -117,11 +117,8 @@ def ask_in_rounds(
     chunk: int = 7,
 ) -> Answer:
     """Serves a prompt, whose answer is that of `plain`, in rounds."""
-    drafting = Drafting(tiny, cache, prompt, plain.tokens, chunk)
-    try:
+    with closing(Drafting(tiny, cache, prompt, plain.tokens, chunk)) as drafting:
         return drafting.say(rounds).answer()
-    finally:
-        drafting.session.close()
 
 
 def contents(cache: PrefixCache) -> tuple[list[Entry], CacheCounts, Sequence[int]]:

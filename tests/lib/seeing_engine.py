@@ -11,7 +11,7 @@ As in `tests.lib.tiny_engine`, slices come from `advance` and nothing waits: pic
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import cache, partial
+from functools import cache
 from io import BytesIO
 from typing import cast
 
@@ -21,11 +21,8 @@ from PIL import Image
 
 from protocol import CompletionRequest, Media
 from protocol.request import Options
-from runner.cache import make_cache
 from runner.cache.sketch import Sketch
 from runner.drafts.drafting import Drafting
-from runner.drafts.rounds import BatchRounds
-from runner.engine.context import EngineContext
 from runner.engine.events import Failed, Refused
 from runner.engine.generation import Forward
 from runner.engine.memory import MemoryBudget
@@ -58,7 +55,7 @@ from tests.lib.seeing import (
     walk,
 )
 from tests.lib.steps import result_of
-from tests.lib.tiny_engine import Clock, EngineClient, SlicedEngine, ZeroMeter
+from tests.lib.tiny_engine import Clock, EngineClient, SlicedEngine, ZeroMeter, context_of
 from tests.unit.media.pictures import Here, spans
 
 CONTEXT = 2000
@@ -186,7 +183,6 @@ class SeeingEngine(SlicedEngine):
     ) -> None:
         self.model: Seeing = seeing(name)
         self.make_layers = make_layers or self.model.loaded.make_layers
-        facts = Sketch(self.make_layers, self.model.loaded.logits, VOCABULARY_SIZE).facts
         clock = Clock()
         self.asked: list[Asked] = []
         self.helper = Helper()
@@ -205,16 +201,17 @@ class SeeingEngine(SlicedEngine):
             splits=family.splits,
         )
         self.memory = MemoryBudget(ZeroMeter(), room, 2048, drop_unused=self.encoder.clear)
-        context = EngineContext(
+        context = context_of(
             watch(self._forward),
             self.model.tokenizer,
             CONTEXT,
-            lambda: make_cache(cache, facts, budget_bytes=budget),
+            Sketch(self.make_layers, self.model.loaded.logits, VOCABULARY_SIZE).facts,
             self.memory,
+            cache=cache,
+            budget=budget,
+            drafting=drafting,
             show=self.encoder.begin,
             shifted=self.encoder.shifted,
-            drafter=None if drafting is None else drafting.drafter,
-            rounds=None if drafting is None else partial(BatchRounds, drafting),
         )
         super().__init__(context, policy or NotingPolicy(), parallel, clock)
 

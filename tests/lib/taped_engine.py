@@ -45,7 +45,6 @@ from tests.lib.tiny_engine import (
     ClientRequest,
     Clock,
     RequestSpec,
-    SlowGrammar,
     TinyEngine,
     ZeroMeter,
     plain_outbox,
@@ -180,12 +179,11 @@ class Story:
                     spec = coming.pop()
                     if here and numbers.random() < 0.3:  # what is known already
                         spec = here[0].spec
-                    here.append(client := ClientRequest(engine.kind, spec))
+                    here.append(client := ClientRequest(engine.kind, spec, late=lambda: numbers.choice((0, 0, 0, 2))))
                     client.request.number = len(here)
                     if client.request.grammar is not None:
-                        slow = SlowGrammar(client.request.grammar.result(), lambda: numbers.choice((0, 0, 0, 2)))
+                        late.append((client, client.request.grammar.result()))
                         client.request.format, client.request.grammar = Lark(spec.grammar), Future()
-                        late.append((client, slow))
                     recording.queue(engine.scheduler.add)(client.request)
                 meanwhile()
                 engine.forward.forward_s = numbers.choice((0.001, 0.01, 0.05))

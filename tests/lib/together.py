@@ -12,15 +12,15 @@ the content of every sequence of layers and of every snapshot in the trie, locks
     first.close()
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from unittest.mock import patch
+from collections.abc import Sequence
+from contextlib import suppress
 
 from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.node import Node, spelled
 from runner.cache.sequence import SequenceLayers
 from runner.cache.session import TrieSession
 from runner.cache.trie_cache import TrieCache
+from tests.lib.breaking import breaking
 from tests.lib.fakes import FAMILIES, Content, FakeLayer, content_of, facts_of_fakes, shown
 from tests.lib.story import CHUNK, BranchOnly, check_content, check_trie, shape
 
@@ -212,7 +212,7 @@ class Client:
 
     def fail_in_cache(self) -> None:
         """Fails the cache's own part of the next forward."""
-        with suppress(BrokenError), breaking(SequenceLayers, "advance"), self.session.forward(1):
+        with suppress(BrokenError), breaking(SequenceLayers, "advance", error=BrokenError), self.session.forward(1):
             for layer in self.session.layers:
                 assert isinstance(layer, FakeLayer)
                 layer.see([99])
@@ -252,14 +252,3 @@ class Client:
 
 def _break() -> None:
     raise BrokenError
-
-
-@contextmanager
-def breaking(where: type, name: str) -> Iterator[None]:
-    """Makes every call of a method raise."""
-
-    def broken(*_: object, **__: object) -> None:
-        raise BrokenError(f"in {name}")
-
-    with patch.object(where, name, broken):
-        yield
