@@ -135,9 +135,9 @@ def taken(state: LayerState, start: int = 0, stop: int | None = None) -> Snapsho
     return snapshot
 
 
-def paged_out(state: LayerState, start: int = 0) -> Snapshot:
+def paged_out(state: LayerState) -> Snapshot:
     """Returns a snapshot up to the present offset that owns its bytes; the layer is empty afterwards."""
-    snapshot = taken(state, start)
+    snapshot = taken(state)
     if state.sliceable:
         state.rewind(0)
     complete(state.page_out())

@@ -102,9 +102,6 @@ def widen(module: Module) -> None:
             replace_submodule(each, "rope", RoPE(16, base=100.0))
 
 
-# --- prompts
-
-
 class Shown(NamedTuple):
     """A picture of so many rows and columns of soft tokens; equal seeds look alike."""
 

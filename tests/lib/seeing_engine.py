@@ -174,15 +174,11 @@ class SeeingEngine(SlicedEngine):
         policy: SlicePolicy | None = None,
         *,
         cache: str = "trie",
-        parallel: int = 8,
-        budget: int | None = None,
         room: int | None = None,
-        make_layers: Callable[[], list[object]] | None = None,
         drafting: Drafting | None = None,
         watch: Callable[[Forward], Forward] = lambda forward: forward,
     ) -> None:
         self.model: Seeing = seeing(name)
-        self.make_layers = make_layers or self.model.loaded.make_layers
         clock = Clock()
         self.asked: list[Asked] = []
         self.helper = Helper()
@@ -205,15 +201,14 @@ class SeeingEngine(SlicedEngine):
             watch(self._forward),
             self.model.tokenizer,
             CONTEXT,
-            Sketch(self.make_layers, self.model.loaded.logits, VOCABULARY_SIZE).facts,
+            Sketch(self.model.loaded.make_layers, self.model.loaded.logits, VOCABULARY_SIZE).facts,
             self.memory,
             cache=cache,
-            budget=budget,
             drafting=drafting,
             show=self.encoder.begin,
             shifted=self.encoder.shifted,
         )
-        super().__init__(context, policy or NotingPolicy(), parallel, clock)
+        super().__init__(context, policy or NotingPolicy(), 8, clock)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -269,7 +264,7 @@ class SeeingEngine(SlicedEngine):
 
     def _plain_loop(self, request: Request, steps: int) -> Callable[[Sequence[int]], list[mx.array]]:
         """Returns a function that computes the logits before each token of an answer: no cache, the prompt at once."""
-        model, layers, forward = self.model, self.make_layers(), self.model.forward()
+        model, layers, forward = self.model, self.model.loaded.make_layers(), self.model.forward()
         places, parts = _places(request)
         rows = [
             FeatureRows(place.start, place.stop, self.features(span.item), isinstance(span.item, Sound))

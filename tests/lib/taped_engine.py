@@ -143,9 +143,9 @@ class Story:
             drafting.step_s = lambda seconds: tape.input(EntryKind.SECONDS, lambda: seconds)
         return engine
 
-    def record(self, file: Path, *, slices: int = 600) -> Seen:
-        """Records the mix, at most so many slices of it. Returns what the clients were told."""
-        return self.run(Recording(Recorder(TapeFile(file, HEADER).write), plain_outbox()), slices, faults=0.01)
+    def record(self, file: Path) -> Seen:
+        """Records the mix. Returns the events of the clients."""
+        return self.run(Recording(Recorder(TapeFile(file, HEADER).write), plain_outbox()), faults=0.01)
 
     def run(self, recording: Recording, slices: int = 600, *, faults: float = 0.0) -> Seen:
         """Runs the mix with this recording; each forward breaks with the probability `faults`. Returns as `record`."""

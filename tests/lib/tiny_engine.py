@@ -668,10 +668,9 @@ class TinyEngine(SlicedEngine):
 class RandomPolicy(SlicePolicy):
     """Chooses at random among the possible slices: what holds under it holds under every policy."""
 
-    def __init__(self, numbers: random.Random, most_tokens: int = 40) -> None:
-        super().__init__(most_tokens, 0.1)
+    def __init__(self, numbers: random.Random) -> None:
+        super().__init__(40, 0.1)
         self._numbers = numbers
-        self._most_tokens = most_tokens
         self._weights = [numbers.choice((1, 3, 9)) for _ in range(3)]  # of a beginning, a prompt, a step
 
     def next(self, work: Workload) -> Slice | None:
@@ -679,7 +678,7 @@ class RandomPolicy(SlicePolicy):
         possible: list[tuple[int, Slice]] = [(begin, Begin())] if work.startable else []
         for index, left in enumerate(work.prefilling):
             assert left > 0
-            possible.append((prompt, Prefill(index, self._numbers.randint(1, self._most_tokens))))
+            possible.append((prompt, Prefill(index, self._numbers.randint(1, 40))))
         possible += [(step, Decode(index)) for index in range(len(work.decoding))]
         if not possible:
             return None

@@ -242,8 +242,6 @@ def _exchange(turn: Turn) -> tuple[Message, Message]:
     return Message("user", turn.user), Message("assistant", turn.answer)
 
 
-# --- the fixed conversations of the demo ---
-
 # Both first conversations begin with these words, so that a prefix cache can share them, and then bind the same people
 # to other values, so that whoever mixes the two up answers wrong.
 _INTRODUCTION = " ".join(filler(random.Random(seed)) for seed in range(60))

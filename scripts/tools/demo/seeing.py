@@ -77,8 +77,6 @@ def scenes() -> list[Scene]:
     return [Scene(*each) for each in product(COLOURS, PLACES)]
 
 
-# --- how pictures are drawn
-
 SIZES = ((256, 256), (128, 128), (96, 96), (320, 256), (256, 320), (200, 150), (384, 192), (180, 300))
 """Width and height in pixels. Small ones are stretched by the runner; their grids are of five different forms."""
 _RADII = (0.17, 0.24)
@@ -167,8 +165,6 @@ class Look(NamedTuple):
     pictures: Sequence[bytes]
     answer: str
 
-
-# --- the talks of the demo
 
 _TALK_SIZE = (320, 256)
 RED = Scene("red", "at the top left")
