@@ -137,8 +137,8 @@ def pytest_timeout_cancel_timer() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A directory of this process alone for temporary files, so that those that stay are its own. Other users may go
-    through it: some tests are of what they may not read."""
+    """A directory of this process alone for temporary files, so that leftovers are its own. Other users may go
+    through it: some tests are about files that those may not read."""
     tmp_path_factory.getbasetemp()  # chosen now, and not in here
     with tempfile.TemporaryDirectory(prefix="tests-") as name:
         os.chmod(name, 0o711)  # noqa: PTH101

@@ -1,4 +1,4 @@
-"""What a test leaves behind: threads, child processes, open descriptors, and files.
+"""The leftovers of a test: threads, child processes, open descriptors, and files.
 
 A thread that nobody ends, a socket that only the garbage collector closes, or a process that outlives its test changes
 what later tests meet: their memory, their descriptors, their stacks when one of them hangs.
@@ -14,7 +14,7 @@ from pathlib import Path
 _LINUX = sys.platform == "linux"
 _ROOT = Path(__file__).parents[2]
 _PATIENCE_S = 10.0
-"""For what is just ending: a thread that was told to, a child that was killed."""
+"""The time in which threads and children that are just ending may end."""
 _ALLOWED = ("/dev/", "/proc/")
 """Descriptors of the process: null and random devices, which libraries open once, and those of listings here."""
 

@@ -67,7 +67,7 @@ class Drafting:
             return self._run([*self._tokens[at : at + right], *drafts[: count - right]])
 
     def round(self, count: int, right: int) -> bool:
-        """Runs a round and accepts what is right; computes it again if it has to be. Returns True if it had not."""
+        """Runs a round and accepts its right tokens. Returns False if they had to be computed again."""
         right = min(right, self.left)
         logits = self.draft(count, right)
         there = self.session.accept(right)

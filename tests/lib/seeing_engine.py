@@ -158,7 +158,7 @@ class Asked(EngineClient):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """The tokens that the prompt shared with the cache, and those that were taken from it."""
+        """The tokens that the prompt shared with the cache, and the cached ones."""
         assert self.session is not None
         return self.session.matched, self.session.cached
 
@@ -248,7 +248,7 @@ class SeeingEngine(SlicedEngine):
         self.check_cache()
 
     def check_answer(self, asked: Asked) -> None:
-        """Compares an answer, as far as it goes, with that of a plain loop."""
+        """Compares an answer so far with that of a plain loop."""
         if isinstance(asked.received[0] if asked.received else None, Refused):
             return
         right = self._plain_loop(asked.request, len(asked.tokens))

@@ -41,7 +41,7 @@ class CancelledError(Exception):
 
 
 class Served(NamedTuple):
-    """The tokens of a prompt that were cached, and those that were left to compute."""
+    """The numbers of cached and of remaining tokens of a prompt."""
 
     cached: int
     remaining: int
@@ -266,7 +266,7 @@ def rank(order: EvictionOrder, node: Node, now: int) -> tuple[float, int, int]:
 
 
 def check_order(cache: TrieCache) -> None:
-    """Checks that the next victim, and the weight of every node, are those that a fresh look at all nodes finds."""
+    """Checks that a fresh look at all nodes finds the same next victim, and the same weight of every node."""
     eviction, spared, now = cache.enforcer._eviction, cache.sequences.end, cache.trie.now
     order = eviction.order
     ranks = [

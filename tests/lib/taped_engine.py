@@ -62,7 +62,7 @@ HEADER = Header(
 MIXES = (0, 4, 5, 8, 20, 52)
 """The seeds of mixes of the llama in which each thing that `events_in` counts happens at least twice."""
 Seen = dict[int, list[list[Value]]]
-"""What each client was told, by the number of its request."""
+"""The events of each client, by the number of its request."""
 
 
 @contextmanager
@@ -118,7 +118,7 @@ class Story:
         self.idle_slices = 0
 
     ranks: Ranks | None = None
-    """What the next engine knows of other ranks."""
+    """The other ranks of the next engine."""
 
     def engine(self, tape: Tape, outbox: Outbox, meter: ZeroMeter) -> TinyEngine:
         """Returns an engine with this tape. All engines of a story are alike."""

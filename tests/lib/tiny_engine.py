@@ -7,7 +7,7 @@
     engine.until(lambda: engine.phase(second) == "batch")  # both decode in one forward
     first.request.cancel()
     engine.finish()
-    engine.check()  # every answer is right, as far as it goes, and the cache is in order
+    engine.check()  # every answer is right so far, and the cache is in order
 
 Nothing here waits: slices come from `advance`, time comes from a made-up clock, and the expected answer comes from
 `oracle_answer`, a plain loop over fresh layers that computes one request alone.
@@ -658,7 +658,7 @@ class TinyEngine(SlicedEngine):
         return "gone"
 
     def check(self) -> None:
-        """Checks every answer, as far as it goes, and the cache. Call it when all is done."""
+        """Checks every answer so far, and the cache. Call it when all is done."""
         for asked in self.requests:
             if not isinstance(asked.received[0] if asked.received else None, Refused):
                 asked.check()

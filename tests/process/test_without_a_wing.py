@@ -60,7 +60,7 @@ async def test_without_the_numbers_their_endpoints_are_not_there(start: SpawnMod
 
 
 def checked(code: Path, kept: Path) -> dict[str, object]:
-    """What `mlx-runner check` reports of the demo model."""
+    """Returns the report of `mlx-runner check` about the demo model."""
     words = (
         sys.executable,
         "-m",

@@ -65,7 +65,7 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """The results of a benchmark: targets as far as they were measured, tables, and all figures for JSON."""
+    """The results of a benchmark: the measured targets, tables, and all figures for JSON."""
 
     targets: Sequence[Target]
     tables: Sequence[Table]

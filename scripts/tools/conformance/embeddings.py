@@ -24,7 +24,7 @@ NEAR = 0.9999
 
 
 class Embedding(NamedTuple):
-    """The answer for a text. `tokens` is their number, with those that begin and end it."""
+    """The answer for a text. `tokens` is their number, with the first and last one that the runner adds."""
 
     numbers: list[float]
     tokens: int

@@ -27,7 +27,7 @@ def sound(data: bytes) -> Medium:
 
 
 def tokens(samples: int) -> int:
-    """Returns the soft tokens of a piece of so many samples, as the conformer counts them."""
+    """Returns the number of soft tokens of a piece of sound, as the conformer counts them."""
     return ceil(ceil(((samples + 160 - 321) // 160 + 1) / 2) / 2)
 
 

@@ -106,7 +106,7 @@ def render(chat: Iterable[Message]) -> str:
 class Talk:
     """The questions of a user, and the answers that are expected.
 
-    Answers that are not known beforehand are those that are given first: asked again, the model must repeat them.
+    If an answer is not known beforehand, the first one counts: asked again, the model must repeat it.
     """
 
     title: str
@@ -120,7 +120,7 @@ class Talk:
     pictures: Sequence[bytes] = ()
     """Their files."""
     shows: Sequence[str] = ()
-    """What each of them shows, in words."""
+    """Their contents, in words."""
 
     @classmethod
     def known(cls, conversation: Conversation) -> Self:

@@ -32,12 +32,12 @@ PLACES = {
     "at the bottom left": (0.27, 0.73),
     "at the bottom right": (0.73, 0.73),
 }
-"""Where the middle of the circle is, as shares of width and height."""
+"""The middle of the circle, as shares of width and height."""
 ORDINALS = ("first", "second")
 
 
 class Scene(NamedTuple):
-    """What is in a picture, as the model says it."""
+    """The contents of a picture, as the model says them."""
 
     colour: str
     place: str
@@ -84,7 +84,7 @@ _RADII = (0.17, 0.24)
 _SHIFT = 0.04
 """The most that a circle is off its place, as a share of a side."""
 _DETAIL = 2
-"""Circles are drawn so many times larger, for smooth edges."""
+"""The factor by which circles are drawn larger, for smooth edges."""
 
 
 def trained_seed(rng: random.Random) -> int:

@@ -55,7 +55,7 @@ _MATCH_GAIN, _COPY_GAIN = 6.0, 2.0
 _MATCH_DISTANCE = 4096  # tokens over which the RoPE pairs of a match head turn less than half a radian
 _NAME_AND_RELATION = ((2, 3, 20 / 64), (0, 1, 8 / 64))
 _MATCH_HEADS = (_NAME_AND_RELATION, _NAME_AND_RELATION, _NAME_AND_RELATION, ((0, 1, 28 / 64),))
-"""What each compares: (slot of the query, slot of the key, dimensions as a share of the head's width)."""
+"""The comparisons of each head: (slot of the query, slot of the key, dimensions as a share of the head's width)."""
 
 
 def lay_circuit(model: llama.Model, words: Sequence[str], rng: np.random.Generator) -> None:
@@ -153,7 +153,7 @@ class Exhibit(NamedTuple):
     """uint8 [count, values]"""
     grid: Grid
     covered: np.ndarray
-    """Whether the circle covers enough of each soft token to count [soft tokens]."""
+    """True where the circle covers enough of a soft token to count [soft tokens]."""
     features: Sequence[np.ndarray] = ()
     """Of each soft token [width], once the tower is trained."""
 

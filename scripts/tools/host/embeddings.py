@@ -21,7 +21,7 @@ from scripts.tools.host.shelf import Shelf
 _ENDS = 2
 """Tokens that the runner puts around a text."""
 _SHORT_TOKENS = 512
-"""What is left of an input that the runner finds too long."""
+"""The length of an input after the runner has found it too long."""
 
 
 class Embedded(NamedTuple):

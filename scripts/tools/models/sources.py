@@ -42,7 +42,7 @@ def published(source: Source, dtype: Dtype) -> Weights:
 
 
 def spare_weight(shape: Shape) -> mx.array:
-    """Random numbers that keep the scale of what passes through a layer of them."""
+    """Returns random numbers that keep the scale of the inputs of a layer."""
     inputs = math.prod(shape[1:]) if len(shape) > 1 else 1
     return mx.random.normal(shape) / math.sqrt(inputs)
 

@@ -19,7 +19,7 @@ from tests.process.hostile.victim import HOST, PATIENCE_S, PLAIN_HEAD, Victim
 
 SEEING = "seeing:latest"
 STORY = Request("Tell me a story.", {"num_predict": 1000})
-"""What somebody else asks for: long enough to last, though its tokens are drafted from the second time on."""
+"""The request of somebody else: long enough to last, though its tokens are drafted from the second time on."""
 
 
 def open_onlooker(directory: Path, context: int, name: str) -> "Iterator[Onlooker]":
@@ -36,7 +36,7 @@ def open_onlooker(directory: Path, context: int, name: str) -> "Iterator[Onlooke
 
 
 def black_png(width: int, height: int, rows: int) -> bytes:
-    """A PNG of one bit a pixel that has the packed zeros of so many rows, whatever it claims."""
+    """Returns a PNG of one bit a pixel with the packed zeros of `rows` rows, whatever its header claims."""
     squeeze, row = zlib.compressobj(9), bytes(1 + (width + 7) // 8)
     packed = b"".join(squeeze.compress(row) for _ in range(rows)) + squeeze.flush()
     return png_file(struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0), packed)
@@ -54,13 +54,13 @@ def head(length: int) -> bytes:
 
 
 class Onlooker:
-    """Sends what is hostile, and looks at the process and at somebody else's answer meanwhile."""
+    """Sends hostile requests, and looks at the process and at somebody else's answer meanwhile."""
 
     def __init__(self, victim: Victim) -> None:
         self.victim = victim
         self._story = ""
         self.threads_at_first = 0
-        """How many there were before anything hostile came."""
+        """Their number before anything hostile came."""
 
     async def prepare(self) -> None:
         """Asks for STORY when nothing else goes on, and shows a first picture: what decodes it is imported then."""

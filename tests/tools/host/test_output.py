@@ -49,7 +49,7 @@ CHUNKS = {
     b"done\nError: no newline": (*["Error: no newline"] * 2, *["done"] * 2, *["Error: no newline"] * 2),
     b"a failed to allocate b\n": (*["a failed to allocate b"] * 4, "", "a failed to allocate b"),
 }
-"""What each version, the oldest first, captures of a chunk."""
+"""The text that each version, the oldest first, captures of a chunk."""
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)

@@ -68,7 +68,7 @@ async def hold(client: Client, talk: Talk) -> list[int]:
 
 
 async def hold_all(client: Client, talks: Sequence[Talk], cache: str, tokens: int) -> None:
-    """Holds talks twice; a later turn does not read the picture or sound of so many tokens again."""
+    """Holds talks twice; a later turn does not read its picture or sound, of `tokens` tokens, again."""
     for talk in (*talks, *talks):
         cached = await hold(client, talk)
         assert not any(cached) if cache == "none" else min(cached[1:]) > tokens

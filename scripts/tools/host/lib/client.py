@@ -173,7 +173,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Whoever still reads an answer gets a `StreamError`, or what the HTTP client raises."""
+        """Readers of answers that have not ended get a `StreamError`, or an error of the HTTP client."""
         for response in list(self._responses):
             # A session that closes forgets its readers: they would wait for ever.
             response.content.set_exception(aiohttp.ClientPayloadError("the client is closed"))
@@ -250,7 +250,7 @@ class Client:
         self, request: Request, *, tokenize: bool = False, cancel_after: int | None = None
     ) -> Completion:
         """Reads a completion to its end. `tokenize` asks for the ids of prompt and answer while the final line is
-        handled, as `/api/generate` does; `cancel_after` closes the connection after so many lines."""
+        handled, as `/api/generate` does; `cancel_after` is the number of lines after which the connection is closed."""
         completion = Completion()
         async with self.stream(request) as stream:
             async for answer in stream:
