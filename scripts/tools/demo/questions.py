@@ -164,30 +164,13 @@ SMALL_TALK = {
 }
 
 _SUBJECTS = (
-    "The river",
-    "The old clock",
-    "A small bird",
-    "The red train",
-    "The garden",
-    "My neighbour",
-    "The bakery",
-    "A quiet street",
-    "The teacher",
-    "The museum",
-    "A green boat",
-    "The market",
+    *("The river", "The old clock", "A small bird", "The red train", "The garden", "My neighbour", "The bakery"),
+    *("A quiet street", "The teacher", "The museum", "A green boat", "The market"),
 )
 _PREDICATES = (
-    "is closed today.",
-    "was very loud this morning.",
-    "looks nice in the rain.",
-    "opens early in winter.",
-    "moves slowly.",
-    "is bigger than it seems.",
-    "needs a little time.",
-    "was painted last year.",
-    "stands near the bridge.",
-    "makes people smile.",
+    *("is closed today.", "was very loud this morning.", "looks nice in the rain.", "opens early in winter."),
+    *("moves slowly.", "is bigger than it seems.", "needs a little time.", "was painted last year."),
+    *("stands near the bridge.", "makes people smile."),
 )
 
 
