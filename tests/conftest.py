@@ -6,16 +6,17 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from runner import cpu
-from tests import CORES
-from tests.lib.leftovers import Holdings, leftovers
+from tests import CORES, ROOT
+from tests.lib.leftovers import holdings, leftovers
 from tests.limits import Limits
 from tests.linters import Linters
-from tests.tiers import ASIDE, aside, is_full
+from tests.tiers import ASIDE, aside, is_full, is_full_file, may_hold
 
 cpu.preload(kernels=os.environ.get("MLX_RUNNER_KERNELS", "auto"))
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # a GPU's short products differ by more than rounding
@@ -46,14 +47,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_S))
-    left_out = [item for item in items if not runs(item, config)]
-    if left_out:
+    if left_out := [item for item in items if not runs(item, config)]:
         items[:] = [item for item in items if runs(item, config)]
         config.hook.pytest_deselected(items=left_out)
-        config.stash[LEFT_OUT] = len(left_out)
 
 
-LEFT_OUT = pytest.StashKey[int]()
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out a file of which the tier that was asked for has no test: its import takes time."""
+    if any("::" in word for word in config.args) or config.getoption("--all") or config.getoption("--real"):
+        return None
+    if not collection_path.name.startswith("test_") or not collection_path.is_relative_to(ROOT):
+        return None
+    path = collection_path.relative_to(ROOT).as_posix()
+    if asked := [tier for tier in ASIDE if config.getoption(f"--{tier}")]:
+        return None if any(may_hold(tier, path) for tier in asked) else True
+    if beyond_fast(config):
+        return None
+    return is_full_file(path) or (bool(aside(f"{path}::")) and not names_aside(config)) or None
+
+
+def names_aside(config: pytest.Config) -> bool:
+    """True if the command line names a file, or a folder of a tier of its own."""
+    return any(word.endswith(".py") or aside(f"{word.rstrip('/')}/") for word in config.args)
 
 
 def beyond_fast(config: pytest.Config) -> bool:
@@ -78,31 +93,15 @@ def runs(item: pytest.Item, config: pytest.Config) -> bool:
     tier = aside(item.nodeid)
     if asked:
         return tier in asked
-    if tier and not any(word.endswith(".py") or aside(f"{word.rstrip('/')}/") for word in config.args):
+    if tier and not names_aside(config):
         return False
     return beyond_fast(config) or not (item.get_closest_marker("full") or is_full(item.nodeid))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hands a worker's number of tests left out to the process that writes the summary."""
-    output = getattr(session.config, "workeroutput", None)
-    if output is not None:
-        output["left out"] = session.config.stash.get(LEFT_OUT, 0)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: object) -> None:
-    """Takes that number; every worker collects the same tests."""
-    output, config = getattr(node, "workeroutput", {}), getattr(node, "config", None)
-    if isinstance(config, pytest.Config):
-        config.stash[LEFT_OUT] = output.get("left out", 0)
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if left_out := config.stash.get(LEFT_OUT, 0):
-        tiers = [f"--{tier}" for tier in ("full", "all", "real", *ASIDE) if not config.getoption(f"--{tier}")]
-        terminalreporter.write_line(f"{left_out} tests of other tiers left out: scripts/test {' or '.join(tiers)}")
+    tiers = [f"--{tier}" for tier in ("full", "all", "real", *ASIDE) if not config.getoption(f"--{tier}")]
+    if not any("::" in word for word in config.args) and not config.getoption("--all"):
+        terminalreporter.write_line(f"The tests of other tiers are left out: scripts/test {' or '.join(tiers)}")
 
 
 SLOW_S = 1200.0
@@ -138,8 +137,8 @@ def pytest_timeout_cancel_timer() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A directory of this process alone for temporary files, so that those that stay are its own. Other users may go
-    through it: some tests are of what they may not read."""
+    """A directory of this process alone for temporary files, so that leftovers are its own. Other users may go
+    through it: some tests are about files that those may not read."""
     tmp_path_factory.getbasetemp()  # chosen now, and not in here
     with tempfile.TemporaryDirectory(prefix="tests-") as name:
         os.chmod(name, 0o711)  # noqa: PTH101
@@ -162,7 +161,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.nodeid.startswith(UNCHECKED):
         yield
         return
-    before = Holdings.now()
+    before = holdings()
     yield
     left = leftovers(before)
     assert not left, f"left behind: {', '.join(sorted(left))}"

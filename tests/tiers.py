@@ -193,13 +193,8 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/process/hostile/test_bodies.py": NONE,
     "tests/process/hostile/test_connections.py": NONE,
     "tests/process/hostile/test_formats.py": NONE,
-    "tests/process/hostile/test_pictures.py": NONE,
-    "tests/process/hostile/test_pictures.py::test_what_is_too_much_is_refused_for_next_to_nothing": (
-        "a bomb",
-        "a picture of 200 MB",
-    ),
-    "tests/process/hostile/test_pictures.py::test_a_client_leaves_in_the_middle_of_a_picture": ALL,
-    "tests/process/hostile/test_pictures.py::test_a_client_leaves_while_its_picture_is_encoded": ALL,
+    "tests/process/hostile/test_media.py::test_a_client_leaves_while_its_medium_is_encoded": ("a picture",),
+    "tests/process/hostile/test_media.py::test_a_client_leaves_while_its_sound_is_measured": NONE,
     "tests/process/launcher/test_launch.py": ("", "command-symlink", "script-descriptor"),
     "tests/process/launcher/test_hand_over.py": NONE,
     "tests/process/launcher/test_hand_over.py::test_a_tower_that_only_ollamas_runner_may_load_is_taken_over": ALL,
@@ -210,8 +205,6 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/process/ranks/test_failures.py": NONE,
     "tests/process/ranks/test_failures.py::test_a_follower_is_killed_in_an_answer": ALL,
     "tests/process/ranks/test_follow.py::test_loads_follow_each_other_and_end_with_their_service": NONE,
-    "tests/process/hostile/test_sounds.py::test_a_client_leaves_while_its_sound_is_encoded": NONE,
-    "tests/process/hostile/test_sounds.py::test_a_client_leaves_while_its_sound_is_measured": NONE,
     "tests/process/test_score.py::test_scores_of_pictures_are_those_of_a_completion": NONE,
     "tests/process/test_check.py::test_a_format_is_compiled_as_for_a_request": ('"json"', "*path*"),
     "tests/process/test_exit.py": ("prefill*", "idle*", "decode*"),
@@ -242,7 +235,6 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/tools/scripts/test_environment.py::test_help_comes_before_the_set_up": (
         *("lock --help", "host --help", "ollama-serve --help"),
     ),
-    "tests/tools/scripts/test_host_media.py": NONE,
     "tests/tools/scripts/test_host_process.py": NONE,
     "tests/tools/scripts/test_host.py::test_a_template_that_goes_too_far_is_an_error_and_the_next_one_is_not": NONE,
     "tests/tools/scripts/test_soak.py::test_nothing_goes_wrong": NONE,
@@ -309,6 +301,16 @@ def aside(nodeid: str) -> str:
             if key in tests and any(fnmatchcase(parameters.removesuffix("]"), pattern) for pattern in tests[key]):
                 return tier
     return ""
+
+
+def may_hold(tier: str, path: str) -> bool:
+    """True unless a tier of its own has no test of this file."""
+    return any(path.startswith(key) if key.endswith("/") else path == key.partition("::")[0] for key in ASIDE[tier])
+
+
+def is_full_file(path: str) -> bool:
+    """True if the table leaves all tests of this file to the full tier."""
+    return FULL.get(path) == NONE and not any(key.startswith(f"{path}::") for key in FULL)
 
 
 def is_full(nodeid: str) -> bool:

@@ -7,15 +7,16 @@ from unittest.mock import patch
 
 @contextmanager
 def breaking(
-    where: object, name: str, at: int, error: Callable[[str], BaseException] = MemoryError
+    where: object, name: str, at: int | None = None, error: Callable[[str], BaseException] = MemoryError
 ) -> Iterator[list[int]]:
-    """The call number `at`, from 0, of a function or a method raises `error`; the list has a number for each."""
+    """Lets the call number `at`, from 0, of a function or a method raise `error`, or every call. The list has a number
+    for each call."""
     original: Callable[..., object] = getattr(where, name)
     calls: list[int] = []
 
     def broken(*args: object, **named: object) -> object:
         calls.append(len(calls))
-        if calls[-1] == at:
+        if at in (None, calls[-1]):
             raise error(f"in {name}, broken on purpose")
         return original(*args, **named)
 

@@ -137,7 +137,7 @@ def forwards_at_once(tiny: Tiny, tokens: Sequence[int], boundaries: Sequence[int
 
 
 def check_equal(tiny: Tiny, answer: Answer, oracle: Answer) -> None:
-    """Checks that the tokens are equal and the logits close, as far as the shorter one goes.
+    """Checks that the tokens are equal and the logits close, up to the end of the shorter one.
 
     Where the two best tokens of the oracle are closer than the tolerance either is right, and the rest says nothing.
     """

@@ -67,12 +67,8 @@ class FakeKV(FakeLayer):
         return len(self.buffer)
 
 
-class FakeWindow(FakeLayer):
+class FakeWindow(FakeKV):
     """Shows the last WINDOW tokens, and has forgotten the others for good."""
-
-    def __init__(self) -> None:
-        self.buffer: list[int] = []
-        self.offset = 0
 
     def see(self, tokens: Sequence[int]) -> None:
         self.buffer = [*self.buffer, *tokens][-WINDOW:]
@@ -83,11 +79,7 @@ class FakeWindow(FakeLayer):
 
     def held(self, start: int, stop: int) -> Content:
         first = self.offset - len(self.buffer)
-        return tuple(self.buffer[start - first : stop - first])
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.buffer)
+        return super().held(start - first, stop - first)
 
 
 class FakeRecurrent(FakeLayer):

@@ -58,14 +58,8 @@ SLICEABLE: dict[str, Callable[[], object]] = {
     "quantized": lambda: HadamardKVCache(group_size=WIDTH, bits=8),
     "exact": ConcatenateKVCache,
 }
-TAILS: dict[str, Callable[[], object]] = {
-    "window": lambda: RotatingKVCache(8),
-    "chunk": lambda: ChunkedKVCache(8),
-}
-STATES: dict[str, Callable[[], object]] = {
-    "arrays": lambda: ArraysCache(2),
-    "generic": Unknown,
-}
+TAILS: dict[str, Callable[[], object]] = {"window": lambda: RotatingKVCache(8), "chunk": lambda: ChunkedKVCache(8)}
+STATES: dict[str, Callable[[], object]] = {"arrays": lambda: ArraysCache(2), "generic": Unknown}
 MOVED = {**SLICEABLE, **STATES}  # whose restore moves the bytes; that of a tail copies
 KINDS = {**SLICEABLE, **TAILS, **STATES}
 
@@ -141,9 +135,9 @@ def taken(state: LayerState, start: int = 0, stop: int | None = None) -> Snapsho
     return snapshot
 
 
-def paged_out(state: LayerState, start: int = 0) -> Snapshot:
+def paged_out(state: LayerState) -> Snapshot:
     """Returns a snapshot up to the present offset that owns its bytes; the layer is empty afterwards."""
-    snapshot = taken(state, start)
+    snapshot = taken(state)
     if state.sliceable:
         state.rewind(0)
     complete(state.page_out())

@@ -27,20 +27,15 @@ def node(
     end: int,
     *,
     live: bool = False,
-    locks: int = 0,
     idle: int = 0,
-    text: str | None = None,
-    media: int = 0,
-    stored: int = 0,
-    restored: bool = False,
+    **more: object,
 ) -> CacheNode:
     """An edge of a model of 12 layers, of which all are live or all paged out; 1000 bytes a token."""
-    size = 1000 * (end - start)
+    size, layers = 1000 * (end - start), 12
     return CacheNode(
         id=id, parent=parent, start=start, end=end, bytes=size, live_bytes=size if live else 0,
-        paged_bytes=0 if live else size, layers=12, live_layers=12 if live else 0, paged_layers=0 if live else 12,
-        missing_layers=0, idle_uses=idle, locks=locks, restore_point=False, text=text, media=media,
-        stored=stored, restored=restored,
+        paged_bytes=0 if live else size, layers=layers, live_layers=layers if live else 0,
+        paged_layers=0 if live else layers, idle_uses=idle, **{"locks": 0, **more},  # type: ignore[arg-type]
     )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ class Drafting:
             return self._run([*self._tokens[at : at + right], *drafts[: count - right]])
 
     def round(self, count: int, right: int) -> bool:
-        """Runs a round and accepts what is right; computes it again if it has to be. Returns True if it had not."""
+        """Runs a round and accepts its right tokens. Returns False if they had to be computed again."""
         right = min(right, self.left)
         logits = self.draft(count, right)
         there = self.session.accept(right)
@@ -117,11 +117,8 @@ def ask_in_rounds(
     chunk: int = 7,
 ) -> Answer:
     """Serves a prompt, whose answer is that of `plain`, in rounds."""
-    drafting = Drafting(tiny, cache, prompt, plain.tokens, chunk)
-    try:
+    with closing(Drafting(tiny, cache, prompt, plain.tokens, chunk)) as drafting:
         return drafting.say(rounds).answer()
-    finally:
-        drafting.session.close()
 
 
 def contents(cache: PrefixCache) -> tuple[list[Entry], CacheCounts, Sequence[int]]:

@@ -55,7 +55,7 @@ class Seeing(NamedTuple):
     sound_family: SoundFamily | None
 
     def forward(self) -> MediaForward:
-        """Returns the forward over pictures, with what is known of the family."""
+        """Returns the forward over pictures of this family."""
         sections = SECTIONS if self.name in MROPE else ()
         both_ways = self.name in BOTH_WAYS
         return MediaForward(self.loaded.module, sections=sections, sees_both_ways=both_ways)
@@ -102,11 +102,8 @@ def widen(module: Module) -> None:
             replace_submodule(each, "rope", RoPE(16, base=100.0))
 
 
-# --- prompts
-
-
 class Shown(NamedTuple):
-    """A picture of so many rows and columns of soft tokens; equal seeds look alike."""
+    """A picture, by its rows and columns of soft tokens; equal seeds look alike."""
 
     rows: int
     columns: int

@@ -11,7 +11,7 @@ As in `tests.lib.tiny_engine`, slices come from `advance` and nothing waits: pic
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import cache, partial
+from functools import cache
 from io import BytesIO
 from typing import cast
 
@@ -21,11 +21,8 @@ from PIL import Image
 
 from protocol import CompletionRequest, Media
 from protocol.request import Options
-from runner.cache import make_cache
 from runner.cache.sketch import Sketch
 from runner.drafts.drafting import Drafting
-from runner.drafts.rounds import BatchRounds
-from runner.engine.context import EngineContext
 from runner.engine.events import Failed, Refused
 from runner.engine.generation import Forward
 from runner.engine.memory import MemoryBudget
@@ -58,7 +55,7 @@ from tests.lib.seeing import (
     walk,
 )
 from tests.lib.steps import result_of
-from tests.lib.tiny_engine import Clock, EngineClient, SlicedEngine, ZeroMeter
+from tests.lib.tiny_engine import Clock, EngineClient, SlicedEngine, ZeroMeter, context_of
 from tests.unit.media.pictures import Here, spans
 
 CONTEXT = 2000
@@ -161,7 +158,7 @@ class Asked(EngineClient):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """The tokens that the prompt shared with the cache, and those that were taken from it."""
+        """The tokens that the prompt shared with the cache, and the cached ones."""
         assert self.session is not None
         return self.session.matched, self.session.cached
 
@@ -177,16 +174,11 @@ class SeeingEngine(SlicedEngine):
         policy: SlicePolicy | None = None,
         *,
         cache: str = "trie",
-        parallel: int = 8,
-        budget: int | None = None,
         room: int | None = None,
-        make_layers: Callable[[], list[object]] | None = None,
         drafting: Drafting | None = None,
         watch: Callable[[Forward], Forward] = lambda forward: forward,
     ) -> None:
         self.model: Seeing = seeing(name)
-        self.make_layers = make_layers or self.model.loaded.make_layers
-        facts = Sketch(self.make_layers, self.model.loaded.logits, VOCABULARY_SIZE).facts
         clock = Clock()
         self.asked: list[Asked] = []
         self.helper = Helper()
@@ -205,18 +197,18 @@ class SeeingEngine(SlicedEngine):
             splits=family.splits,
         )
         self.memory = MemoryBudget(ZeroMeter(), room, 2048, drop_unused=self.encoder.clear)
-        context = EngineContext(
+        context = context_of(
             watch(self._forward),
             self.model.tokenizer,
             CONTEXT,
-            lambda: make_cache(cache, facts, budget_bytes=budget),
+            Sketch(self.model.loaded.make_layers, self.model.loaded.logits, VOCABULARY_SIZE).facts,
             self.memory,
+            cache=cache,
+            drafting=drafting,
             show=self.encoder.begin,
             shifted=self.encoder.shifted,
-            drafter=None if drafting is None else drafting.drafter,
-            rounds=None if drafting is None else partial(BatchRounds, drafting),
         )
-        super().__init__(context, policy or NotingPolicy(), parallel, clock)
+        super().__init__(context, policy or NotingPolicy(), 8, clock)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -256,7 +248,7 @@ class SeeingEngine(SlicedEngine):
         self.check_cache()
 
     def check_answer(self, asked: Asked) -> None:
-        """Compares an answer, as far as it goes, with that of a plain loop."""
+        """Compares an answer so far with that of a plain loop."""
         if isinstance(asked.received[0] if asked.received else None, Refused):
             return
         right = self._plain_loop(asked.request, len(asked.tokens))
@@ -272,7 +264,7 @@ class SeeingEngine(SlicedEngine):
 
     def _plain_loop(self, request: Request, steps: int) -> Callable[[Sequence[int]], list[mx.array]]:
         """Returns a function that computes the logits before each token of an answer: no cache, the prompt at once."""
-        model, layers, forward = self.model, self.make_layers(), self.model.forward()
+        model, layers, forward = self.model, self.model.loaded.make_layers(), self.model.forward()
         places, parts = _places(request)
         rows = [
             FeatureRows(place.start, place.stop, self.features(span.item), isinstance(span.item, Sound))

@@ -20,7 +20,8 @@ It compares
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from contextlib import suppress
+from typing import NamedTuple
 
 from runner.cache.checkpoints import Checkpoint, CheckpointPolicy
 from runner.cache.eviction import EvictionOrder, _rank
@@ -39,14 +40,8 @@ class CancelledError(Exception):
     """The client left."""
 
 
-class Hook(Protocol):
-    """A function called between two steps of a request; the error that it raises is the fault."""
-
-    def __call__(self, sequence: SequenceLayers) -> None: ...
-
-
 class Served(NamedTuple):
-    """The tokens of a prompt that were cached, and those that were left to compute."""
+    """The numbers of cached and of remaining tokens of a prompt."""
 
     cached: int
     remaining: int
@@ -68,7 +63,6 @@ class Conversation:
         self.chunk = chunk
         self.budget = budget
         self.layers: list[FakeLayer] = []
-        self.seen: list[list[tuple[int, ...]]] = []  # what the layers showed after every forward
         facts = facts_of_fakes(self.kinds, self.make_layers)
         self.cache: SingleEntryCache | TrieCache = (
             SingleEntryCache(facts) if kind == "single" else TrieCache(facts, budget, policy or BranchOnly())
@@ -124,11 +118,12 @@ class Conversation:
         *,
         salt: str = "",
         before_record: Callable[[int], None] = lambda _: None,
-        before_close: Hook = lambda _: None,
+        before_close: Callable[[SequenceLayers], None] = lambda _: None,
     ) -> Session:
         """Serves a request to its end; the model says `answer`.
 
-        `before_record(k)` runs after the forward of the k-th sampled token was dispatched, before it is recorded.
+        `before_record(k)` runs after the forward of the k-th sampled token was dispatched, before it is recorded. An
+        error that it or `before_close` raises is the fault.
         """
         session = self._begin(prompt, salt)
         try:
@@ -146,10 +141,10 @@ class Conversation:
             self.check_closed()
         return session
 
-    def serve(self, prompt: Sequence[int], answer: Sequence[int] = (), *, salt: str = "") -> Served:
+    def serve(self, prompt: Sequence[int], answer: Sequence[int] = ()) -> Served:
         """Serves a request as the tables of the scenarios count: the last token of the answer is recorded but not seen
         by the layers, and without an answer neither is the last token of the prompt."""
-        session = self._begin(prompt, salt)
+        session = self._begin(prompt)
         self.prefill(session, prompt)
         for k, token in enumerate(answer):
             said = [*prompt, *answer[:k]]
@@ -160,10 +155,10 @@ class Conversation:
         return Served(session.cached, len(session.remaining))
 
     def cancelled_prefill(
-        self, prompt: Sequence[int], after_chunks: int | None = None, *, until: int | None = None, salt: str = ""
+        self, prompt: Sequence[int], after_chunks: int | None = None, *, until: int | None = None
     ) -> Session:
         """Begins a request whose client leaves after `after_chunks` chunks, or once `until` tokens are reached."""
-        session = self._begin(prompt, salt)
+        session = self._begin(prompt)
         self.prefill(session, prompt, after_chunks, until)
         session.close()
         self.check_closed()
@@ -173,12 +168,10 @@ class Conversation:
         """Begins a request whose next forward fails between two layers."""
         session = self._begin(prompt)
         self.prefill(session, prompt, after_chunks)
-        try:
-            with session.forward(1):
-                self.layers[0].see(prompt[:1])
-                self._break()
-        except MemoryError:
-            session.close()
+        with suppress(MemoryError), session.forward(1):
+            self.layers[0].see(prompt[:1])
+            raise MemoryError
+        session.close()
         self.check_closed()
         return session
 
@@ -187,8 +180,7 @@ class Conversation:
         with session.forward(len(tokens)):
             for layer in self.layers:
                 layer.see(tokens)
-        self._check_content(all_of_it)
-        self.seen.append([layer.view() for layer in self.layers])
+        check_content(self.layers, self.kinds, all_of_it)
         assert self.offsets == {len(all_of_it)}
         if isinstance(session, TrieSession):
             self.check_trie(session.node)
@@ -197,7 +189,7 @@ class Conversation:
         """Checks the cache between two sessions."""
         assert self.offsets == {len(self.record)}
         if self.record:
-            self._check_content(self.record)
+            check_content(self.layers, self.kinds, self.record)
         if isinstance(self.cache, TrieCache):
             self.check_trie(None)
             assert self.budget is None or self.cache.nbytes <= self.budget
@@ -216,7 +208,7 @@ class Conversation:
         assert session.remaining == list(prompt[session.cached :])
         assert self.offsets == {session.cached}
         if session.cached:
-            self._check_content(prompt[: session.cached])
+            check_content(self.layers, self.kinds, prompt[: session.cached])
         if isinstance(session, TrieSession):
             self.check_trie(session.node)
         return session
@@ -230,12 +222,6 @@ class Conversation:
                 return
             self.forward(session, prompt[at : at + count], prompt[: at + count])
             at, done = at + count, done + 1
-
-    def _break(self) -> None:
-        raise MemoryError
-
-    def _check_content(self, tokens: Sequence[int]) -> None:
-        check_content(self.layers, self.kinds, tokens)
 
 
 def check_trie(cache: TrieCache, kinds: Sequence[type[FakeLayer]]) -> None:
@@ -280,7 +266,7 @@ def rank(order: EvictionOrder, node: Node, now: int) -> tuple[float, int, int]:
 
 
 def check_order(cache: TrieCache) -> None:
-    """Checks that the next victim, and the weight of every node, are those that a fresh look at all nodes finds."""
+    """Checks that a fresh look at all nodes finds the same next victim, and the same weight of every node."""
     eviction, spared, now = cache.enforcer._eviction, cache.sequences.end, cache.trie.now
     order = eviction.order
     ranks = [

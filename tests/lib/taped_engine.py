@@ -45,7 +45,6 @@ from tests.lib.tiny_engine import (
     ClientRequest,
     Clock,
     RequestSpec,
-    SlowGrammar,
     TinyEngine,
     ZeroMeter,
     plain_outbox,
@@ -63,7 +62,7 @@ HEADER = Header(
 MIXES = (0, 4, 5, 8, 20, 52)
 """The seeds of mixes of the llama in which each thing that `events_in` counts happens at least twice."""
 Seen = dict[int, list[list[Value]]]
-"""What each client was told, by the number of its request."""
+"""The events of each client, by the number of its request."""
 
 
 @contextmanager
@@ -119,7 +118,7 @@ class Story:
         self.idle_slices = 0
 
     ranks: Ranks | None = None
-    """What the next engine knows of other ranks."""
+    """The other ranks of the next engine."""
 
     def engine(self, tape: Tape, outbox: Outbox, meter: ZeroMeter) -> TinyEngine:
         """Returns an engine with this tape. All engines of a story are alike."""
@@ -144,9 +143,9 @@ class Story:
             drafting.step_s = lambda seconds: tape.input(EntryKind.SECONDS, lambda: seconds)
         return engine
 
-    def record(self, file: Path, *, slices: int = 600) -> Seen:
-        """Records the mix, at most so many slices of it. Returns what the clients were told."""
-        return self.run(Recording(Recorder(TapeFile(file, HEADER).write), plain_outbox()), slices, faults=0.01)
+    def record(self, file: Path) -> Seen:
+        """Records the mix. Returns the events of the clients."""
+        return self.run(Recording(Recorder(TapeFile(file, HEADER).write), plain_outbox()), faults=0.01)
 
     def run(self, recording: Recording, slices: int = 600, *, faults: float = 0.0) -> Seen:
         """Runs the mix with this recording; each forward breaks with the probability `faults`. Returns as `record`."""
@@ -180,12 +179,11 @@ class Story:
                     spec = coming.pop()
                     if here and numbers.random() < 0.3:  # what is known already
                         spec = here[0].spec
-                    here.append(client := ClientRequest(engine.kind, spec))
+                    here.append(client := ClientRequest(engine.kind, spec, late=lambda: numbers.choice((0, 0, 0, 2))))
                     client.request.number = len(here)
                     if client.request.grammar is not None:
-                        slow = SlowGrammar(client.request.grammar.result(), lambda: numbers.choice((0, 0, 0, 2)))
+                        late.append((client, client.request.grammar.result()))
                         client.request.format, client.request.grammar = Lark(spec.grammar), Future()
-                        late.append((client, slow))
                     recording.queue(engine.scheduler.add)(client.request)
                 meanwhile()
                 engine.forward.forward_s = numbers.choice((0.001, 0.01, 0.05))

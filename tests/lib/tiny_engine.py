@@ -7,7 +7,7 @@
     engine.until(lambda: engine.phase(second) == "batch")  # both decode in one forward
     first.request.cancel()
     engine.finish()
-    engine.check()  # every answer is right, as far as it goes, and the cache is in order
+    engine.check()  # every answer is right so far, and the cache is in order
 
 Nothing here waits: slices come from `advance`, time comes from a made-up clock, and the expected answer comes from
 `oracle_answer`, a plain loop over fresh layers that computes one request alone.
@@ -32,10 +32,11 @@ from protocol import DoneReason, Logprob
 from protocol.format import Lark
 from runner.cache import make_cache
 from runner.cache.session import Session
+from runner.cache.sketch import LayerFacts
 from runner.cache.trie_cache import TrieCache
 from runner.drafts.drafting import Drafting
 from runner.drafts.rounds import BatchRounds
-from runner.engine.answer_grammar import Grammar, StateTape
+from runner.engine.answer_grammar import Grammar
 from runner.engine.context import EngineContext
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.first_tokens import FirstTokens
@@ -47,8 +48,6 @@ from runner.engine.ports import Drafter, Ranks
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
 from runner.grammar.compiler import Compiler
-from runner.grammar.guide import Guide, StateSource, taped_guide
-from runner.grammar.messages import Follow, State
 from runner.grammar.vocabulary import make_vocabulary
 from runner.numbers.journal import Journal
 from runner.ranks import world as ranked
@@ -91,9 +90,6 @@ def plain_forward(kind: Tiny) -> Callable[[mx.array, list[object]], mx.array]:
     return lambda tokens, layers: kind.model(tokens, cache=layers)
 
 
-# --- the expected answer
-
-
 class RequestSpec(NamedTuple):
     """A request as its client writes it, and the tokens that end its answer."""
 
@@ -126,51 +122,14 @@ def compiler(eos: frozenset[int]) -> Compiler:
     return Compiler(tokenizer(eos), VOCAB)
 
 
-def compiled_grammar(spec: RequestSpec) -> Future[Grammar] | None:
+def compiled_grammar(spec: RequestSpec, late: Callable[[], int] = lambda: 0) -> Future[Grammar] | None:
     """Returns the grammar of a request, already compiled: nothing here waits."""
     if not spec.grammar:
         return None
-    grammar: Future[Grammar] = Future()
-    grammar.set_result(LocalGrammar(compiler(spec.eos), Lark(spec.grammar)))
-    return grammar
-
-
-class SlowGrammar:
-    """A grammar whose masks are late: each arrives after as many polls as `late` says."""
-
-    def __init__(self, grammar: Grammar, late: Callable[[], int]) -> None:
-        self._grammar = grammar
-        self._late = late
-
-    def guide(self, tape: StateTape | None = None) -> Guide | None:
-        return taped_guide(tape, self._guide, VOCAB)
-
-    def _guide(self) -> Guide:
-        guide = self._grammar.guide()
-        assert isinstance(guide, Guide)
-        guide.source = _SlowSource(guide.source, self._late)
-        return guide
-
-    def release(self) -> None:
-        self._grammar.release()
-
-
-class _SlowSource:
-    def __init__(self, source: StateSource, late: Callable[[], int]) -> None:
-        self._source = source
-        self._late = late
-        self._left = 0
-
-    def send(self, step: Follow) -> None:
-        self._left = self._late()
-        self._source.send(step)
-
-    def receive(self, patience_s: float) -> State | None:
-        self._left -= 1
-        return self._source.receive(patience_s) if self._left < 0 else None
-
-    def close(self) -> None:
-        self._source.close()
+    compiled: Future[Grammar] = Future()
+    compiled.set_result(grammar := LocalGrammar(compiler(spec.eos), Lark(spec.grammar)))
+    grammar.late = late
+    return compiled
 
 
 class GrammarRules:
@@ -272,9 +231,6 @@ def is_plausible(spec: RequestSpec, drawn: Sequence[int], logits: mx.array, toke
     return any(expected_token(spec, drawn, (logits + tolerance * push)[None]) == token for push in pushes)
 
 
-# --- a request and its client
-
-
 class EngineClient(EventStream):
     """A request, and the events that its client receives."""
 
@@ -312,7 +268,9 @@ class EngineClient(EventStream):
 class ClientRequest(EngineClient):
     """A request by its specification, whose answer is compared with that of the oracle."""
 
-    def __init__(self, kind: Tiny, spec: RequestSpec, metered: bool = False) -> None:
+    def __init__(
+        self, kind: Tiny, spec: RequestSpec, metered: bool = False, late: Callable[[], int] = lambda: 0
+    ) -> None:
         super().__init__()
         self.kind = kind
         self.spec = spec
@@ -323,7 +281,7 @@ class ClientRequest(EngineClient):
             sampling=spec.options,
             stops=stops,
             metered=metered,
-            grammar=compiled_grammar(spec),
+            grammar=compiled_grammar(spec, late),
             stream=self,
         )
 
@@ -413,9 +371,6 @@ class ClientRequest(EngineClient):
         assert metrics.prompt_eval_cached_count == self.session.cached < len(self.spec.prompt)
 
 
-# --- the engine
-
-
 class Clock:
     """A clock that a test sets forward, in seconds."""
 
@@ -489,6 +444,31 @@ class ZeroMeter:
     def clear(self) -> None: ...
 
     def settle(self) -> None: ...
+
+
+def context_of(
+    forward: Forward,
+    spelled_by: Tokenizer,
+    context_length: int,
+    facts: LayerFacts,
+    memory: MemoryBudget,
+    *,
+    cache: str = "trie",
+    budget: int | None = None,
+    drafting: Drafting | None = None,
+    **more: object,
+) -> EngineContext:
+    """Returns what a scheduler works with: a cache of this kind and budget, and drafts if there is `drafting`."""
+    return EngineContext(
+        forward,
+        spelled_by,
+        context_length,
+        lambda: make_cache(cache, facts, budget_bytes=budget),
+        memory,
+        drafter=None if drafting is None else drafting.drafter,
+        rounds=None if drafting is None else partial(BatchRounds, drafting),
+        **more,  # type: ignore[arg-type]  # as EngineContext's own
+    )
 
 
 class SlicedEngine:
@@ -615,17 +595,18 @@ class TinyEngine(SlicedEngine):
         clock = Clock()
         self.forward = CountedForward(self.kind, clock)
         self.late: Callable[[], int] = lambda: 0
-        """Returns how late the next mask is, as `SlowGrammar` counts it."""
+        """Returns how many polls the next mask is late."""
         self._eos = eos
-        context = EngineContext(
+        context = context_of(
             watch(self.forward if tape is None else (taped if ranks is None else ranked).forward(self.forward, tape)),
             tokenizer(eos),
             CONTEXT,
-            lambda: make_cache(cache, self.kind.facts, budget_bytes=budget),
+            self.kind.facts,
             memory or MemoryBudget(ZeroMeter(), room, 2048),
+            cache=cache,
+            budget=budget,
+            drafting=drafting,
             unbatchable=unbatchable or ("its layers" if name in UNBATCHABLE else ""),
-            drafter=None if drafting is None else drafting.drafter,
-            rounds=None if drafting is None else partial(BatchRounds, drafting),
             begin=Generation if tape is None else partial(taped.TapedGeneration, tape),
             ranks=ranks,
             first_tokens=FirstTokens(CONTEXT) if first_tokens and ranks is None and cache != "none" else None,
@@ -646,10 +627,7 @@ class TinyEngine(SlicedEngine):
 
     def submit(self, spec: RequestSpec, metered: bool = False) -> ClientRequest:
         """Submits a request."""
-        asked = ClientRequest(self.kind, spec, metered)
-        if asked.request.grammar is not None:
-            grammar, asked.request.grammar = asked.request.grammar.result(), Future()
-            asked.request.grammar.set_result(SlowGrammar(grammar, lambda: self.late()))
+        asked = ClientRequest(self.kind, spec, metered, lambda: self.late())
         self.requests.append(asked)
         self.scheduler.add(asked.request)
         return asked
@@ -680,7 +658,7 @@ class TinyEngine(SlicedEngine):
         return "gone"
 
     def check(self) -> None:
-        """Checks every answer, as far as it goes, and the cache. Call it when all is done."""
+        """Checks every answer so far, and the cache. Call it when all is done."""
         for asked in self.requests:
             if not isinstance(asked.received[0] if asked.received else None, Refused):
                 asked.check()
@@ -690,10 +668,9 @@ class TinyEngine(SlicedEngine):
 class RandomPolicy(SlicePolicy):
     """Chooses at random among the possible slices: what holds under it holds under every policy."""
 
-    def __init__(self, numbers: random.Random, most_tokens: int = 40) -> None:
-        super().__init__(most_tokens, 0.1)
+    def __init__(self, numbers: random.Random) -> None:
+        super().__init__(40, 0.1)
         self._numbers = numbers
-        self._most_tokens = most_tokens
         self._weights = [numbers.choice((1, 3, 9)) for _ in range(3)]  # of a beginning, a prompt, a step
 
     def next(self, work: Workload) -> Slice | None:
@@ -701,7 +678,7 @@ class RandomPolicy(SlicePolicy):
         possible: list[tuple[int, Slice]] = [(begin, Begin())] if work.startable else []
         for index, left in enumerate(work.prefilling):
             assert left > 0
-            possible.append((prompt, Prefill(index, self._numbers.randint(1, self._most_tokens))))
+            possible.append((prompt, Prefill(index, self._numbers.randint(1, 40))))
         possible += [(step, Decode(index)) for index in range(len(work.decoding))]
         if not possible:
             return None

@@ -12,15 +12,16 @@ the content of every sequence of layers and of every snapshot in the trie, locks
     first.close()
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from unittest.mock import patch
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import cast
 
 from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.node import Node, spelled
 from runner.cache.sequence import SequenceLayers
 from runner.cache.session import TrieSession
 from runner.cache.trie_cache import TrieCache
+from tests.lib.breaking import breaking
 from tests.lib.fakes import FAMILIES, Content, FakeLayer, content_of, facts_of_fakes, shown
 from tests.lib.story import CHUNK, BranchOnly, check_content, check_trie, shape
 
@@ -59,9 +60,9 @@ class Together:
         client.close()
         return client.session
 
-    def cached(self, prompt: Sequence[int], salt: str = "") -> int:
+    def cached(self, prompt: Sequence[int]) -> int:
         """Returns the number of cached tokens of a prompt, for a client that begins and leaves at once."""
-        client = self.begin(prompt, salt)
+        client = self.begin(prompt)
         client.close()
         return client.session.cached
 
@@ -183,11 +184,9 @@ class Client:
     def fail_in_round(self) -> None:
         """Fails a round between two layers."""
         with suppress(BrokenError), self.session.draft_round(3):
-            layer = self.session.layers[0]
-            assert isinstance(layer, FakeLayer)
-            layer.see([99, 99, 99])
-            _break()
-        self._close(failed=False)
+            self._layers[0].see([99, 99, 99])
+            raise BrokenError
+        self.close()
 
     def record(self, token: int) -> None:
         self.session.record(token)
@@ -195,71 +194,52 @@ class Client:
 
     def close(self) -> None:
         """Ends the session, or lets the client leave."""
-        self._close(failed=False)
+        self._users.clients.remove(self)
+        self.session.close()
+        self._users.check()
 
     def fail(self) -> None:
         """Ends the session after an evaluation that raised."""
-        self._close(failed=True)
+        self.session.failed = True
+        self.close()
 
     def fail_in_layers(self) -> None:
         """Fails the next forward between two layers."""
         with suppress(BrokenError), self.session.forward(1):
-            layer = self.session.layers[0]
-            assert isinstance(layer, FakeLayer)
-            layer.see([99])
-            _break()
-        self._close(failed=False)
+            self._layers[0].see([99])
+            raise BrokenError
+        self.close()
 
     def fail_in_cache(self) -> None:
         """Fails the cache's own part of the next forward."""
-        with suppress(BrokenError), breaking(SequenceLayers, "advance"), self.session.forward(1):
-            for layer in self.session.layers:
-                assert isinstance(layer, FakeLayer)
-                layer.see([99])
-        self._close(failed=False)
+        with suppress(BrokenError), breaking(SequenceLayers, "advance", error=BrokenError), self.session.forward(1):
+            self._see([99])
+        self.close()
 
     def check(self) -> None:
         assert self.session.position == len(self.seen)
         if self.session.in_round:
-            for layer, kind in zip(self.session.layers, self._users.kinds, strict=True):
-                assert isinstance(layer, FakeLayer)
+            for layer, kind in zip(self._layers, self._users.kinds, strict=True):
                 assert layer.view() == shown(kind, [*self.seen, *self.drafts]), "touched in a round"
         elif self.seen:
             check_content(self.session.layers, self._users.kinds, self.seen)
 
+    @property
+    def _layers(self) -> list[FakeLayer]:
+        return cast("list[FakeLayer]", self.session.layers)
+
+    def _see(self, tokens: Sequence[int]) -> None:
+        for layer in self._layers:
+            layer.see(tokens)
+
     def _forward(self, tokens: Sequence[int]) -> None:
         self.seen = [*self.seen, *tokens]
         with self.session.forward(len(tokens)):
-            for layer in self.session.layers:
-                assert isinstance(layer, FakeLayer)
-                layer.see(tokens)
+            self._see(tokens)
         self._users.check()
 
     def _draft(self, tokens: Sequence[int]) -> None:
         with self.session.draft_round(len(tokens)):
-            for layer in self.session.layers:
-                assert isinstance(layer, FakeLayer)
-                layer.see(tokens)
+            self._see(tokens)
         self.drafts = list(tokens)
         self._users.check()
-
-    def _close(self, failed: bool) -> None:
-        self._users.clients.remove(self)
-        self.session.failed |= failed
-        self.session.close()
-        self._users.check()
-
-
-def _break() -> None:
-    raise BrokenError
-
-
-@contextmanager
-def breaking(where: type, name: str) -> Iterator[None]:
-    """Makes every call of a method raise."""
-
-    def broken(*_: object, **__: object) -> None:
-        raise BrokenError(f"in {name}")
-
-    with patch.object(where, name, broken):
-        yield

@@ -88,7 +88,7 @@ class ToldTogether(Drafting):
         super().__init__(DraftPolicy.for_cpu(skips_padding=True))
         self.measuring = 1
         self.rounds_together: list[float] = []
-        """The positions of each round of several answers that are no padding, on average."""
+        """The average number of positions without padding, in each round of several answers."""
         self.lengths: list[int] = []
         """The length of each step, as `StepTime` has it."""
 
@@ -140,7 +140,7 @@ def spec(options: str, max_tokens: int = 20, prompt: Sequence[int] = ()) -> Requ
 
 
 class Seen(NamedTuple):
-    """What a client and the cache have of an answer and of another one behind it."""
+    """The answers of an engine, as clients and the cache have them."""
 
     tokens: list[list[int]]
     events: list[list[object]]

@@ -1,8 +1,11 @@
 """The process under test: this repository's runner, spawned by `scripts.tools.host.lib` on stores written here."""
 
 import asyncio
+import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,18 +21,7 @@ from scripts.tools.host.lib.generations import F
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.store import write_store
 
-__all__ = [
-    "CHUNK_TOKENS",
-    "FAULTY",
-    "HOST",
-    "MAIN",
-    "MARKER",
-    "RANDOM",
-    "RUNNER",
-    "SENTENCEPIECE",
-    "SpawnModel",
-    "read_stats",
-]
+__all__ = ["CHUNK_TOKENS", "MAIN", "RUNNER", "SENTENCEPIECE"]
 
 FAULTY = (sys.executable, str(Path(__file__).parent / "faults" / "faulty.py"))
 """The runner with a fault in it."""
@@ -50,10 +42,39 @@ async def written(client: Client) -> None:
         await asyncio.sleep(0.05)
 
 
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="prlimit, F_SETPIPE_SZ, /dev/full, /proc")
+CHUNKED = ["--prefill-chunk", str(CHUNK_TOKENS)]
 SpawnModel = Callable[..., Process]
 REQUEST_S = 120.0
 """The deadline of one request in these tests; a host would wait for ever."""
 HOST = replace(F, request_timeout_s=REQUEST_S)
+
+
+@contextmanager
+def running(model: str, models_dir: Path | None, *arguments: str, generation: Generation = HOST) -> Iterator[Process]:
+    """Yields a process that is ready, and ends it."""
+    with spawn(RUNNER, model, models_dir=models_dir, generation=generation, arguments=arguments) as process:
+        process.wait_ready(60)
+        yield process
+
+
+def command(*words: str, given: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs `mlx-runner` with these words, and `given` on its standard input, to its end."""
+    return subprocess.run(
+        [*RUNNER, *words],
+        input=given,
+        env={**os.environ, **environment},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+
+
+def processor_s(pid: int) -> float:
+    """Returns the processor time that the threads of a process have taken."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.fixture(scope="session")
@@ -69,9 +90,7 @@ def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def shared(models_dir: Path) -> Iterator[Process]:
     """One running process of the main model, for every test that leaves it alive."""
-    arguments = ["--prefill-chunk", str(CHUNK_TOKENS)]
-    with spawn(RUNNER, MAIN, models_dir=models_dir, generation=HOST, arguments=arguments) as process:
-        process.wait_ready(60)
+    with running(MAIN, models_dir, *CHUNKED) as process:
         yield process
     assert not caught(process), "a whole session wrote no line that a host would take for an error"
 
@@ -93,12 +112,10 @@ def start(models_dir: Path) -> Iterator[SpawnModel]:
         arguments: Sequence[str] = (),
         *,
         executable: Sequence[str] = RUNNER,
-        environment: dict[str, str] | None = None,
         generation: Generation = HOST,
         models_dir: Path | str = models_dir,
-        libraries: Path | None = None,
-        port: int | None = None,
         ready: bool = True,
+        **more: object,
     ) -> Process:
         process = spawn(
             executable,
@@ -106,9 +123,7 @@ def start(models_dir: Path) -> Iterator[SpawnModel]:
             models_dir=models_dir,
             generation=replace(generation, request_timeout_s=REQUEST_S),
             arguments=arguments,
-            environment=environment,
-            libraries=libraries,
-            port=port,
+            **more,  # type: ignore[arg-type]  # as spawn's own
         )
         processes.append(process)
         if ready:

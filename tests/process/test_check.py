@@ -9,23 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.process.conftest import MAIN, RUNNER, SENTENCEPIECE
-
-
-def check(*words: str, given: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*RUNNER, "check", *words],
-        input=given,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+from tests.process.conftest import MAIN, RUNNER, SENTENCEPIECE, command
 
 
 def test_a_good_model_is_status_0_and_nothing_on_stderr(models_dir: Path) -> None:
-    done = check(SENTENCEPIECE, OLLAMA_MODELS=str(models_dir))
+    done = command("check", SENTENCEPIECE, OLLAMA_MODELS=str(models_dir))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"model         {SENTENCEPIECE}\n")
     assert done.stdout.endswith("verdict       would load\n")
@@ -46,17 +34,9 @@ def test_neither_the_server_nor_transformers_is_imported(models_dir: Path) -> No
 
 
 def test_a_result_that_cannot_be_written_is_an_error(models_dir: Path) -> None:
-    environment = {**os.environ, "OLLAMA_MODELS": str(models_dir)}
+    words = [*RUNNER, "check", MAIN, "--models-dir", str(models_dir)]
     with Path(os.devnull).open() as unwritable:
-        done = subprocess.run(
-            [*RUNNER, "check", MAIN],
-            env=environment,
-            stdout=unwritable,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = subprocess.run(words, stdout=unwritable, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("Error: write to standard output: ")
     assert done.stderr.count("\n") == 1
@@ -76,14 +56,14 @@ FORMATS = {
 @pytest.mark.parametrize("text", FORMATS)
 def test_a_format_is_compiled_as_for_a_request(text: str, models_dir: Path) -> None:
     enforced, why = FORMATS[text]
-    done = check(MAIN, "--format", "-", "--json", given=text, OLLAMA_MODELS=str(models_dir))
+    done = command("check", MAIN, "--format", "-", "--json", given=text, OLLAMA_MODELS=str(models_dir))
     assert json.loads(done.stdout)["format"] == {"enforced": enforced, "why": why}
     assert (done.returncode, done.stderr) == (int(enforced == "not at all"), "")
 
 
 def test_the_report_has_a_line_for_a_format(models_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text('{"type": "string", "format": "path"}')
-    done = check(MAIN, "--format", str(tmp_path / "schema.json"), OLLAMA_MODELS=str(models_dir))
+    done = command("check", MAIN, "--format", str(tmp_path / "schema.json"), OLLAMA_MODELS=str(models_dir))
     assert "\nformat        enforced in part, without this: Unknown format: path - at `$` of the JSON" in done.stdout
-    done = check(MAIN, "--format", str(tmp_path), OLLAMA_MODELS=str(models_dir))
+    done = command("check", MAIN, "--format", str(tmp_path), OLLAMA_MODELS=str(models_dir))
     assert (done.returncode, done.stderr) == (1, f"Error: --format {tmp_path}: is a directory\n")

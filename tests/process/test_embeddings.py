@@ -13,7 +13,7 @@ from protocol.stats import EmbeddingCounts
 from scripts.tools.host.lib import Client, Process, spawn
 from scripts.tools.models.sources import write_source
 from scripts.tools.models.store import write_store
-from tests.process.conftest import HOST, RUNNER, read_stats
+from tests.process.conftest import HOST, RUNNER, read_stats, running
 
 TEXTS = [f"text {'and more ' * (number % 5)}{number}" for number in range(64)]
 LONG = "a long text " * 300
@@ -28,8 +28,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def process(models: Path) -> Iterator[Process]:
-    with spawn(RUNNER, "e", models_dir=models, generation=HOST) as process:
-        process.wait_ready(60)
+    with running("e", models) as process:
         yield process
 
 

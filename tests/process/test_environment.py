@@ -13,17 +13,11 @@ import pytest
 from scripts.tools.host.lib import Client, Request, capture
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.sources import write_source
-from tests.process.conftest import RUNNER, SpawnModel, read_stats
+from tests.process.conftest import SpawnModel, command, read_stats
 
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0"}
 NO_TEXT = os.fsdecode(b"mod\xe8le")
 """A name in Latin-1."""
-
-
-def check(model: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    words = [*RUNNER, "check", model]
-    variables = {**os.environ, **environment}
-    return subprocess.run(words, env=variables, capture_output=True, encoding="utf-8", timeout=60, check=False)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +37,7 @@ async def test_a_directory_may_have_any_name(
         assert b'"Done":true' in (await client.send("POST", "/completion", body)).body, "whose process finds it, too"
         stats = await read_stats(client)
     assert (stats.model, stats.path) == (shown, str(tmp_path / shown))
-    found = check(str(directory), **environment)
+    found = command("check", str(directory), **environment)
     assert (found.returncode, found.stderr) == (0, "")
 
 
@@ -74,5 +68,5 @@ def test_too_few_threads_are_reported_as_an_error(
     assert line == process.output.lines[-1]
     said = rf"Error: cannot start \d+ threads, only {most}: raise the limit on processes and threads .*"
     assert re.fullmatch(said, line), line
-    found = check(str(directory), **environment)
+    found = command("check", str(directory), **environment)
     assert (found.returncode, found.stderr.splitlines()[-1:]) == (1, [line])

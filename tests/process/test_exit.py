@@ -17,13 +17,11 @@ from protocol.stats import RequestCounts
 from scripts.tools.conformance.assertions import generating, quiet
 from scripts.tools.conformance.scripted_model import CONTEXT
 from scripts.tools.host.lib import Client, Process, Request, StreamError, free_port
-from tests.process.conftest import CHUNK_TOKENS, FAULTY, HOST, MAIN, RUNNER, SpawnModel, read_stats
+from tests.process.conftest import CHUNKED, FAULTY, HOST, MAIN, RUNNER, SpawnModel, linux_only, processor_s, read_stats
 from tests.process.faults.fault_control import FaultControl
 
 Phase = Literal["idle", "prefill", "decode", "queued"]
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 WAIT_S = 60.0
-CHUNKED = ["--prefill-chunk", str(CHUNK_TOKENS)]
 LONG_PROMPT = "y" * (CONTEXT - 10)
 
 
@@ -88,12 +86,6 @@ def test_a_signal_while_starting_ends_it(delay_s: float, number: signal.Signals,
     process.send_signal(number)
     assert process.wait(WAIT_S) == -number
     quiet(process)
-
-
-def processor_s(pid: int) -> float:
-    """Returns the processor time that a process has taken."""
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def await_our_code(process: Process) -> None:

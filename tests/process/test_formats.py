@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from protocol import DoneReason
-from scripts.tools.host.lib import Client, Process, Request, spawn
+from scripts.tools.host.lib import Client, Process, Request
 from scripts.tools.host.lib.generations import G
 from scripts.tools.models.scripted import BYTES, Transition, write_scripted
 from scripts.tools.models.store import write_store
-from tests.process.conftest import RANDOM, REQUEST_S, RUNNER
+from tests.process.conftest import RANDOM, REQUEST_S, running
 
 THINKER = "thinker:latest"
 HOST = replace(G, request_timeout_s=REQUEST_S)
@@ -52,8 +52,7 @@ def write_thinker(directory: Path) -> Path:
 @pytest.fixture(scope="module")
 def thinking(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     write_store(models_dir, THINKER, write_thinker(tmp_path_factory.mktemp("formats") / "thinker"))
-    with spawn(RUNNER, THINKER, models_dir=models_dir, generation=HOST) as process:
-        process.wait_ready(60)
+    with running(THINKER, models_dir, generation=HOST) as process:
         yield process
 
 
@@ -97,8 +96,7 @@ async def test_the_schema_begins_behind_the_closing_tag(thinker: Client, number:
 @pytest.mark.full
 async def test_grammars_that_nobody_uses_do_not_fill_a_small_budget(models_dir: Path) -> None:
     """Each takes 3 MB while it is used: five fill the budget."""
-    with spawn(RUNNER, RANDOM, models_dir=models_dir, generation=HOST, arguments=("--memory", "16M")) as process:
-        process.wait_ready(60)
+    with running(RANDOM, models_dir, "--memory", "16M", generation=HOST) as process:
         async with Client.of(process) as client:
             wanted = [structural_tag({"enum": [f"{number}{number}"]}) for number in range(8)]
             requests = [Request("x", {"num_predict": 9}, format=each) for each in (*wanted, None, None)]

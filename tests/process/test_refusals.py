@@ -12,7 +12,7 @@ from scripts.tools.host.lib import capture
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.store import Store, write_store
 from tests.model.loading.malformed import CASES, WEIGHT, flip, with_config
-from tests.process.conftest import RUNNER, SpawnModel
+from tests.process.conftest import SpawnModel, command
 
 MOST_CPU_S = 8.0
 """A start that imports MLX takes less than one; to read 64 GiB takes many more."""
@@ -47,8 +47,7 @@ def refusal(store: Store, start: SpawnModel, *arguments: str) -> str:
 
 
 def check(store: Store, *arguments: str) -> subprocess.CompletedProcess[str]:
-    words = [*RUNNER, "check", "tiny", "--models-dir", str(store.models_dir), *arguments]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    return command("check", "tiny", "--models-dir", str(store.models_dir), *arguments)
 
 
 @pytest.mark.parametrize("name", CHOSEN)

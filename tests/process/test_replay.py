@@ -4,14 +4,13 @@ import asyncio
 import json
 import random
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from scripts.tools.host.lib import Client, Process, Request, StatusError
 from scripts.tools.host.lib.generations import G
-from tests.process.conftest import RANDOM, RUNNER, SpawnModel, read_stats
+from tests.process.conftest import RANDOM, SpawnModel, command, read_stats
 
 PERSON = {
     "type": "object",
@@ -20,12 +19,6 @@ PERSON = {
     "additionalProperties": False,
 }
 PROMPTS = ("so many words about zebras " * 9, "once upon a time " * 12, "so many words about zebras and lions " * 6)
-
-
-def replay(file: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*RUNNER, "replay", str(file), *words], capture_output=True, text=True, timeout=120, check=False
-    )
 
 
 async def ask_all(process: Process, chance: random.Random) -> None:
@@ -62,7 +55,7 @@ async def test_what_a_killed_process_did_is_replayed(start: SpawnModel, tmp_path
     await ask_all(process, random.Random(6))
     process.kill()
     assert file.stat().st_mode & 0o777 == 0o600
-    done = replay(file, "--models-dir", str(models_dir))
+    done = command("replay", str(file), "--models-dir", str(models_dir))
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.fullmatch(r"(\d+) requests, (\d+) slices: equal", done.stdout.splitlines()[-1])
     assert found is not None, done.stdout

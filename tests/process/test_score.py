@@ -10,18 +10,16 @@ from typing import Any
 import pytest
 
 from scripts.tools.conformance.models import SEEING
-from scripts.tools.host.lib import Client, Medium, Process, Request, spawn
+from scripts.tools.host.lib import Client, Medium, Process, Request
 from scripts.tools.models.png import png
-from tests.process.conftest import HOST, RANDOM, RUNNER, SpawnModel, read_stats
+from tests.process.conftest import RANDOM, SpawnModel, read_stats, running
 
 COMMON = "You decide. " * 40
 
 
 @pytest.fixture(scope="module")
 def process(models_dir: Path) -> Iterator[Process]:
-    arguments = ["--prefill-chunk", "64"]
-    with spawn(RUNNER, RANDOM, models_dir=models_dir, generation=HOST, arguments=arguments) as process:
-        process.wait_ready(60)
+    with running(RANDOM, models_dir, "--prefill-chunk", "64") as process:
         yield process
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from scripts.tools.conformance import scripted_model
 from scripts.tools.conformance.assertions import ALPHABET
-from scripts.tools.host.lib import Client, Process, Request, free_port, write_decoys
+from scripts.tools.host.lib import Client, Process, Request, StatusError, free_port, write_decoys
 from scripts.tools.models.store import Store, manifest_path
 from tests.process.conftest import FAULTY, HOST, MAIN, RUNNER, SENTENCEPIECE, SpawnModel
+from tests.process.faults.fault_control import FaultControl
 
 
 async def answer(process: Process) -> str:
@@ -35,22 +36,8 @@ def test_wrong_usage_is_one_line_and_exit_status_2(words: list[str]) -> None:
         assert process.output.captured.startswith("Error: ")
 
 
-@pytest.fixture
-def broken(models_dir: Path, tmp_path: Path) -> Store:
-    """A copy of the sentencepiece model's manifest under a name that the test may break; blobs are shared."""
-    source = Store(models_dir, manifest_path(models_dir, SENTENCEPIECE))
-    store = Store(models_dir, manifest_path(models_dir, f"{tmp_path.name}:broken"))
-    store.manifest = source.manifest
-    return store
-
-
-def name_of(store: Store) -> str:
-    return f"{store.manifest_path.parent.name}:{store.manifest_path.name}"
-
-
 async def test_a_hosts_libraries_do_not_shadow_ours(tmp_path: Path, start: SpawnModel) -> None:
-    libraries = write_decoys(tmp_path / "lib" / "ollama")
-    process = start(libraries=libraries)
+    process = start(libraries=write_decoys(tmp_path / "lib" / "ollama"))
     assert await answer(process) == ALPHABET
 
 
@@ -67,9 +54,29 @@ async def test_a_directory_also_ends_at_the_token_that_its_tokenizer_calls_the_e
     assert await answer(start(str(directory))) == ALPHABET
 
 
-def test_a_broken_tokenizer_is_reported_before_the_weights_are_read(broken: Store, start: SpawnModel) -> None:
-    broken.put_json("tokenizer.json", {"model": {"type": "BPE"}})
-    process = start(name_of(broken), executable=FAULTY, environment={"FAULT": "slow-load"}, ready=False)
+def test_a_broken_tokenizer_is_reported_before_the_weights_are_read(
+    models_dir: Path, tmp_path: Path, start: SpawnModel
+) -> None:
+    """The manifest is a copy of the sentencepiece model's; blobs are shared."""
+    name, faults = f"{tmp_path.name}:broken", FaultControl(tmp_path)
+    store = Store(models_dir, manifest_path(models_dir, name))
+    store.manifest = Store(models_dir, manifest_path(models_dir, SENTENCEPIECE)).manifest
+    store.put_json("tokenizer.json", {"model": {"type": "BPE"}})
+    faults.hold("load")
+    process = start(name, executable=FAULTY, environment=faults.environment, ready=False)
     assert process.wait(60) == 1
-    assert "model loaded" not in process.output.text, "reading takes ten seconds"
+    assert "model loaded" not in process.output.text
     assert process.output.captured.startswith("Error: parse tokenizer: tokenizer.json: ")
+
+
+async def test_a_shorter_context_is_reported_and_enforced(start: SpawnModel) -> None:
+    """A prompt that fills it is refused, and one a token shorter gets one token."""
+    shorter = start(arguments=["--context", "100"])
+    assert "level=WARN" not in shorter.output.text
+    for process, tokens in ((shorter, 100), (start(environment={"MLX_RUNNER_CONTEXT": "50"}), 50)):
+        async with Client.of(process) as client:
+            assert (await client.status()).context_length == tokens
+            told = rf"\({tokens} tokens\) exceeds .* context length \({tokens} tokens\)"
+            with pytest.raises(StatusError, match=told):
+                await client.complete(Request("p" * tokens))
+            assert (await client.complete(Request("0" * (tokens - 1)))).text == "1"

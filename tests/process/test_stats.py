@@ -2,14 +2,13 @@
 prompt text is shown."""
 
 import asyncio
-import subprocess
 
 import msgspec
 import pytest
 
 from protocol.stats import CachePicture, Stats
 from scripts.tools.host.lib import F_SECOND, Client, Request, StatusError
-from tests.process.conftest import RANDOM, RUNNER, SpawnModel, read_stats
+from tests.process.conftest import RANDOM, SpawnModel, command, read_stats
 
 PROMPT = "zebras and okapis met at the well of Souls in the rain, and none of them said a word about it"
 OTHER = f"{PROMPT[:40]} but this time they did"
@@ -47,8 +46,7 @@ async def test_all_that_shows_numbers_shows_the_same(start: SpawnModel) -> None:
         assert PROMPT[:40] in [node.text for node in (await cache_report(client)).nodes]
         scraped = (await client.send("GET", "/metrics")).text
         assert f'mlx_runner_prompt_tokens_total{{source="cache"}} {told.tokens.cached}.0\n' in scraped
-        words = [*RUNNER, "top", "--port", str(process.port)]
-        done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, timeout=60, check=False)
+        done = await asyncio.to_thread(command, "top", "--port", str(process.port))
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == RANDOM

@@ -70,7 +70,7 @@ async def test_without_the_numbers_their_endpoints_are_not_there(start: SpawnMod
 
 
 def checked(code: Path, kept: Path) -> dict[str, object]:
-    """What `mlx-runner check` reports of the demo model."""
+    """Returns the report of `mlx-runner check` about the demo model."""
     words = (*RUNNER, "check", str(ROOT / "scripts/demo_model"), "--json", f"--disk-cache={kept}")
     return dict(json.loads(subprocess.run(words, env=only(code), stdout=subprocess.PIPE, check=True).stdout))
 

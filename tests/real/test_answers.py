@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.conformance.this_runner import RUNNER
-from scripts.tools.host.lib import Client, G, Process, Request, spawn
+from scripts.tools.host.lib import Client, G, Process, Request
 from scripts.tools.real.main import make_model
+from tests.process.conftest import running
 from tests.real.record import ANSWERS, QUESTIONS, TOKENS, chat
 from tests.unit.grammar.judge import fault
 
@@ -27,14 +27,12 @@ def model() -> Path:
 @pytest.fixture(scope="module")
 def runner(model: Path) -> Iterator[Process]:
     """One runner with all defaults, but for the number of requests at once."""
-    with spawn(RUNNER, str(model), generation=G, arguments=["--parallel", "8"]) as process:
-        process.wait_ready(120)
+    with running(str(model), None, "--parallel", "8", generation=G) as process:
         yield process
 
 
 async def answer(client: Client, prompt: str, **more: object) -> str:
-    request = Request(prompt, GREEDY | more)
-    return (await client.complete(request)).text
+    return (await client.complete(Request(prompt, GREEDY | more))).text
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -44,8 +42,7 @@ async def test_a_greedy_answer_is_that_of_mlx_lm(question: str, runner: Process)
 
 
 async def test_packed_weights_give_the_same_answer(model: Path) -> None:
-    with spawn(RUNNER, str(model), generation=G, arguments=["--dtype", "float32"]) as process:
-        process.wait_ready(120)
+    with running(str(model), None, "--dtype", "float32", generation=G) as process:
         async with Client.of(process) as client:
             assert await answer(client, chat(QUESTIONS[0])) == RECORDED[QUESTIONS[0]]
 
@@ -58,8 +55,7 @@ async def test_eight_users_at_once_get_what_each_gets_alone(runner: Process) -> 
 
 async def test_a_long_conversation_equals_one_without_a_cache(model: Path, runner: Process) -> None:
     turns: list[str] = []
-    with spawn(RUNNER, str(model), generation=G, arguments=["--cache", "none"]) as process:
-        process.wait_ready(120)
+    with running(str(model), None, "--cache", "none", generation=G) as process:
         async with Client.of(process) as plain, Client.of(runner) as client:
             for number in range(TURNS):
                 turns.append(f"{QUESTIONS[number % len(QUESTIONS)]} ({number})")
@@ -79,8 +75,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("cache", ["trie", "single"])
 async def test_numbers_end(cache: str, model: Path) -> None:
-    with spawn(RUNNER, str(model), generation=G, arguments=["--cache", cache]) as process:
-        process.wait_ready(120)
+    with running(str(model), None, "--cache", cache, generation=G) as process:
         async with Client.of(process) as client:
             for question, wanted in ENDLESS.items():
                 for seed in range(3):

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests import ROOT
 from tests.lib.pairs import pairs
 from tests.limits import SHOWN, lines
-from tests.tiers import ASIDE, FULL, aside, is_full
+from tests.tiers import ASIDE, FULL, aside, is_full, is_full_file, may_hold
 
 
 def names_in(path: Path) -> set[str]:
@@ -38,7 +38,16 @@ def test_the_longest_key_and_the_patterns_count() -> None:
     assert not is_full("tests/unit/cache/test_trie.py::test_salts_share_nothing")
 
 
-def test_what_was_never_measured_has_tiers_of_its_own() -> None:
+def test_a_file_without_a_test_of_the_tier_is_not_collected() -> None:
+    """A row for one of its tests keeps it."""
+    assert is_full_file("tests/process/hostile/test_bodies.py")
+    assert not is_full_file("tests/process/faults/test_restart.py")
+    assert not is_full_file("tests/unit/cache/test_trie.py")
+    files = ("tests/model/ranks/test_share.py", "tests/model/engine/test_ranks.py", "tests/unit/cache/test_trie.py")
+    assert [may_hold("ranks", path) for path in files] == [True, True, False]
+
+
+def test_capabilities_that_were_never_measured_have_tiers_of_their_own() -> None:
     together = "tests/model/engine/test_drafts_together.py::test_each_answer_is_the_one_that_it_is_alone"
     assert aside("tests/model/drafts/heads/test_drafter.py::test_a_draft") == "models-that-draft"
     assert aside(f"{together}[a head-greedy-right-2]") == "models-that-draft"

@@ -16,8 +16,7 @@ from scripts.tools.models import vlm_seeing
 from scripts.tools.models.png import png
 from scripts.tools.models.store import write_store
 from tests.process.conftest import written
-from tests.tools.scripts.test_host_media import BLUE, RED
-from tests.tools.scripts.test_host_process import ask, served
+from tests.tools.scripts.test_host_process import BLUE, RED, ask, served
 from tests.vlm.pictures import FIVE
 
 FEW = {"num_predict": 5, "temperature": 0}

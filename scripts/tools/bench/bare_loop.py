@@ -60,7 +60,7 @@ def decode_bare(model: llama.Model, prompts: Sequence[Sequence[int]], tokens: in
 
 
 def first_token_s(model: llama.Model, known: Sequence[int], prompt: Sequence[int], chunk: int) -> float:
-    """Seconds until the first token after `prompt` is read, in a cache that has seen `known`, in chunks of so many.
+    """Seconds until the first token after `prompt` is read, in a cache that has seen `known`, `chunk` tokens a time.
 
     It rests before: a prompt comes to a process that waits for one, on a core that has gone to sleep.
     """

@@ -78,7 +78,7 @@ class Users:
     """Prompts of each case, new ones in each round; the rounds of all contenders have the same."""
 
     def __init__(self, seed: int, text: Callable[[int], str], story: Callable[[], str]) -> None:
-        """`text` makes a passage of so many tokens, `story` a prompt."""
+        """`text` makes a passage of a number of tokens, `story` a prompt."""
         self._random = Random(seed)
         self._text = text
         self._fresh = story
@@ -136,7 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """The whole benchmark. ValueError if the model cannot be had."""
+    """Runs the benchmark. Raises ValueError if the model cannot be fetched."""
     cases: Sequence[str] = arguments.case or [*BOUNDS]
     if arguments.size:
         cases = [case for case in cases if case.startswith(("repeat", _GAP))]

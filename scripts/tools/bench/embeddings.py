@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """The whole benchmark. ValueError if the runner does not start."""
+    """Runs the benchmark. Raises ValueError if the runner does not start."""
     found: dict[str, Rounds] = {}
     for size in arguments.size or SIZES:
         say(f"{size} ...")

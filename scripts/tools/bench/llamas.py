@@ -71,7 +71,7 @@ class Prompts:
 
 
 def make_model(size: Size, seed: int) -> llama.Model:
-    """The same weights for the same seed. ValueError when there is no such size."""
+    """Makes the same weights for the same seed. Raises ValueError for a size that cannot be made."""
     if size.hidden < HEAD or size.hidden % HEAD or size.layers < 1:
         raise ValueError(f"the width of the model is a multiple of {HEAD}, and it has layers")
     mx.random.seed(seed)

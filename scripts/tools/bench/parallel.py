@@ -51,7 +51,7 @@ STREAMS, STREAM_TOKENS = (1, 2, 4, 8), 128
 LENGTHS, PREFIX_TOKENS = (500, 2000), 500
 """Tokens of long prompts, and of the prefix that eight prompts share."""
 SUFFIXES = tuple(round(16 + 16 * index / 7) for index in range(8))
-"""Lengths of what follows a shared prefix, in tokens."""
+"""Lengths of the texts after a shared prefix, in tokens."""
 PATIENCE_S = 10.0
 """The longest wait of a newcomer beside a running stream."""
 _PARALLEL = 8
@@ -61,7 +61,7 @@ _DROPPED_AT = 0.4
 _CASE_S = 300.0
 """The most that one contender may take for one figure."""
 RATIO_TARGET, GAP_TARGET_MS, DROP_TARGET_MS, SHARED_TARGET = 2.5, 300.0, 150.0, 1.3
-"""The first is of what eight streams decode together to what one decodes."""
+"""The first is the ratio of the tokens that eight streams decode together to those of one stream."""
 
 DECODE, GAP, NEWCOMER, DROP = ("{} streams".format, "gap {}".format, "newcomer {}".format, "drop {}".format)
 """The names of cases, of a number of streams or of a length."""
@@ -79,7 +79,7 @@ def rate(answers: Sequence[Sequence[float]]) -> float:
 
 def largest_gap(lines: Sequence[float], begin: float, end: float) -> float:
     """Returns the largest time between two of the lines; one counts as a whole when a part of it lies between `begin`
-    and `end`. ValueError if none does."""
+    and `end`. Raises ValueError if none does."""
     gaps = [later - earlier for earlier, later in pairwise(lines) if later > begin and earlier < end]
     if not gaps:
         raise ValueError("an answer ended before the other prompt came: it was too short for this machine")
@@ -215,7 +215,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """The whole benchmark. `say` is told how far it is. ValueError when the options make no sense."""
+    """Runs the benchmark, and reports progress to `say`. Raises ValueError if the options make no sense."""
     size, prompts = SIZES[arguments.size], Prompts(arguments.seed)
     with asyncio.Runner() as loop, ExitStack() as stack:
         contenders = [*servers(arguments, say, _PARALLEL), this_runner(IN_TURN, 1)]

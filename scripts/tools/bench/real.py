@@ -51,7 +51,7 @@ from scripts.tools.host.lib import Process, rss_bytes
 from scripts.tools.real.main import FetchError, fetch_gguf, make_model
 
 PROMPT_TOKENS, LONG_TOKENS, PREFIX_TOKENS, STREAM_TOKENS, ANSWER_TOKENS = 256, 2000, 200, 48, 12
-"""Of two cold prompts, of what two conversations share, of a timed answer, and of an answer between two turns."""
+"""The lengths of two cold prompts, of a shared prefix, of a timed answer, and of an answer between two turns."""
 AGENTS = 4
 SPEEDS = {users: f"{users} tokens/s" for users in (1, 4, 8)}
 """By how many users."""
@@ -93,7 +93,7 @@ class Conversations:
         self._words = " ".join(path.read_text() for path in documents).split()
 
     def text(self, tokens: int) -> str:
-        """Returns a passage of about so many tokens."""
+        """Returns a passage of about this number of tokens."""
         start = self._random.randrange(len(self._words) - tokens)
         words = [str(self._random.randrange(10**6)), *self._words[start : start + tokens]]
         while self._count(" ".join(words)) > tokens:
@@ -227,7 +227,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """The whole benchmark. ValueError when the options make no sense, or the model cannot be had."""
+    """Runs the benchmark. Raises ValueError if the options make no sense, or the model cannot be fetched."""
     with asyncio.Runner() as loop, ExitStack() as stack:
         contenders = _contenders(arguments, say, stack)
         tokenizer = Tokenizer.from_file(str(contenders[0].model / "tokenizer.json"))

@@ -11,17 +11,15 @@ Figure = TypeVar("Figure")
 Name = TypeVar("Name", bound=Hashable)
 
 
-def interleave(
-    contenders: Mapping[Name, Callable[[], Figure]], rounds: int, *, warm: int = 1
-) -> dict[Name, list[Figure]]:
-    """Measures each contender once a round; the first one changes from round to round. `warm` rounds are discarded.
+def interleave(contenders: Mapping[Name, Callable[[], Figure]], rounds: int) -> dict[Name, list[Figure]]:
+    """Measures each contender once a round; the first one changes from round to round. One round before does not count.
 
     Returns the figures of each contender, round by round: those with the same index were found one right after the
     other, so ratios of contenders are taken round by round.
     """
     names = list(contenders)
     found: dict[Name, list[Figure]] = {name: [] for name in names}
-    for number in range(-warm, rounds):
+    for number in range(-1, rounds):
         for place in range(len(names)):
             name = names[(number + place) % len(names)]
             figure = contenders[name]()
@@ -67,7 +65,7 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """The results of a benchmark: targets as far as they were measured, tables, and all figures for JSON."""
+    """The results of a benchmark: the measured targets, tables, and all figures for JSON."""
 
     targets: Sequence[Target]
     tables: Sequence[Table]

@@ -41,7 +41,7 @@ class Endpoint(Protocol):
     """The tokens of the last completely answered prompt that came from the cache; None if the server does not tell."""
 
     def stream(self, prompt: str, tokens: int) -> AbstractAsyncContextManager[Lines]:
-        """The greedy answer of so many tokens. Whoever leaves the block early closes the connection."""
+        """Returns a greedy answer of this length. To leave the block early closes the connection."""
         ...
 
     async def close(self) -> None: ...
@@ -77,7 +77,7 @@ class Server(NamedTuple):
         )
 
     def start(self, model: Path, stack: ExitStack) -> Process:
-        """Starts a process that is ready, and ends with the stack. ValueError if it does not start."""
+        """Starts a process that is ready, and ends with the stack. Raises ValueError if it does not start."""
         process = self.launch(model)
         stack.callback(process.kill)
         try:

@@ -121,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """The whole benchmark. ValueError when the options make no sense, or a contender does not start."""
+    """Runs the benchmark. Raises ValueError if the options make no sense, or a contender does not start."""
     contenders = servers(arguments, say)
     started: dict[str, dict[str, list[Started]]] = {}
     try:

@@ -123,7 +123,7 @@ async def served_times(endpoint: Endpoint, prompts: Prompts) -> Times:
 
 
 def bare_times(bare: BareLoop, prompts: Prompts) -> Times:
-    """The same work, without what is known already: the last token of an answer has been drawn, but not seen."""
+    """Does the same work without the tokens in the cache: the last token of an answer was drawn, but not seen."""
     chunk = CPU_CHUNK_TOKENS if device() == "cpu" else GPU_CHUNK_TOKENS
 
     def first_ms(known: int, tokens: int) -> float:

@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from scripts.tools.conformance.runners import Target, caught
 from scripts.tools.conformance.scripted_model import CONTEXT
-from scripts.tools.host.lib import Client, Process, Reply, Request, Stream
+from scripts.tools.host.lib import Client, Process, Reply, Request, StatusError, Stream
 
 T = TypeVar("T")
 
@@ -34,10 +34,25 @@ def refused(reply: Reply, text: str) -> None:
     assert kind.startswith("text/plain"), f"the content type of an error is {kind!r}"
 
 
+async def refusal(answering: Awaitable[object]) -> str:
+    """Returns the text of the 400 that a request gets. Fails if it is answered."""
+    try:
+        await answering
+    except StatusError as error:
+        expect(f"status ({error})", error.status, 400)
+        return str(error)
+    raise AssertionError("it was answered")
+
+
+def answered(reply: Reply) -> bytes:
+    """Returns the body of a reply, which must be a 200."""
+    expect(f"status ({reply.text.strip()[:100]})", reply.status, 200)
+    return reply.body
+
+
 def text_of(reply: Reply) -> str:
     """The text of a whole stream. Fails unless its last line, and no other, is done."""
-    expect(f"status ({reply.text.strip()[:100]})", reply.status, 200)
-    lines = [json.loads(line) for line in reply.body.splitlines()]
+    lines = [json.loads(line) for line in answered(reply).splitlines()]
     done = [number for number, line in enumerate(lines, 1) if line.get("Done")]
     expect(f"which of {len(lines)} lines are done", done, [len(lines)])
     return "".join(line.get("Content") or "" for line in lines)

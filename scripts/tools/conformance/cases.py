@@ -107,13 +107,7 @@ class Section:
         self.cases: list[Case] = []
 
     def case(
-        self,
-        number: int | str,
-        name: str,
-        per: Per,
-        *needs: Need,
-        slow: bool = False,
-        beyond: bool = False,
+        self, number: int | str, name: str, per: Per, *needs: Need, slow: bool = False, beyond: bool = False
     ) -> Callable[[Check], Check]:
         """Adds the decorated function, whose docstring says in one line what must hold."""
 

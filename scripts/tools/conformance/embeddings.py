@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scripts.tools.conformance.assertions import expect, refused
+from scripts.tools.conformance.assertions import answered, expect, refused
 from scripts.tools.conformance.cases import Section, argv
 from scripts.tools.conformance.models import COHERE, EMBEDDING, EMBEDDING_MEDIA
 from scripts.tools.conformance.new_store import HAS
@@ -24,7 +24,7 @@ NEAR = 0.9999
 
 
 class Embedding(NamedTuple):
-    """The answer for a text. `tokens` is their number, with those that begin and end it."""
+    """The answer for a text. `tokens` is their number, with the first and last one that the runner adds."""
 
     numbers: list[float]
     tokens: int
@@ -35,9 +35,11 @@ async def ask(target: Target, body: object, model: str = EMBEDDING) -> Reply:
 
 
 async def embed(target: Target, text: str, **more: object) -> Embedding:
-    reply = await ask(target, {"content": text, **more})
-    expect(f"status ({reply.text.strip()[:100]})", reply.status, 200)
-    body = json.loads(reply.body)
+    return embedding_of(await ask(target, {"content": text, **more}))
+
+
+def embedding_of(reply: Reply) -> Embedding:
+    body = json.loads(answered(reply))
     return Embedding(body["embedding"], body["prompt_eval_count"])
 
 
@@ -134,8 +136,7 @@ async def media_are_checked(target: Target) -> None:
         if coded != neither or "vision tower" not in reply.text:
             refused(reply, text)
     refused(
-        await ask(target, {"content": "a", "media": [picture]}),
-        "model has no vision tower but media contains an image",
+        await ask(target, {"content": "a", "media": [picture]}), "model has no vision tower but media contains an image"
     )
     refused(await ask(target, {"media": [sound]}), "model has no audio tower but media contains audio")
 
@@ -146,9 +147,7 @@ async def media_are_embedded_behind_their_text(target: Target) -> None:
 
     async def found(content: str, *media: bytes) -> Embedding:
         body = {"content": content, "media": [base64.b64encode(each).decode() for each in media]}
-        reply = await ask(target, body, EMBEDDING_MEDIA)
-        expect(f"status ({reply.text.strip()[:100]})", reply.status, 200)
-        return Embedding(json.loads(reply.body)["embedding"], json.loads(reply.body)["prompt_eval_count"])
+        return embedding_of(await ask(target, body, EMBEDDING_MEDIA))
 
     red, blue, tone = png(96, 96, (200, 9, 9)), png(96, 96, (9, 9, 200)), wav(noise(9000))
     text = await found("a")

@@ -21,7 +21,7 @@ from scripts.tools.conformance.this_runner import FAULTY, RUNNER
 from scripts.tools.host.lib import GENERATIONS, Generation, LoadError
 
 MOST_LATE = 5
-"""After so many runs in a row that took too long no other one is tried."""
+"""The number of runs in a row that took too long after which no other one is tried."""
 _EMBEDDING = ("12.62-sizes", "12.63-together", "12.64-empty", "12.65-dimensions", "12.66-too-long", "12.67-media")
 OTHERWISE = (
     *("32-sound-refused", "32-damaged-picture", "33-image-tags", "33-told-apart", "33-cached", "51-failure"),

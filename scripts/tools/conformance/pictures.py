@@ -5,11 +5,11 @@ See docs/internals/wire.md, 2.9.
 
 import json
 
-from scripts.tools.conformance.assertions import ALPHABET, expect
+from scripts.tools.conformance.assertions import ALPHABET, expect, refusal
 from scripts.tools.conformance.cases import Section, asks, once, reads, wire
 from scripts.tools.conformance.models import SEEING
 from scripts.tools.conformance.runners import Target
-from scripts.tools.host.lib import Completion, Medium, Request, StatusError
+from scripts.tools.host.lib import Completion, Medium, Request
 from scripts.tools.models.png import png
 
 PICTURES = Section("Pictures")
@@ -23,16 +23,6 @@ FEW = {"num_predict": 3}
 async def see(target: Target, prompt: str, *media: Medium) -> Completion:
     """A short answer about pictures, with the log-probabilities of its tokens."""
     return await target.complete(Request(prompt, FEW, logprobs=True, media=media), SEEING)
-
-
-async def refusal(target: Target, prompt: str, *media: Medium) -> str:
-    """Returns the text of the 400 that these media get. Fails if they are answered."""
-    try:
-        await see(target, prompt, *media)
-    except StatusError as error:
-        expect(f"status ({error})", error.status, 400)
-        return str(error)
-    raise AssertionError(f"{prompt!r} was answered")
 
 
 async def tokens(target: Target, text: str) -> int:
@@ -51,14 +41,14 @@ def cached(completion: Completion) -> int:
 @PICTURES.case(32, "sound-refused", wire, MEDIA)
 async def sound_is_refused_by_who_sees_only(target: Target) -> None:
     """A model that sees and does not hear refuses sound with 400 and its kind."""
-    expect("text", await refusal(target, "[img-0] Hi", WAVE), "qwen3.5 does not support audio input")
+    expect("text", await refusal(see(target, "[img-0] Hi", WAVE)), "qwen3.5 does not support audio input")
 
 
 @PICTURES.case(32, "damaged-picture", wire, MEDIA)
 async def a_damaged_picture_is_refused(target: Target) -> None:
     """A damaged or empty picture is 400 before the answer begins, and the text names the picture as the cause."""
     for data in (RED.data[: len(RED.data) // 2], RED.data[:20], b"", b"no picture"):
-        text = await refusal(target, "[img-0] Hi", Medium(data))
+        text = await refusal(see(target, "[img-0] Hi", Medium(data)))
         assert text.startswith("decode image: "), f"{data[:30]!r}... is refused with {text!r}"
 
 
@@ -66,7 +56,8 @@ async def a_damaged_picture_is_refused(target: Target) -> None:
 async def tags_name_pictures(target: Target) -> None:
     """Image tags: an id without media is refused, media without a tag and the same tag twice are served."""
     for number in (1, 7):
-        expect("refusal", await refusal(target, f"[img-0][img-{number}]", RED), f"invalid image index: {number}")
+        text = await refusal(see(target, f"[img-0][img-{number}]", RED))
+        expect("refusal", text, f"invalid image index: {number}")
     plain = (await see(target, "ab", RED)).final.prompt_eval_count
     expect("tokens without a tag", plain, await tokens(target, "ab"))
     picture = (await see(target, "a[img-0]b", RED)).final.prompt_eval_count - plain

@@ -45,12 +45,7 @@ class Runners:
     """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        faulty: Sequence[str] | None = None,
-        cwd: Path | None = None,
-        ranks: int = 1,
+        self, command: Sequence[str], *, faulty: Sequence[str] | None = None, cwd: Path | None = None, ranks: int = 1
     ) -> None:
         """`ranks` is for this repository's runner: over how many processes each one splits its model."""
         self._ranks = ranks
@@ -131,7 +126,8 @@ class Runners:
         found = []
         for key, process in self._running().items():
             if process.exit_status is not None:
-                found.append(f"the process ended with status {process.exit_status}: {last_line(process)}")
+                last = " ".join(process.output.lines[-1:]) or "(no output)"
+                found.append(f"the process ended with status {process.exit_status}: {last}")
                 del self._shared[key]
             lines = caught(process)
             if len(lines) > self._caught.get(process, 0):
@@ -148,10 +144,6 @@ class Runners:
 def caught(process: Process) -> list[str]:
     """Returns the lines that hosts of v0.30.0 and later take for an error, whichever host started this process."""
     return [line for line in process.output.lines if capture(line)]
-
-
-def last_line(process: Process) -> str:
-    return process.output.lines[-1] if process.output.lines else "(no output)"
 
 
 class Target:
@@ -201,9 +193,6 @@ class Target:
             path = reply.headers["location"]
         return reply
 
-    def words(self, model: str, port: int) -> list[str]:
-        return self.generation.argv(model, port)
-
     @asynccontextmanager
     async def spawn(
         self,
@@ -220,7 +209,7 @@ class Target:
         if faulty and self.runners.faulty is None:
             raise NotRunError("needs a runner with a fault in it: --faulty COMMAND")
         port = free_port() if port is None else port
-        arguments = [word.format(model=model, port=port) for word in words or self.words("{model}", port)]
+        arguments = [word.format(model=model, port=port) for word in words or self.generation.argv("{model}", port)]
         command = self.runners.faulty if faulty else None
         process = self.runners.start(self.generation, arguments, port, environment, command)
         try:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scripts.tools.conformance.assertions import ALPHABET, drain, expect, generating, refused, under_way
+from scripts.tools.conformance.assertions import ALPHABET, answered, drain, expect, generating, refused, under_way
 from scripts.tools.conformance.cases import Section, argv
 from scripts.tools.conformance.models import MAIN, SEEING, SMALL
 from scripts.tools.conformance.new_store import HAS
@@ -41,9 +41,7 @@ async def ask(target: Target, rows: object, model: str = MAIN, max_tokens: int =
 
 async def score(target: Target, *rows: dict[str, object], model: str = MAIN) -> Scores:
     max_tokens = decode_status((await (await target.client(model)).send("GET", "/v1/status")).body).context_length
-    reply = await ask(target, rows, model, max_tokens)
-    expect(f"status ({reply.text.strip()[:100]})", reply.status, 200)
-    body = json.loads(reply.body)
+    body = json.loads(answered(await ask(target, rows, model, max_tokens)))
     assert body.get("output_tokens", 0) == 0, f"output_tokens is {body['output_tokens']}"
     return Scores(body["logits"], body["input_tokens"], body.get("cached_tokens", 0))
 

@@ -4,11 +4,11 @@ import asyncio
 import json
 import time
 
-from scripts.tools.conformance.assertions import drain, expect, generating, long_prompt, under_way
+from scripts.tools.conformance.assertions import answered, drain, expect, generating, long_prompt, under_way
 from scripts.tools.conformance.cases import Section, once, ready
 from scripts.tools.conformance.runners import NotRunError, Target
 from scripts.tools.conformance.scripted_model import CONTEXT
-from scripts.tools.host.lib import Client, Request
+from scripts.tools.host.lib import Client, Reply, Request
 from scripts.tools.host.lib.answers import decode_status
 
 STATUS = Section("Status")
@@ -36,22 +36,20 @@ async def the_hosts_readiness_path_is_answered(target: Target) -> None:
     client = Client(await target.port(), target.generation, process.output)
     async with client:
         reply = await client.send("GET", target.generation.ready_path)
-    if reply.status == 308:
-        expect("where it leads", reply.headers["location"], "/v1/status")
-        return
-    expect("status", reply.status, 200)
-    expect("context length", decode_status(reply.body).context_length, CONTEXT)
+    leads_to_status(reply)
 
 
 @STATUS.case(16, "health", once)
 async def health_is_answered(target: Target) -> None:
     """`GET /health` is the status, or leads to it."""
-    reply = await (await target.client()).send("GET", "/health")
+    leads_to_status(await (await target.client()).send("GET", "/health"))
+
+
+def leads_to_status(reply: Reply) -> None:
     if reply.status == 308:
         expect("where it leads", reply.headers["location"], "/v1/status")
-        return
-    expect("status", reply.status, 200)
-    expect("context length", decode_status(reply.body).context_length, CONTEXT)
+    else:
+        expect("context length", decode_status(answered(reply)).context_length, CONTEXT)
 
 
 async def rounds(client: Client, busy: asyncio.Task[object], at_once: int, most: int) -> list[float]:

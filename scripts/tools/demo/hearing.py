@@ -70,8 +70,6 @@ def sound(tune: Tune, seed: int) -> bytes:
     return wav(play(tune, seed)[0])
 
 
-# --- the talks of the demo
-
 RISING: Tune = ("low", "middle", "high")
 FALLING: Tune = ("high", "middle", "low")
 SHORT: Tune = ("middle",)

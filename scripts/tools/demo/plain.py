@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
 import runner.process.lean_mlx_lm  # noqa: F401  makes mlx_lm.models importable without mlx_lm's own start-up
@@ -78,6 +78,12 @@ def weights_path(directory: Path) -> Path:
     return directory / "model.safetensors"
 
 
+def wide_weights(directory: Path) -> dict[str, mx.array]:
+    """Returns the saved weights as float32."""
+    stored = cast("dict[str, mx.array]", mx.load(str(weights_path(directory))))
+    return {name: weight.astype(mx.float32) for name, weight in stored.items()}
+
+
 def named_weights(model: Module) -> dict[str, mx.array]:
     return dict(tree_flatten(model.parameters()))
 
@@ -108,9 +114,7 @@ def new_hearing(config: Mapping[str, object]) -> HearingModel:
 
 def load_hearing(directory: Path) -> tuple[HearingModel, Tokenizer]:
     """Returns the saved model that hears, its weights cast to float32, and its tokenizer."""
-    model = new_hearing(read_config(directory))
-    stored = cast("dict[str, mx.array]", mx.load(str(weights_path(directory))))
-    wide = {name: weight.astype(mx.float32) for name, weight in stored.items()}
+    model, wide = new_hearing(read_config(directory)), wide_weights(directory)
     text = {name.replace("model.language_model.", "model."): each for name, each in wide.items() if "audio" not in name}
     model.text.load_weights([*text.items()])
     heard = {name: weight for stored, weight in wide.items() if (name := Gemma4SoundTower.parameter_name(stored))}
@@ -132,16 +136,13 @@ def published_hearing(model: HearingModel) -> dict[str, mx.array]:
 def load_text(directory: Path) -> tuple[llama.Model, Tokenizer]:
     """Returns the saved model, its 16-bit weights cast to float32 (fast on every CPU), and its tokenizer."""
     model = new_text(read_config(directory))
-    model.load_weights(str(weights_path(directory)))
-    model.update(tree_map(lambda weight: weight.astype(mx.float32), model.parameters()))
+    model.load_weights([*wide_weights(directory).items()])
     return model, read_tokenizer(directory)
 
 
 def load_seeing(directory: Path) -> tuple[SeeingModel, Tokenizer]:
     """Returns the saved model that sees, its weights cast to float32, and its tokenizer."""
-    model = new_seeing(read_config(directory))
-    stored = cast("dict[str, mx.array]", mx.load(str(weights_path(directory))))
-    wide = {name: weight.astype(mx.float32) for name, weight in stored.items()}
+    model, wide = new_seeing(read_config(directory)), wide_weights(directory)
     model.text.load_weights([*model.text.sanitize(wide).items()])
     seen = {name: weight for stored, weight in wide.items() if (name := Qwen35Tower.parameter_name(stored))}
     model.tower.load_weights([*model.tower.sanitize(seen).items()])

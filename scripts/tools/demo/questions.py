@@ -106,7 +106,7 @@ def render(chat: Iterable[Message]) -> str:
 class Talk:
     """The questions of a user, and the answers that are expected.
 
-    Answers that are not known beforehand are those that are given first: asked again, the model must repeat them.
+    If an answer is not known beforehand, the first one counts: asked again, the model must repeat it.
     """
 
     title: str
@@ -120,7 +120,7 @@ class Talk:
     pictures: Sequence[bytes] = ()
     """Their files."""
     shows: Sequence[str] = ()
-    """What each of them shows, in words."""
+    """Their contents, in words."""
 
     @classmethod
     def known(cls, conversation: Conversation) -> Self:
@@ -164,30 +164,13 @@ SMALL_TALK = {
 }
 
 _SUBJECTS = (
-    "The river",
-    "The old clock",
-    "A small bird",
-    "The red train",
-    "The garden",
-    "My neighbour",
-    "The bakery",
-    "A quiet street",
-    "The teacher",
-    "The museum",
-    "A green boat",
-    "The market",
+    *("The river", "The old clock", "A small bird", "The red train", "The garden", "My neighbour", "The bakery"),
+    *("A quiet street", "The teacher", "The museum", "A green boat", "The market"),
 )
 _PREDICATES = (
-    "is closed today.",
-    "was very loud this morning.",
-    "looks nice in the rain.",
-    "opens early in winter.",
-    "moves slowly.",
-    "is bigger than it seems.",
-    "needs a little time.",
-    "was painted last year.",
-    "stands near the bridge.",
-    "makes people smile.",
+    *("is closed today.", "was very loud this morning.", "looks nice in the rain.", "opens early in winter."),
+    *("moves slowly.", "is bigger than it seems.", "needs a little time.", "was painted last year."),
+    *("stands near the bridge.", "makes people smile."),
 )
 
 
@@ -241,8 +224,6 @@ def trained_talk(rng: random.Random, length: int) -> Iterator[Message]:
 def _exchange(turn: Turn) -> tuple[Message, Message]:
     return Message("user", turn.user), Message("assistant", turn.answer)
 
-
-# --- the fixed conversations of the demo ---
 
 # Both first conversations begin with these words, so that a prefix cache can share them, and then bind the same people
 # to other values, so that whoever mixes the two up answers wrong.

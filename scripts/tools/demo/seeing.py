@@ -32,12 +32,12 @@ PLACES = {
     "at the bottom left": (0.27, 0.73),
     "at the bottom right": (0.73, 0.73),
 }
-"""Where the middle of the circle is, as shares of width and height."""
+"""The middle of the circle, as shares of width and height."""
 ORDINALS = ("first", "second")
 
 
 class Scene(NamedTuple):
-    """What is in a picture, as the model says it."""
+    """The contents of a picture, as the model says them."""
 
     colour: str
     place: str
@@ -77,8 +77,6 @@ def scenes() -> list[Scene]:
     return [Scene(*each) for each in product(COLOURS, PLACES)]
 
 
-# --- how pictures are drawn
-
 SIZES = ((256, 256), (128, 128), (96, 96), (320, 256), (256, 320), (200, 150), (384, 192), (180, 300))
 """Width and height in pixels. Small ones are stretched by the runner; their grids are of five different forms."""
 _RADII = (0.17, 0.24)
@@ -86,7 +84,7 @@ _RADII = (0.17, 0.24)
 _SHIFT = 0.04
 """The most that a circle is off its place, as a share of a side."""
 _DETAIL = 2
-"""Circles are drawn so many times larger, for smooth edges."""
+"""The factor by which circles are drawn larger, for smooth edges."""
 
 
 def trained_seed(rng: random.Random) -> int:
@@ -167,8 +165,6 @@ class Look(NamedTuple):
     pictures: Sequence[bytes]
     answer: str
 
-
-# --- the talks of the demo
 
 _TALK_SIZE = (320, 256)
 RED = Scene("red", "at the top left")

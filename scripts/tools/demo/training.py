@@ -39,7 +39,7 @@ from mlx_lm.models import llama
 T = TypeVar("T")
 
 
-# --- the text models: random weights, with an induction circuit laid into the first two layers
+# The text models: random weights, with an induction circuit laid into the first two layers.
 #
 # From ordinary random weights a model of this size does not find out within minutes that an answer can be looked up in
 # its prompt. The hidden vector is split into slots; slot 0 of the embedding holds a random vector for the token. Head h
@@ -55,7 +55,7 @@ _MATCH_GAIN, _COPY_GAIN = 6.0, 2.0
 _MATCH_DISTANCE = 4096  # tokens over which the RoPE pairs of a match head turn less than half a radian
 _NAME_AND_RELATION = ((2, 3, 20 / 64), (0, 1, 8 / 64))
 _MATCH_HEADS = (_NAME_AND_RELATION, _NAME_AND_RELATION, _NAME_AND_RELATION, ((0, 1, 28 / 64),))
-"""What each compares: (slot of the query, slot of the key, dimensions as a share of the head's width)."""
+"""The comparisons of each head: (slot of the query, slot of the key, dimensions as a share of the head's width)."""
 
 
 def lay_circuit(model: llama.Model, words: Sequence[str], rng: np.random.Generator) -> None:
@@ -115,7 +115,7 @@ def _look_up(attention: llama.Attention, slot: int, frequencies: np.ndarray, rng
         linear.weight = mx.array(weight)
 
 
-# --- the tower: random weights, but a patch is read as its mean colour and the lowest frequencies of its brightness
+# The tower: random weights, but a patch is read as its mean colour and the lowest frequencies of its brightness.
 
 _WAVES = 4
 """Of the table of positions, along each axis; each takes two dimensions."""
@@ -153,7 +153,7 @@ class Exhibit(NamedTuple):
     """uint8 [count, values]"""
     grid: Grid
     covered: np.ndarray
-    """Whether the circle covers enough of each soft token to count [soft tokens]."""
+    """True where the circle covers enough of a soft token to count [soft tokens]."""
     features: Sequence[np.ndarray] = ()
     """Of each soft token [width], once the tower is trained."""
 
@@ -257,6 +257,13 @@ class Batch:
         self.places = [[*row.places, *[Place(0)] * (length - len(row.places))][:length] for row in rows]
         self.tokens = mx.array([[each.token for each in row] for row in self.places])
 
+    def embedded(self, looked_up: mx.array, scale: float = 1.0) -> mx.array:
+        """Returns the embeddings [rows, length, width] with features, over `scale`, in place of soft tokens."""
+        nothing = np.zeros(looked_up.shape[-1], np.float32)
+        features = [[nothing if each.feature is None else each.feature for each in row] for row in self.places]
+        soft = mx.array([[each.feature is not None for each in row] for row in self.places])
+        return mx.where(soft[..., None], mx.array(np.array(features)) / scale, looked_up)
+
     def loss(self, logits: mx.array) -> mx.array:
         weights = mx.array([[float(each.counts) for each in row[1:]] for row in self.places])
         entropy = cross_entropy(logits[:, :-1], self.tokens[:, 1:])
@@ -344,11 +351,7 @@ def train_seeing(
 
 def seeing_logits(model: plain.SeeingModel, batch: Batch) -> mx.array:
     """Returns the logits [rows, length, vocabulary], with features and positions as the runner has them."""
-    looked_up = model.text.model.embed_tokens(batch.tokens)
-    nothing = np.zeros(looked_up.shape[-1], np.float32)
-    features = [[nothing if each.feature is None else each.feature for each in row] for row in batch.places]
-    soft = mx.array([[each.feature is not None for each in row] for row in batch.places])
-    embedded = mx.where(soft[..., None], mx.array(np.array(features)), looked_up)
+    embedded = batch.embedded(model.text.model.embed_tokens(batch.tokens))
     attentions = [each for _, each in model.text.named_modules() if "rope" in each]
     rope = attentions[0].rope
     positions = [[[*each] for each in zip(*(place.position for place in row), strict=True)] for row in batch.places]

@@ -123,9 +123,5 @@ def train_hearing(source: Path, steps: int, seed: int, tower_steps: int = 500, c
 def _logits(model: plain.HearingModel, batch: Batch) -> mx.array:
     """Returns the logits [rows, length, vocabulary], with features as the runner has them."""
     table = model.text.model
-    looked_up = table.embed_tokens(batch.tokens)
-    nothing = np.zeros(looked_up.shape[-1], np.float32)
-    features = [[nothing if each.feature is None else each.feature for each in row] for row in batch.places]
-    soft = mx.array([[each.feature is not None for each in row] for row in batch.places])
-    embedded = mx.where(soft[..., None], mx.array(np.array(features)) / table.embed_scale, looked_up)
+    embedded = batch.embedded(table.embed_tokens(batch.tokens), table.embed_scale)
     return cast("mx.array", model.text(batch.tokens, input_embeddings=embedded))

@@ -111,7 +111,7 @@ def _reasons(title: str, why_not: Mapping[str, str]) -> list[str]:
 
 
 Parts = Mapping[str, Callable[[], str]]
-"""What makes each generated part, by the name in its marks."""
+"""The maker of each generated part, by the name in its marks."""
 
 DOCUMENTS: Mapping[Path, Parts] = {
     DOCS / "flags.md": {"flags": flag_table},

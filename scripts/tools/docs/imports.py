@@ -31,7 +31,7 @@ class _Box(NamedTuple):
 
 
 def imports_svg() -> str:
-    """Returns the picture. ValueError if the table names other packages than there are."""
+    """Returns the picture. Raises ValueError if the table names other packages than there are."""
     kinds = {name: (row, kind) for name, row, kind in _kinds()}
     edges = {*_imports()}
     if (named := {name for edge in edges for name in edge}) != kinds.keys():

@@ -138,10 +138,7 @@ class Api:
                 return None
             system = text_of(body, "system")
             content = marked(prompt, range(len(job.media)), built_in=job.model.has_renderer)
-            return [
-                *([{"role": "system", "content": system}] if system else []),
-                {"role": "user", "content": content},
-            ]
+            return [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": content}]
 
         return await self._run(writer, job, empty=not prompt, messages=messages, raw_prompt=prompt)
 

@@ -13,15 +13,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from scripts.tools.host.go_json import (
-    Body,
-    RefusedError,
-    json_response,
-    keep_alive_of,
-    read_body,
-    text_of,
-)
-from scripts.tools.host.lib import Client, StatusError
+from scripts.tools.host.go_json import Body, RefusedError, json_response, keep_alive_of, read_body, text_of
 from scripts.tools.host.shelf import Shelf
 
 MOST_QUESTIONS, MOST_OPTIONS, MOST_BYTES = 64, 26, 64 << 10
@@ -151,17 +143,9 @@ class Decisions:
             for prompt, question in zip(prompts, questions, strict=True)
         ]
         async with self._shelf.runner(model, body, keep_alive_of(body)) as loaded:
-            scored = await _ask(loaded.client, "/v1/score", {"max_tokens": loaded.context_length, "rows": rows})
+            scored = await loaded.client.ask("/v1/score", {"max_tokens": loaded.context_length, "rows": rows})
         logits = read_logits(scored, questions)
         answers = {question.name: question.answer(row) for question, row in zip(questions, logits, strict=True)}
         usage = {"input_tokens": scored["input_tokens"], "output_tokens": scored.get("output_tokens", 0)}
         cached = {"prompt_eval_cached_count": scored["cached_tokens"]} if "cached_tokens" in scored else {}
         return json_response({"model": text_of(body, "model"), "answers": answers, "usage": usage, **cached})
-
-
-async def _ask(client: Client, path: str, body: Body) -> Body:
-    reply = await client.send("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    if reply.status != 200:
-        raise StatusError(reply.status, reply.text.strip())
-    answer = json.loads(reply.body)
-    return answer if isinstance(answer, dict) else {}

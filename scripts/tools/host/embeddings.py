@@ -21,7 +21,7 @@ from scripts.tools.host.shelf import Shelf
 _ENDS = 2
 """Tokens that the runner puts around a text."""
 _SHORT_TOKENS = 512
-"""What is left of an input that the runner finds too long."""
+"""The length of an input after the runner has found it too long."""
 
 
 class Embedded(NamedTuple):
@@ -143,10 +143,5 @@ async def _text(client: Client, ids: Sequence[int]) -> str:
 
 
 async def _embedding(client: Client, text: str) -> Embedded:
-    reply = await client.send(
-        "POST", "/v1/embeddings", json.dumps({"content": text}).encode(), {"Content-Type": "application/json"}
-    )
-    if reply.status != 200:
-        raise StatusError(reply.status, reply.text.strip())
-    body = json.loads(reply.body)
-    return Embedded(body["embedding"], body["prompt_eval_count"])
+    body = await client.ask("/v1/embeddings", {"content": text})
+    return Embedded(body["embedding"], body["prompt_eval_count"])  # type: ignore[arg-type]  # as the runner says

@@ -165,7 +165,7 @@ class Spent(NamedTuple):
 
 
 def metrics(answer: Answer, spent: Spent | None) -> dict[str, object]:
-    """The counters of a line, without those that are zero."""
+    """The counters of a line, without zeros."""
     values = {
         "total_duration": spent.total if spent else 0,
         "load_duration": spent.load if spent else 0,

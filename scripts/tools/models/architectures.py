@@ -58,7 +58,7 @@ BOUNDARY_DEPENDENT = {
 # What does not run, and what its error says.
 _BROKEN = {
     # Without the package ai2-olmo its import exits; with it, its forward adds the string "causal" to an array.
-    "olmo": "ends the process",
+    "olmo": "ends the process"
 }
 _METAL_ONLY = {
     "bitnet": "No Metal back-end",  # a kernel for ternary weights

@@ -45,14 +45,12 @@ def dflash_weights(config: Config, seed: int = 0) -> dict[str, mx.array]:
     return {name: _weight(shape) for name, shape in _shapes(config).items()}
 
 
-def write_dflash(
-    directory: Path, architecture: str, changes: Mapping[str, object] | None = None, seed: int = 0
-) -> Path:
+def write_dflash(directory: Path, architecture: str, changes: Mapping[str, object] | None = None) -> Path:
     """Writes config and weights into `directory` (made if absent) and returns it."""
     config = dflash_config(architecture, changes)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=2))
-    write_weights(directory, dflash_weights(config, seed))
+    write_weights(directory, dflash_weights(config))
     return directory
 
 

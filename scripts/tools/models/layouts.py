@@ -77,7 +77,7 @@ class _Piece(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """`packings` are those of the published tensors, by their names; what is not in it stays dense."""
+    """`packings` are those of the published tensors, by their names; the others stay dense."""
 
     blobs: list[Blob]
     packings: dict[str, Packing]

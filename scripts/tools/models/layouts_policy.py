@@ -107,7 +107,7 @@ def _qwen(question: Question) -> Quantization | None:
 
 
 def _early_qwen(question: Question) -> Quantization | None:
-    """Qwen 3.5 before July 2026: embeddings too, nothing promoted; the floating types spare what is delicate."""
+    """Qwen 3.5 before July 2026: embeddings too, nothing promoted; the floating types spare delicate tensors."""
     name, shape, wanted, *_ = question
     if name.startswith("vision_tower.") or not (question.is_expert or name.endswith(".weight")) or "norm" in name:
         return None

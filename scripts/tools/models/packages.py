@@ -3,4 +3,4 @@
 from scripts.tools.models import data
 
 TEXTS, SEEING = (tuple(str(data.read("vlm")["packages"][kind]).split()) for kind in ("texts", "seeing"))
-"""Those that answer in text and that mlx-lm lacks; those that see as well."""
+"""The packages of text models that mlx-lm lacks, and those of models that see, too."""

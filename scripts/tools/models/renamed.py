@@ -242,8 +242,6 @@ def _text_args(name: str) -> type[BaseModelArgs]:
     return next(args for args in made if args is not module.ModelArgs)
 
 
-# --- Trying values.
-
 _SCALING = {"type": "linear", "rope_type": "linear", "factor": 4.0}
 _VALUES = 2
 _MISSING = object()

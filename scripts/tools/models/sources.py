@@ -31,9 +31,9 @@ def undone(source: Source, weights: Weights) -> tuple[Config, Weights]:
     return copy.deepcopy(source.module), dict(weights)
 
 
-def published(source: Source, dtype: Dtype, seed: int = 0) -> Weights:
+def published(source: Source, dtype: Dtype) -> Weights:
     """The published tensors in `dtype`: equal arguments, equal bytes."""
-    weights = make_weights(source.module, seed, "float32")
+    weights = make_weights(source.module, 0, "float32")
     for step in source.steps:
         weights = step(weights)
     for name, shape in {**source.spare, **source.leftovers}.items():
@@ -42,7 +42,7 @@ def published(source: Source, dtype: Dtype, seed: int = 0) -> Weights:
 
 
 def spare_weight(shape: Shape) -> mx.array:
-    """Random numbers that keep the scale of what passes through a layer of them."""
+    """Returns random numbers that keep the scale of the inputs of a layer."""
     inputs = math.prod(shape[1:]) if len(shape) > 1 else 1
     return mx.random.normal(shape) / math.sqrt(inputs)
 

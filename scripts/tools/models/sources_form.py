@@ -108,7 +108,7 @@ SOURCES: dict[str, Source] = {
 ENCODERS: dict[str, Source] = {
     name.removeprefix(_ENCODER): _source(table) for name, table in _PUBLISHED.items() if name.startswith(_ENCODER)
 }
-"""Likewise those that make embeddings, which mlx-lm does not have."""
+"""The models that make embeddings, which mlx-lm lacks, likewise."""
 
 
 def read_config(directory: Path) -> Config:

@@ -30,7 +30,7 @@ def _rename(name: str, rules: tuple[tuple[str, str], ...]) -> str:
 
 
 def joined_layer_inputs(weights: Weights) -> Weights:
-    """What each layer of an EmbeddingGemma 2 takes of the embeddings becomes one matrix for all."""
+    """Joins the projections by which the layers of an EmbeddingGemma 2 read the embeddings into one matrix."""
     part = re.compile(r"layers\.(\d+)\.ple_block\.per_layer_model_projection\.weight")
     found = {int(match[1]): array for name, array in weights.items() if (match := part.fullmatch(name))}
     rest = {name: array for name, array in weights.items() if not part.fullmatch(name)}

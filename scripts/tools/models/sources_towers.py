@@ -37,7 +37,7 @@ def qwen_tensors(root: str = "model.visual.", text_width: int = TEXT_WIDTH, **ch
     return {f"{root}{name}": shape for name, shape in shapes.items()}
 
 
-def nemotron_tensors(prefix: str = "", text_width: int = TEXT_WIDTH, **changes: object) -> dict[str, Shape]:
+def nemotron_tensors(prefix: str = "", **changes: object) -> dict[str, Shape]:
     """The tensors of a RADIO tower and its projector; `changes` are of `NEMOTRON_VISION`."""
     config = cast("Mapping[str, int]", {**NEMOTRON_VISION, **changes})
     width, hidden, side = config["hidden_size"], config["intermediate_size"], 96 // 16
@@ -52,7 +52,7 @@ def nemotron_tensors(prefix: str = "", text_width: int = TEXT_WIDTH, **changes: 
         f"{radio}patch_generator.pos_embed": (1, side * side, width),
         "mlp1.0.weight": (4 * width,),
         "mlp1.1.weight": (cast("int", NEMOTRON_AROUND["projector_hidden_size"]), 4 * width),
-        "mlp1.3.weight": (text_width, cast("int", NEMOTRON_AROUND["projector_hidden_size"])),
+        "mlp1.3.weight": (TEXT_WIDTH, cast("int", NEMOTRON_AROUND["projector_hidden_size"])),
     }
     for index in range(config["num_hidden_layers"]):
         shapes |= _block(f"{radio}blocks.{index}.", width, hidden, "fc")

@@ -157,15 +157,10 @@ def write_store(
     quantization: Quantization | None = None,
     *,
     layout: Layout = HEAD,
-    writer: Writer = "compact",
-    model_format: str = "safetensors",
-    draft: bool = False,
 ) -> Store:
     """Writes the Hugging Face style directory `source_dir` into the store at `models_dir` under `name`.
 
-    What is called what, packed how and put where is `layout`'s business. Packed blobs come in MLX's file form, the
-    others as bytes of the source (`writer="mlx"`: all in MLX's form). A source that is packed already is copied. With
-    `draft` a speculative model lies beside it.
+    `layout` decides names, packings and places. A source that is packed already is copied.
     """
     config = json.loads((source_dir / "config.json").read_text())
     tensors = source_tensors(source_dir)
@@ -173,9 +168,7 @@ def write_store(
         blobs = list(import_packed(tensors, config, layout))
     else:
         blobs = plan(tensors, config, quantization, layout).blobs
-    return write_blobs(
-        models_dir, name, source_dir, blobs, quantization, writer=writer, model_format=model_format, draft=draft
-    )
+    return write_blobs(models_dir, name, source_dir, blobs, quantization)
 
 
 def write_blobs(
@@ -186,19 +179,25 @@ def write_blobs(
     quantization: Quantization | None = None,
     *,
     writer: Writer = "compact",
-    model_format: str = "safetensors",
     draft: bool = False,
 ) -> Store:
-    """Writes a store like `write_store`, its tensors as they lie in `blobs`."""
+    """Writes a store like `write_store`, its tensors as they lie in `blobs`.
+
+    Packed blobs come in MLX's file form, the others as bytes of the source (`writer="mlx"`: all in MLX's form). With
+    `draft` a speculative model lies beside it.
+    """
     store = Store(models_dir, manifest_path(models_dir, name))
-    layers = [_add_blob(store, blob, writer) for blob in blobs]
+    layers = []
+    for blob in blobs:
+        write = mlx_style_bytes if blob.by_mlx or writer == "mlx" else safetensors_bytes
+        layers.append(store.add_blob(write(blob.tensors, blob.metadata), TENSOR, blob.layer))
     layers += [
         store.add_blob(path.read_bytes(), JSON, path.name)
         for path in sorted(source_dir.glob("*.json"))
         if path.name != "model.safetensors.index.json"
     ]
     config_v2: dict[str, object] = {
-        "model_format": model_format,
+        "model_format": "safetensors",
         "model_family": "",
         "model_families": None,
         "model_type": "",
@@ -214,11 +213,6 @@ def write_blobs(
     entry = store.add_blob(json.dumps(config_v2, separators=(",", ":")).encode(), CONFIG)
     store.manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": entry, "layers": layers}
     return store
-
-
-def _add_blob(store: Store, blob: Blob, writer: Writer) -> dict[str, object]:
-    write = mlx_style_bytes if blob.by_mlx or writer == "mlx" else safetensors_bytes
-    return store.add_blob(write(blob.tensors, blob.metadata), TENSOR, blob.layer)
 
 
 _DRAFT = {

@@ -54,7 +54,7 @@ class Tiny(NamedTuple):
 
     @property
     def facts(self) -> LayerFacts:
-        """What its layers hold."""
+        """The contents of its layers."""
         return Sketch(self.make_layers, self.logits, VOCAB).facts
 
     def logits(self, tokens: mx.array, layers: list[object]) -> mx.array:

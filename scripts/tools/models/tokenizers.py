@@ -58,7 +58,7 @@ def _added(tokens: Sequence[str], first_id: int) -> list[Document]:
 
 
 def document(model: Document, added_tokens: Sequence[Document] = (), **parts: object) -> Document:
-    """A `tokenizer.json` of `model`; `parts` are its normalizer, pre_tokenizer and decoder, as far as it has them."""
+    """A `tokenizer.json` of `model`; `parts` may be its normalizer, pre_tokenizer and decoder."""
     return {
         "version": "1.0",
         "truncation": None,

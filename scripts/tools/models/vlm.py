@@ -51,7 +51,7 @@ def make(package: str) -> Served:
 
 def filled(name: str, chosen: Values) -> Served:
     """The same with this config."""
-    mx.random.seed(7)  # of what stays as a class makes it
+    mx.random.seed(7)  # for the parameters that stay as a class makes them
     model = make_module(name, chosen)
     size = sum(array.size for array in parameters_of(model).values())
     if size > _own(name).get("largest", LARGEST):

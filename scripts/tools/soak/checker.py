@@ -20,7 +20,7 @@ _DRAWING = {"temperature", "repeat_penalty"}
 class Checker:
     """Compares answers with those of a runner without a cache, while the clients go on.
 
-    That runner is the slower one: what is offered while many answers wait is not checked. `wrong` holds one text for
+    That runner is slower: an answer that is offered while many others wait is not checked. `wrong` holds one text for
     each answer that was not the right one; `ties` counts those that leave the right one at a token where two were
     equally likely. If answers are `exact`, there are no ties, and log-probabilities are equal to the last bit.
     """

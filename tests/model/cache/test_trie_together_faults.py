@@ -20,7 +20,6 @@ from runner.cache.sequences import LiveSequences
 from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import tiny, words
-from tests.lib import together
 from tests.lib.breaking import breaking
 from tests.lib.driver import ask, ask_uncached, check_equal
 from tests.lib.fakes import FAMILIES, FakeKVState, FakeRecurrentState, FakeSlice, FakeState, FakeWindowState
@@ -127,7 +126,7 @@ def test_sharing_and_evicting_raise_nothing(family: str) -> None:
         users = Together(family, budget=10_000)
         users.turn(PREFIX)
         clients = [users.begin([*PREFIX, 20, 21, *range(100 * user, 100 * user + 9)]) for user in (1, 2)]
-        with together.breaking(PrefixTrie, "match"), together.breaking(TrieCache, "enforce_budget"):
+        with breaking(PrefixTrie, "match"), breaking(TrieCache, "enforce_budget"):
             if ask_for == "follows":
                 assert not users.follows([*PREFIX, 1])
             else:
@@ -144,7 +143,7 @@ def test_a_resume_that_fails_twice_opens_no_session(family: str) -> None:
     users = Together(family)
     end = users.turn(PREFIX).recorded
     running = users.begin([*end, 1])
-    with together.breaking(TrieCache, "_restore"), pytest.raises(BrokenError):
+    with breaking(TrieCache, "_restore", error=BrokenError), pytest.raises(BrokenError):
         users.begin([*end, 2])
     users.check()
     assert running.session.detached

@@ -11,7 +11,7 @@ class FaultControl:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.environment = {"FAULT": "on-demand", "FAULT_DIR": str(directory)}
+        self.environment = {"FAULT_DIR": str(directory)}
 
     def arm(self, point: str, fault: str) -> None:
         """Makes the next call at `point` raise this fault."""

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,33 +44,19 @@ class RawProcess:
             return False
 
     def get(self, path: str) -> int:
-        """The HTTP status of a path."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request("GET", path)
+        """Returns the HTTP status of a path."""
+        return self._send("GET", path)[0]
+
+    def answer(self, prompt: str) -> str:
+        """Returns the text of a completion."""
+        _, body = self._send("POST", "/completion", json.dumps({"Prompt": prompt}))
+        return "".join(json.loads(line)["Content"] for line in body.splitlines())
+
+    def _send(self, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path, body)
             response = connection.getresponse()
-            response.read()
-            return response.status
-        finally:
-            connection.close()
-
-    def answer_nothing(self, prompt: str) -> None:
-        """Asks for a completion and expects its stream to break off."""
-        try:
-            self.answer(prompt)
-        except (OSError, http.client.HTTPException):
-            return
-        raise AssertionError("the answer was complete")
-
-    def answer(self, prompt: str, num_predict: int = 0) -> str:
-        """The text of a completion."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            body = json.dumps({"Prompt": prompt, "Options": {"num_predict": num_predict}})
-            connection.request("POST", "/completion", body)
-            return "".join(json.loads(line)["Content"] for line in connection.getresponse().read().splitlines())
-        finally:
-            connection.close()
+            return response.status, response.read()
 
 
 @contextmanager
@@ -81,17 +67,15 @@ def raw_process(
     stderr: Output,
     executable: Sequence[str] = RUNNER,
     words: Sequence[str] = (),
-    arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     before: Callable[[], None] | None = None,
-    port: int | None = None,
 ) -> Iterator[RawProcess]:
     """Spawns the runner. `words`, such as `runner`, come before its flags; `before` runs in the child before it becomes
     the runner; `environment` replaces the whole environment."""
-    port = port or free_port()
+    port = free_port()
     variables = dict(os.environ) if environment is None else dict(environment)
     process = subprocess.Popen(
-        [*executable, *words, "--model", MAIN, "--port", str(port), *arguments],
+        [*executable, *words, "--model", MAIN, "--port", str(port)],
         env={**variables, "OLLAMA_MODELS": str(models_dir)},
         stdin=subprocess.DEVNULL,
         stdout=stdout,

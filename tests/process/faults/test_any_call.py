@@ -123,9 +123,6 @@ class Injector:
         return watched
 
 
-# --- the story
-
-
 class Asked(NamedTuple):
     """A request, and the number of slices after which its client leaves."""
 
@@ -296,13 +293,13 @@ def calls(setup: str, kind: str = KIND) -> Counter[str]:
     return injector.calls
 
 
-def any_plan(point: str, kind: str = KIND) -> tuple[str, Plan]:
+def any_plan(point: str) -> tuple[str, Plan]:
     """Plans a fault in a random call at this point, with a random one of the caches that reach it."""
-    chance = random.Random(f"{point} {kind}")
-    setup = next(setup for setup in chance.sample([*SETUPS], len(SETUPS)) if calls(setup, kind)[point])
+    chance = random.Random(f"{point} {KIND}")
+    setup = next(setup for setup in chance.sample([*SETUPS], len(SETUPS)) if calls(setup)[point])
     fault = chance.choice(("fault", "python memory", "mlx memory"))
     late = chance.random() < 0.4 and point not in NEVER_LATE
-    return setup, Plan(point, chance.randrange(calls(setup, kind)[point]), fault, late, lasting=chance.random() < 0.2)
+    return setup, Plan(point, chance.randrange(calls(setup)[point]), fault, late, lasting=chance.random() < 0.2)
 
 
 def test_the_story_reaches_every_point() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import resource
 import signal
-import sys
 from pathlib import Path
 
 import aiohttp
@@ -11,11 +10,8 @@ import pytest
 
 from scripts.tools.conformance.scripted_model import CONTEXT
 from scripts.tools.host.lib import Client, Request, StreamError
-from tests.process.conftest import CHUNK_TOKENS, FAULTY, SpawnModel
+from tests.process.conftest import CHUNKED, FAULTY, SpawnModel, linux_only
 from tests.process.faults.fault_control import FaultControl
-
-CHUNKED = ["--prefill-chunk", str(CHUNK_TOKENS)]
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="prlimit, /proc")
 
 
 def address_bytes(pid: int) -> int:

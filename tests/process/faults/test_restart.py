@@ -7,12 +7,11 @@ import socket
 
 import pytest
 
+from scripts.tools.conformance.assertions import ALPHABET
 from scripts.tools.host.lib import Client, Process, Request, free_port
-from tests.process.conftest import CHUNK_TOKENS, FAULTY, SpawnModel
+from tests.process.conftest import CHUNKED, FAULTY, SpawnModel
 from tests.process.faults.fault_control import FaultControl
 
-ALPHABET = "jklmnopqrstuvwxyz"
-CHUNKED = ["--prefill-chunk", str(CHUNK_TOKENS)]
 ADVICE = "; choose another --port, or 0 for a free one"
 
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.conformance.this_runner import RUNNER
-from scripts.tools.host.lib import spawn
 from scripts.tools.models.store import write_store
+from tests.process.conftest import running
 from tests.process.hostile.victim import HOST, MODEL, Victim, write_victim
 
 
@@ -20,7 +19,6 @@ def victim_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def victim(victim_store: Path) -> Iterator[Victim]:
-    with spawn(RUNNER, MODEL, models_dir=victim_store, generation=HOST) as process:
-        process.wait_ready(60)
+    with running(MODEL, victim_store, generation=HOST) as process:
         yield Victim(process)
         assert process.exit_status is None, "it outlived everything"

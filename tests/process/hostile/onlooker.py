@@ -10,70 +10,57 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from protocol.stats import Stats
-from scripts.tools.conformance.this_runner import RUNNER
-from scripts.tools.host.lib import Client, Medium, Request, spawn
+from scripts.tools.host.lib import Client, Medium, Request
+from scripts.tools.models.png import png_file
 from scripts.tools.models.sources import write_source
 from scripts.tools.models.store import write_store
-from tests.process.conftest import read_stats
+from tests.process.conftest import read_stats, running
 from tests.process.hostile.victim import HOST, PATIENCE_S, PLAIN_HEAD, Victim
 
 SEEING = "seeing:latest"
 STORY = Request("Tell me a story.", {"num_predict": 1000})
-"""What somebody else asks for: long enough to last, though its tokens are drafted from the second time on."""
+"""The request of somebody else: long enough to last, though its tokens are drafted from the second time on."""
 
 
-def write_seeing(directory: Path, context: int, name: str = "qwen3.5-seeing") -> Path:
-    """Writes a store with a tiny model that sees, and returns it."""
-    source = write_source(directory / "source", name)
-    config = json.loads((source / "config.json").read_text())
+def open_onlooker(directory: Path, context: int, name: str) -> "Iterator[Onlooker]":
+    """Yields the onlooker of a process with a tiny model that sees, which has to outlive the block."""
+    store = write_store(directory / "store", SEEING, write_source(directory / "source", name))
+    config = json.loads(store.blob_of("config.json").read_text())
     config["text_config"]["max_position_embeddings"] = context
-    (source / "config.json").write_text(json.dumps(config))
-    write_store(directory / "store", SEEING, source)
-    return directory / "store"
-
-
-def open_onlooker(directory: Path, context: int, name: str = "qwen3.5-seeing") -> "Iterator[Onlooker]":
-    """Yields the onlooker of a process with that model, which has to outlive the block."""
-    store = write_seeing(directory, context, name)
-    with spawn(RUNNER, SEEING, models_dir=store, generation=HOST) as process:
-        process.wait_ready(60)
+    store.put_json("config.json", config)
+    with running(SEEING, store.models_dir, generation=HOST) as process:
         onlooker = Onlooker(Victim(process))
         asyncio.run(onlooker.prepare())
         yield onlooker
         assert process.exit_status is None, "it outlived everything"
 
 
-def chunk(name: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
-
 def black_png(width: int, height: int, rows: int) -> bytes:
-    """A PNG of one bit a pixel that has the packed zeros of so many rows, whatever it claims."""
+    """Returns a PNG of one bit a pixel with the packed zeros of `rows` rows, whatever its header claims."""
     squeeze, row = zlib.compressobj(9), bytes(1 + (width + 7) // 8)
     packed = b"".join(squeeze.compress(row) for _ in range(rows)) + squeeze.flush()
-    head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+    return png_file(struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0), packed)
 
 
-def asking(prompt: str, files: Iterable[bytes], num_predict: int = 3) -> bytes:
+def asking(prompt: str, files: Iterable[bytes]) -> bytes:
     """The body of a request with these pictures."""
     media = [{"data": b64encode(data).decode(), "id": number} for number, data in enumerate(files)]
-    return json.dumps({"Prompt": prompt, "Media": media, "Options": {"num_predict": num_predict}}).encode()
+    return json.dumps({"Prompt": prompt, "Media": media, "Options": {"num_predict": 3}}).encode()
 
 
-def head(length: int, path: str = "/completion") -> bytes:
-    """The head of a request with a body of this length."""
-    return f"POST {path} HTTP/1.1\r\nContent-Length: {length}\r\n".encode() + PLAIN_HEAD + b"\r\n"
+def head(length: int) -> bytes:
+    """The head of a completion with a body of this length."""
+    return f"POST /completion HTTP/1.1\r\nContent-Length: {length}\r\n".encode() + PLAIN_HEAD + b"\r\n"
 
 
 class Onlooker:
-    """Sends what is hostile, and looks at the process and at somebody else's answer meanwhile."""
+    """Sends hostile requests, and looks at the process and at somebody else's answer meanwhile."""
 
     def __init__(self, victim: Victim) -> None:
         self.victim = victim
         self._story = ""
         self.threads_at_first = 0
-        """How many there were before anything hostile came."""
+        """Their number before anything hostile came."""
 
     async def prepare(self) -> None:
         """Asks for STORY when nothing else goes on, and shows a first picture: what decodes it is imported then."""

@@ -7,8 +7,8 @@ import pytest
 
 from tests.process.hostile.victim import PATIENCE_S, PLAIN_HEAD, Victim, post, status_of
 
-GREET = '{"Prompt":"Hi"}'
-ENDLESS = '{"Prompt":"0","Options":{"num_predict":-1}}'
+GREET = b'{"Prompt":"Hi"}'
+ENDLESS = b'{"Prompt":"0","Options":{"num_predict":-1}}'
 GET = b"GET /v1/status HTTP/1.1\r\n"
 POST = b"POST /completion HTTP/1.1\r\n" + PLAIN_HEAD
 CLOSE = b"Connection: close\r\n"
@@ -21,16 +21,13 @@ REFUSED = {
     "a target of 100,000 characters": b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n" + PLAIN_HEAD + b"\r\n",
     "a header of 100,000 characters": GET + b"X: " + b"a" * 100_000 + b"\r\n\r\n",
     "10,000 headers": GET + b"X: y\r\n" * 10_000 + b"\r\n",
-    "two lengths": POST + b"Content-Length: 15\r\nContent-Length: 3\r\n\r\n" + GREET.encode(),
+    "two lengths": POST + b"Content-Length: 15\r\nContent-Length: 3\r\n\r\n" + GREET,
     "a negative length": POST + b"Content-Length: -1\r\n\r\n",
     "a length and chunks": POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "chunked twice": POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
     "a chunk size that is none": POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nab\r\n0\r\n\r\n",
     "a chunk longer than its size": POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\nabc\r\n0\r\n\r\n",
-    "an expectation of nobody": POST
-    + CLOSE
-    + b"Expect: the-inquisition\r\nContent-Length: 15\r\n\r\n"
-    + GREET.encode(),
+    "an expectation of nobody": POST + CLOSE + b"Expect: the-inquisition\r\nContent-Length: 15\r\n\r\n" + GREET,
     "a body that is compressed": post("/completion", b"abc", b"Content-Encoding: gzip\r\n"),
     "a foreign host": GET + CLOSE + b"Host: \xff\xfe:1\r\n\r\n",
     "multipart": post(
@@ -45,12 +42,8 @@ ANSWERED = {
     "an upgrade": GET + PLAIN_HEAD + b"Connection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n",
     "an escaped path": b"GET /v1/%73tatus HTTP/1.1\r\n" + PLAIN_HEAD + CLOSE + b"\r\n",
     "a query": b"GET /v1/status?%00=%ff&x=" + b"y" * 1000 + b" HTTP/1.1\r\n" + PLAIN_HEAD + CLOSE + b"\r\n",
-    "an awaited body": POST + CLOSE + b"Expect: 100-continue\r\nContent-Length: 15\r\n\r\n" + GREET.encode(),
-    "chunks with extensions": POST
-    + CLOSE
-    + b"Transfer-Encoding: chunked\r\n\r\nf;a=b\r\n"
-    + GREET.encode()
-    + b"\r\n0\r\n\r\n",
+    "an awaited body": POST + CLOSE + b"Expect: 100-continue\r\nContent-Length: 15\r\n\r\n" + GREET,
+    "chunks with extensions": POST + CLOSE + b"Transfer-Encoding: chunked\r\n\r\nf;a=b\r\n" + GREET + b"\r\n0\r\n\r\n",
 }
 
 
@@ -87,27 +80,16 @@ async def test_slow_clients_do_not_delay_others(victim: Victim) -> None:
 
 
 async def test_pipelined_requests_are_answered_one_after_the_other(victim: Victim) -> None:
-    whole = POST + b"Content-Length: 15\r\n\r\n" + GREET.encode()
+    whole = POST + b"Content-Length: 15\r\n\r\n" + GREET
     status = GET + PLAIN_HEAD
     async with victim.storm():
-        answer = await victim.exchange(
-            whole
-            + status
-            + b"\r\n"
-            + whole
-            + b"GET /nope HTTP/1.1\r\n"
-            + PLAIN_HEAD
-            + b"\r\n"
-            + status
-            + CLOSE
-            + b"\r\n"
-        )
+        nope = b"GET /nope HTTP/1.1\r\n" + PLAIN_HEAD + b"\r\n"
+        answer = await victim.exchange(whole + status + b"\r\n" + whole + nope + status + CLOSE + b"\r\n")
     assert re.findall(rb"HTTP/1\.1 (\d+)", answer) == [b"200", b"200", b"200", b"404", b"200"]
 
 
 async def test_an_abort_behind_pipelined_requests_cancels_all_of_them(victim: Victim) -> None:
-    body = ENDLESS.encode()
-    request = POST + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+    request = POST + f"Content-Length: {len(ENDLESS)}\r\n\r\n".encode() + ENDLESS
     async with victim.storm():
         reader, writer = await victim.open()
         writer.write(request * 40 + GET + b"\r\n")

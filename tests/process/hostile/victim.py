@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import os
 import string
 import threading
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from scripts.tools.host.lib import Client, F, Process, Request, capture, descriptors, rss_bytes
 from scripts.tools.models.scripted import BYTES, Transition, write_scripted
+from tests.process.conftest import processor_s
 
 MODEL = "victim:latest"
 CONTEXT = 65536
@@ -63,9 +63,7 @@ class Victim:
         return rss_bytes(self.process.pid)
 
     def cpu_s(self) -> float:
-        """Returns the processor time of all its threads so far, in seconds."""
-        user, system = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        return processor_s(self.process.pid)
 
     def descriptors(self) -> int:
         count = descriptors(self.process.pid)

@@ -1,4 +1,4 @@
-"""A miniature run of each benchmark: what it says it measures is there."""
+"""A miniature run of each benchmark has the figures that it names; and the command line that all of them share."""
 
 import json
 import shlex
@@ -12,18 +12,20 @@ import pytest
 from scripts.tools.bench import __main__ as bench
 from scripts.tools.bench import decode, embeddings, parallel, start, ttft
 from scripts.tools.bench.llamas import Size
-from scripts.tools.bench.servers import (
-    BARE,
-    OLLAMA,
-    OURS,
-    SIZES,
-    Server,
-    servers,
-    this_runner,
-)
+from scripts.tools.bench.machine import BLAS, Others
+from scripts.tools.bench.servers import BARE, OLLAMA, OURS, SIZES, Server, servers, this_runner
 from scripts.tools.conformance.this_runner import RUNNER
 
 Found = Mapping[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a busy machine be: miniature benchmarks measure nothing worth knowing."""
+    for name in BLAS:
+        monkeypatch.setenv(name, "auto")  # a benchmark sets them
+    monkeypatch.setattr(bench, "check_quiet", lambda: None)
+    monkeypatch.setattr(Others, "check", lambda _: None)
 
 
 @pytest.fixture
@@ -116,3 +118,20 @@ def test_embeddings(measured: Callable[..., Found], monkeypatch: pytest.MonkeyPa
     both = found["texts_per_s"]["small"]
     assert [len(both[way]) for way in (embeddings.AT_ONCE, embeddings.IN_TURN)] == [2, 2]
     assert [target["what"] for target in found["targets"]] == ["small, texts/s at once over in turn"]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["parallel", "--turns=0"], "there is at least one turn"),
+        (["decode", "--peer=other="], "NAME=COMMAND is wanted"),
+        (["decode", "--peer=other='"], "No closing quotation"),
+        (["nothing"], "invalid choice: 'nothing'"),
+    ],
+)
+def test_words_that_cannot_be_run_are_refused_in_one_line(
+    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(words)
+    assert complaint in capsys.readouterr().err.splitlines()[-1]

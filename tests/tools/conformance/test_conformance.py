@@ -1,10 +1,24 @@
 """Every case against this repository's runner as the newest generation of hosts sees it, and one as each older one."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from scripts.tools.conformance import CASES, Case, Outcome, Runners, run
+from scripts.tools.conformance.models import (
+    COHERE,
+    EMBEDDING,
+    EMBEDDING_MEDIA,
+    HEARING,
+    MAIN,
+    SEEING,
+    SENTENCEPIECE,
+    SMALL,
+    UNIFIED,
+)
 from scripts.tools.conformance.report import Report, as_markdown
-from scripts.tools.host.lib import GENERATIONS, Generation
+from scripts.tools.conformance.this_runner import FAULTY, RUNNER
+from scripts.tools.host.lib import G_PRIME, GENERATIONS, Generation, H
 from tests import ROOT
 
 DOCUMENT = ROOT / "docs" / "compatibility.md"
@@ -20,6 +34,16 @@ CHOSEN = [
     if case is not run[0] or run[0].id == SMOKE
 ]
 """The newest generation of each case, and each of one case."""
+
+
+@pytest.fixture(scope="session")
+def runners() -> Iterator[Runners]:
+    """One for all cases. What they share is started before the first of them, and so belongs to none."""
+    with Runners(RUNNER, faulty=FAULTY) as runners:
+        for model in (MAIN, SMALL, SENTENCEPIECE, SEEING, HEARING, UNIFIED, EMBEDDING, EMBEDDING_MEDIA, COHERE):
+            runners.shared(H, model)
+        runners.shared(G_PRIME, MAIN)
+        yield runners
 
 
 @pytest.mark.parametrize(

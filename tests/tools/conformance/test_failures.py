@@ -11,13 +11,9 @@ from scripts.tools.host.lib import GENERATIONS, G, Generation
 
 SPOILED = Path(__file__).with_name("spoiled.py")
 MANNERS = {
-    "noisy": {
-        "12-session-without-marker": "hosts take for an error: ['note: mlx: using device gpu']",
-    },
+    "noisy": {"12-session-without-marker": "hosts take for an error: ['note: mlx: using device gpu']"},
     "short": {"39-context-end": "text, reason, count with"},
-    "tracing": {
-        "9-sigint-idle": "it wrote 'Traceback'",
-    },
+    "tracing": {"9-sigint-idle": "it wrote 'Traceback'"},
 }
 """The faults of tests/tools/conformance/spoiled.py, the cases that fail with each, and part of the reason."""
 

@@ -64,18 +64,7 @@ def test_an_executable_that_does_not_start_is_told_at_once(capsys: pytest.Captur
 
 
 def test_a_failure_is_exit_status_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = [
-        "--case",
-        "40",
-        "--case",
-        "51",
-        "--generation",
-        "G",
-        "--cwd",
-        str(tmp_path),
-        "--markdown",
-        "t.md",
-    ]
+    words = ["--case", "40", "--case", "51", "--generation", "G", "--cwd", str(tmp_path), "--markdown", "t.md"]
     assert main([*words, sys.executable, "-P", str(SPOILED), "noisy"]) == 1
     told = capsys.readouterr().out
     assert "FAIL 40-eos G: hosts take this output for an error: note: mlx: " in told

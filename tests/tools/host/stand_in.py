@@ -27,7 +27,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         tell(f"GET {self.path}")
         status = {"Status": 0, "Progress": 100, "ContextLength": 8192, "Memory": 1000 + len(sys.argv)}
-        self.answer(500 if Handler.deaf else 200, json.dumps(status))
+        self.answer(404 if self.path != "/v1/status" else 500 if Handler.deaf else 200, json.dumps(status))
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()

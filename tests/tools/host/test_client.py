@@ -8,14 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from scripts.tools.host.lib import (
-    A,
-    Client,
-    OutputScanner,
-    Request,
-    StatusError,
-    StreamError,
-)
+from scripts.tools.host.lib import A, Client, OutputScanner, Request, StatusError, StreamError
 
 FINAL = b'{"Done":true,"EvalCount":1}\n'
 Handler = Callable[[web.Request, web.StreamResponse], Awaitable[None]]

@@ -11,20 +11,9 @@ from pathlib import Path
 import pytest
 
 from scripts.tools.host.lib import A, F, LoadError, Process, spawn, write_decoys
+from tests.tools.host.stand_in import STAND_IN
 
 ECHO = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
-READY = """
-import http.server, json, sys
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        body = json.dumps({"Status": 0, "Progress": 100, "ContextLength": 8, "Memory": 1}).encode()
-        self.send_response(200 if self.path == "/v1/status" else 404)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-    def log_message(self, *arguments): pass
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
-"""
 
 
 def run(code: str, **arguments: object) -> Process:
@@ -35,9 +24,7 @@ def test_argv_and_environment_are_the_hosts(tmp_path: Path) -> None:
     process = run(ECHO, models_dir=tmp_path, libraries=write_decoys(tmp_path / "lib"), arguments=["--cache", "none"])
     assert process.wait(10) == 0
     argv, environment = json.loads(process.output.text)
-    assert argv == [
-        *("runner", "--mlx-engine", "--model", "m:latest", "--port", str(process.port), "--cache", "none"),
-    ]
+    assert argv == [*("runner", "--mlx-engine", "--model", "m:latest", "--port", str(process.port), "--cache", "none")]
     backend = tmp_path / "lib" / "mlx_cuda_v13"
     assert environment["OLLAMA_MODELS"] == str(tmp_path)
     assert environment["LD_LIBRARY_PATH"].split(":")[:2] == [str(tmp_path / "lib"), str(backend)]
@@ -46,9 +33,9 @@ def test_argv_and_environment_are_the_hosts(tmp_path: Path) -> None:
 
 
 def test_readiness_needs_200_on_the_path_of_the_generation() -> None:
-    with run(READY) as process:
+    with spawn(STAND_IN, "m:latest") as process:
         assert process.wait_ready(10) < 10
-    with run(READY, generation=A) as process, pytest.raises(LoadError, match="to start"):
+    with spawn(STAND_IN, "m:latest", generation=A) as process, pytest.raises(LoadError, match="to start"):
         process.wait_ready(0.6)
 
 

@@ -46,9 +46,9 @@ CASES = [
 ]
 
 
-def found(family: str, name: str, wanted: Quantization, release: str, width: int = 64) -> Quantization | None:
+def found(family: str, name: str, wanted: Quantization, release: str) -> Quantization | None:
     config = {"architectures": [f"{family}ForCausalLM"], "num_hidden_layers": 16}
-    shape = (4, 64, width) if ".experts." in name else (64, width)
+    shape = (4, 64, 64) if ".experts." in name else (64, 64)
     return type_of(Question(name, shape, wanted, config, LAYOUTS[release].rules))
 
 

@@ -12,17 +12,14 @@ from pathlib import Path
 import pytest
 
 from scripts.tools.conformance.runners import caught
-from scripts.tools.conformance.this_runner import RUNNER
 from scripts.tools.demo.hearing import FALLING, RISING, SOUNDS, known_looks
 from scripts.tools.demo.hearing import TALKS as HEARD_TALKS
 from scripts.tools.demo.plain import is_good
 from scripts.tools.demo.questions import CONVERSATIONS, Conversation, Talk
 from scripts.tools.demo.seeing import TALKS
 from scripts.tools.demo.subjects import GREEDY, HEARING_MODEL, HEARING_WEIGHTS, SEEING_MODEL, demo_store
-from scripts.tools.host.lib import Answer, Client, G, Medium, Process, Request, spawn
-from scripts.tools.real import chat
-
-SYSTEM = f"<|im_start|>system\n{chat.SYSTEM}<|im_end|>\n"
+from scripts.tools.host.lib import Answer, Client, G, Medium, Process, Request
+from tests.process.conftest import running
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS, ids=lambda conversation: conversation.title)
@@ -45,9 +42,8 @@ def store() -> Iterator[Path]:
 
 
 @contextmanager
-def started(store: Path, *arguments: str, model: str = SEEING_MODEL) -> Iterator[Process]:
-    with spawn(RUNNER, model, models_dir=store, generation=HOST, arguments=arguments) as process:
-        process.wait_ready(60)
+def started(store: Path, *arguments: str, model: str) -> Iterator[Process]:
+    with running(model, store, *arguments, generation=HOST) as process:
         yield process
         assert not caught(process)
 
@@ -71,19 +67,18 @@ async def hold(client: Client, talk: Talk) -> list[int]:
     return cached
 
 
-WAYS = [("trie", 33), ("trie", 7), ("single", 128), ("none", 2048)]
+async def hold_all(client: Client, talks: Sequence[Talk], cache: str, tokens: int) -> None:
+    """Holds talks twice; a later turn does not read its picture or sound, of `tokens` tokens, again."""
+    for talk in (*talks, *talks):
+        cached = await hold(client, talk)
+        assert not any(cached) if cache == "none" else min(cached[1:]) > tokens
 
 
-@pytest.mark.parametrize(("cache", "chunk"), WAYS)
+@pytest.mark.parametrize(("cache", "chunk"), [("trie", 33), ("trie", 7), ("single", 128), ("none", 2048)])
 async def test_every_talk_is_right(store: Path, cache: str, chunk: int) -> None:
-    with started(store, "--cache", cache, "--prefill-chunk", str(chunk)) as process:
+    with started(store, "--cache", cache, "--prefill-chunk", str(chunk), model=SEEING_MODEL) as process:
         async with Client.of(process) as client:
-            for talk in (*TALKS, *TALKS):
-                cached = await hold(client, talk)
-                if cache == "none":
-                    assert not any(cached)
-                else:
-                    assert min(cached[1:]) > SOFT  # the next turn does not read the picture again
+            await hold_all(client, TALKS, cache, SOFT)
 
 
 HEARD = 32
@@ -92,12 +87,9 @@ HEARD = 32
 
 @pytest.mark.parametrize(("cache", "chunk"), [("trie", 7), ("none", 2048)])
 async def test_every_talk_about_sounds_is_right(store: Path, cache: str, chunk: int) -> None:
-    arguments = ("--cache", cache, "--prefill-chunk", str(chunk))
-    with started(store, *arguments, model=HEARING_MODEL) as process:
+    with started(store, "--cache", cache, "--prefill-chunk", str(chunk), model=HEARING_MODEL) as process:
         async with Client.of(process) as client:
-            for talk in (*HEARD_TALKS, *HEARD_TALKS):
-                cached = await hold(client, talk)
-                assert not any(cached) if cache == "none" else min(cached[1:]) > HEARD
+            await hold_all(client, HEARD_TALKS, cache, HEARD)
             rising, falling = HEARD_TALKS[:2]
             text, _ = await say(client, rising.prompt(0), [SOUNDS[FALLING]])
             assert text == falling.answers[0] != rising.answers[0], "the wrong sound gets its own answer"

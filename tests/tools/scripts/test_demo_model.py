@@ -11,14 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from scripts.tools.demo.plain import answer, load_text, weights_path
-from scripts.tools.demo.questions import (
-    CONVERSATIONS,
-    END,
-    SMALL_TALK,
-    Conversation,
-    Message,
-    render,
-)
+from scripts.tools.demo.questions import CONVERSATIONS, END, SMALL_TALK, Conversation, Message, render
 from tests import ROOT
 
 # isort: split
@@ -73,15 +66,9 @@ def test_the_chat_template_renders_what_the_demo_host_sends() -> None:
     assert written == render(chat)
 
 
-# --- what it answers ---
-
-
 @pytest.mark.parametrize("conversation", CONVERSATIONS, ids=lambda conversation: conversation.title)
 def test_demo_conversations_are_answered_as_the_demo_expects(
     demo: tuple[llama.Model, Tokenizer], conversation: Conversation
 ) -> None:
     answers = [answer(*demo, conversation.prompt(index)) for index in range(len(conversation.turns))]
     assert answers == [turn.answer for turn in conversation.turns]
-
-
-# --- that it can be made again ---

@@ -20,6 +20,7 @@ import aiohttp
 import pytest
 
 from scripts.tools.demo.questions import CONVERSATIONS
+from scripts.tools.models.png import png
 from scripts.tools.models.sources import write_source
 from tests import ROOT
 
@@ -46,20 +47,13 @@ class Served(NamedTuple):
 
 
 @contextmanager
-def served(
-    words: Sequence[str],
-    directory: Path,
-    command: Sequence[str] = (sys.executable, "-m", "scripts.tools.host.main"),
-    cwd: Path = ROOT,
-    **variables: str,
-) -> Iterator[Served]:
+def served(words: Sequence[str], directory: Path) -> Iterator[Served]:
     """Started with `words` on a free port, and ended as a person ends it."""
     stderr = directory / "stderr.txt"
-    argv = [*command, "--port", "0", *words]
-    environ = {**os.environ, **variables}
+    argv = [sys.executable, "-m", "scripts.tools.host.main", "--port", "0", *words]
     with (
         stderr.open("w") as file,
-        subprocess.Popen(argv, cwd=cwd, env=environ, stdout=subprocess.PIPE, stderr=file, text=True) as process,
+        subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=file, text=True) as process,
     ):
         assert process.stdout is not None
         limit = threading.Timer(60, process.kill)
@@ -97,11 +91,10 @@ class Answered(NamedTuple):
         return self.lines[-1]
 
 
-async def ask(host: Served, path: str, body: object = None, raw: bytes | None = None) -> Answered:
-    data = raw if raw is not None else None if body is None else json.dumps(body).encode()
+async def ask(host: Served, path: str, body: object) -> Answered:
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as session,
-        session.request("GET" if data is None else "POST", host.url + path, data=data) as response,
+        session.post(host.url + path, json=body) as response,
     ):
         text = await response.text()
         return Answered(response.status, response.content_type, [json.loads(line) for line in text.splitlines()])
@@ -212,6 +205,30 @@ def vectors_of(found: object) -> list[list[float]]:
 
 def of_length_1(numbers: Sequence[float]) -> list[float]:
     return [each / math.hypot(*numbers) for each in numbers]
+
+
+RED, BLUE = (base64.b64encode(png(40, 30, colour)).decode() for colour in ((250, 0, 0), (0, 0, 250)))
+
+
+async def test_a_chat_with_a_picture_is_answered(tmp_path: Path) -> None:
+    with served([str(write_source(tmp_path / "seeing", "qwen3.5-seeing"))], tmp_path) as host:
+        await chat_about_pictures(host)
+
+
+async def chat_about_pictures(host: Served) -> None:
+    options = {"num_predict": 2, "temperature": 0}
+    first = {"role": "user", "content": "What is this?"}
+    plain = await ask(host, "/api/chat", {"model": "seeing", "messages": [first], "options": options})
+    shown = {**first, "images": [RED]}
+    answer = await ask(host, "/api/chat", {"model": "seeing", "messages": [shown], "options": options})
+    assert (plain.status, answer.status) == (200, 200)
+    assert int(str(answer.last["prompt_eval_count"])) > int(str(plain.last["prompt_eval_count"])) + 60
+    turn = {"role": "user", "content": "And this?", "images": [BLUE]}
+    talk = [shown, {"role": "assistant", "content": "Red."}, turn]
+    again = await ask(host, "/api/chat", {"model": "seeing", "messages": talk, "options": options})
+    assert int(str(again.last["prompt_eval_cached_count"])) > 60, "the first picture is not read again"
+    body = {"model": "seeing", "prompt": "[img] is what?", "images": [BLUE], "options": options}
+    assert (await ask(host, "/api/generate", body)).status == 200
 
 
 def test_ctrl_c_ends_it_and_its_runner(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A host's HTTP client: Go's default one as far as a runner can tell (docs/internals/wire.md, 2)."""
 
+import json
 import time
 import zlib
 from collections.abc import AsyncIterator, Mapping
@@ -45,6 +46,12 @@ class Reply(NamedTuple):
     @property
     def text(self) -> str:
         return self.body.decode()
+
+
+def _answered(reply: Reply) -> bytes:
+    if reply.status != 200:
+        raise StatusError(reply.status, reply.text.strip())
+    return reply.body
 
 
 @dataclass
@@ -166,7 +173,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Whoever still reads an answer gets a `StreamError`, or what the HTTP client raises."""
+        """Readers of answers that have not ended get a `StreamError`, or an error of the HTTP client."""
         for response in list(self._responses):
             # A session that closes forgets its readers: they would wait for ever.
             response.content.set_exception(aiohttp.ClientPayloadError("the client is closed"))
@@ -191,12 +198,15 @@ class Client:
             content = await response.read()
             return Reply(response.status, {name.lower(): value for name, value in response.headers.items()}, content)
 
+    async def ask(self, path: str, body: object) -> dict[str, object]:
+        """Posts JSON, and returns the object that comes back. Raises `StatusError`."""
+        reply = await self.send("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        answer = json.loads(_answered(reply))
+        return answer if isinstance(answer, dict) else {}
+
     async def status(self) -> Status:
         """The host's health check. Raises `StatusError`, `UndecodableError`."""
-        reply = await self.send("GET", "/v1/status")
-        if reply.status != 200:
-            raise StatusError(reply.status, reply.text.strip())
-        return decode_status(reply.body)
+        return decode_status(_answered(await self.send("GET", "/v1/status")))
 
     async def ping(self) -> Status | None:
         """Asks the generation's readiness path, as hosts do before each request to a loaded model; follows redirects.
@@ -240,7 +250,7 @@ class Client:
         self, request: Request, *, tokenize: bool = False, cancel_after: int | None = None
     ) -> Completion:
         """Reads a completion to its end. `tokenize` asks for the ids of prompt and answer while the final line is
-        handled, as `/api/generate` does; `cancel_after` closes the connection after so many lines."""
+        handled, as `/api/generate` does; `cancel_after` is the number of lines after which the connection is closed."""
         completion = Completion()
         async with self.stream(request) as stream:
             async for answer in stream:

@@ -106,7 +106,7 @@ def duration_s(text: str) -> float:
 
 
 def keep_alive_s(value: object) -> float:
-    """`keep_alive` of a request: seconds, at most `LONGEST_S`, or a duration; what is negative is for ever.
+    """`keep_alive` of a request: seconds, at most `LONGEST_S`, or a duration; negative values mean for ever.
 
     Raises ValueError.
     """

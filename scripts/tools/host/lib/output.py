@@ -173,7 +173,6 @@ class OutputScanner:
         self.rule = rule
         self._lock = threading.Lock()
         self._written = bytearray()
-        self._stdout = bytearray()
         self._capture = rule.start()
 
     def feed(self, chunk: bytes) -> bool:
@@ -186,7 +185,6 @@ class OutputScanner:
         """One read from a stdout that has a pipe of its own: shown, never remembered."""
         with self._lock:
             self._written += chunk
-            self._stdout += chunk
 
     def end(self) -> None:
         """The pipe that is remembered has ended."""
@@ -203,12 +201,6 @@ class OutputScanner:
     def text(self) -> str:
         with self._lock:
             return self._written.decode(errors="replace")
-
-    @property
-    def stdout(self) -> str:
-        """The output that came through a stdout with a pipe of its own."""
-        with self._lock:
-            return self._stdout.decode(errors="replace")
 
     @property
     def lines(self) -> list[str]:

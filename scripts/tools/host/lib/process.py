@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from scripts.tools.host.lib.answers import Status, UndecodableError, decode_status
 from scripts.tools.host.lib.generations import F, Generation
 from scripts.tools.host.lib.golang import signal_name
-from scripts.tools.host.lib.output import LastScannedLine, OutputScanner, Rule
+from scripts.tools.host.lib.output import LastScannedLine, OutputScanner
 
 POLL_S = 0.1
 _READ_BYTES = 32768
@@ -103,14 +103,13 @@ def spawn(
     environment: Mapping[str, str] | None = None,
     libraries: Path | None = None,
     cwd: Path | None = None,
-    rule: Rule | None = None,
     copy_to: Copy | None = None,
 ) -> "Process":
     """Starts `executable` (one or more words) for `model` with the argv of `generation`, plus our own `arguments`.
 
     The environment is a full copy of ours, plus `OLLAMA_MODELS`, the variables for the host's library directory
-    `libraries`, and `environment`. Stdin is the null device. The outputs are read by `rule`, by default the newest of
-    the generation; `copy_to` gets all that was read, as the host's own stderr does.
+    `libraries`, and `environment`. Stdin is the null device. The outputs are read by the newest rule of the generation;
+    `copy_to` gets all that was read, as the host's own stderr does.
     """
     port = free_port() if port is None else port
     variables = dict(os.environ)
@@ -120,7 +119,7 @@ def spawn(
         variables |= library_environment(libraries, variables, cuda_headers=generation.cuda_headers)
     variables |= environment or {}
     argv = [*executable, *generation.argv(model, port), *arguments]
-    return Process(argv, port, generation, variables, cwd, rule, copy_to)
+    return Process(argv, port, generation, variables, cwd, copy_to)
 
 
 class Process:
@@ -138,13 +137,12 @@ class Process:
         generation: Generation = F,
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        rule: Rule | None = None,
         copy_to: Copy | None = None,
     ) -> None:
         self.argv = list(argv)
         self.port = port
         self.generation = generation
-        self.output = OutputScanner(rule or generation.rule)
+        self.output = OutputScanner(generation.rule)
         self.started = time.monotonic()
         self.status: Status | None = None
         """The status from the last poll that could be decoded."""

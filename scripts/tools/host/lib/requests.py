@@ -78,7 +78,7 @@ def wire_format(value: object, generation: Generation, closings: Sequence[str] =
 
 
 def _options(options: Mapping[str, object], generation: Generation) -> dict[str, object]:
-    """The options that this generation knows, in its order, without those that are zero."""
+    """The options that this generation knows, in its order, without zeros."""
     return {key: options[key] for key in generation.option_keys if options.get(key)}
 
 

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -16,7 +17,7 @@ import aiohttp
 from scripts.tools.host.lib.answers import Status, UndecodableError
 from scripts.tools.host.lib.client import Client, Completion, StatusError, StreamError
 from scripts.tools.host.lib.generations import F, Generation
-from scripts.tools.host.lib.output import Rule, is_out_of_memory
+from scripts.tools.host.lib.output import is_out_of_memory
 from scripts.tools.host.lib.process import POLL_S, Copy, LoadError, Process, spawn
 from scripts.tools.host.lib.requests import Request
 
@@ -91,30 +92,29 @@ class Host:
         models_dir: Path | str | None = None,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        libraries: Path | None = None,
-        rule: Rule | None = None,
         copy_to: Copy | None = None,
         keep_alive_s: float = KEEP_ALIVE_S,
         max_loaded: int = MAX_LOADED,
-        load_timeout_s: float | None = None,
         report: Callable[[str], object] | None = None,
     ) -> None:
         """`keep_alive_s` is what a request gets that names none: 0 closes after the request, infinite never.
 
         `report` gets a line, such as `runner of demo:latest: signal: killed`, when a loaded runner ends by itself.
         """
-        self.executable = list(executable)
         self.generation = generation
-        self.models_dir = models_dir
-        self.arguments = list(arguments)
-        self.environment = environment
-        self.libraries = libraries
-        self.rule = rule
-        self.copy_to = copy_to
         self.keep_alive_s = keep_alive_s
         self.max_loaded = max_loaded
-        self.load_timeout_s = load_timeout_s
         self.report = report
+        self._executable = executable
+        self._spawn = partial(
+            spawn,
+            executable,
+            models_dir=models_dir,
+            generation=generation,
+            arguments=arguments,
+            environment=environment,
+            copy_to=copy_to,
+        )
         self._loaded: dict[str, Loaded] = {}
         self._pending = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -210,19 +210,9 @@ class Host:
 
     def _start(self, model: str, keep_alive_s: float | None, num_ctx: int) -> Loaded:
         try:
-            process = spawn(
-                self.executable,
-                model,
-                models_dir=self.models_dir,
-                generation=self.generation,
-                arguments=self.arguments,
-                environment=self.environment,
-                libraries=self.libraries,
-                rule=self.rule,
-                copy_to=self.copy_to,
-            )
+            process = self._spawn(model)
         except OSError as error:
-            reason = f"fork/exec {self.executable[0]}: {(error.strerror or str(error)).lower()}"
+            reason = f"fork/exec {self._executable[0]}: {(error.strerror or str(error)).lower()}"
             raise LoadError(f"failed to start mlx runner: {reason}") from error
         loaded = Loaded(model, process, self.keep_alive_s if keep_alive_s is None else keep_alive_s, num_ctx)
         self._loaded[model] = loaded
@@ -232,7 +222,7 @@ class Host:
         process = loaded.process
         try:
             await asyncio.sleep(POLL_S)
-            while not await asyncio.to_thread(process.try_ready, self.load_timeout_s):
+            while not await asyncio.to_thread(process.try_ready):
                 await asyncio.sleep(POLL_S)
             loaded.status = process.status or _UNKNOWN
             self._watch(loaded)

@@ -75,7 +75,7 @@ CANCELLED = "context canceled"
 
 
 class Part(NamedTuple):
-    """One piece of an answer; `answer` is the line it came with, its counters those that the user sees."""
+    """One piece of an answer; `answer` is the line it came with, with the counters that the user sees."""
 
     thinking: str
     content: str
