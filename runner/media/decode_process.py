@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 
 from runner.media.geometry import Alpha, Geometry
-from runner.media.header import Header
+from runner.media.header import PictureHeader
 from runner.media.sound_header import SoundHeader
 from runner.process.child import Channel
 from runner.process.orders import Limited, OrderProcess, address_bytes, answer_order
@@ -25,7 +25,7 @@ class PictureOrder(Limited, array_like=True, frozen=True, tag="picture"):
     """A picture to decode. Its parts follow, each as a message of its own."""
 
     parts: int
-    header: Header
+    header: PictureHeader
     width: int
     height: int
     alpha: Alpha
@@ -43,7 +43,9 @@ class DecodeProcess(OrderProcess):
 
     module = __name__
 
-    def decode(self, data: bytes, header: Header, geometry: Geometry, alpha: Alpha, left: Callable[[], bool]) -> bytes:
+    def decode_picture(
+        self, data: bytes, header: PictureHeader, geometry: Geometry, alpha: Alpha, left: Callable[[], bool]
+    ) -> bytes:
         """Returns the pixels of a picture, upright and resized: [height, width, 3] of one byte each.
 
         Ends the process and raises MediaError as soon as `left` returns True, or when there is no answer for long.
@@ -69,7 +71,7 @@ class DecodeProcess(OrderProcess):
         return msgspec.json.decode(lengths, type=list[int]), rows
 
 
-def decode_bytes(header: Header, geometry: Geometry, size: int) -> int:
+def decode_bytes(header: PictureHeader, geometry: Geometry, size: int) -> int:
     """Returns the most bytes that decoding a picture from a file of `size` bytes takes at once.
 
     For each pixel: its canvas, the same once more to be turned, and, where libraries keep them, two or three canvases.
@@ -106,15 +108,17 @@ def _decoder(order: PictureOrder | SoundOrder) -> Callable[[bytes], list[bytes]]
     if isinstance(order, PictureOrder):
         from runner.media import picture
 
-        return lambda data: [picture.decode(data, order.header, order.width, order.height, order.alpha).tobytes()]
+        return lambda data: [
+            picture.decode_picture(data, order.header, order.width, order.height, order.alpha).tobytes()
+        ]
     from runner.media import sound
 
-    sound.warm_up()
+    sound.decode_silence()
     if not order.header.is_exact:
         import soundfile  # noqa: F401 - with all that it loads
 
     def decode(data: bytes) -> list[bytes]:
-        lengths, rows = sound.decode(data, order.header, order.frame_samples)
+        lengths, rows = sound.decode_sound(data, order.header, order.frame_samples)
         return [msgspec.json.encode(lengths), rows.tobytes()]
 
     return decode

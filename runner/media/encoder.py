@@ -14,7 +14,7 @@ from runner.engine.ports import Shifted
 from runner.engine.request import ShownPrompt
 from runner.media.forward import FeatureRows
 from runner.media.prompt import Item, MediaPrompt, Picture, Sound
-from runner.media.rows import MediaRows, RowStore
+from runner.media.row_store import MediaRows, RowStore
 from runner.media.towers.tower import Grid, SoundTower, Tower
 
 MOST_FEATURE_BYTES = 64 << 20

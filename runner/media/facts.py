@@ -9,7 +9,7 @@ from runner.media.families import PictureFamily
 from runner.media.header import MAX_PIXELS
 from runner.media.open import hearing_of, seeing_of
 from runner.media.sound_header import RATE
-from runner.media.towers.load import AnyTower, TowerPlan, plan_sound_tower, plan_tower, plan_weights
+from runner.media.towers.plan import AnyTower, TowerPlan, plan_sound_tower, plan_tower, plan_weights
 from runner.settings import CheckSettings
 from runner.sizes import counted, shown
 

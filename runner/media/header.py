@@ -27,7 +27,7 @@ Parts: TypeAlias = Iterator[object]
 """Ends when as many parts of a file were looked at as may be. All loops of a walk share one."""
 
 
-class Header(NamedTuple):
+class PictureHeader(NamedTuple):
     """Format and size of a picture, in pixels as the viewer sees it: after `orientation` was applied."""
 
     format: str
@@ -50,7 +50,7 @@ class Header(NamedTuple):
         return [whole[start:stop] for start, stop in self.kept] if self.kept else [whole]
 
 
-def read_picture_header(data: bytes) -> Header:
+def read_picture_header(data: bytes) -> PictureHeader:
     """Returns what is known of a picture without decoding it. Raises MediaError if it will not be decoded."""
     name = picture_format(data)
     if name not in SERVED:
@@ -68,7 +68,7 @@ def read_picture_header(data: bytes) -> Header:
         )
     if orientation >= _SIDEWAYS:
         width, height = height, width
-    return Header(name, width, height, orientation, kept)
+    return PictureHeader(name, width, height, orientation, kept)
 
 
 def damaged(name: str, why: str) -> MediaError:

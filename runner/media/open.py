@@ -16,9 +16,9 @@ from runner.media.families import Around
 from runner.media.forward import MediaForward
 from runner.media.header import AUDIO, IMAGE
 from runner.media.prompt import MediaNames
-from runner.media.rows import FamilyPictures, RowStore
+from runner.media.row_store import FamilyPictures, RowStore
 from runner.media.support import Hearing, MediaSupport
-from runner.media.towers.load import (
+from runner.media.towers.plan import (
     PREPROCESSOR,
     SOUND_TOWERS,
     TowerPlan,

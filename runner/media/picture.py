@@ -22,7 +22,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from runner.errors import MediaError
 from runner.media.geometry import Alpha
-from runner.media.header import MOST_PARTS, Header, damaged
+from runner.media.header import MOST_PARTS, PictureHeader, damaged
 
 # Set once, for the whole process.
 Image.MAX_IMAGE_PIXELS = None  # the header was looked at before
@@ -57,7 +57,7 @@ _LONG = {*range(0xC0, 0xD0), *range(0xDA, 0xDE), *range(0xE0, 0xF0), 0xFE} - {0x
 """Markers of segments that say how long they are."""
 
 
-def decode(data: bytes, header: Header, width: int, height: int, alpha: Alpha = "drop") -> Image.Image:
+def decode_picture(data: bytes, header: PictureHeader, width: int, height: int, alpha: Alpha = "drop") -> Image.Image:
     """Returns the first frame of a picture, upright and resized to `width` x `height`, in the mode RGB.
 
     `header` is what `read_header` says of the same bytes. Holds up to 20 bytes (WebP) for each pixel of the source for

@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 
 from runner.media.families import Clip, SoundFamily
 from runner.media.geometry import Geometry
-from runner.media.header import AUDIO, IMAGE, Header
+from runner.media.header import AUDIO, IMAGE, PictureHeader
 from runner.media.sound_header import SoundHeader
 
 _MARKER = re.compile(r"\[img-([0-9]+)\]")
@@ -52,7 +52,7 @@ class Item(ABC):
 class Picture(Item):
     kind: ClassVar[str] = IMAGE
     data: bytes
-    header: Header
+    header: PictureHeader
     geometry: Geometry
     name: int
     before: Sequence[int] = ()
@@ -71,7 +71,7 @@ class UnmeasuredPicture(Item):
 
     kind: ClassVar[str] = IMAGE
     data: bytes
-    header: Header
+    header: PictureHeader
     name: int = 0
 
     @property

@@ -40,7 +40,7 @@ _MOST_WEIGHTS = 1 << 17
 """Those that are computed at once."""
 
 
-def decode(data: bytes, header: SoundHeader, frame_samples: int) -> tuple[list[int], Floats]:
+def decode_sound(data: bytes, header: SoundHeader, frame_samples: int) -> tuple[list[int], Floats]:
     """Returns the rows of a sound, piece after piece, and the number of rows of each piece.
 
     `data` are the samples alone; of a format other than WAV, the file. With `frame_samples` 0 a row is a logarithmic
@@ -70,11 +70,11 @@ def decode(data: bytes, header: SoundHeader, frame_samples: int) -> tuple[list[i
 
 
 @cache
-def warm_up() -> None:
+def decode_silence() -> None:
     """Does once for silence what is done for each sound, so that libraries, their buffers and the tables here count
     towards the limits of no sound."""
     silence = SoundHeader(WAV, RATE // 2, 1, 16, False, 0, 4 * FRAME)
-    decode(bytes(silence.stop), silence, 0)
+    decode_sound(bytes(silence.stop), silence, 0)
 
 
 def mono(data: bytes, header: SoundHeader, start: int, stop: int) -> Floats:

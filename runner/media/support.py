@@ -28,7 +28,7 @@ from runner.media.prompt import (
     UnmeasuredPicture,
     split_markers,
 )
-from runner.media.rows import Pictures, RowStore
+from runner.media.row_store import Pictures, RowStore
 from runner.media.sound_header import read_sound_header
 from runner.tokenizer import Tokenizer
 

@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol, cast
 from runner.errors import MediaError, RequestError
 from runner.media.decode_process import DecodeProcess
 from runner.media.geometry import Geometry
-from runner.media.header import Header
+from runner.media.header import PictureHeader
 from runner.media.prompt import Item, MediaPrompt, Picture, UnmeasuredPicture
-from runner.media.rows import MediaRows, Pictures
+from runner.media.row_store import MediaRows, Pictures
 from runner.model.fields import Config, section, size
 from runner.vlm.packages import ALONE
 from runner.vlm.process import Arrays, Prepared, prepare_bytes
@@ -103,7 +103,7 @@ class Prepares(Protocol):
 
     def measure(self, width: int, height: int, left: Callable[[], bool]) -> Prepared: ...
 
-    def prepare(self, data: bytes, header: Header, left: Callable[[], bool]) -> Arrays: ...
+    def prepare(self, data: bytes, header: PictureHeader, left: Callable[[], bool]) -> Arrays: ...
 
 
 class VlmPictures(Pictures):
@@ -137,7 +137,7 @@ class VlmPictures(Pictures):
         self._lock = Lock()
         self._sizes: OrderedDict[tuple[int, int], Expansion] = OrderedDict()
 
-    def picture(self, data: bytes, header: Header) -> Item:
+    def picture(self, data: bytes, header: PictureHeader) -> Item:
         with self._lock:
             found = self._sizes.get((header.width, header.height))
         if found is None:
@@ -152,10 +152,10 @@ class VlmPictures(Pictures):
         if prompt.spans and prompt.spans[-1].stop == len(prompt.ids) <= context_length:
             raise RequestError("the prompt ends in a picture: add a text after it")  # its last token is computed alone
 
-    def measure(self, header: Header, left: Callable[[], bool]) -> None:
+    def measure(self, header: PictureHeader, left: Callable[[], bool]) -> None:
         self.expansion(header, left)
 
-    def expansion(self, header: Header, left: Callable[[], bool] = lambda: False) -> Expansion:
+    def expansion(self, header: PictureHeader, left: Callable[[], bool] = lambda: False) -> Expansion:
         """Returns the tokens of a picture of this size, which may take a second. Raises MediaError, also when `left`
         returns True."""
         key = header.width, header.height

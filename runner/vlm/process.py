@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from runner.errors import MediaError, ModelError, panics_as
-from runner.media.header import Header
+from runner.media.header import PictureHeader
 from runner.process.child import Channel
 from runner.process.orders import Answer, Limited, OrderProcess, address_bytes, answer_order
 
@@ -59,7 +59,7 @@ class Order(Limited, array_like=True, frozen=True):
     """A picture of that size; with `parts` messages that follow, its file."""
 
     parts: int
-    header: Header
+    header: PictureHeader
     width: int
     height: int
     """The size at which the processor gets the picture: its own, or less."""
@@ -90,11 +90,11 @@ class Preparer(OrderProcess):
 
     def measure(self, width: int, height: int, left: Callable[[], bool]) -> Prepared:
         """Returns what becomes of any picture of this size, by its shapes alone. Ends and raises as `decode`."""
-        header = Header("PNG", width, height, 1)
+        header = PictureHeader("PNG", width, height, 1)
         found = self._answers(_order(header, 0, 0), [], _patient(left), "measure image", "picture")
         return msgspec.msgpack.decode(found[0], type=Prepared)
 
-    def prepare(self, data: bytes, header: Header, left: Callable[[], bool]) -> Arrays:
+    def prepare(self, data: bytes, header: PictureHeader, left: Callable[[], bool]) -> Arrays:
         """Returns the arrays of a picture. Ends and raises as `decode`."""
         import numpy as np
 
@@ -118,7 +118,7 @@ class Preparer(OrderProcess):
             raise ModelError(error)
 
 
-def _order(header: Header, size: int, parts: int) -> Order:
+def _order(header: PictureHeader, size: int, parts: int) -> Order:
     width, height = resized(header.width, header.height)
     memory_bytes = prepare_bytes(header, size) + _SPARE_BYTES
     seconds = _LEAST_S + _MEGAPIXEL_S * header.width * header.height / 1e6
@@ -133,7 +133,7 @@ def resized(width: int, height: int) -> tuple[int, int]:
     return max(1, int(width * shrink)), max(1, int(height * shrink))
 
 
-def prepare_bytes(header: Header, size: int) -> int:
+def prepare_bytes(header: PictureHeader, size: int) -> int:
     """Returns the most bytes that preparing a picture from a file of `size` bytes takes at once."""
     width, height = resized(header.width, header.height)
     of_file, of_processor = _PIXEL_BYTES
@@ -216,7 +216,7 @@ class Processor:
         import runner.media.picture  # noqa: F401
 
         with suppress(Exception):  # it may not like the size
-            self.answer(_order(Header("PNG", 64, 64, 1), 0, 0), b"")
+            self.answer(_order(PictureHeader("PNG", 64, 64, 1), 0, 0), b"")
 
     @panics_as(RuntimeError)
     def answer(self, order: Order, data: bytes) -> list[bytes]:
@@ -234,9 +234,9 @@ class Processor:
             from PIL import Image
 
             return Image.new("RGB", (order.width, order.height), (127, 127, 127))
-        from runner.media.picture import decode
+        from runner.media.picture import decode_picture
 
-        return decode(data, order.header, order.width, order.height)
+        return decode_picture(data, order.header, order.width, order.height)
 
     def prepared(self, picture: "Image") -> tuple[list[int], Arrays]:
         """Returns the ids that a picture becomes, and its arrays by the names that the model's class takes."""

@@ -17,7 +17,7 @@ from runner.media.encoder import MediaEncoder
 from runner.media.forward import FeatureRows, plain_ids
 from runner.media.open import Sight
 from runner.media.prompt import Item, MediaNames, Picture
-from runner.media.rows import MediaRows, RowStore
+from runner.media.row_store import MediaRows, RowStore
 from runner.media.support import MediaSupport
 from runner.model import OpenedModel
 from runner.vlm.module import Served, offsets

@@ -36,7 +36,7 @@ from runner.media.families import Gemma4, Gemma4Unified, Glimmer, NemotronH, Pic
 from runner.media.forward import FeatureRows
 from runner.media.header import media_kind
 from runner.media.prompt import Item, MediaNames, Picture, Sound
-from runner.media.rows import FamilyPictures, MediaRows, RowStore
+from runner.media.row_store import FamilyPictures, MediaRows, RowStore
 from runner.media.support import Hearing, MediaSupport
 from runner.media.towers import Grid
 from runner.sampling.sampler import Sampler

@@ -24,9 +24,9 @@ from runner.engine.policy import SlicePolicy
 from runner.engine.request import Request
 from runner.errors import MediaError
 from runner.media.encoder import MediaEncoder
-from runner.media.header import Header
+from runner.media.header import PictureHeader
 from runner.media.prompt import MediaNames, Picture, Sound
-from runner.media.rows import RowStore
+from runner.media.row_store import RowStore
 from runner.media.support import MediaSupport
 from runner.model import OpenedModel
 from runner.model.opened import open_checkpoint
@@ -83,10 +83,10 @@ class HerePreparer:
 
     def measure(self, width: int, height: int, left: Callable[[], bool]) -> Prepared:
         self.measured += 1
-        order = Order(0, 0, 0, Header("PNG", width, height, 1), width, height)
+        order = Order(0, 0, 0, PictureHeader("PNG", width, height, 1), width, height)
         return msgspec.msgpack.decode(self._processor.answer(order, b"")[0], type=Prepared)
 
-    def prepare(self, data: bytes, header: Header, left: Callable[[], bool]) -> Arrays:
+    def prepare(self, data: bytes, header: PictureHeader, left: Callable[[], bool]) -> Arrays:
         if left():
             raise MediaError("decode image: the client has left")
         self.prepared += 1

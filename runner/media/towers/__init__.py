@@ -9,7 +9,7 @@ transformer, positions of patches, estimates of memory), any family's module, `l
 load).
 """
 
-from runner.media.towers.load import TowerPlan, load_tower, plan_sound_tower, plan_tower
+from runner.media.towers.plan import TowerPlan, load_tower, plan_sound_tower, plan_tower
 from runner.media.towers.tower import Grid, SoundTower, Tower
 
 __all__ = ["Grid", "SoundTower", "Tower", "TowerPlan", "load_tower", "plan_sound_tower", "plan_tower"]

@@ -19,9 +19,9 @@ import runner.process.lean_mlx_lm  # noqa: F401  makes mlx_lm.models importable 
 from runner.media.families import Qwen35
 from runner.media.forward import FeatureRows, MediaForward
 from runner.media.header import read_picture_header
-from runner.media.picture import decode
+from runner.media.picture import decode_picture
 from runner.media.prompt import Item, Marker, MediaPrompt, Picture, split_markers
-from runner.media.sound import decode as decode_sound
+from runner.media.sound import decode_sound
 from runner.media.sound_header import read_sound_header
 from runner.media.towers import Grid
 from runner.media.towers.gemma4 import free_but
@@ -211,7 +211,7 @@ class Viewer:
         assert isinstance(picture, Picture)
         if picture.data not in self._features:
             geometry = picture.geometry
-            pixels = np.asarray(decode(picture.data, picture.header, geometry.width, geometry.height))
+            pixels = np.asarray(decode_picture(picture.data, picture.header, geometry.width, geometry.height))
             patches = mx.array(self._model.family.patches(pixels, geometry))
             *_, self._features[picture.data] = self._model.tower.encode(patches, Grid(geometry.rows, geometry.columns))
             mx.eval(self._features[picture.data])

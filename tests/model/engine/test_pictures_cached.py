@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from runner.media.families import Gemma4
-from runner.media.rows import FamilyPictures
+from runner.media.row_store import FamilyPictures
 from tests.lib.seeing import END, NAMES, SOFT, START
 from tests.lib.seeing_engine import SeeingEngine, picture
 from tests.unit.media.pictures import spans

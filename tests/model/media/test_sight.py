@@ -16,7 +16,7 @@ from runner.engine.ports import NoVision
 from runner.media.encoder import OwnTowers
 from runner.media.header import AUDIO, IMAGE
 from runner.media.open import Sight, open_sight
-from runner.media.rows import FamilyPictures, Pictures
+from runner.media.row_store import FamilyPictures, Pictures
 from runner.media.support import MediaSupport
 from runner.model import open_model
 from runner.model.weights.load import load

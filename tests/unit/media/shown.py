@@ -1,11 +1,11 @@
 """Pictures in prompts, without any pixels."""
 
 from runner.media.geometry import Geometry, grid
-from runner.media.header import Header
+from runner.media.header import PictureHeader
 from runner.media.prompt import Picture
 
 
 def picture(rows: int = 2, columns: int = 3, name: int = -1, data: bytes = b"") -> Picture:
     """A picture of so many soft tokens."""
     geometry: Geometry = grid(columns * 32, rows * 32, 16, 2)
-    return Picture(data, Header("PNG", geometry.width, geometry.height, 1), geometry, name)
+    return Picture(data, PictureHeader("PNG", geometry.width, geometry.height, 1), geometry, name)

@@ -37,7 +37,7 @@ class Watched(DecodeProcess):
         self.processes.append(self._child.process)
 
     def pixels(self, data: bytes, left: Callable[[], bool] = bool) -> bytes:
-        return self.decode(data, read_picture_header(data), SIZE, "drop", left)
+        return self.decode_picture(data, read_picture_header(data), SIZE, "drop", left)
 
     def rows(self, data: bytes, frame_samples: int = 0, left: Callable[[], bool] = bool) -> tuple[list[int], bytes]:
         return self.decode_sound(data, read_sound_header(data), frame_samples, left)
@@ -149,7 +149,7 @@ def test_the_memory_that_is_counted_is_enough(process: Watched, monkeypatch: pyt
     for form in ("png", "jpeg-progressive", "gif", "webp", "avif"):
         data = in_form(form, image if form in ("png", "webp", "avif") else image.convert("RGB"))
         turned = read_picture_header(data)._replace(width=1500, height=2400, orientation=6)
-        assert process.decode(data, turned, grid(2048, 1024, 16, 2), "black", bool)
+        assert process.decode_picture(data, turned, grid(2048, 1024, 16, 2), "black", bool)
     assert len(process.processes) == 1
 
 
@@ -167,7 +167,7 @@ def test_no_process_outlives_its_owner() -> None:
 
 def rows_here(data: bytes, frame_samples: int = 0) -> tuple[list[int], bytes]:
     header = read_sound_header(data)
-    lengths, rows = sound.decode(data[header.start : header.stop], header, frame_samples)
+    lengths, rows = sound.decode_sound(data[header.start : header.stop], header, frame_samples)
     return lengths, rows.tobytes()
 
 

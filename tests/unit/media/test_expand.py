@@ -14,7 +14,7 @@ from runner.errors import RequestError
 from runner.media import sound_header
 from runner.media.families import Clip, Gemma4, Gemma4Sound, Gemma4UnifiedSound, Qwen35, SoundFamily
 from runner.media.prompt import MediaNames, MediaPrompt
-from runner.media.rows import FamilyPictures, RowStore
+from runner.media.row_store import FamilyPictures, RowStore
 from runner.media.support import Hearing, MediaSupport
 from runner.server.prepare import prepare
 from runner.tokenizer import Tokenizer

@@ -12,9 +12,9 @@ from runner.errors import MediaError
 from runner.media.decode_process import decode_bytes
 from runner.media.families import Qwen35
 from runner.media.geometry import Alpha, Geometry, grid
-from runner.media.header import Header, read_picture_header
+from runner.media.header import PictureHeader, read_picture_header
 from runner.media.prompt import Item, Picture
-from runner.media.rows import FamilyPictures, MediaRows, RowStore
+from runner.media.row_store import FamilyPictures, MediaRows, RowStore
 from tests.unit.media.pictures import Here, decode, encoded
 
 FAMILY = Qwen35()
@@ -119,7 +119,9 @@ class Slow(Here):
     def __init__(self) -> None:
         self.began = Event()
 
-    def decode(self, data: bytes, header: Header, geometry: Geometry, alpha: Alpha, left: Callable[[], bool]) -> bytes:
+    def decode_picture(
+        self, data: bytes, header: PictureHeader, geometry: Geometry, alpha: Alpha, left: Callable[[], bool]
+    ) -> bytes:
         self.began.set()
         limit = monotonic() + 10
         while not left():

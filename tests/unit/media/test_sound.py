@@ -10,7 +10,7 @@ import pytest
 from runner.errors import MediaError
 from runner.media import sound
 from runner.media.families import Gemma4Sound, Gemma4UnifiedSound
-from runner.media.sound import cut_samples, decode, mono, spectra, to_rate
+from runner.media.sound import cut_samples, decode_sound, mono, spectra, to_rate
 from runner.media.sound_header import LONGEST, RATE, read_sound_header, resampled
 from tests.lib.lines import lines_of
 from tests.unit.media.fuzzing import damaged
@@ -20,7 +20,7 @@ from tests.unit.media.sounds import FLOAT, PCM, Floats, chunk, fmt, noise, pack,
 
 def read(data: bytes, frame_samples: int = 0) -> tuple[list[int], Floats]:
     header = read_sound_header(data)
-    return decode(data[header.start : header.stop], header, frame_samples)
+    return decode_sound(data[header.start : header.stop], header, frame_samples)
 
 
 def samples_of(data: bytes) -> Floats:

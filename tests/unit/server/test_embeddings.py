@@ -15,7 +15,7 @@ from runner.embeddings.endpoint import EmbeddingsEndpoint
 from runner.errors import RequestError
 from runner.media.families import Gemma4, Gemma4Sound
 from runner.media.prompt import MediaNames, MediaPrompt
-from runner.media.rows import FamilyPictures, RowStore
+from runner.media.row_store import FamilyPictures, RowStore
 from runner.media.support import Hearing, MediaSupport
 from scripts.tools.models.png import png
 from scripts.tools.models.wav import noise, wav

@@ -8,9 +8,9 @@ import pytest
 from protocol import Media
 from runner.engine.ports import Steps
 from runner.errors import MediaError, RequestError
-from runner.media.header import Header
+from runner.media.header import PictureHeader
 from runner.media.prompt import MediaNames, MediaPrompt
-from runner.media.rows import RowStore
+from runner.media.row_store import RowStore
 from runner.media.support import MediaSupport
 from runner.tokenizer import Tokenizer
 from runner.vlm.pictures import VlmPictures
@@ -33,7 +33,7 @@ class Script:
         self.measured.append((width, height))
         return Prepared([1, *[SOFT] * (width // 32), 2], [])
 
-    def prepare(self, data: bytes, header: Header, left: Callable[[], bool]) -> Arrays:
+    def prepare(self, data: bytes, header: PictureHeader, left: Callable[[], bool]) -> Arrays:
         raise NotImplementedError
 
 

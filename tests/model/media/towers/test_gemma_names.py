@@ -8,7 +8,7 @@ import pytest
 from runner.errors import ModelError
 from runner.media.towers.gemma4 import Gemma4Tower, Gemma4UnifiedTower
 from runner.media.towers.glimmer import GlimmerTower
-from runner.media.towers.load import TOWERS
+from runner.media.towers.plan import TOWERS
 from runner.media.towers.tower import Grid
 from tests.model.media.towers.gemma_cases import (
     CASES,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from runner.errors import MediaError
 from runner.media.decode_process import DecodeProcess, decode_bytes, sound_bytes
 from runner.media.families import Clip, PictureFamily
-from runner.media.header import Header
+from runner.media.header import PictureHeader
 from runner.media.prompt import Item, MediaPrompt, Picture, Sound, UnmeasuredPicture
 from runner.media.sound_header import MEL_BINS
 from runner.sizes import shown
@@ -41,14 +41,14 @@ class Pictures(ABC):
     """The id in the place of a picture's soft tokens."""
 
     @abstractmethod
-    def picture(self, data: bytes, header: Header) -> Item:
+    def picture(self, data: bytes, header: PictureHeader) -> Item:
         """Returns a picture without its name. Raises MediaError."""
 
     def check_prompt(self, prompt: MediaPrompt, context_length: int) -> None:
         """Raises RequestError for a prompt that the model cannot take."""
         del prompt, context_length
 
-    def measure(self, header: Header, left: Callable[[], bool]) -> None:
+    def measure(self, header: PictureHeader, left: Callable[[], bool]) -> None:
         """Finds the tokens of an `UnmeasuredPicture`. Raises MediaError, and once `left` returns True."""
         del header, left
 
@@ -71,7 +71,7 @@ class FamilyPictures(Pictures):
         self.start, self.soft, self.end, self.sections = start, soft, end, sections
         self.name, self.title, self.version, self.mrope = family.name, family.title, family.version, family.mrope
 
-    def picture(self, data: bytes, header: Header) -> Item:
+    def picture(self, data: bytes, header: PictureHeader) -> Item:
         geometry = self.family.geometry(header.width, header.height)
         return Picture(data, header, geometry, 0, [self.start], [self.end])
 
@@ -82,7 +82,7 @@ class FamilyPictures(Pictures):
         import numpy as np
 
         geometry = picture.geometry
-        found = decoder.decode(picture.data, picture.header, geometry, self.family.alpha, left)
+        found = decoder.decode_picture(picture.data, picture.header, geometry, self.family.alpha, left)
         pixels = np.frombuffer(found, np.uint8).reshape(geometry.height, geometry.width, 3)
         return self.family.patches(pixels, geometry)
 
