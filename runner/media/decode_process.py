@@ -15,8 +15,7 @@ from runner.process.orders import Limited, OrderProcess, address_bytes, answer_o
 _LEAST_S = 10
 _MEGAPIXEL_S = 0.5
 _MEGASAMPLE_S = 2.0
-"""The most processor time, many times what a CPU needs: for any medium, for each megapixel of a picture, and for each
-million samples of a sound."""
+"""The most processor time, many times the usual: for any medium, a megapixel of a picture, and a million samples."""
 _SPARE_BYTES = 64 << 20
 _PIECE_BYTES = 64 << 20
 
@@ -46,12 +45,12 @@ class DecodeProcess(OrderProcess):
     def decode_picture(
         self, data: bytes, header: PictureHeader, geometry: Geometry, alpha: Alpha, left: Callable[[], bool]
     ) -> bytes:
-        """Returns the pixels of a picture, upright and resized: [height, width, 3] of one byte each.
+        """Returns the pixels of a picture, upright and resized: uint8 [height, width, 3].
 
-        Ends the process and raises MediaError as soon as `left` returns True, or when there is no answer for long.
-        Raises MediaError for a damaged picture, and for one that takes more memory or time than its size explains.
+        Raises MediaError for a damaged picture, and for one that takes more memory or time than its size explains. Ends
+        the process and raises MediaError once `left` returns True, or if there is no answer for long.
         """
-        pieces = [piece for piece in header.pieces(data) if piece]
+        pieces = header.pieces(data)
         memory_bytes = decode_bytes(header, geometry, len(data)) + _SPARE_BYTES
         seconds = _LEAST_S + _MEGAPIXEL_S * header.width * header.height / 1e6
         plain = header._replace(kept=())
@@ -61,8 +60,8 @@ class DecodeProcess(OrderProcess):
     def decode_sound(
         self, data: bytes, header: SoundHeader, frame_samples: int, left: Callable[[], bool]
     ) -> tuple[list[int], bytes]:
-        """Returns the number of rows of each piece of a sound, and its rows in float32: MEL_BINS numbers each, or
-        `frame_samples` unless it is 0. Ends and raises as `decode`."""
+        """Returns the number of rows of each piece of a sound, and its rows in float32: of `frame_samples` numbers, or
+        of MEL_BINS if that is 0. Raises as `decode_picture`."""
         memory_bytes = sound_bytes(header) + _SPARE_BYTES
         seconds = _LEAST_S + _MEGASAMPLE_S * (header.frames + header.samples) / 1e6
         order = SoundOrder(memory_bytes, seconds, header, frame_samples)
@@ -72,23 +71,17 @@ class DecodeProcess(OrderProcess):
 
 
 def decode_bytes(header: PictureHeader, geometry: Geometry, size: int) -> int:
-    """Returns the most bytes that decoding a picture from a file of `size` bytes takes at once.
-
-    For each pixel: its canvas, the same once more to be turned, and, where libraries keep them, two or three canvases.
-    """
-    pixel_bytes = 20 if header.format in ("WebP", "AVIF") else 12
+    """Returns the most bytes that decoding a picture from a file of `size` bytes takes at once."""
+    pixel_bytes = 20 if header.format in ("WebP", "AVIF") else 12  # a canvas, its turned copy, and those of libraries
     resizing = geometry.width * (header.height * 4 + geometry.height * 12)
     return header.width * header.height * pixel_bytes + resizing + 3 * size
 
 
 def sound_bytes(header: SoundHeader) -> int:
-    """Returns the most bytes that decoding a sound takes at once: its samples as they come, twice, at the rate of
-    towers, and as rows, which take no more; and what a block takes while its rate or its spectra are computed."""
-    twice = 0 if header.is_exact else 8 * header.frames  # before they have that rate
+    """Returns the most bytes that decoding a sound takes at once: its samples in the file, twice, at the rate of
+    towers, and as rows, which take no more; and a block whose rate or spectra are computed."""
+    twice = 0 if header.is_exact else 8 * header.frames  # decoded, at the rate of the file
     return 3 * (header.stop - header.start) + 24 * header.samples + twice + _PIECE_BYTES
-
-
-# --- in the process
 
 
 def serve(channel: Channel) -> None:
@@ -104,7 +97,7 @@ def serve(channel: Channel) -> None:
 
 
 def _decoder(order: PictureOrder | SoundOrder) -> Callable[[bytes], list[bytes]]:
-    """Loads what decodes, Pillow or numpy, which is no part of what decoding one item takes."""
+    """Returns the decoder. Loads Pillow or numpy, which count towards the limits of no item."""
     if isinstance(order, PictureOrder):
         from runner.media import picture
 
@@ -115,7 +108,7 @@ def _decoder(order: PictureOrder | SoundOrder) -> Callable[[bytes], list[bytes]]
 
     sound.decode_silence()
     if not order.header.is_exact:
-        import soundfile  # noqa: F401 - with all that it loads
+        import soundfile  # noqa: F401
 
     def decode(data: bytes) -> list[bytes]:
         lengths, rows = sound.decode_sound(data, order.header, order.frame_samples)

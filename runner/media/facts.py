@@ -15,13 +15,13 @@ from runner.sizes import counted, shown
 
 _WIDTH = isqrt(MAX_PIXELS)
 _HEIGHTS = range(250, _WIDTH + 1, 250)
-"""Heights that are tried for a picture of that width: the shape decides how many tokens fit into a budget."""
+"""Heights to try for a picture of that width: the shape decides how many tokens fit into a budget."""
 _SECONDS = 20
 
 
 class TowerFacts(Facts, frozen=True, kw_only=True):
-    """A tower. If the model takes none of its media, `why` says why and the other fields are None; of mlx-vlm's models
-    `tower` alone is known without loading them."""
+    """A tower. If the model does not take its media, `why` is the reason and the other fields are None. For a model of
+    mlx-vlm only `tower` is known before it is loaded."""
 
     why: str | None = None
     tower: str | None = None
@@ -79,7 +79,7 @@ def picture_facts(settings: CheckSettings, found: Examined) -> PictureFacts:
 
 
 def sound_facts(settings: CheckSettings, found: Examined) -> SoundFacts | None:
-    """Returns whether a model would hear; None for one that does not claim to."""
+    """Returns the facts about a model's hearing; None for a model that does not claim to hear."""
     model, plan = found.model, plan_sound_tower(found.model)
     if plan is None:
         family = f"this runner knows no sound for the family {model.family.module}"

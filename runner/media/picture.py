@@ -1,8 +1,7 @@
-"""Bytes to pixels, with Pillow. The only module of this package that imports it, in a process of its own.
+"""Bytes to pixels, with Pillow. The only module that imports it, in a process of its own.
 
-Formats are chosen by their first bytes, and their decoders called by name: Pillow's search would try 44 formats, one of
-which starts a program. Rows made of the pixels equal those of transformers' processors for Pillow bit for bit, so a
-JPEG is always decoded in full and never at a fraction of its size.
+Calls decoders by name: Pillow's search would try 44 formats, one of which starts a program. Rows made of the pixels
+equal those of transformers' processors for Pillow bit for bit, so a JPEG is never decoded at a fraction of its size.
 """
 
 import re
@@ -24,9 +23,8 @@ from runner.errors import MediaError
 from runner.media.geometry import Alpha
 from runner.media.header import MOST_PARTS, PictureHeader, damaged
 
-# Set once, for the whole process.
-Image.MAX_IMAGE_PIXELS = None  # the header was looked at before
-AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # not one for each core: the caller bounds how many pictures are decoded
+Image.MAX_IMAGE_PIXELS = None  # the walk over the header has checked them
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # one picture is decoded at a time, on one core
 
 _READERS: dict[str, Callable[[BytesIO], ImageFile]] = {
     "PNG": PngImageFile,
@@ -45,23 +43,22 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""Orientation -> what makes the stored pixels upright."""
+"""Orientation -> the operation that makes the stored pixels upright."""
 _SIXTEEN_BIT = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 _UPPER_BYTES = [level >> 8 for level in range(1 << 16)]
-"""Pillow's own conversion would clip all but the darkest 256 levels to white. This clips what is beyond 16 bits."""
+"""Pillow's own conversion would clip all but the darkest 256 levels to white."""
 MOST_SCANS = 100
-"""Of a progressive JPEG: each scan goes over all pixels. Encoders write about ten."""
+"""The most scans of a progressive JPEG, each over all pixels. Encoders write about ten."""
 _MARKER = re.compile(rb"\xff([^\xff\0\x01\xd0-\xd8])", re.DOTALL)
-"""A marker at which a decoder stops: in pixels 0 follows each FF that is none, and 1 and D0 to D8 stand alone."""
+"""A marker at which a decoder stops. Among pixels 0 follows an FF that begins no marker; 1 and D0 to D8 stand alone."""
 _LONG = {*range(0xC0, 0xD0), *range(0xDA, 0xDE), *range(0xE0, 0xF0), 0xFE} - {0xC8}
-"""Markers of segments that say how long they are."""
+"""Markers of segments with a length."""
 
 
 def decode_picture(data: bytes, header: PictureHeader, width: int, height: int, alpha: Alpha = "drop") -> Image.Image:
     """Returns the first frame of a picture, upright and resized to `width` x `height`, in the mode RGB.
 
-    `header` is what `read_header` says of the same bytes. Holds up to 20 bytes (WebP) for each pixel of the source for
-    a moment. Raises MediaError for damaged pictures, and MemoryError.
+    `header` is the header of the same bytes. Raises MediaError for a damaged picture, and MemoryError.
     """
     data = b"".join(header.pieces(data))
     if header.format == "JPEG":
@@ -81,10 +78,8 @@ def decode_picture(data: bytes, header: PictureHeader, width: int, height: int, 
 
 @contextmanager
 def _blamed_on_the_picture(name: str) -> Iterator[None]:
-    """Makes a MediaError of whatever a decoder raises, but for want of memory.
-
-    Decoders of files from strangers raise anything, from KeyError to RuntimeError, in words for programmers.
-    """
+    """Turns any exception of a decoder but MemoryError into a MediaError: decoders raise anything, from KeyError to
+    RuntimeError, in words for programmers."""
     try:
         yield
     except (MemoryError, MediaError):
@@ -100,7 +95,7 @@ def _blamed_on_the_picture(name: str) -> Iterator[None]:
 def _count_scans(data: bytes) -> None:
     """Raises MediaError for a JPEG of more than MOST_SCANS scans, or more than MOST_PARTS parts before its end.
 
-    Walks from marker to marker as a decoder does: bytes that look like one are none inside of a segment.
+    Walks from marker to marker as a decoder does, over whole segments.
     """
     place, scans = 0, 0
     for _ in range(MOST_PARTS):

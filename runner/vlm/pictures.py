@@ -141,10 +141,11 @@ class VlmPictures(Pictures):
         with self._lock:
             found = self._sizes.get((header.width, header.height))
         if found is None:
-            return UnmeasuredPicture(data, header)
+            return UnmeasuredPicture(data=data, header=header)
         grid = (found.rows, found.columns)
         geometry = Geometry(header.width, header.height, *grid, len(found.own), *grid)
-        return Picture(data, header, geometry, 0, found.before, found.after, tuple(found.own))
+        before, after, ids = found.before, found.after, tuple(found.own)
+        return Picture(data=data, header=header, geometry=geometry, before=before, after=after, ids=ids)
 
     def check_prompt(self, prompt: MediaPrompt, context_length: int) -> None:
         if self.alone and len({span.item.name for span in prompt.spans}) > 1:

@@ -49,8 +49,8 @@ class VlmTower:
     """The tower of a model of mlx-vlm, which computes a picture in one piece.
 
     Features are the embeddings of a picture's tokens, beside them what is added after the first layers, and then notes
-    for text models that ask: the id of each token, and whether it stands for the picture: [tokens,
-    (1 + layers) x width + 4].
+    for text models that ask: the id of each token, and whether it stands for the picture: [tokens, (1 + layers) x width
+    + 4].
     """
 
     def __init__(self, module: Served, pictures: VlmPictures) -> None:

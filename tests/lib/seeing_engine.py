@@ -202,7 +202,7 @@ class SeeingEngine(SlicedEngine):
             self.store,
             self.model.forward(),
             self._wake,
-            splits=family.splits,
+            splits=not family.bidirectional,
         )
         self.memory = MemoryBudget(ZeroMeter(), room, 2048, drop_unused=self.encoder.clear)
         context = EngineContext(
@@ -212,7 +212,7 @@ class SeeingEngine(SlicedEngine):
             lambda: make_cache(cache, facts, budget_bytes=budget),
             self.memory,
             show=self.encoder.begin,
-            shifted=self.encoder.shifted,
+            shifted=self.encoder.forward.shifted,
             drafter=None if drafting is None else drafting.drafter,
             rounds=None if drafting is None else partial(BatchRounds, drafting),
         )

@@ -145,7 +145,7 @@ class VlmEngine(SeeingEngine):
             lambda: make_cache(cache, facts, budget_bytes=budget),
             self.memory,
             show=self.encoder.begin,
-            shifted=self.encoder.shifted,
+            shifted=self.encoder.forward.shifted,
             unbatchable=self.vlm.loaded.unbatchable,
         )
         SlicedEngine.__init__(self, context, policy or NotingPolicy(), parallel, clock)

@@ -20,9 +20,9 @@ from runner.media.towers.tower import SoundTower, Steps, TowerLayer, in_pieces, 
 from runner.model.fields import Config, expect, positive, section, size, small_count
 
 _EPS = 1e-6
-"""Of the norms that do not take the config's."""
+"""The epsilon of norms that do not take the config's."""
 _UNSEEN = -1e9
-"""The score of a key that a row does not see."""
+"""The score of a hidden key."""
 _STRIDE = 2
 _KERNEL = 3
 
@@ -30,7 +30,7 @@ OfRows = Callable[[slice], mx.array]
 
 
 class Conv(TowerLayer):
-    """The weight of a convolution, [outputs, ..., inputs]; computed by its owner."""
+    """The weight of a convolution, [outputs, ..., inputs]."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Subsampling(TowerLayer):
 
 
 def halved(count: int) -> int:
-    """Returns how many rows or bins a convolution makes of so many."""
+    """Returns the number of rows or bins after a convolution."""
     return (count + 1) // _STRIDE
 
 
@@ -82,7 +82,7 @@ class Beginning(TowerLayer):
 
 
 class ConformerFeedForward(TowerLayer):
-    """Two linears, half of whose result is added."""
+    """Two linears, whose result is added with a weight."""
 
     def __init__(self, hidden: int, weight: float, limit: float) -> None:
         super().__init__()
@@ -103,18 +103,14 @@ class ConformerAttention(TowerLayer):
     """Attention of blocks of rows to themselves and to rows near them, by content and by distance, in float32."""
 
     def __init__(self, hidden: int, heads: int, block: int, past: int, future: int, cap: float) -> None:
-        """A row sees those less than `past` rows before it, and less than `future` rows behind it."""
+        """A row sees rows less than `past` before it and less than `future` after it."""
         super().__init__()
-        self.heads = heads
-        self.head = hidden // heads
-        self.block = block
-        self.past = past
-        self.future = future
+        self.heads, self.head = heads, hidden // heads
+        self.block, self.past, self.future = block, past, future
         self.cap = cap
-        self.q_proj = ClampedLinear(hidden, hidden, clamped=True)
-        self.k_proj = ClampedLinear(hidden, hidden, clamped=True)
-        self.v_proj = ClampedLinear(hidden, hidden, clamped=True)
-        self.post = ClampedLinear(hidden, hidden, clamped=True)
+        self.q_proj, self.k_proj, self.v_proj, self.post = (
+            ClampedLinear(hidden, hidden, clamped=True) for _ in range(4)
+        )
         self.relative_k_proj = Linear(hidden, hidden, bias=False)
         self.per_dim_scale = mx.zeros((self.head,))
 
@@ -142,7 +138,7 @@ class ConformerAttention(TowerLayer):
         return found.reshape(-1, self.heads, self.head).transpose(1, 2, 0)
 
     def attend(self, parts: mx.array, distances: mx.array, piece_bytes: int) -> Steps:
-        """Computes [count, hidden] in float32 of `parts`, as `projected` returns them."""
+        """Computes [count, hidden] in float32 of `parts` from `projected`."""
         count = parts.shape[0]
         blocks = -(-count // self.block)
         spare = blocks * self.block - count
@@ -170,12 +166,12 @@ class ConformerAttention(TowerLayer):
 
     @property
     def block_bytes(self) -> int:
-        """The bytes of what is computed for a block at once: its keys and values, and scores."""
+        """The bytes of a block's keys, values and scores."""
         return 4 * self.heads * self.context * (2 * self.head + 4 * self.block)
 
     def _shifted(self, scores: mx.array) -> mx.array:
-        """Returns the scores of distances [blocks, heads, block, distances] as those of the block's keys: each row one
-        place further than the row before it."""
+        """Turns scores of distances [blocks, heads, block, distances] into scores of the block's keys: shifts each row
+        by one place more than the row before it."""
         number, heads, block, count = scores.shape
         wide = mx.pad(scores, [(0, 0), (0, 0), (0, 0), (0, self.context + 1 - count)]).flatten(2)
         return wide[..., : block * self.context].reshape(number, heads, block, self.context)
@@ -199,7 +195,7 @@ class LightConv(TowerLayer):
         return first * mx.sigmoid(second)
 
     def convolved(self, gated: mx.array) -> mx.array:
-        """Returns what is added to the rows behind the first `kernel - 1` of `gated`."""
+        """Returns the sums for the rows after the first `kernel - 1` of `gated`."""
         x = mx.conv1d(gated[None], self.depthwise_conv1d.weight, groups=gated.shape[-1])[0]
         found: mx.array = self.linear_end(silu(self.conv_norm(mx.clip(x, -self.limit, self.limit))))
         return found
@@ -256,7 +252,7 @@ _FIRST = "subsample_conv_projection.layer0.conv.weight"
 
 
 class Gemma4SoundTower(SoundTower):
-    """The conformer of e2b and e4b. `rows` are spectra [count, 128]; four of them are a soft token."""
+    """The conformer of e2b and e4b. `rows` are spectra [count, 128]; four of them become a soft token."""
 
     family = Gemma4Sound
     absent = "config declares a gemma4_audio tower but audio_tower weights are missing from the manifest"
@@ -301,10 +297,8 @@ class Gemma4SoundTower(SoundTower):
         self.embedding_projection = Linear(output, self.width, bias=False)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Each linear has four bounds or none. Convolutions may have their inputs before or behind the kernel.
-
-        Raises ModelError for a linear that has some.
-        """
+        """Moves the inputs of convolutions behind the kernel. Raises ModelError for a linear with only some of its four
+        bounds."""
         bounds = bounds_of(weights, "weight {linear} has a partial clamp set")
         if _FIRST in weights:  # these are the dense tensors, so the bounds are among them
             free_but(bounds, self)
@@ -344,7 +338,7 @@ class Gemma4SoundTower(SoundTower):
 
 
 class Gemma4UnifiedSoundTower(SoundTower):
-    """The projection of 12B. `rows` are samples [count, samples of a token], and a soft token each."""
+    """The projection of 12B. `rows` are samples [count, samples of a token]; each becomes a soft token."""
 
     family = Gemma4UnifiedSound
     absent = "config declares a gemma4_unified_audio embedder but embed_audio weights are missing from the manifest"

@@ -202,7 +202,11 @@ class Viewer:
             if isinstance(part, Marker):
                 header = read_picture_header(pictures[part.id])
                 geometry = self._model.family.geometry(header.width, header.height)
-                parts += [[start], Picture(pictures[part.id], header, geometry, -1 - part.id), [stop]]
+                parts += [
+                    [start],
+                    Picture(data=pictures[part.id], header=header, geometry=geometry, name=-1 - part.id),
+                    [stop],
+                ]
             else:
                 parts.append(self._tokenizer.encode(part, add_special_tokens=False).ids)
         return MediaPrompt(parts, soft, mrope=True)

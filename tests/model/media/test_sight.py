@@ -77,9 +77,9 @@ def test_a_model_with_a_tower_sees(tmp_path: Path, name: str) -> None:
     assert isinstance(sight.support.pictures, FamilyPictures)
     start, end = (5, 6) if name.startswith(("glimmer", "nemotron")) else (60, 61)
     assert ids_of(sight.support.pictures) == (start, 62, end)
-    assert sight.support.pictures.family.splits is (name not in BOTH_WAYS)
+    assert sight.support.pictures.family.bidirectional is (name in BOTH_WAYS)
     assert sight.encoder is not None
-    assert sight.encoder.splits is sight.support.pictures.family.splits
+    assert sight.encoder.splits is not sight.support.pictures.family.bidirectional
     assert sight.encoder.nbytes == 0
 
 

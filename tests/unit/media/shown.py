@@ -8,4 +8,5 @@ from runner.media.prompt import Picture
 def picture(rows: int = 2, columns: int = 3, name: int = -1, data: bytes = b"") -> Picture:
     """A picture of so many soft tokens."""
     geometry: Geometry = grid(columns * 32, rows * 32, 16, 2)
-    return Picture(data, PictureHeader("PNG", geometry.width, geometry.height, 1), geometry, name)
+    header = PictureHeader("PNG", geometry.width, geometry.height, 1)
+    return Picture(data=data, header=header, geometry=geometry, name=name)

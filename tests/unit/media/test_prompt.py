@@ -162,4 +162,4 @@ def test_pictures_that_ollama_takes_for_each_other_have_names_of_their_own() -> 
     alike = b"red picture\x0b\xbf\x7f>\xbbN\xb5U", b"blue picture\xd0\xee\x99\xcd\x88\xdcC\x14"
     assert len({(folded(data) >> 32 ^ folded(data)) & 0x7FFFFFFF for data in alike}) == 1
     names, geometry = MediaNames(), grid(256, 256, 16, 2)
-    assert [names.name_of(digest("image", "qwen3_5", 1, geometry, data)) for data in alike] == [-1, -2]
+    assert [names.name_of(digest("image", "qwen3_5", geometry, data)) for data in alike] == [-1, -2]

@@ -40,7 +40,7 @@ class Counted(RowStore):
 
 def shown(name: int, data: bytes | None = None) -> Picture:
     data = data or encoded(Image.new("RGB", (40, 40), (name % 256, 7, 9)))
-    return Picture(data, read_picture_header(data), grid(SIDE, SIDE, 16, 2), name)
+    return Picture(data=data, header=read_picture_header(data), geometry=grid(SIDE, SIDE, 16, 2), name=name)
 
 
 def damaged(name: int) -> Picture:
