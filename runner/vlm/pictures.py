@@ -1,10 +1,10 @@
-"""A picture in a model of mlx-vlm: its tokens, which follow from its size alone, and its arrays."""
+"""Pictures in a model of mlx-vlm: their tokens, which follow from their size alone, and their arrays."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 from runner.errors import MediaError, RequestError
 from runner.media.decode_process import DecodeProcess
@@ -14,7 +14,7 @@ from runner.media.prompt import Item, MediaPrompt, Picture, UnmeasuredPicture
 from runner.media.row_store import MediaRows, Pictures
 from runner.model.fields import Config, section, size
 from runner.vlm.packages import ALONE
-from runner.vlm.process import Arrays, Prepared, prepare_bytes
+from runner.vlm.process import Arrays, Preparer, prepare_bytes
 
 PLACEHOLDERS = {
     "aya_vision": "<image>",
@@ -70,23 +70,22 @@ PLACEHOLDERS = {
     "step3p7": "<im_patch>",
     "zaya1_vl": "<|vision_start|><|image_pad|><|vision_end|>",
 }
-"""Package -> what its chat template writes for a picture."""
-
+"""Package -> the text of its chat template for a picture."""
 _MOST_SIZES = 4096
 
 
 class Expansion(NamedTuple):
-    """The tokens that a picture becomes: those before and after it, and its own, in place of which features stand."""
+    """The tokens of a picture: its own, in the place of which features stand, and those around them."""
 
     before: Sequence[int]
     own: Sequence[int]
     after: Sequence[int]
     rows: int = 0
     columns: int = 0
-    """Of its own tokens, where positions have three channels."""
+    """The grid of its own tokens, if positions have three channels."""
     other: Sequence[int] = ()
-    """What the processor has in the place of its own, if it is not that: one id, of which the tower makes more, or ids
-    that no vocabulary has."""
+    """The ids of the processor in the place of its own, if they differ: one id, for which the tower makes several rows,
+    or ids outside the vocabulary."""
 
     @property
     def ids(self) -> list[int]:
@@ -94,37 +93,28 @@ class Expansion(NamedTuple):
 
     @property
     def asked(self) -> list[int]:
-        """The ids that the tower takes."""
+        """The ids for the tower."""
         return [*self.before, *(self.other or self.own), *self.after]
-
-
-class Prepares(Protocol):
-    """Makes tokens and arrays of pictures, say `process.Preparer`. Owner: one thread at a time."""
-
-    def measure(self, width: int, height: int, left: Callable[[], bool]) -> Prepared: ...
-
-    def prepare(self, data: bytes, header: PictureHeader, left: Callable[[], bool]) -> Arrays: ...
 
 
 class VlmPictures(Pictures):
     """The tokens and arrays that mlx-vlm's processor makes of pictures, one by one."""
 
-    version = 1
     soft = -1  # each picture has its own
 
     def __init__(
         self,
         package: str,
         library_version: str,
-        preparer: Prepares,
+        preparer: Preparer,
         config: Config,
         soft: Sequence[int],
         *,
         mrope: bool,
         tokens: int = 0,
     ) -> None:
-        """`soft` are ids that may stand for pictures. `tokens` are those that the tower makes of any picture, if the
-        processor has one for it; else 0."""
+        """`soft` are ids that may stand for pictures. `tokens` is the number of rows that the tower makes of any
+        picture, if the processor has one token for it; else 0."""
         self.name = f"mlx_vlm {library_version} {package}"
         self.title = package
         self.mrope = mrope
@@ -157,7 +147,7 @@ class VlmPictures(Pictures):
         self.expansion(header, left)
 
     def expansion(self, header: PictureHeader, left: Callable[[], bool] = lambda: False) -> Expansion:
-        """Returns the tokens of a picture of this size, which may take a second. Raises MediaError, also when `left`
+        """Returns the tokens of a picture of this size, which may take a second. Raises MediaError, also once `left`
         returns True."""
         key = header.width, header.height
         with self._lock:
@@ -187,7 +177,7 @@ class VlmPictures(Pictures):
 
 
 def split_ids(ids: Sequence[int], soft: Sequence[int]) -> Expansion:
-    """Returns an expansion whose own tokens are from the first to the last of those that stand for the picture."""
+    """Returns an expansion. Its own tokens begin and end with the first of `soft` that is in `ids`."""
     known = [token for token in soft if token in ids]
     token = known[0] if known else Counter(ids).most_common(1)[0][0]
     start, stop = ids.index(token), len(ids) - [*reversed(ids)].index(token)
@@ -206,7 +196,7 @@ def _with_grid(found: Expansion, grid: Sequence[int], merge: int) -> Expansion:
 
 @dataclass(frozen=True)
 class VlmRows:
-    """The arrays of one picture, by the names that the model's class takes."""
+    """The arrays of one picture, by their names for the model's class."""
 
     arrays: Arrays
 

@@ -23,6 +23,7 @@ from runner.engine.memory import MemoryBudget
 from runner.engine.policy import SlicePolicy
 from runner.engine.request import Request
 from runner.errors import MediaError
+from runner.media.decode_process import PictureOrder
 from runner.media.encoder import MediaEncoder
 from runner.media.header import PictureHeader
 from runner.media.prompt import MediaNames, Picture, Sound
@@ -35,7 +36,7 @@ from runner.model.weights.load import LoadedModel, load
 from runner.tokenizer import Tokenizer, open_tokenizer
 from runner.vlm.module import Served
 from runner.vlm.pictures import VlmPictures
-from runner.vlm.process import Arrays, Order, Prepared, Processor, Setup
+from runner.vlm.process import Arrays, Prepared, Preparer, Processor, Setup
 from runner.vlm.sight import VlmForward, VlmTower, named_arrays, pictures_of, setup_of
 from runner.vlm.source import mlx_vlm_family
 from scripts.tools.models import vlm_seeing
@@ -74,7 +75,7 @@ def loaded(package: str) -> Loaded:
         return Loaded(opened, load(opened, "float32"), tokenizer, setup, Processor(setup), theirs, {})
 
 
-class HerePreparer:
+class HerePreparer(Preparer):
     """Prepares in this process."""
 
     def __init__(self, processor: Processor) -> None:
@@ -83,7 +84,7 @@ class HerePreparer:
 
     def measure(self, width: int, height: int, left: Callable[[], bool]) -> Prepared:
         self.measured += 1
-        order = Order(0, 0, 0, PictureHeader("PNG", width, height, 1), width, height)
+        order = PictureOrder(0, 0, 0, PictureHeader("PNG", width, height, 1), width, height, "drop")
         return msgspec.msgpack.decode(self._processor.answer(order, b"")[0], type=Prepared)
 
     def prepare(self, data: bytes, header: PictureHeader, left: Callable[[], bool]) -> Arrays:
