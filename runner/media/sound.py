@@ -137,7 +137,9 @@ def to_rate(read: Callable[[int, int], Floats], frames: int, rate: int) -> Float
     """Resamples `frames` samples from `rate` to RATE, by a windowed sinc of unit gain, also at the edges. `read`
     returns the samples from a start to a stop: one block at a time."""
     if rate == RATE or frames <= 1:
-        return np.concatenate([read(start, stop) for start, stop in _blocks(frames)] or [np.zeros(0, np.float32)])
+        starts = range(0, frames, _BLOCK_FRAMES)
+        blocks = [read(start, min(start + _BLOCK_FRAMES, frames)) for start in starts]
+        return np.concatenate([np.zeros(0, np.float32), *blocks])
     reach = _ZEROS / (_ROLL_OFF * min(1.0, RATE / rate))
     # The output `phases` later has its centre `step` inputs later. Odd rates have many phases.
     step, phases = rate // gcd(rate, RATE), RATE // gcd(rate, RATE)
@@ -192,10 +194,6 @@ def _table() -> Doubles:
     distances = np.arange(_STEPS + 1) / _STEPS
     window = np.i0(_BETA * np.sqrt(1 - distances**2)) / np.i0(_BETA)
     return np.sinc(_ZEROS * distances) * window
-
-
-def _blocks(count: int) -> Iterator[tuple[int, int]]:
-    return ((start, min(start + _BLOCK_FRAMES, count)) for start in range(0, count, _BLOCK_FRAMES))
 
 
 _AROUND = 2 * RATE

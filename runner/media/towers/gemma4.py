@@ -1,6 +1,7 @@
 """Gemma 4's tower: that of e2b, e4b, 26B-A4B and 31B."""
 
 from collections.abc import Container, Iterator, Sequence
+from typing import cast
 
 import mlx.core as mx
 from mlx.nn.layers.activations import gelu_approx
@@ -128,12 +129,10 @@ class GemmaBlock(TowerBlock):
         return queries, keys, values
 
     def output(self, attended: mx.array) -> mx.array:
-        found: mx.array = self.post_attention_layernorm(self.self_attn.o_proj(attended))
-        return found
+        return cast("mx.array", self.post_attention_layernorm(self.self_attn.o_proj(attended)))
 
     def feed(self, x: mx.array) -> mx.array:
-        found: mx.array = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
-        return found
+        return cast("mx.array", self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x))))
 
 
 class Gemma4Tower(Tower):

@@ -5,6 +5,7 @@ Source: huggingface/transformers, models/gemma4 and gemma4_unified; docs/interna
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import mlx.core as mx
 from mlx.nn.layers.activations import silu, softplus
@@ -77,8 +78,7 @@ class Beginning(TowerLayer):
         x = yield from self.layer0.steps(spectra[..., None], piece_bytes)
         yield x  # the largest of all
         x = yield from self.layer1.steps(x, piece_bytes)
-        found: mx.array = self.input_proj_linear(x.flatten(1))
-        return found
+        return self.input_proj_linear(x.flatten(1))
 
 
 class ConformerFeedForward(TowerLayer):
@@ -95,8 +95,7 @@ class ConformerFeedForward(TowerLayer):
 
     def __call__(self, x: mx.array) -> mx.array:
         inner = self.ffw_layer_2(silu(self.ffw_layer_1(self.pre_layer_norm(mx.clip(x, -self.limit, self.limit)))))
-        added: mx.array = self.post_layer_norm(mx.clip(inner, -self.limit, self.limit)) * self.share
-        return x + added
+        return x + cast("mx.array", self.post_layer_norm(mx.clip(inner, -self.limit, self.limit)) * self.share)
 
 
 class ConformerAttention(TowerLayer):
@@ -197,8 +196,7 @@ class LightConv(TowerLayer):
     def convolved(self, gated: mx.array) -> mx.array:
         """Returns the sums for the rows after the first `kernel - 1` of `gated`."""
         x = mx.conv1d(gated[None], self.depthwise_conv1d.weight, groups=gated.shape[-1])[0]
-        found: mx.array = self.linear_end(silu(self.conv_norm(mx.clip(x, -self.limit, self.limit))))
-        return found
+        return self.linear_end(silu(self.conv_norm(mx.clip(x, -self.limit, self.limit))))
 
 
 class ConformerLayer(TowerLayer):
@@ -239,12 +237,10 @@ class ConformerLayer(TowerLayer):
         return mx.clip(x, -self.limit, self.limit)
 
     def _added(self, x: mx.array, seen: mx.array) -> mx.array:
-        added: mx.array = self.norm_post_attn(self._clipped(self.self_attn.post(seen.astype(x.dtype))))
-        return x + added
+        return x + cast("mx.array", self.norm_post_attn(self._clipped(self.self_attn.post(seen.astype(x.dtype)))))
 
     def _ended(self, x: mx.array, gated: mx.array) -> mx.array:
-        found: mx.array = self.norm_out(self._clipped(self.feed_forward2(self.lconv1d.convolved(gated) + x)))
-        return found
+        return cast("mx.array", self.norm_out(self._clipped(self.feed_forward2(self.lconv1d.convolved(gated) + x))))
 
 
 _LINEARS = r"(?:ffw_layer_[12]|[qkv]_proj|post|linear_start|linear_end)"
