@@ -20,12 +20,16 @@ PATCHES = {"qwen3_5": 16, "glimmer": 14, "gemma4": 16, "gemma4_unified": 48, "ne
 MOST_TOKENS = {"qwen3_5": 16_384, "glimmer": 4096, "gemma4": 280, "gemma4_unified": 280, "nemotron_h": 3328}
 
 
-def size_or_none(family: PictureFamily, width: int, height: int) -> list[int] | None:
+def geometry_or_none(family: PictureFamily, width: int, height: int) -> Geometry | None:
     try:
-        geometry = family.geometry(width, height)
+        return family.geometry(width, height)
     except MediaError:
         return None
-    return [geometry.width, geometry.height]
+
+
+def size_or_none(family: PictureFamily, width: int, height: int) -> list[int] | None:
+    geometry = geometry_or_none(family, width, height)
+    return geometry and [geometry.width, geometry.height]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -61,13 +65,6 @@ def test_the_parts_of_a_geometry_fit_together(name: str, width: int, height: int
     assert (geometry.token_columns * side, geometry.token_rows * side) == (geometry.width, geometry.height)
     assert geometry.tokens == geometry.token_rows * geometry.token_columns
     assert 0 < geometry.tokens <= MOST_TOKENS[name]
-
-
-def geometry_or_none(family: PictureFamily, width: int, height: int) -> Geometry | None:
-    try:
-        return family.geometry(width, height)
-    except MediaError:
-        return None
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,12 @@ import pytest
 
 from runner.errors import ModelError
 from runner.media.towers import Tower, TowerPlan, load_tower, plan_tower
-from runner.model.config import read_config
-from runner.model.families import architecture_of, family_of, is_needed
+from runner.model.families import is_needed
 from runner.model.opened import OpenedModel
-from runner.model.sources.model_directory import open_directory
 from scripts.tools.models.tensors import PACKINGS, rounded
 from tests.lib.kernels import mlx_own
 from tests.model.loading.conftest import parameters
-from tests.model.media.towers.cases import NEMOTRON, QWEN, Case, vision, write
-from tests.model.media.towers.made import features, made
+from tests.model.media.towers.cases import NEMOTRON, QWEN, Case, features, made, opened_tower, reopened, vision
 
 QWEN_ODD, NEMOTRON_ODD = QWEN[3], NEMOTRON[4]
 BOTH = pytest.mark.parametrize("case", [QWEN_ODD, NEMOTRON_ODD], ids=lambda case: case.name)
@@ -32,16 +29,7 @@ def opened(
     architecture = _ARCHITECTURES[case.name.split("-")[0]]
     config = {**case.config, "architectures": [architecture], **changes}
     config = {key: value for key, value in config.items() if value is not None}
-    write(directory, case._replace(config=config), weights)
-    return reopened(directory)
-
-
-def reopened(directory: Path) -> OpenedModel:
-    checkpoint = open_directory(directory, "tiny", lambda _: None)
-    config = read_config(checkpoint)
-    architecture = architecture_of(config, from_store=True)
-    family = family_of(architecture, config)
-    return OpenedModel("tiny", architecture, family, config, {}, {}, 0, 0, checkpoint)
+    return opened_tower(directory, config, case.weights if weights is None else weights)
 
 
 def planned(model: OpenedModel) -> TowerPlan[Tower]:
