@@ -30,19 +30,13 @@ class TowerFacts(Facts, frozen=True, kw_only=True):
     bytes: int | None = None
     """The tower's weights in memory."""
 
-    @property
-    def extent(self) -> str:
-        """The tokens of a picture, or of a second of sound, in words."""
-        raise NotImplementedError
-
-    @property
-    def text(self) -> str:
+    def _text(self, extent: str) -> str:
         if self.tower is None:
             return f"no: {self.why or ''}"
         if self.bytes is None:
             return f"yes (with {self.tower})"
         blocks = f"{counted(self.blocks, 'block')}, " if self.blocks else ""
-        return f"yes ({self.tower} tower, {blocks}{self.dtype}, {shown(self.bytes)}; {self.extent})"
+        return f"yes ({self.tower} tower, {blocks}{self.dtype}, {shown(self.bytes)}; {extent})"
 
 
 class PictureFacts(TowerFacts, frozen=True, kw_only=True):
@@ -51,8 +45,8 @@ class PictureFacts(TowerFacts, frozen=True, kw_only=True):
     """The most soft tokens of one picture."""
 
     @property
-    def extent(self) -> str:
-        return f"up to {counted(self.tokens or 0, 'token')} a picture"
+    def text(self) -> str:
+        return self._text(f"up to {counted(self.tokens or 0, 'token')} a picture")
 
 
 class SoundFacts(TowerFacts, frozen=True, kw_only=True):
@@ -61,8 +55,8 @@ class SoundFacts(TowerFacts, frozen=True, kw_only=True):
     """Soft tokens a second."""
 
     @property
-    def extent(self) -> str:
-        return f"{self.tokens:g} tokens a second"
+    def text(self) -> str:
+        return self._text(f"{self.tokens or 0:g} tokens a second")
 
 
 def picture_facts(settings: CheckSettings, found: Examined) -> PictureFacts:

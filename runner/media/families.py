@@ -116,27 +116,27 @@ class Qwen35(PictureFamily):
         return cut(pixels, self.patch, self.order, self.merge)
 
 
-BUDGETS = (70, 140, 280, 560, 1120)
+_BUDGETS = (70, 140, 280, 560, 1120)
 """The numbers of soft tokens that a Gemma 4 knows for a picture."""
-_BUDGET = 280
 
 
 @dataclass(frozen=True)
 class Gemma4(PictureFamily):
     """Gemma 4 with a tower: e2b, e4b, 26B-A4B and 31B.
 
-    A picture grows or shrinks until it fills its budget of soft tokens. Of several budgets, in ascending order, it
-    takes the smallest with which no side shrinks, else the largest. A row is y, x, channel.
+    A picture grows or shrinks until it fills its budget of soft tokens. A row is y, x, channel.
     """
 
     name: ClassVar[str] = "gemma4"
     title: ClassVar[str] = "gemma4"
     alpha: ClassVar[Alpha] = "drop"
     order: ClassVar[tuple[int, int, int]] = Y_X_CHANNEL
+    pools: ClassVar[bool] = True
+    """A soft token is made of several patches, and not of a large one."""
 
     patch: int = 16
     pool: int = 3
-    budgets: tuple[int, ...] = (_BUDGET,)
+    budget: int = 280
 
     @classmethod
     def from_config(cls, config: Config, preprocessor: Config) -> Self:
@@ -144,55 +144,47 @@ class Gemma4(PictureFamily):
         vision = section(config, "vision_config")
         own = section(config, "text_config") or config
         budget = first_size(
-            _BUDGET,
+            cls.budget,
             (config, "vision_soft_tokens_per_image"),
             (vision, "default_output_length"),
             (vision, "num_soft_tokens"),
             (preprocessor, "max_soft_tokens"),
         )
-        if budget not in BUDGETS:
-            raise ModelError(f"config.json: soft tokens of an image: want one of {BUDGETS}, found {budget}")
+        if budget not in _BUDGETS:
+            raise ModelError(f"config.json: soft tokens of an image: want one of {_BUDGETS}, found {budget}")
         patch, pool = first_size(16, (vision, "patch_size")), first_size(3, (vision, "pooling_kernel_size"))
         merged = first_size(patch * pool, (vision, "model_patch_size"))
         if merged != patch * pool:
             raise ModelError(f"config.json: model_patch_size: want {patch * pool}, found {merged}")
-        return cls(patch, pool, (budget,), bidirectional=own.get("use_bidirectional_attention") == "vision")
+        return cls(patch, pool, budget, bidirectional=own.get("use_bidirectional_attention") == "vision")
 
     def geometry(self, width: int, height: int) -> Geometry:
         side = self.patch * self.pool
-        for budget in self.budgets:
-            rows, columns = self._token_grid(width, height, budget)
-            if columns * side >= width and rows * side >= height:
-                break
-        return self._cut(columns * side, rows * side)
+        rows, columns = self._token_grid(width, height, side)
+        patch, merge = (self.patch, self.pool) if self.pools else (side, 1)
+        return grid(columns * side, rows * side, patch, merge)
 
-    def _cut(self, width: int, height: int) -> Geometry:
-        return grid(width, height, self.patch, self.pool)
-
-    def _token_grid(self, width: int, height: int, budget: int) -> tuple[int, int]:
+    def _token_grid(self, width: int, height: int, side: int) -> tuple[int, int]:
         """Returns rows and columns of soft tokens: at least one of each, at the price of the picture's shape."""
-        scale = math.sqrt(budget * (self.patch * self.pool) ** 2 / (width * height))
-        rows = math.floor(scale * height / (self.patch * self.pool))
-        columns = math.floor(scale * width / (self.patch * self.pool))
+        scale = math.sqrt(self.budget * side**2 / (width * height))
+        rows, columns = math.floor(scale * height / side), math.floor(scale * width / side)
         if rows == 0 and columns == 0:
             raise MediaError(f"image {width}x{height} is too small to process")
         if rows == 0:
-            rows, columns = 1, min(width // height, budget)
+            rows, columns = 1, min(width // height, self.budget)
         elif columns == 0:
-            rows, columns = min(height // width, budget), 1
-        if rows * columns > budget:
+            rows, columns = min(height // width, self.budget), 1
+        if rows * columns > self.budget:
             raise _over_budget(width, height)
         return rows, columns
 
 
 @dataclass(frozen=True)
 class Gemma4Unified(Gemma4):
-    """Gemma 4 without a tower (12B): one patch of 48 pixels is one soft token, nothing is pooled afterwards."""
+    """Gemma 4 without a tower (12B): a patch of 48 pixels is a soft token."""
 
     name: ClassVar[str] = "gemma4_unified"
-
-    def _cut(self, width: int, height: int) -> Geometry:
-        return grid(width, height, self.patch * self.pool, 1)
+    pools: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)

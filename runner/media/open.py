@@ -18,14 +18,7 @@ from runner.media.header import AUDIO, IMAGE
 from runner.media.prompt import MediaNames
 from runner.media.row_store import FamilyPictures, RowStore
 from runner.media.support import Hearing, MediaSupport
-from runner.media.towers.plan import (
-    PREPROCESSOR,
-    SOUND_TOWERS,
-    TowerPlan,
-    load_tower,
-    plan_sound_tower,
-    plan_tower,
-)
+from runner.media.towers.plan import PREPROCESSOR, SOUND_TOWERS, TowerPlan, load_tower, plan_sound_tower, plan_tower
 from runner.media.towers.tower import SoundTower, Tower
 from runner.model import OpenedModel
 from runner.model.config import text_config

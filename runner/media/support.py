@@ -18,16 +18,7 @@ from runner.errors import MediaError, RequestError
 from runner.logs import Log
 from runner.media.families import SoundFamily
 from runner.media.header import AUDIO, IMAGE, media_kind, read_picture_header
-from runner.media.prompt import (
-    Item,
-    Marker,
-    MediaNames,
-    MediaPrompt,
-    Picture,
-    Sound,
-    UnmeasuredPicture,
-    split_markers,
-)
+from runner.media.prompt import Item, Marker, MediaNames, MediaPrompt, Picture, Sound, UnmeasuredPicture, split_markers
 from runner.media.row_store import Pictures, RowStore
 from runner.media.sound_header import read_sound_header
 from runner.tokenizer import Tokenizer

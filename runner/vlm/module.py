@@ -123,20 +123,14 @@ class Served(Module):
         if self.takes_positions:
             positions = cast("mx.array | None", parts.get("position_ids"))
             if positions is None:
-                positions = self.plain_positions(tokens.shape[1], cache or ()) + self.hooks.shift
+                offset = mx.array(next(offsets(cache or ()), 0)).reshape(-1, 1)
+                positions = offset + mx.arange(tokens.shape[1])  # [B, L]
+                positions = mx.broadcast_to(positions[None], (3, *positions.shape)) + self.hooks.shift
             if self.flat:
                 positions = positions[0]
             parts["position_ids"] = positions.transpose(1, 2, 0) if self.channels_last else positions
         call = cast("Any", super()).__call__ if text is self else text
         return cast("mx.array", call(tokens, cache=cache, **parts).logits)
-
-    @staticmethod
-    def plain_positions(count: int, layers: Iterable[object]) -> mx.array:
-        """Returns the positions [3, B, count] of the next tokens after the contents of the layer caches."""
-        offset = next(offsets(layers), 0)
-        first = mx.array(offset).reshape(-1, 1)
-        positions = first + mx.arange(count)
-        return mx.broadcast_to(positions[None], (3, *positions.shape))
 
     @property
     def text_model(self) -> Any:
@@ -148,11 +142,6 @@ class Served(Module):
         """The layers of the text model."""
         text = self.text_model
         return cast("Sequence[object]", cast("Any", super()).layers if text is self else text.layers)
-
-    @property
-    def has_channels(self) -> bool:
-        """True if positions have three channels."""
-        return self.takes_positions and not self.flat
 
     @property
     def picture_tokens(self) -> list[int]:
@@ -251,11 +240,11 @@ def _mapped(layer: object) -> object:
     kind = type(layer).__name__ if type(layer).__module__ == f"{LIBRARY}.models.cache" else ""
     if kind == "KVCache":
         return KVCache()
+    if kind == "ConcatenateKVCache":
+        return ConcatenateKVCache()
     if kind == "RotatingKVCache":
         window = cast("RotatingKVCache", layer)
         return RotatingKVCache(max_size=window.max_size, keep=window.keep)
-    if kind == "ConcatenateKVCache":
-        return ConcatenateKVCache()
     if kind == "CacheList":
         return CacheList(*map(_mapped, cast("CacheList", layer).caches))
     if kind == "ArraysCache":

@@ -215,7 +215,7 @@ def pictures_of(model: OpenedModel, module: Served, preparer: Preparer) -> VlmPi
         preparer,
         model.config,
         module.picture_tokens,
-        mrope=module.has_channels and bool(measured.grid),
+        mrope=module.takes_positions and not module.flat and bool(measured.grid),
         tokens=_made_of_one(module, measured) if module.one_token else 0,
     )
 

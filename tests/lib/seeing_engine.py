@@ -75,8 +75,8 @@ def family_of(name: str) -> PictureFamily:
     if name.startswith("glimmer"):
         return Glimmer()
     if name.startswith("gemma4-unified"):
-        return Gemma4Unified(budgets=(12,), bidirectional=True)
-    return Gemma4(budgets=(12,), bidirectional=name in BOTH_WAYS)
+        return Gemma4Unified(budget=12, bidirectional=True)
+    return Gemma4(budget=12, bidirectional=name in BOTH_WAYS)
 
 
 @cache

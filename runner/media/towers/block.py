@@ -127,14 +127,7 @@ class PlainBlock(TowerBlock):
     """Attention and feed-forward, each after a norm."""
 
     def __init__(
-        self,
-        width: int,
-        hidden: int,
-        heads: int,
-        activation: Activation,
-        eps: float = NORM_EPS,
-        *,
-        joined: bool = True,
+        self, width: int, hidden: int, heads: int, activation: Activation, eps: float = NORM_EPS, *, joined: bool = True
     ) -> None:
         """`joined`: one linear makes queries, keys and values."""
         super().__init__(width, hidden, heads, width // heads)

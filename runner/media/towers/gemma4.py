@@ -35,10 +35,6 @@ class ClampedLinear(TowerLayer):
         low, high, least, most = (mx.array(self[name], x.dtype) for name in BOUNDS)
         return mx.clip(self.linear(mx.clip(x, low, high)), least, most)
 
-    def free(self) -> None:
-        for name in BOUNDS:
-            self.pop(name, None)
-
 
 def bounds_of(weights: dict[str, mx.array], fault: str) -> dict[str, mx.array]:
     """Removes the bounds from `weights`, and returns them under their names as single numbers. Raises ModelError, with
@@ -54,7 +50,8 @@ def free_but(bounds: Container[str], module: TowerLayer) -> None:
     """Removes the bounds of all linears of `module` that are not in `bounds`."""
     for name, each in Module.named_modules(module):
         if isinstance(each, ClampedLinear) and f"{name}.{BOUNDS[0]}" not in bounds:
-            each.free()
+            for bound in BOUNDS:
+                each.pop(bound, None)
 
 
 def summed_rows(columns: mx.array, rows: mx.array, grid: Grid) -> mx.array:

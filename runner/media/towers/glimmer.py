@@ -186,14 +186,10 @@ class GlimmerTower(Tower):
             segments = [slice(None)] if kind == FULL else windows
             x = yield from layer.steps(x, self.piece_bytes, turn, segments)
             yield x
-        merged = self._merged(self.ln_post(x[mx.argsort(order)]), grid)
+        merge, x = self.sizes.merge, self.ln_post(x[mx.argsort(order)])
+        squares = x.reshape(grid.rows // merge, merge, grid.columns // merge, merge, self.sizes.hidden)
+        merged = squares.transpose(0, 2, 4, 1, 3).reshape(-1, self.sizes.output)  # [soft tokens, hidden * merge^2]
         yield self.vision_projection(self.vision_adapter(merged))
-
-    def _merged(self, x: mx.array, grid: Grid) -> mx.array:
-        """Lays squares of patches into one row each: [patches, hidden] to [soft tokens, hidden * merge^2]."""
-        merge = self.sizes.merge
-        blocks = x.reshape(grid.rows // merge, merge, grid.columns // merge, merge, self.sizes.hidden)
-        return blocks.transpose(0, 2, 4, 1, 3).reshape(-1, self.sizes.output)
 
     def encode_bytes(self, grid: Grid) -> int:
         sizes, itemsize = self.sizes, work_bytes(self.ln_pre.weight.dtype)

@@ -89,7 +89,7 @@ def test_a_cancelled_prompt_is_resumed_where_it_stands(name: str) -> None:
 def test_the_same_file_under_another_budget_shares_nothing_of_it(cache: str) -> None:
     """Two preparations over one cache, one store of pixels, one tower: what a model's files say may change."""
     engine = SeeingEngine("gemma4-seeing", cache=cache)
-    larger = FamilyPictures(Gemma4(budgets=(40,)), START, SOFT, END)
+    larger = FamilyPictures(Gemma4(budget=40), START, SOFT, END)
     small, large = engine.support, replace(engine.support, pictures=larger)
     prompt = "what is [img-0] here?"
     for support, encoded in ((small, 1), (large, 2), (small, 2), (large, 2)):

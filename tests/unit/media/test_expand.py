@@ -220,7 +220,7 @@ def sound(data: bytes, number: int = 0, kind: str = "audio") -> Media:
 @pytest.mark.parametrize("kind", ["audio", ""])
 @pytest.mark.parametrize(("family", "tokens"), [(Gemma4Sound(), 8), (Gemma4UnifiedSound(640), 8)])
 def test_a_sound_has_tokens_of_its_own(pieces: Pieces, family: SoundFamily, tokens: int, kind: str) -> None:
-    support = hearing(family, Gemma4(budgets=(70,)))
+    support = hearing(family, Gemma4(budget=70))
     media = [sound(SHORT, 0, kind), image(1, 6, 6)]
     found = expanded(support, "a[img-0]b[img-1]c[img-0]", media, cast("Tokenizer", pieces))
     assert found is not None
