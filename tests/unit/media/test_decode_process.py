@@ -58,12 +58,18 @@ HERE = decode(PICTURE, read_picture_header(PICTURE), 64, 32).tobytes()
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the memory of a process")
 
 
-def test_one_process_decodes_all_pictures_as_this_one_would(process: Watched) -> None:
+def test_one_process_decodes_all_media_as_this_one_would(process: Watched) -> None:
     for form in FORMS:
         data = in_form(form, smooth(200, 120))
         assert process.pixels(data) == decode(data, read_picture_header(data), 64, 32).tobytes()
         with pytest.raises(MediaError, match=r"^decode image: "):
             process.pixels(data[: len(data) * 2 // 3])
+    for data in (wav(noise(5000)), wav(noise(40_000).reshape(-1, 2), 44_100, 24), wav(speech(31), bits=8)):
+        for frame_samples in (0, 640):
+            assert process.rows(data, frame_samples) == rows_here(data, frame_samples)
+            assert process.pixels(PICTURE) == HERE
+    with pytest.raises(MediaError, match="a sample is not a finite number"):
+        process.rows(wav(noise(5000) * np.float32(np.nan), form=FLOAT, bits=32))
     assert len(process.processes) == 1
 
 
@@ -174,16 +180,6 @@ def rows_here(data: bytes, frame_samples: int = 0) -> tuple[list[int], bytes]:
     header = read_sound_header(data)
     lengths, rows = sound.decode_sound(data[header.start : header.stop], header, frame_samples)
     return lengths, rows.tobytes()
-
-
-def test_the_same_process_decodes_sounds(process: Watched) -> None:
-    for data in (wav(noise(5000)), wav(noise(40_000).reshape(-1, 2), 44_100, 24), wav(speech(31), bits=8)):
-        for frame_samples in (0, 640):
-            assert process.rows(data, frame_samples) == rows_here(data, frame_samples)
-            assert process.pixels(PICTURE) == HERE
-    with pytest.raises(MediaError, match="a sample is not a finite number"):
-        process.rows(wav(noise(5000) * np.float32(np.nan), form=FLOAT, bits=32))
-    assert len(process.processes) == 1
 
 
 @LINUX

@@ -145,10 +145,7 @@ def test_transparency_as_a_weight() -> None:
 
 def test_transparency_on_a_black_ground() -> None:
     data = encoded(Image.fromarray(HALF, "RGBA"))
-    assert seen(data, "black").tolist() == rgb(
-        [(200, 100, 50), (0, 0, 0)],
-        [(200, 100, 50), (40, 40, 40)],
-    )
+    assert seen(data, "black").tolist() == rgb([(200, 100, 50), (0, 0, 0)], [(200, 100, 50), (40, 40, 40)])
 
 
 def test_transparency_of_palettes_and_grey_counts_too() -> None:

@@ -17,15 +17,7 @@ from runner.model.families import is_needed
 from runner.model.opened import OpenedModel
 from tests.lib.kernels import mlx_own
 from tests.model.media.towers.cases import opened_tower, peak_bytes
-from tests.model.media.towers.gemma_cases import (
-    WIDTH,
-    Config,
-    Weights,
-    distance,
-    features,
-    make_weights,
-    parameters,
-)
+from tests.model.media.towers.gemma_cases import WIDTH, Config, Weights, distance, features, make_weights, parameters
 from tests.model.media.towers.sound_cases import CASES, NAMES, RECORDED, SOUNDS, key, make_rows, make_tower
 
 CLOSE = 1e-5
