@@ -9,13 +9,13 @@ from runner.media.families import PictureFamily
 from runner.media.header import MAX_PIXELS
 from runner.media.open import hearing_of, seeing_of
 from runner.media.sound_header import RATE
-from runner.media.towers.plan import AnyTower, TowerPlan, plan_sound_tower, plan_tower, plan_weights
+from runner.media.towers.tower_plan import AnyTower, TowerPlan, plan_sound_tower, plan_tower, plan_weights
 from runner.settings import CheckSettings
 from runner.sizes import counted, shown
 
 _WIDTH = isqrt(MAX_PIXELS)
 _HEIGHTS = range(250, _WIDTH + 1, 250)
-"""Heights to try for a picture of that width: the shape decides how many tokens fit into a budget."""
+"""Heights to try for a picture of that width: the number of tokens depends on the shape."""
 _SECONDS = 20
 
 

@@ -18,8 +18,15 @@ from runner.media.header import AUDIO, IMAGE
 from runner.media.prompt import MediaNames
 from runner.media.row_store import FamilyPictures, RowStore
 from runner.media.support import Hearing, MediaSupport
-from runner.media.towers.plan import PREPROCESSOR, SOUND_TOWERS, TowerPlan, load_tower, plan_sound_tower, plan_tower
 from runner.media.towers.tower import SoundTower, Tower
+from runner.media.towers.tower_plan import (
+    PREPROCESSOR,
+    SOUND_TOWERS,
+    TowerPlan,
+    load_tower,
+    plan_sound_tower,
+    plan_tower,
+)
 from runner.model import OpenedModel
 from runner.model.config import text_config
 from runner.tokenizer import Tokenizer
@@ -87,11 +94,11 @@ def supported(
 
 def _unless_faulty(load: Callable[[], Opened], faults: dict[str, str], kind: str) -> Opened | None:
     """Returns the result of `load`; None if it fails, with the reason in the log and in `faults`."""
-    name, what = {IMAGE: ("vision", "the model sees no pictures"), AUDIO: ("hearing", "the model hears nothing")}[kind]
+    name, lost = {IMAGE: ("vision", "the model sees no pictures"), AUDIO: ("hearing", "the model hears nothing")}[kind]
     try:
         return load()
     except RunnerError as error:
-        log.warning(what, why=str(error))
+        log.warning(lost, why=str(error))
         faults[kind] = f"its {name} is unavailable: {error}"
         return None
 

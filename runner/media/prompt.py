@@ -126,8 +126,8 @@ class MediaPrompt:
     def __init__(
         self, parts: Sequence[Sequence[int] | Item], soft_id: int, sound_id: int = -1, *, mrope: bool = False
     ) -> None:
-        """Joins `parts`: the ids of texts, and items. `soft_id` stands in the places of pictures, `sound_id` in those
-        of sounds. With `mrope` positions have three channels, and there are no sounds."""
+        """Joins `parts`: the ids of texts, and items. `soft_id` stands for pictures, `sound_id` for sounds. With
+        `mrope` positions have three channels, and there are no sounds."""
         self.ids: list[int] = []
         self.keys: list[int] = []
         spans: list[Span] = []

@@ -170,7 +170,7 @@ class MediaSupport:
         item = items.get(number)
         if item is None:
             raise RequestError(f"invalid image index: {number}")
-        kind = item.kind or media_kind(item.data) or IMAGE  # the header of unknown bytes says what would be read
+        kind = item.kind or media_kind(item.data) or IMAGE  # the refusal of unknown bytes names the formats
         try:
             if kind == AUDIO and self.hearing is not None:
                 return self._sound(item.data, self.hearing)

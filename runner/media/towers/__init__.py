@@ -2,10 +2,10 @@
 the engine thread.
 
 Read in this order: `tower` (the interface, and computing in pieces), `block` (layers of a transformer, positions of
-patches, estimates of memory), any family's module, `plan` (finds, checks and loads the towers of a model).
+patches, estimates of memory), any family's module, `tower_plan` (finds, checks and loads the towers of a model).
 """
 
-from runner.media.towers.plan import TowerPlan, load_tower, plan_sound_tower, plan_tower
 from runner.media.towers.tower import Grid, SoundTower, Tower
+from runner.media.towers.tower_plan import TowerPlan, load_tower, plan_sound_tower, plan_tower
 
 __all__ = ["Grid", "SoundTower", "Tower", "TowerPlan", "load_tower", "plan_sound_tower", "plan_tower"]

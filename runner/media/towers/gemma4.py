@@ -92,7 +92,7 @@ class GemmaAttention(TowerLayer):
         self.k_norm = RMSNorm(head, eps)
 
 
-class GatedFeedForward(TowerLayer):
+class GemmaFeedForward(TowerLayer):
     def __init__(self, hidden: int, inner: int, clamped: bool) -> None:
         super().__init__()
         self.gate_proj = ClampedLinear(hidden, inner, clamped)
@@ -112,7 +112,7 @@ class GemmaBlock(TowerBlock):
         super().__init__(hidden, inner, heads, head, kv_heads=kv_heads, scale=1.0)
         self.eps = eps
         self.self_attn = GemmaAttention(hidden, heads, kv_heads, head, eps, clamped)
-        self.mlp = GatedFeedForward(hidden, inner, clamped)
+        self.mlp = GemmaFeedForward(hidden, inner, clamped)
         self.input_layernorm = RMSNorm(hidden, eps)
         self.post_attention_layernorm = RMSNorm(hidden, eps)
         self.pre_feedforward_layernorm = RMSNorm(hidden, eps)

@@ -9,8 +9,8 @@ import pytest
 from runner.errors import ModelError
 from runner.media.towers.gemma4 import ClampedLinear, Gemma4Tower, Gemma4UnifiedTower
 from runner.media.towers.glimmer import GlimmerTower, _windows, stretched_table
-from runner.media.towers.plan import TOWERS
 from runner.media.towers.tower import Grid
+from runner.media.towers.tower_plan import TOWERS
 from tests.model.media.towers.cases import peak_bytes
 from tests.model.media.towers.gemma_cases import (
     CASES,
