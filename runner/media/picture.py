@@ -6,8 +6,7 @@ equal those of transformers' processors for Pillow bit for bit, so a JPEG is nev
 
 import re
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from io import BytesIO
 
 from PIL import AvifImagePlugin, Image
@@ -63,9 +62,14 @@ def decode_picture(data: bytes, header: PictureHeader, width: int, height: int, 
     data = b"".join(header.pieces(data))
     if header.format == "JPEG":
         _count_scans(data)
-    with _blamed_on_the_picture(header.format), _READERS[header.format](BytesIO(data)) as image:
-        image.load()
-        plain = _plain(image, alpha)
+    try:
+        with _READERS[header.format](BytesIO(data)) as image:
+            image.load()
+            plain = _plain(image, alpha)
+    except (MemoryError, MediaError):
+        raise
+    except Exception as error:  # decoders raise anything, from KeyError to RuntimeError, in words for programmers
+        raise _refusal(header.format, error) from error
     if plain.size != header.stored_size:
         raise damaged(header.format, "its pixels have another size than its header")
     if header.orientation in _TURNS:
@@ -76,20 +80,13 @@ def decode_picture(data: bytes, header: PictureHeader, width: int, height: int, 
     return resized.convert("RGB")
 
 
-@contextmanager
-def _blamed_on_the_picture(name: str) -> Iterator[None]:
-    """Turns any exception of a decoder but MemoryError into a MediaError: decoders raise anything, from KeyError to
-    RuntimeError, in words for programmers."""
-    try:
-        yield
-    except (MemoryError, MediaError):
-        raise
-    except Exception as error:
-        text = str(error)
-        cut_off = isinstance(error, struct.error | IndexError | EOFError) or "truncated" in text.lower()
-        if text.startswith("Unsupported "):
-            raise MediaError(f"decode image: {text}: convert the image to PNG") from error
-        raise damaged(name, "the file ends too early" if cut_off else "its contents cannot be decoded") from error
+def _refusal(name: str, error: Exception) -> MediaError:
+    """Returns the refusal for an exception of a decoder."""
+    text = str(error)
+    if text.startswith("Unsupported "):
+        return MediaError(f"decode image: {text}: convert the image to PNG")
+    cut_off = isinstance(error, struct.error | IndexError | EOFError) or "truncated" in text.lower()
+    return damaged(name, "the file ends too early" if cut_off else "its contents cannot be decoded")
 
 
 def _count_scans(data: bytes) -> None:
