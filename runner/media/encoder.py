@@ -14,7 +14,7 @@ from runner.engine.ports import Shifted
 from runner.engine.request import ShownPrompt
 from runner.media.forward import FeatureRows
 from runner.media.prompt import Item, MediaPrompt, Picture, Sound
-from runner.media.rows import MediaRows, RowStore
+from runner.media.row_store import MediaRows, RowStore
 from runner.media.towers.tower import Grid, SoundTower, Tower
 
 MOST_FEATURE_BYTES = 64 << 20
@@ -25,7 +25,7 @@ class Towers(Protocol):
     """The towers of a model."""
 
     def needed_bytes(self, item: Item) -> int:
-        """Returns about the bytes that encoding this item takes at once."""
+        """Returns an estimate of the most bytes that encoding this item takes at once."""
 
     def parts(self, item: Item, rows: MediaRows) -> Iterator[mx.array]:
         """Yields lazy arrays to be evaluated in turn; the last one is the features [tokens, width]."""
@@ -73,11 +73,10 @@ class MediaEncoder:
     def __init__(
         self, towers: Towers, store: RowStore, forward: PromptForward, wake: Callable[[], None], *, splits: bool
     ) -> None:
-        """`wake` is called, on another thread, when rows are there. `splits`: a forward may end between two tokens of
-        one picture; between two of a sound it always may."""
+        """`wake` is called on another thread when rows are there. `splits`: a forward may end between two tokens of a
+        picture, as it may between two of a sound."""
         self.towers = towers
         self.forward = forward
-        self.shifted = forward.shifted
         self.splits = splits
         self._encoded = self._soft_tokens = self._hits = 0
         self._encode_s = 0.0
@@ -114,7 +113,7 @@ class MediaEncoder:
         return found
 
     def keep(self, item: Item, features: mx.array) -> None:
-        """Keeps features for later prompts, and drops the oldest that do not fit beside them."""
+        """Keeps features for later prompts, and drops the oldest beyond MOST_FEATURE_BYTES."""
         self._features[item.name] = features
         self._features.move_to_end(item.name)
         while self._features and self.nbytes > MOST_FEATURE_BYTES:
@@ -124,14 +123,14 @@ class MediaEncoder:
         self._features.clear()
 
     def decode(self, item: Item, left: Callable[[], bool]) -> Future[MediaRows]:
-        """Returns the rows of the tower, which are decoded elsewhere unless they already were. Ends when `left`."""
+        """Returns the rows of an item, which another process decodes unless it already did, until `left`."""
         decoding = self._store.rows(item, left)
         if not decoding.done():
             decoding.add_done_callback(lambda _: self._wake())
         return decoding
 
     def encode(self, item: Item, rows: MediaRows) -> Iterator[mx.array]:
-        """Computes the features. Every step yields an evaluated part; the last one is the whole."""
+        """Computes the features. Yields evaluated parts; the last one is the whole."""
         for part in self.towers.parts(item, rows):
             started = perf_counter()
             mx.eval(part)
@@ -152,17 +151,14 @@ def _lengths(item: Sound) -> Sequence[int]:
 
 
 class MediaProgress:
-    """The `PromptMedia` of a prompt: has the next item encoded when the prefill reaches it.
-
-    An item that is cached needs neither rows nor features. Owner: the engine thread. Holds the features of one item at
-    a time.
-    """
+    """The `PromptMedia` of a prompt: has the next item encoded when the prefill reaches it, unless it is cached, and
+    holds the features of one item at a time. Owner: the engine thread."""
 
     def __init__(self, prompt: MediaPrompt, encoder: MediaEncoder) -> None:
         self.prompt = prompt
         self._encoder = encoder
-        self._item: Item | None = None  # the one to encode, or whose features are here
-        self._features: mx.array | None = None  # of that one
+        self._item: Item | None = None  # to encode, or encoded
+        self._features: mx.array | None = None  # of this item
         self._decoding: Future[MediaRows] | None = None
         self._encoding: Iterator[mx.array] | None = None
 
@@ -211,8 +207,7 @@ class MediaProgress:
 
     def _rows(self, at: int, count: int) -> list[FeatureRows]:
         """Returns the features among these tokens. Frees them if no later token needs them."""
-        stop = at + count
-        rows = []
+        stop, rows = at + count, list[FeatureRows]()
         span = self.prompt.next_span(at)
         if span is not None and span.start < stop:
             assert self._features is not None

@@ -9,19 +9,19 @@ from runner.media.families import PictureFamily
 from runner.media.header import MAX_PIXELS
 from runner.media.open import hearing_of, seeing_of
 from runner.media.sound_header import RATE
-from runner.media.towers.load import AnyTower, TowerPlan, plan_sound_tower, plan_tower, plan_weights
+from runner.media.towers.tower_plan import AnyTower, TowerPlan, plan_sound_tower, plan_tower, plan_weights
 from runner.settings import CheckSettings
 from runner.sizes import counted, shown
 
 _WIDTH = isqrt(MAX_PIXELS)
 _HEIGHTS = range(250, _WIDTH + 1, 250)
-"""Heights that are tried for a picture of that width: the shape decides how many tokens fit into a budget."""
+"""Heights to try for a picture of that width: the number of tokens depends on the shape."""
 _SECONDS = 20
 
 
 class TowerFacts(Facts, frozen=True, kw_only=True):
-    """A tower. If the model takes none of its media, `why` says why and the other fields are None; of mlx-vlm's models
-    `tower` alone is known without loading them."""
+    """A tower. If the model does not take its media, `why` is the reason and the other fields are None. For a model of
+    mlx-vlm only `tower` is known before it is loaded."""
 
     why: str | None = None
     tower: str | None = None
@@ -30,19 +30,13 @@ class TowerFacts(Facts, frozen=True, kw_only=True):
     bytes: int | None = None
     """The tower's weights in memory."""
 
-    @property
-    def extent(self) -> str:
-        """The tokens of a picture, or of a second of sound, in words."""
-        raise NotImplementedError
-
-    @property
-    def text(self) -> str:
+    def _text(self, extent: str) -> str:
         if self.tower is None:
             return f"no: {self.why or ''}"
         if self.bytes is None:
             return f"yes (with {self.tower})"
         blocks = f"{counted(self.blocks, 'block')}, " if self.blocks else ""
-        return f"yes ({self.tower} tower, {blocks}{self.dtype}, {shown(self.bytes)}; {self.extent})"
+        return f"yes ({self.tower} tower, {blocks}{self.dtype}, {shown(self.bytes)}; {extent})"
 
 
 class PictureFacts(TowerFacts, frozen=True, kw_only=True):
@@ -51,8 +45,8 @@ class PictureFacts(TowerFacts, frozen=True, kw_only=True):
     """The most soft tokens of one picture."""
 
     @property
-    def extent(self) -> str:
-        return f"up to {counted(self.tokens or 0, 'token')} a picture"
+    def text(self) -> str:
+        return self._text(f"up to {counted(self.tokens or 0, 'token')} a picture")
 
 
 class SoundFacts(TowerFacts, frozen=True, kw_only=True):
@@ -61,8 +55,8 @@ class SoundFacts(TowerFacts, frozen=True, kw_only=True):
     """Soft tokens a second."""
 
     @property
-    def extent(self) -> str:
-        return f"{self.tokens:g} tokens a second"
+    def text(self) -> str:
+        return self._text(f"{self.tokens or 0:g} tokens a second")
 
 
 def picture_facts(settings: CheckSettings, found: Examined) -> PictureFacts:
@@ -79,7 +73,7 @@ def picture_facts(settings: CheckSettings, found: Examined) -> PictureFacts:
 
 
 def sound_facts(settings: CheckSettings, found: Examined) -> SoundFacts | None:
-    """Returns whether a model would hear; None for one that does not claim to."""
+    """Returns the facts about a model's hearing; None for a model that does not claim to hear."""
     model, plan = found.model, plan_sound_tower(found.model)
     if plan is None:
         family = f"this runner knows no sound for the family {model.family.module}"

@@ -1,8 +1,5 @@
 """The preparation of media in each family of models: the sizes and rows of pictures, the pieces and rows of sounds, and
-the tokens around both.
-
-Arithmetic alone. numpy is not imported: `geometry.cut` calls methods of the arrays that it is given.
-"""
+the tokens around both. Does not import numpy."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,10 +15,8 @@ from runner.model.fields import Config, first_size, required_token, section, tex
 
 
 class Around(NamedTuple):
-    """The tokens that stand for a picture or a sound: `start`, then `soft` once for each soft token, then `end`.
-
-    An integer is an id, from config.json; a text is a special token whose id the tokenizer knows.
-    """
+    """The tokens that stand for a picture or a sound: `start`, then `soft` once for each soft token, then `end`. An
+    integer is an id, a text a special token whose id the tokenizer knows."""
 
     start: int | str
     soft: int | str
@@ -36,36 +31,29 @@ class PictureFamily(ABC):
     """In keys of caches."""
     title: ClassVar[str]
     """In texts that hosts show: `qwen3.5 does not support audio input`."""
-    version: ClassVar[int] = 1
-    """Of the preparation: another number for other rows from the same bytes and geometry."""
     alpha: ClassVar[Alpha]
-    """The treatment of transparency by `decode`."""
     mrope: ClassVar[bool] = False
     """Positions have three channels: time, row and column."""
     order: ClassVar[tuple[int, int, int]] = CHANNEL_Y_X
-    """Of the values in a row of the tower."""
+    """The order of the values in a row of the tower."""
     keys: ClassVar[tuple[str, str, str]] = ("boi_token_id", "image_token_id", "eoi_token_id")
-    """Those of config.json with the ids of `Around`."""
+    """The keys of config.json with the ids of `Around`."""
 
     bidirectional: bool = field(default=False, kw_only=True)
-    """Soft tokens of one picture attend to each other in both directions, in sliding layers."""
-
-    @property
-    def splits(self) -> bool:
-        """A prefill may end between two soft tokens of one picture: only where they attend to earlier ones alone."""
-        return not self.bidirectional
+    """Soft tokens of one picture attend to each other in both directions, in sliding layers. No forward may end between
+    two of them."""
 
     @classmethod
     @abstractmethod
     def from_config(cls, config: Config, preprocessor: Config) -> Self:
         """Returns the preparation that config.json and preprocessor_config.json ({} if there is none) describe.
 
-        Raises ModelError for fields that make no sense. What the tower cannot do is refused by the tower.
+        Raises ModelError for fields that make no sense. The tower itself refuses what it cannot do.
         """
 
     @abstractmethod
     def geometry(self, width: int, height: int) -> Geometry:
-        """Returns what becomes of a picture of `width` x `height` pixels. Raises MediaError if it cannot be used."""
+        """Returns the prepared sizes of a picture of `width` x `height` pixels. Raises MediaError if it is unusable."""
 
     @classmethod
     def around(cls, config: Config) -> Around:
@@ -85,10 +73,8 @@ def _over_budget(width: int, height: int) -> MediaError:
 class Qwen35(PictureFamily):
     """Qwen 3.5, 3.6 and 3.8, with and without experts, and Qwen3-Next.
 
-    Sides are rounded to whole blocks of patches, then scaled until the number of pixels is within bounds.
-
-    Rows go block by block, so that the tower merges neighbours by a reshape. A row has one copy of the patch: channel,
-    y, x. The tower's weights for the second moment in time belong to the same values.
+    Rounds sides to whole blocks of patches, then scales them until the number of pixels is within bounds. Rows go block
+    by block, so that the tower merges neighbours by a reshape. A row has one copy of the patch: channel, y, x.
     """
 
     name: ClassVar[str] = "qwen3_5"
@@ -101,7 +87,7 @@ class Qwen35(PictureFamily):
     merge: int = 2
     min_pixels: int = 65_536
     max_pixels: int = 16_777_216
-    """Of every picture after resizing; preprocessor_config.json is not asked."""
+    """Bounds for every picture after resizing, whatever preprocessor_config.json says."""
 
     @classmethod
     def from_config(cls, config: Config, preprocessor: Config) -> Self:
@@ -130,29 +116,27 @@ class Qwen35(PictureFamily):
         return cut(pixels, self.patch, self.order, self.merge)
 
 
-BUDGETS = (70, 140, 280, 560, 1120)
+_BUDGETS = (70, 140, 280, 560, 1120)
 """The numbers of soft tokens that a Gemma 4 knows for a picture."""
-_BUDGET = 280
 
 
 @dataclass(frozen=True)
 class Gemma4(PictureFamily):
     """Gemma 4 with a tower: e2b, e4b, 26B-A4B and 31B.
 
-    The picture fills its budget of soft tokens as far as its shape allows: small ones grow, large ones shrink.
-
-    Of several budgets, in ascending order, the smallest counts with which no side shrinks, else the largest. A row is
-    y, x, channel. Positions in the tower are the grid's.
+    A picture grows or shrinks until it fills its budget of soft tokens. A row is y, x, channel.
     """
 
     name: ClassVar[str] = "gemma4"
     title: ClassVar[str] = "gemma4"
     alpha: ClassVar[Alpha] = "drop"
     order: ClassVar[tuple[int, int, int]] = Y_X_CHANNEL
+    pools: ClassVar[bool] = True
+    """A soft token is made of several patches, and not of a large one."""
 
     patch: int = 16
     pool: int = 3
-    budgets: tuple[int, ...] = (_BUDGET,)
+    budget: int = 280
 
     @classmethod
     def from_config(cls, config: Config, preprocessor: Config) -> Self:
@@ -160,64 +144,55 @@ class Gemma4(PictureFamily):
         vision = section(config, "vision_config")
         own = section(config, "text_config") or config
         budget = first_size(
-            _BUDGET,
+            cls.budget,
             (config, "vision_soft_tokens_per_image"),
             (vision, "default_output_length"),
             (vision, "num_soft_tokens"),
             (preprocessor, "max_soft_tokens"),
         )
-        if budget not in BUDGETS:
-            raise ModelError(f"config.json: soft tokens of an image: want one of {BUDGETS}, found {budget}")
+        if budget not in _BUDGETS:
+            raise ModelError(f"config.json: soft tokens of an image: want one of {_BUDGETS}, found {budget}")
         patch, pool = first_size(16, (vision, "patch_size")), first_size(3, (vision, "pooling_kernel_size"))
         merged = first_size(patch * pool, (vision, "model_patch_size"))
         if merged != patch * pool:
             raise ModelError(f"config.json: model_patch_size: want {patch * pool}, found {merged}")
-        return cls(patch, pool, (budget,), bidirectional=own.get("use_bidirectional_attention") == "vision")
+        return cls(patch, pool, budget, bidirectional=own.get("use_bidirectional_attention") == "vision")
 
     def geometry(self, width: int, height: int) -> Geometry:
         side = self.patch * self.pool
-        for budget in self.budgets:
-            rows, columns = self._token_grid(width, height, budget)
-            if columns * side >= width and rows * side >= height:
-                break
-        return self._cut(columns * side, rows * side)
+        rows, columns = self._token_grid(width, height, side)
+        patch, merge = (self.patch, self.pool) if self.pools else (side, 1)
+        return grid(columns * side, rows * side, patch, merge)
 
-    def _cut(self, width: int, height: int) -> Geometry:
-        return grid(width, height, self.patch, self.pool)
-
-    def _token_grid(self, width: int, height: int, budget: int) -> tuple[int, int]:
-        """Returns rows and columns of soft tokens. A picture too narrow for one gets one, and its shape is lost."""
-        scale = math.sqrt(budget * (self.patch * self.pool) ** 2 / (width * height))
-        rows = math.floor(scale * height / (self.patch * self.pool))
-        columns = math.floor(scale * width / (self.patch * self.pool))
+    def _token_grid(self, width: int, height: int, side: int) -> tuple[int, int]:
+        """Returns rows and columns of soft tokens: at least one of each, at the price of the picture's shape."""
+        scale = math.sqrt(self.budget * side**2 / (width * height))
+        rows, columns = math.floor(scale * height / side), math.floor(scale * width / side)
         if rows == 0 and columns == 0:
             raise MediaError(f"image {width}x{height} is too small to process")
         if rows == 0:
-            rows, columns = 1, min(width // height, budget)
+            rows, columns = 1, min(width // height, self.budget)
         elif columns == 0:
-            rows, columns = min(height // width, budget), 1
-        if rows * columns > budget:
+            rows, columns = min(height // width, self.budget), 1
+        if rows * columns > self.budget:
             raise _over_budget(width, height)
         return rows, columns
 
 
 @dataclass(frozen=True)
 class Gemma4Unified(Gemma4):
-    """Gemma 4 without a tower (12B): one patch of 48 pixels is one soft token, nothing is pooled afterwards."""
+    """Gemma 4 without a tower (12B): a patch of 48 pixels is a soft token."""
 
     name: ClassVar[str] = "gemma4_unified"
-
-    def _cut(self, width: int, height: int) -> Geometry:
-        return grid(width, height, self.patch * self.pool, 1)
+    pools: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class Glimmer(PictureFamily):
     """Glimmer, in both forms of its config: that of transformers, and Meta's own without sub-objects.
 
-    Sides become whole numbers of soft tokens, as many as the picture has or fewer; the nearest shape wins.
-
-    A row is channel, y, x: one copy of the patch, as for qwen3.5.
+    Sides become whole numbers of soft tokens, no more than the picture has; the nearest shape wins. A row is channel,
+    y, x: one copy of the patch, as for qwen3.5.
     """
 
     name: ClassVar[str] = "glimmer"
@@ -267,9 +242,8 @@ class Glimmer(PictureFamily):
 class NemotronH(PictureFamily):
     """Nemotron-H omni.
 
-    Sides are rounded up to whole patches, scaled into the bounds, and made even for the pixel shuffle.
-
-    A row is channel, y, x. `max_patches` is the budget of one picture.
+    Rounds sides up to whole patches, scales them into the bounds, and makes them even for the pixel shuffle. A row is
+    channel, y, x.
     """
 
     name: ClassVar[str] = "nemotron_h"
@@ -280,6 +254,7 @@ class NemotronH(PictureFamily):
     downsample: int = 2
     min_patches: int = 1024
     max_patches: int = 13_312
+    """Bounds for one picture."""
 
     @classmethod
     def from_config(cls, config: Config, preprocessor: Config) -> Self:
@@ -288,7 +263,7 @@ class NemotronH(PictureFamily):
         places = (preprocessor, vision, section(vision, "args"))
         least = first_size(cls.min_patches, *((place, "min_num_patches") for place in places))
         most = first_size(cls.max_patches, *((place, "max_num_patches") for place in places))
-        tokens = first_size(16_384, (preprocessor, "max_model_len")) - 4  # which are reserved
+        tokens = first_size(16_384, (preprocessor, "max_model_len")) - 4  # four are reserved
         return cls(min_patches=least, max_patches=max(least, min(most, tokens * cls.downsample**2)))
 
     def geometry(self, width: int, height: int) -> Geometry:
@@ -324,12 +299,12 @@ class NemotronH(PictureFamily):
 
 
 class Clip(NamedTuple):
-    """Everything about a prepared sound that its rows decide."""
+    """The sizes of a prepared sound."""
 
     rows: tuple[int, ...]
-    """Those of each piece."""
+    """The number of rows of each piece."""
     tokens: int
-    """Soft tokens in the text, of all pieces."""
+    """Soft tokens in the text, for all pieces."""
 
 
 @dataclass(frozen=True)
@@ -338,10 +313,8 @@ class SoundFamily(ABC):
 
     name: ClassVar[str]
     """In keys of caches."""
-    version: ClassVar[int] = 1
-    """Of the preparation: another number for other rows from the same bytes."""
     frame_samples: int
-    """The samples of a row; 0 where a row is a spectrum."""
+    """The samples of a row; 0 if a row is a spectrum."""
 
     @classmethod
     @abstractmethod
@@ -350,10 +323,8 @@ class SoundFamily(ABC):
 
     @abstractmethod
     def clip(self, samples: int) -> Clip | None:
-        """Returns what `samples` samples at RATE become; None where that depends on the sound itself, too.
-
-        Raises MediaError for too few.
-        """
+        """Returns the clip of `samples` samples at RATE; None if it depends on the sound itself, too. Raises MediaError
+        for too few samples."""
 
     @abstractmethod
     def clip_of(self, rows: Sequence[int]) -> Clip:
@@ -371,8 +342,7 @@ class SoundFamily(ABC):
 
 @dataclass(frozen=True)
 class Gemma4Sound(SoundFamily):
-    """Spectra, a hundred a second, of which four become one token. Pieces are at most 30 s long, cut where it is
-    quiet."""
+    """A hundred spectra a second, of which four become one token. Pieces of at most 30 s are cut at quiet places."""
 
     name: ClassVar[str] = "gemma4"
     frame_samples: int = 0
@@ -394,7 +364,7 @@ class Gemma4Sound(SoundFamily):
 
 
 def subsampled(rows: int) -> int:
-    """Returns how many rows are left of a piece after both convolutions, each of which takes every second one."""
+    """Returns the number of rows of a piece after both convolutions, each of which takes every second row."""
     return -(-rows // 4)
 
 

@@ -21,18 +21,16 @@ class FeatureRows(NamedTuple):
     stop: int
     features: mx.array
     one_way: bool = False
-    """Each of them sees those before it alone, also where the tokens of a picture see each other."""
+    """A token of these sees earlier ones alone, although tokens of a picture see each other."""
 
 
 class MediaEmbedding(Module):
     """Stands in for an embedding table during one forward over tokens [1, L]: features of media replace some rows."""
 
     def __init__(self, table: Module, rows: Sequence[FeatureRows], scale: float = 1.0) -> None:
-        """`rows` are in ascending order. The text model multiplies embeddings by `scale`; features have it already."""
+        """`rows` are in ascending order. The text model multiplies embeddings, but not features, by `scale`."""
         Module.__init__(self)
-        self.table = table
-        self._rows = tuple(rows)
-        self._scale = scale
+        self.table, self._rows, self._scale = table, tuple(rows), scale
 
     def __call__(self, ids: mx.array) -> mx.array:
         """Returns the embeddings [1, L, width]."""
@@ -52,12 +50,8 @@ MakeMask = Callable[..., object]
 
 
 def with_blocks(make_mask: MakeMask, blocks: Sequence[FeatureRows]) -> MakeMask:
-    """Returns a `make_mask` of a layer cache that adds blocks of tokens that see each other to its mask, as those of a
-    picture do in the sliding layers of Gemma 4.
-
-    A forward holds these blocks as a whole. A token sees no key that has left its window, block or not: the window
-    bounds the past only.
-    """
+    """Returns a `make_mask` of a layer cache with blocks of tokens that see each other, as the tokens of a picture do
+    in the sliding layers of Gemma 4. A forward holds each block whole. The window still bounds the past."""
 
     def make(count: int, *, window_size: int | None = None, return_array: bool = False) -> object:
         if count == 1:  # no other token to see
@@ -83,10 +77,10 @@ class Angles(NamedTuple):
 
 
 def angles(positions: Sequence[Sequence[int]], dimensions: int, base: float, sections: Sequence[int]) -> Angles:
-    """Returns the angles of L tokens at these positions [3][L]. `dimensions` counts those that turn.
+    """Returns the angles of L tokens at these positions [3][L], for a head in which `dimensions` numbers turn.
 
-    Frequency j turns by the position in the row for j = 1, 4, 7, ..., in the column for j = 2, 5, 8, ..., each as often
-    as its section is long, and by the time for all others: the interleaved form of Qwen.
+    In the interleaved form of Qwen, frequencies 1, 4, 7, ... turn by the row and 2, 5, 8, ... by the column, as many as
+    their section has; all others turn by the time.
     """
     half = dimensions // 2
     channels = [
@@ -99,7 +93,7 @@ def angles(positions: Sequence[Sequence[int]], dimensions: int, base: float, sec
 
 
 class AngledRope(Module):
-    """Stands in for the rope of one attention during a forward: turns all heads by the same angles."""
+    """Stands in for a rope during a forward: turns all heads by the same angles."""
 
     def __init__(self, found: Angles) -> None:
         Module.__init__(self)
@@ -115,12 +109,12 @@ class AngledRope(Module):
 
 
 class ShiftedRope(Module):
-    """Stands in for the rope of one attention during a forward after pictures: shifts the offsets."""
+    """Stands in for a rope during a forward after pictures: shifts the offsets."""
 
     def __init__(self, rope: Module, shift: int | mx.array) -> None:
         """`shift` is added to the offsets: one number, or one for each row [B]."""
         Module.__init__(self)
-        self._rope = (rope,)  # in a tuple: it is no part of this module
+        self._rope = (rope,)  # in a tuple, out of the parameters
         self._shift = shift
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
@@ -134,23 +128,18 @@ _SLIDING = "sliding_attention"
 
 
 def plain_ids(tokens: Sequence[int], rows: Sequence[FeatureRows]) -> mx.array:
-    """Returns ids [1, L] that may be looked up: 0 in the places of `rows`."""
+    """Returns ids [1, L] of the vocabulary: 0 in the places of `rows`."""
     soft = {index for each in rows for index in range(each.start, each.stop)}
     return mx.array([[0 if index in soft else token for index, token in enumerate(tokens)]])
 
 
 class MediaForward:
-    """The parts of one text model that media replace for the time of a forward.
-
-    Without rows, positions and shifts a forward only calls the model.
-    """
+    """Forwards of one text model, in which media replace some of its parts for a time."""
 
     def __init__(self, module: Module, *, sections: Sequence[int] = (), sees_both_ways: bool = False) -> None:
-        """`sections` are the numbers of frequencies for time, row and column, where positions have three channels.
-        `sees_both_ways`: the tokens of a picture see each other in layers with a window.
-
-        Raises ModelError for a module that has no such parts.
-        """
+        """`sections` are the numbers of frequencies for time, row and column; () for positions of one channel. With
+        `sees_both_ways` the tokens of a picture see each other in layers with a window. Raises ModelError for a module
+        without the parts that media replace."""
         self._sections = sections
         self._owner, self._table_name = _table_owner(module)
         self._scale = float(getattr(self._owner, "embed_scale", 1.0))
@@ -169,8 +158,8 @@ class MediaForward:
     ) -> mx.array:
         """Returns the lazy logits [1, L, V] of a part of a prompt.
 
-        Soft tokens may have any id: they are looked up as 0. `rows` are the features for this part; `positions` [3][L]
-        are None where they are the offsets. `forward` maps tokens [1, L] and layer caches to logits.
+        Soft tokens may have any id. `rows` are the features for this part. `positions` are [3][L], or None if they are
+        the offsets. `forward` maps tokens [1, L] and layer caches to logits.
         """
         ids = plain_ids(tokens, rows)
         with ExitStack() as stack:
@@ -187,7 +176,7 @@ class MediaForward:
 
     @contextmanager
     def shifted(self, shifts: Sequence[int]) -> Iterator[None]:
-        """Shifts the positions of every forward inside: those of each row of a batch by its own number."""
+        """Shifts the positions of every forward inside: each row of a batch by its own number."""
         if not any(shifts):
             yield
             return
@@ -217,7 +206,7 @@ class MediaForward:
 
 
 def _is_plain(rope: object) -> bool:
-    """Returns True for a rope that turns as `angles` does."""
+    """Returns True for a rope without scaling, as `angles` computes it."""
     return type(rope) is RoPE and not rope.traditional and rope.scale == 1.0
 
 

@@ -10,7 +10,7 @@ Pixels: TypeAlias = "npt.NDArray[np.uint8]"
 """uint8 [height, width, 3]: red, green, blue. Or the rows of a tower, made of them."""
 
 Alpha = Literal["drop", "weigh", "black"]
-"""The treatment of transparency: one of three, since Ollama's families differ where a picture is partly transparent.
+"""The treatment of transparency, in which Ollama's families differ.
 drop: ignored before resizing, so that colours under transparent pixels are seen.
 weigh: colours count by their opacity when resizing, and are seen in full afterwards.
 black: the picture is seen on a black ground.
@@ -18,7 +18,7 @@ black: the picture is seen on a black ground.
 
 
 class Geometry(NamedTuple):
-    """Everything about a prepared picture that follows from its size alone."""
+    """The sizes of a prepared picture, which follow from its size alone."""
 
     width: int
     height: int
@@ -32,10 +32,15 @@ class Geometry(NamedTuple):
     token_columns: int
     """The grid after the tower has merged patches, for positions in three channels."""
 
+    @property
+    def extent(self) -> int:
+        """The number of positions in three channels that the picture takes."""
+        return max(self.token_rows, self.token_columns)
+
 
 def grid(width: int, height: int, patch: int, merge: int) -> Geometry:
-    """Returns the geometry of `width` x `height` pixels cut into patches of `patch` x `patch` pixels;
-    `merge` x `merge` patches become one soft token. Both sides are multiples of patch x merge."""
+    """Returns the geometry of `width` x `height` pixels cut into patches of `patch` x `patch` pixels; `merge` x `merge`
+    patches become one soft token. Both sides are multiples of patch x merge."""
     rows, columns = height // patch, width // patch
     token_rows, token_columns = rows // merge, columns // merge
     return Geometry(width, height, rows, columns, token_rows * token_columns, token_rows, token_columns)
@@ -51,8 +56,8 @@ Y_X_CHANNEL = (2, 5, 6)
 def cut(pixels: Pixels, patch: int, order: tuple[int, int, int], merge: int = 1) -> Pixels:
     """Returns the patches of `pixels` (uint8 [height, width, 3]) as rows: uint8 [count, patch * patch * 3].
 
-    Rows follow the picture from left to right and top to bottom, or with `merge` above 1 in blocks of
-    `merge` x `merge` patches: the blocks from left to right and top to bottom, and so the patches of each.
+    Blocks of `merge` x `merge` patches follow each other from left to right and top to bottom, and so do the patches of
+    a block.
     """
     height, width, channels = pixels.shape
     side = patch * merge

@@ -1,8 +1,7 @@
 """The format, size and orientation of a picture, from a walk over the parts of its file before the pixels.
 
-The walk is bounded: a part is passed over by its length, and a file with too many parts, at whatever depth, is refused.
-It also says which parts the decoder needs, so that no decoder meets metadata, where files can hide work that is
-quadratic in their size.
+The walk is bounded: it skips a part by its length, and refuses a file with too many parts, at whatever depth. It also
+finds the parts that a decoder needs: in metadata, files can hide work that is quadratic in their size.
 """
 
 import re
@@ -15,27 +14,27 @@ from runner.errors import MediaError
 MAX_PIXELS = 100_000_000
 """Pictures of more pixels are refused."""
 MOST_PARTS = 4096
-"""The most segments, chunks, blocks or boxes before the pixels, at all depths. Cameras, phones and editors write up to
-some hundred; an AVIF of 100 megapixels has some hundred tiles."""
-_MOST_TABLE_BYTES = 1 << 16  # of a JPEG before its pixels; all tables that it can use take 4 KB
+"""The most segments, chunks, blocks or boxes before the pixels, at all depths. Cameras and editors write some hundred
+at most; an AVIF of 100 megapixels has some hundred tiles."""
+_MOST_TABLE_BYTES = 1 << 16  # of a JPEG before its pixels, which can use 4 KB of tables
 _MOST_FILL_BYTES = 1 << 16  # between the segments of a JPEG
 _MARKER = re.compile(rb"\xff([^\xff\0])", re.DOTALL)
 UPRIGHT = 1
 _SIDEWAYS = 5
 """From this orientation on, width and height change places."""
 Parts: TypeAlias = Iterator[object]
-"""Ends when as many parts of a file were looked at as may be. All loops of a walk share one."""
+"""Ends after MOST_PARTS parts of a file. All loops of a walk share one."""
 
 
-class Header(NamedTuple):
+class PictureHeader(NamedTuple):
     """Format and size of a picture, in pixels as the viewer sees it: after `orientation` was applied."""
 
     format: str
     """One of SERVED."""
     width: int
     height: int
-    orientation: int
-    """EXIF's number, 1 to 8: how the stored pixels must be turned and mirrored."""
+    orientation: int = UPRIGHT
+    """EXIF's number, 1 to 8, for the turn that makes the stored pixels upright."""
     kept: tuple[tuple[int, int], ...] = ()
     """The start and end of each part of the file that a decoder needs; empty for all of it."""
 
@@ -45,20 +44,21 @@ class Header(NamedTuple):
         return (self.height, self.width) if self.orientation >= _SIDEWAYS else (self.width, self.height)
 
     def pieces(self, data: bytes) -> list[memoryview]:
-        """Returns the parts of the file that a decoder needs, without copying them."""
+        """Returns the parts of the file that a decoder needs and that are not empty, without copying them."""
         whole = memoryview(data)
-        return [whole[start:stop] for start, stop in self.kept] if self.kept else [whole]
+        return [piece for start, stop in self.kept or [(0, len(data))] if (piece := whole[start:stop])]
 
 
-def read_picture_header(data: bytes) -> Header:
-    """Returns what is known of a picture without decoding it. Raises MediaError if it will not be decoded."""
+def read_picture_header(data: bytes) -> PictureHeader:
+    """Returns the header of a picture. Raises MediaError if the picture is not served."""
     name = picture_format(data)
     if name not in SERVED:
         raise MediaError(f"decode image: {_advice(data, name)}")
     try:
-        width, height, orientation, kept = _WALKS[name](data, iter(range(MOST_PARTS)))
+        found = _WALKS[name](data, iter(range(MOST_PARTS)))
     except (struct.error, IndexError):
         raise damaged(name, "the file ends too early") from None
+    width, height = found.width, found.height
     if width <= 0 or height <= 0:
         raise damaged(name, f"its size is {width} x {height} pixels")
     if width * height > MAX_PIXELS:
@@ -66,9 +66,7 @@ def read_picture_header(data: bytes) -> Header:
             f"decode image: {width} x {height} pixels exceed the limit of {MAX_PIXELS // 1_000_000} megapixels: send a"
             " smaller picture"
         )
-    if orientation >= _SIDEWAYS:
-        width, height = height, width
-    return Header(name, width, height, orientation, kept)
+    return found._replace(width=height, height=width) if found.orientation >= _SIDEWAYS else found
 
 
 def damaged(name: str, why: str) -> MediaError:
@@ -110,7 +108,7 @@ _TEXT_HEAD = 1024
 
 
 def picture_format(data: bytes) -> str:
-    """Returns the name of the picture's format, served or not; "" for an unknown one."""
+    """Returns the name of a picture's format, served or not; "" for an unknown one."""
     for start, name in _STARTS:
         if data.startswith(start):
             return name
@@ -144,10 +142,8 @@ AUDIO = "audio"
 
 
 def media_kind(data: bytes) -> str:
-    """Returns IMAGE, AUDIO, or "" for bytes that are neither.
-
-    Pictures of formats that are not served count as pictures, so that the refusal can name the format.
-    """
+    """Returns IMAGE, AUDIO, or "" for bytes that are neither. IMAGE includes formats that are not served, so that the
+    refusal can name them."""
     if data.startswith((b"ID3", b"fLaC", b"OggS")) or (data.startswith(b"RIFF") and data[8:12] == b"WAVE"):
         return AUDIO
     if picture_format(data):
@@ -168,11 +164,8 @@ _ENTRY_BYTES = 12
 
 
 def orientation_of(exif: bytes, parts: Parts) -> int:
-    """Returns how stored pixels must be turned to be seen upright, 1 to 8, from a block of EXIF with or without its
-    `Exif` prefix; 1 for a block that cannot be read, or that has more entries than there are `parts` left.
-
-    A picture with damaged EXIF is still a picture, so nothing is raised.
-    """
+    """Returns the orientation, 1 to 8, from a block of EXIF with or without its `Exif` prefix; 1 for a damaged block,
+    or one of more entries than there are `parts` left. Never raises: a picture with damaged EXIF is still a picture."""
     tiff = exif.removeprefix(b"Exif\0\0")
     order = _ORDERS.get(tiff[:4])
     if order is None:
@@ -193,23 +186,14 @@ def orientation_of(exif: bytes, parts: Parts) -> int:
     return UPRIGHT
 
 
-class _Found(NamedTuple):
-    """The result of a walk. Walks raise MediaError, struct.error or IndexError."""
-
-    width: int
-    height: int
-    orientation: int = UPRIGHT
-    kept: tuple[tuple[int, int], ...] = ()
-
-
-def _png(data: bytes, parts: Parts) -> _Found:
+def _png(data: bytes, parts: Parts) -> PictureHeader:
     width, height = struct.unpack_from(">II", data, 16)
     kept, exif, place = [(0, 8)], (0, 0), 8
     for _ in parts:
         length, kind = struct.unpack_from(">I4s", data, place)
         if kind == b"IDAT":
             orientation = orientation_of(data[slice(*exif)], parts)
-            return _Found(width, height, orientation, (*kept, (place, len(data))))
+            return PictureHeader("PNG", width, height, orientation, (*kept, (place, len(data))))
         if kind == b"IEND" or (place == 8) != (kind == b"IHDR"):
             raise damaged("PNG", "its chunks are not in order")
         following = place + 12 + length
@@ -221,7 +205,7 @@ def _png(data: bytes, parts: Parts) -> _Found:
     raise _crowded("PNG")
 
 
-def _jpeg(data: bytes, parts: Parts) -> _Found:
+def _jpeg(data: bytes, parts: Parts) -> PictureHeader:
     kept, exif, size, tables, fill, place = [(0, 2)], b"", (0, 0), 0, 0, 2
     for _ in parts:
         found = _MARKER.search(data, place, place + 2 + _MOST_FILL_BYTES - fill)
@@ -229,10 +213,10 @@ def _jpeg(data: bytes, parts: Parts) -> _Found:
             break
         fill += found.start() - place
         start, place, marker = found.start(), found.end(), found[1][0]
-        if 0xD0 <= marker <= 0xD8 or marker == 0x01:  # nothing belongs to these
+        if 0xD0 <= marker <= 0xD8 or marker == 0x01:  # without a length
             continue
         if marker == 0xDA:
-            return _Found(*size, orientation_of(exif, parts), (*kept, (start, len(data))))
+            return PictureHeader("JPEG", *size, orientation_of(exif, parts), (*kept, (start, len(data))))
         if marker < 0xC0 or marker in (0xC8, 0xD9) or 0xF0 <= marker <= 0xFD:
             raise damaged("JPEG", f"it has a marker 0x{marker:02x} before its pixels")
         (length,) = struct.unpack_from(">H", data, place)
@@ -257,7 +241,7 @@ def _jpeg(data: bytes, parts: Parts) -> _Found:
     raise damaged("JPEG", "the file ends too early, or holds something between its segments")
 
 
-def _gif(data: bytes, parts: Parts) -> _Found:
+def _gif(data: bytes, parts: Parts) -> PictureHeader:
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     place = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
     kept = [(0, place)]
@@ -265,7 +249,9 @@ def _gif(data: bytes, parts: Parts) -> _Found:
         start, kind = place, data[place]
         if kind == 0x2C:
             x, y, columns, rows = struct.unpack_from("<HHHH", data, place + 1)
-            return _Found(max(width, x + columns), max(height, y + rows), UPRIGHT, (*kept, (place, len(data))))
+            return PictureHeader(
+                "GIF", max(width, x + columns), max(height, y + rows), UPRIGHT, (*kept, (place, len(data)))
+            )
         if kind == 0x3B:
             raise damaged("GIF", "it ends before its first frame")
         place += 1
@@ -277,23 +263,25 @@ def _gif(data: bytes, parts: Parts) -> _Found:
                 break
             place += data[place] + 1
         place += 1
-        if data[start + 1] == 0xF9:  # what is transparent
+        if data[start + 1] == 0xF9:  # transparency
             kept.append((start, place))
     raise _crowded("GIF")
 
 
-def _webp(data: bytes, parts: Parts) -> _Found:
+def _webp(data: bytes, parts: Parts) -> PictureHeader:
     kind, flags = data[12:16], data[20]
     if kind == b"VP8X":
         width, height = (int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27))
-        return _Found(width, height, orientation_of(_webp_exif(data, parts), parts) if flags & 0x08 else UPRIGHT)
+        return PictureHeader(
+            "WebP", width, height, orientation_of(_webp_exif(data, parts), parts) if flags & 0x08 else UPRIGHT
+        )
     if kind == b"VP8L" and data[20] == 0x2F:
         (bits,) = struct.unpack_from("<I", data, 21)
-        return _Found((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
+        return PictureHeader("WebP", (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
     if kind != b"VP8 " or data[23:26] != b"\x9d\x01\x2a":
         raise damaged("WebP", "it does not begin with a picture")
     width, height = struct.unpack_from("<HH", data, 26)
-    return _Found(width & 0x3FFF, height & 0x3FFF)
+    return PictureHeader("WebP", width & 0x3FFF, height & 0x3FFF)
 
 
 def _webp_exif(data: bytes, parts: Parts) -> bytes:
@@ -308,11 +296,11 @@ def _webp_exif(data: bytes, parts: Parts) -> bytes:
     raise _crowded("WebP")
 
 
-def _bmp(data: bytes, _parts: Parts) -> _Found:
+def _bmp(data: bytes, _parts: Parts) -> PictureHeader:
     if struct.unpack_from("<I", data, 14) == (12,):
-        return _Found(*struct.unpack_from("<HH", data, 18))
+        return PictureHeader("BMP", *struct.unpack_from("<HH", data, 18))
     width, height = struct.unpack_from("<Ii", data, 18)
-    return _Found(width, abs(height))
+    return PictureHeader("BMP", width, abs(height))
 
 
 _TURNS = {
@@ -333,7 +321,7 @@ _TURNS = {
 Span = tuple[int, int]
 
 
-def _avif(data: bytes, parts: Parts) -> _Found:
+def _avif(data: bytes, parts: Parts) -> PictureHeader:
     """Reads the properties of the primary item, or the first track."""
     for kind, (start, stop) in _boxes(data, (0, len(data)), parts):
         if kind == b"meta":
@@ -343,16 +331,16 @@ def _avif(data: bytes, parts: Parts) -> _Found:
     raise damaged("AVIF", "it has neither an item nor a track")
 
 
-def _track(data: bytes, movie: Span, parts: Parts) -> _Found:
+def _track(data: bytes, movie: Span, parts: Parts) -> PictureHeader:
     for kind, span in _boxes(data, movie, parts):
         header = dict(_boxes(data, span, parts)).get(b"tkhd") if kind == b"trak" else None
         if header is not None:
             width, height = struct.unpack_from(">II", data, header[1] - 8)  # with 16 bits after the point
-            return _Found(width >> 16, height >> 16)
+            return PictureHeader("AVIF", width >> 16, height >> 16)
     raise damaged("AVIF", "it has no track")
 
 
-def _item(data: bytes, meta: Span, parts: Parts) -> _Found:
+def _item(data: bytes, meta: Span, parts: Parts) -> PictureHeader:
     found = dict(_boxes(data, meta, parts))
     properties = dict(_boxes(data, found.get(b"iprp", (0, 0)), parts))
     if b"pitm" not in found or not {b"ipco", b"ipma"} <= properties.keys():
@@ -369,7 +357,7 @@ def _item(data: bytes, meta: Span, parts: Parts) -> _Found:
             turns = data[at] & 3
         elif kind == b"imir":
             mirror = data[at] & 1
-    return _Found(*size, _TURNS[turns, mirror])
+    return PictureHeader("AVIF", *size, _TURNS[turns, mirror])
 
 
 def _indices(data: bytes, at: int, item: int, parts: Parts) -> list[int]:
@@ -409,7 +397,7 @@ def _boxes(data: bytes, span: Span, parts: Parts) -> Iterator[tuple[bytes, Span]
     raise _crowded("AVIF")
 
 
-_WALKS: dict[str, Callable[[bytes, Parts], _Found]] = {
+_WALKS: dict[str, Callable[[bytes, Parts], PictureHeader]] = {
     "PNG": _png,
     "JPEG": _jpeg,
     "GIF": _gif,

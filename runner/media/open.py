@@ -1,6 +1,6 @@
 """Opens the sight and the hearing of a model: towers, the preparation of media, and the forward that takes them.
 
-Whatever is wrong with a tower costs its kind of media only: the text model is served, and says why it takes none.
+A fault of a tower costs its kind of media alone: the text model is served, and refuses these media with the reason.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +16,10 @@ from runner.media.families import Around
 from runner.media.forward import MediaForward
 from runner.media.header import AUDIO, IMAGE
 from runner.media.prompt import MediaNames
-from runner.media.rows import FamilyPictures, RowStore
+from runner.media.row_store import FamilyPictures, RowStore
 from runner.media.support import Hearing, MediaSupport
-from runner.media.towers.load import (
+from runner.media.towers.tower import SoundTower, Tower
+from runner.media.towers.tower_plan import (
     PREPROCESSOR,
     SOUND_TOWERS,
     TowerPlan,
@@ -26,20 +27,19 @@ from runner.media.towers.load import (
     plan_sound_tower,
     plan_tower,
 )
-from runner.media.towers.tower import SoundTower, Tower
 from runner.model import OpenedModel
 from runner.model.config import text_config
 from runner.tokenizer import Tokenizer
 
 log = Log(__name__)
 _SECTIONS = [11, 11, 10]
-"""Of a config that names none; as in mlx-lm."""
+"""The default of mlx-lm."""
 Opened = TypeVar("Opened")
 
 
 class Sight(NamedTuple):
-    """The parts that a model sees and hears with: one for any thread, one for the engine thread. None if it does
-    neither, for which `why` is the reason if it is not simply a text model."""
+    """The parts with which a model sees and hears: one for any thread, one for the engine thread. Without them, `why`
+    is the reason, empty for a text model."""
 
     support: MediaSupport | None = None
     encoder: MediaEncoder | None = None
@@ -52,7 +52,7 @@ class Sight(NamedTuple):
             return
         store = self.support.store
         parts.vision, parts.names = self.support, self.support.names
-        parts.show, parts.shifted = self.encoder.begin, self.encoder.shifted
+        parts.show, parts.shifted = self.encoder.begin, self.encoder.forward.shifted
         parts.counts.media = self.encoder.counts
         if parts.shares_memory:
             store.room_bytes = parts.free_bytes
@@ -61,8 +61,7 @@ class Sight(NamedTuple):
 
 
 def open_sight(parts: Parts) -> Sight:
-    """Loads the towers of a model that has some, on the engine thread. Without sight if something is wrong with all of
-    them, or the files about them: the log says what."""
+    """Loads the towers of a model, on the engine thread. Logs a fault of a tower, or of a file that describes it."""
     plan, sound_plan = plan_tower(parts.model), plan_sound_tower(parts.model)
     if parts.settings.no_media:
         return Sight(why="the runner was started with --no-media")
@@ -76,14 +75,14 @@ def open_sight(parts: Parts) -> Sight:
     seeing, forward, tower = seen or (None, MediaForward(parts.loaded.module), None)
     hearing, sound_tower = heard or (None, None)
     support, towers = supported(parts.model, seeing, hearing, faults), OwnTowers(tower, sound_tower)
-    splits = seeing is None or seeing.family.splits
+    splits = seeing is None or not seeing.family.bidirectional
     return Sight(support, MediaEncoder(towers, support.store, forward, partial(parts.post, None), splits=splits))
 
 
 def supported(
     model: OpenedModel, seeing: FamilyPictures | None, hearing: Hearing | None, faults: Mapping[str, str]
 ) -> MediaSupport:
-    """Returns the port by which requests are prepared. `faults` are the reasons why kinds of media are not taken."""
+    """Returns the port for preparing requests. `faults` are the reasons for refusing kinds of media."""
     none = "this model does not support {} input"
     refusals = {kind: f"{none.format(kind)}: {why}" for kind, why in faults.items()}
     if seeing is None:
@@ -94,20 +93,20 @@ def supported(
 
 
 def _unless_faulty(load: Callable[[], Opened], faults: dict[str, str], kind: str) -> Opened | None:
-    """Returns what `load` returns. None if it fails: the log says why, and so do `faults`."""
-    name, what = {IMAGE: ("vision", "the model sees no pictures"), AUDIO: ("hearing", "the model hears nothing")}[kind]
+    """Returns the result of `load`; None if it fails, with the reason in the log and in `faults`."""
+    name, lost = {IMAGE: ("vision", "the model sees no pictures"), AUDIO: ("hearing", "the model hears nothing")}[kind]
     try:
         return load()
     except RunnerError as error:
-        log.warning(what, why=str(error))
+        log.warning(lost, why=str(error))
         faults[kind] = f"its {name} is unavailable: {error}"
         return None
 
 
 def _open_pictures(parts: Parts, plan: TowerPlan[Tower]) -> tuple[FamilyPictures, MediaForward, Tower]:
     seeing = seeing_of(parts.model, plan, parts.tokenizer)
-    both_ways = seeing.family.bidirectional
-    forward = MediaForward(parts.loaded.module, sections=seeing.sections, sees_both_ways=both_ways)
+    both_ways, sections = seeing.family.bidirectional, seeing.sections
+    forward = MediaForward(parts.loaded.module, sections=sections, sees_both_ways=both_ways)
     tower = load_tower(plan, parts.settings.dtype, parts.free_bytes)
     log.info("the model sees pictures", tower=plan.family, bytes=plan.nbytes)
     return seeing, forward, tower
@@ -121,10 +120,7 @@ def _open_sounds(parts: Parts, plan: TowerPlan[SoundTower]) -> tuple[Hearing, So
 
 
 def seeing_of(model: OpenedModel, plan: TowerPlan[Tower], tokenizer: Tokenizer) -> FamilyPictures:
-    """Returns what the files say about the pictures of a model with this tower.
-
-    Raises ModelError for any fault, say a token that stands for pictures and is missing.
-    """
+    """Returns the preparation of pictures for this tower. Raises ModelError for any fault in the files."""
     if plan.fault:
         raise ModelError(plan.fault)
     family = plan.kind.family.from_config(model.config, model.json_file(PREPROCESSOR))
@@ -133,7 +129,7 @@ def seeing_of(model: OpenedModel, plan: TowerPlan[Tower], tokenizer: Tokenizer) 
 
 
 def hearing_of(model: OpenedModel, plan: TowerPlan[SoundTower], tokenizer: Tokenizer) -> Hearing:
-    """Returns what the files say about the sounds of a model with this tower. Raises as `seeing_of`."""
+    """Returns the preparation of sounds for this tower. Raises as `seeing_of`."""
     if plan.fault:
         raise ModelError(plan.fault)
     family = plan.kind.family.from_config(model.config)

@@ -1,14 +1,12 @@
-"""Bytes to pixels, with Pillow. The only module of this package that imports it, in a process of its own.
+"""Bytes to pixels, with Pillow. The only module that imports it, in a process of its own.
 
-Formats are chosen by their first bytes, and their decoders called by name: Pillow's search would try 44 formats, one of
-which starts a program. Rows made of the pixels equal those of transformers' processors for Pillow bit for bit, so a
-JPEG is always decoded in full and never at a fraction of its size.
+Calls decoders by name: Pillow's search would try 44 formats, one of which starts a program. Rows made of the pixels
+equal those of transformers' processors for Pillow bit for bit, so a JPEG is never decoded at a fraction of its size.
 """
 
 import re
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from io import BytesIO
 
 from PIL import AvifImagePlugin, Image
@@ -22,11 +20,10 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from runner.errors import MediaError
 from runner.media.geometry import Alpha
-from runner.media.header import MOST_PARTS, Header, damaged
+from runner.media.header import MOST_PARTS, PictureHeader, damaged
 
-# Set once, for the whole process.
-Image.MAX_IMAGE_PIXELS = None  # the header was looked at before
-AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # not one for each core: the caller bounds how many pictures are decoded
+Image.MAX_IMAGE_PIXELS = None  # the walk over the header has checked them
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # one picture is decoded at a time, on one core
 
 _READERS: dict[str, Callable[[BytesIO], ImageFile]] = {
     "PNG": PngImageFile,
@@ -45,30 +42,34 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""Orientation -> what makes the stored pixels upright."""
+"""Orientation -> the operation that makes the stored pixels upright."""
 _SIXTEEN_BIT = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 _UPPER_BYTES = [level >> 8 for level in range(1 << 16)]
-"""Pillow's own conversion would clip all but the darkest 256 levels to white. This clips what is beyond 16 bits."""
+"""Pillow's own conversion would clip all but the darkest 256 levels to white."""
 MOST_SCANS = 100
-"""Of a progressive JPEG: each scan goes over all pixels. Encoders write about ten."""
+"""The most scans of a progressive JPEG, each over all pixels. Encoders write about ten."""
 _MARKER = re.compile(rb"\xff([^\xff\0\x01\xd0-\xd8])", re.DOTALL)
-"""A marker at which a decoder stops: in pixels 0 follows each FF that is none, and 1 and D0 to D8 stand alone."""
+"""A marker at which a decoder stops. Among pixels 0 follows an FF that begins no marker; 1 and D0 to D8 stand alone."""
 _LONG = {*range(0xC0, 0xD0), *range(0xDA, 0xDE), *range(0xE0, 0xF0), 0xFE} - {0xC8}
-"""Markers of segments that say how long they are."""
+"""Markers of segments with a length."""
 
 
-def decode(data: bytes, header: Header, width: int, height: int, alpha: Alpha = "drop") -> Image.Image:
+def decode_picture(data: bytes, header: PictureHeader, width: int, height: int, alpha: Alpha = "drop") -> Image.Image:
     """Returns the first frame of a picture, upright and resized to `width` x `height`, in the mode RGB.
 
-    `header` is what `read_header` says of the same bytes. Holds up to 20 bytes (WebP) for each pixel of the source for
-    a moment. Raises MediaError for damaged pictures, and MemoryError.
+    `header` is the header of the same bytes. Raises MediaError for a damaged picture, and MemoryError.
     """
     data = b"".join(header.pieces(data))
     if header.format == "JPEG":
         _count_scans(data)
-    with _blamed_on_the_picture(header.format), _READERS[header.format](BytesIO(data)) as image:
-        image.load()
-        plain = _plain(image, alpha)
+    try:
+        with _READERS[header.format](BytesIO(data)) as image:
+            image.load()
+            plain = _plain(image, alpha)
+    except (MemoryError, MediaError):
+        raise
+    except Exception as error:  # decoders raise anything, from KeyError to RuntimeError, in words for programmers
+        raise _refusal(header.format, error) from error
     if plain.size != header.stored_size:
         raise damaged(header.format, "its pixels have another size than its header")
     if header.orientation in _TURNS:
@@ -79,28 +80,19 @@ def decode(data: bytes, header: Header, width: int, height: int, alpha: Alpha = 
     return resized.convert("RGB")
 
 
-@contextmanager
-def _blamed_on_the_picture(name: str) -> Iterator[None]:
-    """Makes a MediaError of whatever a decoder raises, but for want of memory.
-
-    Decoders of files from strangers raise anything, from KeyError to RuntimeError, in words for programmers.
-    """
-    try:
-        yield
-    except (MemoryError, MediaError):
-        raise
-    except Exception as error:
-        text = str(error)
-        cut_off = isinstance(error, struct.error | IndexError | EOFError) or "truncated" in text.lower()
-        if text.startswith("Unsupported "):
-            raise MediaError(f"decode image: {text}: convert the image to PNG") from error
-        raise damaged(name, "the file ends too early" if cut_off else "its contents cannot be decoded") from error
+def _refusal(name: str, error: Exception) -> MediaError:
+    """Returns the refusal for an exception of a decoder."""
+    text = str(error)
+    if text.startswith("Unsupported "):
+        return MediaError(f"decode image: {text}: convert the image to PNG")
+    cut_off = isinstance(error, struct.error | IndexError | EOFError) or "truncated" in text.lower()
+    return damaged(name, "the file ends too early" if cut_off else "its contents cannot be decoded")
 
 
 def _count_scans(data: bytes) -> None:
     """Raises MediaError for a JPEG of more than MOST_SCANS scans, or more than MOST_PARTS parts before its end.
 
-    Walks from marker to marker as a decoder does: bytes that look like one are none inside of a segment.
+    Walks from marker to marker as a decoder does, over whole segments.
     """
     place, scans = 0, 0
     for _ in range(MOST_PARTS):

@@ -1,9 +1,8 @@
 """Prompts with media: markers become tokens, and every item gets a name that no other item has.
 
-A prompt has two forms of the same length. Its *ids* are what the sampler counts and what the forward looks up. Its
-*keys* are what the caches compare: at the soft tokens of an item they are the item's name, a negative number, so that
-two prompts part where their media differ. Everything here is immutable but `MediaNames`; any thread may read
-it.
+A prompt has two forms of the same length. The sampler counts its *ids*, and the forward looks them up. Caches compare
+its *keys*: the soft tokens of an item have the item's name there, a negative number, so that two prompts part where
+their media differ. Everything but `MediaNames` is immutable; any thread may read it.
 """
 
 import re
@@ -12,11 +11,11 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from runner.media.families import Clip, SoundFamily
 from runner.media.geometry import Geometry
-from runner.media.header import AUDIO, IMAGE, Header
+from runner.media.header import PictureHeader
 from runner.media.sound_header import SoundHeader
 
 _MARKER = re.compile(r"\[img-([0-9]+)\]")
@@ -31,13 +30,13 @@ class Marker(NamedTuple):
     id: int
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Item(ABC):
-    """A picture or a sound that a prompt shows: its file, still encoded, and how large it will be."""
+    """A picture or a sound in a prompt: its encoded file and its size."""
 
-    kind: ClassVar[str]
     data: bytes
-    name: int
-    """Negative: that of the same bytes, prepared in the same way, and of no other item."""
+    name: int = 0
+    """Negative once it is given: shared with the same bytes, prepared in the same way, and with no other item."""
     before: Sequence[int] = ()
     after: Sequence[int] = ()
     """The tokens around its own."""
@@ -45,18 +44,13 @@ class Item(ABC):
     @property
     @abstractmethod
     def tokens(self) -> int:
-        """Its soft tokens."""
+        """The number of its soft tokens; 1, the least, if only decoding finds it."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Picture(Item):
-    kind: ClassVar[str] = IMAGE
-    data: bytes
-    header: Header
+    header: PictureHeader
     geometry: Geometry
-    name: int
-    before: Sequence[int] = ()
-    after: Sequence[int] = ()
     ids: Sequence[int] = ()
     """The tokens in its place; empty if all are the same soft token."""
 
@@ -65,36 +59,28 @@ class Picture(Item):
         return self.geometry.tokens
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class UnmeasuredPicture(Item):
-    """A picture of a size whose tokens are not known yet."""
+    """A picture of a size for which the number of tokens is not known yet."""
 
-    kind: ClassVar[str] = IMAGE
-    data: bytes
-    header: Header
-    name: int = 0
+    header: PictureHeader
 
     @property
     def tokens(self) -> int:
-        return 1  # the fewest that there can be
+        return 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Sound(Item):
     """A sound. Without a clip it has to be decoded before its length is known."""
 
-    kind: ClassVar[str] = AUDIO
-    data: bytes
     header: SoundHeader
     family: SoundFamily
     clip: Clip | None
-    name: int
-    before: Sequence[int] = ()
-    after: Sequence[int] = ()
 
     @property
     def tokens(self) -> int:
-        return 1 if self.clip is None else self.clip.tokens  # 1 is the fewest that there can be
+        return 1 if self.clip is None else self.clip.tokens
 
 
 class Span(NamedTuple):
@@ -106,8 +92,8 @@ class Span(NamedTuple):
 
 
 class MediaNames:
-    """Names for media, by the digests of what they look like to the model. Never uses a name twice; forgetting an
-    old one costs a miss in the cache, never a wrong hit."""
+    """Names for media, by their digests. No name is given twice, so a forgotten one costs a miss in the cache, never a
+    wrong hit."""
 
     def __init__(self, most: int = _MOST_NAMES) -> None:
         """Remembers the last `most` items."""
@@ -140,11 +126,11 @@ class MediaPrompt:
     def __init__(
         self, parts: Sequence[Sequence[int] | Item], soft_id: int, sound_id: int = -1, *, mrope: bool = False
     ) -> None:
-        """`parts` are the ids of texts, and items. `soft_id` stands in the places of pictures, `sound_id` in those of
-        sounds. With `mrope` the positions of soft tokens have three channels; then there are no sounds."""
+        """Joins `parts`: the ids of texts, and items. `soft_id` stands for pictures, `sound_id` for sounds. With
+        `mrope` positions have three channels, and there are no sounds."""
         self.ids: list[int] = []
         self.keys: list[int] = []
-        spans = []
+        spans: list[Span] = []
         for part in parts:
             if isinstance(part, Item):
                 start, tokens = len(self.ids) + len(part.before), part.tokens
@@ -158,11 +144,8 @@ class MediaPrompt:
         self.spans = tuple(spans)
         self._mrope = mrope
         self._positions: tuple[list[int], list[int], list[int]] | None = None
-        self.shift = 0
+        self.shift = sum(_geometry(item).extent - (stop - start) for start, stop, item in spans) if mrope else 0
         """The position of a token after the prompt, less its offset; 0 or negative."""
-        for start, stop, item in spans if mrope else ():
-            geometry = _geometry(item)
-            self.shift += max(geometry.token_rows, geometry.token_columns) - (stop - start)
 
     @property
     def nbytes(self) -> int:
@@ -173,10 +156,8 @@ class MediaPrompt:
         return next((span for span in self.spans if span.stop > offset), None)
 
     def positions(self, start: int, stop: int) -> list[list[int]] | None:
-        """Returns the positions of tokens in the three channels: time, row and column.
-
-        None if they are the offsets, as they are in a prompt without such positions, and before its first picture.
-        """
+        """Returns the positions of tokens in the three channels: time, row and column. None if they are the offsets:
+        without `mrope`, and before the first picture."""
         if not self._mrope or stop <= self.spans[0].start:
             return None
         if self._positions is None:
@@ -185,27 +166,24 @@ class MediaPrompt:
         return [[*channel[start:stop], *answer] for channel in self._positions]
 
     def _all_positions(self) -> tuple[list[int], list[int], list[int]]:
-        times: list[int] = []
-        rows: list[int] = []
-        columns: list[int] = []
+        times, rows, columns = list[int](), list[int](), list[int]()
         counter = at = 0
         for start, stop, item in self.spans:
-            geometry = _geometry(item)
-            text = range(counter, counter + start - at)
+            text, tokens = range(counter, counter + start - at), range(stop - start)
             counter += start - at
+            geometry = _geometry(item)
             width = geometry.token_columns
-            tokens = range(stop - start)
             times += [*text, *(counter for _ in tokens)]
             rows += [*text, *(counter + token // width for token in tokens)]
             columns += [*text, *(counter + token % width for token in tokens)]
-            counter += max(geometry.token_rows, width)
+            counter += geometry.extent
             at = stop
         rest = range(counter, counter + len(self.ids) - at)
         return [*times, *rest], [*rows, *rest], [*columns, *rest]
 
 
 def split_markers(prompt: str) -> Iterator[str | Marker]:
-    """Yields the texts of a prompt, empty ones included, and the markers between them: text, marker, text, ..."""
+    """Yields the texts of a prompt, which may be empty, and the markers between them: text, marker, text, ..."""
     at = 0
     for found in _MARKER.finditer(prompt):
         yield prompt[at : found.start()]

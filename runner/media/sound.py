@@ -1,4 +1,4 @@
-"""Bytes to rows of sound, with numpy: samples, at one rate, in pieces, as a tower wants them. Runs in the process that
+"""Bytes to rows of sound, with numpy: samples, at one rate, in pieces, as a tower takes them. Runs in the process that
 decodes.
 
 The arithmetic is that of Ollama's runner (docs/internals/wire.md, 13); the logarithmic spectra equal those of
@@ -33,19 +33,19 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 _BLOCK_FRAMES = 1 << 17
 _PASS_FRAMES = 128
-"""The least inputs, on average, for each pass of Python that resamples them."""
+"""The least inputs, on average, that a pass of Python resamples."""
 _MOST_VALUES = 1 << 21
-"""Samples of all channels that are converted at once."""
+"""The most samples of all channels that are converted at once."""
 _MOST_WEIGHTS = 1 << 17
-"""Those that are computed at once."""
+"""The most weights that are computed at once."""
 
 
-def decode(data: bytes, header: SoundHeader, frame_samples: int) -> tuple[list[int], Floats]:
-    """Returns the rows of a sound, piece after piece, and the number of rows of each piece.
+def decode_sound(data: bytes, header: SoundHeader, frame_samples: int) -> tuple[list[int], Floats]:
+    """Returns the number of rows of each piece of a sound, and the rows, piece after piece.
 
-    `data` are the samples alone; of a format other than WAV, the file. With `frame_samples` 0 a row is a logarithmic
-    spectrum [MEL_BINS], and pieces are at most 30 s long; else rows are that many samples, of one piece. Raises
-    MediaError for a sound that is too short, or no sound.
+    `data` are the samples of a WAV alone, or another file. A row is a logarithmic spectrum [MEL_BINS], in pieces of at
+    most 30 s; or, unless `frame_samples` is 0, that number of samples, in one piece. Raises MediaError for a sound that
+    is too short or damaged.
     """
     if header.is_exact:
         samples = to_rate(lambda start, stop: mono(data, header, start, stop), header.frames, header.rate)
@@ -59,22 +59,18 @@ def decode(data: bytes, header: SoundHeader, frame_samples: int) -> tuple[list[i
             raise MediaError("audio too short")
         rows = -(-len(samples) // frame_samples)
         return [rows], np.pad(samples, (0, rows * frame_samples - len(samples))).reshape(rows, frame_samples)
-    pieces, at = [], 0
-    for length in cut_samples(samples):
-        pieces.append(spectra(samples[at : at + length]))
-        at += length
-    rows_of = np.concatenate(pieces)
-    if not np.isfinite(rows_of).all():
+    pieces = [spectra(piece) for piece in np.split(samples, np.cumsum(cut_samples(samples))[:-1])]
+    joined = np.concatenate(pieces)
+    if not np.isfinite(joined).all():
         raise MediaError("wav: the samples are too large")
-    return [len(piece) for piece in pieces], rows_of
+    return [len(piece) for piece in pieces], joined
 
 
 @cache
-def warm_up() -> None:
-    """Does once for silence what is done for each sound, so that libraries, their buffers and the tables here count
-    towards the limits of no sound."""
+def decode_silence() -> None:
+    """Decodes silence once, so that libraries, their buffers and tables count towards the limits of no sound."""
     silence = SoundHeader(WAV, RATE // 2, 1, 16, False, 0, 4 * FRAME)
-    decode(bytes(silence.stop), silence, 0)
+    decode_sound(bytes(silence.stop), silence, 0)
 
 
 def mono(data: bytes, header: SoundHeader, start: int, stop: int) -> Floats:
@@ -103,7 +99,7 @@ def mono(data: bytes, header: SoundHeader, start: int, stop: int) -> Floats:
 
 
 def _read_file(data: bytes, name: str) -> tuple[Floats, int]:
-    """Returns the frames of an MP3, FLAC or Ogg, each the mean of its channels, and their rate. Raises MediaError."""
+    """Returns the frames of a file, each the mean of its channels, and their rate. Raises MediaError."""
     import soundfile
 
     try:
@@ -116,7 +112,7 @@ def _read_file(data: bytes, name: str) -> tuple[Floats, int]:
 
 
 def _frames(read: Callable[..., Floats], channels: int, rate: int) -> Floats:
-    """Returns all frames of a file, which `read` gives block by block."""
+    """Returns all frames of a file, which `read` returns block by block, each the mean of its channels."""
     if not (0 < channels <= MOST_CHANNELS and 0 < rate <= MOST_RATE):
         raise MediaError(
             f"decode audio: {channels} channels at {rate} Hz exceed the limit of {MOST_CHANNELS} channels at"
@@ -138,15 +134,14 @@ _STEPS = 8192
 
 
 def to_rate(read: Callable[[int, int], Floats], frames: int, rate: int) -> Floats:
-    """Returns `frames` samples at `rate`, which `read` returns from a start to a stop, at RATE: by a windowed sinc, of
-    unit gain at the edges too.
-
-    Reads them in blocks, so that no more than one is held beside the result.
-    """
+    """Resamples `frames` samples from `rate` to RATE, by a windowed sinc of unit gain, also at the edges. `read`
+    returns the samples from a start to a stop: one block at a time."""
     if rate == RATE or frames <= 1:
-        return np.concatenate([read(start, stop) for start, stop in _blocks(frames)] or [np.zeros(0, np.float32)])
+        starts = range(0, frames, _BLOCK_FRAMES)
+        blocks = [read(start, min(start + _BLOCK_FRAMES, frames)) for start in starts]
+        return np.concatenate([np.zeros(0, np.float32), *blocks])
     reach = _ZEROS / (_ROLL_OFF * min(1.0, RATE / rate))
-    # Of each output, another one comes `phases` later, whose centre is `step` inputs later. Odd rates have many phases.
+    # The output `phases` later has its centre `step` inputs later. Odd rates have many phases.
     step, phases = rate // gcd(rate, RATE), RATE // gcd(rate, RATE)
     count = resampled(frames, rate)
     found = np.empty(count, np.float32)
@@ -174,7 +169,7 @@ def to_rate(read: Callable[[int, int], Floats], frames: int, rate: int) -> Float
 
 
 def _kernels(rate: int, reach: float, taps: int, count: int) -> Iterator[tuple[int, Doubles]]:
-    """Yields the first input of each of the first `count` outputs, and the weights of all it takes, at most `taps`."""
+    """Yields the first input of each of `count` outputs, and the weights of its inputs, at most `taps`."""
     steps, most = np.arange(taps), max(1, _MOST_WEIGHTS // taps)
     for first in range(0, count, most):
         centres = np.arange(first, min(first + most, count)) * rate / RATE
@@ -201,17 +196,13 @@ def _table() -> Doubles:
     return np.sinc(_ZEROS * distances) * window
 
 
-def _blocks(count: int) -> Iterator[tuple[int, int]]:
-    return ((start, min(start + _BLOCK_FRAMES, count)) for start in range(0, count, _BLOCK_FRAMES))
-
-
 _AROUND = 2 * RATE
 _QUIET = RATE // 10
 
 
 def cut_samples(samples: Floats) -> list[int]:
-    """Returns the lengths of the pieces: as few as possible and of about the same length, each of the others cut in the
-    quietest tenth of a second near its end."""
+    """Returns the lengths of the pieces: as few as possible and about equal, cut in the quietest tenth of a second near
+    the end of each."""
     lengths = []
     for left in range(-(-len(samples) // LONGEST), 1, -1):
         count = len(samples)

@@ -1,7 +1,6 @@
-"""The form and the length of a sound, from a walk over the chunks of its file before its samples.
+"""The form and the length of a sound, from a bounded walk over the chunks of its file.
 
-The walk is bounded, and says which bytes the decoder needs. Texts are those of Ollama's runner
-(docs/internals/wire.md, 13), but for what is refused here alone.
+Texts are those of Ollama's runner (docs/internals/wire.md, 13), except where this runner alone refuses a file.
 """
 
 import struct
@@ -17,16 +16,16 @@ RATE = 16_000
 LONGEST = 30 * RATE
 """The most samples of a piece, where sounds are cut into pieces."""
 HOP, FRAME = 160, 320
-"""Samples from one spectrum to the next, and those that one is made of."""
+"""Samples from one spectrum to the next, and samples of one."""
 MEL_BINS = 128
 """The numbers of a spectrum."""
 MOST_SECONDS = 600
 WAV = "WAV"
 OTHERS = ("MP3", "FLAC", "Ogg")
-"""Formats that are read where `soundfile` is installed."""
+"""Formats that need `soundfile`."""
 _USUAL_RATE = 48_000
 _LEAST_SECOND_BYTES = 100
-"""Of a file for each second of sound at that rate: FLAC of silence takes nearly twice as much."""
+"""The least bytes of a file for a second of sound at that rate: FLAC of silence takes nearly twice as much."""
 MOST_RATE = 768_000
 MOST_CHANNELS = 64
 _LEAST_BYTES = 12
@@ -34,14 +33,12 @@ _FMT_BYTES = 16
 _EXTENSIBLE, _EXTENSIBLE_BYTES = 0xFFFE, 26
 _INTEGERS, _FLOATS = 1, 3
 _FORMS = {(_INTEGERS, 8), (_INTEGERS, 16), (_INTEGERS, 24), (_INTEGERS, 32), (_FLOATS, 32)}
-"""Format and bits of the samples that are read."""
+"""Formats and bits of samples."""
 
 
 class SoundHeader(NamedTuple):
-    """The form of a sound, and where its samples are.
-
-    Of a format other than WAV only the decoder knows the rest: the header says how much it may be.
-    """
+    """The form of a sound, and the place of its samples. For a format other than WAV it holds bounds: only decoding
+    finds the rest."""
 
     format: str
     """WAV, or one of OTHERS."""
@@ -50,7 +47,7 @@ class SoundHeader(NamedTuple):
     channels: int
     bits: int
     floats: bool
-    """The samples are floating-point numbers, and not integers."""
+    """True if samples are floating-point numbers, False if they are integers."""
     start: int
     stop: int
     """The bytes of the file that hold the samples."""
@@ -67,14 +64,14 @@ class SoundHeader(NamedTuple):
 
     @property
     def frames(self) -> int:
-        """The samples of each channel; the most that there can be, if it is not exact."""
+        """The samples of each channel; the most possible, if the header is not exact."""
         if not self.is_exact:
             return self.rate * min(MOST_SECONDS, 1 + (self.stop - self.start) // _LEAST_SECOND_BYTES)
         return (self.stop - self.start) // self.frame_bytes
 
     @property
     def samples(self) -> int:
-        """Those after resampling to RATE."""
+        """The samples after resampling to RATE."""
         return resampled(self.frames, self.rate)
 
 
@@ -84,7 +81,7 @@ def resampled(frames: int, rate: int) -> int:
 
 
 def read_sound_header(data: bytes) -> SoundHeader:
-    """Returns what is known of a sound without decoding it. Raises MediaError if it will not be decoded."""
+    """Returns the header of a sound. Raises MediaError if the sound is not served."""
     if other := _other_format(data):
         if not _has_soundfile():
             raise MediaError(
@@ -125,13 +122,12 @@ def _other_format(data: bytes) -> str:
 
 @cache
 def _has_soundfile() -> bool:
-    """Returns True if the package is installed. It is not imported."""
     return find_spec("soundfile") is not None
 
 
 def _chunks(data: bytes) -> tuple[bytes, tuple[int, int]]:
-    """Returns the content of the last `fmt ` chunk, and the place of the last `data` chunk. A chunk that says to be
-    longer than the file ends with it."""
+    """Returns the content of the last `fmt ` chunk, and the place of the last `data` chunk. A chunk ends with the file
+    at the latest."""
     fmt: bytes | None = None
     samples: tuple[int, int] | None = None
     place, parts = _LEAST_BYTES, 0

@@ -18,17 +18,8 @@ from runner.errors import MediaError, RequestError
 from runner.logs import Log
 from runner.media.families import SoundFamily
 from runner.media.header import AUDIO, IMAGE, media_kind, read_picture_header
-from runner.media.prompt import (
-    Item,
-    Marker,
-    MediaNames,
-    MediaPrompt,
-    Picture,
-    Sound,
-    UnmeasuredPicture,
-    split_markers,
-)
-from runner.media.rows import Pictures, RowStore
+from runner.media.prompt import Item, Marker, MediaNames, MediaPrompt, Picture, Sound, UnmeasuredPicture, split_markers
+from runner.media.row_store import Pictures, RowStore
 from runner.media.sound_header import read_sound_header
 from runner.tokenizer import Tokenizer
 
@@ -37,15 +28,17 @@ Params = ParamSpec("Params")
 Found = TypeVar("Found")
 
 DIGEST_BYTES = 32
+_PREPARATION = 1
+"""Another number for other rows from the same bytes and sizes."""
 
 
-def digest(kind: str, family: str, version: int, sizes: Sequence[int], data: bytes) -> bytes:
-    """Returns 256 bits over what an item is made of: its kind, who prepares it and how, to which sizes, and its bytes.
+def digest(kind: str, family: str, sizes: Sequence[int], data: bytes) -> bytes:
+    """Returns 256 bits over an item: its kind, the name of the family that prepares it, its prepared sizes, its bytes.
 
-    `family` and `version` are those of a family in `runner.media.families`. Each part is preceded by its
-    length, so no two lists of parts make the same stream. Bytes after the end of an item count: a miss at worst.
+    Each part is preceded by its length, so no two lists of parts make the same stream. Bytes after the end of an item
+    count: a miss at worst.
     """
-    numbers = ",".join(map(str, (version, *sizes)))
+    numbers = ",".join(map(str, (_PREPARATION, *sizes)))
     state = blake2b(digest_size=DIGEST_BYTES, person=b"runner.media")
     for part in (kind.encode(), family.encode(), numbers.encode(), data):
         state.update(len(part).to_bytes(8, "little"))
@@ -54,17 +47,16 @@ def digest(kind: str, family: str, version: int, sizes: Sequence[int], data: byt
 
 
 class Hearing(NamedTuple):
-    """The use that a model makes of sounds."""
+    """The sounds of a family, with the ids around and in the place of their soft tokens."""
 
     family: SoundFamily
     start: int
     soft: int
     end: int
-    """The ids around and in the place of a sound's soft tokens."""
 
 
 class _UnmeasuredError(RequestError):
-    """A prompt shows media whose tokens only decoding tells. `prompt` shows these, and nothing else."""
+    """A prompt shows media for which only decoding finds the number of tokens: the media of `prompt`."""
 
     def __init__(self, prompt: MediaPrompt) -> None:
         super().__init__(
@@ -74,7 +66,7 @@ class _UnmeasuredError(RequestError):
 
 
 def _measuring(read: Callable[Params, Found]) -> Callable[Params, Steps[Found]]:
-    """Lets `read` yield media that have to be decoded, if there are any, and begin again after that."""
+    """Makes `read` yield a prompt with the media that it has to have decoded first, and then begin again."""
 
     @wraps(read)
     def steps(*args: Params.args, **kwargs: Params.kwargs) -> Steps[Found]:
@@ -118,12 +110,12 @@ class MediaSupport:
         *,
         bos: bool = True,
     ) -> MediaPrompt | None:
-        """Returns the tokens of a prompt with media, in the words that hosts know where it cannot. None if it has no
-        marker. First yields the items whose tokens only decoding tells.
+        """Returns a prompt with media; None if it has no marker. First yields the media that have to be decoded before
+        their tokens can be counted.
 
-        Each text between markers is tokenized by itself, with `bos` the first one as a whole prompt. Stops as soon as
-        there are more than `context_length` tokens, so that the work is bounded: the media of such a prompt, which is
-        refused, have no names. Raises RequestError, also when `left` returns True, which is asked before each item.
+        Tokenizes each text between markers by itself, with `bos` the first one as a whole prompt. Stops after
+        `context_length` tokens to bound the work: the media of such a prompt, which is refused, have no names. Raises
+        RequestError in the words that hosts know, also once `left`, asked before each item, returns True.
         """
         items = {item.id: item for item in media}
         seen: dict[int, Item] = {}
@@ -147,7 +139,7 @@ class MediaSupport:
                 log.warning("media that no marker names", ids=" ".join(map(str, sorted(unused)[:8])))
             if not seen:
                 return None
-            self._refuse_unmeasured([*seen.values()])
+            _refuse_unmeasured([*seen.values()])
             seen = {number: self._named(item) for number, item in seen.items()}
         found = self._prompt([seen[part.id] if isinstance(part, Marker) else part for part in parts])
         if self.pictures is not None:
@@ -158,23 +150,14 @@ class MediaSupport:
     def join(
         self, before: Sequence[int], media: Sequence[Media], after: Sequence[int], left: Callable[[], bool]
     ) -> MediaPrompt:
-        """Returns a prompt of ids, all of these media, and ids. Yields and raises as `expand` does."""
+        """Returns a prompt of ids, all of these media, and ids. Yields and raises as `expand`."""
         items: list[Item] = []
         for each in media:
             if left():
                 raise RequestError("the client has left")
             items.append(self._unnamed(each.id, {each.id: each}))
-        self._refuse_unmeasured(items)
+        _refuse_unmeasured(items)
         return self._prompt([before, *map(self._named, items), after])
-
-    def _refuse_unmeasured(self, items: Sequence[Item]) -> None:
-        """Raises _UnmeasuredError if there are items whose tokens are not known yet."""
-        if unmeasured := [
-            item
-            for item in items
-            if isinstance(item, UnmeasuredPicture) or (isinstance(item, Sound) and item.clip is None)
-        ]:
-            raise _UnmeasuredError(MediaPrompt(unmeasured, -1))
 
     def _prompt(self, parts: Sequence[Sequence[int] | Item]) -> MediaPrompt:
         sound_id = -1 if self.hearing is None else self.hearing.soft
@@ -183,11 +166,11 @@ class MediaSupport:
         return MediaPrompt(parts, self.pictures.soft, sound_id, mrope=self.pictures.mrope)
 
     def _unnamed(self, number: int, items: Mapping[int, Media]) -> Item:
-        """Returns an item without its name, for which all of the file must be read."""
+        """Returns an item without its name, which takes reading all of the file."""
         item = items.get(number)
         if item is None:
             raise RequestError(f"invalid image index: {number}")
-        kind = item.kind or media_kind(item.data) or IMAGE  # the header of unknown bytes says what would be read
+        kind = item.kind or media_kind(item.data) or IMAGE  # the refusal of unknown bytes names the formats
         try:
             if kind == AUDIO and self.hearing is not None:
                 return self._sound(item.data, self.hearing)
@@ -199,10 +182,11 @@ class MediaSupport:
         raise RequestError(self.refusals.get(kind, f"{title} does not support {kind} input"))
 
     def _sound(self, data: bytes, hearing: Hearing) -> Sound:
-        """Returns a sound, with its name if only decoding tells its length."""
-        header = read_sound_header(data)
-        clip = hearing.family.clip(header.samples) if header.is_exact else None
-        sound = Sound(data, header, hearing.family, clip, 0, [hearing.start], [hearing.end])
+        """Returns a sound, with its name if only decoding finds its length."""
+        header, family = read_sound_header(data), hearing.family
+        clip = family.clip(header.samples) if header.is_exact else None
+        start, end = [hearing.start], [hearing.end]
+        sound = Sound(data=data, header=header, family=family, clip=clip, before=start, after=end)
         if clip is None:
             name = self._named(sound).name
             sound = replace(sound, name=name, clip=self.store.clip(name))
@@ -211,14 +195,13 @@ class MediaSupport:
     def _named(self, item: Item) -> Item:
         if item.name:
             return item
-        assert isinstance(item, Picture | Sound)
         if isinstance(item, Sound):
-            family = item.family
-            of = digest(AUDIO, family.name, family.version, [family.frame_samples], item.data)
+            found = digest(AUDIO, item.family.name, [item.family.frame_samples], item.data)
         else:
+            assert isinstance(item, Picture)
             assert self.pictures is not None
-            of = digest(IMAGE, self.pictures.name, self.pictures.version, item.geometry, item.data)
-        return replace(item, name=self.names.name_of(of))
+            found = digest(IMAGE, self.pictures.name, item.geometry, item.data)
+        return replace(item, name=self.names.name_of(found))
 
     def decode(self, prompt: ShownPrompt, left: Callable[[], bool]) -> Iterator[Future[None]]:
         for item in _items(prompt):
@@ -228,6 +211,15 @@ class MediaSupport:
     def drop(self, prompt: ShownPrompt) -> None:
         for item in _items(prompt):
             self.store.drop(item)
+
+
+def _refuse_unmeasured(items: Sequence[Item]) -> None:
+    """Raises _UnmeasuredError if the number of an item's tokens is not known yet."""
+    unmeasured = [
+        each for each in items if isinstance(each, UnmeasuredPicture) or (isinstance(each, Sound) and each.clip is None)
+    ]
+    if unmeasured:
+        raise _UnmeasuredError(MediaPrompt(unmeasured, -1))
 
 
 def _items(prompt: ShownPrompt) -> list[Item]:

@@ -1,4 +1,4 @@
-"""Gives an engine its media. Imported by every process; what media need is imported with a tower."""
+"""Gives an engine its media. Imported by every process; imports the rest of the wing for a model with a tower."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -42,6 +42,6 @@ class MediaWing(Wing):
             self._sight = open_sight(parts)
 
     def plug(self, parts: Parts) -> None:
-        """Adds what is seen and heard with, or the reason why nothing is."""
+        """Adds the sight, or the reason why there is none."""
         if self._sight is not None:
             self._sight.plug(parts)

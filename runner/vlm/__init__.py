@@ -1,9 +1,9 @@
-"""Models of mlx-vlm, for those who install the extra `vlm`: architectures that mlx-lm lacks, and their towers. A wing.
+"""Models of mlx-vlm, of the extra `vlm`: architectures that mlx-lm lacks, and their towers. A wing.
 
 `source` chooses the family of a model from `config.json` alone, before anything else is opened: the core sees a
 `ChooseFamily`, and of a model of mlx-vlm a `Library` (`runner/model/families.py`). `wing.VlmWing` gives an engine the
-sight of such a model, with mlx-vlm's own processors and towers in the place of a family and a tower of ours; the rest
-of what media need is that of `runner/media`, above which this wing stands.
+sight of such a model, with mlx-vlm's own processors and towers in the place of a family and a tower of ours. It stands
+above `runner/media`, which does the rest.
 
 | read in this order | |
 | --- | --- |
@@ -13,8 +13,8 @@ of what media need is that of `runner/media`, above which this wing stands.
 | `pictures` | a picture's tokens, by its size, and its arrays |
 | `process` | a process with mlx-vlm's processor, which makes the arrays of one picture at a time, within limits |
 
-A picture stands in a prompt as what the processor makes of a prompt with that picture alone, so its features, keys and
-tokens do not depend on other pictures. `module` and `sight` belong to the engine thread and know MLX; any thread may
+The tokens, keys and features of a picture are those of a prompt with this picture alone, so they do not depend on other
+pictures. `module` and `sight` belong to the engine thread and know MLX; any thread may
 call the rest. mlx-vlm is imported with its first model.
 """
 

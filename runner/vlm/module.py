@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import version
 from types import ModuleType
 from typing import Any, Literal, cast
 
@@ -29,10 +28,10 @@ from runner.vlm import LIBRARY, NOT_INSTALLED
 
 Weights = dict[str, mx.array]
 Deepstack = Literal["rows", "tokens", "prompt"]
-"""The form of what is added in some layers: for each of them the rows of pictures alone, [rows, width]; for all tokens
-of a forward, [B, L, layers, width]; or for the prompt up to the end of a forward, [layers, offset + L, width]."""
+"""The form of additions in some layers: rows of pictures alone for each layer, [rows, width]; all tokens of a forward,
+[B, L, layers, width]; or the prompt up to the end of a forward, [layers, offset + L, width]."""
 _PARTS = ("text", "vision", "perceiver", "projector", "audio")
-"""The parts of a config: in mlx-vlm, `PART_config` is a field of it, and `PartConfig` its class."""
+"""The parts of a config: for mlx-vlm the field `PART_config` of the class `PartConfig`."""
 _PICTURE_TOKENS = ("image_token_index", "image_token_id", "media_placeholder_token_id", "image_token")
 _OWN_CACHES = ("zaya1_vl",)
 _CHANNELS_LAST = ("ernie4_5_moe_vl",)
@@ -40,16 +39,14 @@ _FLAT = ("minimax_m3", "minimax_m3_vl")
 _DEEPSTACKS: Mapping[str, Deepstack] = {"qwen3_omni_moe": "tokens", "granite4_vision": "prompt"}
 _ONE_TOKEN = ("fastvlm", "llava_bunny")
 _UNUSED = ("vision_tower", "act_head", "temperature")
-"""Parts of models that decide which no score needs."""
+"""Parts of deciding models that no score needs."""
 _SANITIZERS = (("VisionModel", "vision_config"), ("LanguageModel", "text_config"), ("AudioModel", "audio_config"))
-"""A class of a package, whose `sanitize` also sees all weights, and the part of the config that it is made from."""
+"""Classes of a package whose `sanitize` also sees all weights, and their parts of the config."""
 
 
 def make_module(package: str, config: Config) -> "Served":
-    """Returns a fresh module of `mlx_vlm.models.PACKAGE`, its parameters random and lazy.
-
-    Raises ModelError if mlx-vlm cannot build it of this `config.json`.
-    """
+    """Returns a fresh module of `mlx_vlm.models.PACKAGE` with random, lazy parameters. Raises ModelError if mlx-vlm
+    cannot build it from this `config.json`."""
     name = f"{LIBRARY}.models.{package}"
     classes = import_package(package)
     try:
@@ -64,13 +61,14 @@ def make_module(package: str, config: Config) -> "Served":
 
 
 def import_package(package: str) -> ModuleType:
-    """Returns `mlx_vlm.models.PACKAGE` without running mlx-vlm's own `__init__`, which imports servers and trainers."""
+    """Returns `mlx_vlm.models.PACKAGE`. Skips mlx-vlm's own `__init__`, which imports servers and trainers. Raises
+    ModelError if it is missing or cannot be imported."""
     if LIBRARY not in sys.modules:
         spec = importlib.util.find_spec(LIBRARY)
         if spec is None:
             raise ModelError(NOT_INSTALLED)
         sys.modules[LIBRARY] = importlib.util.module_from_spec(spec)
-    logging.disable(logging.WARNING)  # transformers tells everybody that there is no torch
+    logging.disable(logging.WARNING)  # transformers warns about a missing torch
     try:
         return importlib.import_module(f"{LIBRARY}.models.{package}")
     except ImportError as error:
@@ -80,12 +78,12 @@ def import_package(package: str) -> ModuleType:
 
 
 def bits(array: mx.array) -> mx.array:
-    """Returns the bits of numbers in bfloat16 as integers: NumPy has no such numbers."""
+    """Returns the bits of numbers in bfloat16 as integers."""
     return array.view(mx.uint16)
 
 
 def _args(classes: ModuleType, config: dict[str, Any]) -> object:
-    """Returns the config of a package as mlx-vlm makes it."""
+    """Returns the config of a package, made as mlx-vlm makes it."""
     config.setdefault("text_config", config.pop("llm_config", {}))
     config.setdefault("vision_config", {})
     config.setdefault("audio_config", {})
@@ -98,10 +96,9 @@ def _args(classes: ModuleType, config: dict[str, Any]) -> object:
 
 
 class Served(Module):
-    """The class of a package's model with mlx-lm's interface instead of mlx-vlm's: tokens and layer caches to logits.
+    """The class of a package's model with mlx-lm's interface: tokens and layer caches to logits.
 
-    Nothing of a request stays in it: mlx-vlm's classes keep positions on the model, so they are given theirs with every
-    forward.
+    It keeps nothing of a request. mlx-vlm's classes would keep positions, so each forward brings its own.
     """
 
     classes: ModuleType
@@ -112,37 +109,28 @@ class Served(Module):
     """Positions are [B, L, 3]."""
     deepstack: Deepstack
     one_token: bool
-    """Its processor has one token for a picture, of which it makes the same number of embeddings always."""
+    """Its processor has one token for a picture, from which it makes a constant number of embeddings."""
     keeps_caches: bool
-    """It asks its caches for what mlx-lm's do not have, and for the places of pictures."""
+    """It needs caches of its own, and the places of pictures, at which it computes otherwise."""
     hooks: "Hooks"
-    """The changes that a forward over pictures makes, for its time alone."""
+    """The changes for the time of a forward over pictures."""
 
     def __call__(self, tokens: mx.array, cache: Sequence[object] | None = None, **parts: object) -> mx.array:
-        """Returns the logits [B, L, V] of tokens [B, L] on top of what the layer caches hold.
-
-        `parts` are what pictures change: `inputs_embeds` [1, L, width], `position_ids` and others by their names in
-        mlx-vlm.
-        """
+        """Returns the logits [B, L, V] of tokens [B, L] after the contents of the layer caches. `parts` are the
+        additions of pictures by their names in mlx-vlm: `inputs_embeds` [1, L, width], `position_ids` and others."""
         text = self.text_model
         parts |= self.hooks.parts
         if self.takes_positions:
             positions = cast("mx.array | None", parts.get("position_ids"))
             if positions is None:
-                positions = self.plain_positions(tokens.shape[1], cache or ()) + self.hooks.shift
+                offset = mx.array(next(offsets(cache or ()), 0)).reshape(-1, 1)
+                positions = offset + mx.arange(tokens.shape[1])  # [B, L]
+                positions = mx.broadcast_to(positions[None], (3, *positions.shape)) + self.hooks.shift
             if self.flat:
                 positions = positions[0]
             parts["position_ids"] = positions.transpose(1, 2, 0) if self.channels_last else positions
         call = cast("Any", super()).__call__ if text is self else text
         return cast("mx.array", call(tokens, cache=cache, **parts).logits)
-
-    @staticmethod
-    def plain_positions(count: int, layers: Iterable[object]) -> mx.array:
-        """Returns the positions [3, B, count] of the tokens after those that the layer caches have seen."""
-        offset = next(offsets(layers), 0)
-        first = mx.array(offset).reshape(-1, 1)
-        positions = first + mx.arange(count)
-        return mx.broadcast_to(positions[None], (3, *positions.shape))
 
     @property
     def text_model(self) -> Any:
@@ -156,34 +144,19 @@ class Served(Module):
         return cast("Sequence[object]", cast("Any", super()).layers if text is self else text.layers)
 
     @property
-    def has_channels(self) -> bool:
-        """True if positions have three channels."""
-        return self.takes_positions and not self.flat
-
-    @property
     def picture_tokens(self) -> list[int]:
         """The ids that may stand for pictures."""
         config = getattr(self.config, "thinker_config", self.config)
         found = (getattr(config, name, None) for name in _PICTURE_TOKENS)
         return [token for token in found if type(token) is int]
 
-    @property
-    def looks_at_places(self) -> bool:
-        """True if the text model computes otherwise where a picture is, and is told where."""
-        return self.keeps_caches
-
-    @property
-    def library_version(self) -> str:
-        """The version of mlx-vlm."""
-        return version("mlx-vlm")
-
     def embeddings(self, tokens: mx.array) -> mx.array:
-        """Returns the embeddings [1, L, width] of tokens [1, L], as the text model takes them."""
+        """Returns the embeddings [1, L, width] of tokens [1, L]."""
         return cast("mx.array", cast("Any", self).get_input_embeddings(tokens, None).inputs_embeds)
 
     @property
     def width(self) -> int:
-        """Of embeddings."""
+        """The width of embeddings."""
         return self.embeddings(mx.array([[0]])).shape[-1]
 
     @contextmanager
@@ -197,7 +170,7 @@ class Served(Module):
 
     @contextmanager
     def shifted(self, shifts: Sequence[int]) -> Iterator[None]:
-        """Shifts the positions of every forward inside: those of each row of a batch by its own number."""
+        """Shifts the positions of every forward inside: each row of a batch by its own number."""
         self.hooks.shift = mx.array([*shifts]).reshape(-1, 1) if any(shifts) else 0
         try:
             yield
@@ -210,7 +183,7 @@ class Served(Module):
         return hasattr(self.text_model, "_rope_deltas")
 
     def make_cache(self) -> list[object]:
-        """Returns fresh layer caches of mlx-lm's classes, where it has the same; others are mlx-vlm's own."""
+        """Returns fresh layer caches: of mlx-lm's classes if it has them, else of mlx-vlm's own."""
         text = self.text_model
         if "encoder" in self:
             return []
@@ -234,7 +207,7 @@ class Served(Module):
 
 @dataclass
 class Hooks:
-    """Additions to forwards, which no module counts among its parameters."""
+    """Additions to forwards, outside the parameters of modules."""
 
     parts: Mapping[str, object] = field(default_factory=dict)
     shift: int | mx.array = 0
@@ -263,15 +236,15 @@ def offsets(layers: Iterable[object]) -> Iterator[int | mx.array]:
 
 
 def _mapped(layer: object) -> object:
-    """Returns a fresh cache of mlx-lm's class that does what this fresh one of mlx-vlm's does; else the same object."""
+    """Returns a fresh cache of mlx-lm's class for a fresh one of mlx-vlm's; the same object if mlx-lm has none."""
     kind = type(layer).__name__ if type(layer).__module__ == f"{LIBRARY}.models.cache" else ""
     if kind == "KVCache":
         return KVCache()
+    if kind == "ConcatenateKVCache":
+        return ConcatenateKVCache()
     if kind == "RotatingKVCache":
         window = cast("RotatingKVCache", layer)
         return RotatingKVCache(max_size=window.max_size, keep=window.keep)
-    if kind == "ConcatenateKVCache":
-        return ConcatenateKVCache()
     if kind == "CacheList":
         return CacheList(*map(_mapped, cast("CacheList", layer).caches))
     if kind == "ArraysCache":
@@ -279,11 +252,8 @@ def _mapped(layer: object) -> object:
     return layer
 
 
-# --- What mlx-vlm's classes ask of recurrent caches, beside what those of mlx-lm have.
-
-
 def _update_recurrent(cache: ArraysCache, index: int, length: int, update: Callable[..., Sequence[Any]]) -> Any:
-    """Runs `update` of a state and a number of states to keep beside it; keeps the last state alone."""
+    """Runs `update`, which mlx-vlm's classes expect of a recurrent cache, and keeps the last state alone."""
     del length
     output, state, *_ = update(cache[index], None)
     cache[index] = state
@@ -293,7 +263,7 @@ def _update_recurrent(cache: ArraysCache, index: int, length: int, update: Calla
 def _update_window(
     cache: ArraysCache, index: int, source: mx.array, width: int, *, lengths: mx.array | None = None
 ) -> mx.array:
-    """Keeps the last `width` rows of `source` [B, L, D] that are no padding."""
+    """Keeps the last `width` rows of `source` [B, L, D] before the padding, as mlx-vlm's classes expect."""
     last = source.shape[1] - width
     if lengths is None:
         state = mx.contiguous(source[:, last:])

@@ -1,92 +1,66 @@
-"""A picture in a model of mlx-vlm: its tokens, which follow from its size alone, and its arrays."""
+"""Pictures in a model of mlx-vlm: their tokens, which follow from their size alone, and their arrays."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 from runner.errors import MediaError, RequestError
 from runner.media.decode_process import DecodeProcess
 from runner.media.geometry import Geometry
-from runner.media.header import Header
+from runner.media.header import PictureHeader
 from runner.media.prompt import Item, MediaPrompt, Picture, UnmeasuredPicture
-from runner.media.rows import MediaRows, Pictures
+from runner.media.row_store import MediaRows, Pictures
 from runner.model.fields import Config, section, size
 from runner.vlm.packages import ALONE
-from runner.vlm.process import Arrays, Prepared, prepare_bytes
+from runner.vlm.process import Arrays, Preparer, prepare_bytes
 
 PLACEHOLDERS = {
-    "aya_vision": "<image>",
-    "cohere_compass": "<|VISION_START|><|IMAGE_PAD|><|VISION_END|>",
-    "deepseek_vl_v2": "<image>\n",
-    "deepseekocr": "<image>",
-    "deepseekocr_2": "<image>",
-    "dots_ocr": "<|img|><|imgpad|><|endofimg|>",
-    "ernie4_5_moe_vl": "<|IMAGE_START|><|image@placeholder|><|IMAGE_END|>",
-    "fastvlm": "<image>\n",
-    "glm4v": "<|begin_of_image|><|image|><|end_of_image|>",
-    "glm4v_moe": "<|begin_of_image|><|image|><|end_of_image|>",
-    "glm5_next": "<|begin_of_image|><|image|><|end_of_image|>",
-    "glm_ocr": "<|begin_of_image|><|image|><|end_of_image|>",
-    "granite4_vision": "<image>\n",
-    "granite_vision": "<image>\n",
-    "idefics2": "<image>",
-    "jina_vlm": "<|image|>",
-    "kimi_k3": "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
-    "kimi_k25": "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
-    "kimi_vl": "<|media_start|>image<|media_content|><|media_pad|><|media_end|>",
-    "lfm2_vl": "<image>",
-    "llama4": "<|image|>",
-    "llava_bunny": "<image>\n",
-    "llava": "<image>\n",
-    "llava_next": "<image>\n",
-    "llava_onevision": "<image>\n",
-    "gemma3": "<start_of_image>",
-    "idefics3": "<image>",
-    "internvl": "<IMG_CONTEXT>",
-    "internvl_chat": "<image>",
-    "llmjpvl": "<image>",
-    "locateanything": "<image-1>",
-    "mage_vl": "<|vision_start|><|image_pad|><|vision_end|>",
-    "mimo_v2": "<|vision_start|><|image_pad|><|vision_end|>",
-    "minicpmo": "<image>./</image>",
-    "minicpmv4_6": "<image>./</image>",
-    "minicpmv4_7": "<image>./</image>",
-    "minimax_m3_vl": "]<]image[>[",
-    "mistral3": "[IMG]",
-    "molmo2": "<|image|>",
-    "paddleocr_vl": "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
-    "phi3_v": "<|image_1|>",
-    "phi4_siglip": "<image>\n",
-    "pixtral": "[IMG]",
-    "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
-    "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
-    "qwen3_omni_moe": "<|vision_start|><|image_pad|><|vision_end|>",
-    "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
-    "qwen3_vl_moe": "<|vision_start|><|image_pad|><|vision_end|>",
-    "qwen4_exp": "<|vision_start|><|image_pad|><|vision_end|>",
-    "smolvlm": "<image>",
-    "step3p7": "<im_patch>",
-    "zaya1_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    package: text
+    for text, packages in {
+        "<image>": "aya_vision deepseekocr deepseekocr_2 idefics2 idefics3 internvl_chat lfm2_vl llmjpvl smolvlm",
+        "<image>\n": (
+            "deepseek_vl_v2 fastvlm granite4_vision granite_vision llava llava_bunny llava_next llava_onevision "
+            "phi4_siglip"
+        ),
+        "<|vision_start|><|image_pad|><|vision_end|>": (
+            "mage_vl mimo_v2 qwen2_5_vl qwen2_vl qwen3_omni_moe qwen3_vl qwen3_vl_moe qwen4_exp zaya1_vl"
+        ),
+        "<|begin_of_image|><|image|><|end_of_image|>": "glm4v glm4v_moe glm5_next glm_ocr",
+        "<|image|>": "jina_vlm llama4 molmo2",
+        "<|media_start|>image<|media_content|><|media_pad|><|media_end|>": "kimi_k25 kimi_k3 kimi_vl",
+        "<image>./</image>": "minicpmo minicpmv4_6 minicpmv4_7",
+        "[IMG]": "mistral3 pixtral",
+        "<|VISION_START|><|IMAGE_PAD|><|VISION_END|>": "cohere_compass",
+        "<|img|><|imgpad|><|endofimg|>": "dots_ocr",
+        "<|IMAGE_START|><|image@placeholder|><|IMAGE_END|>": "ernie4_5_moe_vl",
+        "<start_of_image>": "gemma3",
+        "<IMG_CONTEXT>": "internvl",
+        "<image-1>": "locateanything",
+        "]<]image[>[": "minimax_m3_vl",
+        "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>": "paddleocr_vl",
+        "<|image_1|>": "phi3_v",
+        "<im_patch>": "step3p7",
+    }.items()
+    for package in packages.split()
 }
-"""Package -> what its chat template writes for a picture."""
-
+"""Package -> the text of its chat template for a picture."""
 _MOST_SIZES = 4096
 
 
 class Expansion(NamedTuple):
-    """The tokens that a picture becomes: those before and after it, and its own, in place of which features stand."""
+    """The tokens of a picture: its own, in the place of which features stand, and those around them."""
 
     before: Sequence[int]
     own: Sequence[int]
     after: Sequence[int]
     rows: int = 0
     columns: int = 0
-    """Of its own tokens, where positions have three channels."""
+    """The grid of its own tokens, if positions have three channels."""
     other: Sequence[int] = ()
-    """What the processor has in the place of its own, if it is not that: one id, of which the tower makes more, or ids
-    that no vocabulary has."""
+    """The ids of the processor in the place of its own, if they differ: one id, for which the tower makes several rows,
+    or ids outside the vocabulary."""
 
     @property
     def ids(self) -> list[int]:
@@ -94,37 +68,28 @@ class Expansion(NamedTuple):
 
     @property
     def asked(self) -> list[int]:
-        """The ids that the tower takes."""
+        """The ids for the tower."""
         return [*self.before, *(self.other or self.own), *self.after]
-
-
-class Prepares(Protocol):
-    """Makes tokens and arrays of pictures, say `process.Preparer`. Owner: one thread at a time."""
-
-    def measure(self, width: int, height: int, left: Callable[[], bool]) -> Prepared: ...
-
-    def prepare(self, data: bytes, header: Header, left: Callable[[], bool]) -> Arrays: ...
 
 
 class VlmPictures(Pictures):
     """The tokens and arrays that mlx-vlm's processor makes of pictures, one by one."""
 
-    version = 1
     soft = -1  # each picture has its own
 
     def __init__(
         self,
         package: str,
         library_version: str,
-        preparer: Prepares,
+        preparer: Preparer,
         config: Config,
         soft: Sequence[int],
         *,
         mrope: bool,
         tokens: int = 0,
     ) -> None:
-        """`soft` are ids that may stand for pictures. `tokens` are those that the tower makes of any picture, if the
-        processor has one for it; else 0."""
+        """`soft` are ids that may stand for pictures. `tokens` is the number of rows that the tower makes of any
+        picture, if the processor has one token for it; else 0."""
         self.name = f"mlx_vlm {library_version} {package}"
         self.title = package
         self.mrope = mrope
@@ -137,14 +102,15 @@ class VlmPictures(Pictures):
         self._lock = Lock()
         self._sizes: OrderedDict[tuple[int, int], Expansion] = OrderedDict()
 
-    def picture(self, data: bytes, header: Header) -> Item:
+    def picture(self, data: bytes, header: PictureHeader) -> Item:
         with self._lock:
             found = self._sizes.get((header.width, header.height))
         if found is None:
-            return UnmeasuredPicture(data, header)
+            return UnmeasuredPicture(data=data, header=header)
         grid = (found.rows, found.columns)
         geometry = Geometry(header.width, header.height, *grid, len(found.own), *grid)
-        return Picture(data, header, geometry, 0, found.before, found.after, tuple(found.own))
+        before, after, ids = found.before, found.after, tuple(found.own)
+        return Picture(data=data, header=header, geometry=geometry, before=before, after=after, ids=ids)
 
     def check_prompt(self, prompt: MediaPrompt, context_length: int) -> None:
         if self.alone and len({span.item.name for span in prompt.spans}) > 1:
@@ -152,11 +118,11 @@ class VlmPictures(Pictures):
         if prompt.spans and prompt.spans[-1].stop == len(prompt.ids) <= context_length:
             raise RequestError("the prompt ends in a picture: add a text after it")  # its last token is computed alone
 
-    def measure(self, header: Header, left: Callable[[], bool]) -> None:
+    def measure(self, header: PictureHeader, left: Callable[[], bool]) -> None:
         self.expansion(header, left)
 
-    def expansion(self, header: Header, left: Callable[[], bool] = lambda: False) -> Expansion:
-        """Returns the tokens of a picture of this size, which may take a second. Raises MediaError, also when `left`
+    def expansion(self, header: PictureHeader, left: Callable[[], bool] = lambda: False) -> Expansion:
+        """Returns the tokens of a picture of this size, which may take a second. Raises MediaError, also once `left`
         returns True."""
         key = header.width, header.height
         with self._lock:
@@ -186,7 +152,7 @@ class VlmPictures(Pictures):
 
 
 def split_ids(ids: Sequence[int], soft: Sequence[int]) -> Expansion:
-    """Returns an expansion whose own tokens are from the first to the last of those that stand for the picture."""
+    """Returns an expansion. Its own tokens begin and end with the first of `soft` that is in `ids`."""
     known = [token for token in soft if token in ids]
     token = known[0] if known else Counter(ids).most_common(1)[0][0]
     start, stop = ids.index(token), len(ids) - [*reversed(ids)].index(token)
@@ -205,7 +171,7 @@ def _with_grid(found: Expansion, grid: Sequence[int], merge: int) -> Expansion:
 
 @dataclass(frozen=True)
 class VlmRows:
-    """The arrays of one picture, by the names that the model's class takes."""
+    """The arrays of one picture, by their names for the model's class."""
 
     arrays: Arrays
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from runner.errors import MediaError, ModelError, panics_as
-from runner.media.header import Header
+from runner.media.decode_process import PictureOrder
+from runner.media.header import PictureHeader
 from runner.process.child import Channel
-from runner.process.orders import Answer, Limited, OrderProcess, address_bytes, answer_order
+from runner.process.orders import Answer, OrderProcess, address_bytes, answer_order
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,54 +23,51 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _START_S = 120.0
-"""For importing transformers, from a disk that was not read yet."""
+"""The time for importing transformers from a cold disk."""
 _DEAD = "the process of mlx-vlm's processor did not start"
 _GRACE_S = 1.0
-"""A process is not ended for a client that has left if it is done within this time: to start another takes longer."""
+"""The time that a process gets to finish for a client that has left: starting another takes longer."""
 _LEAST_S, _MEGAPIXEL_S = 20, 1.0
-"""The most processor time: for any picture, and for each megapixel of it."""
+"""The most processor time: for any picture, and for each megapixel."""
 _SPARE_BYTES = 256 << 20
 _PIXEL_BYTES = 12, 96
-"""The most that a pixel of a file takes while it is decoded, and one of what the processor gets, in all its copies."""
+"""The most bytes of a pixel: of the file during decoding, and of the processor's picture in all its copies."""
 MOST_PIXELS = 4096 * 4096
-"""Of what the processor gets: a larger picture is made smaller first. No tower takes more."""
+"""The most pixels that a tower takes: the processor gets a larger picture in a smaller size."""
 USUAL_SOFT = -200
-"""The id that stands for a picture, where a config names none."""
+"""The id that stands for a picture if a config names none."""
 PART = "/"
-"""Between the name of a list of arrays and the place of one of them."""
+"""Stands between the name of a list of arrays and the place of an array in it."""
 BFLOAT16 = "~"
-"""Behind the name of an array of such numbers, as the integers of their bits."""
+"""Ends the name of an array of such numbers, which NumPy lacks: it crosses as the integers of their bits."""
 _DROPPED = {"deepseekocr": " ", "deepseekocr_2": " "}
 """Package -> the end of each prompt by mlx-vlm's chat template, which its processor drops."""
-_QUIET = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TRANSFORMERS_VERBOSITY", "TOKENIZERS_PARALLELISM")
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
 
 Arrays = dict[str, "npt.NDArray[np.generic]"]
 
 
 class Setup(msgspec.Struct, array_like=True, frozen=True):
-    """The model whose processor it is, and its text files by their names."""
+    """The model of the processor."""
 
     package: str
     placeholder: str
     """The text that stands for a picture before the processor replaces it."""
     files: Mapping[str, bytes]
-
-
-class Order(Limited, array_like=True, frozen=True):
-    """A picture of that size; with `parts` messages that follow, its file."""
-
-    parts: int
-    header: Header
-    width: int
-    height: int
-    """The size at which the processor gets the picture: its own, or less."""
+    """The text files of the model by their names."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """The result of a processor for a prompt with one picture. Arrays come as names, types and shapes; bytes follow."""
+    """The result of a processor for a prompt with one picture. The bytes of the arrays follow."""
 
     ids: list[int]
     shapes: list[tuple[str, str, list[int]]]
+    """The names, types and shapes of the arrays."""
     grid: list[int] = []
     """Moments, rows and columns of patches, if the processor names them."""
 
@@ -89,16 +87,16 @@ class Preparer(OrderProcess):
             self._start()
 
     def measure(self, width: int, height: int, left: Callable[[], bool]) -> Prepared:
-        """Returns what becomes of any picture of this size, by its shapes alone. Ends and raises as `decode`."""
-        header = Header("PNG", width, height, 1)
+        """Returns the result for any picture of this size. Ends the process and raises as `DecodeProcess`."""
+        header = PictureHeader("PNG", width, height, 1)
         found = self._answers(_order(header, 0, 0), [], _patient(left), "measure image", "picture")
         return msgspec.msgpack.decode(found[0], type=Prepared)
 
-    def prepare(self, data: bytes, header: Header, left: Callable[[], bool]) -> Arrays:
-        """Returns the arrays of a picture. Ends and raises as `decode`."""
+    def prepare(self, data: bytes, header: PictureHeader, left: Callable[[], bool]) -> Arrays:
+        """Returns the arrays of a picture. Ends the process and raises as `DecodeProcess`."""
         import numpy as np
 
-        pieces = [piece for piece in header.pieces(data) if piece]
+        pieces = header.pieces(data)
         order = _order(header, len(data), len(pieces))
         first, *rest = self._answers(order, pieces, _patient(left), "decode image", "picture")
         shapes = msgspec.msgpack.decode(first, type=Prepared).shapes
@@ -118,22 +116,23 @@ class Preparer(OrderProcess):
             raise ModelError(error)
 
 
-def _order(header: Header, size: int, parts: int) -> Order:
+def _order(header: PictureHeader, size: int, parts: int) -> PictureOrder:
+    """Returns the order for a picture of this header; of a grey one without `parts` and bytes."""
     width, height = resized(header.width, header.height)
     memory_bytes = prepare_bytes(header, size) + _SPARE_BYTES
     seconds = _LEAST_S + _MEGAPIXEL_S * header.width * header.height / 1e6
-    return Order(memory_bytes, seconds, parts, header._replace(kept=()), width, height)
+    return PictureOrder(memory_bytes, seconds, parts, header._replace(kept=()), width, height, "drop")
 
 
 def resized(width: int, height: int) -> tuple[int, int]:
-    """Returns the size at which the processor gets a picture: its own, or that of MOST_PIXELS."""
+    """Returns the size in which the processor gets a picture: its own, or MOST_PIXELS."""
     if width * height <= MOST_PIXELS:
         return width, height
     shrink = (MOST_PIXELS / (width * height)) ** 0.5
     return max(1, int(width * shrink)), max(1, int(height * shrink))
 
 
-def prepare_bytes(header: Header, size: int) -> int:
+def prepare_bytes(header: PictureHeader, size: int) -> int:
     """Returns the most bytes that preparing a picture from a file of `size` bytes takes at once."""
     width, height = resized(header.width, header.height)
     of_file, of_processor = _PIXEL_BYTES
@@ -141,7 +140,7 @@ def prepare_bytes(header: Header, size: int) -> int:
 
 
 def _patient(left: Callable[[], bool]) -> Callable[[], bool]:
-    """Returns a function that returns True some time after `left` does."""
+    """Returns a function that returns True _GRACE_S after `left` does."""
     since: list[float] = []
 
     def gone() -> bool:
@@ -150,9 +149,6 @@ def _patient(left: Callable[[], bool]) -> Callable[[], bool]:
         return bool(since) and monotonic() - since[0] > _GRACE_S
 
     return gone
-
-
-# --- in the process
 
 
 def serve(channel: Channel) -> None:
@@ -167,14 +163,14 @@ def serve(channel: Channel) -> None:
         fault = f"mlx-vlm's processor cannot be used here: {_first_line(error)}"
     channel.send(msgspec.json.encode(Answer(fault, 0)))
     while processor is not None:
-        order = msgspec.json.decode(channel.receive(), type=Order)
+        order = msgspec.json.decode(channel.receive(), type=PictureOrder)
         data = b"".join([channel.receive() for _ in range(order.parts)])
         answer_order(channel, order, address_bytes(), partial(_prepared, processor, order, data))
 
 
-def _prepared(processor: "Processor", order: Order, data: bytes) -> list[bytes]:
-    """Returns the answer of the processor. Raises MediaError for whatever it raises, but for want of memory, which ends
-    the process."""
+def _prepared(processor: "Processor", order: PictureOrder, data: bytes) -> list[bytes]:
+    """Returns the answer of the processor. Turns its exceptions into MediaError, except MemoryError, which ends the
+    process."""
     try:
         return processor.answer(order, data)
     except (MediaError, MemoryError):
@@ -188,10 +184,8 @@ class Processor:
 
     @panics_as(RuntimeError)
     def __init__(self, setup: Setup) -> None:
-        """Raises whatever the package's classes raise."""
-        for name in _QUIET:
-            os.environ[name] = "false" if name == "TOKENIZERS_PARALLELISM" else "1"
-        os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+        """Raises any exception of the package's classes."""
+        os.environ.update(_ENVIRONMENT)
         from runner.vlm.module import import_package
 
         classes = import_package(setup.package)  # lets transformers find its processor
@@ -212,15 +206,15 @@ class Processor:
             raise ValueError("the files of the model describe a tokenizer alone")
 
     def warm_up(self) -> None:
-        """Does once what is done for each picture, so that what is loaded by it counts towards the limits of none."""
+        """Prepares a grey picture, so that libraries and their buffers count towards the limits of no picture."""
         import runner.media.picture  # noqa: F401
 
-        with suppress(Exception):  # it may not like the size
-            self.answer(_order(Header("PNG", 64, 64, 1), 0, 0), b"")
+        with suppress(Exception):  # the processor may refuse the size
+            self.answer(_order(PictureHeader("PNG", 64, 64, 1), 0, 0), b"")
 
     @panics_as(RuntimeError)
-    def answer(self, order: Order, data: bytes) -> list[bytes]:
-        """Returns what was made of a picture, as messages."""
+    def answer(self, order: PictureOrder, data: bytes) -> list[bytes]:
+        """Returns the messages for a picture: `Prepared`, and unless it only measures, the bytes of arrays."""
         import numpy as np
 
         ids, arrays = self.prepared(self._picture(order, data))
@@ -229,17 +223,17 @@ class Processor:
         plain = {name: np.asarray(array, order="C") for name, array in arrays.items()}
         return [msgspec.msgpack.encode(_described(ids, plain)), *(array.tobytes() for array in plain.values())]
 
-    def _picture(self, order: Order, data: bytes) -> "Image":
+    def _picture(self, order: PictureOrder, data: bytes) -> "Image":
         if not order.parts:
             from PIL import Image
 
             return Image.new("RGB", (order.width, order.height), (127, 127, 127))
-        from runner.media.picture import decode
+        from runner.media.picture import decode_picture
 
-        return decode(data, order.header, order.width, order.height)
+        return decode_picture(data, order.header, order.width, order.height)
 
     def prepared(self, picture: "Image") -> tuple[list[int], Arrays]:
-        """Returns the ids that a picture becomes, and its arrays by the names that the model's class takes."""
+        """Returns the ids for a picture, and its arrays by their names for the model's class."""
         arrays = self.together([picture], self.text)
         ids = arrays.pop("input_ids").reshape(-1).tolist()
         arrays.pop("attention_mask", None)
@@ -248,21 +242,21 @@ class Processor:
         return ids[inner], {**arrays, **{name: each[..., inner] for name, each in aligned.items()}}
 
     def together(self, pictures: list["Image"], text: str) -> Arrays:
-        """Returns what the processor makes of a prompt with pictures."""
+        """Returns the processor's arrays for a prompt with pictures."""
         import numpy as np
         from mlx_vlm.utils import prepare_inputs
 
         text += self._end
         try:
             found = prepare_inputs(self._processor, images=pictures, prompts=text, image_token_index=self._soft)
-        except ValueError:  # some processors do not know all that mlx-vlm passes to any
+        except ValueError:  # some processors do not know all arguments that mlx-vlm passes
             found = dict(self._processor(text=[text], images=pictures))
         flat = dict(each for name, value in found.items() for each in _flat(name, value))
         arrays = {name: np.array(value) for name, value in flat.items() if value is not None}
         return _ended({name: array for name, array in arrays.items() if array.dtype.kind in "biuf"})
 
     def _inner(self, ids: list[int]) -> slice:
-        """Returns the part of ids without those that begin and end any text."""
+        """Returns the part of ids between the tokens that begin and end every text."""
         tokenizer = getattr(self._processor, "tokenizer", self._processor)
         first, last = (getattr(tokenizer, f"{side}_token_id", None) for side in ("bos", "eos"))
         around = tokenizer("").input_ids
@@ -271,8 +265,8 @@ class Processor:
 
 
 def _ended(arrays: Arrays) -> Arrays:
-    """Returns the arrays with a row of zeros behind the crops of DeepSeek's pictures: mlx-vlm reads up to one, as many
-    rows as there are tiles, and would read what happens to lie behind the last crop."""
+    """Returns the arrays with a row of zeros after the crops of DeepSeek's pictures: mlx-vlm reads a row for each tile
+    until one is zero, and would read foreign memory after the last crop."""
     import numpy as np
 
     crops, pixels = arrays.get("images_spatial_crop"), arrays.get("pixel_values")
@@ -282,7 +276,7 @@ def _ended(arrays: Arrays) -> Arrays:
 
 
 def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yields a value by its name, and the arrays of a list of arrays, or of lists of them, by names of their own."""
+    """Yields a value with its name, or the arrays of a nested list with names of their own."""
     if _has_arrays(value):
         for at, each in enumerate(cast("Sequence[object]", value)):
             yield from _flat(f"{name}{PART}{at}", each)

@@ -1,11 +1,11 @@
-"""The sight of a model of mlx-vlm: features of its tower, the forward over them, and what opens both.
+"""The sight of a model of mlx-vlm: features of its tower, the forward over them, and the opening of both.
 
 Owner: the engine thread.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
+from importlib.metadata import version
 from typing import Any, cast
 
 import mlx.core as mx
@@ -17,40 +17,37 @@ from runner.media.encoder import MediaEncoder
 from runner.media.forward import FeatureRows, plain_ids
 from runner.media.open import Sight
 from runner.media.prompt import Item, MediaNames, Picture
-from runner.media.rows import MediaRows, RowStore
+from runner.media.row_store import MediaRows, RowStore
 from runner.media.support import MediaSupport
 from runner.model import OpenedModel
 from runner.vlm.module import Served, offsets
-from runner.vlm.pictures import PLACEHOLDERS, Expansion, Prepares, VlmPictures, VlmRows
+from runner.vlm.pictures import PLACEHOLDERS, Expansion, VlmPictures, VlmRows
 from runner.vlm.process import BFLOAT16, PART, Prepared, Preparer, Setup
 from runner.vlm.source import VlmChoice
 
 log = Log(__name__)
-_KNOWN = frozenset(
-    {
-        "inputs_embeds",
-        "visual_pos_masks",
-        "deepstack_visual_embeds",
-        "position_ids",
-        "rope_deltas",
-        "attention_mask_4d",  # which no text model of mlx-vlm looks at
-    }
-)
-"""Of what a package makes of a prompt with pictures."""
+_KNOWN = {
+    "inputs_embeds",
+    "visual_pos_masks",
+    "deepstack_visual_embeds",
+    "position_ids",
+    "rope_deltas",
+    "attention_mask_4d",  # no text model of mlx-vlm looks at it
+}
+"""The fields of a package's result for a prompt with pictures."""
 _SCORE_BYTES, _COPIES = 4, 16
 _SMALL = 64
 _BASE, _NOTES = 128, 4
-"""Ids stand among features in three digits, each of which is exact in 16 bits."""
+"""Ids stand among features in three digits, each exact in 16 bits."""
 _TEXTS = (".json", ".jinja", ".txt", ".model")
-"""Files that a processor may need. No program of a model's publisher is run."""
+"""Files that a processor may need: no programs of a model's publisher."""
 
 
 class VlmTower:
     """The tower of a model of mlx-vlm, which computes a picture in one piece.
 
-    Features are the embeddings of a picture's tokens, beside them what is added after the first layers, and then notes
-    for text models that ask: the id of each token, and whether it stands for the picture: [tokens,
-    (1 + layers) x width + 4].
+    Features are [tokens, (1 + layers) x width + 4]: the embeddings of a picture's tokens, the rows that are added after
+    the first layers, and notes for the text model: the id of each token, and 1 if it stands for the picture.
     """
 
     def __init__(self, module: Served, pictures: VlmPictures) -> None:
@@ -64,16 +61,14 @@ class VlmTower:
     def parts(self, item: Item, rows: MediaRows) -> Iterator[mx.array]:
         assert isinstance(item, Picture)
         expansion = self._pictures.expansion(item.header)
-        arrays = cast("VlmRows", rows).arrays
-        features = encoded(
-            self._module, expansion, named_arrays({name: mx.array(each) for name, each in arrays.items()})
-        )
+        arrays = {name: mx.array(each) for name, each in cast("VlmRows", rows).arrays.items()}
+        features = encoded(self._module, expansion, named_arrays(arrays))
         first = len(expansion.before)
         yield features[first : first + len(expansion.own)]
 
 
 def named_arrays(arrays: Mapping[str, mx.array]) -> dict[str, Any]:
-    """Returns arrays by the names that a package takes, those of a list, and of lists in it, in their order."""
+    """Returns arrays by their names for a package. Arrays of nested lists stand in lists again."""
     found: dict[str, Any] = {}
     for title, array in arrays.items():
         name = title.removesuffix(BFLOAT16)
@@ -93,10 +88,7 @@ def named_arrays(arrays: Mapping[str, mx.array]) -> dict[str, Any]:
 
 
 def encoded(module: Served, expansion: Expansion, arrays: dict[str, Any]) -> mx.array:
-    """Returns the features of all tokens of an expansion. Lazy.
-
-    Raises ComputeError for a package that makes something else of pictures.
-    """
+    """Returns the lazy features of all tokens of an expansion. Raises ComputeError for a result with unknown fields."""
     tokens = mx.array([expansion.asked])
     model = cast("Any", module)
     found = model.get_input_embeddings(tokens, arrays.pop("pixel_values"), mask=mx.ones_like(tokens), **arrays)
@@ -130,6 +122,7 @@ class VlmForward:
 
     def __init__(self, module: Served) -> None:
         self._module = module
+        self.shifted = module.shifted
 
     def __call__(
         self,
@@ -142,9 +135,10 @@ class VlmForward:
         """Returns the lazy logits [1, L, V] of a part of a prompt; the arguments are those of `MediaForward`."""
         ids = plain_ids(tokens, rows)
         parts: dict[str, object] = {}
+        places = self._module.keeps_caches
         if rows:
             embeddings = self._module.embeddings(ids)
-            added: list[mx.array] = []  # a forward over rows has no other tokens
+            added: list[mx.array] = []  # of the only rows: a forward over rows with additions has no other tokens
             seen = mx.zeros(ids.shape, mx.bool_)
             for start, stop, features, _ in rows:
                 width = embeddings.shape[-1]
@@ -154,12 +148,12 @@ class VlmForward:
                 embeddings = mx.concatenate(
                     [embeddings[:, :start], own.astype(embeddings.dtype)[None], embeddings[:, stop:]], axis=1
                 )
-                seen[:, start:stop] = notes[:, -1].astype(mx.bool_)[None] if self._module.looks_at_places else True
+                seen[:, start:stop] = notes[:, -1].astype(mx.bool_)[None] if places else True
                 added = beside
             parts["inputs_embeds"] = embeddings
             if added:
                 parts |= self._deepstack(added, seen, next(offsets(layers)))
-            elif self._module.looks_at_places:
+            elif places:
                 parts["visual_pos_masks"] = seen
         if positions is not None:
             parts["position_ids"] = mx.array([*map(list, positions)])[:, None]
@@ -167,7 +161,7 @@ class VlmForward:
             return forward(ids, layers)
 
     def _deepstack(self, added: list[mx.array], seen: mx.array, offset: int | mx.array) -> dict[str, object]:
-        """Returns what is added in some layers, in the form that the text model takes, and where."""
+        """Returns the additions of some layers and their places, in the form of the text model."""
         form, made = self._module.deepstack, cast("object", added)
         if form == "tokens":
             made = mx.stack(added, axis=1)[None]
@@ -177,15 +171,10 @@ class VlmForward:
             seen = mx.pad(seen, [(0, 0), (before, 0)])
         return {"visual_pos_masks": seen, "deepstack_visual_embeds": made}
 
-    def shifted(self, shifts: Sequence[int]) -> AbstractContextManager[None]:
-        """Shifts the positions of every forward inside: those of each row of a batch by its own number."""
-        return self._module.shifted(shifts)
-
 
 def open_vlm_sight(parts: Parts) -> Sight:
-    """Starts the processor of a model of mlx-vlm, whose tower is loaded with it.
-
-    Without sight if the processor does not work here: the log says why."""
+    """Starts the processor of a model of mlx-vlm, whose tower is loaded with it. Logs the fault of a processor that
+    does not work here."""
     model, module = parts.model, cast("Served", parts.loaded.module)
     if parts.settings.no_media:
         return Sight(why="the runner was started with --no-media")
@@ -206,7 +195,7 @@ def open_vlm_sight(parts: Parts) -> Sight:
 
 
 def setup_of(model: OpenedModel) -> Setup:
-    """Returns what the processor of a model is made from."""
+    """Returns the setup of a model's processor. Raises ModelError for a package without a placeholder."""
     package = model.family.module
     if package not in PLACEHOLDERS:
         raise ModelError(f"no placeholder for pictures is known for {package}")
@@ -214,25 +203,25 @@ def setup_of(model: OpenedModel) -> Setup:
     return Setup(package, PLACEHOLDERS[package], {name: each for name, each in files.items() if each is not None})
 
 
-def pictures_of(model: OpenedModel, module: Served, preparer: Prepares) -> VlmPictures:
-    """Returns what a model makes of pictures. Raises ModelError if even a small one cannot be prepared."""
+def pictures_of(model: OpenedModel, module: Served, preparer: Preparer) -> VlmPictures:
+    """Returns the pictures of a model. Raises ModelError if even a small one cannot be prepared."""
     try:
         measured = preparer.measure(_SMALL, _SMALL, bool)
     except MediaError as error:
         raise ModelError(str(error)) from error
     return VlmPictures(
         model.family.module,
-        module.library_version,
+        version("mlx-vlm"),
         preparer,
         model.config,
         module.picture_tokens,
-        mrope=module.has_channels and bool(measured.grid),
+        mrope=module.takes_positions and not module.flat and bool(measured.grid),
         tokens=_made_of_one(module, measured) if module.one_token else 0,
     )
 
 
 def _made_of_one(module: Served, measured: Prepared) -> int:
-    """Returns the number of embeddings that a model makes of the one token that its processor has for a picture."""
+    """Returns the number of embeddings that a model makes of the single token of a picture."""
     arrays = named_arrays({name: mx.zeros(shape) for name, _, shape in measured.shapes})
     ids = mx.array([measured.ids])
     found = cast("Any", module).get_input_embeddings(ids, arrays.pop("pixel_values"), mask=mx.ones_like(ids), **arrays)

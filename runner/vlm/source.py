@@ -1,5 +1,4 @@
-"""Chooses whether a model is one of mlx-lm's or of mlx-vlm's, from `config.json` alone; mlx-vlm as the model sees it.
-Imports neither."""
+"""Chooses between mlx-lm and mlx-vlm for a model, from `config.json` alone. Imports neither."""
 
 import importlib.util
 from collections.abc import Callable
@@ -8,19 +7,19 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from runner.errors import ModelError
 from runner.model.families import DECIDERS, OLLAMA_ONLY, Config, Family, family_of
 from runner.settings import CheckSettings, Settings
-
-if TYPE_CHECKING:
-    from runner.vlm.module import Served
 from runner.vlm import LIBRARY, NOT_INSTALLED
 from runner.vlm.packages import BATCHED, BLIND, COMPARED, DRAFTED, REFUSED, SEEING
 
+if TYPE_CHECKING:
+    from runner.vlm.module import Served
+
 OLLAMA_ONLY_TOO = ("qwen4_exp", *DECIDERS.values())
-"""The packages of architectures that else only Ollama's own runner serves."""
+"""The packages of architectures that otherwise only Ollama's own runner serves."""
 _TEXTS = ("text_config", "llm_config", "language_config")
 _WITHIN = "thinker_config"
-"""The part of a config of Qwen's Omni models in which the others are."""
+"""The part of a config of Qwen's Omni models that holds the others."""
 _UNDESCRIBED = ("fastvlm", "llava_bunny")
-"""Packages whose configs may leave the vision part to the class: all of their models see."""
+"""Packages whose configs may lack the vision part although all of their models see."""
 _RENAMED = {
     "bunny-llama": "llava_bunny",
     "cohere2_vision": "aya_vision",
@@ -33,20 +32,20 @@ _RENAMED = {
     "moondream1": "moondream2",
     "phi4-siglip": "phi4_siglip",
 }
-"""`model_type` -> mlx-vlm's package, where the names differ."""
+"""`model_type` -> mlx-vlm's package of another name."""
 
 
 class VlmChoice(NamedTuple):
     """Chooses the family of a model by its configuration and the wishes of a user."""
 
     unproven: bool = False
-    """Packages of mlx-vlm that were not compared with it may be served too."""
+    """Serves packages of mlx-vlm that were not compared with it, too."""
     media: bool = False
-    """A model that sees with mlx-vlm alone is mlx-vlm's, although mlx-lm could serve its texts."""
+    """Prefers mlx-vlm for a model that sees with it alone, although mlx-lm could serve its texts."""
 
     @classmethod
     def of(cls, settings: Settings | CheckSettings) -> Self:
-        """Returns what these settings ask for."""
+        """Returns the choice by these settings."""
         is_blind = isinstance(settings, Settings) and (settings.no_media or settings.ranks > 1)
         return cls(settings.unproven_models, not is_blind)
 
@@ -72,7 +71,7 @@ class VlmChoice(NamedTuple):
         return mlx_vlm_family(package, config)
 
     def blindness(self, config: Config) -> str:
-        """Returns why mlx-vlm lets a model see nothing here, once it is installed; empty if it would see."""
+        """Returns the reason why a model sees nothing with mlx-vlm; empty if it sees."""
         package = package_of(config)
         parts = [part for part in (config, config.get(_WITHIN)) if isinstance(part, dict)]
         described = package in _UNDESCRIBED or any(isinstance(part.get("vision_config"), dict) for part in parts)
@@ -87,7 +86,7 @@ class MlxVlm:
     name, title = LIBRARY, "mlx-vlm"
 
     def module_config(self, family: Family, read: Callable[[str], Config]) -> Config:
-        """Returns the configuration with what stands in other files than `config.json`."""
+        """Returns the configuration with the parts that stand in other files."""
         config = read("config.json")
         if family.module == DECIDERS["ClefForDecision"]:
             return {**config, "head_config": read("joint_head_config.json")}
@@ -116,14 +115,14 @@ def _is_installed() -> bool:
 
 
 def package_of(config: Config) -> str:
-    """Returns the name of mlx-vlm's package for a model; empty if it is none that is known here."""
+    """Returns the name of mlx-vlm's package for a model; empty if none is known here."""
     model_type = config.get("model_type")
     name = _RENAMED.get(model_type, model_type).lower() if isinstance(model_type, str) else ""
     return name if name in COMPARED or name in REFUSED else ""
 
 
 def mlx_vlm_family(package: str, config: Config) -> Family:
-    """Returns the family of a model as one of this package."""
+    """Returns the family of a model of this package."""
     inner = config.get(_WITHIN)
     found = [key for key in _TEXTS if isinstance(config.get(key), dict)]
     found += [f"{_WITHIN}.{key}" for key in _TEXTS if isinstance(inner, dict) and isinstance(inner.get(key), dict)]

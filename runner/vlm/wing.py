@@ -1,4 +1,5 @@
-"""Gives an engine the sight of a model of mlx-vlm. Imported by every process; what pictures need, with such a model."""
+"""Gives an engine the sight of a model of mlx-vlm. Imported by every process; imports the rest of the wing for such a
+model."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

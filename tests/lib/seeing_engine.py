@@ -33,7 +33,7 @@ from runner.media.families import Gemma4, Gemma4Unified, Glimmer, NemotronH, Pic
 from runner.media.forward import FeatureRows
 from runner.media.header import media_kind
 from runner.media.prompt import Item, MediaNames, Picture, Sound
-from runner.media.rows import FamilyPictures, MediaRows, RowStore
+from runner.media.row_store import FamilyPictures, MediaRows, RowStore
 from runner.media.support import Hearing, MediaSupport
 from runner.media.towers import Grid
 from runner.sampling.sampler import Sampler
@@ -72,8 +72,8 @@ def family_of(name: str) -> PictureFamily:
     if name.startswith("glimmer"):
         return Glimmer()
     if name.startswith("gemma4-unified"):
-        return Gemma4Unified(budgets=(12,), bidirectional=True)
-    return Gemma4(budgets=(12,), bidirectional=name in BOTH_WAYS)
+        return Gemma4Unified(budget=12, bidirectional=True)
+    return Gemma4(budget=12, bidirectional=name in BOTH_WAYS)
 
 
 @cache
@@ -194,7 +194,7 @@ class SeeingEngine(SlicedEngine):
             self.store,
             self.model.forward(),
             self._wake,
-            splits=family.splits,
+            splits=not family.bidirectional,
         )
         self.memory = MemoryBudget(ZeroMeter(), room, 2048, drop_unused=self.encoder.clear)
         context = context_of(
@@ -206,7 +206,7 @@ class SeeingEngine(SlicedEngine):
             cache=cache,
             drafting=drafting,
             show=self.encoder.begin,
-            shifted=self.encoder.shifted,
+            shifted=self.encoder.forward.shifted,
         )
         super().__init__(context, policy or NotingPolicy(), 8, clock)
 

@@ -23,10 +23,11 @@ from runner.engine.memory import MemoryBudget
 from runner.engine.policy import SlicePolicy
 from runner.engine.request import Request
 from runner.errors import MediaError
+from runner.media.decode_process import PictureOrder
 from runner.media.encoder import MediaEncoder
-from runner.media.header import Header
+from runner.media.header import PictureHeader
 from runner.media.prompt import MediaNames, Picture, Sound
-from runner.media.rows import RowStore
+from runner.media.row_store import RowStore
 from runner.media.support import MediaSupport
 from runner.model import OpenedModel
 from runner.model.opened import open_checkpoint
@@ -35,7 +36,7 @@ from runner.model.weights.load import LoadedModel, load
 from runner.tokenizer import Tokenizer, open_tokenizer
 from runner.vlm.module import Served
 from runner.vlm.pictures import VlmPictures
-from runner.vlm.process import Arrays, Order, Prepared, Processor, Setup
+from runner.vlm.process import Arrays, Prepared, Preparer, Processor, Setup
 from runner.vlm.sight import VlmForward, VlmTower, named_arrays, pictures_of, setup_of
 from runner.vlm.source import mlx_vlm_family
 from scripts.tools.models import vlm_seeing
@@ -74,7 +75,7 @@ def loaded(package: str) -> Loaded:
         return Loaded(opened, load(opened, "float32"), tokenizer, setup, Processor(setup), theirs, {})
 
 
-class HerePreparer:
+class HerePreparer(Preparer):
     """Prepares in this process."""
 
     def __init__(self, processor: Processor) -> None:
@@ -83,10 +84,10 @@ class HerePreparer:
 
     def measure(self, width: int, height: int, left: Callable[[], bool]) -> Prepared:
         self.measured += 1
-        order = Order(0, 0, 0, Header("PNG", width, height, 1), width, height)
+        order = PictureOrder(0, 0, 0, PictureHeader("PNG", width, height, 1), width, height, "drop")
         return msgspec.msgpack.decode(self._processor.answer(order, b"")[0], type=Prepared)
 
-    def prepare(self, data: bytes, header: Header, left: Callable[[], bool]) -> Arrays:
+    def prepare(self, data: bytes, header: PictureHeader, left: Callable[[], bool]) -> Arrays:
         if left():
             raise MediaError("decode image: the client has left")
         self.prepared += 1
@@ -145,7 +146,7 @@ class VlmEngine(SeeingEngine):
             lambda: make_cache(cache, facts, budget_bytes=budget),
             self.memory,
             show=self.encoder.begin,
-            shifted=self.encoder.shifted,
+            shifted=self.encoder.forward.shifted,
             unbatchable=self.vlm.loaded.unbatchable,
         )
         SlicedEngine.__init__(self, context, policy or NotingPolicy(), parallel, clock)

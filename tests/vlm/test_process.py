@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from runner.errors import MediaError, ModelError
-from runner.media.header import Header, read_picture_header
+from runner.media.header import PictureHeader, read_picture_header
 from runner.vlm.process import MOST_PIXELS, Preparer, Setup, _order, prepare_bytes, resized
 from runner.vlm.sight import named_arrays
 from tests.vlm.pictures import BLUE, RED
@@ -86,7 +86,7 @@ def test_a_damaged_picture_is_refused_and_the_next_one_is_not(preparer: Preparer
 
 def test_it_is_ended_for_a_client_that_left_and_begins_anew(preparer: Preparer) -> None:
     with pytest.raises(MediaError, match="the client has left"):
-        preparer._answers(_order(Header("PNG", 64, 64, 1), 0, 0), [], lambda: True, "decode image", "picture")
+        preparer._answers(_order(PictureHeader("PNG", 64, 64, 1), 0, 0), [], lambda: True, "decode image", "picture")
     assert preparer.prepare(RED, read_picture_header(RED), STAYS)
 
 
@@ -101,5 +101,5 @@ def test_a_picture_of_many_megapixels_is_made_smaller_first() -> None:
     assert width * height <= MOST_PIXELS
     assert resized(640, 480) == (640, 480)
     assert resized(100_000_000, 1) == (40_960_000, 1)
-    large, small = (prepare_bytes(Header("JPEG", side, side, 1), 0) for side in (10_000, 4096))
+    large, small = (prepare_bytes(PictureHeader("JPEG", side, side, 1), 0) for side in (10_000, 4096))
     assert large - small == (10_000**2 - 4096**2) * 12, "beyond that, only decoding takes more"

@@ -1,15 +1,11 @@
-"""Towers: the encoders that turn patches of a picture, or spectra of a sound, into rows of a text model's prompt. One
-module per family and kind.
+"""Towers: the encoders that turn patches of a picture, or rows of a sound, into rows of a text model's prompt. Owner:
+the engine thread.
 
-`plan_tower` and `plan_sound_tower` find and check a model's towers from headers alone; `load_tower` reads one. A broken
-or missing tower costs pictures, or sound, never text.
-
-Owner: the engine thread. Read in this order: `tower` (the interface, and computing in pieces), `block` (layers of a
-transformer, positions of patches, estimates of memory), any family's module, `load` (one row per family, then plan and
-load).
+Read in this order: `tower` (the interface, and computing in pieces), `block` (layers of a transformer, positions of
+patches, estimates of memory), any family's module, `tower_plan` (finds, checks and loads the towers of a model).
 """
 
-from runner.media.towers.load import TowerPlan, load_tower, plan_sound_tower, plan_tower
 from runner.media.towers.tower import Grid, SoundTower, Tower
+from runner.media.towers.tower_plan import TowerPlan, load_tower, plan_sound_tower, plan_tower
 
 __all__ = ["Grid", "SoundTower", "Tower", "TowerPlan", "load_tower", "plan_sound_tower", "plan_tower"]

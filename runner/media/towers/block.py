@@ -12,13 +12,10 @@ from runner.media.towers.tower import Steps, TowerLayer, attend_in_pieces, in_pi
 
 NORM_EPS = 1e-6
 CORNERS = 4
-"""Entries of a table that `interpolated` mixes for a patch."""
-_COPIES = 7
-"""Arrays [count, width] in memory when queries, keys and values are joined: the input, the pieces, the result."""
-_TEMPORARIES = 8
-"""Arrays as large as a piece that computing one takes, whatever the layer."""
-_SCORES = 3
-"""Arrays as large as the scores of a block of queries that attention takes."""
+"""The entries of a table that `interpolated` mixes for a patch."""
+_COPIES, _TEMPORARIES, _SCORES = 7, 8, 3
+"""Arrays in memory at once: [count, width] when queries, keys and values are joined, as large as a piece when one is
+computed, and as large as the scores of a block of queries."""
 
 Activation = Callable[[mx.array], mx.array]
 Turn = Callable[[mx.array, slice], mx.array]
@@ -41,14 +38,11 @@ class TowerBlock(TowerLayer):
     def __init__(
         self, width: int, hidden: int, heads: int, head: int, *, kv_heads: int = 0, scale: float | None = None
     ) -> None:
-        """`hidden` is the width inside the feed-forward network, `head` that of a head. As many heads for keys as for
-        queries, unless `kv_heads` says otherwise."""
+        """`hidden` is the width inside the feed-forward network, `head` that of a head. `kv_heads` is 0 if there are as
+        many heads for keys as for queries."""
         super().__init__()
-        self.width = width
-        self.hidden = hidden
-        self.heads = heads
-        self.kv_heads = kv_heads or heads
-        self.head = head
+        self.width, self.hidden = width, hidden
+        self.heads, self.kv_heads, self.head = heads, kv_heads or heads, head
         self.scale = head**-0.5 if scale is None else scale
 
     def project(self, x: mx.array) -> Sequence[mx.array]:
@@ -56,18 +50,18 @@ class TowerBlock(TowerLayer):
         raise NotImplementedError
 
     def output(self, attended: mx.array) -> mx.array:
-        """Maps what rows attended to [count, heads * head width] to what is added to their input."""
+        """Maps the results of attention [count, heads * head width] to the rows that are added to the input."""
         raise NotImplementedError
 
     def feed(self, x: mx.array) -> mx.array:
-        """Maps rows to what the feed-forward network adds to them."""
+        """Maps rows to the rows that the feed-forward network adds."""
         raise NotImplementedError
 
     def steps(
         self, x: mx.array, piece_bytes: int, turn: Turn | None = None, segments: Sequence[slice] = (slice(None),)
     ) -> Steps:
-        """Maps rows [count, width] to rows of the same shape. Patches see each other within each of `segments`, which
-        follow each other."""
+        """Maps rows [count, width] to rows of the same shape. Patches see each other within each of the consecutive
+        `segments`."""
         count = len(x)
         joined_bytes = (self.heads + 2 * self.kv_heads) * self.head * 4  # they turn in float32
         joined = yield from in_pieces(partial(self._projected, x, turn), count, joined_bytes, piece_bytes, axis=1)
@@ -87,24 +81,22 @@ class TowerBlock(TowerLayer):
         return (yield from in_pieces(partial(self._fed, y), count, self.hidden * x.itemsize, piece_bytes))
 
     def _projected(self, x: mx.array, turn: Turn | None, rows: slice) -> mx.array:
-        """Returns queries, keys and values [heads of all, rows, head width]."""
+        """Returns queries, keys and values [all heads, rows, head width]."""
         queries, keys, values = self.project(x[rows])
         if turn is not None:
             queries, keys = turn(queries, rows), turn(keys, rows)
         return mx.concatenate([queries, keys, values], axis=1).swapaxes(0, 1)
 
     def _added(self, x: mx.array, attended: mx.array, rows: slice) -> mx.array:
-        """Returns `x` plus what comes of what the patches attended to, [1, heads, count, head width]."""
+        """Returns `x` plus the output for the results of attention [1, heads, count, head width]."""
         return x[rows] + self.output(attended[0, :, rows].swapaxes(0, 1).flatten(1))
 
     def _fed(self, x: mx.array, rows: slice) -> mx.array:
         return x[rows] + self.feed(x[rows])
 
     def peak_bytes(self, count: int, itemsize: int, piece_bytes: int) -> int:
-        """Returns an estimate of the most bytes that the steps over `count` rows take at a moment, input included.
-
-        Measured with MLX's CPU backend; a GPU's kernels keep no attention scores.
-        """
+        """Returns an estimate of the most bytes that the steps over `count` rows take at a moment, input included, as
+        measured with MLX's CPU backend."""
         width = max(self.width, self.heads * self.head)
         row_bytes = max(3 * width, self.hidden) * itemsize
         piece = max(min(piece_bytes, count * row_bytes), row_bytes)
@@ -135,14 +127,7 @@ class PlainBlock(TowerBlock):
     """Attention and feed-forward, each after a norm."""
 
     def __init__(
-        self,
-        width: int,
-        hidden: int,
-        heads: int,
-        activation: Activation,
-        eps: float = NORM_EPS,
-        *,
-        joined: bool = True,
+        self, width: int, hidden: int, heads: int, activation: Activation, eps: float = NORM_EPS, *, joined: bool = True
     ) -> None:
         """`joined`: one linear makes queries, keys and values."""
         super().__init__(width, hidden, heads, width // heads)
@@ -173,20 +158,15 @@ class PlainBlock(TowerBlock):
 
 
 def rotary_angles(places: Sequence[mx.array], width: int, theta: float) -> mx.array:
-    """Returns float32 angles [count, directions, width / 2] of the places [count] in each direction.
-
-    `width` is the part of a head that turns with one direction. Attention sees only how far patches are apart, so it
-    does not matter that the reference for Glimmer counts from 1.
-    """
+    """Returns float32 angles [count, directions, width / 2] of the places [count] in each direction. `width` is the
+    part of a head that turns with one direction."""
     frequencies = mx.array([theta ** (-2 * index / width) for index in range(width // 2)])
     return mx.stack([each.astype(mx.float32)[:, None] * frequencies for each in places], axis=1)
 
 
 def turn_by(angles: mx.array, form: tuple[int, ...], axis: int) -> Turn:
-    """Returns the rotation by float32 `angles` [count, ...], computed in float32.
-
-    `form` is the shape of one head, in which `axis` has the two of a pair; `angles` have that shape without it.
-    """
+    """Returns the rotation by float32 `angles` [count, ...], computed in float32. `form` is the shape of one head, in
+    which `axis` has the two numbers of a pair; `angles` have that shape without it."""
     cosines, sines = mx.cos(angles)[:, None], mx.sin(angles)[:, None]
 
     def turn(x: mx.array, rows: slice) -> mx.array:
@@ -209,8 +189,8 @@ def interpolated(
 ) -> mx.array:
     """Returns the bilinear mix of a table's entries at float coordinates [count], in float32 [count, width].
 
-    `look_up` returns the entries [count, width] of indices into a table of these `sides`, rows and columns. Beyond the
-    edge it goes on with its outermost entries, or with `zeros`.
+    `look_up` returns the entries [count, width] at indices into a table of `sides` rows and columns. Beyond the edge
+    stand its outermost entries, or `zeros`.
     """
 
     def ends(at: mx.array, side: int) -> list[tuple[mx.array, mx.array]]:

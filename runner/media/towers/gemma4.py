@@ -1,6 +1,7 @@
 """Gemma 4's tower: that of e2b, e4b, 26B-A4B and 31B."""
 
 from collections.abc import Container, Iterator, Sequence
+from typing import cast
 
 import mlx.core as mx
 from mlx.nn.layers.activations import gelu_approx
@@ -18,7 +19,7 @@ BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
 
 class ClampedLinear(TowerLayer):
-    """A linear without a bias. If `clamped`, as in some towers, its input and output are kept within bounds."""
+    """A linear without a bias. If `clamped`, its input and output are kept within bounds."""
 
     def __init__(self, inputs: int, outputs: int, clamped: bool) -> None:
         super().__init__()
@@ -34,14 +35,10 @@ class ClampedLinear(TowerLayer):
         low, high, least, most = (mx.array(self[name], x.dtype) for name in BOUNDS)
         return mx.clip(self.linear(mx.clip(x, low, high)), least, most)
 
-    def free(self) -> None:
-        for name in BOUNDS:
-            self.pop(name, None)
-
 
 def bounds_of(weights: dict[str, mx.array], fault: str) -> dict[str, mx.array]:
-    """Takes the bounds out of `weights`, and returns them under their names as single numbers. Raises ModelError, with
-    the linear's name in `fault`, for a linear that has some of the four."""
+    """Removes the bounds from `weights`, and returns them under their names as single numbers. Raises ModelError, with
+    the text `fault`, for a linear that has only some of the four."""
     found = {name: weights.pop(name) for name in [*weights] if name.rpartition(".")[2] in BOUNDS}
     for linear in sorted({name.rpartition(".")[0] for name in found}):
         if missing := [bound for bound in BOUNDS if f"{linear}.{bound}" not in found]:
@@ -50,17 +47,16 @@ def bounds_of(weights: dict[str, mx.array], fault: str) -> dict[str, mx.array]:
 
 
 def free_but(bounds: Container[str], module: TowerLayer) -> None:
-    """Takes the bounds of those linears of `module` away that `bounds` has not."""
+    """Removes the bounds of all linears of `module` that are not in `bounds`."""
     for name, each in Module.named_modules(module):
         if isinstance(each, ClampedLinear) and f"{name}.{BOUNDS[0]}" not in bounds:
-            each.free()
+            for bound in BOUNDS:
+                each.pop(bound, None)
 
 
 def summed_rows(columns: mx.array, rows: mx.array, grid: Grid) -> mx.array:
-    """Returns [patches, width]: for each patch its row of the table for columns plus that of the table for rows.
-
-    The tables are [positions, width]. Raises ValueError where one has too few positions.
-    """
+    """Returns for each patch the sum of its rows in two tables [positions, width]: [patches, width]. Raises ValueError
+    for a table of too few positions."""
     if len(columns) < grid.columns or len(rows) < grid.rows:
         raise ValueError(f"{len(columns)} x {len(rows)} positions are too few for {grid}")
     return (columns[: grid.columns][None] + rows[: grid.rows][:, None]).flatten(0, 1)
@@ -84,7 +80,7 @@ class GemmaEmbedder(TowerLayer):
 
 
 class GemmaAttention(TowerLayer):
-    """The linears of queries, keys, values and what comes of them; the norms take the place of a scale."""
+    """The linears of attention; norms of queries and keys take the place of a scale."""
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, head: int, eps: float, clamped: bool) -> None:
         super().__init__()
@@ -96,9 +92,7 @@ class GemmaAttention(TowerLayer):
         self.k_norm = RMSNorm(head, eps)
 
 
-class GatedFeedForward(TowerLayer):
-    """A gated one."""
-
+class GemmaFeedForward(TowerLayer):
     def __init__(self, hidden: int, inner: int, clamped: bool) -> None:
         super().__init__()
         self.gate_proj = ClampedLinear(hidden, inner, clamped)
@@ -118,7 +112,7 @@ class GemmaBlock(TowerBlock):
         super().__init__(hidden, inner, heads, head, kv_heads=kv_heads, scale=1.0)
         self.eps = eps
         self.self_attn = GemmaAttention(hidden, heads, kv_heads, head, eps, clamped)
-        self.mlp = GatedFeedForward(hidden, inner, clamped)
+        self.mlp = GemmaFeedForward(hidden, inner, clamped)
         self.input_layernorm = RMSNorm(hidden, eps)
         self.post_attention_layernorm = RMSNorm(hidden, eps)
         self.pre_feedforward_layernorm = RMSNorm(hidden, eps)
@@ -132,18 +126,16 @@ class GemmaBlock(TowerBlock):
         return queries, keys, values
 
     def output(self, attended: mx.array) -> mx.array:
-        found: mx.array = self.post_attention_layernorm(self.self_attn.o_proj(attended))
-        return found
+        return cast("mx.array", self.post_attention_layernorm(self.self_attn.o_proj(attended)))
 
     def feed(self, x: mx.array) -> mx.array:
-        found: mx.array = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
-        return found
+        return cast("mx.array", self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x))))
 
 
 class Gemma4Tower(Tower):
     """A transformer over 16 px patches. `patches` [count, 16 * 16 * 3] are row-major, each y, x, channel.
 
-    A soft token is the mean of 3 x 3 patches, so a grid's rows and columns are multiples of 3. Source:
+    The mean of 3 x 3 patches becomes a soft token, so a grid's rows and columns are multiples of 3. Source:
     huggingface/transformers, models/gemma4.
     """
 
@@ -188,10 +180,8 @@ class Gemma4Tower(Tower):
         self.embedding_projection = Linear(hidden, self.width, bias=False)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Each linear has four bounds or none. Without `use_clipped_linears` in config.json they count for nothing.
-
-        Raises ModelError for a linear that has some.
-        """
+        """Drops bounds unless config.json has `use_clipped_linears`. Raises ModelError for a linear with only some of
+        its four bounds."""
         bounds = bounds_of(weights, "a vision tower's {linear} must have all four bounds or none, missing: {missing}")
         if _TABLE in weights:  # these are the dense tensors, so the bounds are among them
             free_but(bounds if self.clamped else (), self)
@@ -201,7 +191,7 @@ class Gemma4Tower(Tower):
         x = self.patch_embedder(patches, grid)
         yield x
         rows, columns = grid.places()
-        # The first half of each head turns with the column, the other with the row, each as two halves of its own.
+        # Half of each head turns with the column, half with the row, in halves of their own.
         turn = turn_by(rotary_angles((columns, rows), self.head // 2, self.theta), (2, 2, self.head // 4), 1)
         for block in self.encoder.layers:
             x = yield from block.steps(x, self.piece_bytes, turn)
@@ -212,7 +202,7 @@ class Gemma4Tower(Tower):
         """Pools, scales, norms and projects `x` [patches, hidden], in float32: the scale can leave float16's range."""
         rows, columns = grid.rows // self.pool, grid.columns // self.pool
         squares = x.astype(mx.float32).reshape(rows, self.pool, columns, self.pool, self.hidden)
-        # The reference rounds here too.
+        # As the reference, rounds between the mean and the scale.
         pooled = squares.mean(axis=(1, 3)).flatten(0, 1).astype(x.dtype).astype(mx.float32) * self.hidden**0.5
         if "std_bias" in self:
             pooled = (pooled - self.std_bias) * self.std_scale
@@ -226,8 +216,8 @@ class Gemma4Tower(Tower):
 
 
 class Gemma4UnifiedTower(Tower):
-    """The tower of 12B, in which each patch is embedded by itself: norms and two projections. `patches`
-    [count, 48 * 48 * 3] are row-major, each y, x, channel, and a soft token.
+    """The tower of 12B, in which each patch is embedded by itself: norms and two projections. `patches` [count, 48 * 48
+    * 3] are row-major, each y, x, channel, and a soft token.
 
     Source: huggingface/transformers, models/gemma4_unified.
     """

@@ -5,6 +5,7 @@ Source: huggingface/transformers, models/gemma4 and gemma4_unified; docs/interna
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import mlx.core as mx
 from mlx.nn.layers.activations import silu, softplus
@@ -20,9 +21,9 @@ from runner.media.towers.tower import SoundTower, Steps, TowerLayer, in_pieces, 
 from runner.model.fields import Config, expect, positive, section, size, small_count
 
 _EPS = 1e-6
-"""Of the norms that do not take the config's."""
+"""The epsilon of norms that do not take the config's."""
 _UNSEEN = -1e9
-"""The score of a key that a row does not see."""
+"""The score of a hidden key."""
 _STRIDE = 2
 _KERNEL = 3
 
@@ -30,7 +31,7 @@ OfRows = Callable[[slice], mx.array]
 
 
 class Conv(TowerLayer):
-    """The weight of a convolution, [outputs, ..., inputs]; computed by its owner."""
+    """The weight of a convolution, [outputs, ..., inputs]."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class Subsampling(TowerLayer):
 
 
 def halved(count: int) -> int:
-    """Returns how many rows or bins a convolution makes of so many."""
+    """Returns the number of rows or bins after a convolution."""
     return (count + 1) // _STRIDE
 
 
@@ -77,12 +78,11 @@ class Beginning(TowerLayer):
         x = yield from self.layer0.steps(spectra[..., None], piece_bytes)
         yield x  # the largest of all
         x = yield from self.layer1.steps(x, piece_bytes)
-        found: mx.array = self.input_proj_linear(x.flatten(1))
-        return found
+        return self.input_proj_linear(x.flatten(1))
 
 
 class ConformerFeedForward(TowerLayer):
-    """Two linears, half of whose result is added."""
+    """Two linears, whose result is added with a weight."""
 
     def __init__(self, hidden: int, weight: float, limit: float) -> None:
         super().__init__()
@@ -95,26 +95,21 @@ class ConformerFeedForward(TowerLayer):
 
     def __call__(self, x: mx.array) -> mx.array:
         inner = self.ffw_layer_2(silu(self.ffw_layer_1(self.pre_layer_norm(mx.clip(x, -self.limit, self.limit)))))
-        added: mx.array = self.post_layer_norm(mx.clip(inner, -self.limit, self.limit)) * self.share
-        return x + added
+        return x + cast("mx.array", self.post_layer_norm(mx.clip(inner, -self.limit, self.limit)) * self.share)
 
 
 class ConformerAttention(TowerLayer):
     """Attention of blocks of rows to themselves and to rows near them, by content and by distance, in float32."""
 
     def __init__(self, hidden: int, heads: int, block: int, past: int, future: int, cap: float) -> None:
-        """A row sees those less than `past` rows before it, and less than `future` rows behind it."""
+        """A row sees rows less than `past` before it and less than `future` after it."""
         super().__init__()
-        self.heads = heads
-        self.head = hidden // heads
-        self.block = block
-        self.past = past
-        self.future = future
+        self.heads, self.head = heads, hidden // heads
+        self.block, self.past, self.future = block, past, future
         self.cap = cap
-        self.q_proj = ClampedLinear(hidden, hidden, clamped=True)
-        self.k_proj = ClampedLinear(hidden, hidden, clamped=True)
-        self.v_proj = ClampedLinear(hidden, hidden, clamped=True)
-        self.post = ClampedLinear(hidden, hidden, clamped=True)
+        self.q_proj, self.k_proj, self.v_proj, self.post = (
+            ClampedLinear(hidden, hidden, clamped=True) for _ in range(4)
+        )
         self.relative_k_proj = Linear(hidden, hidden, bias=False)
         self.per_dim_scale = mx.zeros((self.head,))
 
@@ -142,7 +137,7 @@ class ConformerAttention(TowerLayer):
         return found.reshape(-1, self.heads, self.head).transpose(1, 2, 0)
 
     def attend(self, parts: mx.array, distances: mx.array, piece_bytes: int) -> Steps:
-        """Computes [count, hidden] in float32 of `parts`, as `projected` returns them."""
+        """Computes [count, hidden] in float32 of `parts` from `projected`."""
         count = parts.shape[0]
         blocks = -(-count // self.block)
         spare = blocks * self.block - count
@@ -170,12 +165,12 @@ class ConformerAttention(TowerLayer):
 
     @property
     def block_bytes(self) -> int:
-        """The bytes of what is computed for a block at once: its keys and values, and scores."""
+        """The bytes of a block's keys, values and scores."""
         return 4 * self.heads * self.context * (2 * self.head + 4 * self.block)
 
     def _shifted(self, scores: mx.array) -> mx.array:
-        """Returns the scores of distances [blocks, heads, block, distances] as those of the block's keys: each row one
-        place further than the row before it."""
+        """Turns scores of distances [blocks, heads, block, distances] into scores of the block's keys: shifts each row
+        by one place more than the row before it."""
         number, heads, block, count = scores.shape
         wide = mx.pad(scores, [(0, 0), (0, 0), (0, 0), (0, self.context + 1 - count)]).flatten(2)
         return wide[..., : block * self.context].reshape(number, heads, block, self.context)
@@ -199,10 +194,9 @@ class LightConv(TowerLayer):
         return first * mx.sigmoid(second)
 
     def convolved(self, gated: mx.array) -> mx.array:
-        """Returns what is added to the rows behind the first `kernel - 1` of `gated`."""
+        """Returns the sums for the rows after the first `kernel - 1` of `gated`."""
         x = mx.conv1d(gated[None], self.depthwise_conv1d.weight, groups=gated.shape[-1])[0]
-        found: mx.array = self.linear_end(silu(self.conv_norm(mx.clip(x, -self.limit, self.limit))))
-        return found
+        return self.linear_end(silu(self.conv_norm(mx.clip(x, -self.limit, self.limit))))
 
 
 class ConformerLayer(TowerLayer):
@@ -243,12 +237,10 @@ class ConformerLayer(TowerLayer):
         return mx.clip(x, -self.limit, self.limit)
 
     def _added(self, x: mx.array, seen: mx.array) -> mx.array:
-        added: mx.array = self.norm_post_attn(self._clipped(self.self_attn.post(seen.astype(x.dtype))))
-        return x + added
+        return x + cast("mx.array", self.norm_post_attn(self._clipped(self.self_attn.post(seen.astype(x.dtype)))))
 
     def _ended(self, x: mx.array, gated: mx.array) -> mx.array:
-        found: mx.array = self.norm_out(self._clipped(self.feed_forward2(self.lconv1d.convolved(gated) + x)))
-        return found
+        return cast("mx.array", self.norm_out(self._clipped(self.feed_forward2(self.lconv1d.convolved(gated) + x))))
 
 
 _LINEARS = r"(?:ffw_layer_[12]|[qkv]_proj|post|linear_start|linear_end)"
@@ -256,7 +248,7 @@ _FIRST = "subsample_conv_projection.layer0.conv.weight"
 
 
 class Gemma4SoundTower(SoundTower):
-    """The conformer of e2b and e4b. `rows` are spectra [count, 128]; four of them are a soft token."""
+    """The conformer of e2b and e4b. `rows` are spectra [count, 128]; four of them become a soft token."""
 
     family = Gemma4Sound
     absent = "config declares a gemma4_audio tower but audio_tower weights are missing from the manifest"
@@ -301,10 +293,8 @@ class Gemma4SoundTower(SoundTower):
         self.embedding_projection = Linear(output, self.width, bias=False)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Each linear has four bounds or none. Convolutions may have their inputs before or behind the kernel.
-
-        Raises ModelError for a linear that has some.
-        """
+        """Moves the inputs of convolutions behind the kernel. Raises ModelError for a linear with only some of its four
+        bounds."""
         bounds = bounds_of(weights, "weight {linear} has a partial clamp set")
         if _FIRST in weights:  # these are the dense tensors, so the bounds are among them
             free_but(bounds, self)
@@ -344,7 +334,7 @@ class Gemma4SoundTower(SoundTower):
 
 
 class Gemma4UnifiedSoundTower(SoundTower):
-    """The projection of 12B. `rows` are samples [count, samples of a token], and a soft token each."""
+    """The projection of 12B. `rows` are samples [count, samples of a token]; each becomes a soft token."""
 
     family = Gemma4UnifiedSound
     absent = "config declares a gemma4_unified_audio embedder but embed_audio weights are missing from the manifest"

@@ -21,7 +21,7 @@ _THETA = 10_000.0
 
 
 class GlimmerSizes(NamedTuple):
-    """The numbers of a tower. `interleaved`: the two of a rotary pair lie beside each other, not half a head apart."""
+    """The numbers of a tower. `interleaved`: the numbers of a rotary pair are neighbours, not half a head apart."""
 
     hidden: int
     inner: int
@@ -72,7 +72,7 @@ def _published(config: Config) -> GlimmerSizes:
 
 
 def _original(config: Config) -> GlimmerSizes:
-    """Reads Meta's own form: one object, rotary pairs beside each other, kinds of layers by a period."""
+    """Reads Meta's own form: one object, neighbours as rotary pairs, kinds of layers by a period."""
     hidden = size(config, "vision_latent_dim")
     return GlimmerSizes(
         hidden=hidden,
@@ -92,12 +92,12 @@ def _original(config: Config) -> GlimmerSizes:
 
 
 def _kinds(layers: int, period: int) -> tuple[str, ...]:
-    """Full attention in every layer whose number is a multiple of `period`, and in the last."""
+    """Returns full attention for every layer whose number is a multiple of `period`, and for the last."""
     return tuple(FULL if number % period == 0 or number == layers else WINDOW for number in range(1, layers + 1))
 
 
 class GlimmerEmbedder(TowerLayer):
-    """Pixels and positions to rows. The table of positions is stretched over the picture."""
+    """Pixels and positions to rows."""
 
     def __init__(self, sizes: GlimmerSizes) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class GlimmerEmbedder(TowerLayer):
 
     def __call__(self, patches: mx.array, grid: Grid, dtype: mx.Dtype) -> mx.array:
         pixels = (patches.astype(mx.float32) / 127.5 - 1).astype(dtype)
-        # A picture is a film of equal frames. Adding up the weight's columns instead is not possible if it is packed.
+        # A picture is a film of equal frames. Columns of a packed weight cannot be added up instead.
         rows = self.patch_embedding(mx.tile(pixels, (1, self.copies)))
         table = self.position_embedding_table(mx.arange(self.table.patches))
         return rows + stretched_table(table, self.table, grid).astype(dtype)
@@ -117,8 +117,9 @@ class GlimmerEmbedder(TowerLayer):
 def stretched_table(table: mx.array, sides: Grid, grid: Grid) -> mx.array:
     """Returns float32 [patches, width]: the table [sides.patches, width], stretched over the grid.
 
-    Bilinear between the centres of cells, with zeros around the table. Rows of the grid are rows of the table, also
-    where it is not square: Meta's first code and Ollama's runner mix the directions up (pytorch/torchtitan#4244).
+    Interpolates between the centres of cells, with zeros around the table. Rows of the grid are rows of the table:
+    Meta's first code and Ollama's runner exchange the directions of a table that is not square
+    (pytorch/torchtitan#4244).
     """
     rows, columns = (
         (place + 0.5) * (side / count) - 0.5 for place, side, count in zip(grid.places(), sides, grid, strict=True)
@@ -141,9 +142,8 @@ class Adapter(TowerLayer):
 class GlimmerTower(Tower):
     """A transformer over 14 px patches. `patches` [count, 3 * 14 * 14] are row-major, each channel, y, x.
 
-    A soft token is made of 2 x 2 patches, so a grid's rows and columns are even. The features come without the norm
-    that follows in the reference, because mlx-lm's class norms what it takes for embeddings. Source:
-    huggingface/transformers, models/muse_glimmer.
+    2 x 2 patches become a soft token, so a grid's rows and columns are even. The norm that follows in the reference is
+    left to mlx-lm's class, which norms all embeddings. Source: huggingface/transformers, models/muse_glimmer.
     """
 
     family = Glimmer
@@ -186,14 +186,10 @@ class GlimmerTower(Tower):
             segments = [slice(None)] if kind == FULL else windows
             x = yield from layer.steps(x, self.piece_bytes, turn, segments)
             yield x
-        merged = self._merged(self.ln_post(x[mx.argsort(order)]), grid)
+        merge, x = self.sizes.merge, self.ln_post(x[mx.argsort(order)])
+        squares = x.reshape(grid.rows // merge, merge, grid.columns // merge, merge, self.sizes.hidden)
+        merged = squares.transpose(0, 2, 4, 1, 3).reshape(-1, self.sizes.output)  # [soft tokens, hidden * merge^2]
         yield self.vision_projection(self.vision_adapter(merged))
-
-    def _merged(self, x: mx.array, grid: Grid) -> mx.array:
-        """Lays squares of patches into one row each: [patches, hidden] to [soft tokens, hidden * merge^2]."""
-        merge = self.sizes.merge
-        blocks = x.reshape(grid.rows // merge, merge, grid.columns // merge, merge, self.sizes.hidden)
-        return blocks.transpose(0, 2, 4, 1, 3).reshape(-1, self.sizes.output)
 
     def encode_bytes(self, grid: Grid) -> int:
         sizes, itemsize = self.sizes, work_bytes(self.ln_pre.weight.dtype)
@@ -202,8 +198,8 @@ class GlimmerTower(Tower):
 
 
 def _windows(grid: Grid, side: Grid) -> tuple[mx.array, list[slice]]:
-    """Cuts a grid into windows of at most `side` patches: the order that lays them out one after the other, and where
-    each of them is then."""
+    """Cuts a grid into windows of at most `side` patches. Returns the order of patches window by window, and the place
+    of each window in it."""
     cells = mx.arange(grid.patches).reshape(grid)
     parts = [
         cells[top : top + side.rows, left : left + side.columns].flatten()

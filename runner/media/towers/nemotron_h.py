@@ -26,7 +26,7 @@ _CLIP = {"norm_mean": (0.48145466, 0.4578275, 0.40821073), "norm_std": (0.268629
 
 
 class NemotronTower(Tower):
-    """Takes patches in rows of the picture; each is channel, y, x. The projector's output is the text model's width."""
+    """A transformer over 16 px patches, and a projector. Patches are row-major, each channel, y, x."""
 
     family = NemotronH
     names = (
@@ -64,7 +64,7 @@ class NemotronTower(Tower):
         self.fc2 = Linear(projected, self.width, bias=False)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Takes the numbers of class tokens and positions, and whether there is a last norm, from the tensors."""
+        """Takes the numbers of class tokens and positions, and the existence of a last norm, from the tensors."""
         width = self.projector_norm.weight.size // _MERGE**2
         tokens, positions = weights.get("class_tokens"), weights.get("positions")
         if tokens is not None and tokens.ndim == 2:

@@ -30,12 +30,12 @@ class _Merger(TowerLayer):
         self.fc2 = Linear(joined, out)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Maps rows [count, width], a block of patches after the other, to [blocks, out]."""
+        """Maps rows [count, width] in the order of blocks to [blocks, out]."""
         return self.fc2(gelu(self.fc1(self.norm(x).reshape(-1, self.fc1.bias.size))))
 
 
 class Qwen35Tower(Tower):
-    """Takes patches in the order of merge blocks; each row is channel, y, x, without its second copy in time."""
+    """A transformer over patches in the order of merge blocks, each channel, y, x, without the second copy in time."""
 
     family = Qwen35
     names = (
@@ -68,7 +68,7 @@ class Qwen35Tower(Tower):
         self.merger = _Merger(width, self.merge**2 * width, out)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Makes the convolution over two equal pictures one matrix over the values of one. Takes the width inside the
+        """Turns the convolution over two equal pictures into one matrix for one picture. Takes the width inside the
         feed-forward networks from the tensors, as Ollama's runner does."""
         inner = weights.get("blocks.0.mlp.fc1.bias")
         if inner is not None:

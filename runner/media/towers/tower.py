@@ -1,8 +1,7 @@
-"""The interface of all towers, and what their encoders share: computing in pieces.
+"""The interface of all towers, and computing in pieces.
 
-A tower turns the patches of one picture, or the rows of one sound, into rows that stand in a text model's prompt. It
-computes in pieces bounded by `MediaTower.piece_bytes`, so that other work can be done in between, and yields after
-each.
+A tower turns the patches of one picture, or the rows of one sound, into rows of a text model's prompt. It computes in
+pieces bounded by `MediaTower.piece_bytes` and yields after each, so that other work can be done in between.
 """
 
 import re
@@ -17,18 +16,18 @@ from runner.media.families import PictureFamily, SoundFamily
 from runner.model.fields import Config, section, size
 
 Steps = Generator[mx.array, None, mx.array]
-"""Yields lazy arrays to evaluate one after the other, and returns the result; used with `yield from`."""
+"""Yields lazy arrays to evaluate one after the other, and returns the result."""
 
 _SCORE_BYTES = 4
-"""Of one attention score: MLX's CPU backend makes them in the type of the queries, float32 at most."""
+"""The most bytes of an attention score: MLX's CPU backend makes scores in the type of the queries."""
 _PIECE_BYTES = {mx.cpu: 8 << 20, mx.gpu: 64 << 20}
 """A CPU takes about 50 ms for 8 MiB of scores, and is no faster with more of them at once."""
 _FUSED_WIDTHS = (64, 80, 128)
-"""Widths of a head for which GPUs have a kernel that keeps no scores."""
+"""Widths of a head for which GPUs have a kernel that holds no scores in memory."""
 
 
 class Grid(NamedTuple):
-    """The patches of one picture as the tower sees them."""
+    """The patches of one picture."""
 
     rows: int
     columns: int
@@ -44,46 +43,44 @@ class Grid(NamedTuple):
 
 
 class TowerLayer(Module):
-    """A module of a tower."""
+    """A module of a tower, with a typed `__init__`."""
 
     def __init__(self) -> None:
-        Module.__init__(self)  # MLX's is not typed
+        Module.__init__(self)
 
 
 class MediaTower(TowerLayer):
     """One family's encoder of one kind of media. Owner: the engine thread, like every array."""
 
     names: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """(pattern, replacement) for tensor names. The first pattern that matches the beginning of a name makes the name of
-    a parameter of it: the match is replaced, the rest stays. Names that match none are not the tower's."""
+    """(pattern, replacement) for the beginnings of tensor names: the first pattern that matches turns a name into that
+    of a parameter. A name that matches none is not the tower's."""
     piece_bytes: int
-    """Bound for attention scores, and for the widest rows of a layer, that are computed at once."""
+    """The most bytes of attention scores, or of the widest rows of a layer, that are computed at once."""
     width: int
-    """Of its output: the width of the text model."""
+    """The width of its output and of the text model."""
 
     def __init__(self, config: Config) -> None:
-        """Makes the tower that a whole `config.json` describes, its parameters still random and lazy.
-
-        Raises ModelError for a description that cannot be meant.
-        """
+        """Makes the tower that a whole `config.json` describes, with random, lazy parameters. Raises ModelError for
+        nonsense."""
         super().__init__()
         self.piece_bytes = _PIECE_BYTES[mx.default_device().type]
         self.width = size(section(config, "text_config") or section(config, "llm_config") or config, "hidden_size")
 
     @classmethod
     def parameter_name(cls, name: str) -> str | None:
-        """Returns the parameter that the tensor `name` of a checkpoint becomes; None if it is not the tower's."""
+        """Returns the parameter for the tensor `name` of a checkpoint; None if it is not the tower's."""
         for pattern, replacement in cls.names:
             if match := re.match(pattern, name):
                 return match.expand(replacement) + name[match.end() :]
         return None
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Returns the weights under the names and in the shapes of this module's parameters.
+        """Returns the weights under the names and in the shapes of this module's parameters. May change the module to
+        fit the shapes.
 
-        They come under the names that `names` gives, as arrays or placeholders. Of packed tensors, words, scales and
-        biases pass separately under the name of the weight: rename or drop them, compute with dense ones only. May
-        change the module to fit the shapes it finds.
+        The weights have the names that `names` gives, and are arrays or placeholders. Words, scales and biases of
+        packed tensors pass separately under the name of the weight: rename or drop them, compute with dense ones only.
         """
         return weights
 
@@ -92,14 +89,13 @@ class Tower(MediaTower):
     """One family's encoder of pictures."""
 
     family: ClassVar[type[PictureFamily]]
-    """The preparation of its pictures."""
 
     @abstractmethod
     def encode(self, patches: mx.array, grid: Grid) -> Iterator[mx.array]:
         """Yields lazy arrays to be evaluated in turn; the last one is the features [soft tokens, width].
 
-        `patches` is uint8 [count, values], in the family's order. The features are as the text model expects them,
-        before anything that its class does after the embedding table.
+        `patches` is uint8 [count, values], in the family's order. The features stand in the place of rows of the text
+        model's embedding table.
         """
 
     @abstractmethod
@@ -111,16 +107,15 @@ class SoundTower(MediaTower):
     """One family's encoder of sounds."""
 
     family: ClassVar[type[SoundFamily]]
-    """The preparation of its sounds."""
     absent: ClassVar[str]
-    """The fault of a model whose config.json describes it, and that has none of its tensors: Ollama's words."""
+    """The fault of a model with its description but none of its tensors, in Ollama's words."""
 
     @abstractmethod
     def encode(self, rows: mx.array, lengths: Sequence[int]) -> Iterator[mx.array]:
         """Yields lazy arrays to be evaluated in turn; the last one is the features [soft tokens, width], of all pieces.
 
-        `rows` is float32 [count, values], of one piece behind the other; `lengths` are those of the pieces, each of
-        which is heard by itself.
+        `rows` is float32 [count, values], piece after piece; `lengths` are the rows of each piece. Each piece is heard
+        by itself.
         """
 
     @abstractmethod
@@ -131,11 +126,8 @@ class SoundTower(MediaTower):
 def in_pieces(
     function: Callable[[slice], mx.array], count: int, row_bytes: int, piece_bytes: int, axis: int = 0
 ) -> Steps:
-    """Joins along `axis` what `function` returns for pieces of `count` rows, of at most `piece_bytes` and at least one
-    row. No row may depend on another one.
-
-    `row_bytes` are those of the widest array that it makes of a row.
-    """
+    """Joins along `axis` the results of `function` for pieces of `count` rows, of at most `piece_bytes` and at least
+    one row. No row may depend on another one. `row_bytes` is the size of the widest array that it makes of a row."""
     parts: list[mx.array] = []
     rows = max(1, piece_bytes // max(1, row_bytes))
     for start in range(0, count, rows):
@@ -146,10 +138,8 @@ def in_pieces(
 
 
 def attend_in_pieces(queries: mx.array, keys: mx.array, values: mx.array, scale: float, piece_bytes: int) -> Steps:
-    """Computes attention of `queries` [1, heads, Q, d] over `keys` and `values` [1, heads, K, d] in blocks of queries.
-
-    Returns [1, heads, Q, d].
-    """
+    """Computes attention [1, heads, Q, d] of `queries` [1, heads, Q, d] over `keys` and `values` [1, heads, K, d], in
+    blocks of queries."""
     _, heads, count, width = queries.shape
     fused = next((each for each in _FUSED_WIDTHS if each >= width), width)
     if fused != width and mx.default_device() != mx.Device(mx.cpu):
@@ -167,11 +157,11 @@ def attend_in_pieces(queries: mx.array, keys: mx.array, values: mx.array, scale:
 
 
 def work_bytes(dtype: mx.Dtype) -> int:
-    """Returns the bytes of a number of that type while it is computed with; MLX's CPU backend widens 16-bit ones."""
+    """Returns the bytes of a number of that type during computation: MLX's CPU backend widens 16 bits."""
     return 4 if mx.default_device() == mx.Device(mx.cpu) else dtype.size
 
 
 def embedding_bytes(count: int, values: int, row_bytes: int) -> int:
-    """Returns the most bytes that embedding `count` patches of `values` pixels takes, as measured with MLX's CPU
-    backend: float32 copies, then rows."""
+    """Returns the most bytes that embedding `count` patches of `values` numbers takes, as measured with MLX's CPU
+    backend."""
     return count * (values * (1 + 5 * 4) + 6 * row_bytes)

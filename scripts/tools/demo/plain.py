@@ -19,9 +19,9 @@ import runner.process.lean_mlx_lm  # noqa: F401  makes mlx_lm.models importable 
 from runner.media.families import Qwen35
 from runner.media.forward import FeatureRows, MediaForward
 from runner.media.header import read_picture_header
-from runner.media.picture import decode
+from runner.media.picture import decode_picture
 from runner.media.prompt import Item, Marker, MediaPrompt, Picture, split_markers
-from runner.media.sound import decode as decode_sound
+from runner.media.sound import decode_sound
 from runner.media.sound_header import read_sound_header
 from runner.media.towers import Grid
 from runner.media.towers.gemma4 import free_but
@@ -203,7 +203,11 @@ class Viewer:
             if isinstance(part, Marker):
                 header = read_picture_header(pictures[part.id])
                 geometry = self._model.family.geometry(header.width, header.height)
-                parts += [[start], Picture(pictures[part.id], header, geometry, -1 - part.id), [stop]]
+                parts += [
+                    [start],
+                    Picture(data=pictures[part.id], header=header, geometry=geometry, name=-1 - part.id),
+                    [stop],
+                ]
             else:
                 parts.append(self._tokenizer.encode(part, add_special_tokens=False).ids)
         return MediaPrompt(parts, soft, mrope=True)
@@ -212,7 +216,7 @@ class Viewer:
         assert isinstance(picture, Picture)
         if picture.data not in self._features:
             geometry = picture.geometry
-            pixels = np.asarray(decode(picture.data, picture.header, geometry.width, geometry.height))
+            pixels = np.asarray(decode_picture(picture.data, picture.header, geometry.width, geometry.height))
             patches = mx.array(self._model.family.patches(pixels, geometry))
             *_, self._features[picture.data] = self._model.tower.encode(patches, Grid(geometry.rows, geometry.columns))
             mx.eval(self._features[picture.data])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from runner.media.families import Gemma4
-from runner.media.rows import FamilyPictures
+from runner.media.row_store import FamilyPictures
 from tests.lib.seeing import END, NAMES, SOFT, START
 from tests.lib.seeing_engine import SeeingEngine, picture
 from tests.unit.media.pictures import spans
@@ -89,7 +89,7 @@ def test_a_cancelled_prompt_is_resumed_where_it_stands(name: str) -> None:
 def test_the_same_file_under_another_budget_shares_nothing_of_it(cache: str) -> None:
     """Two preparations over one cache, one store of pixels, one tower: what a model's files say may change."""
     engine = SeeingEngine("gemma4-seeing", cache=cache)
-    larger = FamilyPictures(Gemma4(budgets=(40,)), START, SOFT, END)
+    larger = FamilyPictures(Gemma4(budget=40), START, SOFT, END)
     small, large = engine.support, replace(engine.support, pictures=larger)
     prompt = "what is [img-0] here?"
     for support, encoded in ((small, 1), (large, 2), (small, 2), (large, 2)):

@@ -57,14 +57,7 @@ def compute(
 
 
 def piece(
-    model: Seeing,
-    ids: Sequence[int],
-    parts: Parts,
-    start: int,
-    stop: int,
-    layers: list[object],
-    *,
-    channels: bool,
+    model: Seeing, ids: Sequence[int], parts: Parts, start: int, stop: int, layers: list[object], *, channels: bool
 ) -> mx.array:
     rows = []
     for place in places_of(parts):
@@ -76,6 +69,10 @@ def piece(
     logits = model.forward()(ids[start:stop], layers, rows, channel, model.loaded.logits)
     mx.eval(logits)
     return logits
+
+
+def rows_of(parts: Parts) -> list[FeatureRows]:
+    return [FeatureRows(place.start, place.stop, place.shown.features()) for place in places_of(parts)]
 
 
 def cuts_of(name: str, parts: Parts) -> list[list[int]]:
@@ -113,7 +110,7 @@ def test_a_picture_matters_and_so_does_all_that_is_made_of_it(name: str) -> None
     other = [part._replace(seed=9) if isinstance(part, Shown) else part for part in parts]
     assert away(compute(name, other, [length])[-1], right) > MATTERS
     model = seeing(name)
-    rows = [FeatureRows(place.start, place.stop, place.shown.features()) for place in places_of(parts)]
+    rows = rows_of(parts)
     ids = tokens_of(parts)
     if name in MROPE:
         plain = model.forward()(ids, model.loaded.make_layers(), rows, None, model.loaded.logits)[0, -1]
@@ -155,7 +152,7 @@ def test_nothing_stays_behind_in_the_model(name: str) -> None:
                 raise MemoryError("on purpose")
             return model.loaded.logits(tokens, layers)
 
-        rows = [FeatureRows(place.start, place.stop, place.shown.features()) for place in places_of(parts)]
+        rows = rows_of(parts)
         positions = [list(each) for each in zip(*walk(parts), strict=True)] if name in MROPE else None
         layers = model.loaded.make_layers()
         if broken:

@@ -13,7 +13,7 @@ from PIL import Image
 from runner.media import picture, sound
 from runner.media.decode_process import DecodeProcess
 from runner.media.geometry import Alpha, Geometry, Pixels
-from runner.media.header import Header, read_picture_header
+from runner.media.header import PictureHeader, read_picture_header
 from runner.media.prompt import MediaPrompt, Span
 from runner.media.sound_header import SoundHeader
 
@@ -69,9 +69,9 @@ def in_form(name: str, image: Image.Image) -> bytes:
     return encoded(image, FORMS[name].pillow, **FORMS[name].options)
 
 
-def decode(data: bytes, header: Header, width: int, height: int, alpha: Alpha = "drop") -> Pixels:
+def decode(data: bytes, header: PictureHeader, width: int, height: int, alpha: Alpha = "drop") -> Pixels:
     """The pixels of a picture at some size."""
-    return np.array(picture.decode(data, header, width, height, alpha))
+    return np.array(picture.decode_picture(data, header, width, height, alpha))
 
 
 def spans(request: "Request") -> Sequence[Span]:
@@ -82,13 +82,15 @@ def spans(request: "Request") -> Sequence[Span]:
 class Here(DecodeProcess):
     """Decodes in this process."""
 
-    def decode(self, data: bytes, header: Header, geometry: Geometry, alpha: Alpha, left: Callable[[], bool]) -> bytes:
-        return picture.decode(data, header, geometry.width, geometry.height, alpha).tobytes()
+    def decode_picture(
+        self, data: bytes, header: PictureHeader, geometry: Geometry, alpha: Alpha, left: Callable[[], bool]
+    ) -> bytes:
+        return picture.decode_picture(data, header, geometry.width, geometry.height, alpha).tobytes()
 
     def decode_sound(
         self, data: bytes, header: SoundHeader, frame_samples: int, left: Callable[[], bool]
     ) -> tuple[list[int], bytes]:
-        lengths, rows = sound.decode(data[header.start : header.stop], header, frame_samples)
+        lengths, rows = sound.decode_sound(data[header.start : header.stop], header, frame_samples)
         return lengths, rows.tobytes()
 
 

@@ -22,10 +22,6 @@ Config = Mapping[str, object]
 CLASSES: tuple[type[PictureFamily], ...] = (Qwen35, Glimmer, Gemma4, Gemma4Unified, NemotronH)
 
 
-def gemma(budget: int) -> Gemma4:
-    return Gemma4(budgets=(budget,))
-
-
 @pytest.mark.parametrize("family", CLASSES)
 def test_an_empty_config_stands_for_the_defaults(family: type[PictureFamily]) -> None:
     assert family.from_config({"vision_config": {}}, {}) == family()
@@ -37,9 +33,9 @@ def test_an_empty_config_stands_for_the_defaults(family: type[PictureFamily]) ->
     [
         ({"vision_config": {"patch_size": 14, "spatial_merge_size": 4}}, {"patch_size": 9}, Qwen35(14, 4)),
         ({"vision_patch_size": 12, "vision_downsample_factor": 4}, {}, Glimmer(12, 4)),
-        ({"vision_soft_tokens_per_image": 560, "vision_config": {"default_output_length": 70}}, {}, gemma(560)),
-        ({"vision_config": {"default_output_length": 140}}, {"max_soft_tokens": 70}, gemma(140)),
-        ({}, {"max_soft_tokens": 70}, gemma(70)),
+        ({"vision_soft_tokens_per_image": 560, "vision_config": {"default_output_length": 70}}, {}, Gemma4(budget=560)),
+        ({"vision_config": {"default_output_length": 140}}, {"max_soft_tokens": 70}, Gemma4(budget=140)),
+        ({}, {"max_soft_tokens": 70}, Gemma4(budget=70)),
         ({"text_config": {"use_bidirectional_attention": "vision"}}, {}, Gemma4(bidirectional=True)),
         ({"use_bidirectional_attention": "vision"}, {}, Gemma4(bidirectional=True)),
         ({"text_config": {"use_bidirectional_attention": "all"}}, {}, Gemma4(bidirectional=False)),

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import BytesIO
 
 import numpy as np
@@ -37,7 +38,7 @@ class Watched(DecodeProcess):
         self.processes.append(self._child.process)
 
     def pixels(self, data: bytes, left: Callable[[], bool] = bool) -> bytes:
-        return self.decode(data, read_picture_header(data), SIZE, "drop", left)
+        return self.decode_picture(data, read_picture_header(data), SIZE, "drop", left)
 
     def rows(self, data: bytes, frame_samples: int = 0, left: Callable[[], bool] = bool) -> tuple[list[int], bytes]:
         return self.decode_sound(data, read_sound_header(data), frame_samples, left)
@@ -53,26 +54,36 @@ def process() -> Iterator[Watched]:
 
 
 PICTURE = in_form("jpeg", smooth(200, 120))
+HERE = decode(PICTURE, read_picture_header(PICTURE), 64, 32).tobytes()
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the memory of a process")
 
 
-def test_one_process_decodes_all_pictures_as_this_one_would(process: Watched) -> None:
+def test_one_process_decodes_all_media_as_this_one_would(process: Watched) -> None:
     for form in FORMS:
         data = in_form(form, smooth(200, 120))
         assert process.pixels(data) == decode(data, read_picture_header(data), 64, 32).tobytes()
         with pytest.raises(MediaError, match=r"^decode image: "):
             process.pixels(data[: len(data) * 2 // 3])
+    for data in (wav(noise(5000)), wav(noise(40_000).reshape(-1, 2), 44_100, 24), wav(speech(31), bits=8)):
+        for frame_samples in (0, 640):
+            assert process.rows(data, frame_samples) == rows_here(data, frame_samples)
+            assert process.pixels(PICTURE) == HERE
+    with pytest.raises(MediaError, match="a sample is not a finite number"):
+        process.rows(wav(noise(5000) * np.float32(np.nan), form=FLOAT, bits=32))
     assert len(process.processes) == 1
 
 
-def test_it_ends_with_its_client_and_the_next_picture_has_another(process: Watched) -> None:
+@pytest.mark.parametrize("medium", ["image", "audio"])
+def test_it_ends_with_its_client_and_the_next_one_has_another(medium: str, process: Watched) -> None:
     process.pixels(PICTURE)
     first = process.processes[0]
     os.kill(first.pid, signal.SIGSTOP)  # as if it never came to an end
     answers = iter([False, False, True])
-    with pytest.raises(MediaError, match="the client has left"):
-        process.pixels(PICTURE, lambda: next(answers))
+    decode = partial(process.pixels, PICTURE) if medium == "image" else partial(process.rows, wav(noise(5000)))
+    with pytest.raises(MediaError, match=rf"^decode {medium}: the client has left$"):
+        decode(left=lambda: next(answers))
     assert first.returncode == -signal.SIGKILL
-    assert process.pixels(PICTURE) == decode(PICTURE, read_picture_header(PICTURE), 64, 32).tobytes()
+    assert process.pixels(PICTURE) == HERE
     assert len(process.processes) == 2
 
 
@@ -95,7 +106,7 @@ def test_a_process_that_was_stopped_holds_up_nothing(process: Watched, monkeypat
                 process.pixels(large, left)
         assert process.processes[-1].returncode == -signal.SIGKILL
     assert looks == 1 + 1401, "twenty a second: 70.05 s"
-    assert process.pixels(large) == decode(PICTURE, read_picture_header(PICTURE), 64, 32).tobytes()
+    assert process.pixels(large) == HERE
     assert len(process.processes) == 3
 
 
@@ -105,7 +116,7 @@ def test_a_client_that_has_left_before_costs_no_process(process: Watched) -> Non
     assert process.processes == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the memory of a process")
+@LINUX
 def test_it_gets_the_memory_that_a_picture_of_its_size_takes(process: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     large = png_of_size(9000, 2000)
     assert len(process.pixels(large)) == 64 * 32 * 3
@@ -116,17 +127,20 @@ def test_it_gets_the_memory_that_a_picture_of_its_size_takes(process: Watched, m
     assert len(process.pixels(large)) == 64 * 32 * 3
 
 
-def test_it_gets_the_processor_time_that_a_picture_of_its_size_takes(
+def test_it_gets_the_processor_time_that_a_medium_of_its_size_takes(
     process: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode_process, "_LEAST_S", 0.001)
     monkeypatch.setattr(decode_process, "_MEGAPIXEL_S", 0)
+    monkeypatch.setattr(decode_process, "_MEGASAMPLE_S", 0)
     with pytest.raises(MediaError, match="takes more memory or time than a "):
         process.pixels(png_of_size(9000, 9000))
     assert process.processes[0].returncode is not None
+    with pytest.raises(MediaError, match="takes more memory or time than a "):
+        process.rows(wav(noise(600 * 8000), 8000, 8))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the memory of a process")
+@LINUX
 @pytest.mark.parametrize("first", ["picture", "sound"])
 def test_what_is_loaded_with_the_first_medium_counts_towards_its_limit_of_nothing(
     first: str, process: Watched, monkeypatch: pytest.MonkeyPatch
@@ -141,7 +155,7 @@ def test_what_is_loaded_with_the_first_medium_counts_towards_its_limit_of_nothin
     assert len(process.processes) == 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the memory of a process")
+@LINUX
 def test_the_memory_that_is_counted_is_enough(process: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_process, "_SPARE_BYTES", 16 << 20)  # what libraries take for a picture of any size
     image = smooth(2400, 1500, "RGBA")
@@ -149,7 +163,7 @@ def test_the_memory_that_is_counted_is_enough(process: Watched, monkeypatch: pyt
     for form in ("png", "jpeg-progressive", "gif", "webp", "avif"):
         data = in_form(form, image if form in ("png", "webp", "avif") else image.convert("RGB"))
         turned = read_picture_header(data)._replace(width=1500, height=2400, orientation=6)
-        assert process.decode(data, turned, grid(2048, 1024, 16, 2), "black", bool)
+        assert process.decode_picture(data, turned, grid(2048, 1024, 16, 2), "black", bool)
     assert len(process.processes) == 1
 
 
@@ -162,35 +176,13 @@ def test_no_process_outlives_its_owner() -> None:
     assert not close.alive
 
 
-# --- sounds
-
-
 def rows_here(data: bytes, frame_samples: int = 0) -> tuple[list[int], bytes]:
     header = read_sound_header(data)
-    lengths, rows = sound.decode(data[header.start : header.stop], header, frame_samples)
+    lengths, rows = sound.decode_sound(data[header.start : header.stop], header, frame_samples)
     return lengths, rows.tobytes()
 
 
-def test_the_same_process_decodes_sounds(process: Watched) -> None:
-    for data in (wav(noise(5000)), wav(noise(40_000).reshape(-1, 2), 44_100, 24), wav(speech(31), bits=8)):
-        for frame_samples in (0, 640):
-            assert process.rows(data, frame_samples) == rows_here(data, frame_samples)
-            assert process.pixels(PICTURE) == decode(PICTURE, read_picture_header(PICTURE), 64, 32).tobytes()
-    with pytest.raises(MediaError, match="a sample is not a finite number"):
-        process.rows(wav(noise(5000) * np.float32(np.nan), form=FLOAT, bits=32))
-    assert len(process.processes) == 1
-
-
-def test_a_sound_ends_with_its_client(process: Watched) -> None:
-    process.rows(wav(noise(5000)))
-    os.kill(process.processes[0].pid, signal.SIGSTOP)
-    answers = iter([False, False, True])
-    with pytest.raises(MediaError, match=r"^decode audio: the client has left$"):
-        process.rows(wav(noise(5000)), left=lambda: next(answers))
-    assert process.processes[0].returncode == -signal.SIGKILL
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the memory of a process")
+@LINUX
 def test_it_gets_the_memory_that_a_sound_of_its_length_takes(process: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_process, "_SPARE_BYTES", 16 << 20)
     many = wave(fmt(FLOAT, 64, 768_000, 32), chunk(b"data", noise(2_000_000).tobytes()))
@@ -202,15 +194,6 @@ def test_it_gets_the_memory_that_a_sound_of_its_length_takes(process: Watched, m
     with pytest.raises(MediaError, match=r"^decode audio: decoding takes more memory or time than a sou"):
         process.rows(slow)
     assert len(process.processes) == 1
-
-
-def test_it_gets_the_processor_time_that_a_sound_of_its_length_takes(
-    process: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decode_process, "_LEAST_S", 0.001)
-    monkeypatch.setattr(decode_process, "_MEGASAMPLE_S", 0)
-    with pytest.raises(MediaError, match="takes more memory or time than a "):
-        process.rows(wav(noise(600 * 8000), 8000, 8))
 
 
 def test_it_reads_other_formats_within_the_same_limits(process: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from runner.errors import RequestError
 from runner.media import sound_header
 from runner.media.families import Clip, Gemma4, Gemma4Sound, Gemma4UnifiedSound, Qwen35, SoundFamily
 from runner.media.prompt import MediaNames, MediaPrompt
-from runner.media.rows import FamilyPictures, RowStore
+from runner.media.row_store import FamilyPictures, RowStore
 from runner.media.support import Hearing, MediaSupport
 from runner.server.prepare import prepare
 from runner.tokenizer import Tokenizer
@@ -115,10 +115,7 @@ WAVE = b"RIFF\x24\0\0\0WAVEfmt "
         (WAVE, "audio", "qwen3.5 does not support audio input"),
         (WAVE, "", "qwen3.5 does not support audio input"),
         (b"nothing known", "", "decode image: unknown format: want PNG, JPEG, GIF, WebP, BMP or AVIF"),
-        (b"\0\0\0\x18ftypheic\0\0\0\0", "", "decode image: HEIC is not supported: convert the image to JPEG or PNG"),
-        (b"", "", "decode image: no data"),
         (b"", "video", "qwen3.5 does not support video input"),
-        (b"GIF89a", "image", "decode image: "),
         (b"nothing known", "image", "decode image: "),
         (encoded(Image.new("L", (1, 400))), "image", "image aspect ratio 400 exceeds 200"),
     ],
@@ -155,9 +152,6 @@ def test_nothing_is_read_for_a_client_that_has_left(pieces: Pieces, support: Med
         next(support.expand("[img-0][img-1]", media, cast("Tokenizer", pieces), CONTEXT, lambda: next(left)))
 
 
-# --- the request
-
-
 def test_a_request_counts_placeholders_and_compares_names(pieces: Pieces, support: MediaSupport) -> None:
     wire = CompletionRequest(prompt="ab[img-0]c", media=[image(0)])
     request = result_of(prepare(wire, cast("Tokenizer", pieces), Limits(CONTEXT, 304), None, support))
@@ -172,9 +166,6 @@ def test_markers_without_media_are_text(pieces: Pieces, support: MediaSupport) -
         request = result_of(prepare(wire, cast("Tokenizer", pieces), Limits(CONTEXT, 400), None, sees))
         assert request.prompt == [BOS, *ids_of("[img-0]")]
         assert request.shown is None
-
-
-# --- models that see nothing
 
 
 @pytest.mark.parametrize(
@@ -197,9 +188,6 @@ def test_a_model_that_sees_nothing_refuses_by_the_first_kind(kinds: list[str], w
     NoVision(why).check([])
 
 
-# --- sounds
-
-
 HEAR, HEARD, HEARD_END = 304, 305, 306
 SHORT, LONG = wav(noise(5000)), wav(speech(40, [20.0], 8000), 8000, 8)
 
@@ -220,7 +208,7 @@ def sound(data: bytes, number: int = 0, kind: str = "audio") -> Media:
 @pytest.mark.parametrize("kind", ["audio", ""])
 @pytest.mark.parametrize(("family", "tokens"), [(Gemma4Sound(), 8), (Gemma4UnifiedSound(640), 8)])
 def test_a_sound_has_tokens_of_its_own(pieces: Pieces, family: SoundFamily, tokens: int, kind: str) -> None:
-    support = hearing(family, Gemma4(budgets=(70,)))
+    support = hearing(family, Gemma4(budget=70))
     media = [sound(SHORT, 0, kind), image(1, 6, 6)]
     found = expanded(support, "a[img-0]b[img-1]c[img-0]", media, cast("Tokenizer", pieces))
     assert found is not None
@@ -305,18 +293,15 @@ def test_a_sound_that_is_called_a_picture_is_read_as_one(pieces: Pieces) -> None
 def test_sounds_of_other_formats_are_decoded_only_if_a_marker_names_them(
     pieces: Pieces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    media, tokenizer = (
-        [sound(b"ID3" + bytes(500), 0), sound(SHORT, 1), sound(b"fLaC" + bytes(9), 2)],
-        cast("Tokenizer", pieces),
-    )
+    media = [sound(b"ID3" + bytes(500), 0), sound(SHORT, 1), sound(b"fLaC" + bytes(9), 2)]
+    tokenizer = cast("Tokenizer", pieces)
     for installed in (True, False):
         monkeypatch.setattr(sound_header, "_has_soundfile", lambda installed=installed: installed)
         support = hearing(Gemma4UnifiedSound(640))
         assert expanded(support, "a[img-1]", media, tokenizer) is not None
         if not installed:
-            assert refused("a[img-0]", media, pieces, support).startswith(
-                "unrecognized audio format: MP3 needs soundfile"
-            )
+            why = "unrecognized audio format: MP3 needs soundfile"
+            assert refused("a[img-0]", media, pieces, support).startswith(why)
             continue
         found = next(support.expand("a[img-0][img-1]", media, tokenizer, CONTEXT))
         assert [span.item.data for span in cast("MediaPrompt", found).spans] == [media[0].data]

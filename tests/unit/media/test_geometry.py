@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.errors import MediaError
-from runner.media.families import BUDGETS, Gemma4, Gemma4Unified, Glimmer, NemotronH, PictureFamily, Qwen35
+from runner.media.families import Gemma4, Gemma4Unified, Glimmer, NemotronH, PictureFamily, Qwen35
 from runner.media.geometry import Geometry
 from tests.unit.media.recorded import SIZES, recorded
 
@@ -20,12 +20,16 @@ PATCHES = {"qwen3_5": 16, "glimmer": 14, "gemma4": 16, "gemma4_unified": 48, "ne
 MOST_TOKENS = {"qwen3_5": 16_384, "glimmer": 4096, "gemma4": 280, "gemma4_unified": 280, "nemotron_h": 3328}
 
 
-def size_or_none(family: PictureFamily, width: int, height: int) -> list[int] | None:
+def geometry_or_none(family: PictureFamily, width: int, height: int) -> Geometry | None:
     try:
-        geometry = family.geometry(width, height)
+        return family.geometry(width, height)
     except MediaError:
         return None
-    return [geometry.width, geometry.height]
+
+
+def size_or_none(family: PictureFamily, width: int, height: int) -> list[int] | None:
+    geometry = geometry_or_none(family, width, height)
+    return geometry and [geometry.width, geometry.height]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -61,29 +65,6 @@ def test_the_parts_of_a_geometry_fit_together(name: str, width: int, height: int
     assert (geometry.token_columns * side, geometry.token_rows * side) == (geometry.width, geometry.height)
     assert geometry.tokens == geometry.token_rows * geometry.token_columns
     assert 0 < geometry.tokens <= MOST_TOKENS[name]
-
-
-def geometry_or_none(family: PictureFamily, width: int, height: int) -> Geometry | None:
-    try:
-        return family.geometry(width, height)
-    except MediaError:
-        return None
-
-
-@pytest.mark.parametrize(
-    ("size", "budgets", "tokens"),
-    [
-        ((100, 100), (280,), 256),
-        ((100, 100), BUDGETS, 64),
-        ((384, 384), BUDGETS, 64),
-        ((385, 384), BUDGETS, 121),
-        ((4000, 4000), BUDGETS, 1089),
-    ],
-)
-def test_of_several_budgets_gemma_takes_the_smallest_that_loses_nothing(
-    size: tuple[int, int], budgets: tuple[int, ...], tokens: int
-) -> None:
-    assert Gemma4(budgets=budgets).geometry(*size).tokens == tokens
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from PIL import Image
 
 from runner.media import picture
 from runner.media.geometry import Alpha, Pixels
-from runner.media.header import Header, read_picture_header
+from runner.media.header import PictureHeader, read_picture_header
 from tests.unit.media.pictures import FORMS, decode, encoded, in_form, pattern, seen, smooth
 
 NAMES = {"jpeg-progressive": "JPEG", "webp-lossless": "WebP", "webp": "WebP"}
@@ -19,7 +19,7 @@ NAMES = {"jpeg-progressive": "JPEG", "webp-lossless": "WebP", "webp": "WebP"}
 def test_every_form_is_read(form: str) -> None:
     image = smooth(70, 40)
     data = in_form(form, image)
-    assert read_picture_header(data)._replace(kept=()) == Header(NAMES.get(form, form.upper()), 70, 40, 1)
+    assert read_picture_header(data)._replace(kept=()) == PictureHeader(NAMES.get(form, form.upper()), 70, 40, 1)
     found = seen(data)
     assert found.shape == (40, 70, 3)
     assert found.dtype == np.uint8
@@ -145,10 +145,7 @@ def test_transparency_as_a_weight() -> None:
 
 def test_transparency_on_a_black_ground() -> None:
     data = encoded(Image.fromarray(HALF, "RGBA"))
-    assert seen(data, "black").tolist() == rgb(
-        [(200, 100, 50), (0, 0, 0)],
-        [(200, 100, 50), (40, 40, 40)],
-    )
+    assert seen(data, "black").tolist() == rgb([(200, 100, 50), (0, 0, 0)], [(200, 100, 50), (40, 40, 40)])
 
 
 def test_transparency_of_palettes_and_grey_counts_too() -> None:

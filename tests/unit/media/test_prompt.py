@@ -1,19 +1,28 @@
 """Prompts with pictures: markers, ids and keys, positions, and names that no two pictures share."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from threading import Thread
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.media.geometry import grid
+from runner.media.geometry import Geometry, grid
+from runner.media.header import PictureHeader
 from runner.media.prompt import Marker, MediaNames, MediaPrompt, Picture, split_markers
-from runner.media.support import digest
-from tests.unit.media.shown import picture
+from runner.media.support import DIGEST_BYTES, digest
 
 SOFT = 62
+
+
+def picture(rows: int = 2, columns: int = 3, name: int = -1) -> Picture:
+    """A picture of these soft tokens."""
+    geometry = grid(columns * 32, rows * 32, 16, 2)
+    header = PictureHeader("PNG", geometry.width, geometry.height)
+    return Picture(data=b"", header=header, geometry=geometry, name=name)
+
+
 PARTS = st.lists(
     st.one_of(
         st.lists(st.integers(0, 50), max_size=5),
@@ -35,9 +44,6 @@ def walked(parts: Sequence[Sequence[int] | Picture], more: int) -> list[tuple[in
             found += [(counter + index,) * 3 for index in range(len(part))]
             counter += len(part)
     return found
-
-
-# --- markers
 
 
 @pytest.mark.parametrize(
@@ -68,9 +74,6 @@ def test_texts_and_markers_take_turns_and_nothing_is_lost(pieces: list[int | str
     assert len(parts) % 2 == 1
 
 
-# --- ids, keys and spans
-
-
 @given(PARTS)
 def test_keys_differ_from_ids_in_pictures_alone(parts: list[list[int] | Picture]) -> None:
     prompt = MediaPrompt(parts, SOFT)
@@ -83,9 +86,6 @@ def test_keys_differ_from_ids_in_pictures_alone(parts: list[list[int] | Picture]
     assert [span.item for span in prompt.spans] == [part for part in parts if isinstance(part, Picture)]
     assert all(span.stop - span.start == span.item.tokens for span in prompt.spans)
     assert all(before.stop <= after.start for before, after in pairwise(prompt.spans))
-
-
-# --- positions
 
 
 @given(PARTS, st.integers(0, 6), st.data())
@@ -109,9 +109,6 @@ def test_the_shift_leads_from_offsets_to_positions_behind_the_prompt(parts: list
         assert place == (at + prompt.shift,) * 3
     largest = max((max(place) for place in walked(parts, 0)), default=-1)
     assert prompt.shift == largest + 1 - len(prompt.ids) <= 0
-
-
-# --- names
 
 
 def test_names_are_negative_and_those_of_equal_digests_equal() -> None:
@@ -162,4 +159,34 @@ def test_pictures_that_ollama_takes_for_each_other_have_names_of_their_own() -> 
     alike = b"red picture\x0b\xbf\x7f>\xbbN\xb5U", b"blue picture\xd0\xee\x99\xcd\x88\xdcC\x14"
     assert len({(folded(data) >> 32 ^ folded(data)) & 0x7FFFFFFF for data in alike}) == 1
     names, geometry = MediaNames(), grid(256, 256, 16, 2)
-    assert [names.name_of(digest("image", "qwen3_5", 1, geometry, data)) for data in alike] == [-1, -2]
+    assert [names.name_of(digest("image", "qwen3_5", geometry, data)) for data in alike] == [-1, -2]
+
+
+GEOMETRY = grid(64, 32, 16, 2)
+
+
+def test_a_digest_depends_on_kind_family_geometry_and_data() -> None:
+    other = [GEOMETRY._replace(**{field: getattr(GEOMETRY, field) + 1}) for field in Geometry._fields]
+    names = [
+        digest("image", "qwen3_5", GEOMETRY, b"data"),
+        digest("audio", "qwen3_5", GEOMETRY, b"data"),
+        digest("image", "gemma4", GEOMETRY, b"data"),
+        *(digest("image", "qwen3_5", geometry, b"data") for geometry in other),
+        digest("image", "qwen3_5", GEOMETRY, b"Data"),
+        digest("image", "qwen3_5", GEOMETRY, b"data\0"),
+        digest("image", "qwen3_5", GEOMETRY, b""),
+    ]
+    assert len(set(names)) == len(names)
+    assert {len(name) for name in names} == {DIGEST_BYTES}
+
+
+def test_parts_do_not_flow_into_each_other() -> None:
+    cases = [("ab", "c", b""), ("a", "bc", b""), ("", "abc", b""), ("abc", "", b""), ("a", "b", b"c"), ("", "", b"abc")]
+    names = [digest(kind, family, GEOMETRY, data) for kind, family, data in cases]
+    assert all(a != b for a, b in combinations(names, 2))
+
+
+def test_it_is_the_same_in_every_process() -> None:
+    assert digest("image", "qwen3_5", GEOMETRY, b"data").hex() == (
+        "932768178875dc97fd3db993402b7140b6c28e9a3c90c36f6b7c4de002fc118e"
+    )

@@ -31,7 +31,7 @@ def gemma_values(rows: Pixels) -> Values:
 
 FAMILIES: dict[str, tuple[Callable[[int], PictureFamily], Callable[[Pixels], Values]]] = {
     "qwen3_5": (lambda limit: Qwen35(max_pixels=limit), qwen_values),
-    "gemma4": (lambda limit: Gemma4(budgets=(limit,)), gemma_values),
+    "gemma4": (lambda limit: Gemma4(budget=limit), gemma_values),
 }
 
 
@@ -90,7 +90,7 @@ def budget_of(family: PictureFamily) -> dict[str, object]:
         return {"min_pixels": 1}
     if isinstance(family, NemotronH):
         return {"min_patches": 1}
-    return {"budgets": (6,)} if isinstance(family, Gemma4) else {}
+    return {"budget": 6} if isinstance(family, Gemma4) else {}
 
 
 def test_rows_of_other_sizes_are_refused() -> None:

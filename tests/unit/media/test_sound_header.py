@@ -99,15 +99,22 @@ def test_what_only_looks_like_an_mp3_is_none(start: bytes) -> None:
         read_sound_header(start + bytes(300))
 
 
-def test_ten_minutes_are_heard_to_the_last_sample() -> None:
-    header = read_sound_header(wave(fmt(rate=8000, bits=8), chunk(b"data", bytes(600 * 8000))))
-    assert header.samples == 600 * RATE
+LENGTHS = {
+    "ten minutes, to the last sample": (wave(fmt(rate=8000, bits=8), chunk(b"data", bytes(600 * 8000))), 600 * 8000),
+    "half a sample at the end": (wave(fmt(channels=2), chunk(b"data", pack(noise(101)))), 50),
+    "no data": (wave(fmt(), chunk(b"data", b"")), 0),
+    # As programs write that cannot go back to the header.
+    "4 GB by its header": (wave(fmt(), chunk(b"data", pack(noise(100)), 0xFFFFFFFF)), 100),
+    "2 GB by its header": (wave(fmt(), chunk(b"data", pack(noise(100)), 0x7FFFFFFF)), 100),
+    "a byte more by its header": (wave(fmt(), chunk(b"data", pack(noise(100)), 201)), 100),
+}
 
 
-def test_a_sound_of_four_gigabytes_by_its_header_is_as_long_as_its_file() -> None:
-    for size in (0xFFFFFFFF, 0x7FFFFFFF, 201):  # as programs write that cannot go back to the header
-        header = read_sound_header(wave(fmt(), chunk(b"data", pack(noise(100)), size)))
-        assert header.frames == 100
+@pytest.mark.parametrize("name", LENGTHS)
+def test_the_samples_of_a_file_are_counted(name: str) -> None:
+    data, frames = LENGTHS[name]
+    header = read_sound_header(data)
+    assert (header.frames, header.samples) == (frames, frames * RATE // header.rate)
 
 
 def test_the_last_chunk_of_a_name_counts_and_odd_ones_are_padded() -> None:
@@ -115,15 +122,6 @@ def test_the_last_chunk_of_a_name_counts_and_odd_ones_are_padded() -> None:
     header = read_sound_header(data)
     assert (header.rate, header.channels, header.frames) == (8000, 1, 100)
     assert data[header.start : header.stop] == pack(noise(100))
-
-
-def test_half_a_sample_at_the_end_is_left_out() -> None:
-    header = read_sound_header(wave(fmt(channels=2), chunk(b"data", pack(noise(101)))))
-    assert header.frames == 50
-
-
-def test_data_may_be_empty() -> None:
-    assert read_sound_header(wave(fmt(), chunk(b"data", b""))).samples == 0
 
 
 def test_every_beginning_of_a_file_is_read_or_refused() -> None:

@@ -14,8 +14,8 @@ from runner.embeddings.embedder import EmbeddingSizes, TextEmbedder, TextToEmbed
 from runner.embeddings.endpoint import EmbeddingsEndpoint
 from runner.errors import RequestError
 from runner.media.families import Gemma4, Gemma4Sound
-from runner.media.prompt import MediaNames, MediaPrompt
-from runner.media.rows import FamilyPictures, RowStore
+from runner.media.prompt import MediaNames, MediaPrompt, Picture, Sound
+from runner.media.row_store import FamilyPictures, RowStore
 from runner.media.support import Hearing, MediaSupport
 from scripts.tools.models.png import png
 from scripts.tools.models.wav import noise, wav
@@ -156,7 +156,7 @@ def sees(engine: Script, support: MediaSupport) -> Embedder:
 @pytest.fixture
 def support(engine: Script) -> Iterator[MediaSupport]:
     with_ends(engine)
-    pictures = FamilyPictures(Gemma4(budgets=(70,)), 60, 62, 61)
+    pictures = FamilyPictures(Gemma4(budget=70), 60, 62, 61)
     hearing = Hearing(Gemma4Sound(), 57, 58, 59)
     support = MediaSupport(pictures, MediaNames(), RowStore(pictures, decoder=Here()), hearing)
     yield support
@@ -172,7 +172,7 @@ async def test_media_stand_behind_the_text_in_their_order(
     text = await sees.next()
     assert text.tokens == [1, *content.encode(), 57, *[58] * 5, 59, 60, *[62] * 64, 61, 2]
     assert isinstance(text.shown, MediaPrompt)
-    assert [each.item.kind for each in text.shown.spans] == ["audio", "image"]
+    assert [type(each.item) for each in text.shown.spans] == [Sound, Picture]
     assert support.store.held_bytes > 0, "decoded before the text is queued"
     text.found.set_result([1.0, 0.0, 0.0, 0.0])
     status, body = await posted

@@ -13,7 +13,7 @@ from protocol import DoneReason, Metrics
 from runner.engine.events import Finished, Scored, Started
 from runner.media.families import Qwen35
 from runner.media.prompt import Item, MediaNames
-from runner.media.rows import FamilyPictures, MediaRows, RowStore
+from runner.media.row_store import FamilyPictures, MediaRows, RowStore
 from runner.media.support import MediaSupport
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level

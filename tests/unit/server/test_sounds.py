@@ -11,7 +11,7 @@ import pytest
 
 from runner.media.families import Gemma4Sound
 from runner.media.prompt import Item, MediaNames
-from runner.media.rows import MediaRows, RowStore
+from runner.media.row_store import MediaRows, RowStore
 from runner.media.support import Hearing, MediaSupport
 from tests.unit.media.pictures import Here
 from tests.unit.media.sounds import FLOAT, noise, speech, wav

@@ -8,20 +8,19 @@ import pytest
 from protocol import Media
 from runner.engine.ports import Steps
 from runner.errors import MediaError, RequestError
-from runner.media.header import Header
 from runner.media.prompt import MediaNames, MediaPrompt
-from runner.media.rows import RowStore
+from runner.media.row_store import RowStore
 from runner.media.support import MediaSupport
 from runner.tokenizer import Tokenizer
 from runner.vlm.pictures import VlmPictures
-from runner.vlm.process import Arrays, Prepared
+from runner.vlm.process import Prepared, Preparer
 from tests.lib.steps import result_of
 from tests.unit.media.test_expand import CONTEXT, Pieces, image
 
 SOFT = 60
 
 
-class Script:
+class Script(Preparer):
     """A processor that makes a token of each 32 columns, between two others."""
 
     def __init__(self) -> None:
@@ -32,9 +31,6 @@ class Script:
             raise MediaError("measure image: the client has left")
         self.measured.append((width, height))
         return Prepared([1, *[SOFT] * (width // 32), 2], [])
-
-    def prepare(self, data: bytes, header: Header, left: Callable[[], bool]) -> Arrays:
-        raise NotImplementedError
 
 
 @pytest.fixture

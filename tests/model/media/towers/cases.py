@@ -5,13 +5,20 @@ Weights are whole numbers divided by a power of two, so that they are the same t
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import mlx.core as mx
+from mlx.nn.layers.base import Module
 
-from runner.media.towers.tower import Grid
+from runner.media.towers.nemotron_h import NemotronTower
+from runner.media.towers.qwen3_5 import Qwen35Tower
+from runner.media.towers.tower import Grid, Tower
+from runner.model.config import read_config
+from runner.model.families import architecture_of, family_of
+from runner.model.opened import OpenedModel
+from runner.model.sources.model_directory import open_directory
 from scripts.tools.models.sources_form import Config, Shape
 from scripts.tools.models.sources_towers import (
     NEMOTRON_AROUND,
@@ -20,6 +27,7 @@ from scripts.tools.models.sources_towers import (
     nemotron_tensors,
     qwen_tensors,
 )
+from tests.lib.kernels import mlx_own
 
 RECORDED = Path(__file__).parent / "recorded.safetensors"
 PATCH_VALUES = 3 * 16 * 16
@@ -94,14 +102,52 @@ NEMOTRON = (
 CASES = (*QWEN, *NEMOTRON)
 
 
-def write(directory: Path, case: Case, weights: Mapping[str, mx.array] | None = None) -> dict[str, mx.array]:
-    """Writes the tower alone, with its config, as a directory would hold it; returns its tensors."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(case.config))
-    found = dict(case.weights if weights is None else weights)
-    mx.save_safetensors(str(directory / "model.safetensors"), found)
-    return found
-
-
 def vision(case: Case) -> Config:
     return cast("Config", case.config["vision_config"])
+
+
+def opened_tower(directory: Path, config: Mapping[str, object], weights: Mapping[str, mx.array]) -> OpenedModel:
+    """Writes a model with nothing but a tower, and opens it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(directory / "model.safetensors"), dict(weights))
+    return reopened(directory)
+
+
+def reopened(directory: Path) -> OpenedModel:
+    checkpoint = open_directory(directory, "tiny", lambda _: None)
+    config = read_config(checkpoint)
+    architecture = architecture_of(config, from_store=True)
+    family = family_of(architecture, config)
+    return OpenedModel("tiny", architecture, family, config, {}, {}, 0, 0, checkpoint)
+
+
+def made(case: Case, weights: Mapping[str, mx.array] | None = None) -> Tower:
+    """The tower of a case, made without files, with the published tensors `weights` instead of its own if given."""
+    tower = (Qwen35Tower if case.name.startswith("qwen") else NemotronTower)(case.config)
+    found = case.weights if weights is None else weights
+    named = {name: array for key, array in found.items() if (name := tower.parameter_name(key)) is not None}
+    tower.load_weights(list(tower.sanitize(named).items()))
+    return tower
+
+
+def encoded(tower: Tower, case: Case) -> Iterator[mx.array]:
+    """Yields each part of a tower's work on the picture of a case, evaluated."""
+    for step in tower.encode(case.patches, case.grid):
+        mx.eval(step)
+        yield step
+
+
+def features(tower: Tower, case: Case) -> mx.array:
+    return list(encoded(tower, case))[-1]
+
+
+def peak_bytes(tower: Module, encode: Callable[[], object]) -> int:
+    """The most bytes that `encode` takes at a moment, by MLX's own kernels: ours keep no scores."""
+    mx.eval(tower.state)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    with mlx_own():
+        encode()
+    return mx.get_peak_memory() - before

@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -98,20 +98,22 @@ NAMES = tuple(CASES)
 PICTURES = tuple((name, grid) for name, case in CASES.items() for grid in case.grids)
 
 
-def parameters(tower: Tower) -> Weights:
+def parameters(tower: Module) -> Weights:
     """The parameters by name."""
     return dict(cast("list[tuple[str, mx.array]]", tree_flatten(Module.parameters(tower))))
 
 
-def make_weights(tower: Tower, seed: int = 0) -> Weights:
-    """Noise for every parameter. No function of MLX that could round differently elsewhere takes part."""
-    mx.random.seed(seed)
+def make_weights(tower: Module, *, clamped: bool = True) -> Weights:
+    """Noise for every parameter, but for bounds unless `clamped`. No function of MLX that could round differently
+    elsewhere takes part."""
+    mx.random.seed(0)
     weights: Weights = {}
     for name, array in sorted(parameters(tower).items()):
         noise = mx.random.randint(-1000, 1001, array.shape).astype(mx.float32) / 1000
         last = name.rpartition(".")[2]
         if last.endswith(("_min", "_max")):  # within what the layers compute, so that the bounds do something
-            weights[name] = (mx.abs(noise) + 0.2) * (-1 if last.endswith("_min") else 1)
+            if clamped:
+                weights[name] = (mx.abs(noise) + 0.2) * (-1 if last.endswith("_min") else 1)
         elif "norm" in name or "ln" in name or last == "std_scale":
             weights[name] = noise * 0.3 + (0 if last == "bias" else 1)
         else:
@@ -136,11 +138,11 @@ def make_patches(name: str, grid: Grid) -> mx.array:
     return mx.random.randint(0, 256, (grid.patches, 3 * side**2)).astype(mx.uint8)
 
 
-def features(tower: Tower, patches: mx.array, grid: Grid) -> mx.array:
+def features(tower: Any, *medium: object) -> mx.array:
     """The last array that the tower yields, each of them evaluated in turn."""
-    for array in tower.encode(patches, grid):
+    for array in tower.encode(*medium):
         mx.eval(array)
-    return array
+    return cast("mx.array", array)
 
 
 def key(name: str, grid: Grid) -> str:

@@ -1,19 +1,18 @@
 """Tiny towers of Gemma 4 for sound, with noise as their weights and rows, the same on every machine.
 
-`recorded/sound.safetensors` has what mlx-vlm makes of them (see `record_sound`).
+`recorded/sound.safetensors` has what mlx-vlm makes of them (see `record_gemma`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import mlx.core as mx
-from mlx.nn.layers.base import Module
 
 from runner.media.sound_header import MEL_BINS
 from runner.media.towers.gemma4_sound import Gemma4SoundTower, Gemma4UnifiedSoundTower
 from runner.media.towers.tower import SoundTower
-from tests.model.media.towers.gemma_cases import WIDTH, Config, Weights, parameters
+from tests.model.media.towers.gemma_cases import WIDTH, Config, make_weights
 
 RECORDED = Path(__file__).parent / "recorded" / "sound.safetensors"
 CONFORMER: Config = {
@@ -69,37 +68,20 @@ NAMES = tuple(CASES)
 SOUNDS = tuple((name, count) for name, case in CASES.items() for count in case.counts)
 
 
-def make_weights(tower: SoundTower, clamped: bool, seed: int = 0) -> Weights:
-    """Noise for every parameter. No function of MLX that could round differently elsewhere takes part."""
-    mx.random.seed(seed)
-    weights: Weights = {}
-    for name, array in sorted(parameters(cast("Module", tower)).items()):  # type: ignore[arg-type]
-        noise = mx.random.randint(-1000, 1001, array.shape).astype(mx.float32) / 1000
-        last = name.rpartition(".")[2]
-        if last.endswith(("_min", "_max")):
-            if clamped:
-                weights[name] = (mx.abs(noise) + 0.2) * (-1 if last.endswith("_min") else 1)
-        elif "norm" in name:
-            weights[name] = noise * 0.3 + 1
-        else:
-            weights[name] = noise * (2.5 / array.shape[-1] ** 0.5 if array.ndim == 2 else 0.5)
-    return weights
-
-
 def make_tower(name: str) -> SoundTower:
     """The tower of a case, its weights as they are recorded; packed ones dense."""
     case = CASES[name]
     tower = case.tower(case.config)
-    weights = {key: rounded(key, array, case.bits) for key, array in make_weights(tower, case.clamped).items()}
+    weights = make_weights(tower, clamped=case.clamped)
+    weights = {key: rounded(array, case.bits) for key, array in weights.items()}
     tower.load_weights(list(tower.sanitize(weights).items()), strict=True)
     return tower
 
 
-def rounded(name: str, array: mx.array, bits: int) -> mx.array:
+def rounded(array: mx.array, bits: int) -> mx.array:
     """What packing in groups of 32 leaves of a matrix."""
     if not bits or array.ndim != 2 or array.shape[1] % 32:
         return array
-    del name
     return mx.dequantize(*mx.quantize(array, 32, bits), group_size=32, bits=bits)
 
 
@@ -109,13 +91,6 @@ def make_rows(name: str, count: int) -> mx.array:
     width = MEL_BINS if case.tower is Gemma4SoundTower else cast("int", case.audio["audio_samples_per_token"])
     mx.random.seed(count)
     return mx.random.randint(-1000, 1001, (count, width)).astype(mx.float32) / 500
-
-
-def features(tower: SoundTower, rows: mx.array, lengths: Sequence[int]) -> mx.array:
-    """The last array that the tower yields, each of them evaluated in turn."""
-    for array in tower.encode(rows, lengths):
-        mx.eval(array)
-    return array
 
 
 def key(name: str, count: int) -> str:

@@ -6,26 +6,16 @@ import mlx.core as mx
 import pytest
 
 from runner.media.towers.tower import Grid, attend_in_pieces, in_pieces
-from tests.lib.kernels import mlx_own
-from tests.model.media.towers.cases import CASES, NEMOTRON, QWEN, RECORDED, Case
-from tests.model.media.towers.made import encoded, features, made
+from tests.model.media.towers.cases import CASES, NEMOTRON, QWEN, RECORDED, Case, encoded, features, made, peak_bytes
+from tests.model.media.towers.gemma_cases import distance
 
 ODD = tuple(case for case in CASES if case.name.endswith("-odd"))
 
 
-def recorded() -> dict[str, mx.array]:
-    return cast("dict[str, mx.array]", mx.load(str(RECORDED)))
-
-
-def difference(ours: mx.array, theirs: mx.array) -> float:
-    """The largest difference, relative to the largest feature."""
-    assert ours.shape == theirs.shape
-    return cast("float", (mx.abs(ours - theirs).max() / mx.abs(theirs).max()).item())
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_features_are_mlx_vlms(case: Case) -> None:
-    assert difference(features(made(case), case), recorded()[case.name]) <= 1e-5
+    recorded = cast("dict[str, mx.array]", mx.load(str(RECORDED)))
+    assert distance(features(made(case), case), recorded[case.name]) <= 1e-5
 
 
 @pytest.mark.parametrize("case", ODD, ids=lambda case: case.name)
@@ -36,7 +26,7 @@ def test_pieces_change_nothing_and_are_no_larger_than_the_bound(case: Case) -> N
     for piece_bytes in (1, 20_000):
         tower.piece_bytes = piece_bytes
         steps = list(encoded(tower, case))
-        assert difference(steps[-1], whole[-1]) <= 2e-6  # BLAS adds up single rows in another order
+        assert distance(steps[-1], whole[-1]) <= 2e-6  # BLAS adds up single rows in another order
         assert len(steps) > 20
         assert max(step.nbytes for step in steps) <= max(piece_bytes, (case.grid.patches + 4) * 64 * 4)
 
@@ -59,7 +49,7 @@ def test_attention_in_blocks_is_attention(count: int, keys: int, piece_bytes: in
             break
     rows = max(1, piece_bytes // (heads * keys * 4))
     assert seen == -(-count // rows) - 1
-    assert difference(result, mx.fast.scaled_dot_product_attention(queries, key, value, scale=0.25)) <= 1e-6
+    assert distance(result, mx.fast.scaled_dot_product_attention(queries, key, value, scale=0.25)) <= 1e-6
 
 
 def test_a_gpu_gets_heads_of_a_width_that_its_kernels_know(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +64,7 @@ def test_a_gpu_gets_heads_of_a_width_that_its_kernels_know(monkeypatch: pytest.M
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", noted)
     plain = features(made(case), case)
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
-    assert difference(features(made(case), case), plain) <= 1e-6
+    assert distance(features(made(case), case), plain) <= 1e-6
     assert widths == [72, 72, 80, 80]
 
 
@@ -96,13 +86,12 @@ def test_pieces_cover_every_row_once() -> None:
 def test_the_estimate_of_memory_holds(case: Case, side: int, piece_bytes: int) -> None:
     tower, case = made(case), case._replace(grid=Grid(side, side))
     tower.piece_bytes = piece_bytes
-    mx.eval(tower.state, patches := case.patches)
-    mx.clear_cache()
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    with mlx_own():  # ours keep no scores
+    mx.eval(patches := case.patches)
+
+    def encode() -> None:
         for step in tower.encode(patches, case.grid):
             mx.eval(step)
             del step
-    measured = mx.get_peak_memory() - before
+
+    measured = peak_bytes(tower, encode)
     assert measured <= tower.encode_bytes(case.grid) <= 3 * measured

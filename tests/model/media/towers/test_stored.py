@@ -17,8 +17,7 @@ from scripts.tools.models.tensors import from_mlx, rounded, to_mlx
 from tests.lib.kernels import mlx_own
 from tests.model.loading.conftest import parameters
 from tests.model.media.towers import gemma_cases
-from tests.model.media.towers.cases import Case
-from tests.model.media.towers.made import features, made
+from tests.model.media.towers.cases import Case, features, made
 
 _GRID = Grid(4, 6)
 _QWEN, _NEMOTRON = "qwen3.5-seeing", "nemotron-omni-seeing"
@@ -57,13 +56,7 @@ def test_a_directory_and_a_store_hold_the_same_tower(published: Published, tmp_p
     ("name", "layout", "kind"), [(_QWEN, "0.31.2", "int4"), (_NEMOTRON, "0.20.8", "nvfp4"), (_QWEN, "0.31.2", "mxfp8")]
 )
 @mlx_own()
-def test_old_stores_hold_packed_towers(
-    published: Published,
-    tmp_path: Path,
-    name: str,
-    layout: str,
-    kind: str,
-) -> None:
+def test_old_stores_hold_packed_towers(published: Published, tmp_path: Path, name: str, layout: str, kind: str) -> None:
     directory, old = published(name), LAYOUTS[layout]
     write_store(tmp_path, "seeing", directory, kind, layout=old)  # type: ignore[arg-type]  # a literal type
     packings = plan(source_tensors(directory), read_config(directory), kind, old).packings  # type: ignore[arg-type]
@@ -86,8 +79,6 @@ def test_a_global_scale_multiplies_a_packed_matrix(published: Published, tmp_pat
     # Squared behind the scaled layer.
     assert close(features(scaled, seen) * 4, features(tower("seeing", tmp_path), seen))
 
-
-# Gemma 4 and Glimmer.
 
 GRIDS = {"gemma4-unified-seeing": Grid(2, 3), "glimmer-seeing": Grid(6, 10)}
 VALUES = {"gemma4-unified-seeing": 3 * 48**2, "glimmer-seeing": 3 * 14**2}

@@ -1,4 +1,4 @@
-"""The rows that towers take: who makes them, and a store that has media decoded, one at a time, and keeps the last."""
+"""The rows that towers take: their makers, and a store that has media decoded, one at a time, and keeps the last."""
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from runner.errors import MediaError
 from runner.media.decode_process import DecodeProcess, decode_bytes, sound_bytes
 from runner.media.families import Clip, PictureFamily
-from runner.media.header import Header
+from runner.media.header import PictureHeader
 from runner.media.prompt import Item, MediaPrompt, Picture, Sound, UnmeasuredPicture
 from runner.media.sound_header import MEL_BINS
 from runner.sizes import shown
@@ -34,21 +34,19 @@ class Pictures(ABC):
     """In keys of caches."""
     title: str
     """In texts that hosts show: `qwen3.5 does not support audio input`."""
-    version: int
-    """Of the preparation, as in `PictureFamily`."""
     mrope: bool
     soft: int
     """The id in the place of a picture's soft tokens."""
 
     @abstractmethod
-    def picture(self, data: bytes, header: Header) -> Item:
+    def picture(self, data: bytes, header: PictureHeader) -> Item:
         """Returns a picture without its name. Raises MediaError."""
 
     def check_prompt(self, prompt: MediaPrompt, context_length: int) -> None:
         """Raises RequestError for a prompt that the model cannot take."""
         del prompt, context_length
 
-    def measure(self, header: Header, left: Callable[[], bool]) -> None:
+    def measure(self, header: PictureHeader, left: Callable[[], bool]) -> None:
         """Finds the tokens of an `UnmeasuredPicture`. Raises MediaError, and once `left` returns True."""
         del header, left
 
@@ -65,15 +63,15 @@ class FamilyPictures(Pictures):
     """The pictures of a family, with the ids around and in the place of their soft tokens."""
 
     def __init__(self, family: PictureFamily, start: int, soft: int, end: int, sections: Sequence[int] = ()) -> None:
-        """`sections` are the numbers of frequencies that turn by time, row and column; none for positions of one
+        """`sections` are the numbers of frequencies that turn by time, row and column; () for positions of one
         channel."""
         self.family = family
         self.start, self.soft, self.end, self.sections = start, soft, end, sections
-        self.name, self.title, self.version, self.mrope = family.name, family.title, family.version, family.mrope
+        self.name, self.title, self.mrope = family.name, family.title, family.mrope
 
-    def picture(self, data: bytes, header: Header) -> Item:
+    def picture(self, data: bytes, header: PictureHeader) -> Item:
         geometry = self.family.geometry(header.width, header.height)
-        return Picture(data, header, geometry, 0, [self.start], [self.end])
+        return Picture(data=data, header=header, geometry=geometry, before=[self.start], after=[self.end])
 
     def needed_bytes(self, picture: Picture) -> int:
         return decode_bytes(picture.header, picture.geometry, len(picture.data))
@@ -82,17 +80,16 @@ class FamilyPictures(Pictures):
         import numpy as np
 
         geometry = picture.geometry
-        found = decoder.decode(picture.data, picture.header, geometry, self.family.alpha, left)
+        found = decoder.decode_picture(picture.data, picture.header, geometry, self.family.alpha, left)
         pixels = np.frombuffer(found, np.uint8).reshape(geometry.height, geometry.width, 3)
         return self.family.patches(pixels, geometry)
 
 
 class RowStore:
-    """The rows that a tower takes, of media that requests show. Any thread may use it.
+    """The rows of the media that requests show. Any thread may use it.
 
-    Every item is decoded before its request is taken, so that a damaged one is refused in time; only one that was
-    decoded before is taken as it is. Rows for which there is no room are dropped, and decoded again when they are
-    needed: requests that wait hold files, not rows.
+    Every item is decoded once before its request is taken, so that a damaged one is refused in time. Rows beyond a
+    bound are dropped, and decoded again when a tower needs them: requests that wait hold files, not rows.
     """
 
     def __init__(
@@ -100,7 +97,9 @@ class RowStore:
     ) -> None:
         """Keeps at most `most_bytes` of rows."""
         self.room_bytes: int | None = None
-        """The most that decoding an item may take; None: whatever its size explains."""
+        """The most that decoding an item may take; None: as much as its size explains."""
+        self.held_bytes = 0
+        """The bytes of the rows that are kept."""
         self._pictures = pictures
         self._most_bytes = most_bytes
         self._decoder = decoder or DecodeProcess()
@@ -109,29 +108,23 @@ class RowStore:
         self._thread = ThreadPoolExecutor(1, "decode")
         self._lock = Lock()
         self._rows: OrderedDict[int, MediaRows] = OrderedDict()
-        self._wanted: set[int] = set()  # names of items whose rows are to be kept when they are decoded
+        self._wanted: set[int] = set()  # names of items whose rows are kept once they are decoded
         self._good: OrderedDict[int, Clip | None] = OrderedDict()  # items that were decoded without an error
-        self._held_bytes = 0
 
     def close(self) -> None:
         self._thread.shutdown()
 
     @property
-    def held_bytes(self) -> int:
-        """The bytes of rows that are kept."""
-        return self._held_bytes
-
-    @property
     def nbytes(self) -> int:
-        """The bytes of rows that are kept, and the most that the current item takes while it is decoded."""
-        return self._held_bytes + self._decoding_bytes
+        """The bytes of the rows that are kept, and the most that decoding the current item takes."""
+        return self.held_bytes + self._decoding_bytes
 
     def give_way(self) -> None:
         """Drops the rows that are kept, and ends the current item, which is refused: others need the memory."""
         with self._lock:
             self._rows.clear()
-            self._held_bytes = 0
-        if self.room_bytes is not None and self._decoding_bytes:  # else it takes nothing of what others need
+            self.held_bytes = 0
+        if self.room_bytes is not None and self._decoding_bytes:  # else it takes no memory that others need
             self._gives_way = True
             self._decoding_bytes = 0
 
@@ -141,30 +134,23 @@ class RowStore:
             return item.name in self._good
 
     def clip(self, name: int) -> Clip | None:
-        """Returns what decoding said about the sound of this name; None if it was not decoded before."""
+        """Returns the clip of the sound of this name; None if it was not decoded before."""
         with self._lock:
             return self._good.get(name)
 
     def rows(self, item: Item, left: Callable[[], bool]) -> "Future[MediaRows]":
-        """Returns the rows of an item, which are forgotten here once they are taken.
-
-        The future raises MediaError for a damaged item, and once `left` returns True.
-        """
-        rows = self._taken(item)
+        """Returns the rows of an item, and forgets them. The future raises MediaError for a damaged item, and once
+        `left` returns True."""
+        rows = self.drop(item)
         if rows is None:
             return self._thread.submit(self._decoded, item, left)
         found: Future[MediaRows] = Future()
         found.set_result(rows)
         return found
 
-    def drop(self, item: Item) -> None:
-        """Forgets the rows of an item, which a request that has ended would have taken. If it is being decoded, they
-        are not kept."""
-        self._taken(item)
-
     def check(self, item: Item, left: Callable[[], bool]) -> Future[None]:
-        """Decodes an item, and keeps its rows while there is room; measures one whose tokens are not known yet. The
-        future raises MediaError as for `rows`."""
+        """Decodes an item and keeps its rows while there is room, or measures an unmeasured picture. The future raises
+        as that of `rows`."""
         if isinstance(item, UnmeasuredPicture):
             assert self._pictures is not None
             return self._thread.submit(self._pictures.measure, item.header, left)
@@ -172,11 +158,12 @@ class RowStore:
             self._wanted.add(item.name)
         return self._thread.submit(self._keep, item, left)
 
-    def _taken(self, item: Item) -> "MediaRows | None":
+    def drop(self, item: Item) -> "MediaRows | None":
+        """Forgets the rows of an item, also if it is just being decoded, and returns them if there are any."""
         with self._lock:
             self._wanted.discard(item.name)
             rows = self._rows.pop(item.name, None)
-            self._held_bytes -= 0 if rows is None else rows.nbytes
+            self.held_bytes -= 0 if rows is None else rows.nbytes
             return rows
 
     def _keep(self, item: Item, left: Callable[[], bool]) -> None:
@@ -188,24 +175,25 @@ class RowStore:
                 return
             self._wanted.remove(item.name)
             self._rows[item.name] = rows
-            self._held_bytes += rows.nbytes
-            while self._held_bytes > self._most_bytes:
+            self.held_bytes += rows.nbytes
+            while self.held_bytes > self._most_bytes:
                 _, dropped = self._rows.popitem(last=False)
-                self._held_bytes -= dropped.nbytes
+                self.held_bytes -= dropped.nbytes
 
     def _decoded(self, item: Item, left: Callable[[], bool]) -> "MediaRows":
         assert isinstance(item, Picture | Sound)
         if isinstance(item, Picture):
             assert self._pictures is not None
-            needed = self._pictures.needed_bytes(item)
-            what = f"a picture of {item.header.width} x {item.header.height} pixels"
+            needed, medium = self._pictures.needed_bytes(item), "a picture"
+            extent = f"{item.header.width} x {item.header.height} pixels"
         else:
-            needed = sound_bytes(item.header)
-            what = f"a sound of {item.header.frames / item.header.rate:.0f} seconds"
+            needed, medium = sound_bytes(item.header), "a sound"
+            extent = f"{item.header.frames / item.header.rate:.0f} seconds"
         if self.room_bytes is not None and needed > self.room_bytes:
             raise MediaError(
-                f"there is no room to decode {what}: that takes about {shown(needed)}, and the model leaves"
-                f" {shown(self.room_bytes)} of the budget. Send a smaller one, or give the runner more (--memory)"
+                f"there is no room to decode {medium} of {extent}: that takes about {shown(needed)}, and the model"
+                f" leaves {shown(self.room_bytes)} of the budget. Send a smaller one, or give the runner more"
+                " (--memory)"
             )
         self._gives_way = False
         self._decoding_bytes = needed
@@ -213,7 +201,6 @@ class RowStore:
             rows, clip = self._decode(item, lambda: self._gives_way or left())
         except MediaError:
             if self._gives_way:
-                medium = "a picture" if isinstance(item, Picture) else "a sound"
                 why = f"there is no room to decode {medium} beside running requests: send it again later"
                 raise MediaError(why) from None
             raise

@@ -1,7 +1,5 @@
-"""Finds the towers in an opened model, checks them from headers alone, and loads them.
-
-A fault of a tower disables pictures, or sound, only: `TowerPlan.fault` has it.
-"""
+"""Finds the towers in an opened model, checks them from headers alone, and loads them. A fault costs pictures, or
+sound, never text."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -35,9 +33,9 @@ class TowerRow(NamedTuple, Generic[AnyTower]):
     name: str
     tower: type[AnyTower]
     others: Mapping[str, type[AnyTower]] = MappingProxyType({})
-    """`model_type` of the `vision_config`, or of the `audio_config` -> the tower of its models."""
+    """`model_type` of the `vision_config` or `audio_config` -> another tower."""
     preprocessor: tuple[str, ...] = ()
-    """Fields that `preprocessor_config.json` overrides in `config.json`, if it has them."""
+    """Fields of `preprocessor_config.json` that override those of `config.json`."""
 
     def kind(self, description: object) -> type[AnyTower]:
         """Returns the class for this `vision_config` or `audio_config`."""
@@ -59,14 +57,12 @@ TOWERS: dict[str, TowerRow[Tower]] = {
     "qwen3_5_moe": _QWEN3_5,
     "qwen3_next": _QWEN3_5,
 }
-"""mlx-lm module of the text model (`Family.module`) -> its row."""
+"""mlx-lm module of the text model (`Family.module`) -> its tower for pictures."""
 SOUND_TOWERS: dict[str, TowerRow[SoundTower]] = {
     "embedding_gemma2": TowerRow("gemma4", Gemma4SoundTower),
     "gemma4": TowerRow("gemma4", Gemma4SoundTower, {"gemma4_unified_audio": Gemma4UnifiedSoundTower}),
 }
 """The same for sound."""
-
-
 PREPROCESSOR = "preprocessor_config.json"
 _TEXT_ONLY = ("quantization_config", "quantize_activations")
 """Fields of `config.json` that are about the text model's layers."""
@@ -75,22 +71,21 @@ _NUMBERED = re.compile(r".*?\.\d+(?=\.)")
 
 
 class TowerPlan(NamedTuple, Generic[AnyTower]):
-    """A tower of one model. Immutable; holds no array.
-
-    `opened` is the model with the tower's tensors instead of its own, under the names that `MediaTower.sanitize` knows,
-    and with the config that the tower is made from. With a `fault`, a sentence, the tower cannot be loaded; it is
-    `unknown` if another runner may load it.
-    """
+    """A tower of one model. Holds no array."""
 
     family: str
     kind: type[AnyTower]
     opened: OpenedModel
+    """The model with the tower's tensors instead of its own, under the names for `MediaTower.sanitize`, and with the
+    tower's config."""
     fault: str = ""
+    """The reason why the tower cannot be loaded."""
     unknown: bool = False
+    """True if another runner may load it in spite of the fault."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes that loading will read; 0 if it cannot be loaded."""
+        """The bytes that loading reads; 0 with a fault."""
         return 0 if self.fault else self.opened.total_bytes
 
     @property
@@ -100,7 +95,7 @@ class TowerPlan(NamedTuple, Generic[AnyTower]):
 
 
 def plan_tower(opened: OpenedModel) -> TowerPlan[Tower] | None:
-    """Plans the tower of a model for pictures, from headers alone. None if it has none as far as we know."""
+    """Plans the tower of a model for pictures, from headers alone. None if no tower is known for it."""
     row = TOWERS.get(opened.family.module)
     return row and _plan(opened, row, "vision_config", "vision tower")
 
@@ -118,16 +113,15 @@ def _plan(opened: OpenedModel, row: TowerRow[AnyTower], key: str, what: str) -> 
     checkpoint = opened.checkpoint
     tensors = _renamed(kind, checkpoint.tensors)
     unreadable = _renamed(kind, checkpoint.unreadable)
-    described = isinstance(description, dict)
-    if not tensors and not unreadable and (not described or opened.family.is_encoder):
-        return None  # encoders come with and without towers, all of which their configs describe
+    described, absent = isinstance(description, dict), not tensors and not unreadable
+    if absent and (not described or opened.family.is_encoder):
+        return None  # the config of an encoder describes towers that it may lack
     name = f"the {row.name} tower" + (" for sound" if issubclass(kind, SoundTower) else "")
     tower = opened._replace(name=name, tensors=tensors)
     plan = TowerPlan(row.name, kind, tower)
-    if not tensors and not unreadable and issubclass(kind, SoundTower):
-        return plan._replace(fault=kind.absent)
-    if not tensors and not unreadable:
-        return plan._replace(fault=f"config.json describes a {what}, but none of its tensors is in the model")
+    if absent:
+        fault = f"config.json describes a {what}, but none of its tensors is in the model"
+        return plan._replace(fault=kind.absent if issubclass(kind, SoundTower) else fault)
     if not described:
         return plan._replace(fault=f"the model has tensors of a {what}, but config.json has no {key}")
     if unreadable:
@@ -136,15 +130,14 @@ def _plan(opened: OpenedModel, row: TowerRow[AnyTower], key: str, what: str) -> 
         _check_twins(kind, checkpoint.tensors, what)
         for tensor in tensors.values():
             check_companions(tensor)
-        plan = plan._replace(opened=tower._replace(config=_tower_config(opened, row)))
-        return _rehearsed(plan)
+        return _rehearsed(plan._replace(opened=tower._replace(config=_tower_config(opened, row))))
     except ModelError as error:
         return plan._replace(fault=str(error), unknown=isinstance(error, UnknownError))
 
 
 def plan_weights(plan: TowerPlan[AnyTower], dtype: str, budget_bytes: int | None) -> tuple[AnyTower, DtypePlan]:
-    """Returns the tower made of placeholders, and the types of its weights. The arguments after `plan` are those of
-    `weights.load.load`. Raises ModelError if the plan has a fault, or the weights exceed the budget."""
+    """Returns the tower made of placeholders, and the types of its weights. `dtype` and `budget_bytes` are as in
+    `weights.load.load`. Raises ModelError for a plan with a fault, and for weights that exceed the budget."""
     if plan.fault:
         raise ModelError(plan.fault)
     try:
@@ -154,14 +147,14 @@ def plan_weights(plan: TowerPlan[AnyTower], dtype: str, budget_bytes: int | None
 
 
 def load_tower(plan: TowerPlan[AnyTower], dtype: str = "keep", budget_bytes: int | None = None) -> AnyTower:
-    """Reads the weights and builds the tower, on the engine thread. Raises as `plan_weights`, or ModelError if reading
-    fails all the same."""
+    """Reads the weights and builds the tower, on the engine thread. Raises as `plan_weights`, and ModelError if reading
+    fails."""
     types = plan_weights(plan, dtype, budget_bytes)[1]
     return read_part(plan.opened, partial(_assembled, plan), "the tower", types)
 
 
 def _renamed(kind: type[MediaTower], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors that are the tower's, under the names of its parameters."""
+    """Returns the tower's tensors, under the names of its parameters."""
     named = ((kind.parameter_name(name), tensor) for name, tensor in tensors.items())
     return {name: tensor._replace(name=name) for name, tensor in named if name is not None}
 
@@ -176,7 +169,7 @@ def _check_twins(kind: type[MediaTower], tensors: Mapping[str, Tensor], what: st
 
 
 def _tower_config(opened: OpenedModel, row: TowerRow[AnyTower]) -> dict[str, object]:
-    """Returns `config.json` without what concerns the text model's layers, and with what the preprocessor overrides."""
+    """Returns `config.json` without fields about the text model, and with the overrides of the preprocessor."""
     config = {key: value for key, value in opened.config.items() if key not in _TEXT_ONLY}
     if not row.preprocessor:
         return config
@@ -212,12 +205,12 @@ def _refuse_missing(names: Collection[str]) -> None:
 
 
 def _assembled(plan: TowerPlan[AnyTower], arrays: Mapping[str, Arrays]) -> AnyTower:
-    """Builds the tower with `arrays`, which stay lazy. Raises ModelError if anything does not fit."""
+    """Builds the tower with `arrays`, which stay lazy. Raises ModelError for arrays that do not fit."""
     return assemble_part(plan.opened, partial(_made, plan), arrays)
 
 
 def _made(plan: TowerPlan[AnyTower], weights: Weights) -> tuple[AnyTower, Weights]:
-    """Returns the tower, its parameters still random, and the weights for them."""
+    """Returns the tower with random parameters, and the weights for them."""
     tower = plan.kind(plan.opened.config)
     try:
         return tower, tower.sanitize(dict(weights))
