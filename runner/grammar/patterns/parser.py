@@ -1,10 +1,10 @@
 """Parses the regular expressions of JSON schemas: ECMA-262's, with the modifiers of 2025.
 
-A pattern is read as with the flag `u`, as JSON Schema recommends. One that is valid only without it, or that spells
-halves of surrogate pairs, is read by the older grammar (Annex B). Characters are code points either way.
+A pattern is read as with the flag `u`, as JSON Schema recommends. If it is valid only without the flag, or spells
+halves of surrogate pairs, the older grammar (Annex B) is used. Characters are code points either way.
 
-Two forms of Python's are read as well: flags for the whole pattern at its start, `(?i)`, and groups named
-`(?P<name>...)`. Schemas made from Python types have them, and they are invalid in ECMA-262.
+Two of Python's forms, which are invalid in ECMA-262, are read as well, since schemas made from Python types have them:
+flags for the whole pattern at its start, `(?i)`, and groups named `(?P<name>...)`.
 """
 
 import re
@@ -66,16 +66,12 @@ class Pattern:
     node: Node
     groups: dict[int | str, Node]
     doubtful: bool
-    """True if it is valid only without the flag `u` but has `\\p{...}`, which needs the flag and is read as with it."""
+    """True if it is valid only without the flag `u` but has `\\p{...}`, which is read as with the flag."""
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Reads a pattern.
-
-    Raises:
-        PatternError: it is not a regular expression.
-        PatternDepthError: its groups are nested deeper than 60 levels.
-    """
+    """Reads a pattern. Raises PatternError if it is not a regular expression, and PatternDepthError if its groups are
+    nested deeper than 60 levels."""
     try:
         return _Parser(text, unicode=True).pattern()
     except (PatternError, _HalvesError):
@@ -107,8 +103,6 @@ class _Parser:
             self._refuse("unmatched `)`")
         return Pattern(node, self._groups, self._doubtful)
 
-    # --- Reading.
-
     def _peek(self, text: str) -> bool:
         return self._text.startswith(text, self._at)
 
@@ -131,8 +125,6 @@ class _Parser:
         found = pattern.match(self._text, self._at)
         self._at = found.end() if found else self._at
         return found
-
-    # --- Terms.
 
     def _disjunction(self) -> Node:
         self._depth += 1
@@ -201,7 +193,7 @@ class _Parser:
         return self._chars(((code, code),))
 
     def _group(self) -> tuple[Node, str]:
-        """Returns a group, or a look if it is one."""
+        """Returns a group, or a look and its opening characters."""
         start = self._at
         name, look, flags = "", "", self._flags
         captures = not self._take("?")
@@ -248,8 +240,6 @@ class _Parser:
         self._at = end + 1
         return name
 
-    # --- Escapes.
-
     def _atom_escape(self) -> Node:
         if digits := self._match(_REFERENCE):
             if (number := _number(digits[0])) <= self._captures:
@@ -268,7 +258,7 @@ class _Parser:
         return self._char(found) if isinstance(found, int) else found
 
     def _back(self, group: int | str) -> Node:
-        """Returns a reference; a group that has not ended stands for no text."""
+        """Returns a reference to a group. A group that has not ended stands for the empty text."""
         return Back(group) if group in self._groups or self._behind else NOTHING
 
     def _escape(self, *, in_class: bool) -> int | Chars:
@@ -300,7 +290,7 @@ class _Parser:
         return ord(char)
 
     def _character(self, code: int, trail: int | None = None) -> int:
-        """Returns the character that has this number, or that two halves of a surrogate pair make."""
+        """Returns the character of this number, or of two halves of a surrogate pair."""
         if trail is not None:
             return 0x10000 + ((code - 0xD800) << 10) + trail - 0xDC00
         if code > 0x10FFFF:
@@ -316,8 +306,6 @@ class _Parser:
         self._at = found.end()
         self._doubtful = not self._unicode
         return Chars((), (found[1],), negated=char == "P", folded="i" in self._flags)
-
-    # --- Classes.
 
     def _class(self) -> Chars:
         start = self._at - 1
