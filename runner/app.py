@@ -18,6 +18,7 @@ from runner.logs import Log
 from runner.model import OpenedModel, open_model
 from runner.ollama.hand_over import HandOver
 from runner.process import parent
+from runner.process.limits import DescriptorShortage, check_threads, raise_limit
 from runner.settings import CheckSettings, FollowSettings, ReplaySettings, Settings, TopSettings, context_limit
 from runner.terminal import STATUS_LINE
 from runner.wings import chooser, routes_of
@@ -45,7 +46,7 @@ def start(argv: Sequence[str]) -> NoReturn:
             log.warning(warning)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it tokenizes one text at a time, where threads gain nothing
         if isinstance(settings, Settings | CheckSettings):
-            parent.check_threads(_THREADS + cpu.Threads.of(settings.blas_threads).prompts)
+            check_threads(_THREADS + cpu.Threads.of(settings.blas_threads).prompts)
         if not isinstance(settings, Settings):
             gc.enable()
             _run_command(settings)
@@ -152,7 +153,6 @@ async def _serve(
     leave_out_client()
     from aiohttp import web
 
-    from runner.process.limits import DescriptorShortage, raise_limit
     from runner.server.app import CONNECTIONS, make_app
 
     raise_limit()

@@ -228,7 +228,7 @@ def _built(name: str) -> Path | None:
 
 
 def _why_missing(name: str) -> str:
-    """Returns the reason that the build kept (`build.py`), and what to do."""
+    """Returns the reason that the build kept (`extensions.py`), and what to do."""
     try:
         with Path(__file__).with_name(name).with_suffix(".missing").open(encoding="utf-8", errors="replace") as kept:
             reason = kept.read(_LONGEST_REASON).strip()

@@ -13,19 +13,17 @@ import fcntl
 import grp
 import os
 import pwd
-import re
-import shlex
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from runner.ollama.plan import LaunchError, Plan, own_command
-from runner.process.parent import CHANGED, FORCED, OLLAMA
+from runner.ollama.mlx_library import LIBRARY, write_library
+from runner.ollama.plan import LaunchError, Plan
+from runner.ollama.shim import shim
 
 NAME = "ollama-mlx-runner"
 PREFIX = "serve-"
@@ -210,125 +208,3 @@ def _link_all(source: Path, target: Path, *others: str) -> None:
         for path in source.iterdir():
             if path.name not in others:
                 (target / path.name).symlink_to(path)
-
-
-# --- The shim: the script that a host finds in place of its own executable (docs/internals/wire.md, 1.2, 1.3, 11).
-
-_SHIM = """\
-#!/bin/sh
-# Ollama finds this in place of its own executable. MLX models run on this runner, everything else runs on Ollama.
-
-# The runner may hand over to Ollama's own (runner/ollama/hand_over.py), which gets the environment of this script.
-mlx_runner() {{
-{tell}
-{restore}
-  exec {runner} "$@"
-}}
-
-# True for `--mlx-engine`, and for no engine and a model with a tag. GGUF runners get another engine, or a file.
-is_mlx() (
-  engine= model= expected=
-  for word do
-    case $expected in
-      model) model=$word expected= ; continue ;;
-      port) expected= ; continue ;;
-    esac
-    case $word in
-      --model=* | -model=*) model=${{word#*=}} ;;
-      --model | -model) expected=model ;;
-      --port | -port) expected=port ;;
-      --mlx-engine) engine=mlx ;;
-      --*-engine) exit 1 ;;
-    esac
-  done
-  [ "$engine" = mlx ] && exit 0
-  case $model in /*) exit 1 ;; esac
-  case ${{model##*/}} in *:*) exit 0 ;; esac
-  exit 1
-)
-
-case ${{1-}} in
-  runner) if is_mlx "$@"; then mlx_runner "$@"; fi ;;
-  serve | start) exec {launcher} "$@" ;; # clients of some releases start a server if there is none
-esac
-exec {ollama} "$@"
-"""
-
-
-def shim(plan: Plan, environ: Mapping[str, str]) -> bytes:
-    """Returns the script. `environ` holds the variables that runners get back."""
-    told = {"": str(plan.ollama), "_LIBRARIES": str(plan.libraries or ""), "_MEDIA": " ".join(plan.media)}
-    tell = [f"  export {OLLAMA}{name}={shlex.quote(value)}" for name, value in told.items()]
-    tell += [
-        f'  unset {OLLAMA}_{name}; [ -z "${{{name}+set}}" ] || export {OLLAMA}_{name}="${name}"' for name in CHANGED
-    ]
-    restore = [
-        f"  export {name}={shlex.quote(environ[name])}" if name in environ else f"  unset {name}" for name in FORCED
-    ]
-    runner = shlex.join(plan.runner)
-    launcher = [*own_command(), "ollama", "serve", "--start", plan.start, "--runner", runner, str(plan.ollama)]
-    text = _SHIM.format(
-        tell="\n".join(tell),
-        restore="\n".join(restore),
-        runner=runner,
-        launcher=shlex.join(launcher),
-        ollama=shlex.quote(str(plan.ollama)),
-    )
-    return os.fsencode(text)
-
-
-# --- An empty MLX library, for hosts on machines where they cannot load a real one.
-#
-# Hosts since v0.34.1 load an MLX model, and since v0.32.10 pull one, only if they themselves could load `libmlxc`,
-# though only their runners compute with it. Without an NVIDIA GPU they cannot. This library has every function that a
-# host looks up, and computes nothing: reading tensors, which comes before all computing, fails with a clear text, and
-# every other function does nothing. Hosts look for it last, and so prefer a library of their own that can be loaded.
-
-LIBRARY = "libmlxc.so"
-_CHECKED = b"MLX runtime is not available"
-"""This text stands in the executables of all hosts that check."""
-_FUNCTION = re.compile(rb"mlx_[a-z0-9_]*[a-z0-9](?=\0)")
-_COMPILE_S = 60
-
-_SOURCE = """\
-typedef void report(const char *, void *);
-static report *reported;
-static void *data;
-void mlx_set_error_handler(report *handler, void *its, void (*end)(void *)) { reported = handler; data = its; }
-static long nothing(void) { return 0; }
-static long failure(void) {
-  if (reported) reported("Ollama has no working MLX library; mlx-runner ollama serve gave it an empty one", data);
-  return 1;
-}
-"""
-
-
-def library_functions(executable: Path) -> list[str]:
-    """Returns the names that a host looks up in its MLX library; none if it does not need the library."""
-    content = executable.read_bytes()
-    if _CHECKED not in content:
-        return []
-    starts = ((found.start(), found.end()) for found in _FUNCTION.finditer(content))
-    return sorted({content[start - content.startswith(b"_", start - 1) : end].decode() for start, end in starts})
-
-
-def write_library(executable: Path, directory: Path) -> bool:
-    """Writes the library for a host into `directory`, if it needs one. Returns False without a working compiler."""
-    names = library_functions(executable)
-    if not names:
-        return True
-    compiler = shutil.which("cc")
-    if compiler is None:
-        return False
-    source = _SOURCE + "".join(
-        f'long {name}(void) __attribute__((alias("{"failure" if name.startswith("mlx_load") else "nothing"}")));\n'
-        for name in names
-        if name != "mlx_set_error_handler"
-    )
-    command = [compiler, "-x", "c", "-w", "-shared", "-fPIC", "-o", str(directory / LIBRARY), "-"]
-    try:
-        subprocess.run(command, input=source.encode(), capture_output=True, check=True, timeout=_COMPILE_S)
-    except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
-        (directory / LIBRARY).unlink(missing_ok=True)
-        return False
-    return True

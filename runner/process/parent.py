@@ -13,8 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from runner.errors import RunnerError
-
 _LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _CUDA_HOMES = ("CUDA_PATH", "CUDA_HOME")
 OLLAMA = "MLX_RUNNER_OLLAMA"
@@ -27,8 +25,6 @@ _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
 """The values that Python gives LC_CTYPE if the locale is C."""
 _HOST_CHECK_S = 0.5
 _STDERR = 2
-_STACK_BYTES = 2 << 20
-"""Of a thread, where the stack of a process has no limit."""
 
 
 def restart_in_own_environment(environ: Mapping[str, str], command: list[str]) -> None:
@@ -84,62 +80,6 @@ def with_host_libraries(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment that the host had made for its own runner, before the shim changed it."""
     result = {name: value for name, value in environ.items() if not name.startswith(OLLAMA) and name not in CHANGED}
     return result | {name: environ[f"{OLLAMA}_{name}"] for name in CHANGED if f"{OLLAMA}_{name}" in environ}
-
-
-def check_threads(count: int) -> None:
-    """Raises RunnerError unless `count` threads can run at the same time. Starts them and lets them end.
-
-    Later, a missing thread would make MLX abort the process, or a wait for it never end.
-    """
-    import _thread  # unlike threading, it does not wait until a thread has begun
-
-    gate, ended = _thread.allocate_lock(), _thread.allocate_lock()
-    waiting = 0
-
-    def pass_through() -> None:
-        nonlocal waiting
-        with gate:
-            waiting -= 1
-            if not waiting:
-                ended.release()
-
-    ended.acquire()
-    with gate:
-        try:
-            for _ in range(count):
-                _thread.start_new_thread(pass_through, ())
-                waiting += 1
-        except RuntimeError as error:
-            raise _too_few_threads(count, waiting) from error
-    ended.acquire()
-
-
-def _too_few_threads(wanted: int, found: int) -> "RunnerError":
-    """Call it while those that were found run. The system gives one reason for both: no place for another stack, and
-    one thread too many."""
-    import mmap
-    import resource
-
-    from runner.errors import RunnerError
-
-    def shown(limit: int, unit: int = 1) -> str:
-        most, _ = resource.getrlimit(limit)
-        return "unlimited" if most == resource.RLIM_INFINITY else str(most // unit)
-
-    advice = (
-        f"raise the limit on processes and threads (`ulimit -u` is {shown(resource.RLIMIT_NPROC)}; for a service it is"
-        " TasksMax, for a container its limit of pids)"
-    )
-    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    try:
-        mmap.mmap(-1, _STACK_BYTES if stack == resource.RLIM_INFINITY else stack).close()
-    except (OSError, OverflowError):
-        advice = (
-            f"there is no address space for their stacks: raise the limit on it (`ulimit -v` is"
-            f" {shown(resource.RLIMIT_AS, 1024)}; for a service it is LimitAS), or lower that of a stack (`ulimit -s`"
-            f" is {shown(resource.RLIMIT_STACK, 1024)})"
-        )
-    return RunnerError(f"cannot start {wanted} threads, only {found}: {advice}")
 
 
 def _is_host_directory(entry: str) -> bool:

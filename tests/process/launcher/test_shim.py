@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.ollama.directory import shim
 from runner.ollama.plan import Plan
+from runner.ollama.shim import shim
 from tests.process.launcher import standin
 from tests.process.launcher.standin import Installation, Report, parse
 

@@ -30,7 +30,7 @@ class Wheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-class Build(build_ext):
+class BuildExtensions(build_ext):
     """`build_ext`, which finds MLX's headers and compiles the sources of an extension side by side."""
 
     def run(self) -> None:
