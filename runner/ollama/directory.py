@@ -1,4 +1,4 @@
-"""The private directory in which a host finds itself, and later the shim; and what lies in it.
+"""The private directory in which a host finds itself, and later the shim.
 
     serve-RANDOM/bin/NAME    Ollama's executable at first, the shim as soon as Ollama runs
     serve-RANDOM/bin/...     on macOS, symbolic links to everything beside the executable
@@ -84,7 +84,7 @@ def make_directory(plan: Plan, environ: Mapping[str, str]) -> PrivateDirectory:
 
 
 def lock(directory: Path, flags: int = 0) -> int:
-    """Returns a descriptor that holds the directory's lock. BlockingIOError with LOCK_NB if another one holds it."""
+    """Returns a descriptor that holds the directory's lock. With LOCK_NB, raises BlockingIOError if another does."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
@@ -95,7 +95,7 @@ def lock(directory: Path, flags: int = 0) -> int:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Makes a hard link, which costs nothing, or a copy where kernel or file system refuse a link."""
+    """Makes a hard link, which costs nothing, or a copy if the kernel or the file system refuses a link."""
     try:
         target.hardlink_to(source)
     except OSError:
@@ -104,8 +104,8 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def _own(place: Path) -> Path:
-    """Makes `place` if it does not exist, and returns its path without symbolic links. PermissionError if other users
-    could write there, or exchange it."""
+    """Makes `place` if it does not exist, and returns its path without symbolic links. Raises PermissionError if other
+    users could write there, or exchange it."""
     if not place.is_absolute():
         raise FileNotFoundError(errno.ENOENT, "you have no home directory")
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,10 +121,8 @@ def _own(place: Path) -> Path:
 
 
 def _reason_to_distrust(above: os.stat_result) -> str:
-    """Returns how users other than this one and root can exchange the entries of a directory; "" if they cannot.
-
-    In a sticky directory such as /tmp only its owner can.
-    """
+    """Returns the reason why users other than this one and root can exchange entries of a directory; "" if they cannot.
+    In a sticky directory such as /tmp only its owner can."""
     # The owner of `/` is root, also in a container that has another number for it.
     if above.st_uid not in (os.geteuid(), 0, Path("/").stat().st_uid):
         return "which belongs to another user"
@@ -148,7 +146,7 @@ def _is_own_group(number: int) -> bool:
 
 def _make(place: Path, name: str) -> PrivateDirectory:
     """Makes and locks a new directory, and removes those whose lock no process holds."""
-    only = lock(place)  # so that a directory which another launcher has made but not locked yet is not removed
+    only = lock(place)  # no launcher removes a directory that another one has made and not locked yet
     try:
         for left in place.glob(f"{PREFIX}*"):
             _remove_left(left)
@@ -159,7 +157,7 @@ def _make(place: Path, name: str) -> PrivateDirectory:
 
 
 def _remove_left(directory: Path) -> None:
-    """Removes a directory whose server was killed together with the process that waited for its end."""
+    """Removes a directory that was left when its server and the process that waits for the end were killed."""
     try:
         descriptor = lock(directory, fcntl.LOCK_NB)
     except OSError:

@@ -1,4 +1,4 @@
-"""The limits of the process on threads and on files: every connection takes a descriptor, and shells allow few."""
+"""The process's limits on threads and on file descriptors, of which every connection takes one."""
 
 import _thread  # unlike threading, it does not wait until a thread has begun
 import asyncio
@@ -12,7 +12,7 @@ from runner.errors import RunnerError
 from runner.logs import Log
 
 log = Log(__name__)
-_MACOS_MOST = 10240  # where the hard limit is "infinity", which cannot be set
+_MACOS_MOST = 10240  # the hard limit there is "infinity", which cannot be set
 _USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _LOG_EVERY_S = 10.0
 _STACK_BYTES = 2 << 20
@@ -20,10 +20,8 @@ _STACK_BYTES = 2 << 20
 
 
 def check_threads(count: int) -> None:
-    """Raises RunnerError unless `count` threads can run at the same time. Starts them and lets them end.
-
-    Later, a missing thread would make MLX abort the process, or a wait for it never end.
-    """
+    """Raises RunnerError unless `count` threads can run at the same time. Starts them and lets them end: later, a
+    missing thread would make MLX abort the process, or a wait for it never end."""
     gate, ended = _thread.allocate_lock(), _thread.allocate_lock()
     waiting = 0
 
@@ -46,8 +44,8 @@ def check_threads(count: int) -> None:
 
 
 def _too_few_threads(wanted: int, found: int) -> RunnerError:
-    """Call it while those that were found run. The system gives one reason for both: no place for another stack, and
-    one thread too many."""
+    """Returns the error, while the threads that were found still run. The system gives the same reason for one thread
+    too many and for a lack of address space."""
 
     def shown(limit: int, unit: int = 1) -> str:
         most, _ = resource.getrlimit(limit)
@@ -83,7 +81,7 @@ def raise_limit() -> None:
 
 
 def free_descriptors() -> int:
-    """Returns how many more files this process may open."""
+    """Returns the number of files that this process may still open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(list(Path("/dev/fd").iterdir()))
 
 

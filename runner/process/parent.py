@@ -20,7 +20,7 @@ OLLAMA = "MLX_RUNNER_OLLAMA"
 FORCED = ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME")
 """Variables that a host sets to its own libraries for its MLX runners; `mlx-runner ollama serve` restores them."""
 CHANGED = (*FORCED, "LC_CTYPE")
-"""Variables that differ from those of Ollama's own runner: Python sets the last one if the locale is C."""
+"""Variables whose values differ from those of Ollama's own runner. Python sets the last one if the locale is C."""
 _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
 """The values that Python gives LC_CTYPE if the locale is C."""
 _HOST_CHECK_S = 0.5
@@ -31,8 +31,8 @@ def restart_in_own_environment(environ: Mapping[str, str], command: list[str]) -
     """Replaces this process by one that sees none of the host's MLX and CUDA libraries and reads file names as UTF-8.
 
     A host puts its library directories in front of LD_LIBRARY_PATH, and the loader reads that only when a process
-    starts; left there, `import mlx` would load the host's libmlx in place of the one it was built with. With a C locale
-    forced on it, Python decodes UTF-8 file names into texts that neither MLX nor JSON takes.
+    starts. With them, `import mlx` would load the host's libmlx in place of its own. Under a C locale, Python decodes
+    UTF-8 file names into texts that neither MLX nor JSON takes.
     """
     wanted = without_host_libraries(environ)
     if sys.getfilesystemencoding() != "utf-8":
@@ -43,10 +43,8 @@ def restart_in_own_environment(environ: Mapping[str, str], command: list[str]) -
 
 
 def given_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment as it was before Python started, which sets LC_CTYPE if the locale is C.
-
-    Only Linux keeps the former value; on other systems Python's stays.
-    """
+    """Returns the environment as it was before Python started, which sets LC_CTYPE if the locale is C. Only Linux keeps
+    the former value; on other systems Python's stays."""
     result = dict(environ)
     if result.get("LC_CTYPE") in _COERCED:
         try:
@@ -102,23 +100,19 @@ def _is_host_library(found: "os.DirEntry[str]") -> bool:
 
 
 def was_adopted(parent: int) -> bool:
-    """Returns True if whoever started this process had ended before its `parent` was read, which is in another session
-    then: a child is in that of its parent, unless it leads one of its own.
-
-    An adopter in the same session, such as a shell that is the first process of a container, is taken for the host.
-    """
+    """Returns True if the host had ended before `parent` was read. The parent is then an adopter in another session: a
+    child is in the session of its parent, unless it leads one of its own. An adopter in the same session, such as a
+    shell that is the first process of a container, is taken for the host."""
     session = os.getsid(0)
     try:
         return session != os.getpid() and session != os.getsid(parent)
-    except OSError:  # it has ended since, which `exit_with_host` sees, or is hidden
+    except OSError:  # the parent is hidden, or has ended since, which `exit_with_host` notices
         return False
 
 
 async def exit_with_host(parent: int) -> "NoReturn":
-    """Ends the process when the host that started it has ended.
-
-    Then its parent is no longer `parent`, or, if the host died before the first check, its output has no reader.
-    """
+    """Ends the process when the host that started it has ended: its parent is no longer `parent` or, if the host died
+    before the first check, its output has no reader."""
     import asyncio
 
     output = select.poll()

@@ -98,7 +98,7 @@ def follow_leader(link: Link, models_dir: Path, log_level: int) -> NoReturn:
     if not link.is_local and settings.blas not in ("auto", "off"):
         raise RankError(f"--blas {settings.blas} names a library of the leader's machine: use auto or off")
     logs.mark(rank=join.rank)
-    cpu.preload_for(settings)  # before MLX is imported
+    cpu.preload(settings.blas, settings.blas_threads, settings.kernels)  # before MLX is imported
     from runner.ranks import group
 
     model = open_model(settings.model, models_dir, chooser(settings))

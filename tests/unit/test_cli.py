@@ -290,12 +290,21 @@ def test_ollama_models_is_stripped_of_blanks_and_quotes(value: str, directory: s
     assert parse_check(["m"], {"OLLAMA_MODELS": value, "HOME": "/home/u"}).models_dir == Path(directory)
 
 
-def test_the_log_level_is_ollamas_unless_it_is_given() -> None:
-    argv = ["--model", "m"]
-    assert parse_server(argv, {}).log_level == logging.INFO
-    assert parse_server(argv, {"OLLAMA_DEBUG": "1"}).log_level == logging.DEBUG
-    assert parse_server(argv, {"OLLAMA_DEBUG": "2"}).log_level == logs.TRACE
-    assert parse_server([*argv, "--log-level", "warn"], {"OLLAMA_DEBUG": "2"}).log_level == logging.WARNING
+@pytest.mark.parametrize(
+    ("flag", "debug", "level"),
+    [
+        ([], "", logging.INFO),
+        ([], "1", logging.DEBUG),
+        ([], ' "1" ', logging.DEBUG),
+        ([], "2", logs.TRACE),
+        ([], "-1", logging.WARNING),
+        ([], "-2", logging.ERROR),
+        ([], "nonsense", logging.INFO),
+        (["--log-level", "warn"], "2", logging.WARNING),
+    ],
+)
+def test_the_log_level_is_ollamas_unless_it_is_given(flag: list[str], debug: str, level: int) -> None:
+    assert parse_server(["--model", "m", *flag], {"OLLAMA_DEBUG": debug}).log_level == level
 
 
 @pytest.mark.parametrize(

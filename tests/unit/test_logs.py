@@ -1,7 +1,6 @@
 """No line carries a marker of the host's scanner, and none can hold up the process."""
 
 import itertools
-import logging
 import os
 import subprocess
 import sys
@@ -195,22 +194,6 @@ def test_a_vanished_reader_is_silent() -> None:
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=write, timeout=30, check=False)
     os.close(write)
     assert (done.stdout, done.returncode) == (b"through\n", 0)
-
-
-@pytest.mark.parametrize(
-    ("value", "level"),
-    [
-        ("", logging.INFO),
-        ("1", logging.DEBUG),
-        ("2", logs.TRACE),
-        ("-1", logging.WARNING),
-        ("-2", logging.ERROR),
-        ("nonsense", logging.INFO),
-        (' "1" ', logging.DEBUG),
-    ],
-)
-def test_ollama_debug_is_read_as_ollama_reads_it(value: str, level: int) -> None:
-    assert logs.level_from_ollama(value) == level
 
 
 def test_an_error_that_is_its_own_cause_has_no_other() -> None:
