@@ -85,7 +85,7 @@ def lacks_memory(error: BaseException) -> bool:
         return False
 
 
-def error_line(error: BaseException) -> str:
+def exception_line(error: BaseException) -> str:
     """Returns the exception as a line for the host. The line has `out of memory` if, and only if, that is the reason: a
     host that reads it unloads all its models. Never raises."""
     try:
@@ -240,7 +240,7 @@ def die(error: BaseException, status: int = 1, *, before: str = "") -> NoReturn:
     if isinstance(error, RunnerError) and error.advice:
         logging.getLogger(__name__).warning("what to do: %s", error.advice)
     cause = cause_of(error)
-    text = before + (str(error) if isinstance(error, RunnerError) else error_line(error))
+    text = before + (str(error) if isinstance(error, RunnerError) else exception_line(error))
     if isinstance(cause, ImportError | AttributeError | TypeError) and (found := misfits()):  # an old MLX lacks a name
         text = f"{found}: {remedy()}; {text.removesuffix(f'; {remedy()}')}"
     fatal(text, status, apart=isinstance(error, RankError), no_memory=lacks_memory(cause))

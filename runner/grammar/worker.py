@@ -15,7 +15,7 @@ from runner.errors import RequestError
 from runner.grammar.guide import Guide, taped_guide
 from runner.grammar.messages import FORK, ORDER, CompilerSetup, Follow, State, encode_message
 from runner.process.child import ChildProcess, Inbox
-from runner.sizes import shown
+from runner.sizes import sized
 
 _BUFFER_BYTES = 1 << 20
 _START_S = 60
@@ -172,7 +172,7 @@ class Worker:
     @property
     def death(self) -> str:
         """The probable reason why the process ended without a message."""
-        return f"it takes more than {shown(self.memory_bytes)} of memory, or crashes llguidance; make it simpler"
+        return f"it takes more than {sized(self.memory_bytes)} of memory, or crashes llguidance; make it simpler"
 
     def close(self) -> None:
         """Ends the answer and gives the worker back for another one."""

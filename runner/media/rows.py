@@ -13,7 +13,7 @@ from runner.media.families import Clip, PictureFamily
 from runner.media.header import Header
 from runner.media.prompt import Item, MediaPrompt, Picture, Sound, UnmeasuredPicture
 from runner.media.sound_header import MEL_BINS
-from runner.sizes import shown
+from runner.sizes import sized
 
 if TYPE_CHECKING:
     import numpy as np
@@ -204,8 +204,8 @@ class RowStore:
             what = f"a sound of {item.header.frames / item.header.rate:.0f} seconds"
         if self.room_bytes is not None and needed > self.room_bytes:
             raise MediaError(
-                f"there is no room to decode {what}: that takes about {shown(needed)}, and the model leaves"
-                f" {shown(self.room_bytes)} of the budget. Send a smaller one, or give the runner more (--memory)"
+                f"there is no room to decode {what}: that takes about {sized(needed)}, and the model leaves"
+                f" {sized(self.room_bytes)} of the budget. Send a smaller one, or give the runner more (--memory)"
             )
         self._gives_way = False
         self._decoding_bytes = needed
