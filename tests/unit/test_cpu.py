@@ -252,10 +252,7 @@ def test_a_look_tells_what_preloading_would_take() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
 @pytest.mark.parametrize(
     ("missing", "advice"),
-    [
-        ("shim", f"never built; install again: `{install_command()}`"),
-        ("numpy", "install numpy's wheel from PyPI"),
-    ],
+    [("shim", f"never built; install again: `{install_command()}`"), ("numpy", "install numpy's wheel from PyPI")],
 )
 def test_without_a_fast_one_it_says_what_to_install(missing: str, advice: str) -> None:
     assert looks("auto", missing, "debian") == ["MLX's own", advice, "looked", f"MLX's own (slow: {advice})"]

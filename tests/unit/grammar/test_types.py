@@ -123,17 +123,8 @@ ENFORCED = {
     for name, row in rows.items()
 }
 UNKNOWN_FORMATS = {
-    "pydantic": [
-        "path",
-        "file-path",
-        "binary",
-        "password",
-        "base64",
-        "ipv4network",
-        "uuid4",
-        "regex",
-        "multi-host-uri",
-    ],
+    "pydantic": ["path", "file-path", "binary", "password", "base64", "ipv4network", "uuid4", "regex"],
+    "pydantic's databases": ["multi-host-uri"],
     "zod": ["jwt", "binary"],
     "OpenAPI": ["byte", "binary", "password"],
 }
