@@ -1,4 +1,4 @@
-"""A fast BLAS replaces MLX's own, with the same results up to rounding."""
+"""A fast BLAS replaces MLX's own, with the same results up to rounding; so do kernels, unless there is a reason."""
 
 import shutil
 import subprocess
@@ -318,3 +318,60 @@ print(idle, helped_by(False))
 def test_a_short_product_is_computed_alone_after_a_thread_has_held_one_up() -> None:
     done = subprocess.run([sys.executable, "-c", REST], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["True", "True"]
+
+
+CHOICE = """
+import sys
+from runner import cpu
+{before}
+print(cpu.find_kernels())
+print(cpu.preload("auto", 1, sys.argv[1]).kernels)
+import mlx.core as mx
+print(mx.fast.rms_norm(mx.array([3.0, 4.0]), None, 0.0).tolist())
+"""
+KEPT = """
+import pathlib
+cpu.__file__ = {place!r} + "/__init__.py"
+pathlib.Path({place!r}, "_kernels.missing").write_text("no luck\\n")
+"""
+CHOICES = {
+    "off": ("", "off", "(--kernels off)"),
+    "never built": ("cpu._KERNELS = 'missing.so'", "auto", "(slow: never built; install again: `{again}`)"),
+    "no compiler": (KEPT, "auto", "(slow: no luck; install again: `{again}`)"),
+    "no wide vectors": ("cpu._WIDEST = 1", "auto", "(slow: this processor lacks AVX2)"),
+    "an older build": (
+        "cpu._KERNELS = '_shim.so'  # which lacks the functions of kernels",
+        "auto",
+        "(slow: built for another version of MLX; install again: `{again}`)",
+    ),
+    "another MLX": (
+        "import ctypes; ctypes.CDLL({stub!r}, mode=ctypes.RTLD_GLOBAL)",
+        "auto",
+        "(slow: built for another version of MLX; install again: `{again}`)",
+    ),
+}
+
+
+def chosen(before: str, choice: str = "auto") -> list[str]:
+    """Returns what a look says, what serves, and numbers that MLX computes then."""
+    words = [sys.executable, "-c", CHOICE.format(before=before), choice]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_without_kernels_mlx_computes_and_the_log_says_why(case: str, tmp_path: Path) -> None:
+    before, choice, why = CHOICES[case]
+    source, stub = tmp_path / "stub.cpp", tmp_path / "stub.so"
+    if "stub" in before:
+        source.write_text('namespace mlx::core { extern const char *version() { return "0.99.0"; } }')
+        subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(stub)], check=True, timeout=60)
+    looked, used, numbers = chosen(before.format(stub=str(stub), place=str(tmp_path)), choice)
+    assert used == f"MLX's own {why.format(again=install_command())}"
+    assert case == "off" or looked == used
+    assert numbers.startswith("[0.848528")
+
+
+def test_what_check_says_is_what_serves() -> None:
+    looked, used, _ = chosen("")
+    assert looked == used
+    assert used in ("for AVX2", "for AVX-512", "for NEON")
