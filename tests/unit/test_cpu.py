@@ -10,6 +10,7 @@ import pytest
 
 from runner import cpu
 from runner.versions import install_command
+from tests.lib.programs import python
 
 PRODUCTS = """
 from runner import cpu
@@ -28,9 +29,7 @@ print(worst)
 
 
 def run(choice: str) -> tuple[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-c", PRODUCTS.format(choice=choice)], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = python("-c", PRODUCTS.format(choice=choice), check=True)
     name, worst = done.stdout.splitlines()
     return name, float(worst)
 
@@ -52,8 +51,7 @@ for product in (x @ x, x[:1] @ x.T):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
 def test_mlx_calls_the_shim_for_its_products() -> None:
-    done = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["1", "1"]
+    assert python("-c", CALLS, check=True).stdout.split() == ["1", "1"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
@@ -65,13 +63,7 @@ def test_the_set_up_built_the_shim_and_auto_uses_it() -> None:
 
 @pytest.mark.parametrize("library", ["/nonexistent/libblas.so", "libm.so.6"])
 def test_a_library_that_is_no_blas_is_refused_by_name(library: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", f"from runner import cpu; cpu.preload({library!r})"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-c", f"from runner import cpu; cpu.preload({library!r})")
     assert f"UsageError: --blas {library}: " in done.stderr
 
 
@@ -186,8 +178,7 @@ class Kernel(NamedTuple):
 
 def kernel(library: Path, *threads: int) -> Kernel:
     """Compares products of random shapes and forms with numpy's in float64."""
-    words = [sys.executable, "-c", KERNEL, str(library), *map(str, threads or (1, 1))]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = python("-c", KERNEL, str(library), *map(str, threads or (1, 1)), timeout=120)
     assert done.returncode == 0, done.stderr
     same, few, many, digest = done.stdout.split()
     return Kernel(same == "True", int(few), int(many), digest)
@@ -237,9 +228,7 @@ print(looked.name, looked.advice, "opened" if loaded else "looked", cpu.preload(
 
 def looks(choice: str, *missing: str) -> list[str]:
     """Returns what `detect` finds, its advice, whether it opened a library, and what `preload` returns then."""
-    words = [sys.executable, "-c", LOOKS, choice, *missing]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.strip().split("|")
+    return python("-c", LOOKS, choice, *missing, check=True).stdout.strip().split("|")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
@@ -316,8 +305,7 @@ print(idle, helped_by(False))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
 def test_a_short_product_is_computed_alone_after_a_thread_has_held_one_up() -> None:
-    done = subprocess.run([sys.executable, "-c", REST], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["True", "True"]
+    assert python("-c", REST, check=True).stdout.split() == ["True", "True"]
 
 
 CHOICE = """
@@ -354,8 +342,7 @@ CHOICES = {
 
 def chosen(before: str, choice: str = "auto") -> list[str]:
     """Returns what a look says, what serves, and numbers that MLX computes then."""
-    words = [sys.executable, "-c", CHOICE.format(before=before), choice]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    return python("-c", CHOICE.format(before=before), choice, check=True).stdout.splitlines()
 
 
 @pytest.mark.parametrize("case", CHOICES)

@@ -5,7 +5,6 @@ import mmap
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from runner import cpu
 from tests.lib.kernels import library
+from tests.lib.programs import python
 from tests.unit.test_kernels import PACKINGS, made
 
 
@@ -149,7 +149,7 @@ def table_of(width: int) -> _Kernels:
 
 def test_no_kernel_touches_what_lies_behind_its_arrays() -> None:
     code = "from tests.unit.test_kernel_memory import check_bounds, table_of; check_bounds(table_of(16))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    done = python("-c", code, timeout=100)
     assert done.returncode == 0, done.stderr
 
 
@@ -198,9 +198,7 @@ def test_kernels_of_other_widths_compute_the_same(tmp_path: Path) -> None:
     library = tmp_path / "widths.so"
     sources = [str(tmp_path / f"{width}.cpp") for width in (4, 16)]
     subprocess.run([*words, *sources, "-o", str(library)], check=True, timeout=250)
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER_WIDTHS, str(library)], capture_output=True, text=True, timeout=100, check=False
-    )
+    done = python("-c", OTHER_WIDTHS, str(library), timeout=100)
     assert done.returncode == 0, done.stderr
 
 
@@ -238,6 +236,6 @@ def test_the_address_sanitizer_finds_nothing(tmp_path: Path) -> None:
     asks = [["gcc", f"-print-file-name={name}"] for name in names]
     found = [subprocess.run(each, capture_output=True, text=True, check=True).stdout.strip() for each in asks]
     around = {**os.environ, "LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": "detect_leaks=0"}
-    test = [sys.executable, "-c", SANITIZED, str(tmp_path / "__init__.py"), str(kernels), str(tmp_path / "inner")]
-    done = subprocess.run(test, env=around, capture_output=True, text=True, timeout=1000, check=False)
+    test = "-c", SANITIZED, str(tmp_path / "__init__.py"), str(kernels), str(tmp_path / "inner")
+    done = python(*test, env=around, timeout=1000)
     assert done.returncode == 0, done.stdout + done.stderr
