@@ -141,7 +141,8 @@ def _inner_pairs(parts: Sequence[tuple[Schema, _Ways]], root: Schema) -> Iterato
         for key in _CHILDREN:
             value = schema.get(key)
             by_name = key == "properties" or isinstance(value, list)
-            inner = value.items() if isinstance(value, dict) and key in _MAPS else enumerate(_listed(value))
+            listed = value if isinstance(value, list) else [value]
+            inner = value.items() if isinstance(value, dict) and key in _MAPS else enumerate(listed)
             for name, each in inner:
                 child = resolved(each, root)
                 if isinstance(child, dict) and child.keys() & _ABOUT_OBJECTS:
@@ -151,10 +152,6 @@ def _inner_pairs(parts: Sequence[tuple[Schema, _Ways]], root: Schema) -> Iterato
             excluded = any(a == b and at != to for a, at in to_left for b, to in to_right)
             if left is not right and not excluded:
                 yield [left, right]
-
-
-def _listed(value: object) -> Sequence[object]:
-    return value if isinstance(value, list) else [value]
 
 
 def _asks_within(schema: Schema, properties: object) -> bool:

@@ -51,11 +51,10 @@ def is_unsupported(error: str) -> bool:
 
 
 def _of_schema(reason: str, details: Sequence[str], wanted: Format) -> str:
-    for schema in schemas(wanted):
-        place = _place(msgspec.json.decode(schema.json_schema), reason)
-        if place is not None:
-            return f"{_clipped(' '.join([reason, *details]))} - at `{place}` of the JSON schema"
-    return f"JSON schema: {_clipped(' '.join([reason, *details]))}"
+    told = _clipped(" ".join([reason, *details]))
+    places = (_place(msgspec.json.decode(schema.json_schema), reason) for schema in schemas(wanted))
+    place = next((each for each in places if each is not None), None)
+    return f"JSON schema: {told}" if place is None else f"{told} - at `{place}` of the JSON schema"
 
 
 def _place(schema: object, reason: str) -> str | None:

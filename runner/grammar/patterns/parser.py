@@ -8,8 +8,7 @@ flags for the whole pattern at its start, `(?i)`, and groups named `(?P<name>...
 """
 
 import re
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from runner.grammar.patterns.charsets import (
     CLASSES,
@@ -59,8 +58,7 @@ class _HalvesError(Exception):
     """The pattern spells half of a surrogate pair."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(NamedTuple):
     """A pattern that has been read, and its groups by number and name."""
 
     node: Node
@@ -172,7 +170,7 @@ class _Parser:
             self._at = start
             self._refuse(f"nothing to repeat before `{char}`" if char in "*+?{" else f"unmatched `{char}`")
         else:
-            atom = self._char(ord(char))
+            atom = self._chars(((ord(char), ord(char)),))
         return self._quantified(atom)
 
     def _quantified(self, atom: Node) -> Node:
@@ -188,9 +186,6 @@ class _Parser:
                 self._at = found.start()
                 self._refuse("numbers out of order in the quantifier")
         return repeat(atom, least, most if most is None or most < _MOST_TIMES else None)
-
-    def _char(self, code: int) -> Chars:
-        return self._chars(((code, code),))
 
     def _group(self) -> tuple[Node, str]:
         """Returns a group, or a look and its opening characters."""
@@ -255,7 +250,7 @@ class _Parser:
                 self._refuse(f"reference to group {name}, which does not exist,")
             return self._back(name)
         found = self._escape(in_class=False)
-        return self._char(found) if isinstance(found, int) else found
+        return self._chars(((found, found),)) if isinstance(found, int) else found
 
     def _back(self, group: int | str) -> Node:
         """Returns a reference to a group. A group that has not ended stands for the empty text."""

@@ -6,9 +6,9 @@ look-behind becomes a second pattern that must match, too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby, product
 from math import inf, prod
+from typing import NamedTuple
 
 from runner.grammar.patterns.charsets import (
     EVERY,
@@ -62,8 +62,7 @@ _START, _END, _SOMEWHERE = -1, -2, -3
 """Used in place of the kind of a character: the beginning of the text, its end, and an unknown place."""
 
 
-@dataclass(frozen=True)
-class Translation:
+class Translation(NamedTuple):
     """A pattern in the compiler's dialect."""
 
     patterns: tuple[str, ...]
