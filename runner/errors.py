@@ -3,11 +3,7 @@
 RunnerError
 ├── UsageError        a flag or an environment variable is wrong: exit status 2
 ├── ModelError        the model cannot be opened: `Error: <text>` on stderr, exit status 1
-│   ├── FaultsError   several faults at once
-│   ├── MissingError  the store has no model of that name
-│   ├── UnknownError  a part of it is intact, but of a kind that this runner does not know
-│   ├── ReadError     its headers are in order, but its weights cannot be read
-│   └── ComputeError  it is loaded, but its first forward pass fails
+│   └── FaultsError, MissingError, UnknownError, ReadError, ComputeError
 ├── DraftError        `--draft` names a model that cannot draft for this one: exit status 1
 ├── PanicError        a library written in Rust has panicked: status 500, or an `Error` line of the one request
 ├── RankError         the ranks cannot begin, or cannot go on together: exit status 1

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 
 _DEEPEST = 100
-"""The most levels of objects and lists: ten times those of models, a tenth of those that Python copies or prints."""
+"""The most levels of objects and lists: ten times as many as models have, a tenth of Python's own limit."""
 
 
 def parse(

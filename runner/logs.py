@@ -274,7 +274,7 @@ def fatal(text: str, status: int = 1, *, apart: bool = False, no_memory: bool = 
 
 
 def _silent_stderr() -> int:
-    """Returns a descriptor for the last line. The output of other threads, as those of MLX's ring, goes nowhere."""
+    """Returns a descriptor for the last line. From now on the output of other threads, such as MLX's ring, is lost."""
     with suppress(OSError):
         os.lseek(_STDERR, 0, os.SEEK_END)  # another process may have written its crash into the same file
     try:

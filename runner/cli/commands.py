@@ -185,7 +185,12 @@ class Parser(argparse.ArgumentParser):
             group = self.add_argument_group(word.group)
             group.add_argument(word.name, nargs=nargs, metavar=word.metavar, help=word.help)
             if command is OLLAMA_SERVE:
-                _add_ollama(group)
+                what = "the command of another runner, quoted as one word [this one]"
+                group.add_argument(
+                    "words", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="arguments for Ollama [serve]"
+                )
+                group.add_argument("--runner", metavar="COMMAND", help=what)
+                group.add_argument("--start", choices=get_args(Start), help=argparse.SUPPRESS)
         if command.settings:
             self._add_flags(flags_of(command.settings).values())
         about = self.add_argument_group("about")
@@ -224,15 +229,6 @@ def nearest(words: Iterable[str], known: Iterable[str], prefix: str = "") -> str
     candidates = [each.removeprefix(prefix) for each in known]
     found = [near for word in words for near in get_close_matches(word.removeprefix(prefix), candidates, n=1)]
     return f": did you mean {' and '.join(prefix + near for near in dict.fromkeys(found))}?" if found else ""
-
-
-def _add_ollama(group: argparse._ArgumentGroup) -> None:
-    """Adds the words and flags of `mlx-runner ollama serve`, which have no variables."""
-    group.add_argument("words", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="arguments for Ollama [serve]")
-    group.add_argument(
-        "--runner", metavar="COMMAND", help="the command of another runner, quoted as one word [this one]"
-    )
-    group.add_argument("--start", choices=get_args(Start), help=argparse.SUPPRESS)
 
 
 def version_text() -> str:

@@ -112,9 +112,9 @@ def detect(choice: str = "auto", wanted: int | None = None) -> Blas:
 def preload(choice: str = "auto", wanted: int | None = None, kernels: str = "auto") -> Preloaded:
     """Puts a fast BLAS and the kernels in front of MLX's own, and returns descriptions of those in use.
 
-    `choice` is `auto`, `off` or the path of a CBLAS library with 32-bit sizes; `wanted` is the number of threads, None
-    for those of `Threads.of`; `kernels` is `auto` or `off`. Must run before `mlx` is imported. Raises UsageError if a
-    library given by path cannot be used.
+    `choice` is `auto`, `off` or the path of a CBLAS library with 32-bit sizes; `wanted` is the number of threads (see
+    `Threads.of`); `kernels` is `auto` or `off`. Call it before `mlx` is imported. Raises UsageError if a library given
+    by path cannot be used.
     """
     threads = Threads.of(wanted)
     return Preloaded(_preload_blas(choice, threads), _preload_kernels(kernels, threads))

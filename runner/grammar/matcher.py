@@ -17,7 +17,7 @@ _REASONS = {
     "ParserTooComplex": "it is too ambiguous; let its alternatives begin differently",
     "LexerTooComplex": "its texts are too complex; make patterns and length limits simpler",
 }
-"""llguidance's name for a failure -> the explanation, with advice where there is any."""
+"""llguidance's name for a failure -> the explanation, with advice if there is any."""
 
 
 class GrammarMatcher:
@@ -41,7 +41,7 @@ class GrammarMatcher:
         return self._state(self._look_ahead)
 
     def follow(self, step: Follow) -> State:
-        """Returns the state after the tokens of `step`, or what may come after them."""
+        """Returns the state after the tokens of `step`; if it `tries` them, the tokens that may come after each."""
         if step.tries:
             return State(tried=self._try(step.tokens))
         return self._state(lambda: self._restart(step.tokens) if step.restart else self._take(deque(), step.tokens))
@@ -60,7 +60,8 @@ class GrammarMatcher:
         return State([*forced], mask)
 
     def _try(self, tokens: Sequence[int]) -> list[bytes | int]:
-        """Returns what may come after each of these tokens, until that takes too long. The matcher stays in place."""
+        """Returns the mask, or the forced token, after each of these tokens, until that takes too long. The matcher
+        stays in place."""
         until_s = process_time() + _TRY_S
         tried, forced = list[bytes | int](), deque[int]()
         try:

@@ -20,7 +20,7 @@ class CompilerSetup(msgspec.Struct, frozen=True):
     files: dict[str, bytes]
     """The paths of the model's text files by name, as bytes of the file system."""
     merge_eos: bool
-    """As for `open_tokenizer`."""
+    """The argument of `open_tokenizer`."""
     vocab_size: int
     """The number of tokens in the model's vocabulary; 0 if unknown."""
 
@@ -41,7 +41,7 @@ class Follow(msgspec.Struct, frozen=True):
     restart: bool = False
     """True if `tokens` follow the beginning of the answer, not its current position."""
     tries: bool = False
-    """True if the answer stays at its current position. The state then names what may come after `tokens`."""
+    """True if the answer stays at its current position. The state then has `tried`."""
 
 
 class State(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from runner.grammar.format_to_lark import OPTIONS_KEY
 _MOST_UNIQUE = 5
 """The most values of an array's items. Five make 326 arrays of different items; six make 1,957, which take 0.3 s."""
 _MOST_PLACES = 8
-"""An array has the items that it must contain among so many first ones."""
+"""The first items of an array, which have to include the items that it must contain."""
 _MOST_VALUES = 128
 _MOST_GROWTH_BYTES = 256 << 10
 _LARGEST = 9 * 10**17
@@ -176,7 +176,7 @@ class _Rewriter:
                 schema["enum"] = arrays
 
     def _place_contained(self, schema: Schema) -> None:
-        """Lists the places, among the first items, of those that the array must contain."""
+        """Lists the places that the items which an array must contain may have among its first items."""
         least = schema.get("minContains", 1)
         if "contains" not in schema or not isinstance(least, int) or not 0 < least <= _MOST_PLACES:
             return

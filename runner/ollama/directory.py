@@ -136,7 +136,7 @@ def _reason_to_distrust(above: os.stat_result) -> str:
 
 
 def _is_own_group(number: int) -> bool:
-    """True for a group whose only member is this user: many systems make one for each user."""
+    """Returns True for a group whose only member is this user: many systems make one for each user."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
     except KeyError:

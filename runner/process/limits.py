@@ -68,7 +68,7 @@ def _too_few_threads(wanted: int, found: int) -> RunnerError:
 
 
 def raise_limit() -> None:
-    """Raises the limit on open files to what the system allows, as Go programs do."""
+    """Raises the limit on open files as far as the system allows, as Go programs do."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (hard, _MACOS_MOST):
         if wanted != resource.RLIM_INFINITY and wanted <= soft:

@@ -81,7 +81,7 @@ def with_host_libraries(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_host_directory(entry: str) -> bool:
-    """True for Ollama's `lib/ollama`, and for the `mlx_*` directories in it."""
+    """Returns True for Ollama's `lib/ollama`, for the `mlx_*` directories in it, and for any with MLX's libraries."""
     if not entry:
         return False
     parts = [part for part in entry.split(os.sep) if part not in ("", ".")]  # noqa: PTH206 - pathlib would be imported

@@ -172,7 +172,7 @@ class _Translator:
         return self._walk(_START if edge or look.behind else _SOMEWHERE, None, items)
 
     def _resolved(self, items: Sequence[Node]) -> Node:
-        """Returns the sequence without edges; leaves out those that cannot be resolved."""
+        """Returns the sequence without edges. Edges that cannot be resolved are left out."""
         flat = tuple(items)
         try:
             return self._walk(_START, None, flat)
