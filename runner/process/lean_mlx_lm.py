@@ -1,9 +1,9 @@
 """mlx-lm's model and cache classes without mlx-lm's package `__init__`.
 
-`mlx_lm/__init__.py` imports the conversion and generation tools, and with them transformers, which takes a second.
-A runner never needs them. Importing this module first registers the package under its name without running its `__init__`.
-Then `from mlx_lm.models import llama` imports only that file and its own imports. If mlx-lm is already imported, nothing
-changes.
+`mlx_lm/__init__.py` imports the conversion and generation tools, and with them transformers, which takes a second. A
+runner never needs them. Importing this module first registers the package under its name without running its
+`__init__`. Then `from mlx_lm.models import llama` imports only that file and its own imports. If mlx-lm is already
+imported, nothing changes.
 
 The modules of `runner/model/modules` and `runner/embeddings/modules` are found under the same package, after mlx-lm's.
 """
