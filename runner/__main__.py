@@ -23,14 +23,14 @@ def main() -> None:
         from runner.process import parent
 
         parent.restart_in_own_environment(os.environ, [sys.executable, *sys.orig_argv[1:]])
-        from runner.app import start
+        from runner.app import run_process
     except (ImportError, OSError, MemoryError) as error:
         _die_of_installation(error)
-    start(sys.argv[1:])
+    run_process(sys.argv[1:])
 
 
 def _launch_ollama() -> "NoReturn":
-    """Becomes Ollama, which therefore gets signals, streams and environment as they are, not as a server wants them."""
+    """Becomes Ollama, which gets signals, streams and environment as they are, not as a server needs them."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -60,7 +60,7 @@ def _die_of_installation(error: Exception) -> "NoReturn":
 
 
 def _open_missing_streams() -> None:
-    """Opens standard streams that are closed: else the next socket would get the number of one, and its output."""
+    """Opens standard streams that are closed: a socket with the number of one would get its output."""
     for stream in (0, 1, 2):
         try:
             os.fstat(stream)

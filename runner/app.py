@@ -18,6 +18,7 @@ from runner.logs import Log
 from runner.model import OpenedModel, open_model
 from runner.ollama.hand_over import HandOver
 from runner.process import parent
+from runner.process.limits import DescriptorShortage, check_threads, raise_limit
 from runner.settings import CheckSettings, FollowSettings, ReplaySettings, Settings, TopSettings, context_limit
 from runner.terminal import STATUS_LINE
 from runner.wings import chooser, routes_of
@@ -28,15 +29,15 @@ if TYPE_CHECKING:
 log = Log(__name__)
 _HOST = "127.0.0.1"
 _THREADS = 20
-"""Threads that run at the same time, without those of a BLAS: the engine's, the helpers, those that tokenize, MLX's own
-and those that read weights are fifteen; the rest is for the libraries of a device."""
+"""Threads that run at the same time, without those of a BLAS: fifteen for the engine, the helpers, tokenizing, MLX and
+reading weights; the rest for the libraries of a device."""
 _HELPERS = 2
 _KEEP_S = 0.3
-"""The longest that a signal waits for the disk cache. Hosts wait for 5 seconds, users for less."""
+"""The longest wait of a signal for the disk cache. Hosts wait for 5 seconds, users for less."""
 
 
-def start(argv: Sequence[str]) -> NoReturn:
-    """Runs the command in `argv`: serves until a signal ends the process, checks a model, or watches a runner."""
+def run_process(argv: Sequence[str]) -> NoReturn:
+    """Runs the command in `argv`; without one, serves a model until a signal ends the process."""
     parent_pid = os.getppid()
     try:
         settings = parse_command(argv, os.environ)
@@ -45,7 +46,7 @@ def start(argv: Sequence[str]) -> NoReturn:
             log.warning(warning)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # it tokenizes one text at a time, where threads gain nothing
         if isinstance(settings, Settings | CheckSettings):
-            parent.check_threads(_THREADS + cpu.Threads.of(settings.blas_threads).prompts)
+            check_threads(_THREADS + cpu.Threads.of(settings.blas_threads).prompts)
         if not isinstance(settings, Settings):
             gc.enable()
             _run_command(settings)
@@ -93,7 +94,8 @@ def _run(settings: Settings, parent_pid: int) -> NoReturn:
     hand_over.offer(model)
     if not settings.hosted:
         STATUS_LINE.enable()
-    log.info("starting", model=model.name, **cpu.preload_for(settings)._asdict())
+    preloaded = cpu.preload(settings.blas, settings.blas_threads, settings.kernels)
+    log.info("starting", model=model.name, **preloaded._asdict())
     asyncio.run(_serve(settings, model, listener, parent_pid, hand_over))
     raise AssertionError("a server ends only with its process")
 
@@ -152,7 +154,6 @@ async def _serve(
     leave_out_client()
     from aiohttp import web
 
-    from runner.process.limits import DescriptorShortage, raise_limit
     from runner.server.app import CONNECTIONS, make_app
 
     raise_limit()
@@ -175,7 +176,7 @@ async def _serve(
 
 
 def _end_later(engine: "Engine") -> None:
-    """Lets the signals that end the process wait until the disk cache has everything, for a moment at most."""
+    """Lets the signals that end the process wait, for a moment at most, until the disk cache has everything."""
     signals = (signal.SIGINT, signal.SIGTERM)
 
     def end(number: int, _: object) -> None:

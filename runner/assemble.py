@@ -25,7 +25,7 @@ from runner.engine.parts import Parts, Post, Sources, World
 from runner.engine.policy import SlicePolicy
 from runner.engine.scheduler import Scheduler
 from runner.errors import NO_NUMBERS, ComputeError
-from runner.logs import Log, error_line
+from runner.logs import Log, exception_line
 from runner.model import OpenedModel
 from runner.model.weights.dtype import in_float32
 from runner.model.weights.parameters import building_only
@@ -226,4 +226,4 @@ def _computing() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ComputeError(f"the model cannot compute: {error_line(error)}") from error
+        raise ComputeError(f"the model cannot compute: {exception_line(error)}") from error

@@ -10,7 +10,7 @@ import mlx.core as mx
 _CONTROL_GROUPS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Files with a container's own limit: control groups version 2 and version 1."""
 _MOST_SCORES = 1 << 25
-"""Of all heads; 64 MB. Beyond it cuDNN's plan is a small part of the work."""
+"""The scores of all heads, 64 MB. Beyond it cuDNN's plan is a small part of the work."""
 _attention = mx.fast.scaled_dot_product_attention
 
 
@@ -20,7 +20,7 @@ def device() -> Literal["cpu", "gpu"]:
 
 
 def usable_bytes() -> int:
-    """Returns the bytes that a process may use: on a CPU what the machine has left, on a GPU `gpu_usable_bytes`."""
+    """Returns the bytes that a process may use: on a CPU `available_bytes`, on a GPU `gpu_usable_bytes`."""
     if device() == "cpu":
         return available_bytes()
     return gpu_usable_bytes(mx.device_info(), mx.get_memory_limit())
@@ -32,10 +32,8 @@ def gpu_usable_bytes(info: Mapping[str, str | int], limit_bytes: int) -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Returns the bytes that can be used without swapping: Linux's `MemAvailable`, within the container's limit.
-
-    Returns all physical memory on systems without these files. `root` is the root of the file system.
-    """
+    """Returns the bytes that can be used without swapping: Linux's `MemAvailable`, within the container's limit, or all
+    physical memory on systems without these files. `root` is the root of the file system."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for line in _text(root / "proc/meminfo").splitlines():
         name, _, value = line.partition(":")
@@ -62,11 +60,11 @@ def attention(
     sinks: mx.array | None = None,
     **rest: Any,
 ) -> mx.array:
-    """Returns what mx.fast.scaled_dot_product_attention does, up to rounding; made of plain products.
+    """Computes mx.fast.scaled_dot_product_attention, up to rounding, by plain products.
 
-    Of several 16-bit queries MLX computes it with cuDNN on NVIDIA GPUs, which makes a plan for each shape: 50 to 75 ms
-    on an H200, where the attention itself takes 0.2. Each round of drafts and each prompt has another number of keys.
-    Plain products need no plans, and memory for the scores only.
+    On NVIDIA GPUs, MLX computes the attention of several 16-bit queries with cuDNN, which makes a plan for each shape:
+    50 to 75 ms on an H200, on which the attention itself takes 0.2 ms. Each round of drafts and each prompt has another
+    number of keys. Plain products need no plans, and memory for the scores only.
     """
     batch, heads, queries, width = q.shape
     groups, keys = k.shape[1:3]

@@ -3,11 +3,7 @@
 RunnerError
 ├── UsageError        a flag or an environment variable is wrong: exit status 2
 ├── ModelError        the model cannot be opened: `Error: <text>` on stderr, exit status 1
-│   ├── FaultsError   several faults at once
-│   ├── MissingError  the store has no model of that name
-│   ├── UnknownError  a part of it is in order, and of a kind that this runner does not know
-│   ├── ReadError     its headers are in order, but its weights cannot be read
-│   └── ComputeError  it is loaded, but its first forward pass fails
+│   └── FaultsError, MissingError, UnknownError, ReadError, ComputeError
 ├── DraftError        `--draft` names a model that cannot draft for this one: exit status 1
 ├── PanicError        a library written in Rust has panicked: status 500, or an `Error` line of the one request
 ├── RankError         the ranks cannot begin, or cannot go on together: exit status 1
@@ -38,7 +34,7 @@ class ModelError(RunnerError):
     advice = "`mlx-runner check NAME` reports every problem with a model, without loading it"
 
     def __init__(self, text: str, advice: str | None = None) -> None:
-        """`advice` is that for this very error, which `check` shows too; empty if the text gives it."""
+        """`advice` replaces that of the class, in the log and in `check`; empty if the text has it already."""
         super().__init__(text)
         if advice is not None:
             self.advice = advice
@@ -53,7 +49,7 @@ class FaultsError(ModelError):
 
 
 class MissingError(ModelError):
-    """The store has no model of that name. The text is the one that hosts know; `explained` says it to a person."""
+    """The store has no model of that name. The text is the one that hosts know, `explained` one for a person."""
 
     def __init__(self, text: str, explained: str) -> None:
         super().__init__(text)
@@ -94,10 +90,8 @@ _PANIC = "PanicException"  # pyo3's class, in a module that cannot be imported
 
 @contextmanager
 def panics_as(error: Callable[[str], Exception]) -> Iterator[None]:
-    """Raises `error(reason)` in place of a panic of Rust code inside the block. Also a decorator.
-
-    A panic is no `Exception`: nothing that handles the fault of one request would see it.
-    """
+    """Raises `error(reason)` in place of a panic of Rust code inside the block. Also a decorator. A panic is no
+    `Exception`: nothing that handles the fault of one request would see it."""
     try:
         yield
     except Exception:
@@ -130,4 +124,4 @@ class RequestError(RunnerError):
 
 
 class MediaError(RequestError):
-    """A picture or a sound cannot be used: it is damaged, too large, of a format or a shape that is not served."""
+    """A picture or a sound cannot be used: it is damaged, too large, or of a format or a shape that is not served."""

@@ -1,10 +1,10 @@
-"""Reads JSON that comes with a model, and that anybody may have written."""
+"""Reads JSON that comes with a model. Anybody may have written it."""
 
 import json
 from collections.abc import Callable, Iterable
 
 _DEEPEST = 100
-"""The most objects and lists in each other: ten times what models have, and a tenth of what Python copies or prints."""
+"""The most levels of objects and lists: ten times as many as models have, a tenth of Python's own limit."""
 
 
 def parse(
@@ -14,7 +14,7 @@ def parse(
     pairs_hook: Callable[[list[tuple[str, object]]], object] | None = None,
 ) -> object:
     """Returns the value in a file. Infinity and NaN are numbers, as Python writes them. The hooks are those of
-    `json.loads`. Raises ValueError for what is not JSON, and for what is nested too deep to work with."""
+    `json.loads`. Raises ValueError for text that is not JSON, or is nested too deep to work with."""
     try:
         value: object = json.loads(data, object_hook=hook, object_pairs_hook=pairs_hook)
     except RecursionError:

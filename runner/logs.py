@@ -1,9 +1,9 @@
 """Log lines as Ollama's own runner writes them, safe for the host that scans them.
 
-A host reads stdout and stderr of the runner as one pipe and keeps every line that contains one of its markers
-(`error:`, `mlx:`, `out of memory`, ...): such a line later replaces the text of unrelated errors. So no line contains a
-marker, except the one that ends the process (`fatal`). Each line is one write of at most `LINE_LIMIT` bytes, and is
-dropped if the host does not read.
+A host reads stdout and stderr of the runner as one pipe and keeps every line with one of its markers (`error:`, `mlx:`,
+`out of memory`, ...): such a line later replaces the text of unrelated errors. So only the line that ends the process
+(`fatal`) contains a marker. Each line is one write of at most `LINE_LIMIT` bytes, and is dropped if the host does not
+read.
 """
 
 import faulthandler
@@ -17,7 +17,6 @@ import threading
 import traceback
 from contextlib import suppress
 from datetime import datetime
-from types import TracebackType
 from typing import NoReturn
 
 from runner.errors import RankError, RunnerError
@@ -63,8 +62,8 @@ _ANY_PHRASE = re.compile(f"(?i:{'|'.join(map(re.escape, _OUT_OF_MEMORY))})")
 _ANY_MARKER = re.compile(f"{'|'.join(map(re.escape, _MARKERS))}|{_ANY_PHRASE.pattern}")
 _NO_MEMORY = re.compile(r"Unable to allocate|Insufficient Memory|OutOfMemory|out of memory")
 """The texts of MLX's RuntimeErrors for missing memory, on Metal or CUDA. An array beyond any limit, or too many arrays,
-are other errors: the host could not mend them by unloading its other models."""
-_LEVELS = {TRACE: "TRACE", logging.WARNING: "WARN"}  # where slog's names differ from Python's
+are other errors, which a host cannot mend by unloading its other models."""
+_LEVELS = {TRACE: "TRACE", logging.WARNING: "WARN"}  # slog's names that differ from Python's
 _PLAIN_VALUE = re.compile(r'[^\s="\x00-\x1f\x7f]+')
 
 Value = str | int | float | bool
@@ -86,9 +85,9 @@ def lacks_memory(error: BaseException) -> bool:
         return False
 
 
-def error_line(error: BaseException) -> str:
-    """Returns the exception as a line for the host. It says `out of memory` if, and only if, that is the reason: a host
-    that reads this unloads all its models. Never raises."""
+def exception_line(error: BaseException) -> str:
+    """Returns the exception as a line for the host. The line has `out of memory` if, and only if, that is the reason: a
+    host that reads it unloads all its models. Never raises."""
     try:
         text = str(error)
     except Exception:
@@ -217,54 +216,49 @@ def start(level: int) -> None:
 
 
 def _enable_crash_reports() -> None:
-    """Logs the stack of each thread when the process crashes: MLX raises no exception if it cannot allocate on a CPU.
-    The host then reads `error: Segmentation fault`."""
+    """Logs the stack of each thread when the process crashes, as MLX does on a CPU that cannot allocate. The host then
+    reads `error: Segmentation fault`."""
     try:
         # The same pipe opened again without blocking: on Linux a full pipe must not delay the end.
         crashes = os.open(f"/proc/self/fd/{_STDERR}", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:  # another system, a socket, the terminal of another user
         crashes = _STDERR
     faulthandler.enable(crashes)
-    signal.signal(
-        signal.SIGABRT, signal.SIG_DFL
-    )  # an abort has printed its reason, and older hosts keep only the last line
+    # An abort has printed its reason, and older hosts keep only the last line.
+    signal.signal(signal.SIGABRT, signal.SIG_DFL)
 
 
 def _unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
     error = unraisable.exc_value
     if error is not None:
-        logging.getLogger(__name__).error("ignored exception", exc_info=_triple(error))
-
-
-def _triple(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
-    return type(error), error, error.__traceback__
+        logging.getLogger(__name__).error("ignored exception", exc_info=error)
 
 
 def die(error: BaseException, status: int = 1, *, before: str = "") -> NoReturn:
-    """Ends the process with this error, and the words `before` it. Its advice comes a line earlier, since hosts report
-    the last line. That of ranks stands apart, as MLX's ring writes of lost peers."""
+    """Ends the process with this error, after the words `before`. The error's advice is a line before it, since hosts
+    report the last line. An error of ranks begins a new line, as MLX's ring writes about lost peers."""
     if isinstance(error, RunnerError) and error.advice:
         logging.getLogger(__name__).warning("what to do: %s", error.advice)
     cause = cause_of(error)
-    text = before + (str(error) if isinstance(error, RunnerError) else error_line(error))
+    text = before + (str(error) if isinstance(error, RunnerError) else exception_line(error))
     if isinstance(cause, ImportError | AttributeError | TypeError) and (found := misfits()):  # an old MLX lacks a name
         text = f"{found}: {remedy()}; {text.removesuffix(f'; {remedy()}')}"
     fatal(text, status, apart=isinstance(error, RankError), no_memory=lacks_memory(cause))
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Returns what an error of ours was raised from, else the error itself."""
+    """Returns the cause from which an error of ours was raised, else the error itself."""
     while isinstance(error, RunnerError) and (cause := error.__cause__) is not None and cause is not error:
         error = cause
     return error
 
 
 def fatal(text: str, status: int = 1, *, apart: bool = False, no_memory: bool = False) -> NoReturn:
-    """Ends the process with the line that a host reports to its user, the last one: `Error: <text>`. It begins a new
-    line if it must stand `apart` from what code that is not ours writes piece by piece.
+    """Ends the process with the last line, which a host reports to its user: `Error: <text>`. With `apart`, it begins
+    anew, since code that is not ours writes lines piece by piece.
 
-    The text may hold names out of a model's files: it is made harmless to a terminal, and says that memory was missing
-    only with `no_memory`.
+    The text may hold names from a model's files. So it is made harmless to a terminal, and mentions missing memory only
+    with `no_memory`.
     """
     said = " ".join(text.split())
     said = printable(said if no_memory else _respelled(_ANY_PHRASE, said))
@@ -280,28 +274,12 @@ def fatal(text: str, status: int = 1, *, apart: bool = False, no_memory: bool = 
 
 
 def _silent_stderr() -> int:
-    """Returns a descriptor for the last line. What other threads write, as those of MLX's ring do, goes nowhere."""
+    """Returns a descriptor for the last line. From now on the output of other threads, such as MLX's ring, is lost."""
     with suppress(OSError):
-        os.lseek(_STDERR, 0, os.SEEK_END)  # a file: a crash of another process was written after where we stand
+        os.lseek(_STDERR, 0, os.SEEK_END)  # another process may have written its crash into the same file
     try:
         own, null = os.dup(_STDERR), os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, _STDERR)
     except OSError:  # no descriptors are left
         return _STDERR
     return own
-
-
-def level_from_ollama(debug: str) -> int:
-    """Returns the log level that Ollama reads from OLLAMA_DEBUG: a Go boolean, or an integer n for slog level -4n."""
-    text = debug.strip().strip("\"'").strip()
-    if text in ("", "0", "f", "F", "false", "FALSE", "False"):
-        return logging.INFO
-    if text in ("1", "t", "T", "true", "TRUE", "True"):
-        return logging.DEBUG
-    try:
-        steps = int(text)
-    except ValueError:
-        return logging.INFO
-    if steps >= 2:
-        return TRACE
-    return {1: logging.DEBUG, 0: logging.INFO, -1: logging.WARNING}.get(steps, logging.ERROR)

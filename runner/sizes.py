@@ -42,7 +42,7 @@ def parse_bound(text: str) -> Bound:
     return Bound(amount, percent)
 
 
-def shown(size: int) -> str:
+def sized(size: int) -> str:
     """Formats a size as `1.1 GB`, in powers of 1000 like the sizes of disks."""
     for power, unit in ((12, "TB"), (9, "GB"), (6, "MB"), (3, "KB")):
         if size >= 10**power:

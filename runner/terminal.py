@@ -10,10 +10,8 @@ _COLUMNS = 80
 
 
 class StatusLine:
-    """A line below all other output. Any thread may call any method.
-
-    Nothing is shown until `enable`: the reader of a pipe wants no line twice.
-    """
+    """A line below all other output. Nothing is shown until `enable`: the reader of a pipe wants no line twice. Any
+    thread may call any method."""
 
     def __init__(self, number: int = _STDERR) -> None:
         """`number` is the descriptor of the terminal."""
@@ -25,7 +23,7 @@ class StatusLine:
         self._poll.register(number, select.POLLOUT)
 
     def enable(self) -> bool:
-        """Shows lines from now on, if this is a terminal. Returns True if it is one."""
+        """Shows lines from now on if this is a terminal. Returns True if it is one."""
         self._enabled = os.isatty(self._number)
         return self._enabled
 

@@ -1,7 +1,7 @@
-"""The versions of the packages that this runner computes with: those installed, and those that it needs.
+"""The versions of the packages that this runner computes with: the installed ones and the needed ones.
 
-Only commands and failed starts ask for them: looking for one package takes longer than all imports of this runner's
-own modules.
+Only commands and failed starts ask for them: to look for one package takes longer than to import all modules of this
+runner.
 """
 
 import operator
@@ -26,7 +26,7 @@ def installed(package: str) -> str:
 
 
 def misfits() -> str:
-    """Returns which packages have other versions than those needed; empty if all fit."""
+    """Returns the packages whose versions are not those needed; empty if all fit."""
     found = {package: installed(package) for package in NEEDED}
     return "; ".join(
         f"found {f'{package} {version}' if version else f'no {package}'}, want {package}{NEEDED[package]}"
@@ -36,7 +36,7 @@ def misfits() -> str:
 
 
 def remedy() -> str:
-    """Returns the advice for an installation that lacks MLX, or has another one."""
+    """Returns the advice for an installation without MLX, or with another version of it."""
     cuda = ", with [cuda] in place of [cpu] for an NVIDIA GPU" if sys.platform == "linux" else ""
     return f"run `{install_command()}`{cuda}"
 
@@ -83,5 +83,5 @@ def _fits(version: str, wanted: str) -> bool:
 
 
 def _key(version: str) -> tuple[int, ...]:
-    """Returns the numbers that a version begins with; those of a local build or a preview do not count."""
+    """Returns the numbers with which a version begins, without those of a local build or a preview."""
     return tuple(map(int, re.findall(r"\d+", re.split(r"[^\d.]", version)[0])))

@@ -242,7 +242,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/tools/models/test_sources.py": SOURCES,
     # Units: one kind of layer where memory is waited for, one field where all are read alike, no long random search.
     "tests/unit/test_cpu.py::test_every_product_is_right_on_other_processors": NONE,
-    "tests/unit/test_kernels.py::test_kernels_of_other_widths_compute_the_same": NONE,
+    "tests/unit/test_kernel_memory.py::test_kernels_of_other_widths_compute_the_same": NONE,
     "tests/unit/cache/test_batch.py::test_a_batch_holds_nothing_but_itself": ("window",),
     "tests/unit/cache/test_batch.py::test_what_is_absorbed_keeps_no_batch_alive": ("window-200",),
     "tests/unit/cache/test_snapshots.py::test_what_is_copied_out_keeps_no_buffer_alive": ("plain-8", "window-1"),

@@ -1,7 +1,7 @@
 """The command line: words and environment variables in, frozen settings out.
 
 Nothing else in the process reads flags or variables. `app` calls `parse_command` once, at the start (`__main__` calls
-`parse_ollama`); all other code takes the settings. `runner/settings.py` holds the flags, each beside its field. Read in
+`parse_ollama`). All other code takes the settings. `runner/settings.py` holds the flags, each beside its field. Read in
 this order:
 
     commands.py    the table of commands, with their texts, their argparse parsers and scripts for shells

@@ -47,14 +47,14 @@ class Command(msgspec.Struct, frozen=True):
     """The words that may follow it, for `--help`."""
     short: str = ""
     program: str = ""
-    """The words that lead to it, for its own help; empty: it has none."""
+    """The words that lead to it, for its own help; empty if it has no help of its own."""
     usage: str = ""
-    """The words that may follow there."""
+    """The words that may follow `program`."""
     description: str = ""
     epilog: str = ""
     argument: Argument | None = None
     settings: type[msgspec.Struct] | None = None
-    """The struct whose flags it takes; None: it takes none."""
+    """The struct whose flags it takes; None if it takes none."""
     below: tuple["Command", ...] = ()
     """The commands that may follow it."""
 
@@ -152,7 +152,7 @@ SERVER = Command(
 )
 
 GONE = {"draft-known": "prompts that come again get their first token without a forward, with no flag"}
-"""Flags of earlier versions, and what their users have now."""
+"""The flags of earlier versions -> their replacements, for a person."""
 _WIDTH = 80
 _UNKNOWN = "unrecognized arguments: "
 """The beginning of argparse's message."""
@@ -185,7 +185,12 @@ class Parser(argparse.ArgumentParser):
             group = self.add_argument_group(word.group)
             group.add_argument(word.name, nargs=nargs, metavar=word.metavar, help=word.help)
             if command is OLLAMA_SERVE:
-                _add_ollama(group)
+                what = "the command of another runner, quoted as one word [this one]"
+                group.add_argument(
+                    "words", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="arguments for Ollama [serve]"
+                )
+                group.add_argument("--runner", metavar="COMMAND", help=what)
+                group.add_argument("--start", choices=get_args(Start), help=argparse.SUPPRESS)
         if command.settings:
             self._add_flags(flags_of(command.settings).values())
         about = self.add_argument_group("about")
@@ -217,26 +222,17 @@ class Parser(argparse.ArgumentParser):
 
 
 def nearest(words: Iterable[str], known: Iterable[str], prefix: str = "") -> str:
-    """Returns `: did you mean ...?` with what is nearest to each of the words; empty if nothing is near. All begin with
-    the `prefix`, which does not make them alike."""
-    from difflib import get_close_matches  # which no server needs
+    """Returns `: did you mean ...?` with the nearest to each of the words; empty if none is near. The `prefix` with
+    which all of them begin does not count."""
+    from difflib import get_close_matches  # no server needs it
 
     candidates = [each.removeprefix(prefix) for each in known]
     found = [near for word in words for near in get_close_matches(word.removeprefix(prefix), candidates, n=1)]
     return f": did you mean {' and '.join(prefix + near for near in dict.fromkeys(found))}?" if found else ""
 
 
-def _add_ollama(group: argparse._ArgumentGroup) -> None:
-    """Adds what `mlx-runner ollama serve` takes: it has no variables."""
-    group.add_argument("words", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="arguments for Ollama [serve]")
-    group.add_argument(
-        "--runner", metavar="COMMAND", help="the command of another runner, quoted as one word [this one]"
-    )
-    group.add_argument("--start", choices=get_args(Start), help=argparse.SUPPRESS)
-
-
 def version_text() -> str:
-    """`mlx-runner 0.1.0 (mlx 0.32.4, mlx-lm 0.31.3, Python 3.11.7)`: this version and those of what is installed."""
+    """Returns `mlx-runner 0.1.0 (mlx 0.32.4, mlx-lm 0.31.3, Python 3.11.7)`, with the installed versions."""
     parts = [f"{name} {version}" if (version := installed(name)) else f"no {name}" for name in NEEDED]
     return f"mlx-runner {__version__} ({', '.join(parts)}, Python {platform.python_version()})"
 
@@ -261,8 +257,7 @@ def completion(words: Sequence[str]) -> str:
 
 
 def _parser(command: Command) -> argparse.ArgumentParser:
-    """Returns the parser of a command with those of the commands below it, as shtab reads them; nothing is parsed with
-    it."""
+    """Returns the parser of a command, with those of the commands below it, for shtab. Nothing is parsed with it."""
     import shtab
 
     paths = {"DIR": shtab.DIRECTORY, "FILE": shtab.FILE, "PATH": shtab.FILE, "OLLAMA": shtab.FILE}

@@ -1,8 +1,8 @@
 """The text of flags and of Ollama's variables, converted into the types of fields, or refused.
 
-A field's type says how its flag is read; only the fields in `_ODD` are read otherwise. A wrong flag raises UsageError.
-A wrong variable of Ollama's does not: every runner of the host gets it, and Ollama continues with its default too.
-Such a variable is ignored with a warning for the log.
+A field's type says how its flag is read, except for the fields in `_ODD`. A wrong flag raises UsageError. A wrong
+variable of Ollama's is ignored with a warning for the log: every runner of the host gets it, and Ollama continues with
+its default too.
 """
 
 import logging
@@ -41,9 +41,13 @@ _LOG_LEVELS = {
     "warn": logging.WARNING,
     "error": logging.ERROR,
 }
+GO_BOOLEANS = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), "on"),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), "off"),
+}
 _OLLAMA_KV_BITS = {"q8_0": 8, "q4_0": 4, "f16": None, "bf16": None, "f32": None, "": None}
 MAKE_ONE = "name a file that all machines have (umask 077; openssl rand -hex 32 > FILE)"
-_SERVICE_STORE = Path("/usr/share/ollama/.ollama/models")  # where Ollama's Linux installer puts it
+_SERVICE_STORE = Path("/usr/share/ollama/.ollama/models")  # of Ollama's Linux installer
 
 Values = Mapping[str, str]
 """The text of each flag, by the flag's name."""
@@ -55,13 +59,13 @@ class Given(NamedTuple):
     values: Values
     environ: Mapping[str, str]
     warnings: list[str]
-    """Variables that are ignored, and why; conversions add to it."""
+    """The ignored variables, with reasons. Conversions add to it."""
     variables: Set[str] = frozenset()
-    """The flags whose text is that of their variable."""
+    """The flags whose text comes from their variable."""
 
     @contextmanager
     def naming(self, flag: Flag) -> Iterator[None]:
-        """Makes a UsageError of a ValueError about the text of the flag: it names the flag or the variable first."""
+        """Turns a ValueError about the text of the flag into a UsageError that begins with the flag or the variable."""
         try:
             yield
         except ValueError as error:
@@ -70,7 +74,7 @@ class Given(NamedTuple):
 
 
 def fields_of(settings: type[msgspec.Struct], given: Given) -> dict[str, object]:
-    """Returns the values of fields with flags; those without text keep their defaults."""
+    """Returns the values of the fields whose flags have text. The others keep their defaults."""
     flags = flags_of(settings)
     fields: dict[str, object] = {}
     for field in msgspec.structs.fields(settings):
@@ -113,12 +117,12 @@ _READ: Mapping[type, Callable[[Flag, str], object]] = {
 
 
 def _expanded(text: str) -> Path:
-    """Returns a path with the home in the place of `~`, which a shell leaves in `--models-dir=~/x`."""
+    """Returns the path with the home directory in place of `~`, which a shell leaves in `--models-dir=~/x`."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for a user without a home
 
 
 def _disk_cache(given: Given) -> Path | None:
-    """Returns an absolute path. Raises ValueError for a directory into which somebody else could put files."""
+    """Returns an absolute path. Raises ValueError for a directory in which somebody else could write."""
     text = given.values.get("disk-cache")
     if not text:
         return None
@@ -187,7 +191,18 @@ def listen_address(given: Given) -> Address:
 def log_level(given: Given) -> int:
     """Returns the level of `--log-level`, else that of OLLAMA_DEBUG."""
     level = given.values.get("log-level")
-    return _LOG_LEVELS[level] if level else logs.level_from_ollama(given.environ.get("OLLAMA_DEBUG", ""))
+    return _LOG_LEVELS[level] if level else _ollama_level(given.environ.get("OLLAMA_DEBUG", ""))
+
+
+def _ollama_level(debug: str) -> int:
+    """Returns the level that Ollama reads from OLLAMA_DEBUG: a Go boolean, or an integer n for slog level -4n."""
+    text = debug.strip().strip("\"'").strip()
+    try:
+        steps = ("off", "on").index(GO_BOOLEANS[text]) if text in GO_BOOLEANS else int(text)
+    except ValueError:
+        return logging.INFO
+    levels = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG, logs.TRACE)
+    return levels[min(max(steps, -2), 2) + 2]
 
 
 def _kv_bits(given: Given) -> int | None:
@@ -224,17 +239,17 @@ def _models_dir(given: Given) -> Path:
     named = given.environ.get("OLLAMA_MODELS", "").strip().strip("\"'")
     if named:
         return Path(named)
-    # It stays `~` for a user without HOME and without an entry in the system's list, where Path.home() raises.
+    # It stays `~` for a user without HOME and without an entry in the system's list; Path.home() would raise.
     home = Path(given.environ.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111
     store = home / ".ollama" / "models"
     if not home.is_absolute():
         return _SERVICE_STORE
-    # Path.is_dir would raise where the store of a service is closed to other users.
+    # Path.is_dir would raise if the store of a service is closed to other users.
     return _SERVICE_STORE if not os.path.isdir(store) and os.path.isdir(_SERVICE_STORE) else store  # noqa: PTH112
 
 
 def runner_url(given: Given) -> str:
-    """Returns the URL of the runner that `URL`, which may be a port alone, or `--port` names."""
+    """Returns the URL of the runner that `--port` or the word `URL`, which may be a port alone, names."""
     text = given.values.get("url", "")
     if not text and "port" not in given.values:
         raise UsageError("name a runner: mlx-runner top --port N; its log shows the port (`listening url=...`)")

@@ -1,7 +1,7 @@
 """From the words of the command line and the environment to the settings of a command."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,7 +22,16 @@ from runner.cli.commands import (
     nearest,
     version_text,
 )
-from runner.cli.convert import MAKE_ONE, Given, check_together, fields_of, listen_address, log_level, runner_url
+from runner.cli.convert import (
+    GO_BOOLEANS,
+    MAKE_ONE,
+    Given,
+    check_together,
+    fields_of,
+    listen_address,
+    log_level,
+    runner_url,
+)
 from runner.errors import UsageError
 from runner.process import parent
 from runner.settings import (
@@ -38,13 +47,6 @@ from runner.settings import (
     TopSettings,
     flags_of,
 )
-
-# --- The text of every flag: from the command line, else from its environment variable, else its default.
-
-_GO_BOOLEANS = {
-    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), "on"),
-    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), "off"),
-}
 
 
 def _given(command: Command, words: Sequence[str], environ: Mapping[str, str]) -> Given:
@@ -75,12 +77,12 @@ def _normalized(words: Sequence[str], flags: Sequence[Flag]) -> list[str]:
             continue
         dashed = f"-{word}" if word[:1] == "-" and word[1:2].isalpha() and len(word) > 2 else word
         name, equals, value = dashed.partition("=")
-        result.append(f"{name}={_GO_BOOLEANS.get(value, value)}" if equals and name in switches else dashed)
+        result.append(f"{name}={GO_BOOLEANS.get(value, value)}" if equals and name in switches else dashed)
     return [f"{word}=on" if word in switches else word for word in result]
 
 
 def _checked(flag: Flag, value: str) -> str:
-    value = _GO_BOOLEANS.get(value, value) if flag.is_switch else value
+    value = GO_BOOLEANS.get(value, value) if flag.is_switch else value
     if flag.choices and value not in flag.choices:
         raise UsageError(f"{flag.variable}={value}: choose one of {', '.join(flag.choices)}")
     return value
@@ -97,14 +99,8 @@ def parse_command(argv: Sequence[str], environ: Mapping[str, str]) -> AnySetting
     Exits by itself after `completion` and `version`, as every command does after `--help` and `--version`.
     """
     match argv:
-        case ["check", *words]:
-            return parse_check(words, environ)
-        case ["top", *words]:
-            return parse_top(words, environ)
-        case ["replay", *words]:
-            return parse_replay(words, environ)
-        case ["follow", *words]:
-            return parse_follow(words, environ)
+        case [name, *words] if parse := _PARSERS.get(name):
+            return parse(words, environ)
         case ["help", *_] | ["completion" | "version", "-h" | "--help", *_]:
             return parse_server(["--help"], environ)
         case ["completion", *words]:
@@ -121,7 +117,7 @@ _OF_OLLAMA = ("cp", "create", "launch", "list", "ls", "ps", "pull", "push", "rm"
 
 
 def _no_command(word: str, words: Sequence[str]) -> str:
-    """Returns what is wrong with a first word that is neither a command nor a flag, and what was meant."""
+    """Returns the fault of a first word that is neither a command nor a flag, and the word that was meant."""
     if word in _OF_OLLAMA:
         return f"{word} is a command of ollama, not of mlx-runner; see mlx-runner --help"
     model = word
@@ -136,7 +132,7 @@ def _no_command(word: str, words: Sequence[str]) -> str:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> str:
-    """Returns a warning of variables that look like ours, and that no command reads; empty without any."""
+    """Returns a warning of variables that look like ours and that no command reads; empty if there are none."""
     ours = [name for name in environ if name.startswith(VARIABLES) and not name.startswith(parent.OLLAMA)]
     commands = [command.settings for command in (SERVER, *SERVER.below) if command.settings] if ours else []
     known = {flag.variable for settings in commands for flag in flags_of(settings).values()}
@@ -156,7 +152,7 @@ def _print(text: str) -> NoReturn:
 
 
 def parse_server(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
-    """Returns the server's settings from the words after the program's name; else as `parse_command`."""
+    """Returns the server's settings. Raises UsageError."""
     words, hosted = _without_host_words(argv)
     given = _given(SERVER, words, environ)
     if not given.values.get("model"):
@@ -175,7 +171,7 @@ def parse_server(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
 
 
 def parse_check(words: Sequence[str], environ: Mapping[str, str]) -> CheckSettings:
-    """Returns the settings of `mlx-runner check` from the words after it; else as `parse_command`."""
+    """Returns the settings of `mlx-runner check` from the words after it. Raises UsageError."""
     given = _given(CHECK, words, environ)
     model = given.values.get("model") or environ.get("MLX_RUNNER_MODEL", "").strip()
     if not model:
@@ -184,20 +180,20 @@ def parse_check(words: Sequence[str], environ: Mapping[str, str]) -> CheckSettin
 
 
 def parse_top(words: Sequence[str], environ: Mapping[str, str]) -> TopSettings:
-    """Returns the settings of `mlx-runner top` from the words after it; else as `parse_command`."""
+    """Returns the settings of `mlx-runner top` from the words after it. Raises UsageError."""
     given = _given(TOP, words, environ)
     fields = {**fields_of(TopSettings, given), "url": runner_url(given), "log_level": log_level(given)}
     return msgspec.convert(fields, TopSettings)
 
 
 def parse_replay(words: Sequence[str], environ: Mapping[str, str]) -> ReplaySettings:
-    """Returns the settings of `mlx-runner replay` from the words after it; else as `parse_command`."""
+    """Returns the settings of `mlx-runner replay` from the words after it. Raises UsageError."""
     given = _given(REPLAY, words, environ)
     return msgspec.convert({**fields_of(ReplaySettings, given), "file": Path(given.values["file"])}, ReplaySettings)
 
 
 def parse_follow(words: Sequence[str], environ: Mapping[str, str]) -> FollowSettings:
-    """Returns the settings of `mlx-runner follow` from the words after it; else as `parse_command`."""
+    """Returns the settings of `mlx-runner follow` from the words after it. Raises UsageError."""
     given = _given(FOLLOW, words, environ)
     address = listen_address(given)
     if not given.values.get("secret-file"):
@@ -206,8 +202,16 @@ def parse_follow(words: Sequence[str], environ: Mapping[str, str]) -> FollowSett
     return msgspec.convert(fields, FollowSettings)
 
 
+_PARSERS: Mapping[str, Callable[[Sequence[str], Mapping[str, str]], AnySettings]] = {
+    "check": parse_check,
+    "top": parse_top,
+    "replay": parse_replay,
+    "follow": parse_follow,
+}
+
+
 def parse_ollama(words: Sequence[str]) -> LaunchSettings:
-    """Returns the settings of `mlx-runner ollama serve` from the words after `ollama`; else as `parse_command`."""
+    """Returns the settings of `mlx-runner ollama serve` from the words after `ollama`. Raises UsageError."""
     if words[:1] != ["serve"]:
         if words[:1] and words[0] in ("-h", "--help", "--version"):
             Parser(OLLAMA).parse_args(words[:1])
@@ -231,7 +235,7 @@ def _without_host_words(argv: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def _ollama_runner(argv: Sequence[str], environ: Mapping[str, str]) -> OllamaRunner | None:
-    """Returns Ollama's own runner as `mlx-runner ollama serve` describes it; None if that has not started this one."""
+    """Returns Ollama's own runner as `mlx-runner ollama serve` describes it; None without `mlx-runner ollama serve`."""
     executable = environ.get(parent.OLLAMA)
     if not executable:
         return None

@@ -1,8 +1,8 @@
 """Makes MLX fast on Linux CPUs: a BLAS and kernels that are loaded before MLX itself.
 
 MLX's CPU wheel computes most things one number at a time, on one thread. A library that exports the same functions and
-is loaded earlier with RTLD_GLOBAL replaces them, in this process only. It is only faster: without it, answers are the
-same up to rounding, many times slower.
+is loaded earlier with RTLD_GLOBAL replaces them, in this process only. Without it, answers are the same up to rounding,
+and many times slower.
 
 * `_shim`, from `blas.c`, replaces the reference BLAS: it forwards products to the OpenBLAS inside numpy's wheel and
   shares them among threads (`pool.h`); `rows.h` has the products of a decode step. OpenBLAS's own threads are not used:
@@ -10,8 +10,8 @@ same up to rounding, many times slower.
   number.
 * `_kernels`, from `mlx.cpp`, `simd.h` and `integers.h`, replaces functions of MLX: products with packed weights,
   attention, rotary positions, norms, elementwise functions, and joins of large arrays. It is loaded only for exactly
-  the MLX that it was built for. In a forward over texts of different lengths it leaves out the padding, if it is told
-  of it (`asks_for`).
+  the MLX that it was built for. In a forward over texts of different lengths it leaves out the padding that `asks_for`
+  names.
 
 `preload` is called once, on the main thread, before `mlx` is imported. Read this module first, then `blas.c`, `pool.h`
 and `rows.h`; `kernels.h`, `mlx.cpp`, `simd.h` and `integers.h`. `cores` counts the cores that prompts are read on.
@@ -24,7 +24,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from runner.cpu.cores import physical_cores
 from runner.errors import UsageError
@@ -40,17 +40,14 @@ _SETS = {4: "NEON", 8: "AVX2", 16: "AVX-512"}
 _WIDEST = max(_SETS)
 _KERNELS, _SHIM = "_kernels.so", "_shim.so"
 _LONGEST_REASON = 600
-"""The characters of a kept reason that are shown: a line of the log holds them and the remedy."""
+"""The most characters of a kept reason that are shown: a line of the log holds them and the remedy."""
 _in_use: list[ctypes.CDLL] = []
 """The kernels, once they stand before MLX's."""
 
 
 class Blas(NamedTuple):
-    """A short description of the BLAS that a process would use.
-
-    `advice` tells how to get a faster one; empty if there is none. `matters` is False if matrix products do not use a
-    BLAS that can be replaced.
-    """
+    """A short description of the BLAS that a process would use. `advice` explains how to get a faster one; empty if
+    there is none. `matters` is False if matrix products do not use a BLAS that can be replaced."""
 
     name: str
     advice: str = ""
@@ -58,8 +55,8 @@ class Blas(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """A short description of the kernels that a process would use. `why` is the reason that they are not those of this
-    package; empty if they are."""
+    """A short description of the kernels that a process would use. `why` is the reason why they are not this package's;
+    empty if they are."""
 
     name: str
     why: str = ""
@@ -83,11 +80,9 @@ class Threads(NamedTuple):
 
     @classmethod
     def of(cls, wanted: int | None) -> "Threads":
-        """Returns `wanted` threads for both; without a wish, a thread per core for prompts, and up to four for answers.
-
-        Answers are bound by memory, which a few cores exhaust. While other programs want the cores, products of few
-        rows are not shared (`pool.h`).
-        """
+        """Returns `wanted` threads for both; if None, a thread per core for prompts, and up to four for answers, since
+        a few cores exhaust the memory's bandwidth. While other programs want the cores, products of few rows are not
+        shared (`pool.h`)."""
         cores = physical_cores()
         return cls(cores, min(cores, _MOST_FOR_ANSWERS)) if wanted is None else cls(wanted, wanted)
 
@@ -97,10 +92,8 @@ class Threads(NamedTuple):
 
 
 def detect(choice: str = "auto", wanted: int | None = None) -> Blas:
-    """Returns the BLAS that `preload` would load, without replacing any.
-
-    Numpy's is only looked for; others are opened with RTLD_LOCAL. Raises UsageError like `preload`.
-    """
+    """Returns the BLAS that `preload` would load, without replacing any: looks for numpy's, and opens others with
+    RTLD_LOCAL. Raises UsageError like `preload`."""
     threads = Threads.of(wanted)
     if not _mlx_runs_on_linux_cpu():
         return Blas(_OWN if choice in ("auto", "off") else _opened(choice, threads, ctypes.RTLD_LOCAL), matters=False)
@@ -119,39 +112,23 @@ def detect(choice: str = "auto", wanted: int | None = None) -> Blas:
 def preload(choice: str = "auto", wanted: int | None = None, kernels: str = "auto") -> Preloaded:
     """Puts a fast BLAS and the kernels in front of MLX's own, and returns descriptions of those in use.
 
-    `choice` is `auto`, `off` or the path of a CBLAS library with 32-bit sizes; `wanted` is the number of threads, None
-    for those of `Threads.of`; `kernels` is `auto` or `off`. Must run before `mlx` is imported. Raises UsageError if a
-    library given by path cannot be used.
+    `choice` is `auto`, `off` or the path of a CBLAS library with 32-bit sizes; `wanted` is the number of threads (see
+    `Threads.of`); `kernels` is `auto` or `off`. Call it before `mlx` is imported. Raises UsageError if a library given
+    by path cannot be used.
     """
     threads = Threads.of(wanted)
     return Preloaded(_preload_blas(choice, threads), _preload_kernels(kernels, threads))
 
 
-class BlasChoice(Protocol):
-    """The settings that say what is preloaded."""
-
-    @property
-    def blas(self) -> str: ...
-    @property
-    def blas_threads(self) -> int | None: ...
-    @property
-    def kernels(self) -> str: ...
-
-
-def preload_for(settings: BlasChoice) -> Preloaded:
-    """Preloads what these settings ask for."""
-    return preload(settings.blas, settings.blas_threads, settings.kernels)
-
-
 def skips_padding() -> bool:
-    """Returns True if the kernels leave out what is not asked for."""
+    """Returns True if the kernels leave out positions that `asks_for` does not ask for."""
     return bool(_in_use)
 
 
 @contextmanager
 def asks_for(counts: Sequence[int], length: int) -> Iterator[None]:
-    """Within it, this thread builds a forward over tokens [B, length] of which the first `counts` of each row, at least
-    one, are asked for: kernels may leave out the others."""
+    """Marks a block in which this thread builds a forward over tokens [B, length]. Of each row, kernels may leave out
+    all tokens but the first `counts`, at least one."""
     for library in _in_use:
         library.kernels_ask(len(counts), length, (ctypes.c_int * len(counts))(*counts))
     try:
@@ -199,8 +176,8 @@ def _preload_kernels(choice: str, threads: Threads) -> str:
 
 
 def _opened_kernels(choice: str, *, before: bool = False) -> ctypes.CDLL:
-    """Returns the library, which nothing uses yet. `before` says that it must come before MLX. Raises OSError with the
-    reason if it cannot serve here."""
+    """Returns the library, which nothing uses yet. With `before`, MLX must not have been imported. Raises OSError with
+    the reason if the library cannot serve here."""
     if choice == "off":
         raise OSError("--kernels off")
     if before and "mlx.core" in sys.modules:
@@ -228,7 +205,7 @@ def _built(name: str) -> Path | None:
 
 
 def _why_missing(name: str) -> str:
-    """Returns the reason that the build kept (`build.py`), and what to do."""
+    """Returns the reason that the build kept (`extensions.py`), and the remedy."""
     try:
         with Path(__file__).with_name(name).with_suffix(".missing").open(encoding="utf-8", errors="replace") as kept:
             reason = kept.read(_LONGEST_REASON).strip()

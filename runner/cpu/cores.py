@@ -8,14 +8,12 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
 _MOST = 32
-"""Blocks of a product for more threads than that are rare."""
+"""Products that have blocks for more threads are rare."""
 
 
 def physical_cores() -> int:
     """Returns the number of physical cores within this process's affinity mask and its cgroups' quotas, from 1 to 32.
-
-    The two hardware threads of a core share its vector units, so that a matrix product gains nothing from the second.
-    """
+    The two hardware threads of a core share its vector units, so a matrix product gains nothing from the second."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     cores = {_core(cpu) for cpu in os.sched_getaffinity(0)}
@@ -31,7 +29,7 @@ def _core(cpu: int) -> tuple[str, ...]:
 
 
 def _quotas() -> Iterator[float]:
-    """Yields the processors that each cgroup around this process is allowed, where one sets a limit (version 2)."""
+    """Yields the number of processors that each cgroup (version 2) around this process allows, if it has a limit."""
     try:
         own = next(line for line in _OWN_CGROUP.read_text().splitlines() if line.startswith("0::/"))
     except (OSError, StopIteration):

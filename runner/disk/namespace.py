@@ -25,7 +25,7 @@ from runner.engine.parts import Facts
 from runner.model import OpenedModel
 from runner.model.sources.checkpoint import Checkpoint
 from runner.settings import Settings
-from runner.sizes import counted, shown
+from runner.sizes import counted, sized
 
 _DIGEST = re.compile(r"(?:sha256[-:])?([0-9a-f]{64})")
 _MOST_HEADER_BYTES = 100_000_000
@@ -130,7 +130,7 @@ class DiskFacts(Facts, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         models = (
-            f"{model.name}, {shown(model.bytes)} in {counted(model.files, 'file')} ({model.folder})"
+            f"{model.name}, {sized(model.bytes)} in {counted(model.files, 'file')} ({model.folder})"
             for model in self.models
         )
         return f"{self.directory}: {'; '.join(models) or 'empty'}"

@@ -17,7 +17,7 @@ from runner.disk.segment import ENTRIES, TAIL, Layers, Record, Segment, SegmentE
 from runner.disk.serialize import array_in, array_of, describe, kind_of, restored_snapshot
 from runner.disk.thread import DiskThread, Reading
 from runner.engine.request import Request
-from runner.logs import Log, error_line, lacks_memory
+from runner.logs import Log, exception_line, lacks_memory
 from runner.model.weights.dtype import Forward
 
 log = Log(__name__)
@@ -312,7 +312,7 @@ class Restores:
             try:
                 known = self._time_token()
             except Exception as error:  # models raise anything; a request would have met it, too
-                log.warning("the disk cache does not know how long computing takes", why=error_line(error))
+                log.warning("the disk cache does not know how long computing takes", why=exception_line(error))
             self._sampled_token_s = known = known or 0.0
         return known or _NO_TIME_S
 

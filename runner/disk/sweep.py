@@ -15,7 +15,7 @@ from zlib import crc32
 from runner.disk.files import Entry, Files
 from runner.disk.segment import VERSION, Name, format_of, is_temporary, parse_name
 from runner.logs import Log
-from runner.sizes import shown
+from runner.sizes import sized
 
 log = Log(__name__)
 _ABANDONED_S = 3600.0
@@ -159,7 +159,7 @@ class Sweep:
                 total -= remove(path, name, nbytes)
         if freed:
             log.info(
-                "disk cache swept", files=len(freed), freed=shown(sum(freed)), held=shown(total), bound=shown(limit)
+                "disk cache swept", files=len(freed), freed=sized(sum(freed)), held=sized(total), bound=sized(limit)
             )
         self.evicted_bytes += sum(freed)
         with suppress(OSError):

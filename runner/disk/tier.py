@@ -19,7 +19,7 @@ from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
 from runner.logs import Log
 from runner.settings import CheckSettings
-from runner.sizes import shown
+from runner.sizes import sized
 
 log = Log(__name__)
 _MOST_AGE_S = 30 * 86_400.0
@@ -183,6 +183,6 @@ def _open_tier(parts: Parts) -> DiskTier | None:
     )
     tier = DiskTier(disk, restores, Writer(cache, disk, unsaved), scheduler)
     days = round(_MOST_AGE_S / 86_400)
-    log.info("disk cache", directory=str(directory), namespace=namespace.name, budget=shown(budget_bytes), days=days)
+    log.info("disk cache", directory=str(directory), namespace=namespace.name, budget=sized(budget_bytes), days=days)
     disk.start()
     return tier

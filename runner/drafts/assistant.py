@@ -21,7 +21,7 @@ from runner.cache.layers.rows import KVRows
 from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.target import Draw, HiddenStateDrafter, SeenText, Target, read_drafts, target_of, without
 from runner.errors import ModelError
-from runner.logs import error_line
+from runner.logs import exception_line
 from runner.model.config import text_config
 from runner.model.families import Config, Family
 from runner.model.fields import size
@@ -395,7 +395,7 @@ def _built(opened: OpenedModel) -> AssistantModule:
     try:
         return AssistantModule(ModelArgs.from_dict({**text, **fixed}), _sizes_of(opened), tied=_is_tied(opened))
     except Exception as error:
-        raise ModelError(f"config.json does not fit an assistant: {error_line(error)}") from error
+        raise ModelError(f"config.json does not fit an assistant: {exception_line(error)}") from error
 
 
 def _check_ordering(module: AssistantModule) -> None:

@@ -13,11 +13,11 @@ from runner.drafts.policy import DraftPolicy
 from runner.drafts.rounds import BatchRounds
 from runner.engine.parts import Examined, Facts, Parts, Wing
 from runner.errors import DraftError, ModelError
-from runner.logs import Log, error_line
+from runner.logs import Log, exception_line
 from runner.model import OpenedModel
 from runner.model.weights.load import LoadedModel
 from runner.settings import DRAFT_AUTO, DRAFT_OFF, CheckSettings, Settings
-from runner.sizes import shown
+from runner.sizes import sized
 from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class DraftModelOpener:
         return load_head(self._target, loaded, dtype, rest)
 
     def _give_up(self, error: Exception) -> None:
-        why = str(error) if isinstance(error, ModelError) else error_line(error)
+        why = str(error) if isinstance(error, ModelError) else exception_line(error)
         if self._settings.draft != DRAFT_AUTO:
             raise DraftError(f"--draft {self._settings.draft}: {why}") from error
         log.info("the draft model beside this one is not used", why=why)
@@ -114,9 +114,9 @@ class DraftFacts(Facts, frozen=True, kw_only=True):
             return f"none: {self.why_not}"
         found = "from known text"
         if self.model:
-            found += f", and by {self.model} ({self.architecture}, {self.dtype}, {shown(self.bytes or 0)})"
+            found += f", and by {self.model} ({self.architecture}, {self.dtype}, {sized(self.bytes or 0)})"
         if self.head_bytes is not None:
-            found += f", and by the model's own head ({shown(self.head_bytes)})"
+            found += f", and by the model's own head ({sized(self.head_bytes)})"
         if self.why_no_model:
             found += f"; the draft in the store is not used: {self.why_no_model}"
         return found if self.on else f"off; with --draft auto, {found}"

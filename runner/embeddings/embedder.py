@@ -15,8 +15,8 @@ from runner.engine.generation import NoMedia
 from runner.engine.ports import PromptMedia
 from runner.engine.request import ShownPrompt
 from runner.errors import NO_NUMBERS, ComputeError, RequestError
-from runner.logs import Log, error_line
-from runner.sizes import shown
+from runner.logs import Log, exception_line
+from runner.sizes import sized
 
 log = Log(__name__)
 
@@ -281,8 +281,8 @@ class TextEmbedder:
     def _make_room(self, nbytes: int) -> None:
         if nbytes > self._room_bytes:
             raise RequestError(
-                f"there is no room to encode a picture or a sound: that takes about {shown(nbytes)}, and the model"
-                f" leaves {shown(max(0, self._room_bytes))} of the budget. Send a smaller one, or give the runner more"
+                f"there is no room to encode a picture or a sound: that takes about {sized(nbytes)}, and the model"
+                f" leaves {sized(max(0, self._room_bytes))} of the budget. Send a smaller one, or give the runner more"
                 " (--memory)"
             )
 
@@ -298,7 +298,7 @@ class TextEmbedder:
         try:
             found = _Forward(self._encoder, [text], {}).advance(float("inf"))
         except Exception as error:
-            raise ComputeError(f"the model cannot compute: {error_line(error)}") from error
+            raise ComputeError(f"the model cannot compute: {exception_line(error)}") from error
         mx.clear_cache()
         if not all(map(_are_numbers, found or ())):
             log.warning("texts may fail", why=NO_NUMBERS)
@@ -331,7 +331,7 @@ class TextEmbedder:
     def _fail(self, texts: Sequence[TextToEmbed], error: Exception) -> None:
         log.exception("texts could not be embedded", texts=len(texts))
         for text in texts:
-            _refuse(text, RequestError(error_line(error), HTTPStatus.INTERNAL_SERVER_ERROR))
+            _refuse(text, RequestError(exception_line(error), HTTPStatus.INTERNAL_SERVER_ERROR))
         mx.clear_cache()
 
 

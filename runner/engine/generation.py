@@ -14,7 +14,7 @@ from runner.engine.lifecycle import Lifecycle
 from runner.engine.request import Request
 from runner.engine.trace import TRACE
 from runner.errors import NO_NUMBERS, RequestError
-from runner.logs import Log, error_line
+from runner.logs import Log, exception_line
 from runner.sampling.sample import Choice
 from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer
@@ -303,7 +303,7 @@ class Generation:
             return self.abort(str(error))
         log.exception("a request failed", request=self.request.number)
         self._end("failed")
-        return [Failed(error_line(error))]
+        return [Failed(exception_line(error))]
 
     def note_forward(self, error: Exception) -> None:
         """Notes an error of what dispatches and evaluates forwards: the layers are lost, unless it refuses the

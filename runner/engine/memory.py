@@ -20,7 +20,7 @@ from runner.cache import PrefixCache
 from runner.errors import RequestError
 from runner.logs import Log
 from runner.settings import LEAST_SLICE_TOKENS
-from runner.sizes import shown
+from runner.sizes import sized
 
 if TYPE_CHECKING:
     from runner.engine.generation import Forward, Generation
@@ -341,8 +341,8 @@ class MemoryBudget:
 
     def _numbers(self, what: str, kept: int, beside: int) -> str:
         return (
-            f"the keys and values of {what} take about {shown(kept)}, computing them {shown(beside)} more; the budget"
-            f" is {shown(self.budget_bytes or 0)}, of which the model leaves {shown(self.room_bytes)}"
+            f"the keys and values of {what} take about {sized(kept)}, computing them {sized(beside)} more; the budget"
+            f" is {sized(self.budget_bytes or 0)}, of which the model leaves {sized(self.room_bytes)}"
         )
 
 

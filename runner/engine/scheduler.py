@@ -14,7 +14,7 @@ from runner.engine.queue import MediaQueue, RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
 from runner.engine.request import Request
 from runner.engine.trace import TRACE
-from runner.logs import Log, error_line
+from runner.logs import Log, exception_line
 
 log = Log(__name__)
 
@@ -160,7 +160,7 @@ class Scheduler:
             generation = self._context.generation(request, session, started_ns)
         except Exception as error:  # this request ends, the engine goes on
             log.exception("a request failed", request=request.number)
-            self._outbox.put(request.stream, Failed(error_line(error)))
+            self._outbox.put(request.stream, Failed(exception_line(error)))
             self._observer.never_began(request, "failed")
             if session is None:
                 self._cache_invalid = True

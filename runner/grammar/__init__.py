@@ -1,8 +1,8 @@
 """Structured output: compiles the `Format` of a request and follows it token by token. A wing.
 
-`wing.GrammarWing` gives an engine its `WorkerPool`, the port `Formats`; a compiled format is a `Grammar`, whose `Guide`
-leads an answer (`runner/engine/answer_grammar.py`). The limits of a worker are in `worker_pool` and `messages`;
-docs/operating.md repeats them.
+`wing.GrammarWing` gives an engine its `WorkerPool`, the port `Formats`. A compiled format is a `Grammar`, whose `Guide`
+leads an answer (`runner/engine/answer_grammar.py`). `worker_pool` and `messages` have the limits of a worker, which
+docs/operating.md repeats.
 
 llguidance does the work, in processes of its own: a hostile format may hang, exhaust memory or overflow a stack, and a
 process can be limited and killed. One process, the fork server, holds the vocabulary and is forked for each worker. A

@@ -1,9 +1,9 @@
 """Closes the objects of a JSON schema: an answer has the properties that the schema lists, and no others.
 
-JSON Schema leaves an object open unless `additionalProperties` says otherwise, and few authors do. A model may then
-invent properties until its answer is cut. Hosts of Ollama compile schemas in a strict mode that closes objects; so does
-this runner, except where objects are combined: a part of an `allOf` that is closed rules out the properties of all
-other parts, unless it lists them too.
+JSON Schema leaves an object open unless `additionalProperties` closes it, which few authors write. A model may then
+invent properties until its answer is cut. Hosts of Ollama compile schemas in a strict mode that closes objects. So does
+this runner, unless objects are combined: a closed part of an `allOf` rules out all properties of other parts that it
+does not list too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ _PARTS = ("items", "additionalItems", "additionalProperties", "contains")
 _LISTS = ("items", "prefixItems", "allOf", "anyOf", "oneOf")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies")
-"""Keywords whose schemas describe the same object."""
+"""Keywords whose schemas describe the object of the schema itself."""
 _MORE = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "$dynamicRef")
 """Keywords that allow an object more properties, unless they are false."""
 _OWN = ("properties", "required", "minProperties", "maxProperties", "dependentRequired", *_MORE)
@@ -25,8 +25,8 @@ _MOST_HOPS = 8
 
 
 def close_objects(root: Schema) -> None:
-    """Adds `"additionalProperties": false` to the objects of `root` that list properties, say nothing about more, and
-    are not combined with others that do. Objects that require a property they do not list stay open."""
+    """Adds `"additionalProperties": false` to the objects of `root` that list all properties they require, mention no
+    others, and are not combined with objects that have others."""
     every = every_schema(root)
     combined = _combined(every, root)
     for schema in every:
@@ -35,8 +35,8 @@ def close_objects(root: Schema) -> None:
 
 
 def every_schema(root: Schema) -> list[Schema]:
-    """Returns `root` and the schemas in it that llguidance reads, inner ones first; then those that stand where only a
-    reference leads."""
+    """Returns `root` and the schemas in it that llguidance reads, inner ones first; then those that only references
+    reach."""
     found = dict[int, Schema]()
     waiting: list[object] = [root]
     while waiting:
@@ -61,7 +61,7 @@ def _within(schema: Schema) -> Iterator[Schema]:
 
 
 def resolved(schema: object, root: Schema) -> object:
-    """Returns what `schema` refers to within `root`, if it is nothing but a reference; else `schema`."""
+    """Returns the target of `schema` within `root` if it is nothing but a reference; else `schema`."""
     for _ in range(_MOST_HOPS):
         if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
             break
@@ -88,12 +88,12 @@ def _combines(schema: Schema) -> bool:
 
 
 _Ways = frozenset[tuple[int, int]]
-"""The options that lead to a schema: each a list of them, and the place in it."""
+"""The options that lead to a schema: for each, the id of the list of options and the place in it."""
 
 
 def _combined(every: Sequence[Schema], root: Schema) -> set[int]:
-    """Returns the ids of the schemas that describe the same value as others, but for those that list all properties
-    which the others list or need."""
+    """Returns the ids of the schemas that describe the same value as others, without those that list every property
+    that the others list or require."""
     combined, seen = set[int](), set[frozenset[int]]()
     waiting = [[schema] for schema in every if _combines(schema)]
     while waiting:
@@ -108,7 +108,7 @@ def _combined(every: Sequence[Schema], root: Schema) -> set[int]:
 
 
 def _with_parts(heads: Sequence[Schema], root: Schema) -> list[tuple[Schema, _Ways]]:
-    """Returns these schemas and those that describe the same objects, each once."""
+    """Returns these schemas and all that describe the same objects, each once."""
     found = dict[int, tuple[Schema, _Ways]]()
     waiting = [(head, _Ways()) for head in heads]
     while waiting:
@@ -135,13 +135,14 @@ def _in_place(schema: Schema, root: Schema) -> list[tuple[Schema, _Ways]]:
 
 
 def _inner_pairs(parts: Sequence[tuple[Schema, _Ways]], root: Schema) -> Iterator[list[Schema]]:
-    """Yields those schemas in `parts`, two by two, that may describe the same property or item."""
+    """Yields the pairs of schemas in `parts` that may describe the same property or item."""
     named, others = {"": list[tuple[Schema, _Ways]]()}, list[tuple[Schema, _Ways]]()
     for schema, ways in parts:
         for key in _CHILDREN:
             value = schema.get(key)
             by_name = key == "properties" or isinstance(value, list)
-            inner = value.items() if isinstance(value, dict) and key in _MAPS else enumerate(_listed(value))
+            listed = value if isinstance(value, list) else [value]
+            inner = value.items() if isinstance(value, dict) and key in _MAPS else enumerate(listed)
             for name, each in inner:
                 child = resolved(each, root)
                 if isinstance(child, dict) and child.keys() & _ABOUT_OBJECTS:
@@ -153,12 +154,8 @@ def _inner_pairs(parts: Sequence[tuple[Schema, _Ways]], root: Schema) -> Iterato
                 yield [left, right]
 
 
-def _listed(value: object) -> Sequence[object]:
-    return value if isinstance(value, list) else [value]
-
-
 def _asks_within(schema: Schema, properties: object) -> bool:
-    """Returns True if an object of these properties alone can have all that `schema` lists or requires."""
+    """Returns True if an object with only these properties can have every property that `schema` lists or requires."""
     if not isinstance(properties, dict) or any(schema.get(key, False) is not False for key in _MORE):
         return False
     listed, *needs = (schema.get(key) for key in ("properties", "dependentRequired", "dependencies"))

@@ -1,4 +1,4 @@
-"""Compiles a `Format` into a grammar. Time and memory depend on the format and have no bound here."""
+"""Compiles a `Format` into a grammar. Nothing here bounds the time and memory that this takes."""
 
 import re
 from functools import cached_property
@@ -18,14 +18,14 @@ from runner.grammar.rewriter import pruned, rewritten
 from runner.grammar.vocabulary import make_vocabulary, special_tokens
 from runner.tokenizer import Tokenizer
 
-_MOST_ITEMS = 50_000  # a row has four for each optional property that may come next
+_MOST_ITEMS = 50_000  # of a parser's row, which has four for each optional property that may come next
 
 
 class Compiler:
     """Compiles grammars over one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """Uses the first `vocab_size` tokens, the vocabulary of the model; 0 if that is unknown."""
+        """Uses the first `vocab_size` tokens, the model's vocabulary; all of them if that is 0."""
         self._tokenizer = tokenizer
         self._size = min(vocab_size or tokenizer.vocab_size, tokenizer.vocab_size)
 
@@ -39,14 +39,11 @@ class Compiler:
         return special_tokens(self._tokenizer, self._size)
 
     def compile(self, wanted: Format) -> tuple[GrammarMatcher, State]:
-        """Compiles `wanted`, with its schemas rewritten and without what of them cannot be enforced. Returns a matcher
-        for one answer, and the state at its beginning, which names what was left out.
-
-        Raises:
-            RequestError: the format is invalid, or no answer in this vocabulary can begin to follow it.
-        """
+        """Compiles `wanted` with rewritten schemas, without parts that cannot be enforced. Returns a matcher for one
+        answer, and the state at its beginning, which names the parts left out. Raises RequestError if the format is
+        invalid, or if no answer in this vocabulary can begin to follow it."""
         with panics_as_errors():
-            for form in (rewritten(wanted), wanted):  # rewriting never refuses what could be served as it is
+            for form in (rewritten(wanted), wanted):  # rewriting must not refuse a format that compiles as it is
                 form, left_out = with_translated_patterns(form)
                 matcher = self._matcher(form, lenient=False)
                 if matcher.is_error() and is_unsupported(matcher.get_error()):
@@ -64,14 +61,14 @@ class Compiler:
 
     @cached_property
     def bounds(self) -> tuple[str, LLMatcher]:
-        """The bounds of a format that is one schema, which most formats are: their grammar, and a matcher to copy."""
+        """The bounds of a format that is one schema, as most are: their grammar, and a matcher to copy."""
         text = bounds_text(JsonSchema(msgspec.Raw(b"{}")), self._special)
         self._numbers  # noqa: B018 - made with them, before workers are forked
         return text, self._from_lark(text)
 
     @cached_property
     def _numbers(self) -> re.Pattern[bytes]:
-        """Finds out from the end of an answer whether its next token may make a number too long."""
+        """A pattern for the ends of texts after which a token may make a number too long."""
         spelled = b"\n".join(map(self._tokenizer.token_bytes, range(self._size)))
         return ANY_END if LONG_NUMBER.search(spelled) else NUMBER_END
 

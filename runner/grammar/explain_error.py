@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 from protocol.format import Format, Lark, schemas
 from runner.errors import RequestError, panics_as
 
-_POSITION = re.compile(r"^at \d+\(\d+\): ")  # a position in generated text that the author has never seen
+_POSITION = re.compile(r"^at \d+\(\d+\): ")  # in generated text, which the author has never seen
 _PANIC = "panic: "  # llguidance catches its own panics
 _SCHEMA = "failed to compile JSON schema: "
 _MOST_LOOKS_S = 0.5  # of processor time
@@ -33,7 +33,7 @@ _UNSUPPORTED = (
 
 
 def explain_error(error: str, wanted: Format) -> str:
-    """Returns why `wanted` does not compile, in the words of llguidance, with the place of the fault if it is found."""
+    """Returns llguidance's reason why `wanted` does not compile, with the place of the fault if it is found."""
     if isinstance(wanted, Lark):
         return _clipped(error.strip())
     first, *rest = _POSITION.sub("", error.strip()).splitlines()
@@ -46,23 +46,20 @@ def explain_error(error: str, wanted: Format) -> str:
 
 
 def is_unsupported(error: str) -> bool:
-    """Returns True if llguidance cannot enforce a part of a schema, which it can leave out."""
+    """Returns True if llguidance cannot enforce a part of a schema, but can leave it out."""
     return any(word in error for word in _UNSUPPORTED)
 
 
 def _of_schema(reason: str, details: Sequence[str], wanted: Format) -> str:
-    for schema in schemas(wanted):
-        place = _place(msgspec.json.decode(schema.json_schema), reason)
-        if place is not None:
-            return f"{_clipped(' '.join([reason, *details]))} - at `{place}` of the JSON schema"
-    return f"JSON schema: {_clipped(' '.join([reason, *details]))}"
+    told = _clipped(" ".join([reason, *details]))
+    places = (_place(msgspec.json.decode(schema.json_schema), reason) for schema in schemas(wanted))
+    place = next((each for each in places if each is not None), None)
+    return f"JSON schema: {told}" if place is None else f"{told} - at `{place}` of the JSON schema"
 
 
 def _place(schema: object, reason: str) -> str | None:
-    """Returns the path of the innermost part of `schema` that fails by itself for this reason, or None.
-
-    A part that refers to other parts fails for another reason when it is checked alone.
-    """
+    """Returns the path of the innermost part of `schema` that fails by itself for this reason, or None. A part that
+    refers to other parts fails for another reason when it is checked alone."""
     found = None
     until = process_time() + _MOST_LOOKS_S
     for path, part in inner_objects(schema, "$"):

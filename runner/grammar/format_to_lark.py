@@ -1,8 +1,7 @@
 """Translates a `Format` into the Lark grammar that llguidance compiles.
 
 A special token is matched as a token, all other text by its bytes. JSON has no white space but one space after each
-comma and colon, and numbers have no more digits than a float64 or an int64 needs. An answer that could always continue
-with spaces or digits might never end.
+comma and colon: an answer that could always continue with spaces might never end.
 """
 
 import json
@@ -29,25 +28,17 @@ from protocol.format import (
 )
 from runner.tokenizer.added_tokens import literal_pattern
 
-_SPACING = {
-    "whitespace_flexible": False,
-    "whitespace_pattern": None,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
+_SPACING = {"whitespace_flexible": False, "whitespace_pattern": None, "item_separator": ", ", "key_separator": ": "}
 OPTIONS_KEY = "x-guidance"
 _ASCII_CLASSES = "dw"  # as in a JSON schema's patterns
-_MOST_WAYS = 64  # different beginnings of what follows a free text
+_MOST_WAYS = 64  # the text after a free text may begin in as many ways
 
 
 def lark_text(root: Format, special: Mapping[str, int], *, lenient: bool = False, json: str = "") -> str:
     """Returns the grammar of `root`. `special` maps special tokens to their ids, without those that end an answer. With
     `lenient`, keywords of schemas that llguidance cannot enforce are left out, unless a schema itself says otherwise.
-    With `json`, that expression stands for each schema.
-
-    Raises:
-        FormatError: the order of the nodes cannot be recognised while the answer is written.
-    """
+    With `json`, that expression stands for each schema. Raises FormatError if the order of the nodes cannot be
+    recognised while the answer is written."""
     if isinstance(root, Lark):
         return root.grammar
     writer = _Writer(special, lenient=lenient, json=json)
@@ -58,8 +49,7 @@ def lark_text(root: Format, special: Mapping[str, int], *, lenient: bool = False
 class _Writer:
     """Collects the rules of one grammar."""
 
-    def __init__(self, special: Mapping[str, int], *, lenient: bool, json: str = "") -> None:
-        """With `json`, writes that expression for each schema, which is otherwise compiled."""
+    def __init__(self, special: Mapping[str, int], *, lenient: bool, json: str) -> None:
         self._json = json
         self.rules: list[str] = []
         self._options = {"lenient": lenient}
@@ -106,11 +96,8 @@ class _Writer:
         return f"({' '.join(parts)})" if parts else '""'
 
     def _free_before(self, excludes: Sequence[str], rest: Sequence[Node], path: str, *, last: bool) -> str:
-        """Returns an expression for a free text and the nodes after it.
-
-        The lexer reads as far as it can. So the terminal of the text includes what ends it, and matches lazily: up to
-        the first occurrence.
-        """
+        """Returns an expression for a free text and the nodes after it. The lexer reads as far as it can, so the
+        terminal of the text includes its end, and matches lazily, up to the first occurrence."""
         ways = []
         openings = _openings(rest, path)
         for opener, following in openings:
@@ -130,7 +117,6 @@ class _Writer:
         return f"({' | '.join(ways)})"
 
     def _free(self, excludes: Sequence[str]) -> str:
-        """Returns an expression for a whole free text."""
         return f"{self._marked(excludes)} {self._any(excludes)}?".lstrip()
 
     def _marked(self, excludes: Sequence[str]) -> str:
@@ -172,10 +158,7 @@ class _Writer:
 
 def _flat(elements: Sequence[Node]) -> list[Node]:
     """Replaces nested sequences by their elements."""
-    flat: list[Node] = []
-    for element in elements:
-        flat += _flat(element.elements) if isinstance(element, SequenceNode) else [element]
-    return flat
+    return [flat for each in elements for flat in (_flat(each.elements) if isinstance(each, SequenceNode) else [each])]
 
 
 _Chain: TypeAlias = "tuple[Node, _Chain] | None"
@@ -232,8 +215,7 @@ def _unchained(chain: _Chain) -> Iterator[Node]:
 
 
 def _with_options(schema: bytes, defaults: Mapping[str, object], path: str) -> str:
-    """Returns the schema with these options, unless it has others, and with those that fix the white space of its
-    texts."""
+    """Returns the schema with its own options, these defaults for others, and the options for white space."""
     try:
         members = {} if schema == b"true" else msgspec.json.decode(schema, type=dict[str, msgspec.Raw])
         options = msgspec.json.decode(members.pop(OPTIONS_KEY, b"{}"), type=dict[str, msgspec.Raw])

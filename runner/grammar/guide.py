@@ -1,4 +1,4 @@
-"""The position of an answer in its grammar, and the states that lead it from one to the next."""
+"""The position of an answer in its grammar, and the states that move it on."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _STEP_S = 0.05
 _SAVED_S = 5.0
-_LATE_S = 1.0  # allowance for other processes that use the processor
+_LATE_S = 1.0  # the allowance for other processes that use the processor
 
 
 class StateSource(Protocol):
@@ -35,7 +35,7 @@ class StateSource(Protocol):
 
 
 class Guide:
-    """Follows one answer through its grammar: the tokens that must come next, those that may, and whether it is over.
+    """Follows one answer through its grammar.
 
     The time that a mask takes depends on the grammar, so a source computes the states, usually in another process:
     after `take` and `restart`, `wait` for the next one. An answer may use 50 ms of processor time for each token; it
@@ -46,15 +46,14 @@ class Guide:
     def __init__(self, source: StateSource, state: State, size: int, clock: Callable[[], float] = monotonic) -> None:
         """Starts at `state`, the beginning of the answer, over a vocabulary of `size` tokens. `clock` is in seconds."""
         self.source = source
-        """Computes the states after the first one."""
+        """The source of the states after the first one."""
         self._clock = clock
         self.size = size
-        """The number of tokens in the vocabulary."""
         self._awaited = 0  # states in flight; only the last one counts
         self._since_s = 0.0  # when the last state was requested
         self._spare_s = _SAVED_S
         self._granted_s = 0.0  # for the tokens in flight
-        self._tried: list[bytes | int] = []  # what came of the latest look ahead
+        self._tried: list[bytes | int] = []  # the result of the latest look ahead
         self._closed = False
         self._enter(state)
 
@@ -169,8 +168,8 @@ _decode = msgspec.msgpack.Decoder(State).decode
 
 
 def taped_guide(tape: "StateTape | None", begin: Callable[[], Guide | None], size: int) -> Guide | None:
-    """Returns the guide that `begin` makes. If there is a tape, it records the states, or plays recorded ones: then
-    nothing calls `begin`, and the vocabulary has `size` tokens."""
+    """Returns the guide that `begin` makes. A tape records its states. If the tape plays recorded ones instead, nothing
+    calls `begin`, and the vocabulary has `size` tokens."""
     if tape is None:
         return begin()
     own: Guide | None = None
@@ -184,13 +183,12 @@ def taped_guide(tape: "StateTape | None", begin: Callable[[], Guide | None], siz
     if body is None:
         return None
     size = size if own is None else own.size
-    return Guide(
-        _TapedSource(tape, None if own is None else own.source, size), decode_state(body, size), size, tape.clock
-    )
+    source = _TapedSource(tape, None if own is None else own.source, size)
+    return Guide(source, decode_state(body, size), size, tape.clock)
 
 
 class _TapedSource:
-    """The states of one answer. The tape has the moment at which each came, the time that it took, and its text."""
+    """The states of one answer. For each, the tape has the moment at which it came, its time, and its text."""
 
     def __init__(self, tape: "StateTape", source: StateSource | None, size: int) -> None:
         self._tape = tape
@@ -198,11 +196,7 @@ class _TapedSource:
         self._size = size
 
     def send(self, step: Follow) -> None:
-        def send() -> None:
-            assert self._source is not None
-            self._source.send(step)
-
-        self._tape.send(send)
+        self._tape.send(lambda: self._source.send(step) if self._source else None)
 
     def receive(self, patience_s: float) -> State | None:
         def receive() -> tuple[float, bytes] | None:

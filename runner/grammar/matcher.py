@@ -17,13 +17,13 @@ _REASONS = {
     "ParserTooComplex": "it is too ambiguous; let its alternatives begin differently",
     "LexerTooComplex": "its texts are too complex; make patterns and length limits simpler",
 }
-"""llguidance's name for a failure -> the explanation, with advice where there is any."""
+"""llguidance's name for a failure -> the explanation, with advice if there is any."""
 
 
 class GrammarMatcher:
     """Advances one answer through its grammar, token by token.
 
-    Where the grammar leaves no choice, the forced text comes in the tokens that the tokenizer would make of it. So an
+    If the grammar leaves no choice, the forced text comes in the tokens that the tokenizer would make of it. So an
     answer has the same tokens whether it is computed alone or in a batch.
     """
 
@@ -38,10 +38,10 @@ class GrammarMatcher:
 
     def begin(self) -> State:
         """Returns the state at the beginning of an answer."""
-        return self._state(lambda: self._look_ahead())
+        return self._state(self._look_ahead)
 
     def follow(self, step: Follow) -> State:
-        """Returns the state after the tokens of `step`, or what may come after them."""
+        """Returns the state after the tokens of `step`; if it `tries` them, the tokens that may come after each."""
         if step.tries:
             return State(tried=self._try(step.tokens))
         return self._state(lambda: self._restart(step.tokens) if step.restart else self._take(deque(), step.tokens))
@@ -60,7 +60,8 @@ class GrammarMatcher:
         return State([*forced], mask)
 
     def _try(self, tokens: Sequence[int]) -> list[bytes | int]:
-        """Returns what may come after each of these tokens, as far as that is found in a moment. The matcher stays."""
+        """Returns the mask, or the forced token, after each of these tokens, until that takes too long. The matcher
+        stays in place."""
         until_s = process_time() + _TRY_S
         tried, forced = list[bytes | int](), deque[int]()
         try:
@@ -84,7 +85,7 @@ class GrammarMatcher:
         return self._take(self._look_ahead(), tokens)
 
     def _take(self, forced: deque[int], tokens: Sequence[int]) -> deque[int]:
-        """Continues with `tokens`, which must begin with `forced`. Returns the tokens that are forced after them."""
+        """Continues with `tokens`, which must begin with `forced`. Returns the forced tokens after them."""
         for token in tokens:
             if not forced:
                 self._consume([token])

@@ -1,5 +1,5 @@
-"""Bounds numbers, which llguidance cannot do, by a second grammar: the nodes of a format, but any JSON in place of each
-schema. An answer must satisfy both."""
+"""Bounds the lengths of numbers, which llguidance cannot do, by a second grammar: that of the format, with any JSON in
+place of each schema. An answer must satisfy both."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,14 +19,14 @@ STRING: /"(\\\\.|[^"\\\\])*"/
 NUMBER: /(-9223372036854775808|-?(WHOLE))(\\.[0-9]{1,PLACES}[1-9]?)?([eE](\\+?EXPONENT|-[0-9]{1,3}))?/
 """
 LONG_NUMBER = re.compile(rb"[0-9]{19}|[eE][+-]?[0-9]{3}")
-"""A part of each number that is too long."""
+"""A part of every number that is too long."""
 NUMBER_END = re.compile(rb"[0-9](?:\.|[eE][+-]?)?\Z")
-"""The end of a text after which a token may make a number too long, unless a token is one by itself."""
+"""The end of a text after which a token may make a number too long, if no token is a long number by itself."""
 MOST_NUMBER_END = len("0e+")
 ANY_END = re.compile(rb"\Z")
 _PLACES = 20
-"""The most digits of a fraction: enough to tell apart all float64 from 0.0001 on. The last of that many is not 0,
-since a number that must exceed a bound might then need another digit."""
+"""The most digits of a fraction: enough to tell apart all float64 from 0.0001 on. The last of so long a fraction is not
+0: a number that must exceed a bound might then need another digit."""
 _EXPONENT = "([0-9]{1,2}|[01][0-9]{2}|2[0-7][0-9])"
 """Up to 279: an int64 with it is a finite float64."""
 _LARGEST = str(2**63 - 1)
@@ -41,8 +41,8 @@ _INT64 = "|".join(
 
 
 def bounds_text(root: Format, special: Mapping[str, int]) -> str:
-    """Returns a grammar that allows what `root` does, with any JSON for its schemas, but no long number: whole parts
-    are those of an int64, or as long as the longest number in the schemas. Returns "" if `root` has no schema."""
+    """Returns a grammar that allows all that `root` does, and any JSON for its schemas, but no long number: whole parts
+    fit an int64, or are as long as the longest number in the schemas. Returns "" if `root` has no schema."""
     found = [msgspec.json.decode(schema.json_schema) for schema in schemas(root)]
     if isinstance(root, Lark) or not found:
         return ""
@@ -70,8 +70,8 @@ class NumberBounds:
     """Follows an answer beside its grammar, and keeps its numbers short."""
 
     def __init__(self, matcher: LLMatcher, spell: Callable[[int], bytes], where: re.Pattern[bytes]) -> None:
-        """Takes over `matcher`, which allows all but long numbers, at its beginning. It computes masks only after texts
-        that end as in `where`: a mask of its own takes as long as one of the grammar."""
+        """Takes over `matcher`, which allows all but long numbers and is at its beginning. Computes masks only after
+        texts that end as in `where`, since such a mask takes as long as one of the grammar."""
         self._matcher = matcher
         self._spell = spell
         self._where = where
@@ -84,7 +84,7 @@ class NumberBounds:
         return copied
 
     def reset(self) -> None:
-        """Goes back to the beginning."""
+        """Returns to the beginning."""
         self._matcher.reset()
         self._end = b""
 
@@ -94,7 +94,7 @@ class NumberBounds:
         self._end = b"".join([self._end, *map(self._spell, tokens)])[-MOST_NUMBER_END:]
 
     def narrowed(self, mask: bytes) -> bytes:
-        """Returns the part of a mask that is within the bounds; all of it where a number has to be longer."""
+        """Returns the part of a mask that is within the bounds; all of it if the grammar demands a longer number."""
         if not self._where.search(self._end) or self._matcher.is_error():
             return mask
         both = int.from_bytes(mask, "little") & int.from_bytes(self._matcher.compute_bitmask(), "little")

@@ -1,8 +1,8 @@
 """Rewrites JSON schemas so that llguidance enforces more of them.
 
-Some keywords that llguidance does not know can be said in others that it does. What it writes then still satisfies the
-schema, though not everything that satisfies the schema can be written: the bounds are below. The rewritten schemas grow
-by a bounded number of bytes.
+Some keywords that llguidance does not know can be expressed by others that it knows. Answers then still satisfy the
+schema, though some values that satisfy it can no longer be written: the bounds are below. Schemas grow by a bounded
+number of bytes.
 """
 
 import json
@@ -19,9 +19,9 @@ from runner.grammar.explain_error import fault, is_unsupported
 from runner.grammar.format_to_lark import OPTIONS_KEY
 
 _MOST_UNIQUE = 5
-"""Values of an array's items: five make 326 arrays of different items. Six make 1,957, which take 0.3 s to compile."""
+"""The most values of an array's items. Five make 326 arrays of different items; six make 1,957, which take 0.3 s."""
 _MOST_PLACES = 8
-"""The first items of an array, among which those stand that it must contain."""
+"""The first items of an array, which have to include the items that it must contain."""
 _MOST_VALUES = 128
 _MOST_GROWTH_BYTES = 256 << 10
 _LARGEST = 9 * 10**17
@@ -37,7 +37,7 @@ _OF_FORMAT = {
 """OpenAPI's formats of bounded integers -> their bounds."""
 _COUNTS = [f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Contains", "Properties")]
 _NOTES = frozenset(("title", "description", "default", "examples", "$schema", "$id", "$defs", "definitions"))
-"""Keywords that ask nothing of a value."""
+"""Keywords that do not restrict a value."""
 _TYPES = {"string": str, "integer": int, "boolean": bool, "null": type(None)}
 _OF_TYPE = {"boolean": (False, True), "null": (None,)}
 _LIMITED = (
@@ -47,7 +47,7 @@ _LIMITED = (
     ("minProperties", "maxProperties"),
     ("patternProperties", "additionalProperties"),
 )
-"""Keywords that llguidance knows and cannot always enforce, those together that it looks at together."""
+"""Keywords that llguidance knows and cannot always enforce, in the groups that it checks together."""
 
 
 def rewritten(wanted: Format) -> Format:
@@ -62,7 +62,7 @@ def rewritten(wanted: Format) -> Format:
 
 
 def pruned(wanted: Format) -> Format:
-    """Returns the format without what llguidance knows and cannot enforce in its schemas, unless they are strict."""
+    """Returns the format without the keywords that llguidance knows and cannot enforce, unless a schema is strict."""
 
     def prune(root: Schema) -> None:
         if is_strict(root):
@@ -117,14 +117,14 @@ class _Rewriter:
 
     def rewrite(self) -> None:
         for schema in every_schema(self._root):
-            self._forget_what_asks_nothing(schema)
+            self._drop_idle_keywords(schema)
             self._tame_numbers(schema)
             self._spell_out_nothing(schema)
             self._spell_out_sets(schema)
             self._place_contained(schema)
             self._list_names(schema)
 
-    def _forget_what_asks_nothing(self, schema: Schema) -> None:
+    def _drop_idle_keywords(self, schema: Schema) -> None:
         if schema.get("uniqueItems") is False:
             del schema["uniqueItems"]
         if "contains" not in schema or (schema.get("minContains") == 0 and "maxContains" not in schema):
@@ -155,13 +155,13 @@ class _Rewriter:
                     schema[key] = largest * sign
 
     def _spell_out_nothing(self, schema: Schema) -> None:
-        """Says in llguidance's words that no value satisfies the schema."""
+        """Writes a schema that no value satisfies in a form that llguidance knows."""
         if schema.get("not") in ({}, True):
             del schema["not"]
             schema["allOf"] = [False]
 
     def _spell_out_sets(self, schema: Schema) -> None:
-        """Lists the arrays of different items, where the items have few values."""
+        """Lists the arrays of different items if the items have few values."""
         known = {"type", "items", "uniqueItems", "minItems", "maxItems", *_NOTES}
         if schema.get("uniqueItems") is not True or schema.get("type") != "array" or schema.keys() - known:
             return
@@ -176,7 +176,7 @@ class _Rewriter:
                 schema["enum"] = arrays
 
     def _place_contained(self, schema: Schema) -> None:
-        """Says where among the first items those stand that the array must contain."""
+        """Lists the places that the items which an array must contain may have among its first items."""
         least = schema.get("minContains", 1)
         if "contains" not in schema or not isinstance(least, int) or not 0 < least <= _MOST_PLACES:
             return
@@ -193,7 +193,7 @@ class _Rewriter:
             del schema["contains"]
 
     def _list_names(self, schema: Schema) -> None:
-        """Says which names properties may have: by listing them, or by a pattern."""
+        """Replaces the condition on names of properties by a list of names, or by a pattern."""
         names = resolved(schema.get("propertyNames", True), self._root)
         if names is True or (isinstance(names, dict) and _is_any_text(names)):
             schema.pop("propertyNames", None)
@@ -222,7 +222,7 @@ class _Rewriter:
 
 
 def _bounds(schema: Schema, *keys: str) -> list[float]:
-    """Returns the numbers of these keywords. In draft 4 some are Booleans instead."""
+    """Returns the values of these keywords, without the Booleans that draft 4 has for some."""
     found = [schema.get(key) for key in keys]
     return [bound for bound in found if isinstance(bound, int | float) and not isinstance(bound, bool)]
 
@@ -238,8 +238,7 @@ def _is_any_text(schema: Schema) -> bool:
 
 
 def _values(schema: object) -> list[object]:
-    """Returns the values that satisfy `schema`, each once; empty if they are not texts, integers and the like, listed
-    and of one type."""
+    """Returns the values that satisfy `schema`, each once; empty unless it lists values of one simple type."""
     if not isinstance(schema, dict) or schema.keys() - {"enum", "const", "type", *_NOTES}:
         return []
     kind = schema.get("type")

@@ -7,7 +7,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from runner.tokenizer import Tokenizer
 
-_MOST_BYTES = 1000  # longest token; llguidance allows 24 more, and grammars have no use for longer ones
+_MOST_BYTES = 1000  # the longest token; llguidance allows 24 more, and grammars have no use for longer ones
 _END = b"<end>"
 _BEFORE = "\n"  # some tokenizers put a space before a text, which is wrong in the middle of an answer
 
@@ -53,10 +53,7 @@ class _TokenizerView:
         return [*self._longest(text)]
 
     def _longest(self, text: bytes) -> Iterator[int]:
-        """Yields the longest token at each position and skips bytes that no token spells.
-
-        Used, for example, for texts that spell special tokens.
-        """
+        """Yields the longest token at each position and skips bytes that no token spells."""
         at = 0
         while at < len(text):
             ends = range(min(len(text), at + self._most_bytes), at, -1)

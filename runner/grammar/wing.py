@@ -15,7 +15,7 @@ from runner.grammar.worker_pool import WorkerPool, pool_for
 from runner.settings import CheckSettings
 
 _GRAMMAR_BYTES = 4 << 20
-"""Memory for the grammar of one answer; only those of large schemas take more."""
+"""The memory for the grammar of one answer. Only large schemas take more."""
 
 
 class FormatFacts(Facts, frozen=True, kw_only=True):
@@ -37,8 +37,8 @@ class FormatFacts(Facts, frozen=True, kw_only=True):
 
 
 def format_facts(path: Path, found: Examined) -> FormatFacts:
-    """Compiles the format in this file, or from standard input if its name is `-`, in a process like that of serving,
-    with its limits. Raises RunnerError if it cannot be read."""
+    """Compiles the format in this file, or from standard input if its name is `-`, in a worker with the limits that it
+    has while serving. Raises RunnerError if the file cannot be read."""
     try:
         text = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
@@ -74,7 +74,7 @@ class GrammarWing(Wing):
         return {"format": format_facts(settings.format, found)}
 
     def plug(self, parts: Parts) -> None:
-        """Makes the workers, for which the budget has what the model leaves."""
+        """Makes the pool of workers, whose memory is a share of what the model leaves."""
         workers = pool_for(parts.model, parts.tokenizer, parts.settings.parallel, parts.free_bytes)
         parts.formats = workers
         if parts.shares_memory:

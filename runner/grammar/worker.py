@@ -1,5 +1,4 @@
-"""The runner's side of its grammar processes: the fork server, which holds the vocabulary and is forked for each
-worker; a worker, which compiles one format and follows one answer; and the grammar that it has compiled."""
+"""The runner's side of its grammar processes: the fork server, its workers, and the grammars that they compile."""
 
 import asyncio
 import select
@@ -14,13 +13,13 @@ import msgspec
 from runner.engine.answer_grammar import StateTape
 from runner.errors import RequestError
 from runner.grammar.guide import Guide, taped_guide
-from runner.grammar.messages import FORK, KILL, ORDER, SLOW, CompilerSetup, Follow, State, encode_message
+from runner.grammar.messages import FORK, ORDER, CompilerSetup, Follow, State, encode_message
 from runner.process.child import ChildProcess, Inbox
-from runner.sizes import shown
+from runner.sizes import sized
 
 _BUFFER_BYTES = 1 << 20
 _START_S = 60
-"""For the process to read the tokenizer: many times what a busy machine takes for the largest."""
+"""The time that the process has to read the tokenizer: many times what a busy machine takes for the largest."""
 _RECEIVE_BYTES = 1 << 16
 
 
@@ -42,23 +41,16 @@ class ForkServer(NamedTuple):
             with suppress(OSError):
                 socket.send_fds(self.child.connection, [ORDER.pack(FORK, number)], [channel.fileno()])
 
-    def kill(self, number: int) -> None:
-        """Kills a worker, if it is still running."""
-        self._order(KILL, number)
-
-    def slow(self, number: int) -> None:
-        """Lowers the priority of a worker below that of all other processes."""
-        self._order(SLOW, number)
+    def order(self, action: bytes, number: int) -> None:
+        """Has a worker killed (KILL), or its priority lowered (SLOW), if it is still running."""
+        if self.child is not None:
+            with suppress(OSError):
+                self.child.connection.send(ORDER.pack(action, number))
 
     def close(self) -> None:
         """Ends the process."""
         if self.child is not None:
             self.child.close()
-
-    def _order(self, order: bytes, number: int) -> None:
-        if self.child is not None:
-            with suppress(OSError):
-                self.child.connection.send(ORDER.pack(order, number))
 
 
 async def start_fork_server(setup: CompilerSetup) -> ForkServer:
@@ -109,17 +101,16 @@ class Worker:
         self.key = key
         self.number = number
         self.fork_server = fork_server
-        """The process that forks it, and may kill it."""
         self.memory_bytes = memory_bytes
         """The limit on the memory of the process."""
         self.nbytes = 0
-        """Memory that the process had allocated when it sent its last state."""
+        """The memory that the process had allocated when it sent its last state."""
         self.awaited = 0
         """The number of states in flight."""
         self.broken = False
         """True if the worker must not be used again."""
         self.killed_s: float | None = None
-        """The time at which it was killed because it did not answer."""
+        """The time at which it was killed for not answering; None if it was not."""
         self.channel, self.other_end = socket.socketpair()
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             self.channel.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
@@ -142,10 +133,8 @@ class Worker:
         self.awaited += 1
 
     def receive(self, patience_s: float) -> State | None:
-        """Returns the next state, or None if it takes longer than `patience_s`.
-
-        Raises RequestError if the process is gone or its message is unreadable.
-        """
+        """Returns the next state, or None if it takes longer than `patience_s`. Raises RequestError if the process is
+        gone or its message is unreadable."""
         until_s = monotonic() + patience_s
         while (state := self.next_state()) is None:
             try:
@@ -183,7 +172,7 @@ class Worker:
     @property
     def death(self) -> str:
         """The probable reason why the process ended without a message."""
-        return f"it takes more than {shown(self.memory_bytes)} of memory, or crashes llguidance; make it simpler"
+        return f"it takes more than {sized(self.memory_bytes)} of memory, or crashes llguidance; make it simpler"
 
     def close(self) -> None:
         """Ends the answer and gives the worker back for another one."""
@@ -191,7 +180,7 @@ class Worker:
 
 
 class WorkerGrammar:
-    """A format compiled by a worker that waits at the beginning of an answer. Where a tape is read there is none."""
+    """A format compiled by a worker, which waits at the beginning of an answer. On replay there is no worker."""
 
     def __init__(self, worker: Worker | None, beginning: State, size: int) -> None:
         """`size` is the number of tokens in the vocabulary."""

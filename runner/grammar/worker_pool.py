@@ -13,7 +13,7 @@ import msgspec
 from protocol.format import Format
 from runner.engine.answer_grammar import Grammar
 from runner.errors import RequestError
-from runner.grammar.messages import COMPILE_S, Compile, CompilerSetup, Follow, State, encode_message
+from runner.grammar.messages import COMPILE_S, KILL, SLOW, Compile, CompilerSetup, Follow, State, encode_message
 from runner.grammar.worker import ForkServer, Worker, WorkerGrammar, start_fork_server
 from runner.logs import Log
 from runner.model import OpenedModel
@@ -23,15 +23,15 @@ log = Log(__name__)
 
 _UNDISTURBED_S = 0.25
 _SILENT_S = 3 * COMPILE_S
-"""After this a process is stopped: the kernel would have ended it, or a busy machine have let it begin, long before."""
+"""The longest wait for a process: the kernel, or a busy machine, would have ended it or let it begin long before."""
 _KILL_S = 1.0
-"""For the fork server to kill a worker. If it does not, it is stopped itself."""
-_MORE_THAN_RUN = 4  # formats may wait undisturbed
+"""The time that the fork server has to kill a worker. If it does not, it is ended."""
+_MORE_THAN_RUN = 4  # formats that may wait before compiling is cut short
 _MOST_KEPT = 8
 _MOST_KEPT_BYTES = 64 << 20
-_KEPT_SHARE = 32  # of the memory that the model leaves: 1/32 for all those that no answer uses
+_KEPT_SHARE = 32  # all workers that no answer uses get 1/32 of the memory that the model leaves
 _LEAST_WORKER_BYTES, _WORKER_BYTES = 32 << 20, 128 << 20
-_WORKER_SHARE = 8  # and 1/8 for one worker
+_WORKER_SHARE = 8  # one worker gets 1/8 of it
 _RECEIVE_BYTES = 1 << 20
 _SILENT = "Format: the process that compiles it has ended, or does not answer; send the request again"
 
@@ -40,10 +40,9 @@ class WorkerPool:
     """Compiles formats in processes that can be killed.
 
     Every answer that follows a grammar, and every format being compiled, has a worker of its own. Compiling may take
-    5 s, but only a quarter of a second while many more requests with formats wait than can run. After its answer,
-    a worker is kept for the same format while there is room.
-
-    Owner: the event loop, except for `nbytes`, `end_kept` and the grammars that it hands out.
+    5 s, but only a quarter of a second while many more requests with formats wait than can run. After its answer, a
+    worker is kept for the same format while there is room. Owner: the event loop, except for `nbytes`, `end_kept` and
+    the grammars that it hands out.
     """
 
     def __init__(self, setup: CompilerSetup, size: int, running: int, clock: Callable[[], float] = monotonic) -> None:
@@ -66,17 +65,17 @@ class WorkerPool:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all workers, as last reported by them. Any thread may read it."""
+        """The memory of all workers, as they last reported it. Any thread may read it."""
         return sum(worker.nbytes for worker in [*self._busy, *self._kept])
 
     def end_kept(self) -> None:
-        """Ends the workers that no answer uses, which no longer count in `nbytes`. Any thread may call it."""
+        """Ends the workers that no answer uses. They leave `nbytes` at once. Any thread may call it."""
         while self._kept:
             with suppress(IndexError):  # the event loop has taken the last one
                 self._loop.call_soon_threadsafe(self._end, self._kept.pop())
 
     def expect(self) -> Future[Grammar]:
-        """Returns the grammar of a request that waits, for `compile`. Cancel it if the request ends before."""
+        """Returns the future grammar of a waiting request, for `compile`. Cancel it if the request ends before that."""
         grammar: Future[Grammar] = Future()
         self._waiting.add(grammar)
         grammar.add_done_callback(self._waiting.discard)
@@ -101,25 +100,23 @@ class WorkerPool:
     async def _compile(self, key: bytes, grammar: Future[Grammar]) -> None:
         try:
             worker, beginning = await self.compiled(key)
-        except RequestError as error:
-            if grammar.set_running_or_notify_cancel():
-                grammar.set_exception(error)
         except Exception as error:
             if grammar.set_running_or_notify_cancel():
                 grammar.set_exception(error)
-            raise
+            if not isinstance(error, RequestError):
+                raise
+            return
+        if beginning.left_out:
+            log.warning("a schema is not enforced in all parts", left_out=beginning.left_out)
+        ready = WorkerGrammar(worker, beginning, self._size)
+        if grammar.set_running_or_notify_cancel():
+            grammar.set_result(ready)
         else:
-            if beginning.left_out:
-                log.warning("a schema is not enforced in all parts", left_out=beginning.left_out)
-            ready = WorkerGrammar(worker, beginning, self._size)
-            if grammar.set_running_or_notify_cancel():
-                grammar.set_result(ready)
-            else:
-                ready.release()
+            ready.release()
 
     async def compiled(self, key: bytes) -> tuple[Worker, State]:
-        """Returns a worker that has compiled the format, which is `key` as JSON, with the state at the beginning of an
-        answer. Raises RequestError for an invalid format."""
+        """Returns a worker that has compiled the format, and the state at the beginning of an answer. `key` is the
+        format as JSON. Raises RequestError for an invalid format."""
         if (worker := self._take_kept(key)) is not None:
             with suppress(RequestError):  # the process may have ended
                 return worker, await self._beginning(worker)
@@ -134,8 +131,7 @@ class WorkerPool:
         return None
 
     async def _beginning(self, worker: Worker, order: bytes = b"") -> State:
-        """Returns the next state of `worker`, the beginning of an answer, after this order. Ends the worker if it
-        raises."""
+        """Sends `order` and returns the next state, the beginning of an answer. Ends the worker if anything fails."""
         self._busy.add(worker)
         self._compiling[worker] = self._clock()
         receiving = asyncio.ensure_future(self._receive(worker, order))
@@ -168,31 +164,28 @@ class WorkerPool:
         return state
 
     def _make_way(self, worker: Worker) -> None:
-        """Lowers the priority of a worker that compiles for long.
-
-        Raises RequestError if too many requests wait and this one has been compiling the longest.
-        """
-        worker.fork_server.slow(worker.number)
+        """Lowers the priority of a worker that is slow to compile. Raises RequestError if too many requests wait and
+        this one has been compiling the longest."""
+        worker.fork_server.order(SLOW, worker.number)
         crowded = len(self._waiting) + len(self._busy) > self._most
         if crowded and worker is next(iter(self._compiling)):
             raise RequestError(f"Format: compiling it took {_UNDISTURBED_S} s while others wait: make it simpler")
 
     def _end_silent(self, worker: Worker) -> None:
-        """Ends a worker far beyond its own limit of time, and the fork server if it does not. Raises RequestError then:
-        whatever was to compile will not."""
+        """Ends a worker far beyond its time limit. If that fails, ends the fork server and raises RequestError."""
         now_s = self._clock()
         if worker.killed_s is None:
             if now_s - self._compiling[worker] >= _SILENT_S:
                 log.warning("a worker that compiles a format does not answer", worker=worker.number)
                 worker.killed_s = now_s
-                worker.fork_server.kill(worker.number)
+                worker.fork_server.order(KILL, worker.number)
         elif now_s - worker.killed_s >= _KILL_S:
             log.warning("the process that forks workers does not answer")
             worker.fork_server.close()
             raise RequestError(_SILENT, 503)
 
     async def _fork(self, key: bytes) -> Worker:
-        """Returns a new worker, which waits for its order."""
+        """Returns a new worker, which waits for its order. Raises RequestError if there can be none."""
         loop = asyncio.get_running_loop()
         if self._fork_server is None or (self._fork_server.done() and not self._fork_server.result().alive):
             if self._fork_server is not None:
@@ -216,7 +209,7 @@ class WorkerPool:
         return worker
 
     def _take_back(self, worker: Worker) -> None:
-        """Keeps a worker whose answer has ended, at the beginning of the next one, if it can be used again."""
+        """Restarts a worker whose answer has ended and keeps it; ends it if it cannot be used again."""
         if worker.awaited or worker.broken or worker.nbytes > self.most_kept_bytes:
             self._end(worker)
             return
@@ -231,13 +224,12 @@ class WorkerPool:
                 self._end(self._kept.pop(0))
 
     def _end(self, worker: Worker) -> None:
-        """Ends a worker, whatever it is doing."""
         self._busy.discard(worker)
         worker.channel.close()
-        worker.fork_server.kill(worker.number)
+        worker.fork_server.order(KILL, worker.number)
 
     async def close(self) -> None:
-        """Ends all processes; nothing may be compiling. A runner does without: they end when it does."""
+        """Ends all processes, none of which may be compiling. A runner need not call it: they end when it does."""
         for worker in [*self._busy, *self._kept]:
             self._end(worker)
         if self._fork_server is not None:
@@ -245,8 +237,7 @@ class WorkerPool:
 
 
 def pool_for(model: OpenedModel, tokenizer: Tokenizer, running: int, free_bytes: int) -> WorkerPool:
-    """Returns the workers for a model, at most `running` of whose answers are computed at once, which leaves
-    `free_bytes` of the memory."""
+    """Returns the pool for a model that leaves `free_bytes` of memory, with at most `running` answers at once."""
     files = {name: os.fsencode(file.path) for name, file in model.checkpoint.files.items()}
     setup = CompilerSetup(files, merge_eos=not model.checkpoint.from_store, vocab_size=model.vocab_size)
     size = tokenizer.vocab_size

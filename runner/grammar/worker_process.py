@@ -1,8 +1,7 @@
 """The fork server and its workers: the processes that compile and follow grammars, isolated from the runner.
 
-The fork server holds the vocabulary and is forked for each worker; a worker compiles one format and then follows one
-answer at a time through it. llguidance has limits, but some formats hang it, exhaust memory or overflow its stack
-before they reach one. A process can be given a memory limit, and can be killed.
+llguidance has limits, but some formats hang it, exhaust memory or overflow its stack before they reach one. A process
+can be given a memory limit, and can be killed.
 """
 
 import gc
@@ -29,7 +28,7 @@ from runner.process.child import Channel
 from runner.tokenizer import open_tokenizer
 
 Message = TypeVar("Message", bound=msgspec.Struct)
-_STEP_S = 10.0  # a safeguard for when the runner is gone; otherwise the runner gives up earlier
+_STEP_S = 10.0  # a safeguard if the runner is gone; otherwise the runner gives up earlier
 _NICENESS = 10  # of a slow worker, which must not slow down the engine
 _SLOW_STEP_S = 0.05
 
@@ -66,7 +65,7 @@ def serve(control: Channel) -> None:
 
 
 def _open(control: Channel) -> Compiler:
-    """Returns the compiler and reports it as ready; ends the process if the tokenizer cannot be read."""
+    """Returns the compiler and reports that it is ready. Ends the process if the tokenizer cannot be read."""
     try:
         setup = _receive(control, CompilerSetup)
         files = {name: Path(os.fsdecode(path)) for name, path in setup.files.items()}
@@ -134,8 +133,8 @@ def _run_worker(channel: Channel, compiler: Compiler) -> None:
 
 
 class _Memory:
-    """The memory of a worker that is its own. What it shares with the fork server, and with every process that has
-    opened the same libraries, is not: a worker has 30 MB in all and owns three of them."""
+    """The memory that a worker owns. It shares most of its 30 MB with the fork server, and with every process that has
+    opened the same libraries."""
 
     def __init__(self) -> None:
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC) if sys.platform == "linux" else None
@@ -143,26 +142,25 @@ class _Memory:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it owns, as far as they are known: most of those that it shared when it was forked, and has
-        written to since, are known after `look`."""
+        """The bytes known to be its own. Until `look`, most bytes that were shared at the fork and written to since are
+        not known."""
         return self._anonymous_bytes() - self._before_bytes
 
     def look(self) -> None:
-        """Finds out exactly, which takes a third of a millisecond."""
+        """Makes `nbytes` exact, which takes a third of a millisecond."""
         if self._statm is not None:
             rolled_up = Path("/proc/self/smaps_rollup").read_text().splitlines()
             dirty = next(line for line in rolled_up if line.startswith("Private_Dirty:"))
             self._before_bytes = self._anonymous_bytes() - (int(dirty.split()[1]) << 10)
 
     def limit(self, more_bytes: int) -> None:
-        """Limits this process to `more_bytes` more than it has. macOS has no such limit; only time bounds it there."""
+        """Limits this process to `more_bytes` more than it has. macOS has no such limit."""
         if self._statm is not None:
             most_bytes = self._pages()[0] * resource.getpagesize() + more_bytes
             resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
 
     def _anonymous_bytes(self) -> int:
-        """Returns the bytes that belong to no file; on macOS, which has no such count, the most bytes of all kinds that
-        there ever were."""
+        """Returns the bytes that belong to no file; on macOS, which has no such count, the peak of all bytes."""
         if self._statm is None:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         _, resident, shared = self._pages()

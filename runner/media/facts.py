@@ -11,7 +11,7 @@ from runner.media.open import hearing_of, seeing_of
 from runner.media.sound_header import RATE
 from runner.media.towers.tower_plan import AnyTower, TowerPlan, plan_sound_tower, plan_tower, plan_weights
 from runner.settings import CheckSettings
-from runner.sizes import counted, shown
+from runner.sizes import counted, sized
 
 _WIDTH = isqrt(MAX_PIXELS)
 _HEIGHTS = range(250, _WIDTH + 1, 250)
@@ -36,7 +36,7 @@ class TowerFacts(Facts, frozen=True, kw_only=True):
         if self.bytes is None:
             return f"yes (with {self.tower})"
         blocks = f"{counted(self.blocks, 'block')}, " if self.blocks else ""
-        return f"yes ({self.tower} tower, {blocks}{self.dtype}, {shown(self.bytes)}; {extent})"
+        return f"yes ({self.tower} tower, {blocks}{self.dtype}, {sized(self.bytes)}; {extent})"
 
 
 class PictureFacts(TowerFacts, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from runner.media.families import Clip, PictureFamily
 from runner.media.header import PictureHeader
 from runner.media.prompt import Item, MediaPrompt, Picture, Sound, UnmeasuredPicture
 from runner.media.sound_header import MEL_BINS
-from runner.sizes import shown
+from runner.sizes import sized
 
 if TYPE_CHECKING:
     import numpy as np
@@ -191,8 +191,8 @@ class RowStore:
             extent = f"{item.header.frames / item.header.rate:.0f} seconds"
         if self.room_bytes is not None and needed > self.room_bytes:
             raise MediaError(
-                f"there is no room to decode {medium} of {extent}: that takes about {shown(needed)}, and the model"
-                f" leaves {shown(self.room_bytes)} of the budget. Send a smaller one, or give the runner more"
+                f"there is no room to decode {medium} of {extent}: that takes about {sized(needed)}, and the model"
+                f" leaves {sized(self.room_bytes)} of the budget. Send a smaller one, or give the runner more"
                 " (--memory)"
             )
         self._gives_way = False

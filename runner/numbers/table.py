@@ -13,7 +13,7 @@ from rich.text import Text
 from protocol.stats import RunningRequest, Stats
 from runner.errors import RunnerError
 from runner.logs import printable
-from runner.sizes import shown
+from runner.sizes import sized
 
 _COLUMNS = 120
 _AGAIN_S = 1.0
@@ -73,16 +73,16 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
         yield "drafts", f"{right:,} of {sum(tried.values()):,} tokens right"
     yield (
         "cache",
-        f"{shown(cache.held_bytes)}{_of(cache.budget_bytes)} in {cache.nodes:,} nodes,"
-        f" live {shown(cache.live_bytes)}, paged out {shown(cache.paged_bytes)},"
-        f" restored {shown(cache.restored_bytes)}, evicted {shown(cache.evicted_bytes)}",
+        f"{sized(cache.held_bytes)}{_of(cache.budget_bytes)} in {cache.nodes:,} nodes,"
+        f" live {sized(cache.live_bytes)}, paged out {sized(cache.paged_bytes)},"
+        f" restored {sized(cache.restored_bytes)}, evicted {sized(cache.evicted_bytes)}",
     )
     if cache.misses:
         yield "misses", ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in cache.misses.items())
     yield (
         "memory",
-        f"{shown(memory.used_bytes)}{_of(memory.budget_bytes)}, peak {shown(memory.peak_bytes)},"
-        f" weights {shown(memory.weights_bytes)}, MLX's reserve {shown(memory.reusable_bytes)}",
+        f"{sized(memory.used_bytes)}{_of(memory.budget_bytes)}, peak {sized(memory.peak_bytes)},"
+        f" weights {sized(memory.weights_bytes)}, MLX's reserve {sized(memory.reusable_bytes)}",
     )
 
 
@@ -117,7 +117,7 @@ def duration(seconds: float) -> str:
 
 
 def _of(budget_bytes: int | None) -> str:
-    return "" if budget_bytes is None else f" of {shown(budget_bytes)}"
+    return "" if budget_bytes is None else f" of {sized(budget_bytes)}"
 
 
 def print_once(stats: Stats) -> None:

@@ -1,4 +1,4 @@
-"""The private directory in which a host finds itself, and later the shim; and what lies in it.
+"""The private directory in which a host finds itself, and later the shim.
 
     serve-RANDOM/bin/NAME    Ollama's executable at first, the shim as soon as Ollama runs
     serve-RANDOM/bin/...     on macOS, symbolic links to everything beside the executable
@@ -13,19 +13,17 @@ import fcntl
 import grp
 import os
 import pwd
-import re
-import shlex
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from runner.ollama.plan import LaunchError, Plan, own_command
-from runner.process.parent import CHANGED, FORCED, OLLAMA
+from runner.ollama.mlx_library import LIBRARY, write_library
+from runner.ollama.plan import LaunchError, Plan
+from runner.ollama.shim import shim
 
 NAME = "ollama-mlx-runner"
 PREFIX = "serve-"
@@ -86,7 +84,7 @@ def make_directory(plan: Plan, environ: Mapping[str, str]) -> PrivateDirectory:
 
 
 def lock(directory: Path, flags: int = 0) -> int:
-    """Returns a descriptor that holds the directory's lock. BlockingIOError with LOCK_NB if another one holds it."""
+    """Returns a descriptor that holds the directory's lock. With LOCK_NB, raises BlockingIOError if another does."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
@@ -97,7 +95,7 @@ def lock(directory: Path, flags: int = 0) -> int:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Makes a hard link, which costs nothing, or a copy where kernel or file system refuse a link."""
+    """Makes a hard link, which costs nothing, or a copy if the kernel or the file system refuses a link."""
     try:
         target.hardlink_to(source)
     except OSError:
@@ -106,8 +104,8 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def _own(place: Path) -> Path:
-    """Makes `place` if it does not exist, and returns its path without symbolic links. PermissionError if other users
-    could write there, or exchange it."""
+    """Makes `place` if it does not exist, and returns its path without symbolic links. Raises PermissionError if other
+    users could write there, or exchange it."""
     if not place.is_absolute():
         raise FileNotFoundError(errno.ENOENT, "you have no home directory")
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -123,10 +121,8 @@ def _own(place: Path) -> Path:
 
 
 def _reason_to_distrust(above: os.stat_result) -> str:
-    """Returns how users other than this one and root can exchange the entries of a directory; "" if they cannot.
-
-    In a sticky directory such as /tmp only its owner can.
-    """
+    """Returns the reason why users other than this one and root can exchange entries of a directory; "" if they cannot.
+    In a sticky directory such as /tmp only its owner can."""
     # The owner of `/` is root, also in a container that has another number for it.
     if above.st_uid not in (os.geteuid(), 0, Path("/").stat().st_uid):
         return "which belongs to another user"
@@ -140,7 +136,7 @@ def _reason_to_distrust(above: os.stat_result) -> str:
 
 
 def _is_own_group(number: int) -> bool:
-    """True for a group whose only member is this user: many systems make one for each user."""
+    """Returns True for a group whose only member is this user: many systems make one for each user."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
     except KeyError:
@@ -150,7 +146,7 @@ def _is_own_group(number: int) -> bool:
 
 def _make(place: Path, name: str) -> PrivateDirectory:
     """Makes and locks a new directory, and removes those whose lock no process holds."""
-    only = lock(place)  # so that a directory which another launcher has made but not locked yet is not removed
+    only = lock(place)  # no launcher removes a directory that another one has made and not locked yet
     try:
         for left in place.glob(f"{PREFIX}*"):
             _remove_left(left)
@@ -161,7 +157,7 @@ def _make(place: Path, name: str) -> PrivateDirectory:
 
 
 def _remove_left(directory: Path) -> None:
-    """Removes a directory whose server was killed together with the process that waited for its end."""
+    """Removes a directory that was left when its server and the process that waits for the end were killed."""
     try:
         descriptor = lock(directory, fcntl.LOCK_NB)
     except OSError:
@@ -210,125 +206,3 @@ def _link_all(source: Path, target: Path, *others: str) -> None:
         for path in source.iterdir():
             if path.name not in others:
                 (target / path.name).symlink_to(path)
-
-
-# --- The shim: the script that a host finds in place of its own executable (docs/internals/wire.md, 1.2, 1.3, 11).
-
-_SHIM = """\
-#!/bin/sh
-# Ollama finds this in place of its own executable. MLX models run on this runner, everything else runs on Ollama.
-
-# The runner may hand over to Ollama's own (runner/ollama/hand_over.py), which gets the environment of this script.
-mlx_runner() {{
-{tell}
-{restore}
-  exec {runner} "$@"
-}}
-
-# True for `--mlx-engine`, and for no engine and a model with a tag. GGUF runners get another engine, or a file.
-is_mlx() (
-  engine= model= expected=
-  for word do
-    case $expected in
-      model) model=$word expected= ; continue ;;
-      port) expected= ; continue ;;
-    esac
-    case $word in
-      --model=* | -model=*) model=${{word#*=}} ;;
-      --model | -model) expected=model ;;
-      --port | -port) expected=port ;;
-      --mlx-engine) engine=mlx ;;
-      --*-engine) exit 1 ;;
-    esac
-  done
-  [ "$engine" = mlx ] && exit 0
-  case $model in /*) exit 1 ;; esac
-  case ${{model##*/}} in *:*) exit 0 ;; esac
-  exit 1
-)
-
-case ${{1-}} in
-  runner) if is_mlx "$@"; then mlx_runner "$@"; fi ;;
-  serve | start) exec {launcher} "$@" ;; # clients of some releases start a server if there is none
-esac
-exec {ollama} "$@"
-"""
-
-
-def shim(plan: Plan, environ: Mapping[str, str]) -> bytes:
-    """Returns the script. `environ` holds the variables that runners get back."""
-    told = {"": str(plan.ollama), "_LIBRARIES": str(plan.libraries or ""), "_MEDIA": " ".join(plan.media)}
-    tell = [f"  export {OLLAMA}{name}={shlex.quote(value)}" for name, value in told.items()]
-    tell += [
-        f'  unset {OLLAMA}_{name}; [ -z "${{{name}+set}}" ] || export {OLLAMA}_{name}="${name}"' for name in CHANGED
-    ]
-    restore = [
-        f"  export {name}={shlex.quote(environ[name])}" if name in environ else f"  unset {name}" for name in FORCED
-    ]
-    runner = shlex.join(plan.runner)
-    launcher = [*own_command(), "ollama", "serve", "--start", plan.start, "--runner", runner, str(plan.ollama)]
-    text = _SHIM.format(
-        tell="\n".join(tell),
-        restore="\n".join(restore),
-        runner=runner,
-        launcher=shlex.join(launcher),
-        ollama=shlex.quote(str(plan.ollama)),
-    )
-    return os.fsencode(text)
-
-
-# --- An empty MLX library, for hosts on machines where they cannot load a real one.
-#
-# Hosts since v0.34.1 load an MLX model, and since v0.32.10 pull one, only if they themselves could load `libmlxc`,
-# though only their runners compute with it. Without an NVIDIA GPU they cannot. This library has every function that a
-# host looks up, and computes nothing: reading tensors, which comes before all computing, fails with a clear text, and
-# every other function does nothing. Hosts look for it last, and so prefer a library of their own that can be loaded.
-
-LIBRARY = "libmlxc.so"
-_CHECKED = b"MLX runtime is not available"
-"""This text stands in the executables of all hosts that check."""
-_FUNCTION = re.compile(rb"mlx_[a-z0-9_]*[a-z0-9](?=\0)")
-_COMPILE_S = 60
-
-_SOURCE = """\
-typedef void report(const char *, void *);
-static report *reported;
-static void *data;
-void mlx_set_error_handler(report *handler, void *its, void (*end)(void *)) { reported = handler; data = its; }
-static long nothing(void) { return 0; }
-static long failure(void) {
-  if (reported) reported("Ollama has no working MLX library; mlx-runner ollama serve gave it an empty one", data);
-  return 1;
-}
-"""
-
-
-def library_functions(executable: Path) -> list[str]:
-    """Returns the names that a host looks up in its MLX library; none if it does not need the library."""
-    content = executable.read_bytes()
-    if _CHECKED not in content:
-        return []
-    starts = ((found.start(), found.end()) for found in _FUNCTION.finditer(content))
-    return sorted({content[start - content.startswith(b"_", start - 1) : end].decode() for start, end in starts})
-
-
-def write_library(executable: Path, directory: Path) -> bool:
-    """Writes the library for a host into `directory`, if it needs one. Returns False without a working compiler."""
-    names = library_functions(executable)
-    if not names:
-        return True
-    compiler = shutil.which("cc")
-    if compiler is None:
-        return False
-    source = _SOURCE + "".join(
-        f'long {name}(void) __attribute__((alias("{"failure" if name.startswith("mlx_load") else "nothing"}")));\n'
-        for name in names
-        if name != "mlx_set_error_handler"
-    )
-    command = [compiler, "-x", "c", "-w", "-shared", "-fPIC", "-o", str(directory / LIBRARY), "-"]
-    try:
-        subprocess.run(command, input=source.encode(), capture_output=True, check=True, timeout=_COMPILE_S)
-    except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
-        (directory / LIBRARY).unlink(missing_ok=True)
-        return False
-    return True

@@ -1,4 +1,4 @@
-"""Hand-over: Ollama's own runner replaces this process, for a model that it serves better than this runner does.
+"""Hand-over: Ollama's own runner replaces this process, for a model that it serves better.
 
 This happens only under `mlx-runner ollama serve`. The decision needs only headers, and is made before any weight is
 read. The process is replaced, so that the host keeps the one child that it started.
@@ -24,12 +24,7 @@ if TYPE_CHECKING:
     from subprocess import Popen
 
 log = Log(__name__)
-
-# --- Recognises models that take pictures or sound in Ollama's own runner, and those that only that runner can
-# serve.
-
 Kind = Literal["pictures", "sound"]
-
 _PACKAGES = {
     "gemma4": "gemma4",
     "gemma4_text": "gemma4",
@@ -48,10 +43,10 @@ _KINDS: dict[Kind, tuple[str, str, Collection[str]]] = {
 
 
 def ollama_media(model: OpenedModel, packages: Collection[str]) -> set[Kind]:
-    """Returns the kinds of media that Ollama's runner takes for `model`.
+    """Returns the kinds of media that Ollama's runner takes for `model`. `packages` are its packages that take media.
 
-    `packages` are the packages of Ollama's runner that take media. Like that runner, this requires both a description
-    in config.json and tensors; the capabilities that hosts list are incomplete for some families.
+    Like that runner, this requires both a description in config.json and tensors: the capabilities that hosts list are
+    incomplete for some families.
     """
     package = _PACKAGES.get(model.family.module) if model.architecture in FAMILIES else None
     if package not in packages:
@@ -66,8 +61,8 @@ def ollama_media(model: OpenedModel, packages: Collection[str]) -> set[Kind]:
 
 
 def unknown_tower(model: OpenedModel, kind: Kind) -> str:
-    """Returns why only Ollama's runner may be able to load the tower of a model that has one for this kind; "" if this
-    one can, or if no runner could: tensors or fields are missing, say."""
+    """Returns the reason why only Ollama's runner may be able to load the model's tower for this kind; "" if this one
+    can, or if none can, since tensors or fields are missing."""
     try:
         from runner.media.towers import plan_sound_tower, plan_tower  # needs MLX
     except ImportError:
@@ -134,8 +129,8 @@ class HandOver:
             log.warning("not handed over", executable=ollama.command[0], why=error.strerror or str(error))
 
     def _start_watcher(self) -> "Popen[bytes] | None":
-        """Starts the process that ends this one after its host has ended, also once this one is Ollama's runner. It
-        holds none of the streams: a host would wait until they are closed."""
+        """Starts the process that ends this one after its host, even once this one is Ollama's runner. It holds none of
+        the streams: a host would wait until they are closed."""
         if self._host is None:
             return None
         import subprocess  # hardly any start needs it
@@ -152,21 +147,19 @@ class HandOver:
 
 
 def _set_signals(handler: int) -> None:
-    """Sets the signals that Python ignores, which an exec would keep. Python's own `signal` needs the main thread."""
+    """Sets the signals that Python ignores, and an exec would keep. Python's own `signal` needs the main thread."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         ctypes.CDLL(None).signal(number, ctypes.c_void_p(handler))
 
 
 def _loads_mlx(ollama: OllamaRunner) -> bool:
-    """Returns True if Ollama's runner has an MLX library that loads: on Linux, those for GPUs need their drivers.
-
-    A subprocess tries to load it, with the library path that Ollama's runner will have.
-    """
+    """Returns True if Ollama's runner has an MLX library that loads, in a process with its library path. On Linux,
+    libraries for GPUs need their drivers."""
     if sys.platform == "darwin":
         return True
-    import subprocess  # hardly any start needs it
+    import subprocess
 
-    found: list[Path] = []
+    null, found = subprocess.DEVNULL, list[Path]()
     if ollama.libraries is not None:
         found = [*sorted(ollama.libraries.glob("mlx_*/libmlxc.*"), reverse=True), *ollama.libraries.glob("libmlxc.*")]
     for library in found:
@@ -174,13 +167,7 @@ def _loads_mlx(ollama: OllamaRunner) -> bool:
         try:
             # It gets none of the streams: a host would wait until they are closed.
             done = subprocess.run(
-                command,
-                env=ollama.environ,
-                timeout=_LOAD_S,
-                check=False,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                command, env=ollama.environ, timeout=_LOAD_S, check=False, stdin=null, stdout=null, stderr=null
             )
         except (OSError, subprocess.TimeoutExpired):
             continue

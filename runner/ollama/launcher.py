@@ -1,8 +1,8 @@
 """Starts an installed Ollama whose MLX models run on this runner. The installation is not changed.
 
 A host starts its runners as its own executable, which it looks up whenever it needs one (docs/internals/wire.md, 1.2):
-on Linux where `/proc/self/exe` points to, on macOS where the path by which it was started leads to. So it is started
-from a private directory, under a path that leads to the host while it starts and to a shim from then on:
+on Linux by `/proc/self/exe`, on macOS by the path by which it was started. So it is started from a private directory,
+under a path that leads to the host while it starts and to a shim from then on:
 
 * Linux (`descriptor`): Ollama's executable, linked or copied to that path, is opened; the shim is renamed over it; the
   open file is executed. `/proc/self/exe` names the shim from the host's first instruction on.
@@ -30,7 +30,7 @@ from runner.settings import LaunchSettings
 
 
 def launch(settings: LaunchSettings, environ: Mapping[str, str]) -> NoReturn:
-    """Becomes Ollama, with exactly this environment; or prints what prevents that and exits with status 1."""
+    """Becomes Ollama, with exactly this environment; or prints the reason why it cannot and exits with status 1."""
     try:
         plan = make_plan(settings)
         if plan.serves:
@@ -76,11 +76,11 @@ def execute(plan: Plan, directory: PrivateDirectory, environ: Mapping[str, str])
 
 
 def _replaced(directory: PrivateDirectory) -> Path:
-    """Puts the shim into place. Returns a path to what was there, whose last part becomes the name of the process."""
+    """Puts the shim into place. Returns a path to the former executable; its last part becomes the process's name."""
     descriptor = os.open(directory.executable, os.O_RDONLY)
     directory.replace()
     opened = Path(f"/proc/self/fd/{descriptor}")
-    # The host will read this as its own path. Network file systems keep open files that were removed, under new names.
+    # The host reads this as its own path. Network file systems keep removed files that are open, under new names.
     if str(opened.readlink()) != f"{directory.executable} (deleted)":
         raise LaunchError(f"{directory.path} cannot be used. Set XDG_CACHE_HOME to a directory on a local file system.")
     path = directory.path / "run" / directory.name
@@ -92,8 +92,8 @@ def _replaced(directory: PrivateDirectory) -> Path:
 def watch(directory: PrivateDirectory, *, replace: bool) -> int:
     """Starts a process that removes the directory once no process holds its lock.
 
-    The process is detached from this one, and waits until the returned descriptor is closed, by an exec; with `replace`
-    it then puts the shim into its place.
+    The process is detached from this one, and waits until an exec closes the returned descriptor. With `replace` it
+    then puts the shim into its place.
     """
     waiting, started = (_beyond_streams(descriptor) for descriptor in os.pipe())
     if child := os.fork():
@@ -102,11 +102,7 @@ def watch(directory: PrivateDirectory, *, replace: bool) -> int:
         return started
     try:
         os.setsid()
-        for number in (
-            signal.SIGINT,
-            signal.SIGTERM,
-            signal.SIGHUP,
-        ):  # systemd ends a service by signalling all its processes
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # systemd signals all processes of a service
             signal.signal(number, signal.SIG_IGN)
         if os.fork() == 0:
             _detach(waiting)
@@ -127,7 +123,7 @@ def _beyond_streams(descriptor: int) -> int:
 
 
 def _detach(kept: int) -> None:
-    """Closes everything that was inherited except one descriptor."""
+    """Closes all inherited descriptors but one."""
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):

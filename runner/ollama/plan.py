@@ -22,15 +22,15 @@ SERVE = ("serve", "start")
 """The first words with which Ollama serves; with any other it is a client, or exits at once."""
 _ISOLATIONS = (("-I",), ("-E", "-P"), ("-P",))
 """Python's options against modules in the current directory, on PYTHONPATH and in the user's own site directory, the
-strictest first. The second ones find a package of `pip install --user`, the third one a package on PYTHONPATH."""
+strictest first. The second ones find a package of `pip install --user`, the third one finds one on PYTHONPATH."""
 _PROBE_S = 60.0
 _DEFAULT_PORT = 11434
 _ADDRESS = re.compile(r"(?:(https?)://)?(\[[^\]]*\]|[^:/]*)(?::(\d{1,5}))?(?:/.*)?")
 _OWN_RUNNER = b"mlxrunner"
-"""The folder of the MLX runner's sources, which stands in every Ollama executable that has one."""
+"""The folder of the MLX runner's sources, whose name is in every Ollama executable with an MLX runner."""
 _MEDIA = re.compile(rb"/x/models/(\w+)\.\(\*Model\)\.PrepareMedia")
-"""The packages of the models for which Ollama's own runner takes pictures or sound, by their functions: Go keeps the
-names. The version would not do: own builds have none, and a release's cannot be read from the file."""
+"""Names of functions, which Go keeps, with the packages of the models for which Ollama's own runner takes pictures or
+sound. The version would not do: own builds have none, and a release's cannot be read from the file."""
 _PROGRAMS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")  # Linux, macOS, macOS for several processors
 
 
@@ -96,7 +96,7 @@ def find_media(ollama: Path) -> list[str]:
 def own_command() -> tuple[str, ...]:
     """Returns the command of this very package, as isolated from other modules as it can be. Raises LaunchError."""
     for options in _ISOLATIONS:
-        if sys.flags.isolated or _finds_this_package(options):  # so it was found just now, where it is isolated itself
+        if sys.flags.isolated or _finds_this_package(options):  # an isolated Python has just found it
             return sys.executable, *options, "-m", "runner"
     raise LaunchError(f"{sys.executable} finds no package `runner`; install this one: pip install .")
 
@@ -111,7 +111,7 @@ def _finds_this_package(options: Sequence[str]) -> bool:
 
 
 def find_runner(command: str | None) -> list[str]:
-    """Returns the words of a runner's command, the first as an absolute path; of this runner's if None is given."""
+    """Returns the words of a runner's command, the first as an absolute path. None stands for this runner."""
     if command is None:
         return list(own_command())
     try:

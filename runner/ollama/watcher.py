@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable
 
 
-def watched(*pids: int) -> Callable[[], object]:
-    """Returns a function that waits until one of these processes has ended. Raises OSError if one has, or if this
-    system has no means."""
+def end_of_any(*pids: int) -> Callable[[], object]:
+    """Returns a function that waits until one of these processes has ended. Raises OSError if one already has, or if
+    this system cannot watch processes."""
     if sys.platform == "darwin":
         queue = select.kqueue()
         ends = [select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT) for pid in pids]
@@ -27,8 +27,8 @@ def watched(*pids: int) -> Callable[[], object]:
 
 
 def main(host: int, runner: int) -> None:
-    """Watches both. The runner is this process's parent."""
-    wait = watched(host, runner)
+    """Watches both processes. The runner is this one's parent."""
+    wait = end_of_any(host, runner)
     print(flush=True)
     wait()
     if os.getppid() == runner:

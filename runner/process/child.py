@@ -1,8 +1,8 @@
 """A process that the runner starts for what may hang, crash or exhaust memory: its start, its messages and its end.
 
-It serves one connection, and ends once the runner closes its end of that, as the system does when the runner dies. It
-holds none of the runner's outputs: a host reads those to their end. Messages are bytes, each preceded by its length in
-four bytes.
+It serves one connection, and ends once the runner closes its own end, as the system does when the runner dies. It holds
+none of the runner's outputs, which a host reads to their end. Messages are bytes, each preceded by its length in four
+bytes.
 """
 
 import os
@@ -33,7 +33,7 @@ class ChildProcess:
     """The runner's side of a process. The process is killed with its owner, or by `close`."""
 
     def __init__(self, module: str) -> None:
-        """Starts the process, which calls `serve` of this module. Raises OSError if it cannot be started."""
+        """Starts the process, which calls `serve` of this module. Raises OSError if that is impossible."""
         self.connection, theirs = socket.socketpair()
         program = _PROGRAM.format(path=sys.path, module=module, descriptor=theirs.fileno())
         try:

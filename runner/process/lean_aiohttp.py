@@ -24,7 +24,7 @@ def leave_out_client() -> None:
         return
     with open(spec.origin, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slower to import than all of this
         version = _VERSION.search(file.read())
-    if version is None:  # its modules need the version, even those of the server
+    if version is None:  # even the server's modules need it
         return
     package, loader = importlib.util.module_from_spec(spec), spec.loader
     parts = {entry.partition(".")[0] for entry in os.listdir(os.path.dirname(spec.origin))}  # noqa: PTH120, PTH208

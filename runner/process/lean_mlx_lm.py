@@ -1,12 +1,11 @@
 """mlx-lm's model and cache classes without mlx-lm's package `__init__`.
 
-`mlx_lm/__init__.py` imports the conversion and generation tools, and with them transformers: a second of start-up that
-a runner never needs. Importing this module first registers the package under its name without running its `__init__`;
-then `from mlx_lm.models import llama` imports only that file and what it uses. If mlx-lm is already imported, that does
-not change.
+`mlx_lm/__init__.py` imports the conversion and generation tools, and with them transformers, which takes a second. A
+runner never needs them. Importing this module first registers the package under its name without running its
+`__init__`. Then `from mlx_lm.models import llama` imports only that file and its own imports. If mlx-lm is already
+imported, nothing changes.
 
-Behind mlx-lm's own models stand those of `runner/model/modules` and `runner/embeddings/modules`, found under the same
-package.
+The modules of `runner/model/modules` and `runner/embeddings/modules` are found under the same package, after mlx-lm's.
 """
 
 import importlib

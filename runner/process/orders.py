@@ -19,14 +19,14 @@ from runner.errors import MediaError
 from runner.process.child import Channel, ChildProcess
 
 _LOOK_S = 0.05
-"""Between two looks for an answer, and for a client that has left."""
+"""The time between two looks for an answer, and for a client that has left."""
 _LOADING_S, _PATIENCE = 30, 4
-"""The most time that an answer is waited for: for what is loaded first, and in times of its most processor time, since
-the process may get a part of a core."""
+"""The longest wait for an answer: the time for loading libraries, and a multiple of the order's processor time, since
+the process may get only a part of a core."""
 
 
 class Limited(msgspec.Struct, array_like=True, frozen=True):
-    """An order, and the most bytes and processor time that it takes."""
+    """An order, with its limits of memory and processor time."""
 
     memory_bytes: int
     seconds: float
@@ -43,7 +43,7 @@ class OrderProcess:
     """The runner's side. Starts the process with the first order. Owner: one thread at a time."""
 
     module: ClassVar[str]
-    """The module whose `serve` the process calls."""
+    """The module whose `serve` runs in the process."""
 
     def __init__(self) -> None:
         self._child: ChildProcess | None = None
@@ -51,10 +51,10 @@ class OrderProcess:
     def _answers(
         self, order: Limited, pieces: Sequence[memoryview], left: Callable[[], bool], task: str, medium: str
     ) -> list[bytes]:
-        """Returns what the process makes of an order and of the messages that follow it.
+        """Returns the messages with which the process answers an order and the pieces after it.
 
-        Ends the process and raises MediaError as soon as `left` returns True, or when there is no answer for long.
-        Raises MediaError for a damaged file, and for one that takes more memory or time than its size explains.
+        Raises MediaError for a damaged file, and for one that takes more memory or time than its size explains. Ends
+        the process and raises MediaError as soon as `left` returns True, or after a long wait for the answer.
         """
         if left():
             raise MediaError(f"{task}: the client has left")
@@ -76,10 +76,10 @@ class OrderProcess:
     def _asked(
         self, messages: Iterable[bytes | memoryview], seconds: float, left: Callable[[], bool], task: str
     ) -> tuple[Answer, list[bytes]]:
-        """Returns the answer to messages, and what follows it. Raises EOFError or OSError if the process ends.
+        """Returns the answer to messages, and the messages after it. Raises EOFError or OSError if the process ends.
 
-        Ends it and raises MediaError if it does not take them and answer within `seconds`: someone may have stopped it.
-        The time is counted in looks, of which there are none while this process is stopped too.
+        Ends the process and raises MediaError if there is no answer within `seconds`: someone may have stopped it. The
+        time is counted in looks, since there are none while this process is stopped too.
         """
         assert self._child is not None
         with ThreadPoolExecutor(1, "ask") as thread:  # the connection to a process that was stopped blocks when full
@@ -118,8 +118,8 @@ def _answered(asked: "Future[tuple[Answer, list[bytes]]]") -> bool:
 
 
 def answer_order(channel: Channel, order: Limited, base_bytes: int, compute: Callable[[], list[bytes]]) -> None:
-    """Sends what `compute` returns, or the text of its MediaError, in the process. It gets the memory and the time of
-    the order; the process had `base_bytes` before. Beyond them the process ends."""
+    """Runs in the process: sends the results of `compute`, or the text of its MediaError. Beyond the order's time, and
+    its memory on top of `base_bytes`, the process ends."""
     _limit(base_bytes + order.memory_bytes, order.seconds)
     parts, error = list[bytes](), ""
     try:
@@ -132,7 +132,7 @@ def answer_order(channel: Channel, order: Limited, base_bytes: int, compute: Cal
 
 
 def _limit(most_bytes: int, seconds: float) -> None:
-    """Bounds the memory, on Linux alone, and the processor time, whose end ends the process."""
+    """Bounds the memory, on Linux alone, and the processor time, after which the process ends."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (most_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))

@@ -13,8 +13,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from runner.errors import RunnerError
-
 _LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _CUDA_HOMES = ("CUDA_PATH", "CUDA_HOME")
 OLLAMA = "MLX_RUNNER_OLLAMA"
@@ -22,21 +20,19 @@ OLLAMA = "MLX_RUNNER_OLLAMA"
 FORCED = ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME")
 """Variables that a host sets to its own libraries for its MLX runners; `mlx-runner ollama serve` restores them."""
 CHANGED = (*FORCED, "LC_CTYPE")
-"""Variables that differ from those of Ollama's own runner: Python sets the last one if the locale is C."""
+"""Variables whose values differ from those of Ollama's own runner. Python sets the last one if the locale is C."""
 _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")
 """The values that Python gives LC_CTYPE if the locale is C."""
 _HOST_CHECK_S = 0.5
 _STDERR = 2
-_STACK_BYTES = 2 << 20
-"""Of a thread, where the stack of a process has no limit."""
 
 
 def restart_in_own_environment(environ: Mapping[str, str], command: list[str]) -> None:
     """Replaces this process by one that sees none of the host's MLX and CUDA libraries and reads file names as UTF-8.
 
     A host puts its library directories in front of LD_LIBRARY_PATH, and the loader reads that only when a process
-    starts; left there, `import mlx` would load the host's libmlx in place of the one it was built with. With a C locale
-    forced on it, Python decodes UTF-8 file names into texts that neither MLX nor JSON takes.
+    starts. With them, `import mlx` would load the host's libmlx in place of its own. Under a C locale, Python decodes
+    UTF-8 file names into texts that neither MLX nor JSON takes.
     """
     wanted = without_host_libraries(environ)
     if sys.getfilesystemencoding() != "utf-8":
@@ -47,10 +43,8 @@ def restart_in_own_environment(environ: Mapping[str, str], command: list[str]) -
 
 
 def given_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment as it was before Python started, which sets LC_CTYPE if the locale is C.
-
-    Only Linux keeps the former value; on other systems Python's stays.
-    """
+    """Returns the environment as it was before Python started, which sets LC_CTYPE if the locale is C. Only Linux keeps
+    the former value; on other systems Python's stays."""
     result = dict(environ)
     if result.get("LC_CTYPE") in _COERCED:
         try:
@@ -86,64 +80,8 @@ def with_host_libraries(environ: Mapping[str, str]) -> dict[str, str]:
     return result | {name: environ[f"{OLLAMA}_{name}"] for name in CHANGED if f"{OLLAMA}_{name}" in environ}
 
 
-def check_threads(count: int) -> None:
-    """Raises RunnerError unless `count` threads can run at the same time. Starts them and lets them end.
-
-    Later, a missing thread would make MLX abort the process, or a wait for it never end.
-    """
-    import _thread  # unlike threading, it does not wait until a thread has begun
-
-    gate, ended = _thread.allocate_lock(), _thread.allocate_lock()
-    waiting = 0
-
-    def pass_through() -> None:
-        nonlocal waiting
-        with gate:
-            waiting -= 1
-            if not waiting:
-                ended.release()
-
-    ended.acquire()
-    with gate:
-        try:
-            for _ in range(count):
-                _thread.start_new_thread(pass_through, ())
-                waiting += 1
-        except RuntimeError as error:
-            raise _too_few_threads(count, waiting) from error
-    ended.acquire()
-
-
-def _too_few_threads(wanted: int, found: int) -> "RunnerError":
-    """Call it while those that were found run. The system gives one reason for both: no place for another stack, and
-    one thread too many."""
-    import mmap
-    import resource
-
-    from runner.errors import RunnerError
-
-    def shown(limit: int, unit: int = 1) -> str:
-        most, _ = resource.getrlimit(limit)
-        return "unlimited" if most == resource.RLIM_INFINITY else str(most // unit)
-
-    advice = (
-        f"raise the limit on processes and threads (`ulimit -u` is {shown(resource.RLIMIT_NPROC)}; for a service it is"
-        " TasksMax, for a container its limit of pids)"
-    )
-    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
-    try:
-        mmap.mmap(-1, _STACK_BYTES if stack == resource.RLIM_INFINITY else stack).close()
-    except (OSError, OverflowError):
-        advice = (
-            f"there is no address space for their stacks: raise the limit on it (`ulimit -v` is"
-            f" {shown(resource.RLIMIT_AS, 1024)}; for a service it is LimitAS), or lower that of a stack (`ulimit -s`"
-            f" is {shown(resource.RLIMIT_STACK, 1024)})"
-        )
-    return RunnerError(f"cannot start {wanted} threads, only {found}: {advice}")
-
-
 def _is_host_directory(entry: str) -> bool:
-    """True for Ollama's `lib/ollama`, and for the `mlx_*` directories in it."""
+    """Returns True for Ollama's `lib/ollama`, for the `mlx_*` directories in it, and for any with MLX's libraries."""
     if not entry:
         return False
     parts = [part for part in entry.split(os.sep) if part not in ("", ".")]  # noqa: PTH206 - pathlib would be imported
@@ -162,23 +100,19 @@ def _is_host_library(found: "os.DirEntry[str]") -> bool:
 
 
 def was_adopted(parent: int) -> bool:
-    """Returns True if whoever started this process had ended before its `parent` was read, which is in another session
-    then: a child is in that of its parent, unless it leads one of its own.
-
-    An adopter in the same session, such as a shell that is the first process of a container, is taken for the host.
-    """
+    """Returns True if the host had ended before `parent` was read. The parent is then an adopter in another session: a
+    child is in the session of its parent, unless it leads one of its own. An adopter in the same session, such as a
+    shell that is the first process of a container, is taken for the host."""
     session = os.getsid(0)
     try:
         return session != os.getpid() and session != os.getsid(parent)
-    except OSError:  # it has ended since, which `exit_with_host` sees, or is hidden
+    except OSError:  # the parent is hidden, or has ended since, which `exit_with_host` notices
         return False
 
 
 async def exit_with_host(parent: int) -> "NoReturn":
-    """Ends the process when the host that started it has ended.
-
-    Then its parent is no longer `parent`, or, if the host died before the first check, its output has no reader.
-    """
+    """Ends the process when the host that started it has ended: its parent is no longer `parent` or, if the host died
+    before the first check, its output has no reader."""
     import asyncio
 
     output = select.poll()

@@ -82,7 +82,7 @@ class Follower:
         """Does nothing: the leader finds the cause."""
 
     def fail(self, error: Exception) -> NoReturn:
-        raise RankError(logs.error_line(error)) from error
+        raise RankError(logs.exception_line(error)) from error
 
 
 def follow_leader(link: Link, models_dir: Path, log_level: int) -> NoReturn:
@@ -98,7 +98,7 @@ def follow_leader(link: Link, models_dir: Path, log_level: int) -> NoReturn:
     if not link.is_local and settings.blas not in ("auto", "off"):
         raise RankError(f"--blas {settings.blas} names a library of the leader's machine: use auto or off")
     logs.mark(rank=join.rank)
-    cpu.preload_for(settings)  # before MLX is imported
+    cpu.preload(settings.blas, settings.blas_threads, settings.kernels)  # before MLX is imported
     from runner.ranks import group
 
     model = open_model(settings.model, models_dir, chooser(settings))
@@ -152,7 +152,7 @@ def run_follower(words: Sequence[str]) -> NoReturn:
         text, cause = f"the ranks disagree: {error}", error
     except BaseException as error:
         log.exception("a follower died")
-        text, cause = logs.error_line(error), error
+        text, cause = logs.exception_line(error), error
     try:
         link.send(FrameKind.FAILED, RankFailed(text[:_MOST_TEXT], logs.lacks_memory(cause)))
     finally:

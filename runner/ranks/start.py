@@ -214,7 +214,7 @@ class Leader:
 
     def fail(self, error: Exception) -> NoReturn:
         self.await_cause(error)
-        raise RankError(f"rank 0: {logs.error_line(error)}") from error
+        raise RankError(f"rank 0: {logs.exception_line(error)}") from error
 
     def _ask(self, follower: FollowerPeer, act: Callable[[Link], Answer]) -> Answer:
         """Returns what `act` returns. Raises RankError, with the name of the rank, for what goes wrong."""

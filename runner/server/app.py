@@ -53,7 +53,7 @@ def _is_loopback(url: str) -> bool:
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _NO_MEMORY = "out of memory: "
-"""The beginning of a text of `runner.logs.error_line` that says so because it is true."""
+"""The beginning of a text of `runner.logs.exception_line` that says so because it is true."""
 _STATUS_PATHS = ("/v1/status", "/health")
 _WATCHED_PATHS = ("/v1/stats", "/v1/cache", "/v1/events", "/metrics")
 """Paths of wings that programs ask again and again."""

@@ -20,7 +20,7 @@ def replay(settings: ReplaySettings) -> NoReturn:
     cannot be read or replayed here, and ModelError if its model cannot be loaded."""
     reader = TapeReader(settings.file)
     recorded = reader.settings
-    log.debug("replaying", **cpu.preload_for(recorded)._asdict())
+    log.debug("replaying", **cpu.preload(recorded.blas, recorded.blas_threads, recorded.kernels)._asdict())
     try:
         from runner.tape.replay import replay as replay_tape
     except ImportError as error:

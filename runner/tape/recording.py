@@ -18,7 +18,7 @@ from runner.engine.engine import Turns
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Scored, Started, Text
 from runner.engine.request import Request
 from runner.errors import RequestError, RunnerError
-from runner.logs import Log, error_line
+from runner.logs import Log, exception_line
 from runner.model import OpenedModel
 from runner.sampling import SamplingOptions
 from runner.settings import Settings
@@ -230,7 +230,7 @@ def _result(compiling: "Future[Grammar]") -> Grammar | str | None:
     error = compiling.exception()
     if error is None:
         return compiling.result()
-    return str(error) if isinstance(error, RequestError) else error_line(error)
+    return str(error) if isinstance(error, RequestError) else exception_line(error)
 
 
 def start_recording(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[TapedWorld, Recording]:

@@ -22,8 +22,8 @@ def test_a_good_model_is_status_0_and_nothing_on_stderr(models_dir: Path) -> Non
 def test_neither_the_server_nor_transformers_is_imported(models_dir: Path) -> None:
     code = (
         "import sys\n"
-        "from runner.app import start\n"
-        "try: start(['check', *sys.argv[1:]])\n"
+        "from runner.app import run_process\n"
+        "try: run_process(['check', *sys.argv[1:]])\n"
         "finally: sys.stderr.write(' '.join({name.partition('.')[0] for name in sys.modules}))"
     )
     words = [sys.executable, "-c", code, MAIN, "--models-dir", str(models_dir)]

@@ -1,4 +1,4 @@
-"""A fast BLAS replaces MLX's own, with the same results up to rounding."""
+"""A fast BLAS replaces MLX's own, with the same results up to rounding; so do kernels, unless there is a reason."""
 
 import shutil
 import subprocess
@@ -10,6 +10,7 @@ import pytest
 
 from runner import cpu
 from runner.versions import install_command
+from tests.lib.programs import python
 
 PRODUCTS = """
 from runner import cpu
@@ -28,9 +29,7 @@ print(worst)
 
 
 def run(choice: str) -> tuple[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-c", PRODUCTS.format(choice=choice)], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = python("-c", PRODUCTS.format(choice=choice), check=True)
     name, worst = done.stdout.splitlines()
     return name, float(worst)
 
@@ -52,8 +51,7 @@ for product in (x @ x, x[:1] @ x.T):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
 def test_mlx_calls_the_shim_for_its_products() -> None:
-    done = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["1", "1"]
+    assert python("-c", CALLS, check=True).stdout.split() == ["1", "1"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
@@ -65,13 +63,7 @@ def test_the_set_up_built_the_shim_and_auto_uses_it() -> None:
 
 @pytest.mark.parametrize("library", ["/nonexistent/libblas.so", "libm.so.6"])
 def test_a_library_that_is_no_blas_is_refused_by_name(library: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", f"from runner import cpu; cpu.preload({library!r})"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-c", f"from runner import cpu; cpu.preload({library!r})")
     assert f"UsageError: --blas {library}: " in done.stderr
 
 
@@ -186,8 +178,7 @@ class Kernel(NamedTuple):
 
 def kernel(library: Path, *threads: int) -> Kernel:
     """Compares products of random shapes and forms with numpy's in float64."""
-    words = [sys.executable, "-c", KERNEL, str(library), *map(str, threads or (1, 1))]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    done = python("-c", KERNEL, str(library), *map(str, threads or (1, 1)), timeout=120)
     assert done.returncode == 0, done.stderr
     same, few, many, digest = done.stdout.split()
     return Kernel(same == "True", int(few), int(many), digest)
@@ -237,9 +228,7 @@ print(looked.name, looked.advice, "opened" if loaded else "looked", cpu.preload(
 
 def looks(choice: str, *missing: str) -> list[str]:
     """Returns what `detect` finds, its advice, whether it opened a library, and what `preload` returns then."""
-    words = [sys.executable, "-c", LOOKS, choice, *missing]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.strip().split("|")
+    return python("-c", LOOKS, choice, *missing, check=True).stdout.strip().split("|")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
@@ -252,10 +241,7 @@ def test_a_look_tells_what_preloading_would_take() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
 @pytest.mark.parametrize(
     ("missing", "advice"),
-    [
-        ("shim", f"never built; install again: `{install_command()}`"),
-        ("numpy", "install numpy's wheel from PyPI"),
-    ],
+    [("shim", f"never built; install again: `{install_command()}`"), ("numpy", "install numpy's wheel from PyPI")],
 )
 def test_without_a_fast_one_it_says_what_to_install(missing: str, advice: str) -> None:
     assert looks("auto", missing, "debian") == ["MLX's own", advice, "looked", f"MLX's own (slow: {advice})"]
@@ -319,5 +305,60 @@ print(idle, helped_by(False))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only MLX's Linux CPU wheel needs one")
 def test_a_short_product_is_computed_alone_after_a_thread_has_held_one_up() -> None:
-    done = subprocess.run([sys.executable, "-c", REST], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["True", "True"]
+    assert python("-c", REST, check=True).stdout.split() == ["True", "True"]
+
+
+CHOICE = """
+import sys
+from runner import cpu
+{before}
+print(cpu.find_kernels())
+print(cpu.preload("auto", 1, sys.argv[1]).kernels)
+import mlx.core as mx
+print(mx.fast.rms_norm(mx.array([3.0, 4.0]), None, 0.0).tolist())
+"""
+KEPT = """
+import pathlib
+cpu.__file__ = {place!r} + "/__init__.py"
+pathlib.Path({place!r}, "_kernels.missing").write_text("no luck\\n")
+"""
+CHOICES = {
+    "off": ("", "off", "(--kernels off)"),
+    "never built": ("cpu._KERNELS = 'missing.so'", "auto", "(slow: never built; install again: `{again}`)"),
+    "no compiler": (KEPT, "auto", "(slow: no luck; install again: `{again}`)"),
+    "no wide vectors": ("cpu._WIDEST = 1", "auto", "(slow: this processor lacks AVX2)"),
+    "an older build": (
+        "cpu._KERNELS = '_shim.so'  # which lacks the functions of kernels",
+        "auto",
+        "(slow: built for another version of MLX; install again: `{again}`)",
+    ),
+    "another MLX": (
+        "import ctypes; ctypes.CDLL({stub!r}, mode=ctypes.RTLD_GLOBAL)",
+        "auto",
+        "(slow: built for another version of MLX; install again: `{again}`)",
+    ),
+}
+
+
+def chosen(before: str, choice: str = "auto") -> list[str]:
+    """Returns what a look says, what serves, and numbers that MLX computes then."""
+    return python("-c", CHOICE.format(before=before), choice, check=True).stdout.splitlines()
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_without_kernels_mlx_computes_and_the_log_says_why(case: str, tmp_path: Path) -> None:
+    before, choice, why = CHOICES[case]
+    source, stub = tmp_path / "stub.cpp", tmp_path / "stub.so"
+    if "stub" in before:
+        source.write_text('namespace mlx::core { extern const char *version() { return "0.99.0"; } }')
+        subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(stub)], check=True, timeout=60)
+    looked, used, numbers = chosen(before.format(stub=str(stub), place=str(tmp_path)), choice)
+    assert used == f"MLX's own {why.format(again=install_command())}"
+    assert case == "off" or looked == used
+    assert numbers.startswith("[0.848528")
+
+
+def test_what_check_says_is_what_serves() -> None:
+    looked, used, _ = chosen("")
+    assert looked == used
+    assert used in ("for AVX2", "for AVX-512", "for NEON")

@@ -90,7 +90,7 @@ def test_a_wing_imports_no_other_wing_but_ranks_the_tape_and_vlm_media() -> None
 
 
 def test_setuptools_builds_the_kernels_without_the_repository() -> None:
-    names = [*imports(ROOT / "runner/cpu/build.py")]
+    names = [*imports(ROOT / "runner/cpu/extensions.py")]
     assert "setuptools" in names
     assert [name for name in names if name.startswith(PACKAGES)] == []
 

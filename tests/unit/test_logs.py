@@ -1,10 +1,8 @@
 """No line carries a marker of the host's scanner, and none can hold up the process."""
 
 import itertools
-import logging
 import os
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 from runner import logs
 from runner.errors import ComputeError, ModelError, RankError, no_mlx
 from runner.versions import remedy
+from tests.lib.programs import python
 
 MARKERS = [*logs._MARKERS, *logs._OUT_OF_MEMORY]
 
@@ -33,18 +32,15 @@ def _from(*errors: Exception) -> Exception:
     return errors[0]
 
 
-def run(code: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=False)
-
-
 def test_a_line_is_slog_text() -> None:
-    done = run(
+    done = python(
+        "-c",
         "from runner import logs; logs.start(20); log = logs.Log('x');"
         "log.info('model loaded', model='mlx:latest', n=3, x=0.5, empty='', text='a=\"b\"\\n', flag=True);"
-        "log.debug('no')"
+        "log.debug('no')",
     )
-    assert done.stdout == b""
-    [line] = done.stderr.decode().splitlines()
+    assert done.stdout == ""
+    [line] = done.stderr.splitlines()
     time, level, source, *_ = line.split(" ")
     assert time.startswith("time=20")
     assert (level, source) == ("level=INFO", "source=<string>:1")
@@ -52,25 +48,26 @@ def test_a_line_is_slog_text() -> None:
 
 
 def test_a_marker_made_by_two_neighbouring_fields_is_respelled_too() -> None:
-    done = run("from runner import logs; logs.start(20); logs.Log('x').info('hi', device='CUDA', error='none')")
-    assert done.stderr.decode().rstrip().endswith("device=CUDA-error=none")
+    code = "from runner import logs; logs.start(20); logs.Log('x').info('hi', device='CUDA', error='none')"
+    assert python("-c", code).stderr.rstrip().endswith("device=CUDA-error=none")
 
 
 def test_a_long_line_is_cut_to_what_a_pipe_takes_at_once() -> None:
-    done = run("from runner import logs; logs.start(20); logs.Log('x').info('y' * 10000)")
+    done = python("-c", "from runner import logs; logs.start(20); logs.Log('x').info('y' * 10000)")
     assert len(done.stderr) == logs.LINE_LIMIT
-    assert done.stderr.endswith(b"y\n")
+    assert done.stderr.endswith("y\n")
 
 
 def test_what_python_would_print_by_itself_is_a_log_line() -> None:
-    done = run(
+    done = python(
+        "-c",
         "import warnings; from runner import logs; logs.start(20)\n"
         "class Bad:\n"
         "    def __del__(self): raise ValueError('late')\n"
         "del_me = Bad(); del del_me\n"
-        "warnings.warn('old')"
+        "warnings.warn('old')",
     )
-    lines = done.stderr.decode().splitlines()
+    lines = done.stderr.splitlines()
     assert [line.split()[1] for line in lines] == ["level=ERROR", "level=WARN"]
     assert "ValueError : late" in lines[0]
 
@@ -84,33 +81,35 @@ def test_a_fatal_error_leaves_even_when_nobody_reads() -> None:
         "except BlockingIOError: os.set_blocking(2, True)\n"
         "logs.fatal('late')"
     )
-    done = subprocess.run([sys.executable, "-c", code], stderr=write, timeout=30, check=False)
+    done = python("-c", code, stderr=write)
     os.close(write)
     os.close(read)
     assert done.returncode == 1
 
 
 def test_a_fatal_error_is_one_line_and_a_status() -> None:
-    done = run("from runner import logs; logs.start(20); logs.fatal('no\\nsuch  model')")
-    assert (done.stderr, done.returncode) == (b"Error: no such model\n", 1)
+    done = python("-c", "from runner import logs; logs.start(20); logs.fatal('no\\nsuch  model')")
+    assert (done.stderr, done.returncode) == ("Error: no such model\n", 1)
 
 
 def test_nothing_comes_after_a_fatal_error() -> None:
     """Code that is not ours, such as MLX's ring, may write until the process is gone."""
-    done = run(
+    done = python(
+        "-c",
         "import os; from runner import logs; leave = os._exit\n"
         "os._exit = lambda status: (os.write(2, b'[ring] closed\\n'), leave(status))\n"
-        "logs.fatal('no model')"
+        "logs.fatal('no model')",
     )
-    assert (done.stderr, done.returncode) == (b"Error: no model\n", 1)
+    assert (done.stderr, done.returncode) == ("Error: no model\n", 1)
 
 
 def test_an_error_of_ranks_begins_a_line_whatever_the_ring_has_begun_to_write() -> None:
-    done = run(
+    done = python(
+        "-c",
         "import os; from runner import logs; from runner.errors import RankError\n"
-        "os.write(2, b'[ring] Socket 15'); logs.die(RankError('rank 0: it broke'))"
+        "os.write(2, b'[ring] Socket 15'); logs.die(RankError('rank 0: it broke'))",
     )
-    assert (done.stderr, done.returncode) == (b"[ring] Socket 15\nError: rank 0: it broke\n", 1)
+    assert (done.stderr, done.returncode) == ("[ring] Socket 15\nError: rank 0: it broke\n", 1)
 
 
 FOREIGN = "tensor x\n\x1b[31mError: Out of memory: HIPmalloc failed\x9b2J\udcff"
@@ -167,7 +166,7 @@ def test_a_fatal_error_is_written_after_the_crash_of_another_process(tmp_path: P
         "os.write(os.open('/proc/self/fd/2', os.O_WRONLY | os.O_APPEND), b'Fatal Python error\\n'); logs.fatal('late')"
     )
     with (tmp_path / "log").open("wb") as log:
-        subprocess.run([sys.executable, "-c", code], stderr=log, timeout=30, check=False)
+        python("-c", code, stderr=log)
     assert (tmp_path / "log").read_text() == "Fatal Python error\nError: late\n"
 
 
@@ -178,39 +177,19 @@ def test_a_full_pipe_drops_lines_instead_of_blocking() -> None:
         "for _ in range(100): log.info('x' * 3000)\n"
         "print('through')"
     )
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=write, timeout=30, check=False
-        )
-    finally:
-        os.close(write)
-        os.close(read)
-    assert done.stdout == b"through\n"
+    done = python("-c", code, stdout=subprocess.PIPE, stderr=write)
+    os.close(write)
+    os.close(read)
+    assert done.stdout == "through\n"
 
 
 def test_a_vanished_reader_is_silent() -> None:
     read, write = os.pipe()
     os.close(read)
     code = "from runner import logs; logs.start(20); logs.Log('x').info('hello'); print('through')"
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=write, timeout=30, check=False)
+    done = python("-c", code, stdout=subprocess.PIPE, stderr=write)
     os.close(write)
-    assert (done.stdout, done.returncode) == (b"through\n", 0)
-
-
-@pytest.mark.parametrize(
-    ("value", "level"),
-    [
-        ("", logging.INFO),
-        ("1", logging.DEBUG),
-        ("2", logs.TRACE),
-        ("-1", logging.WARNING),
-        ("-2", logging.ERROR),
-        ("nonsense", logging.INFO),
-        (' "1" ', logging.DEBUG),
-    ],
-)
-def test_ollama_debug_is_read_as_ollama_reads_it(value: str, level: int) -> None:
-    assert logs.level_from_ollama(value) == level
+    assert (done.stdout, done.returncode) == ("through\n", 0)
 
 
 def test_an_error_that_is_its_own_cause_has_no_other() -> None:

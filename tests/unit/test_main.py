@@ -7,15 +7,18 @@ from pathlib import Path
 
 from scripts.tools.models.scripted import BYTES, write_scripted
 from tests import ROOT
+from tests.lib.programs import python
+
+
+def check_error(done: "subprocess.CompletedProcess[str]", start: str) -> None:
+    assert done.returncode == 1
+    assert done.stderr.startswith(start)
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_broken_installation_is_one_error_line() -> None:
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "runner", "--help"], cwd=ROOT, capture_output=True, timeout=30, check=False
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith(b"Error: the installation is broken: No module named ")
-    assert done.stderr.count(b"\n") == 1
+    done = python("-S", "-m", "runner", "--help", cwd=ROOT)
+    check_error(done, "Error: the installation is broken: No module named ")
 
 
 def test_too_little_memory_for_the_imports_is_one_error_line() -> None:
@@ -26,10 +29,7 @@ def test_too_little_memory_for_the_imports_is_one_error_line() -> None:
         "        if name == 'runner.app': raise MemoryError\n"
         "sys.meta_path.insert(0, Full()); __main__.main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=30, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith(b"Error: the runner cannot start in so little memory: raise the limit ")
-    assert done.stderr.count(b"\n") == 1
+    check_error(python("-c", code, cwd=ROOT), "Error: the runner cannot start in so little memory: raise the limit ")
 
 
 def test_streams_that_are_closed_are_not_left_to_the_next_socket() -> None:
@@ -50,30 +50,16 @@ def test_a_missing_mlx_is_reported_with_what_to_install(tmp_path: Path) -> None:
     model = write_scripted(tmp_path / "model", BYTES, {}, [0])
     (tmp_path / "mlx").mkdir()  # stands before the real one, and has no core
     (tmp_path / "mlx" / "__init__.py").touch()
-    done = subprocess.run(
-        [sys.executable, "-m", "runner", "--model", str(model), "--log-level", "error"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith(b"Error: MLX not available: No module named 'mlx.core'; run `")
-    assert done.stderr.count(b"\n") == 1
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = python("-m", "runner", "--model", str(model), "--log-level", "error", cwd=ROOT, env=environ)
+    check_error(done, "Error: MLX not available: No module named 'mlx.core'; run `")
 
 
 def test_the_fault_of_a_model_is_the_last_line_after_the_advice(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
-    done = subprocess.run(
-        [sys.executable, "-m", "runner", "--model", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        timeout=30,
-        check=False,
-    )
+    done = python("-m", "runner", "--model", str(tmp_path), cwd=ROOT)
     assert done.returncode == 1
-    *_, advice, last = done.stderr.decode().splitlines()
+    *_, advice, last = done.stderr.splitlines()
     assert "level=WARN" in advice
     assert "`mlx-runner check NAME`" in advice
     assert last.startswith("Error: ")

@@ -11,7 +11,8 @@ from unittest.mock import Mock
 import pytest
 
 from runner.errors import RunnerError
-from runner.process.parent import check_threads, was_adopted, without_host_libraries
+from runner.process.limits import check_threads
+from runner.process.parent import was_adopted, without_host_libraries
 
 
 def test_the_hosts_library_directories_are_dropped_and_others_stay(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 import termios
 import threading
 import tty
@@ -12,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from runner.terminal import StatusLine
+from tests.lib.programs import python
 
 
 class Screen:
@@ -115,7 +114,7 @@ def test_the_log_and_the_last_words_stand_above_it(screen: Screen) -> None:
         "logs.start(20); line.enable(); line.show('10 % of it'); logs.Log('x').info('a line')\n"
         "line.show('20 %'); logs.fatal('gone')"
     )
-    subprocess.run([sys.executable, "-c", code], stderr=screen.inside, timeout=60, check=False)
+    python("-c", code, stderr=screen.inside)
     first, *rest = screen.lines
     assert re.fullmatch(r'time=\S+ level=INFO source=\S+ msg="a line"', first)
     assert rest == ["Error: gone", ""]

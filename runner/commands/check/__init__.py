@@ -16,7 +16,8 @@ _STDOUT = 1
 def check(settings: CheckSettings) -> NoReturn:
     """Prints the report and ends the process: status 1 if the model would not load, or its format is refused."""
     if settings.verify:
-        log.debug("trying the model", **cpu.preload_for(settings)._asdict())
+        preloaded = cpu.preload(settings.blas, settings.blas_threads, settings.kernels)
+        log.debug("trying the model", **preloaded._asdict())
     try:
         from runner.commands.check.inspection import inspect
     except ImportError as error:

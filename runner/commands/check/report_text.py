@@ -18,7 +18,7 @@ from runner.commands.check.inspection import (
 )
 from runner.commands.check.trial import TrialFacts, Verdict
 from runner.logs import printable
-from runner.sizes import counted, shown
+from runner.sizes import counted, sized
 
 _WIDTH = 100
 _LABEL = 14
@@ -64,7 +64,7 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
     if found.weights is not None:
         yield "weights", _amounts(found.weights)
     if found.read_bytes is not None and found.files is not None:
-        yield "reads", f"{shown(found.read_bytes)} from {counted(found.files, 'file')}"
+        yield "reads", f"{sized(found.read_bytes)} from {counted(found.files, 'file')}"
     if found.skipped:
         yield "skips", _amounts(found.skipped)
     if found.computes is not None:
@@ -109,7 +109,7 @@ def _tokenizer(facts: TokenizerFacts) -> Iterator[tuple[str, str]]:
 def _ranks(facts: RankFacts) -> str:
     if facts.why_not:
         return f"no: {facts.why_not}"
-    return ", ".join(f"{share.ranks} ({shown(share.bytes)} each)" for share in facts.shares)
+    return ", ".join(f"{share.ranks} ({sized(share.bytes)} each)" for share in facts.shares)
 
 
 def _trial(facts: TrialFacts) -> str:
@@ -167,4 +167,4 @@ def _wrapped(label: str, text: str) -> list[str]:
 
 def _amounts(amounts: Iterable[Amount]) -> str:
     """Formats amounts: `f32 21 tensors 436.5 KB, int4 g64 1 tensor 2.1 KB`."""
-    return ", ".join(f"{item.name} {counted(item.tensors, 'tensor')} {shown(item.bytes)}" for item in amounts)
+    return ", ".join(f"{item.name} {counted(item.tensors, 'tensor')} {sized(item.bytes)}" for item in amounts)

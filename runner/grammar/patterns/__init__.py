@@ -1,8 +1,7 @@
 """The regular expressions of JSON schemas, which are ECMA-262's, in the dialect of llguidance.
 
-`compiler` hands each format to `schemas.with_translated_patterns` before llguidance reads it. It returns
-patterns that mean the same, and names the first part that it had to leave out. All of it runs in a worker process,
-whose limits apply where those of this package do not.
+`compiler` hands each format to `schemas.with_translated_patterns` before llguidance reads it. The result has patterns
+that mean the same, and the first part that had to be left out. All of this runs in a worker process, within its limits.
 
 | read in this order | |
 | --- | --- |

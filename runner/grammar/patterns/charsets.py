@@ -31,7 +31,7 @@ def intersection(left: Spans, right: Spans) -> Spans:
 
 
 def with_cases(spans: Spans, *, unicode: bool) -> Spans:
-    """Returns ASCII characters with their other cases, two of which are not ASCII."""
+    """Returns ASCII characters with their other cases; with `unicode`, with those two that are not ASCII."""
     chars = "".join(chr(code) for low, high in spans for code in range(low, high + 1))
     chars += chars.swapcase()
     more = {0x212A: "k", 0x17F: "s"} if unicode else {}
@@ -56,7 +56,7 @@ CLASSES |= {letter.upper(): complement(spans) for letter, spans in CLASSES.items
 
 
 def astral(leads: Spans, trails: Spans) -> Spans:
-    """Returns the characters that these halves of surrogate pairs form; none if they are not halves."""
+    """Returns the characters that these halves of surrogate pairs form; empty if they are not halves."""
     if not leads or not trails or intersection(leads, LEADS) != leads or intersection(trails, TRAILS) != trails:
         return ()
     return union(
@@ -68,8 +68,8 @@ def astral(leads: Spans, trails: Spans) -> Spans:
 
 
 def atoms(sets: Iterable[Spans], most: int) -> list[Spans]:
-    """Returns the largest sets of characters each of which lies in each of `sets` as a whole, or not at all; about
-    `most` of them at most."""
+    """Returns the largest sets of characters that each lie wholly within or wholly outside each of `sets`. Stops once
+    there are more than `most`."""
     found: list[Spans] = [EVERY]
     for spans in sets:
         if len(found) <= most:
@@ -99,7 +99,7 @@ STerm Soft_Dotted SD Terminal_Punctuation Term Unified_Ideograph UIdeo Uppercase
 space XID_Continue XIDC XID_Start XIDS
 """
 _CATEGORY = "|".join(_CATEGORIES.split())
-_SCRIPT = "[A-Z][a-z]+(?:_[A-Za-z]+)*"  # the compiler knows which there are
+_SCRIPT = "[A-Z][a-z]+(?:_[A-Za-z]+)*"  # the compiler knows their names
 PROPERTY = re.compile(
     rf"\{{((?:(?:General_Category|gc)=)?(?:{_CATEGORY})|{'|'.join(_BINARY.split())}|(?:Script(?:_Extensions)?|scx?)={_SCRIPT})\}}"
 )

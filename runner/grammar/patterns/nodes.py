@@ -1,6 +1,6 @@
 """The parts of a regular expression."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -9,7 +9,7 @@ from runner.grammar.patterns.charsets import EVERY, Spans, union
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character: of `spans` or of a property, or with `negated` of none of them, that is also in `within`."""
+    """One character in `within` that is of `spans` or of a property or, with `negated`, of none of them."""
 
     spans: Spans
     properties: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Alt:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """The item at least `least` times, and at most `most`."""
+    """The item at least `least` times, and at most `most` (None: any number)."""
 
     item: "Node"
     least: int
@@ -63,7 +63,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A place with (or without) the item before or after it."""
+    """A place with the item before it (`behind`) or after it, or with `negative` without it."""
 
     item: "Node"
     behind: bool
@@ -73,7 +73,7 @@ class Look:
 
     @property
     def kind(self) -> str:
-        """As of an `Edge`."""
+        """The kind of an `Edge` that looks the same way."""
         return "<" * self.behind + ("!" if self.negative else "=")
 
 
@@ -87,7 +87,7 @@ class Back:
 
 
 Node = Chars | Seq | Alt | Repeat | Edge | Look | Back
-"""A part of a pattern. `edges`: it has parts other than characters; `empty`: it may match no text."""
+"""A part of a pattern. `edges`: it has parts other than characters. `empty`: it may match the empty text."""
 NOTHING = Seq(())
 NEVER = Chars(())
 
@@ -105,7 +105,7 @@ def seq(items: Iterable[Node]) -> Node:
 
 
 def alt(options: Iterable[Node]) -> Node:
-    """Returns the choice between `options`, of which those that never match are left out."""
+    """Returns the choice between `options`, without those that never match."""
     flat: dict[Node, None] = {}
     spans: list[tuple[int, int]] = []
     for option in options:
@@ -132,8 +132,16 @@ def repeat(item: Node, least: int, most: int | None) -> Node:
     return Repeat(item, least, most, item.edges, item.empty or not least)
 
 
+def beginnings(items: Sequence[Node]) -> Iterator[tuple[Node, Sequence[Node]]]:
+    """Yields each item with which a text of these may begin, and the items after it."""
+    for at, item in enumerate(items):
+        yield item, items[at + 1 :]
+        if not item.empty:
+            return
+
+
 def is_plain(node: Node) -> TypeGuard[Chars]:
-    """Returns True for one character out of known ones."""
+    """Returns True for one character of known ones, without properties and conditions."""
     return isinstance(node, Chars) and node == Chars(node.spans)
 
 

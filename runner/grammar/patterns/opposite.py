@@ -1,6 +1,6 @@
 """Finds a regular expression for the texts that another one does not match, by way of a small automaton.
 
-A state is the set of possible continuations (Brzozowski's derivatives). States are eliminated one by one.
+A state is a node for the possible continuations (Brzozowski's derivatives). States are eliminated one by one.
 """
 
 from collections import Counter
@@ -16,6 +16,7 @@ from runner.grammar.patterns.nodes import (
     Repeat,
     Seq,
     alt,
+    beginnings,
     is_plain,
     repeat,
     seq,
@@ -29,8 +30,8 @@ _ANY = repeat(Chars(EVERY), 0, None)
 
 
 def opposite(node: Node) -> Node | None:
-    """Returns a node for every text that `node`, which has no edges, does not match. Returns None if it is too
-    large, or if characters are known only by name."""
+    """Returns a node for every text that `node`, which has no edges, does not match; None if it is too large, or has
+    characters that are known only by name."""
     sets = {each for each in within(node) if isinstance(each, Chars)}
     if not all(map(is_plain, sets)):
         return None
@@ -50,7 +51,7 @@ def opposite(node: Node) -> Node | None:
 
 
 def _after(node: Node, code: int) -> Node:
-    """Returns what may follow this character in the texts of `node`."""
+    """Returns the rests of the texts of `node` that begin with this character."""
     match node:
         case Chars(spans):
             return NOTHING if any(low <= code <= high for low, high in spans) else NEVER
@@ -61,12 +62,7 @@ def _after(node: Node, code: int) -> Node:
                 return node
             return seq([_after(item, code), repeat(item, max(least - 1, 0), None if most is None else most - 1)])
         case Seq(items):
-            ways = []
-            for at, item in enumerate(items):
-                ways.append(seq([_after(item, code), *items[at + 1 :]]))
-                if not item.empty:
-                    break
-            return _either(ways)
+            return _either(seq([_after(item, code), *rest]) for item, rest in beginnings(items))
     raise AssertionError(node)
 
 
@@ -76,7 +72,7 @@ def _either(ways: Iterable[Node]) -> Node:
 
 
 def _eliminated(arrows: Sequence[dict[int, Spans]], ends: Sequence[bool]) -> Node | None:
-    """Returns the texts on the ways from state 0 to the states that are `ends`; None if they have too many parts."""
+    """Returns the texts on all ways from state 0 to `ends`; None if they have too many parts."""
     last = len(arrows)
     ways: dict[tuple[int, int], Node] = {
         (before, after): Chars(spans) for before, row in enumerate(arrows) for after, spans in row.items()
@@ -85,7 +81,7 @@ def _eliminated(arrows: Sequence[dict[int, Spans]], ends: Sequence[bool]) -> Nod
     ways[-1, 0] = NOTHING
     left = {*range(last)}
     while left:
-        # The one with the fewest ways through it makes the others grow least.
+        # To eliminate the state with the fewest ways through it makes the others grow least.
         through = Counter(before for before, after in ways if before != after)
         state = min(left, key=lambda each: through[each] * sum(after == each for _, after in ways))
         left.remove(state)

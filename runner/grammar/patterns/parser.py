@@ -1,15 +1,14 @@
 """Parses the regular expressions of JSON schemas: ECMA-262's, with the modifiers of 2025.
 
-A pattern is read as with the flag `u`, as JSON Schema recommends. One that is valid only without it, or that spells
-halves of surrogate pairs, is read by the older grammar (Annex B). Characters are code points either way.
+A pattern is read as with the flag `u`, as JSON Schema recommends. If it is valid only without the flag, or spells
+halves of surrogate pairs, the older grammar (Annex B) is used. Characters are code points either way.
 
-Two forms of Python's are read as well: flags for the whole pattern at its start, `(?i)`, and groups named
-`(?P<name>...)`. Schemas made from Python types have them, and they are invalid in ECMA-262.
+Two of Python's forms, which are invalid in ECMA-262, are read as well, since schemas made from Python types have them:
+flags for the whole pattern at its start, `(?i)`, and groups named `(?P<name>...)`.
 """
 
 import re
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from runner.grammar.patterns.charsets import (
     CLASSES,
@@ -59,23 +58,18 @@ class _HalvesError(Exception):
     """The pattern spells half of a surrogate pair."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(NamedTuple):
     """A pattern that has been read, and its groups by number and name."""
 
     node: Node
     groups: dict[int | str, Node]
     doubtful: bool
-    """True if it is valid only without the flag `u` but has `\\p{...}`, which needs the flag and is read as with it."""
+    """True if it is valid only without the flag `u` but has `\\p{...}`, which is read as with the flag."""
 
 
 def parse_pattern(text: str) -> Pattern:
-    """Reads a pattern.
-
-    Raises:
-        PatternError: it is not a regular expression.
-        PatternDepthError: its groups are nested deeper than 60 levels.
-    """
+    """Reads a pattern. Raises PatternError if it is not a regular expression, and PatternDepthError if its groups are
+    nested deeper than 60 levels."""
     try:
         return _Parser(text, unicode=True).pattern()
     except (PatternError, _HalvesError):
@@ -107,8 +101,6 @@ class _Parser:
             self._refuse("unmatched `)`")
         return Pattern(node, self._groups, self._doubtful)
 
-    # --- Reading.
-
     def _peek(self, text: str) -> bool:
         return self._text.startswith(text, self._at)
 
@@ -131,8 +123,6 @@ class _Parser:
         found = pattern.match(self._text, self._at)
         self._at = found.end() if found else self._at
         return found
-
-    # --- Terms.
 
     def _disjunction(self) -> Node:
         self._depth += 1
@@ -180,7 +170,7 @@ class _Parser:
             self._at = start
             self._refuse(f"nothing to repeat before `{char}`" if char in "*+?{" else f"unmatched `{char}`")
         else:
-            atom = self._char(ord(char))
+            atom = self._chars(((ord(char), ord(char)),))
         return self._quantified(atom)
 
     def _quantified(self, atom: Node) -> Node:
@@ -197,11 +187,8 @@ class _Parser:
                 self._refuse("numbers out of order in the quantifier")
         return repeat(atom, least, most if most is None or most < _MOST_TIMES else None)
 
-    def _char(self, code: int) -> Chars:
-        return self._chars(((code, code),))
-
     def _group(self) -> tuple[Node, str]:
-        """Returns a group, or a look if it is one."""
+        """Returns a group, or a look and its opening characters."""
         start = self._at
         name, look, flags = "", "", self._flags
         captures = not self._take("?")
@@ -248,8 +235,6 @@ class _Parser:
         self._at = end + 1
         return name
 
-    # --- Escapes.
-
     def _atom_escape(self) -> Node:
         if digits := self._match(_REFERENCE):
             if (number := _number(digits[0])) <= self._captures:
@@ -265,10 +250,10 @@ class _Parser:
                 self._refuse(f"reference to group {name}, which does not exist,")
             return self._back(name)
         found = self._escape(in_class=False)
-        return self._char(found) if isinstance(found, int) else found
+        return self._chars(((found, found),)) if isinstance(found, int) else found
 
     def _back(self, group: int | str) -> Node:
-        """Returns a reference; a group that has not ended stands for no text."""
+        """Returns a reference to a group. A group that has not ended stands for the empty text."""
         return Back(group) if group in self._groups or self._behind else NOTHING
 
     def _escape(self, *, in_class: bool) -> int | Chars:
@@ -300,7 +285,7 @@ class _Parser:
         return ord(char)
 
     def _character(self, code: int, trail: int | None = None) -> int:
-        """Returns the character that has this number, or that two halves of a surrogate pair make."""
+        """Returns the character of this number, or of two halves of a surrogate pair."""
         if trail is not None:
             return 0x10000 + ((code - 0xD800) << 10) + trail - 0xDC00
         if code > 0x10FFFF:
@@ -316,8 +301,6 @@ class _Parser:
         self._at = found.end()
         self._doubtful = not self._unicode
         return Chars((), (found[1],), negated=char == "P", folded="i" in self._flags)
-
-    # --- Classes.
 
     def _class(self) -> Chars:
         start = self._at - 1

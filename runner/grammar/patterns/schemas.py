@@ -24,10 +24,7 @@ _UNKNOWN = "Unable to determine if regex is empty"
 
 def with_translated_patterns(wanted: Format) -> tuple[Format, str]:
     """Returns the format with its patterns in the compiler's dialect, and the first part of them that is left out.
-
-    Raises:
-        RequestError: a pattern is invalid, or a part of it would be left out of a strict schema.
-    """
+    Raises RequestError if a pattern is invalid, or if a strict schema would lose a part of one."""
     left_out: list[str] = []
 
     def translate(root: Schema) -> None:
@@ -68,8 +65,8 @@ def _ask(schema: Schema, patterns: tuple[str, ...]) -> None:
 
 
 def _ask_names(schema: Schema, names: Mapping[str, object], translations: Mapping[str, Translation]) -> None:
-    """Requires names that match. A pattern with a part left out matches names that it should not; these must not
-    get its schema, so it is kept only if no such name is allowed at all."""
+    """Requires names that match. A pattern with a part left out matches more names, which must not get its schema. So
+    it is kept only if no such name is allowed at all."""
     inexact = any(each.left_out for each in translations.values())
     if inexact and (len(names) > 1 or schema.get("properties") or schema.get("additionalProperties") is not False):
         schema.pop("patternProperties")
@@ -85,7 +82,7 @@ def _ask_names(schema: Schema, names: Mapping[str, object], translations: Mappin
 
 
 def _only_one(found: Translation) -> Translation:
-    """Returns the translation with its first pattern alone."""
+    """Returns the translation with one pattern alone."""
     if len(found.patterns) < 2:
         return found
     return Translation(found.patterns[-1:], ", ".join(filter(None, [found.left_out, "look-around"])))

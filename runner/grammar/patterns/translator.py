@@ -6,9 +6,9 @@ look-behind becomes a second pattern that must match, too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby, product
 from math import inf, prod
+from typing import NamedTuple
 
 from runner.grammar.patterns.charsets import (
     EVERY,
@@ -33,6 +33,7 @@ from runner.grammar.patterns.nodes import (
     Repeat,
     Seq,
     alt,
+    beginnings,
     is_plain,
     repeat,
     seq,
@@ -45,24 +46,23 @@ _MOST_STEPS = 3000
 _MOST_UNROLLED = 4
 _MOST_CONJUNCTS = 6
 _MOST_WAYS = 4
-"""llguidance follows more patterns at once for a few answers only, then it refuses tokens that they allow."""
+"""llguidance follows more patterns at once for a few answers only. Then it refuses tokens that they allow."""
 _MOST_KINDS = 12
 _MOST_CHARACTERS = 1 << 16
 """The limit for a pattern and for the shortest text that it matches; a translation may have four times as many."""
 _WHOLE = complement(HALVES)
 _ESCAPED: Spans = ((34, 34), (92, 92))
 _NO_NUL: Spans = ((1, 0x10FFFF),)
-"""llguidance takes a class of all control characters for a class of all characters that JSON escapes, and would allow
+"""llguidance takes a class of all control characters for one of all characters that JSON escapes, and would allow
 quotes. So such a class never has NUL."""
 _NO_CHAR = r"^\x{0}-\x{10FFFF}"
 _ANY = repeat(Chars(EVERY), 0, None)
 _LOOKS = {"=": "look-ahead", "!": "negative look-ahead", "<=": "look-behind", "<!": "negative look-behind"}
 _START, _END, _SOMEWHERE = -1, -2, -3
-"""Used in place of the kind of a character: the beginning, the end, and unknown."""
+"""Used in place of the kind of a character: the beginning of the text, its end, and an unknown place."""
 
 
-@dataclass(frozen=True)
-class Translation:
+class Translation(NamedTuple):
     """A pattern in the compiler's dialect."""
 
     patterns: tuple[str, ...]
@@ -76,11 +76,7 @@ class _UnsaidError(Exception):
 
 
 def translated(text: str) -> Translation:
-    """Translates one pattern.
-
-    Raises:
-        PatternError: it is not a regular expression.
-    """
+    """Translates one pattern. Raises PatternError if it is not a regular expression."""
     if len(text) > _MOST_CHARACTERS:
         return Translation((), f"has more than {_MOST_CHARACTERS:,} characters")
     try:
@@ -115,7 +111,7 @@ class _Translator:
             raise _UnsaidError("is too complex")
 
     def nodes(self) -> list[Node]:
-        """Returns patterns without edges, all of which a matching text matches as a whole."""
+        """Returns nodes without edges. A matching text matches each of them as a whole."""
         whole = _trimmed((_ANY, self._pattern.node, _ANY))
         try:
             conjuncts = self._conjuncts(whole)
@@ -126,9 +122,8 @@ class _Translator:
             conjuncts = [[self._plain(item) if _looks(item) else item for item in whole]]
         return [_prompt(self._resolved(items)) for items in conjuncts]
 
-    # --- Looks: each that stands in the outermost sequence becomes a pattern of its own.
-
     def _conjuncts(self, items: Sequence[Node]) -> list[Sequence[Node]]:
+        """Returns the conditions on the whole text. Each look in the outermost sequence becomes one of its own."""
         items = _trimmed(items)
         at = next((at for at, item in enumerate(items) if _looks(item)), None)
         if at is None:
@@ -148,7 +143,7 @@ class _Translator:
         return [(alt(map(seq, choice)),) for choice in product(*ways)]
 
     def _looked(self, look: Look, left: Sequence[Node], right: Sequence[Node]) -> list[Sequence[Node]]:
-        """Returns the conditions on the whole text of a look that is between `left` and `right`."""
+        """Returns the conditions on the whole text that a look between `left` and `right` makes."""
         before, after = (left, right) if not look.behind else (right, left)
         least, most = _lengths(seq(before))
         if least < most and [*after] != [_ANY]:
@@ -167,7 +162,7 @@ class _Translator:
         return self._conjuncts((allowed, *right) if look.behind else (*left, allowed))
 
     def _alone(self, look: Look, *, edge: bool) -> Node:
-        """Returns the texts on this side of a look that finds its item."""
+        """Returns a node for the texts on one side of a place at which the look finds its item."""
         for each in within(look.item):
             if isinstance(each, Look | Back) or (
                 isinstance(each, Edge) and look.behind and not edge and each.kind != "^"
@@ -176,9 +171,8 @@ class _Translator:
         items = _trimmed((_ANY, look.item) if look.behind else (look.item, _ANY))
         return self._walk(_START if edge or look.behind else _SOMEWHERE, None, items)
 
-    # --- Edges.
-
     def _resolved(self, items: Sequence[Node]) -> Node:
+        """Returns the sequence without edges. Edges that cannot be resolved are left out."""
         flat = tuple(items)
         try:
             return self._walk(_START, None, flat)
@@ -188,8 +182,8 @@ class _Translator:
         return self._walk(_START, None, kept)
 
     def _walk(self, before: int, need: frozenset[int] | None, items: tuple[Node, ...]) -> Node:
-        """Returns `items` without edges, at the end of a text, after a character of this kind and before one of the
-        kinds `need` (None: all)."""
+        """Returns `items`, the end of a text, without edges. The character before it is of the kind `before`, its first
+        one of the kinds `need` (None: of any)."""
         self._spend()
         if not any(item.edges for item in items):
             whole = seq(items)
@@ -230,7 +224,7 @@ class _Translator:
         return alt(ways)
 
     def _by_itself(self, node: Repeat) -> Node:
-        """Returns a repetition without edges; leaves out those that depend on what surrounds the repeated item."""
+        """Returns a repetition without edges; leaves them out if they depend on the text around the repeated item."""
         known, self._open = self._open, True
         try:
             return repeat(self._walk(_SOMEWHERE, None, (node.item,)), node.least, node.most)
@@ -262,8 +256,7 @@ class _Translator:
         return union(span for kind in kinds - {_END} for span in self._kinds[kind])
 
     def _beginning(self, node: Node, spans: Spans, step: int = 1) -> Node:
-        """Returns the texts of a node without edges that begin with one of these characters; with a `step` of -1, that
-        end with one."""
+        """Returns the texts of a node without edges that begin or, with a `step` of -1, end with one of `spans`."""
         self._spend()
         if spans == EVERY and not node.empty:
             return node
@@ -277,18 +270,12 @@ class _Translator:
                 more = repeat(item, max(least - 1, 0), None if most is None else most - 1)
                 return seq([one, more][::step]) if one != NEVER else NEVER
             case Seq(items):
-                ways = []
-                for at, item in enumerate(items[::step]):
-                    one = self._beginning(item, spans, step)
-                    if one != NEVER:
-                        ways.append(seq([one, *items[::step][at + 1 :]][::step]))
-                    if not item.empty:
-                        break
-                return alt(ways)
+                firsts = ((self._beginning(item, spans, step), rest) for item, rest in beginnings(items[::step]))
+                return alt(seq([first, *rest][::step]) for first, rest in firsts)
         raise AssertionError(node)
 
     def _plain(self, node: Node) -> Node:
-        """Returns a node without edges that matches more, and notes what is left out."""
+        """Returns a node without edges that may match more texts, and notes each edge that is left out."""
         if not node.edges:
             return node
         match node:
@@ -319,7 +306,7 @@ def _looks(node: Node) -> bool:
 
 
 def _trimmed(items: Sequence[Node]) -> tuple[Node, ...]:
-    """Flattens a sequence that is a whole text, and drops the anchors at its ends with what they rule out."""
+    """Flattens a sequence that is a whole text. Drops the anchors at its ends, and the free text that they rule out."""
     whole = seq(items)
     flat = [*(whole.items if isinstance(whole, Seq) else (whole,))]
     grouped: list[Node] = []
@@ -334,7 +321,7 @@ def _trimmed(items: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def _prompt(node: Node) -> Node:
-    """Returns a node that looks for a character and then takes any text so that it takes the first one. llguidance
+    """Makes a node that skips to a character, and then takes any text, stop at the first such character. llguidance
     follows several such patterns at once with far less work."""
     match node:
         case Seq((*before, Repeat(Chars() as skipped, 0, None), Chars() as found, after)) if after == _ANY:
@@ -359,16 +346,12 @@ def _asked(edge: Edge) -> tuple[Spans, ...]:
 
 def _ask_before(items: Sequence[Node]) -> bool:
     """Returns True if one of these nodes may depend on the character before them."""
-    for item in items:
-        if item.edges and any(isinstance(each, Edge) and each.kind not in "$=!" for each in within(item)):
-            return True
-        if not item.empty:
-            break
-    return False
+    firsts = (each for item, _ in beginnings(items) if item.edges for each in within(item))
+    return any(isinstance(each, Edge) and each.kind not in "$=!" for each in firsts)
 
 
 def _lengths(node: Node) -> tuple[float, float]:
-    """Returns the lengths of the shortest and the longest text of a node; 0 of a reference's shortest."""
+    """Returns the lengths of the shortest and the longest text of a node. A reference counts as 0 to any number."""
     match node:
         case Chars():
             return 1, 1
@@ -396,10 +379,8 @@ def _cut(chars: Chars, spans: Spans) -> Chars:
     return Chars(intersection(chars.spans, spans))
 
 
-# --- The compiler's dialect.
-
-
 def _spelled(node: Node) -> str:
+    """Returns a node without edges in the compiler's dialect."""
     match node:
         case Chars():
             return _class(node)

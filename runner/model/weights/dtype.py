@@ -19,7 +19,7 @@ from runner.logs import Log
 from runner.model.sources.checkpoint import Tensor
 from runner.model.weights.parameters import parameters_of
 from runner.settings import CACHE_PERCENT
-from runner.sizes import shown
+from runner.sizes import sized
 
 log = Log(__name__)
 Forward = Callable[[mx.array, list[object]], mx.array]
@@ -70,7 +70,7 @@ class DtypePlan(NamedTuple):
         if budget_bytes is None or (needed := self.nbytes(module)) <= budget_bytes:
             return ""
         return (
-            f"the weights take {shown(needed)} in {self.computes}, and the runner may use {shown(budget_bytes)} in all:"
+            f"the weights take {sized(needed)} in {self.computes}, and the runner may use {sized(budget_bytes)} in all:"
             " choose a smaller or a quantized model, free memory, or allow more with --memory"
         )
 
@@ -109,7 +109,7 @@ def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None) ->
         return converting
     lacking = (
         f"weights stay {_name(own)}, in which a CPU is many times slower and cannot run experts: float32 needs"
-        f" {shown(wanted_bytes)} of memory, including a share for the cache, but only {shown(found_bytes)} may be used;"
+        f" {sized(wanted_bytes)} of memory, including a share for the cache, but only {sized(found_bytes)} may be used;"
         " --dtype float32 converts them anyway"
     )
     return kept._replace(why="too little memory for float32", lacking=lacking)

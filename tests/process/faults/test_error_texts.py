@@ -29,27 +29,27 @@ class UnspeakableError(Exception):
 
 @pytest.mark.parametrize("error", [MemoryError(), MemoryError("a thing"), *map(RuntimeError, METAL)], ids=str)
 def test_running_out_of_memory_is_named_by_a_phrase_that_every_host_knows(error: Exception) -> None:
-    assert logs.error_line(error).startswith(f"out of memory: {type(error).__name__}")
-    assert logs.error_line(error).endswith(str(error))
+    assert logs.exception_line(error).startswith(f"out of memory: {type(error).__name__}")
+    assert logs.exception_line(error).endswith(str(error))
 
 
 def test_no_other_fault_contains_such_a_phrase() -> None:
     phrase = " and ".join(OUT_OF_MEMORY)
     for error in (ValueError(f"said: {phrase.upper()}"), ModelError(phrase), KeyError(phrase), OSError(phrase)):
-        text = logs.error_line(error)
+        text = logs.exception_line(error)
         assert not any(known in text.lower() for known in OUT_OF_MEMORY)
         assert text.startswith(f"{type(error).__name__}: ")
 
 
 def test_other_texts_are_unchanged() -> None:
     for text in OTHER_LIMITS:
-        assert logs.error_line(RuntimeError(text)) == f"RuntimeError: {text}"
-    assert logs.error_line(RuntimeError("Error: mlx: it broke")) == "RuntimeError: Error: mlx: it broke"
-    assert logs.error_line(ValueError()) == "ValueError"
+        assert logs.exception_line(RuntimeError(text)) == f"RuntimeError: {text}"
+    assert logs.exception_line(RuntimeError("Error: mlx: it broke")) == "RuntimeError: Error: mlx: it broke"
+    assert logs.exception_line(ValueError()) == "ValueError"
 
 
 def test_an_exception_whose_text_cannot_be_shown_is_still_named() -> None:
-    assert logs.error_line(UnspeakableError()) == "UnspeakableError: (its text cannot be shown)"
+    assert logs.exception_line(UnspeakableError()) == "UnspeakableError: (its text cannot be shown)"
 
 
 def test_a_crash_is_a_line_that_hosts_capture() -> None:

@@ -6,8 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -107,11 +106,6 @@ def without_a_norm(store: Store) -> None:
     store.drop("model.visual.merger.norm.weight")
 
 
-def with_a_block_more(store: Store) -> None:
-    """Than config.json describes: Ollama's runner leaves it out."""
-    change_vision(store, depth=1)
-
-
 def in_a_list(store: Store) -> None:
     """The tag is as hosts from 0.40 leave it."""
     other = {"schemaVersion": 2, "mediaType": MANIFEST, "layers": []}
@@ -126,11 +120,18 @@ def change_vision(store: Store, **changes: object) -> None:
     store.put_json("config.json", config | {"vision_config": {**vision, **changes}})
 
 
-@contextmanager
-def host(installation: Installation, place: Path, store: Store, **variables: str) -> Iterator[Host]:
-    environ = environment(place, OLLAMA_MODELS=str(store.models_dir), LD_LIBRARY_PATH="/a b", **variables)
-    with Host([*COMMAND, str(installation.ollama)], environ, place) as host:
-        yield host
+Serve = Callable[..., Host]
+
+
+@pytest.fixture
+def serve(installation: Installation, tmp_path: Path, library: Path) -> Serve:
+    """Starts a host of the models of a store, with these variables."""
+
+    def started(store: Store, **variables: str) -> Host:
+        environ = environment(tmp_path, OLLAMA_MODELS=str(store.models_dir), LD_LIBRARY_PATH="/a b", **variables)
+        return Host([*COMMAND, str(installation.ollama)], environ, tmp_path)
+
+    return started
 
 
 def words() -> tuple[str, ...]:
@@ -143,18 +144,25 @@ def told(spawned: Spawned, what: str) -> bytes:
     return line
 
 
-def check_taken_over(host: Host, installation: Installation) -> Spawned:
+def check_taken_over(host: Host) -> Spawned:
     """Ollama's own runner in the same process, as if there had never been another."""
     given = words()
     spawned, own = host.spawn(*given), host.spawn(*OWN).report
     report = spawned.report
     assert spawned.status == 0
     assert report.pid == spawned.pid
-    assert report.executable == str(installation.ollama)
-    assert report.argv == [str(installation.ollama), *given]
+    assert report.executable == host.report.argv[0]
+    assert report.argv == [host.report.argv[0], *given]
     assert less_shell(report.environment) == less_shell(own.environment)
     assert (report.cwd, report.ignored) == (own.cwd, own.ignored)
     assert b"rror" not in spawned.output, "hosts look for that word"
+    return spawned
+
+
+def refused(host: Host) -> Spawned:
+    """Our runner, which ends with an error in place of an answer."""
+    spawned = host.spawn(*words())
+    assert (spawned.status, spawned.reports) == (1, [])
     return spawned
 
 
@@ -172,115 +180,92 @@ def served_here(host: Host) -> list[str]:
 
 
 @pytest.mark.parametrize("fault", [unknown, lacking, without_tokenizer])
-def test_models_that_ours_refuses_are_taken_over(
-    installation: Installation, tmp_path: Path, store: Store, library: Path, fault: type
-) -> None:
+def test_models_that_ours_refuses_are_taken_over(serve: Serve, store: Store, fault: type) -> None:
     text_only(store)
     fault(store)
     in_a_list(store)
     for mode in ("auto", "refused"):
-        with host(installation, tmp_path, store, MLX_RUNNER_HAND_OVER=mode) as running:
-            line = told(check_taken_over(running, installation), "handing over")
+        with serve(store, MLX_RUNNER_HAND_OVER=mode) as running:
+            line = told(check_taken_over(running), "handing over")
         (problem, *_) = inspect(parse_check([NAME, "--models-dir", str(store.models_dir)], {})).problems
         why = json.dumps(problem) if " " in problem else problem
         assert f"model={NAME} why={why} to_keep_it=".encode() in line
         assert b'"MLX_RUNNER_HAND_OVER=off ' in line
 
 
-def test_nothing_is_taken_over_that_is_to_stay(
-    installation: Installation, tmp_path: Path, store: Store, library: Path
-) -> None:
+def test_nothing_is_taken_over_that_is_to_stay(serve: Serve, store: Store) -> None:
     unknown(store)
-    with host(installation, tmp_path, store, MLX_RUNNER_HAND_OVER="off") as running:
-        spawned = running.spawn(*words())
-    assert spawned.status == 1
-    assert spawned.reports == []
+    with serve(store, MLX_RUNNER_HAND_OVER="off") as running:
+        spawned = refused(running)
     assert spawned.output.splitlines()[-1] == b"Error: unsupported architecture: OddForCausalLM"
 
 
 def test_where_ollamas_runner_cannot_compute_ours_tells_its_own_error(
-    installation: Installation, tmp_path: Path, store: Store, library: Path
+    serve: Serve, store: Store, library: Path
 ) -> None:
     unknown(store)
     library.write_bytes(b"for another machine")
-    with host(installation, tmp_path, store) as running:
-        spawned = running.spawn(*words())
-    assert spawned.status == 1
-    assert spawned.reports == []
+    with serve(store) as running:
+        spawned = refused(running)
     assert b"unsupported architecture: OddForCausalLM" in told(spawned, "not handed over")
     assert spawned.output.splitlines()[-1] == b"Error: unsupported architecture: OddForCausalLM"
 
 
-def test_damage_found_only_by_reading_is_reported(
-    installation: Installation, tmp_path: Path, store: Store, library: Path
-) -> None:
+def test_damage_found_only_by_reading_is_reported(serve: Serve, store: Store) -> None:
     """With --verify, a blob that differs must not be served by another runner."""
     text_only(store)
     blob = store.blob_of("model.language_model.embed_tokens.weight")
     blob.write_bytes(blob.read_bytes()[:-4] + b"\1\2\3\4")
-    with host(installation, tmp_path, store, MLX_RUNNER_VERIFY="on") as running:
-        spawned = running.spawn(*words())
-    assert spawned.status == 1
-    assert spawned.reports == []
+    with serve(store, MLX_RUNNER_VERIFY="on") as running:
+        spawned = refused(running)
     assert spawned.output.splitlines()[-1].startswith(b"Error: digest mismatch")
 
 
-def test_a_tower_that_only_ollamas_runner_may_load_is_taken_over(
-    installation: Installation, tmp_path: Path, seeing: Store, library: Path
-) -> None:
-    with_a_block_more(seeing)
-    with host(installation, tmp_path, seeing) as running:
-        line = told(check_taken_over(running, installation), "handing over")
+def test_a_tower_that_only_ollamas_runner_may_load_is_taken_over(serve: Serve, seeing: Store) -> None:
+    change_vision(seeing, depth=1)  # the tower has another block, which Ollama's runner leaves out
+    with serve(seeing) as running:
+        line = told(check_taken_over(running), "handing over")
     assert b'why="it takes pictures, which this runner cannot read: the qwen3.5 tower has blocks.1.' in line
     assert b'to_keep_it="MLX_RUNNER_HAND_OVER=refused serves its text here"' in line
-    with host(installation, tmp_path, seeing, MLX_RUNNER_HAND_OVER="refused") as running:
+    with serve(seeing, MLX_RUNNER_HAND_OVER="refused") as running:
         assert not any("hand" in line for line in served_here(running))
 
 
 @pytest.mark.parametrize("fault", [blind, text_only, without_positions, without_a_norm])
-def test_a_model_whose_tower_no_runner_could_load_is_kept_as_text(
-    installation: Installation, tmp_path: Path, seeing: Store, library: Path, fault: type
-) -> None:
+def test_a_model_whose_tower_no_runner_could_load_is_kept_as_text(serve: Serve, seeing: Store, fault: type) -> None:
     fault(seeing)
     in_a_list(seeing)
-    with host(installation, tmp_path, seeing) as running:
+    with serve(seeing) as running:
         lines = served_here(running)
     assert not any("hand" in line for line in lines)
     (line,) = [line for line in lines if "tower" in line or "pictures" in line]
     assert 'msg="the model sees no pictures" why=' in line
 
 
-def test_a_model_that_hears_is_served_here(
-    installation: Installation, tmp_path: Path, hearing: Store, library: Path
-) -> None:
-    with host(installation, tmp_path, hearing) as running:
+def test_a_model_that_hears_is_served_here(serve: Serve, hearing: Store) -> None:
+    with serve(hearing) as running:
         lines = served_here(running)
     assert not any("hand" in line for line in lines)
     assert any("the model sees pictures" in line for line in lines)
     assert any("the model hears" in line for line in lines)
 
 
-def test_a_tower_for_sound_that_only_ollamas_runner_may_load_is_taken_over(
-    installation: Installation, tmp_path: Path, hearing: Store, library: Path
-) -> None:
+def test_a_tower_for_sound_that_only_ollamas_runner_may_load_is_taken_over(serve: Serve, hearing: Store) -> None:
     config = config_of(hearing)
     audio = config["audio_config"]
     assert isinstance(audio, dict)
     hearing.put_json("config.json", config | {"audio_config": audio | {"hidden_act": "gelu"}})
-    with host(installation, tmp_path, hearing) as running:
-        line = told(check_taken_over(running, installation), "handing over")
+    with serve(hearing) as running:
+        line = told(check_taken_over(running), "handing over")
     assert b'why="it takes sound, which this runner cannot read: config.json: hidden_act: want' in line
 
 
 def test_the_private_directory_stays_while_the_taken_over_runner_lives(
-    installation: Installation, tmp_path: Path, store: Store, library: Path
+    serve: Serve, store: Store, tmp_path: Path
 ) -> None:
     unknown(store)
-    with host(installation, tmp_path, store, STANDIN_LINGER="1", MLX_RUNNER_WATCH_PARENT="off") as running:
-        pid = running.begin(words())
-        while not (line := running.line()).startswith(b"report "):
-            pass
-        assert parse(line).pid == pid
+    with serve(store, STANDIN_LINGER="1", MLX_RUNNER_WATCH_PARENT="off") as running:
+        pid = begin(running)
         assert len(list(Path(f"/proc/{pid}/fd").iterdir())) == 4, "the three streams and the lock; no port, no model"
         assert children(pid) == []
         directory = directory_of(tmp_path)
@@ -293,15 +278,12 @@ def test_the_private_directory_stays_while_the_taken_over_runner_lives(
 
 @pytest.mark.parametrize("first", ["host", "runner"])
 def test_the_taken_over_runner_ends_with_its_host_and_nothing_is_left_of_either(
-    installation: Installation, tmp_path: Path, store: Store, library: Path, first: str
+    serve: Serve, store: Store, first: str
 ) -> None:
     """Ollama's own runner does not watch its host. Nobody reads its pipe here: that is not what ends it."""
     unknown(store)
-    with host(installation, tmp_path, store, STANDIN_LINGER="10") as running:
-        pid = running.begin(words())
-        while not (line := running.line()).startswith(b"report "):
-            pass
-        assert parse(line).pid == pid
+    with serve(store, STANDIN_LINGER="10") as running:
+        pid = begin(running)
         (watcher,) = children(pid)
         assert not has_ended(pid)
         if first == "runner":
@@ -312,6 +294,15 @@ def test_the_taken_over_runner_ends_with_its_host_and_nothing_is_left_of_either(
             running.wait()
         assert eventually(lambda: has_ended(pid) and has_ended(watcher))
         assert (running.popen.poll() is None) == (first == "runner")
+
+
+def begin(host: Host) -> int:
+    """Starts a runner that is taken over. Returns its process id."""
+    pid = host.begin(words())
+    while not (line := host.line()).startswith(b"report "):
+        pass
+    assert parse(line).pid == pid
+    return pid
 
 
 def children(pid: int) -> list[int]:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +38,12 @@ class Way(NamedTuple):
     launcher: Launcher
     start: Start
 
+    def command(self, installation: Installation, words: Sequence[str] = ("serve",)) -> list[str]:
+        return command(installation, self.start, words, self.launcher)
+
+    def variables(self, place: Path, **more: str) -> dict[str, str]:
+        return environment(place, **more | ({"STANDIN_RESOLVE": "start"} if self.start == "symlink" else {}))
+
 
 WAYS = (Way(COMMAND, "descriptor"), Way(COMMAND, "symlink"), Way(SCRIPT, "descriptor"))
 MLX = (
@@ -54,12 +60,6 @@ OWN = (
 )
 SHELL_SETS = {"_", "SHLVL", "OLDPWD"}
 """Variables that a shell in between changes or adds."""
-
-
-def variables(place: Path, start: Start, **more: str) -> dict[str, str]:
-    if start == "symlink":
-        more["STANDIN_RESOLVE"] = "start"
-    return environment(place, **more)
 
 
 def less_shell(environ: dict[str, str]) -> dict[str, str]:
@@ -100,30 +100,18 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 
 @pytest.fixture
-def start(way: Way) -> Start:
-    return way.start
-
-
-@pytest.fixture
-def launcher(way: Way) -> Launcher:
-    return way.launcher
-
-
-@pytest.fixture
-def host(installation: Installation, tmp_path: Path, start: Start, launcher: Launcher) -> Iterator[Host]:
-    environ = variables(tmp_path, start, LD_LIBRARY_PATH="/a b:/c'd", CUDA_HOME="/own cuda")
-    with Host(command(installation, start, launcher=launcher), environ, tmp_path) as host:
+def host(installation: Installation, tmp_path: Path, way: Way) -> Iterator[Host]:
+    environ = way.variables(tmp_path, LD_LIBRARY_PATH="/a b:/c'd", CUDA_HOME="/own cuda")
+    with Host(way.command(installation), environ, tmp_path) as host:
         yield host
 
 
-def test_the_launcher_becomes_ollama(
-    installation: Installation, tmp_path: Path, start: Start, launcher: Launcher
-) -> None:
-    environ = variables(tmp_path, start, LD_LIBRARY_PATH="/a b", ODD="'\"\n$x`\\é")
+def test_the_launcher_becomes_ollama(installation: Installation, tmp_path: Path, way: Way) -> None:
+    environ = way.variables(tmp_path, LD_LIBRARY_PATH="/a b", ODD="'\"\n$x`\\é")
     with Host([str(installation.ollama), "serve"], environ, tmp_path) as plain:
         pass
     words = ("serve", "--two words", "", "'\"$x`\\é")
-    with Host(command(installation, start, words, launcher), environ, tmp_path) as host:
+    with Host(way.command(installation, words), environ, tmp_path) as host:
         report = host.report
         name = Path(f"/proc/{host.popen.pid}/comm").read_text().strip()
         descriptors = list(Path(f"/proc/{host.popen.pid}/fd").iterdir())
@@ -144,20 +132,18 @@ def test_the_locale_stays_as_it_is(installation: Installation, tmp_path: Path) -
         assert less_shell(host.report.environment) == environ
 
 
-def test_an_ignored_interrupt_stays_ignored(installation: Installation, tmp_path: Path, launcher: Launcher) -> None:
+def test_an_ignored_interrupt_stays_ignored(installation: Installation, tmp_path: Path, way: Way) -> None:
     """As below nohup, or in the background of a script."""
     ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
     ignored = []
-    for argv in ([str(installation.ollama), "serve"], command(installation, "descriptor", launcher=launcher)):
+    for argv in ([str(installation.ollama), "serve"], command(installation, "descriptor", launcher=way.launcher)):
         with Host([*ignoring, *argv], environment(tmp_path), tmp_path) as host:
             ignored.append(int(host.report.ignored, 16))
     assert ignored[0] == ignored[1]
     assert ignored[0] & 1 << signal.SIGINT - 1
 
 
-def test_its_mlx_runners_are_ours_and_everything_else_its_own(
-    host: Host, installation: Installation, start: Start, launcher: Launcher
-) -> None:
+def test_its_mlx_runners_are_ours_and_everything_else_its_own(host: Host, installation: Installation, way: Way) -> None:
     for words in (*MLX, *OWN) * 2:
         spawned = host.spawn(*words)
         report = spawned.report
@@ -181,11 +167,9 @@ def test_its_mlx_runners_are_ours_and_everything_else_its_own(
             }
 
 
-def test_the_installation_is_not_touched(
-    installation: Installation, tmp_path: Path, start: Start, launcher: Launcher
-) -> None:
+def test_the_installation_is_not_touched(installation: Installation, tmp_path: Path, way: Way) -> None:
     before = state(installation.ollama.parents[1])
-    with Host(command(installation, start, launcher=launcher), variables(tmp_path, start), tmp_path) as host:
+    with Host(way.command(installation), way.variables(tmp_path), tmp_path) as host:
         host.spawn(*MLX[0])
         host.spawn(*OWN[0])
         directory = directory_of(tmp_path)
@@ -220,21 +204,17 @@ def test_its_exit_status_is_the_launchers(host: Host) -> None:
     assert host.wait() == 7
 
 
-def test_a_signal_reaches_the_runner(
-    installation: Installation, tmp_path: Path, start: Start, launcher: Launcher
-) -> None:
-    environ = variables(tmp_path, start, STANDIN_LINGER="1")
-    with Host(command(installation, start, launcher=launcher), environ, tmp_path) as host:
+def test_a_signal_reaches_the_runner(installation: Installation, tmp_path: Path, way: Way) -> None:
+    environ = way.variables(tmp_path, STANDIN_LINGER="1")
+    with Host(way.command(installation), environ, tmp_path) as host:
         spawned = host.spawn(*MLX[0], verb="interrupt")
     assert spawned.report.executable == str(installation.runner)
     assert spawned.status == -signal.SIGINT
 
 
-def test_the_directory_stays_while_a_runner_lives(
-    installation: Installation, tmp_path: Path, start: Start, launcher: Launcher
-) -> None:
-    environ = variables(tmp_path, start, STANDIN_LINGER="1")
-    with Host(command(installation, start, launcher=launcher), environ, tmp_path) as host:
+def test_the_directory_stays_while_a_runner_lives(installation: Installation, tmp_path: Path, way: Way) -> None:
+    environ = way.variables(tmp_path, STANDIN_LINGER="1")
+    with Host(way.command(installation), environ, tmp_path) as host:
         runner = host.begin(MLX[0])
         assert parse(host.line()).pid == runner
         directory = directory_of(tmp_path)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.ollama.directory import LIBRARY, library_functions, make_directory, write_library
+from runner.ollama.directory import make_directory
+from runner.ollama.mlx_library import LIBRARY, library_functions, write_library
 from runner.ollama.plan import Plan
 from tests.process.launcher.standin import Installation, environment, reason_to_skip
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.ollama.directory import shim
 from runner.ollama.plan import Plan
+from runner.ollama.shim import shim
 from tests.process.launcher import standin
 from tests.process.launcher.standin import Installation, Report, parse
 
@@ -60,16 +60,10 @@ def report(script: Path, words: list[str], **variables: str) -> Report:
     return parse(process.stdout.rstrip())
 
 
-@pytest.mark.parametrize("words", MLX)
-def test_ours(script: Path, installation: Installation, words: str) -> None:
-    found = report(script, words.split())
-    assert found.argv == [str(installation.runner), "--flag", *words.split()]
-
-
-@pytest.mark.parametrize("words", OWN)
-def test_ollamas_own(script: Path, installation: Installation, words: str) -> None:
-    found = report(script, words.split())
-    assert found.argv == [str(installation.ollama), *words.split()]
+@pytest.mark.parametrize("words", [*MLX, *OWN])
+def test_mlx_runners_are_ours_and_all_else_is_ollamas(script: Path, installation: Installation, words: str) -> None:
+    program = [str(installation.runner), "--flag"] if words in MLX else [str(installation.ollama)]
+    assert report(script, words.split()).argv == [*program, *words.split()]
 
 
 ODD = ["runner", "--mlx-engine", "--model", "a  b'\"$(exit 3)`x`*\n\\é\udcff:latest", "", "--port", "5"]
@@ -85,13 +79,6 @@ def test_runners_get_the_environment_that_the_host_was_started_with(script: Path
     ours = report(script, MLX[0].split(), **given).environment
     own = report(script, ["show"], **given).environment
     assert {name: ours[name] for name in given} == {name: own[name] for name in given} == given
-    assert {name: ours.get(name) for name in ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME")} == {
-        "LD_LIBRARY_PATH": None,
-        "CUDA_PATH": None,
-        "CUDA_HOME": "it's",
-    }
-    assert {name: own[name] for name in ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME")} == {
-        "LD_LIBRARY_PATH": "/a",
-        "CUDA_PATH": "/b",
-        "CUDA_HOME": "/c",
-    }
+    changed = ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME")
+    assert [ours.get(name) for name in changed] == [None, None, "it's"]
+    assert [own[name] for name in changed] == ["/a", "/b", "/c"]

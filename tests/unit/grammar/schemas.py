@@ -12,16 +12,8 @@ Make = Callable[[Draw, int], Schema]
 
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 PATTERNS = (
-    "^[a-z]+$",
-    "[a-m][n-z]",
-    "^x",
-    "[0-9]$",
-    "^(fo|bar)*$",
-    r"\d\d",
-    r"^\w+$",
-    "^[^x]*$",
-    "^é+$",
-    r"^\s?[A-Z]*$",
+    *("^[a-z]+$", "[a-m][n-z]", "^x", "[0-9]$", "^(fo|bar)*$"),
+    *(r"\d\d", r"^\w+$", "^[^x]*$", "^é+$", r"^\s?[A-Z]*$"),
 )
 """Patterns that each have matches of every length from two on."""
 NAMES = ("a", "b", "name", "a b", 'qu"ote', "ü", "", "日本", "back\\slash", "line\nbreak", "ab", "abc")
@@ -171,24 +163,16 @@ def _one_of(draw: Draw, depth: int) -> Schema:
     if draw(st.booleans()):
         return {"oneOf": [_string(draw), _integer(draw), _array(draw, depth), _object(draw, depth), {"type": "null"}]}
     kinds = draw(st.lists(st.sampled_from(TEXTS), min_size=1, max_size=3, unique=True))
-    branches = [
-        {
-            "type": "object",
-            "properties": {"kind": {"const": kind}, "value": _schema(draw, depth)},
-            "required": ["kind"],
-            "additionalProperties": False,
-        }
-        for kind in kinds
-    ]
-    return {"oneOf": branches}
+    closed: Schema = {"type": "object", "required": ["kind"], "additionalProperties": False}
+    values = [(kind, _schema(draw, depth)) for kind in kinds]
+    return {"oneOf": [{**closed, "properties": {"kind": {"const": kind}, "value": value}} for kind, value in values]}
 
 
 def _all_of(draw: Draw, depth: int) -> Schema:
     match draw(st.integers(0, 3)):
         case 0:
-            return {
-                "allOf": [{"type": "number", "minimum": draw(st.integers(-9, 9))}, {"maximum": 50}, {"multipleOf": 5}]
-            }
+            least: Schema = {"type": "number", "minimum": draw(st.integers(-9, 9))}
+            return {"allOf": [least, {"maximum": 50}, {"multipleOf": 5}]}
         case 1:
             return {"allOf": [{"type": "string", "minLength": 1}, {"pattern": draw(st.sampled_from(PATTERNS))}]}
         case 2:

@@ -114,9 +114,7 @@ def test_a_number_above_a_bound_does_not_end_in_zeros() -> None:
         return min(DIGITS.intersection(possible), default=possible[0])
 
     guide = guide_of({**NUMBER, "exclusiveMinimum": 0}, bytes_tokenizer())
-    assert (
-        spelled(walk(guide, bytes_tokenizer(), Random(0), least).tokens, bytes_tokenizer()) == b"0.00000000000000000001"
-    )
+    assert bytes(walk(guide, bytes_tokenizer(), Random(0), least).tokens) == b"0.00000000000000000001"
 
 
 @pytest.mark.parametrize("schema", [INTEGER, CENTS, {**NUMBER, "exclusiveMinimum": 0}, {}], ids=str)
@@ -195,11 +193,8 @@ def ending(draw: st.DrawFn, depth: int = 2, *, more: tuple[str, ...] = ("referen
         case "object":
             names = draw(st.lists(st.sampled_from("abc"), min_size=1, unique=True))
             some: list[Schema] = [{}, {"required": names[:1]}, {"anyOf": [{"required": [name]} for name in names]}]
-            return {
-                "type": "object",
-                "properties": {name: draw(inner) for name in names},
-                **draw(st.sampled_from(some)),
-            }
+            properties = {name: draw(inner) for name in names}
+            return {"type": "object", "properties": properties, **draw(st.sampled_from(some))}
         case "either":
             return {"anyOf": draw(st.lists(inner, min_size=1, max_size=3))}
     return {"$ref": "#/$defs/X"}

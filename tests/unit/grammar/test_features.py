@@ -7,14 +7,7 @@ import pytest
 
 from runner.errors import RequestError
 from tests.unit.grammar.judge import fault
-from tests.unit.grammar.walks import (
-    accepts,
-    bytes_tokenizer,
-    compiler_of,
-    format_of,
-    guide_of,
-    words_tokenizer,
-)
+from tests.unit.grammar.walks import accepts, bytes_tokenizer, compiler_of, format_of, guide_of, words_tokenizer
 
 Schema = dict[str, object]
 

@@ -51,11 +51,8 @@ def test_what_is_forced_comes_first_and_then_there_is_a_choice() -> None:
     assert spelled(forced, tokenizer) == FORCED
     assert len(forced) < len(FORCED), "in tokens as the tokenizer makes them"
     assert guide.forced(99) == []
-    assert {tokenizer.token_bytes(token) for token in bits(guide.mask())} == {
-        b'"',
-        b'"}',
-        *(b"%d" % n for n in range(10)),
-    }
+    digits = [b"%d" % digit for digit in range(10)]
+    assert {tokenizer.token_bytes(token) for token in bits(guide.mask())} == {b'"', b'"}', *digits}
 
 
 def test_no_more_is_forced_than_there_is_room_for() -> None:

@@ -118,9 +118,9 @@ def test_syntax_that_the_recorded_engine_does_not_know(pattern: str, good: list[
     assert matched(pattern, *good, *bad) == good
 
 
-@pytest.mark.parametrize("pattern", ["(?i-i:a)", "(?ii:a)", "(?-:a)", "(?x:a)", "(?<n>a)(?<n>b)", "(?<n>(?<n>a))"])
-def test_invalid_groups_of_2025_are_refused(pattern: str) -> None:
-    assert "is not a regular expression of ECMA-262" in enforced(pattern, []).told
+def test_invalid_groups_of_2025_are_refused() -> None:
+    for pattern in ("(?i-i:a)", "(?ii:a)", "(?-:a)", "(?x:a)", "(?<n>a)(?<n>b)", "(?<n>(?<n>a))"):
+        assert "is not a regular expression of ECMA-262" in enforced(pattern, []).told, pattern
 
 
 def test_a_class_that_leaves_out_a_quote_leaves_out_nul() -> None:
@@ -133,13 +133,10 @@ def test_a_class_that_leaves_out_a_quote_leaves_out_nul() -> None:
 
 
 def test_halves_of_surrogate_pairs_match_as_whole_characters() -> None:
-    assert matched(r"^[\ud83c-\ud83d][\udc00-\udfff]$", "\U0001f600", "\U0001f3ff", "\U0001f900") == [
-        "\U0001f600",
-        "\U0001f3ff",
-    ]
-    assert enforced(r"^\ud83d$", []).told.startswith(
-        r'the pattern "^\\ud83d$", which asks for halves of surrogate pairs - at `$`'
-    )
+    halves = r"^[\ud83c-\ud83d][\udc00-\udfff]$"
+    assert matched(halves, "\U0001f600", "\U0001f3ff", "\U0001f900") == ["\U0001f600", "\U0001f3ff"]
+    left_out = r'the pattern "^\\ud83d$", which asks for halves of surrogate pairs - at `$`'
+    assert enforced(r"^\ud83d$", []).told.startswith(left_out)
 
 
 def test_properties_of_a_pattern_without_the_flag_are_properties_and_the_log_says_so() -> None:

@@ -55,19 +55,8 @@ def test_classes_are_those_of_a_json_schema(pattern: str, good: str, bad: str) -
 def answered_or_refused(wanted: object, seed: int) -> None:
     tokenizer = words_tokenizer()
     random = Random(seed)
-    impatient = Impatient(tokenizer, random)
     try:
-        guide = guide_of(wanted, tokenizer)
-        for _ in range(20):
-            if guide.complete:
-                return
-            tokens = guide.forced(3)
-            if not tokens:
-                possible = [bit for bit in range(tokenizer.vocab_size) if guide.mask()[bit // 8] >> bit % 8 & 1]
-                token = impatient(possible, tokens)
-                if token in tokenizer.eos:
-                    return
-                guide.take(token)
+        walk(guide_of(wanted, tokenizer), tokenizer, random, Impatient(tokenizer, random), most=20)
     except RequestError as error:
         note(str(error))
 

@@ -18,15 +18,17 @@ def grown(schema: dict[str, object]) -> int:
     return size(rewritten(format_of(schema))) - len(json.dumps(schema))
 
 
-def test_many_sets_do_not_grow_beyond_the_bound() -> None:
-    values = [f"a value of some length {number}" for number in range(5)]
-    one = {"type": "array", "items": {"enum": values}, "uniqueItems": True}
-    assert 4 * grown({"prefixItems": [one]}) < grown({"prefixItems": [one] * 100}) < 256 << 10
-
-
-def test_neither_do_many_arrays_that_contain_something() -> None:
-    one = {"type": "array", "contains": {"const": 1}, "minContains": 4}
-    assert 4 * grown({"prefixItems": [one]}) < grown({"prefixItems": [one] * 1000}) < 300 << 10
+@pytest.mark.parametrize(
+    ("one", "times", "most"),
+    [
+        ({"items": {"enum": [f"a value of some length {n}" for n in range(5)]}, "uniqueItems": True}, 100, 256 << 10),
+        ({"contains": {"const": 1}, "minContains": 4}, 1000, 300 << 10),
+    ],
+    ids=["sets", "arrays that contain something"],
+)
+def test_many_schemas_do_not_grow_beyond_the_bound(one: dict[str, object], times: int, most: int) -> None:
+    one = {"type": "array", **one}
+    assert 4 * grown({"prefixItems": [one]}) < grown({"prefixItems": [one] * times}) < most
 
 
 def test_neither_do_names_within_names() -> None:
@@ -42,23 +44,8 @@ KEYWORDS = (
     *("additionalProperties", "minProperties", "minimum", "exclusiveMaximum", "pattern", "enum", "const", "$ref"),
     *("minLength", "maxLength", "allOf", "anyOf", "prefixItems", "patternProperties", "multipleOf", "x-guidance"),
 )
-NONSENSE: tuple[object, ...] = (
-    None,
-    True,
-    -1,
-    1.5,
-    2**70,
-    "",
-    "x",
-    "#/",
-    [],
-    [1, []],
-    [{}, None],
-    {},
-    {"a": 1},
-    {"": [{}]},
-    {"enum": [[]]},
-)
+SCALARS = (None, True, -1, 1.5, 2**70, "", "x", "#/")
+NONSENSE: tuple[object, ...] = (*SCALARS, [], [1, []], [{}, None], {}, {"a": 1}, {"": [{}]}, {"enum": [[]]})
 
 
 @pytest.mark.parametrize("keyword", KEYWORDS)
@@ -67,18 +54,9 @@ def test_nonsense_is_left_to_llguidance(keyword: str) -> None:
     array: dict[str, object] = {"type": "array", "items": few, "uniqueItems": True}
     named: dict[str, object] = {"type": "object", "propertyNames": {"enum": ["a"]}, "properties": {"b": few}}
     for value in NONSENSE:
-        for base in (
-            array,
-            {**array, "contains": few},
-            {**array, "contains": value, "minContains": 2},
-            named,
-            {**named, "propertyNames": value},
-        ):
+        arrays = array, {**array, "contains": few}, {**array, "contains": value, "minContains": 2}
+        for base in (*arrays, named, {**named, "propertyNames": value}):
             part = {**base, keyword: value}
-            for schema in (
-                part,
-                {"items": part},
-                {"propertyNames": part},
-                {**named, "propertyNames": {keyword: value}},
-            ):
+            within = {"items": part}, {"propertyNames": part}, {**named, "propertyNames": {keyword: value}}
+            for schema in (part, *within):
                 pruned(rewritten(format_of({**schema, "x": 1})))

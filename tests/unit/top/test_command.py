@@ -24,7 +24,7 @@ async def stand_in() -> AsyncIterator[StandIn]:
 async def test_without_rich_it_says_what_to_install(stand_in: StandIn) -> None:
     code = (
         "import sys; sys.modules['rich'] = sys.modules['rich.console'] = None\n"
-        f"from runner.app import start; start(['top', '{stand_in.port}'])"
+        f"from runner.app import run_process; run_process(['top', '{stand_in.port}'])"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=-1, stderr=-1)
     out, err = await process.communicate()

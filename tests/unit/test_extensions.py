@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from setuptools import Distribution, Extension
 
-from runner.cpu import build
+from runner.cpu import extensions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux needs the libraries")
 Builds = Callable[..., dict[str, str]]
@@ -27,7 +27,7 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builds:
             (place / left).write_text("left")
         Path("k.c").write_text(code)
         extension = Extension("p.k", ["k.c"], libraries=[*libraries], optional=True)
-        command = build.Build(Distribution({"packages": ["p"], "ext_modules": [extension]}))
+        command = extensions.BuildExtensions(Distribution({"packages": ["p"], "ext_modules": [extension]}))
         command.build_lib, command.build_temp, command.inplace = "lib", "temp", inplace
         command.ensure_finalized()
         command.run()
@@ -80,12 +80,12 @@ def test_a_program_that_fails_leaves_a_reason_and_no_part_of_a_library(
 
 
 def test_a_missing_mlx_is_no_fault_of_the_compiler(builds: Builds, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "find_spec", lambda _: None)
+    monkeypatch.setattr(extensions, "find_spec", lambda _: None)
     assert builds("int k;", "mlx") == {"k.missing": "the installation found no MLX for CPUs\n"}
 
 
 def test_the_wheel_serves_every_python() -> None:
-    wheel = build.Wheel(Distribution({"ext_modules": [Extension("p.k", ["k.c"])]}))
+    wheel = extensions.Wheel(Distribution({"ext_modules": [Extension("p.k", ["k.c"])]}))
     wheel.ensure_finalized()
     assert wheel.get_tag()[:2] == ("py3", "none")
     assert wheel.get_tag()[2].startswith("linux_")

@@ -1,8 +1,8 @@
 """Builds the kernels against MLX's headers, and the wheel that carries them.
 
-The libraries use nothing of Python, so one wheel serves all its versions. Where a library cannot be built, the build
-goes on without it: a file beside its place, `NAME.missing`, holds the reason for `runner.cpu`. Setuptools loads this
-file where nothing else of this repository can be imported.
+The libraries use nothing of Python, so one wheel serves all its versions. If a library cannot be built, the build goes
+on without it: a file in its place, `NAME.missing`, holds the reason for `runner.cpu`. When setuptools loads this file,
+nothing else of this repository can be imported.
 """
 
 import os
@@ -30,7 +30,7 @@ class Wheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-class Build(build_ext):
+class BuildExtensions(build_ext):
     """`build_ext`, which finds MLX's headers and compiles the sources of an extension side by side."""
 
     def run(self) -> None:
@@ -89,7 +89,7 @@ def _reason(library: Path) -> Path:
 
 
 def _remove(library: Path) -> None:
-    """Removes a library that stands in this place, and its kept reason: nothing says for which MLX it was built."""
+    """Removes a library of a former build, and its kept reason: it may have been built for another MLX."""
     for left in library.parent.glob(f"{library.stem}.*"):
         if left.suffix in (".so", ".missing"):
             left.unlink()
