@@ -153,7 +153,7 @@ async def _serve(
     from aiohttp import web
 
     from runner.process.limits import DescriptorShortage, raise_limit
-    from runner.server.app import CONNECTIONS, make_app
+    from runner.server.routes import CONNECTIONS, make_app
 
     raise_limit()
     asyncio.get_running_loop().set_exception_handler(DescriptorShortage().handle)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import mlx.core as mx
 
 from runner.device import device
-from runner.embeddings.decisions.endpoint import DecisionsEndpoint
+from runner.embeddings.decisions.decider import DecisionsEndpoint
 from runner.embeddings.embedder import EmbeddingSizes, TextEmbedder, TextEncoder, TextToEmbed
 from runner.embeddings.endpoint import EmbeddingsEndpoint
 from runner.engine.parts import Examined, Facts, Parts, Wing

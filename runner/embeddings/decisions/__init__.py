@@ -1,6 +1,6 @@
 """Models that decide: they score options by a head of their own, for `POST /v1/score`.
 
-    endpoint.py    checks a body, and answers it
+    decider.py     checks a body, and answers it
     laya.py        an encoder that reads a question, its options and a state, one text a question
     clef.py        a Qwen 3.5 whose head decides all questions of a text together
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 
 from protocol.score import MOST_ROWS, DecisionRequest, Field, Span, decode_decision
-from runner.embeddings.decisions.endpoint import Decision
+from runner.embeddings.decisions.decider import Decision
 from runner.embeddings.embedder import EncoderPiece, TextToEmbed
 from runner.errors import RequestError
 from runner.tokenizer import Tokenizer

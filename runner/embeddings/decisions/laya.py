@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from protocol.score import MOST_ROWS, DecisionRequest, Question, decode_decision
-from runner.embeddings.decisions.endpoint import Decision
+from runner.embeddings.decisions.decider import Decision
 from runner.embeddings.embedder import EncoderPiece, TextToEmbed
 from runner.errors import ModelError, RequestError
 from runner.tokenizer import Tokenizer

@@ -150,7 +150,7 @@ class TwoSidedAttention(Module):
         return mx.fast.rope(heads.swapaxes(1, 2), width, traditional=False, base=theta, scale=1.0, offset=start)
 
 
-class GatedFeedForward(Module):
+class EncoderFeedForward(Module):
     """A gated one."""
 
     def __init__(self, args: ModelArgs) -> None:
@@ -189,7 +189,7 @@ class EncoderLayer(Module):
         Module.__init__(self)
         layer = args.of_layer(number)
         self.self_attn = TwoSidedAttention(args, layer)
-        self.mlp = GatedFeedForward(args)
+        self.mlp = EncoderFeedForward(args)
         for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
             self[f"{name}_layernorm"] = RMSNorm(args.hidden_size, args.rms_norm_eps)
         if args.hidden_size_per_layer_input:

@@ -9,7 +9,7 @@ import pytest
 
 from protocol import DoneReason, Metrics
 from runner.engine.events import Failed, Finished, Started, Text
-from runner.server.app import is_local
+from runner.server.routes import is_local
 from tests.unit.server.script import CONTEXT, MEMORY_BYTES, Client, Script
 
 METRICS = Metrics(prompt_eval_count=2, eval_count=1)

@@ -18,7 +18,7 @@ from runner.logs import Log, harmless
 from runner.server.completion import NUMBER, CompletionEndpoint, told
 from runner.server.connections import Connection, Connections
 from runner.server.intake import Incoming, Intake
-from runner.server.score import ScoreEndpoint
+from runner.server.scoring import ScoreEndpoint
 from runner.server.tokenize import TokenizeEndpoint
 
 log = Log(__name__)
