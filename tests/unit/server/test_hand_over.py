@@ -190,10 +190,10 @@ class Connection:
 async def test_nothing_is_written_to_a_connection_that_closes() -> None:
     connection = Connection()
     written = ResponseBody(cast("web.RequestHandler", connection), chunked=True)
-    written.take([Text("a", [], None)])
+    written.write_events([Text("a", [], None)])
     connection.closing = True
-    written.take([Text("b", [], None)])
-    written.take([Text("c", [], None), END])
+    written.write_events([Text("b", [], None)])
+    written.write_events([Text("c", [], None), END])
     assert connection.written == [chunk(line("a"))]
     with pytest.raises(ConnectionResetError):
         await written.rest

@@ -27,7 +27,7 @@ def remarks(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
 
 
 def unknown(body: bytes, to: Remarks) -> None:
-    to.unknown(read_completion(body)[0].strangers)
+    to.log_unknown(read_completion(body)[0].strangers)
 
 
 async def answered(client: Client, engine: Script, body: object) -> None:
@@ -42,7 +42,7 @@ def test_nothing_that_a_host_sends_is_remarked_upon(generation: Generation, capl
     for options in (generation.default_options, every):
         request = Request("x", options, logprobs=True, top_logprobs=3, media=(Medium(b"x"),), format={"type": "object"})
         read, _ = read_completion(encode(request, generation))
-        Remarks().unknown(read.strangers)
+        Remarks().log_unknown(read.strangers)
     assert remarks(caplog) == []
 
 
@@ -119,7 +119,7 @@ def test_a_hostile_client_fills_no_log(caplog: pytest.LogCaptureFixture) -> None
     for start in range(0, 2000, 50):
         read, _ = read_completion(hostile(start))
         counts = [*counts, len(read.strangers)]
-        to.unknown(read.strangers)
+        to.log_unknown(read.strangers)
     lines = remarks(caplog)
     assert max(counts) == 16
     assert sum("key" in line for line in lines) == MOST_KEYS
