@@ -30,7 +30,7 @@ from runner.cache.layer_interface import Miss
 from runner.engine.engine import Engine
 from runner.engine.events import Refused
 from runner.engine.parts import Parts
-from runner.numbers.counters import Distributions, EngineStats
+from runner.numbers.distributions import Distributions, EngineStats
 from runner.numbers.endpoints import CACHE_S, HEARTBEAT_S, STATS_S, EventFeed, StatsEndpoints
 from runner.numbers.metrics import METRICS, annotations, scrape
 from runner.numbers.stats_cache import StatsCache
