@@ -85,7 +85,7 @@ def test_a_text_that_nobody_waits_for_leaves_nothing(module: Any) -> None:
     made.advance()
     text.found.cancel()
     made.advance()
-    assert (made._showing, made._features, made._waiting) == ([], {}, [])
+    assert (made._showing, made._waiting) == ([], [])
 
 
 def test_what_there_is_no_room_for_is_refused_alone(module: Any) -> None:
