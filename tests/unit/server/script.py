@@ -56,7 +56,7 @@ class Script:
                 await asyncio.sleep(0.001)
         return self.submitted.pop(0)
 
-    async def asked(self, client: Client, **more: object) -> tuple[asyncio.Task[ClientResponse], Request]:
+    async def posted(self, client: Client, **more: object) -> tuple[asyncio.Task[ClientResponse], Request]:
         """A completion that has arrived, and its answer to come."""
         posted = asyncio.create_task(client.post("/completion", json={"Prompt": "xy", **more}))
         return posted, await self.next()

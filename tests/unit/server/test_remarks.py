@@ -30,7 +30,7 @@ def unknown(body: bytes, to: Remarks) -> None:
 
 
 async def answered(client: Client, engine: Script, body: dict[str, object]) -> None:
-    posted, request = await engine.asked(client, **body)
+    posted, request = await engine.posted(client, **body)
     engine.tell(request, Started(), Finished(DoneReason.STOP, Metrics()))
     assert (await posted).status == 200
     assert request.sampling.top_logprobs <= 20

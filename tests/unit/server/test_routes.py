@@ -66,7 +66,7 @@ async def test_nothing_that_a_client_wrote_reaches_its_terminal_raw_or_at_length
 
 
 async def test_an_error_line_has_nothing_that_a_terminal_acts_on(client: Client, engine: Script) -> None:
-    posted, request = await engine.asked(client)
+    posted, request = await engine.posted(client)
     engine.tell(request, Started(), Failed("no \x1b[31m\x9b" + "x" * 5000))
     [line] = (await (await posted).read()).splitlines()
     text = json.loads(line)["Error"]["error"]
@@ -145,7 +145,7 @@ async def test_an_invalid_request_gets_a_reason_and_never_reaches_the_engine(
 async def test_a_format_that_does_not_compile_is_refused_and_its_request_dropped(
     client: Client, engine: Script, wanted: object, text: str
 ) -> None:
-    asked, request = await engine.asked(client, Format=wanted)
+    asked, request = await engine.posted(client, Format=wanted)
     assert request.grammar is not None
     assert not request.grammar.done(), "a request that waits takes no memory"
     engine.tell(request, Started())
@@ -190,13 +190,13 @@ async def test_a_compressed_body_is_refused_without_being_unpacked(client: Clien
 async def test_the_token_limit_is_the_requested_one_within_the_context(
     client: Client, engine: Script, wanted: int, num_ctx: int, limit: int
 ) -> None:
-    posted, request = await engine.asked(client, Options={"num_predict": wanted, "num_ctx": num_ctx})
+    posted, request = await engine.posted(client, Options={"num_predict": wanted, "num_ctx": num_ctx})
     assert (request.prompt, request.max_tokens) == ([120, 121], limit)
     posted.cancel()
 
 
 async def test_headers_are_withheld_until_the_request_starts(client: Client, engine: Script) -> None:
-    posted, request = await engine.asked(client)
+    posted, request = await engine.posted(client)
     await asyncio.sleep(0.05)
     assert not posted.done()
     engine.tell(request, Started())
@@ -210,7 +210,7 @@ async def test_headers_are_withheld_until_the_request_starts(client: Client, eng
 async def test_a_fault_after_the_start_is_an_error_line(client: Client, engine: Script) -> None:
     """As it is: a host looks for `out of memory` in it."""
     for text in ("ValueError: boom", "out of memory: RuntimeError: [metal::malloc] Unable to allocate 5 bytes."):
-        posted, request = await engine.asked(client)
+        posted, request = await engine.posted(client)
         engine.tell(request, Started(), Failed(text))
         [line] = (await (await posted).read()).splitlines()
         assert json.loads(line)["Error"] == {"StatusCode": 500, "Status": "", "error": text}
@@ -221,7 +221,7 @@ async def test_a_client_that_leaves_cancels_its_request(
     client: Client, engine: Script, started: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "runner.server")
-    posted, request = await engine.asked(client)
+    posted, request = await engine.posted(client)
     if started:
         engine.tell(request, Started())
         (await posted).close()
@@ -235,7 +235,7 @@ async def test_a_client_that_leaves_cancels_its_request(
 
 async def test_tokenize_takes_plain_text_and_answers_while_a_stream_is_open(client: Client, engine: Script) -> None:
     """Bytes that are not UTF-8 are tokenized as one replacement each."""
-    posted, request = await engine.asked(client)
+    posted, request = await engine.posted(client)
     engine.tell(request, Started())
     response = await posted
     replacement = list("\ufffd".encode())
@@ -299,7 +299,7 @@ async def test_a_long_text_delays_a_short_one_by_one_part_at_most(
     text = b"x" * 60_000
     response = await client.post("/v1/tokenize", data=text)
     tokenized = asyncio.create_task(response.json())
-    posted, _ = await engine.asked(client)
+    posted, _ = await engine.posted(client)
     assert not tokenized.done()
     assert await tokenized == list(text)
     posted.cancel()
