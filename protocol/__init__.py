@@ -1,4 +1,4 @@
-"""The wire between an Ollama host and its runner, as data: what arrives, what is sent, and the words of refusals.
+"""The wire between an Ollama host and its runner, as data: requests, response lines, and the words of refusals.
 
 No MLX, no sockets, no clock: a `CompletionReader` and the `*_line` functions turn bytes into values and back.
 """

@@ -21,8 +21,8 @@ class Base64Text:
         self._tail = ""  # the last characters: only they may be padded
 
     def take(self, text: str) -> int:
-        """Takes the next part, and returns the number of bytes that it added. Ignores line ends; raises BadRequestError
-        for anything else that is no base64."""
+        """Takes the next part, and returns the number of bytes that it added. Ignores line ends. Raises BadRequestError
+        for other characters that are not base64."""
         coded = self._tail + text.replace("\r", "").replace("\n", "")
         self._is_url |= not self._taken and coded.startswith("data:")
         cut = max(0, len(coded) - (len(coded) % _QUANTUM or _QUANTUM))
@@ -32,7 +32,7 @@ class Base64Text:
         return self._decode(head)
 
     def finish(self) -> bytes:
-        """Returns all bytes. Raises BadRequestError."""
+        """Returns all bytes. Raises BadRequestError for an incomplete text."""
         self._decode(self._tail)
         self._tail = ""
         return bytes(self._bytes)

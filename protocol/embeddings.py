@@ -18,7 +18,7 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     content: str = ""
     dimensions: Int64 = 0
-    """The numbers wanted of the embedding; 0 or less: all."""
+    """The size to which the embedding is cut; 0 or less for its full size."""
     media: list[str] = []
     """In base64."""
 
@@ -29,12 +29,12 @@ class _Embedding(msgspec.Struct, frozen=True):
 
 
 def decode_embeddings(body: bytes) -> EmbeddingsRequest:
-    """Returns the request in a body, read as Go reads it. Raises BadRequestError."""
+    """Returns the request in a body, decoded with Go's tolerance. Raises BadRequestError."""
     return decode(body, EmbeddingsRequest)
 
 
 def decode_media(index: int, coded: str) -> bytes:
-    """Returns the bytes of a medium. Raises BadRequestError in Go's words, and says more of a data URL."""
+    """Returns the bytes of a medium. Raises BadRequestError in Go's words, with a hint for a data URL."""
     text = coded.replace("\r", "").replace("\n", "")
     if _BASE64.fullmatch(text) is None:
         letters = _LETTERS.match(text)
@@ -45,7 +45,7 @@ def decode_media(index: int, coded: str) -> bytes:
 
 
 def sniffed_kind(data: bytes) -> str:
-    """Returns `image` or `audio`, by the first bytes as Ollama's runner looks at them; "" for anything else."""
+    """Returns `image` or `audio` by the first bytes, as Ollama's runner does; an empty text for other data."""
     container = data[8:12] if data[:4] == b"RIFF" else b""
     if data[:4] == b"\x89PNG" or (data[:2] == b"\xff\xd8" and len(data) >= 4) or data[:4] == b"GIF8":
         return "image"
@@ -55,5 +55,5 @@ def sniffed_kind(data: bytes) -> str:
 
 
 def embedding_body(embedding: Sequence[float], tokens: int) -> bytes:
-    """Returns the answer: the embedding, and the tokens of the text with those that begin and end it."""
+    """Returns the answer. `tokens` includes those that begin and end the text."""
     return msgspec.json.encode(_Embedding(embedding, tokens)) + b"\n"

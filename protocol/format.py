@@ -1,7 +1,7 @@
-"""The values of `Format`: the structural tag of hosts since September 2026, or what a person writes by hand.
+"""The values of `Format`: the structural tags of hosts since September 2026, and forms for people.
 
-By hand it is `"json"`, a JSON schema, or any node of a structural tag, `regex` and `lark` among them: no JSON schema
-has a `type` of these names.
+People write `"json"`, a JSON schema, or any node of a structural tag, such as `regex` and `lark`. No JSON schema has a
+`type` with the name of a node.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ _ANY_OBJECT = b'{"type":"object"}'
 
 
 class FormatError(ValueError):
-    """An invalid `Format`; the text says what is wrong, and where."""
+    """An invalid `Format`; the text names the fault and its place."""
 
 
 class _Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
@@ -37,7 +37,7 @@ class ConstString(_Node, frozen=True, tag="const_string"):
 
 
 class AnyText(_Node, frozen=True, tag="any_text"):
-    """Any text, an empty one too, in which none of `excludes` occurs."""
+    """Any text, even an empty one, without any of `excludes`."""
 
     excludes: list[str] = []
 
@@ -67,7 +67,7 @@ class Regex(_Node, frozen=True, tag="regex"):
 
 
 class Lark(_Node, frozen=True, tag="lark"):
-    """A text of this grammar in llguidance's kind of Lark; it stands alone."""
+    """A text of this grammar, in llguidance's dialect of Lark. It is no part of another node."""
 
     grammar: str
 
@@ -93,7 +93,7 @@ def decode_format(data: bytes) -> Format | None:
     """Returns the format in the JSON text `data`; None if it asks for none (empty, null, or an empty string).
 
     Raises:
-        FormatError: the value has none of the forms, a schema is larger than 1 MiB, or something is nested too deep.
+        FormatError: the value has none of the forms, a schema is larger than 1 MiB, or the nesting is too deep.
     """
     if data in (b"", b"null", b'""'):
         return None
@@ -116,7 +116,7 @@ def decode_format(data: bytes) -> Format | None:
 
 
 def _explained(text: str) -> str:
-    """Adds the known tags to msgspec's message about an unknown one, which names only its place."""
+    """Adds the known tags to msgspec's message about an unknown tag."""
     if not text.startswith("Invalid value ") or "type`" not in text:
         return text
     if any(f"value '{alone}'" in text for alone in _ALONE):
@@ -125,7 +125,7 @@ def _explained(text: str) -> str:
 
 
 def schemas(root: Format) -> Iterator[JsonSchema]:
-    """Yields every schema in a format. Raises FormatError if the nodes are nested too deep."""
+    """Yields every schema in a format. Raises FormatError if nodes are nested too deep."""
     level: list[Format] = [root]
     depth = 0
     while level:

@@ -1,12 +1,12 @@
-"""JSON decoded with the tolerance of Go's encoding/json, which every host relies on.
+"""JSON decoded with the tolerance of Go's encoding/json, on which every host relies.
 
-Only the first JSON value of a body is read. Its members are taken in order: keys match in any case, the last of several
-equal keys wins, and an object that comes twice adds to the first; unknown keys are ignored; null changes nothing, but
-empties a list or a Raw. A value of the wrong type refuses the whole body. Each byte that is not UTF-8, and each half of
-a surrogate pair, becomes U+FFFD. Bytes are written in base64, with line ends wherever a client likes.
+Only the first JSON value of a body is read. Keys match in any case, and unknown keys are ignored. Of several equal keys
+the last wins, but an object that comes twice adds to the first. Null empties a list or a Raw, and changes no other
+value. A value of the wrong type refuses the whole body. Each byte that is not UTF-8, and each half of a surrogate pair,
+becomes U+FFFD. Bytes are in base64, which may contain line ends.
 
-Three things differ from Go. Values nested deeper than Python's recursion limit (about 1000, in Go 10000) are refused,
-so are known objects and lists of many thousands of values, and a list that comes twice replaces the first.
+Three things differ from Go: values nested deeper than Python's recursion limit (about 1000, in Go 10000) are refused;
+so are known objects and lists of many thousands of values; and a list that comes twice replaces the first.
 """
 
 import json
@@ -28,7 +28,7 @@ _MOST = 3.4028234663852886e38
 Float32 = Annotated[float, msgspec.Meta(ge=-_MOST, le=_MOST)]
 
 _MOST_VALUES = 1 << 14
-"""The most values in the body, and in each of its known values. Each takes some microseconds."""
+"""The most members of the body, and of each known value. A member takes some microseconds."""
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _SPACE = re.compile(r"[ \t\r\n]*+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -37,7 +37,7 @@ _MOST_STRANGERS = 16
 
 
 class _Object:
-    """A JSON object: its members in their order, duplicates included."""
+    """A JSON object: its members in order, including duplicates."""
 
     def __init__(self, members: list[tuple[str, object]]) -> None:
         self.members = members
@@ -51,8 +51,8 @@ def decode(
 ) -> StructT:
     """Returns the first JSON value of `body` as a `wanted`. Raises BadRequestError if it is not one.
 
-    Adds to `strangers` the first of the keys that are unknown, each with its place and cut if it is long. `place` tells
-    which byte of what the client sent a byte of `body` is.
+    Adds the first unknown keys to `strangers`, each after its place, and cut if long. `place` maps a position in `body`
+    to the position in the client's body.
     """
     text = body.decode(errors="surrogateescape")
     found: list[str] = [] if strangers is None else strangers
@@ -65,11 +65,11 @@ def decode(
         refusal = BadRequestError("the body is nested too deep")
     except ValueError as error:
         refusal = BadRequestError(str(error))
-    raise refusal  # out here, for a JSONDecodeError keeps the whole text
+    raise refusal  # not in a handler, where its context would keep the whole text
 
 
 def field(wanted: type[msgspec.Struct], key: bytes) -> msgspec.structs.FieldInfo | None:
-    """Returns the field that a key names, given as it is written between its quotes; None if it is unknown."""
+    """Returns the field with a key, as written between its quotes; None for an unknown key."""
     try:
         name, _ = scanstring(f'{key.decode(errors="surrogateescape")}"', 0)
     except ValueError:
@@ -78,7 +78,7 @@ def field(wanted: type[msgspec.Struct], key: bytes) -> msgspec.structs.FieldInfo
 
 
 def _top_level(text: str, wanted: type[msgspec.Struct]) -> Iterator[tuple[str, object]]:
-    """Yields the members of the object at the start of `text`. A Raw member is its own text, an unknown one None."""
+    """Yields the members of the object at the start of `text`; for a Raw its text, for an unknown member None."""
     at = _after_space(text, 0)
     if text.startswith("null", at):
         return
@@ -124,8 +124,8 @@ def _merged(
     place: str,
     strangers: list[str],
 ) -> dict[str, object]:
-    """Sets each member's value in `into`, by the field names of `wanted`, and returns `into`. `place` stands before
-    the names of fields in refusals and in `strangers`."""
+    """Sets each member's value in `into`, by the field names of `wanted`, and returns `into`. `place` precedes the
+    names of fields in refusals and in `strangers`."""
     for key, value in members:
         field = _fields(wanted).get(_folded(key))
         if field is None:
@@ -141,7 +141,7 @@ def _merged(
 
 
 def _stored(value: object, wanted: type, before: object, place: str, strangers: list[str]) -> object:
-    """Returns `value` as a `wanted`, or raises; an object adds its members to `before`."""
+    """Returns `value` as a `wanted`; an object adds its members to `before`. Raises BadRequestError."""
     if isinstance(value, _Object) and isinstance(wanted, type) and issubclass(wanted, msgspec.Struct):
         members = before if isinstance(before, dict) else {}
         return _merged(members, value.members, wanted, f"{place}.", strangers)
@@ -165,7 +165,7 @@ def _stored(value: object, wanted: type, before: object, place: str, strangers: 
 
 
 def clean(text: str) -> str:
-    """Replaces halves of surrogate pairs, which also stand for the bytes that were not UTF-8."""
+    """Replaces halves of surrogate pairs, which also stand for bytes that are not UTF-8."""
     if not text.isascii():
         try:
             text.encode()
@@ -180,12 +180,12 @@ def _fields(wanted: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo
 
 
 def _folded(key: str) -> str:
-    """Folds the case as Go does: the long s as well. (The Kelvin sign is a `k` to Python, too.)"""
+    """Folds the case as Go does, including the long s. (Python itself folds the Kelvin sign to `k`.)"""
     return key.lower().replace("\u017f", "s")
 
 
 def _separators(text: str, at: int, end: int) -> int:
-    """Counts the commas of a list or an object; if there are many, without those in strings."""
+    """Counts the commas of a list or an object; if there are many, it ignores commas in strings."""
     count = text.count(",", at, end) if text[at] in "[{" else 0
     return count if count <= _MOST_VALUES else _STRING.sub("", text[at:end]).count(",")
 
@@ -206,4 +206,4 @@ def _refuse(constant: str) -> float:
 
 _parser = json.JSONDecoder(object_pairs_hook=_Object, parse_int=_integer, parse_constant=_refuse)
 _skipper = json.JSONDecoder(object_pairs_hook=len, parse_int=len, parse_float=len, parse_constant=_refuse)
-"""Finds where a value ends, in half the memory and without a step of Python."""
+"""Finds the end of a value in half the memory, without a step of Python."""

@@ -1,7 +1,7 @@
 """Reads the body of a completion in pieces, as they arrive, so that a large one is never handled as a whole.
 
-The reader looks for long strings only. It checks them as they come; it keeps the prompt and the data of media apart,
-and drops those that are not used (values of unknown keys). The rest is small, and is decoded at the end.
+The reader handles only long strings as they arrive: it checks them, keeps the prompt and the data of media apart, and
+drops values of unknown keys. The rest is small, and is decoded at the end.
 """
 
 import json
@@ -22,12 +22,12 @@ from protocol.refusal import no_json
 from protocol.request import CompletionRequest, Media
 
 MOST_MEDIA_BYTES = 128 << 20
-"""The most bytes from the first data of media on, as they are written; base64 of 96 MiB. Hosts have no limit, but more
-would take too long."""
+"""The most bytes of a body from its first data of media on: base64 of 96 MiB. Hosts have no limit, but more would take
+too long."""
 MOST_REST_BYTES = 2 << 20
-"""The most bytes beside long strings; a schema may take a megabyte of them."""
+"""The most bytes of the rest, of which a schema may take a megabyte."""
 _MOST_MARKS = 1 << 18
-"""The most brackets and commas in these: each may stand for a value, of a hundred bytes of memory."""
+"""The most brackets and commas in the rest: each may stand for a value, which takes a hundred bytes of memory."""
 _LONG_BYTES = 1 << 12
 _MEDIA_DEPTH = 3  # of the members of an object in a list of the body
 _SHIFT_BYTES = 1 << 7  # of memory, for each long string
@@ -35,21 +35,21 @@ _ESCAPE_BYTES = 12  # a character beyond U+FFFF, as two escapes
 _TO_THE_END = re.compile(
     rb'[^"\\]*+(?:\\(?:[^u]|u(?![dD][89abAB]..(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z)[0-9a-fA-F]{4})[^"\\]*+)*+', re.DOTALL
 )
-"""To the end of a string, or of what has arrived of it, but neither into an escape nor between two that are a pair."""
+"""Matches the rest of a string, or of its part that has arrived, without an incomplete escape or pair of escapes."""
 _TOKENS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[][{},:"]', re.DOTALL)
-"""Strings and what stands between them; a quote alone begins a string that goes on."""
+"""Matches whole strings and punctuation; a quote alone begins a string that continues in the next piece."""
 
 
 class TooLargeError(Exception):
-    """A body larger than any request; the text says what is too large."""
+    """A body larger than any request; the text names the limits."""
 
 
 class MediaTooLargeError(Exception):
-    """More media than a request may have; the text says how much."""
+    """More media than a request may have; the text has their size."""
 
 
 class PromptTooLongError(Exception):
-    """A prompt of more bytes than the model can ever take; `size` is how many had come by then, as UTF-8."""
+    """A prompt of more bytes than the model can take, of which `size` have arrived, as UTF-8."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -60,36 +60,36 @@ class CompletionReader:
     """Reads one body. Owner: the reader of the connection. Each piece costs time in proportion to its length."""
 
     def __init__(self, most_prompt_bytes: int, body_bytes: int = 0) -> None:
-        """Prompts of more than `most_prompt_bytes` in UTF-8 are refused. `body_bytes` is what the body has, if that is
-        known: media that are too large are refused when they begin."""
+        """Prompts of more than `most_prompt_bytes` in UTF-8 are refused. If the size of the body is known,
+        `body_bytes`, media that are too large are refused at their beginning."""
         self._most_prompt_bytes = most_prompt_bytes
         self._body_bytes = body_bytes
         self._fed_bytes = 0
         self._media_at: int | None = None  # the place of the first data of media in the body, or a little later
         self._rest = bytearray()
-        self._tail = b""  # has arrived, but is incomplete
+        self._tail = b""  # the incomplete end of the last piece
         self._depth = self._marks = 0
-        self._behind_colon = False
+        self._after_colon = False
         self._name = b""  # of the current member of the body
-        self._item = 0  # of the list that this is
+        self._item = 0  # the index in the current list
         self._media_name = b""  # of the current member of an object in a list
         self._string_at: int | None = None  # the start of the current string in the rest, if there is one
         self._over = False
-        self._long = self._wanted = False  # the current string is not for the rest; it is the prompt
+        self._long = self._wanted = False  # the current string is long; it is the prompt
         self._prompt: list[bytes] = []
         self._prompt_bytes = 0
         self._data: Base64Text | None = None  # of the current string, if it is the data of media
         self._media: list[Base64Text] = []
         self._media_bytes = 0
         self._stand_in = secrets.token_hex(16)
-        self._end = 0  # in the body, of the part of a string that is being taken
-        self._shifts = [(0, 0)]  # from where on in the rest how many bytes are missing
+        self._end = 0  # the position in the body after the part of a string that is being taken
+        self._shifts = [(0, 0)]  # positions in the rest, and the bytes missing before each
         self.strangers: list[str] = []
-        """The first of the keys that nobody knows, each with its place, once all is read."""
+        """The first unknown keys, each after its place; known after `finish`."""
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that the reader keeps in memory."""
+        """The bytes that the reader holds in memory."""
         return len(self._rest) + self._prompt_bytes + self._media_bytes + _SHIFT_BYTES * len(self._shifts)
 
     def feed(self, piece: bytes) -> int:
@@ -97,9 +97,9 @@ class CompletionReader:
 
         Raises:
             BadRequestError: the body cannot become a request any more.
-            TooLargeError: there is too much beside the long strings.
-            MediaTooLargeError: there is more of media than there may be, or will be.
-            PromptTooLongError: the prompt is longer than it may be.
+            TooLargeError: the rest is too large.
+            MediaTooLargeError: the media are too large, or will be.
+            PromptTooLongError: the prompt is too long.
         """
         self._fed_bytes += len(piece)
         piece, self._tail = self._tail + piece, b""
@@ -116,7 +116,7 @@ class CompletionReader:
         return self.held_bytes
 
     def finish(self) -> CompletionRequest:
-        """Returns the request, once all is fed. Raises BadRequestError if it is not one."""
+        """Returns the request after the last piece. Raises BadRequestError if the body is not one."""
         request = golang.decode(bytes(self._rest + self._tail), CompletionRequest, self.strangers, self._place)
         if self._media:
             known = {b64decode(self._stand_in_of(number)): data for number, data in enumerate(self._media)}
@@ -138,7 +138,7 @@ class CompletionReader:
             )
 
     def _place(self, at: int) -> int:
-        """Returns where in the body a byte of the rest was."""
+        """Returns the position in the body of a position in the rest."""
         _, missing = self._shifts[bisect_right(self._shifts, at, key=itemgetter(0)) - 1]
         return at + missing
 
@@ -147,25 +147,25 @@ class CompletionReader:
         return f"{self._stand_in}{number:08}"
 
     def _outside(self, piece: bytes, at: int) -> int:
-        """Follows brackets and short strings, up to a string whose end has not come. Returns where that continues."""
-        depth, behind_colon, end = self._depth, self._behind_colon, len(piece)
+        """Reads brackets and short strings, up to a string without its end. Returns the new position."""
+        depth, after_colon, end = self._depth, self._after_colon, len(piece)
         for found in _TOKENS.finditer(piece, at):
             token = found[0]
             if len(token) > 1:
-                if depth == 1 and not behind_colon:
+                if depth == 1 and not after_colon:
                     self._name = token[1:-1]
-                elif depth == _MEDIA_DEPTH and not behind_colon:
+                elif depth == _MEDIA_DEPTH and not after_colon:
                     self._media_name = token[1:-1]
-                behind_colon = False
+                after_colon = False
             elif token == b":":
-                behind_colon = True
+                after_colon = True
             elif token == b'"':
                 end = found.end()
                 self._string_at = len(self._rest) + found.start() - at
                 self._long = False
                 break
             else:
-                behind_colon = False
+                after_colon = False
                 self._marks += 1
                 if token == b"," and depth < _MEDIA_DEPTH:
                     self._item = self._item + 1 if depth > 1 else 0
@@ -174,7 +174,7 @@ class CompletionReader:
                     end, self._over = found.end(), True
                     break
         self._depth = depth
-        self._behind_colon = behind_colon
+        self._after_colon = after_colon
         self._rest += piece[at:end]
         return end
 
@@ -199,22 +199,22 @@ class CompletionReader:
             return len(piece)
         if self._is_key:
             self._name = bytes(self._rest[self._string_at + 1 :])
-        elif self._depth == _MEDIA_DEPTH and not self._behind_colon and not self._long:
+        elif self._depth == _MEDIA_DEPTH and not self._after_colon and not self._long:
             self._media_name = bytes(self._rest[self._string_at + 1 :])
         if self._long:
             self._shifts.append((len(self._rest), self._end - len(self._rest)))
         self._rest += b'"'
         self._string_at = None
-        self._behind_colon = False
+        self._after_colon = False
         return end + 1
 
     @property
     def _is_key(self) -> bool:
         """True if the current string names a member of the body."""
-        return self._depth == 1 and not self._behind_colon
+        return self._depth == 1 and not self._after_colon
 
     def _begin_long(self) -> None:
-        """Begins a long string. A short token stands for it in the rest, unless it is decoded with the rest."""
+        """Begins a long string. A short token replaces it in the rest, unless it is decoded with the rest."""
         if self._is_key:
             return
         assert self._string_at is not None
@@ -243,13 +243,13 @@ class CompletionReader:
     def _is_data(self) -> bool:
         """True if the current string is the data of media."""
         of_body = golang.field(CompletionRequest, self._name)
-        if self._depth != _MEDIA_DEPTH or not self._behind_colon or of_body is None or of_body.name != "media":
+        if self._depth != _MEDIA_DEPTH or not self._after_colon or of_body is None or of_body.name != "media":
             return False
         member = golang.field(Media, self._media_name)
         return member is not None and member.type is bytes
 
     def _take(self, text: str) -> None:
-        """Takes a part of a long string, as it is written."""
+        """Takes a part of a long string, with its escapes."""
         try:
             text, _ = scanstring(f'{text}"', 0)
         except json.JSONDecodeError as error:
@@ -265,11 +265,11 @@ class CompletionReader:
 
 
 def _end_of_string(piece: bytes, at: int) -> int:
-    """Returns the end of the string that continues at `at`, or of the part of it that is complete."""
+    """Returns the end of the string that continues at `at`, or of its complete part."""
     quote = piece.find(b'"', at)
     end = quote if quote >= 0 else len(piece)
     if piece.find(b"\\", at, end) < 0:
-        return end  # which is most of them, and much quicker
+        return end  # most strings have no escape, and this is much quicker
     found = _TO_THE_END.match(piece, at)
     assert found is not None
     return found.end()

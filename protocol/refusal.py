@@ -1,6 +1,6 @@
-"""The reasons why a body is no request, in words for whoever wrote it: which field, what is wanted, what was found.
+"""The reasons why a body is no request, in words for its author: the field, the wanted value, and the value found.
 
-A reason is short, whatever the body is: of what a client wrote it repeats some characters at most.
+A reason is short: it repeats some characters of the body at most.
 """
 
 import json
@@ -22,7 +22,7 @@ _WORDS = {
     "array": "a list",
     "object": "an object",
 }
-"""Of Python's types by their names, which msgspec writes in its texts."""
+"""Names of types in msgspec's messages -> words for people."""
 _BOUNDED = {int: " of 64 bits at most", float: " of at most 3.4e38"}
 _WRAPPERS = (Annotated, Union, UnionType)
 _EXPECTED = re.compile(r"Expected (.*?)(?:, got (.*))?")
@@ -30,11 +30,11 @@ _MALFORMED = re.compile(r"JSON is malformed: (.*) \(byte (\d+)\)")
 
 
 class BadRequestError(ValueError):
-    """A body that the endpoint cannot take. The text says why; hosts know the words `Bad Request`, which come first."""
+    """A body that the endpoint cannot take. The text is the reason, and follows `Bad Request: ` in the answer."""
 
 
 def misfit(place: str, value: object, wanted: type | UnionType) -> BadRequestError:
-    """Returns the error for a value that is no `wanted`, or lies beyond its bounds."""
+    """Returns the error for a value that is not a `wanted`, or lies beyond its bounds."""
     plain = wanted
     while get_origin(plain) in _WRAPPERS:
         plain = get_args(plain)[0]  # before the bounds, or None
@@ -47,7 +47,7 @@ def misfit(place: str, value: object, wanted: type | UnionType) -> BadRequestErr
 
 
 def shown(value: object) -> str:
-    """Returns the beginning of a JSON value as it is written; of lists and objects only what they are."""
+    """Returns the beginning of a JSON value; for a list or an object only its kind."""
     if isinstance(value, str):
         text = json.dumps(value[:SHOWN_CHARACTERS], ensure_ascii=False)
         return text if len(value) <= SHOWN_CHARACTERS else f"{text}..."
@@ -57,7 +57,7 @@ def shown(value: object) -> str:
 
 
 def no_json(why: str, text: str, at: int, byte: int) -> BadRequestError:
-    """Returns the error for a text that is no JSON from the character `at` on, which is this byte of the body."""
+    """Returns the error for a text that is not JSON from the character `at` on, at this byte of the body."""
     why = why.strip(": ").removesuffix(" at").removesuffix(" starting")
     if why.startswith("Expecting"):
         why = f"{why.removesuffix(' delimiter')}, found {_begun(text[at : at + SHOWN_CHARACTERS])}"
@@ -67,7 +67,7 @@ def no_json(why: str, text: str, at: int, byte: int) -> BadRequestError:
 
 
 def _begun(text: str) -> str:
-    """Returns what a text begins with, up to a string: that may be long, and not all here."""
+    """Returns the beginning of a text, up to a string, which may be long and incomplete."""
     before = text.partition('"')[0]
     return f"`{before}`" if before else "a string" if text else "the end of the body"
 
@@ -80,11 +80,11 @@ def decoded(decoder: "msgspec.json.Decoder[Value]", data: bytes, name: str = "")
         reason = f"{name or 'the body'} is nested too deep"
     except ValueError as error:
         reason = _explained(str(error), data, name)
-    raise BadRequestError(reason)  # out here: an error of decoding keeps the whole text
+    raise BadRequestError(reason)  # not in a handler, where its context would keep the whole text
 
 
 def _explained(text: str, data: bytes, name: str) -> str:
-    """Returns msgspec's text in our words, with the name of the field."""
+    """Returns the reason in msgspec's text, in our words, with the name of the field."""
     if not data:
         return "the body is empty"
     what, _, place = text.partition(" - at `$")

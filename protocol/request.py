@@ -6,7 +6,7 @@ from protocol.golang import Float32, Int64
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling options. A host leaves out what is zero, so absent means zero and never a default."""
+    """Sampling options. A host omits options that are zero, so an absent option is zero and never a default."""
 
     seed: Int64 | None = None
     num_predict: Int64 = 0
@@ -26,13 +26,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 UNUSED = frozenset(
     ("num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread", "num_keep", "typical_p")  # E to H
 )
-"""The options that hosts of these generations send and that change nothing here: they are the host's own, or
-llama.cpp's (docs/internals/wire.md, 3 and 6). Of what earlier hosts send all is used."""
+"""Options of these generations of hosts that have no effect here: they are the host's own, or llama.cpp's
+(docs/internals/wire.md, 3 and 6). All options of earlier hosts are used."""
 
 
 class Media(msgspec.Struct, frozen=True, kw_only=True, rename={"kind": "Kind"}):
-    """A picture or a sound, for the marker `[img-ID]` of the prompt. `data` are its bytes, as in a file; `kind` is
-    `image` or `audio`, or empty where the host did not recognise it."""
+    """A picture or a sound, for the marker `[img-ID]` of the prompt. `data` is a file; `kind` is `image` or `audio`, or
+    empty if the host did not recognise it."""
 
     data: bytes = b""
     id: Int64 = 0
@@ -40,7 +40,7 @@ class Media(msgspec.Struct, frozen=True, kw_only=True, rename={"kind": "Kind"}):
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """The body of `POST /completion`. `logprobs` is None when the host is too old to know the key."""
+    """The body of `POST /completion`. `logprobs` is None if the host is too old to know the key."""
 
     prompt: str = ""
     media: list[Media] = []
@@ -52,7 +52,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True, rename="pasca
 
     @property
     def seed(self) -> int | None:
-        """The seed of the draws, None for random ones.
+        """The seed of the draws; None for random draws.
 
         Hosts that know logprobs (generation E and later) send every seed but 0; older hosts never send one.
         """

@@ -1,7 +1,7 @@
 """The lines of a completion stream: one JSON object each, in a form that the hosts of every generation can read.
 
-Hosts match keys whatever their case but not without underscores, so the final line carries the five counters in both of
-the spellings that were ever read.
+Hosts ignore the case of keys but not underscores, so the final line has the five counters in both spellings that hosts
+have ever read.
 """
 
 from enum import IntEnum
@@ -9,9 +9,7 @@ from enum import IntEnum
 import msgspec
 
 LINE_LIMIT_BYTES = 65536
-"""The length from which on a host rejects a line, its newline included."""
-
-
+"""A host rejects a line of this length or more, including its newline."""
 _ERROR_CHARACTERS = 8192
 
 
@@ -23,7 +21,7 @@ class DoneReason(IntEnum):
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """One of the likeliest tokens at a position, its natural-log probability."""
+    """One of the likeliest tokens at a position, and its natural-log probability."""
 
     token: str
     logprob: float
@@ -122,5 +120,5 @@ def final_line(reason: DoneReason, metrics: Metrics) -> bytes:
 
 
 def error_line(text: str, status: int = 500) -> bytes:
-    """Returns the line that ends a completion which failed after its stream had begun. Cuts a very long text."""
+    """Returns the line that ends a completion that failed after its stream had begun. Cuts a very long text."""
     return _encode(_Failed("", False, _Failure(status, "", text[:_ERROR_CHARACTERS]))) + b"\n"

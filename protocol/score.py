@@ -1,4 +1,4 @@
-"""`POST /v1/score`: how likely each candidate is to be the next token after a prompt, for many prompts at once."""
+"""`POST /v1/score`: the likelihood of each candidate as the next token of a prompt, for many prompts at once."""
 
 import msgspec
 
@@ -7,15 +7,15 @@ from protocol.request import Media
 
 MOST_ROWS, MOST_CANDIDATES = 64, 26
 MOST_TEXT_BYTES = 5 << 20
-"""Of a request without its media: 64 rows of the 64 KiB that hosts take, with what they write around it."""
+"""The most bytes of a request without its media: 64 rows of 64 KiB, the limit of hosts, and the JSON around them."""
 MOST_MEDIA_BYTES = 32 << 20
-"""Of its media, in base64."""
+"""The most bytes of its media, in base64."""
 _MOST_MEDIA = 1 << 10
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """A prompt, and the texts that may follow it, each of one token. (A million of them would keep Python's garbage
-    collector busy for a second.)"""
+    """A prompt, and the candidates for its next token. (Without `gc=False` a million rows would take Python's garbage
+    collector a second.)"""
 
     prompt: str = ""
     candidates: tuple[str, ...] = ()
@@ -90,8 +90,8 @@ class _Scores(msgspec.Struct, frozen=True, omit_defaults=True):
 def decode_score(body: bytes) -> ScoreRequest:
     """Returns the request in a body. Raises BadRequestError.
 
-    Keys are taken as hosts write them: reading them in any case, as Go does, takes ten times as long. So do lists of
-    more than they may hold, which are not read.
+    Keys must have the case that hosts write: matching any case, as Go does, takes ten times as long. Lists that are too
+    long are refused unread.
     """
     parts = decoded(_BODY, body)
     rows, media = bytes(parts.rows), bytes(parts.media)
@@ -106,6 +106,6 @@ def decode_decision(body: bytes) -> DecisionRequest:
 
 
 def score_body(logits: list[list[float]], input_tokens: int, cached_tokens: int | None) -> bytes:
-    """Returns the answer: a logit of each candidate of each row (here a log-probability: an offset that is common to
-    a row does not matter), the tokens of all rows, and those of them that a cache held, if the model has one."""
+    """Returns the answer: a logit for each candidate of each row (any common offset of a row will do), the number of
+    tokens of all rows, and the number of these that were cached; None without a cache."""
     return msgspec.json.encode(_Scores(logits, input_tokens, cached_tokens)) + b"\n"

@@ -1,7 +1,7 @@
 """The runner's own numbers: `GET /v1/stats` and `GET /v1/cache`, the same as server-sent events, and `GET /metrics`.
 
-Keys are the names of the fields. Counters begin at 0 with the process and never decrease. Units are in the names, or
-are stated here. A field that is in `/metrics`, too, is annotated with its metric, whose help describes the field.
+Keys are the names of the fields. Counters begin at 0 with the process and never decrease. Units are in the names or in
+the docstrings. The annotation of a field is its metric in `/metrics`, whose help describes the field.
 """
 
 from typing import Annotated
@@ -13,9 +13,9 @@ class Sample(msgspec.Struct, frozen=True):
     """A field's sample of a metric; another field of the struct states the metric itself."""
 
     name: str
-    """As in `/metrics`, but without `mlx_runner_`, and without the `_total` of counters and the `_info` of facts."""
+    """The name in `/metrics` without `mlx_runner_`, and without the `_total` of counters and the `_info` of texts."""
     of: str
-    """The value of the metric's label; of facts, the label."""
+    """The value of the metric's label; for an `Info` the label."""
     less: str = ""
     """A field of the same struct, whose number is subtracted."""
 
@@ -26,8 +26,8 @@ class Metric(msgspec.Struct, frozen=True):
     name: str
     help: str
     label: str = ""
-    """A dict has a sample for each key. A list has one for each of its structs, with their field `label` as the value
-    of the label, and their field `of` as the number; or without a label one, which is its length."""
+    """A dict has a sample for each key. A list has a sample for each struct, whose field `label` is the value of the
+    label and whose field `of` is the number; without a label its only sample is its length."""
     of: str = ""
     less: str = ""
     per: float = 1
@@ -53,7 +53,7 @@ class Info(Metric, frozen=True):
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests that run and wait now, and the others by their end. Each counts once."""
+    """The requests that run and wait now, and the ended requests by outcome. Each counts once."""
 
     running: Annotated[int, Gauge("requests_running", "Requests being computed.")] = 0
     queued: Annotated[int, Gauge("requests_queued", "Requests waiting to be computed.")] = 0
@@ -62,13 +62,13 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
     """The model, a stop string or a grammar ended the answer."""
     length: Annotated[int, Sample("requests", "length")] = 0
-    """The answer has as many tokens as were asked for, or as the context holds."""
+    """The answer has the wanted number of tokens, or has filled the context."""
     cancelled: Annotated[int, Sample("requests", "cancelled")] = 0
     """The client closed the connection."""
     failed: Annotated[int, Sample("requests", "failed")] = 0
-    """A fault ended the request, or what was left of memory, or its grammar could not be followed to the end."""
+    """A fault ended the request, or a lack of memory, or a grammar that could not be followed to the end."""
     refused: Annotated[int, Sample("requests", "refused")] = 0
-    """The request could not be computed, and nothing was begun: an invalid body, a prompt too long."""
+    """The request could not begin: its body is invalid, say, or its prompt too long."""
 
 
 class TokenCounts(msgspec.Struct, kw_only=True):
@@ -101,7 +101,7 @@ class TokenCounts(msgspec.Struct, kw_only=True):
         ),
     ] = 0
     forced: Annotated[int, Sample("generated_tokens", "forced")] = 0
-    """Generated tokens about which a grammar left no choice."""
+    """Generated tokens that were the grammar's only choice."""
 
 
 class ScoreCounts(msgspec.Struct, kw_only=True):
@@ -130,7 +130,7 @@ class CacheCounts(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0
     paged_bytes: Annotated[int, Sample("cache_bytes", "paged")] = 0
-    """Copied out of the buffers, in bytes of its own."""
+    """Copies outside the buffers of layers."""
     evicted_bytes: Annotated[int, Counter("cache_evicted_bytes", "Bytes evicted to make room.")] = 0
     restored_bytes: Annotated[int, Counter("cache_restored_bytes", "Bytes restored into the buffers of layers.")] = 0
     nodes: Annotated[int, Gauge("cache_nodes", "Nodes of the prefix trie.", before="cache_budget_bytes")] = 0
@@ -141,7 +141,7 @@ class CacheCounts(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, int],
         Counter("cache_misses", "Requests that reused less of the cache than they might have, by reason.", "reason"),
     ] = {}
-    """Requests of which less was cached than they share with the cache, or that share nothing, by reason."""
+    """Requests that reused less than they share with the cache, or that share nothing, by reason."""
 
 
 class MemoryCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +151,7 @@ class MemoryCounts(msgspec.Struct, frozen=True, kw_only=True):
     reusable_bytes: Annotated[int, Gauge("memory_reusable_bytes", "Freed memory that MLX keeps for new arrays.")] = 0
     peak_bytes: Annotated[int, Gauge("memory_peak_bytes", "Most device memory ever in use.")] = 0
     budget_bytes: Annotated[int | None, Gauge("memory_budget_bytes", "Most device memory that may be in use.")] = None
-    """None: whatever there is."""
+    """None: no bound."""
     weights_bytes: Annotated[
         int, Gauge("memory_weights_bytes", "Memory taken by the weights.", before="memory_budget_bytes")
     ] = 0
@@ -169,7 +169,7 @@ class SliceCounts(msgspec.Struct, kw_only=True):
         int, Counter("slice_tokens", "Tokens computed in slices, by kind.", "kind", "prefill")
     ] = 0
     decode_rows: Annotated[int, Sample("slice_tokens", "decode")] = 0
-    """The answers in each decode step, summed over all steps."""
+    """The sum over all decode steps of the answers in each."""
     prefill_s: Annotated[
         float, Counter("slice_seconds", "Time spent in slices, by kind.", "kind", "prefill", before="slice_tokens")
     ] = 0.0
@@ -184,7 +184,7 @@ class MediaCounts(msgspec.Struct, frozen=True, kw_only=True):
     soft_tokens: Annotated[int, Counter("media_tokens", "Tokens that these took in prompts.")] = 0
     encode_s: Annotated[float, Counter("media_seconds", "Time spent in towers.")] = 0.0
     feature_hits: Annotated[int, Counter("media_feature_hits", "Media whose features were still known.")] = 0
-    """Those whose keys and values were gone, but not their features."""
+    """Media whose features were kept, but whose keys and values were gone."""
     feature_bytes: Annotated[int, Gauge("media_feature_bytes", "Memory taken by features of media.")] = 0
     """Features kept for later prompts."""
     row_bytes: Annotated[int, Gauge("media_row_bytes", "Memory taken by rows that wait for a tower.")] = 0
@@ -195,16 +195,16 @@ class DraftModelState(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     bytes: int
-    """What it holds beside its weights."""
+    """The memory that it holds beside its weights."""
     state: str
     """`on`, `resting` or `off`, as in `DraftCounts`."""
     why: str
 
 
 class DraftCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The drafts of all answers. Their sources: `path`, another conversation in the cache that begins with all of this
-    one; `own`, the text of the request itself; `earlier`, earlier answers; `model`, a model that drafts; `known`, the
-    greedy answer to the same prompt, whose tokens are not even tried."""
+    """The drafts of all answers. Their sources: `path`, a conversation in the cache that continues this one; `own`, the
+    text of the request; `earlier`, earlier answers; `model`, a model that drafts; `known`, first tokens that were kept
+    for the same prompt and need no trial."""
 
     rounds: Annotated[int, Counter("draft_rounds", "Decode steps that tried drafts.")] = 0
     drafted: Annotated[
@@ -214,8 +214,8 @@ class DraftCounts(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, int], Counter("accepted_tokens", "Drafted tokens that were right, by source.", "source")
     ] = {}
     state: str = "off"
-    """`on`, `resting` (drafts were slower lately) or `off`: of drafts from known text, for about as many answers
-    as were computed together last."""
+    """The state of drafts from known text, at the last number of answers together: `on`, `resting` (drafts were slower
+    lately) or `off`."""
     why: str = ""
     """The reason for the state."""
     model: DraftModelState | None = None
@@ -236,7 +236,7 @@ class DiskCounts(msgspec.Struct, frozen=True, kw_only=True):
         int, Gauge("disk_budget_bytes", "The most that these may take.", before="disk_segments")
     ] = 0
     written_bytes: Annotated[int, Counter("disk_written_bytes", "Bytes written.")] = 0
-    """By this process, as the following."""
+    """By this process, like the counts that follow."""
     read_bytes: Annotated[int, Counter("disk_read_bytes", "Bytes read.")] = 0
     evicted_bytes: Annotated[
         int, Counter("disk_evicted_bytes", "Bytes removed to make room, or because of their age.")
@@ -282,12 +282,12 @@ class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of the prompt."""
     cached: int = 0
     restored: int = 0
-    """Those of the cached tokens that were brought from disk for the request."""
+    """The cached tokens that were read from disk for the request."""
     prefilled: int = 0
-    """The tokens of the prompt that the layers hold, the cached ones included."""
+    """The tokens of the prompt that the layers hold, including cached ones."""
     generated: int = 0
     max_tokens: int = 0
-    """The most that the answer may have."""
+    """The most tokens of the answer."""
     age_s: float = 0.0
     """The time since the request arrived."""
     tokens_per_s: float = 0.0
@@ -303,7 +303,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Its rank, and its process or address."""
     memory_bytes: int
-    """The memory that MLX has in use there, as of its last beat."""
+    """The memory that MLX used there at its last beat."""
 
 
 class RankCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -315,7 +315,7 @@ class RankCounts(msgspec.Struct, frozen=True, kw_only=True):
         int, Gauge("rank_latency_seconds", "Of a sum of 16 KB over all ranks, at the start.", per=1e6)
     ] = 0
     gbit_s: float = 0.0
-    """Of a sum of 8 MB, by the bytes that each rank sends."""
+    """The rate of a sum of 8 MB over all ranks, by the bytes that each sends."""
     tape_bytes: Annotated[int, Counter("rank_tape_bytes", "Sent to each follower, so that it computes the same.")] = 0
     members: Annotated[
         list[Rank],
@@ -328,7 +328,7 @@ class RankCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """All numbers, as of one moment between two slices."""
+    """All numbers at one moment between two slices."""
 
     version: Annotated[str, Info("", "The runner and its model.", of="version")]
     """Of the runner."""
@@ -367,7 +367,7 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
     """An edge of the trie, and the snapshots of its tokens."""
 
     id: int
-    """The name of the node as long as it lives; below 2**53."""
+    """The name of the node while it exists; below 2**53."""
     parent: int | None = None
     """The id of the parent; None for a child of a root, which is no node."""
     start: int = 0
@@ -383,7 +383,7 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
     live_layers: int
     paged_layers: int = 0
     missing_layers: int = 0
-    """The layers for which nothing is kept here."""
+    """The layers without a snapshot here."""
     idle_uses: int = 0
     """The number of uses of the trie since this node was last used."""
     locks: int
@@ -392,7 +392,7 @@ class CacheNode(msgspec.Struct, frozen=True, kw_only=True):
     stored: int = 0
     """The tokens of the edge, from its beginning, that are on disk."""
     restored: bool = False
-    """True if some of it was brought from disk."""
+    """True if some of it was read from disk."""
     media: int = 0
     """The items of media in the edge's tokens."""
     text: str | None = None

@@ -1,4 +1,4 @@
-"""The answers that a host polls."""
+"""The answers to a host's polls."""
 
 from collections.abc import Sequence
 
@@ -19,6 +19,6 @@ LOADED = b'{"Success":true}'
 
 
 def status_body(context_length: int, memory_bytes: int, dimensions: Sequence[int] = ()) -> bytes:
-    """Returns the body of `GET /v1/status` of a ready runner: tokens of context, bytes of device memory, and the sizes
-    of embeddings, if the model makes any and names them."""
+    """Returns the body of `GET /v1/status` of a ready runner, with tokens of context, bytes of device memory, and the
+    sizes of embeddings."""
     return msgspec.json.encode(_Status(_READY, _COMPLETE, context_length, memory_bytes, [*dimensions] or None))

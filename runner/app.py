@@ -154,7 +154,7 @@ async def _serve(
     leave_out_client()
     from aiohttp import web
 
-    from runner.server.app import CONNECTIONS, make_app
+    from runner.server.routes import CONNECTIONS, make_app
 
     raise_limit()
     asyncio.get_running_loop().set_exception_handler(DescriptorShortage().handle)

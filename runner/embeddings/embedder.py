@@ -22,59 +22,54 @@ log = Log(__name__)
 
 _MOST_TOGETHER = 4096
 _CHUNKS_TOGETHER = 8
-"""Chunks of a prompt that a forward over several texts may have in all, with their padding: larger products are hardly
-quicker, and the next texts wait for all of it."""
+"""The most chunks of a prompt in a forward over several texts, including padding: larger products are hardly quicker,
+and other texts wait for them."""
 _LEAST_FILLED = 0.5
-"""Of a forward over several texts: the part that is not padding."""
+"""The least part of a forward over several texts that is not padding."""
 
 
 class EmbeddingSizes(NamedTuple):
-    """The sizes of a model's embeddings, and of the memory that computing them takes. Any thread may read it."""
+    """The sizes of a model's embeddings, and of the memory that computing them takes."""
 
     full: int
     """The numbers of an embedding."""
     listed: tuple[int, ...]
-    """The sizes to which it may be cut; empty if the model names none."""
+    """The sizes to which an embedding may be cut; empty if the model names none."""
     towers: frozenset[str]
     """The kinds of media, `image` and `audio`, for which the model has a tower."""
     token_bytes: int
-    """The bytes that computing takes for each token of a text."""
+    """The memory that computing takes for each token of a text."""
     least_bytes: int
-    """The bytes that it takes beside these."""
-
-    def work_bytes(self, tokens: int) -> int:
-        """Returns about the bytes that computing the embedding of a text of this many tokens takes."""
-        return self.least_bytes + tokens * self.token_bytes
+    """The memory that computing takes for any text."""
 
 
 @dataclass(eq=False)
 class TextToEmbed:
-    """A text, as tokens with those that begin and end it. Made off the engine thread; whoever waits may cancel it."""
+    """A text as tokens, including those that begin and end it."""
 
     tokens: list[int]
     shown: ShownPrompt | None = None
     """The same text, with its media."""
     asked: object = None
-    """The question about the text, in the form of a model that decides; None for its embedding."""
+    """The question about the text, in the form of a model that decides; None for an embedding."""
+    features: list[tuple[int, int, mx.array]] = field(default_factory=list)
+    """Start, stop and features [stop - start, D] of each of its media, between their encoding and the forward."""
     found: "Future[list[float]]" = field(default_factory=Future)
-    """Its embedding, or the scores of its options. Raises RequestError if it cannot be computed."""
-
-
-Features = dict[TextToEmbed, list[tuple[int, int, mx.array]]]
-"""Text -> start, stop and features [stop - start, D] of each of its media."""
+    """The embedding, or the scores of the options; a RequestError if they cannot be computed. The client cancels it
+    when it leaves."""
 
 
 class EncoderPiece(NamedTuple):
-    """A part of a forward, as an encoder builds it."""
+    """A part of a forward that is built, not computed."""
 
     arrays: list[mx.array]
-    """All arrays that the rest is computed from; of the last piece, the embeddings [B, D] alone."""
+    """All arrays that later pieces need; in the last piece, only the embeddings [B, D]."""
     token_layers: float
-    """The work, in tokens times layers; attention to many keys counts as more. 0 for the last piece."""
+    """The work in tokens times layers; attention to many keys counts as more. 0 for the last piece."""
 
 
 class TextEncoder(Protocol):
-    """The model."""
+    """A model that makes embeddings, or scores."""
 
     @property
     def layers(self) -> Sequence[object]: ...
@@ -82,16 +77,16 @@ class TextEncoder(Protocol):
     def encode(self, inputs: mx.array, lengths: Sequence[int], media: Sequence[Any] = ()) -> Iterator[EncoderPiece]:
         """Builds a forward over tokens [B, L], each row padded after its own length. Yields it in pieces.
 
-        `media` are features in the places of tokens: row, start, stop, features. A model that decides gets the question
-        about each row instead.
+        `media` are features in the places of tokens: row, start, stop, features; for a model that decides, the question
+        about each row.
         """
 
 
 def choose(lengths: Sequence[int], most_tokens: int) -> list[int]:
     """Returns the indices of the texts to compute together, among texts of these lengths that wait in this order.
 
-    The first one is among them, and others whose lengths are near its own: padded to the longest of them, they have at
-    most `most_tokens`, of which at least half are no padding.
+    Takes the first text and others of similar length. Padded to the longest they have at most `most_tokens` tokens, at
+    most half of them padding.
     """
     chosen, longest, filled = [0], lengths[0], lengths[0]
     others = sorted(range(1, len(lengths)), key=lambda index: (abs(lengths[index] - lengths[0]), index))
@@ -111,12 +106,11 @@ class _Showing:
     def __init__(self, text: TextToEmbed, media: PromptMedia) -> None:
         self.text = text
         self.media = media
-        self.features: list[tuple[int, int, mx.array]] = []
         self._position = 0
-        self._encodes = False  # the item at the position
+        self._encodes = False  # True between two pieces of the item at the position
 
-    def advance(self, make_room: Callable[[int], None]) -> bool:
-        """Computes a piece of the next item. Returns True when the features of all items are there. Raises as
+    def encode_piece(self, make_room: Callable[[int], None]) -> bool:
+        """Computes a piece of the next item. Returns True when the text has the features of all items. Raises as
         `PromptMedia.encode_piece` does."""
         length = len(self.text.tokens)
         while self._position < length:
@@ -127,7 +121,8 @@ class _Showing:
                 if self._encodes:
                     return False
                 continue
-            self.features += [(at + start, at + stop, rows) for start, stop, rows in self.media.features(at, count)]
+            for start, stop, rows in self.media.features(at, count):
+                self.text.features.append((at + start, at + stop, rows))
             self._position += count
         self.media.close()
         return True
@@ -136,27 +131,28 @@ class _Showing:
 class _Forward:
     """One forward over some texts, in pieces."""
 
-    def __init__(self, encoder: TextEncoder, texts: Sequence[TextToEmbed], features: Features) -> None:
-        """`features` has those of the texts that show media, and loses them."""
+    def __init__(self, encoder: TextEncoder, texts: Sequence[TextToEmbed]) -> None:
+        """Takes the features from the texts."""
         self.texts = texts
         lengths = [len(text.tokens) for text in texts]
         longest = max(lengths)
         self.padded = longest * len(texts)
-        media = [(row, *each) for row, text in enumerate(texts) for each in features.pop(text, ())]
+        media = [(row, *each) for row, text in enumerate(texts) for each in text.features]
         tokens = [text.tokens + [0] * (longest - len(text.tokens)) for text in texts]
         for row, start, stop, _ in media:
-            tokens[row][start:stop] = [0] * (stop - start)  # soft tokens may be beyond the table
+            tokens[row][start:stop] = [0] * (stop - start)  # soft tokens may lie beyond the table
+            texts[row].features = []
         asked = [text.asked for text in texts if text.asked is not None]
         self._pieces = encoder.encode(mx.array(tokens), lengths, asked or media)
 
     @property
     def left(self) -> bool:
-        """True if no client waits for it any more."""
+        """True if all clients have left."""
         return all(text.found.cancelled() for text in self.texts)
 
-    def advance(self, token_layers: float) -> list[list[float]] | None:
-        """Computes pieces that are this much work together, or one that is more. Returns the embeddings after the last
-        one, else None."""
+    def compute(self, token_layers: float) -> list[list[float]] | None:
+        """Computes the next pieces, about as much work as `token_layers`. Returns the embeddings after the last piece,
+        else None."""
         built: list[mx.array] = []
         last: EncoderPiece | None = None
         while token_layers > 0 and (piece := next(self._pieces, None)) is not None:
@@ -171,10 +167,10 @@ class _Forward:
 
 
 class TextEmbedder:
-    """Computes the embeddings of texts, those together that wait together.
+    """Computes the embeddings of texts; texts that wait at the same time are computed together.
 
-    A text that is longer than a forward over several may be is computed alone. While it is, others take turns with it,
-    piece by piece: a piece is as much work as a slice of a prompt.
+    A text longer than `_together` tokens is computed alone, and other texts take turns with it, piece by piece. A piece
+    is as much work as a slice of a prompt.
     """
 
     name = "embed"
@@ -189,7 +185,7 @@ class TextEmbedder:
         *,
         together: bool = True,
     ) -> None:
-        """`room_bytes` is the budget without the weights. `show` begins with the media of one text. Without
+        """`room_bytes` is the budget without the weights. `show` begins the encoding of a text's media. Without
         `together` every text has a forward of its own."""
         self.sizes = sizes
         self._encoder = encoder
@@ -199,18 +195,16 @@ class TextEmbedder:
         self._show = show
         self._showing: list[_Showing] = []
         """Texts whose media are not encoded yet, the oldest first."""
-        self._features: Features = {}
-        """Those of texts that wait."""
         self._shows_next = True
         self._waiting: list[TextToEmbed] = []
         self._running: list[_Forward] = []
-        """At most one over several texts, and one over a long one. The first one has the next piece."""
+        """At most one forward over several texts and one over a long text. The first computes the next piece."""
         self._counts = EmbeddingCounts()
 
     def refusal(self, tokens: int) -> str:
-        """Returns the reason why a text of this many tokens cannot be computed; empty if it can. Any thread may call
+        """Returns the reason why a text of this many tokens cannot be computed, or an empty text. Any thread may call
         this."""
-        needed = self.sizes.work_bytes(tokens)
+        needed = self.sizes.least_bytes + tokens * self.sizes.token_bytes
         if needed <= self._room_bytes:
             return ""
         return (
@@ -225,18 +219,17 @@ class TextEmbedder:
         else:
             self._showing.append(_Showing(text, self._show(text.shown)))
 
-    def pending(self, *, idle: bool = True) -> bool:  # noqa: ARG002 - it has work or not
+    def pending(self, *, idle: bool = True) -> bool:  # noqa: ARG002 - the same when idle
         """Returns True if there is something to compute."""
         return bool(self._waiting or self._running or any(each.media.ready for each in self._showing))
 
     def advance(self, **_: object) -> None:
-        """Computes one piece of one forward, or of a medium. An error ends the texts of that forward alone."""
+        """Computes one piece of a forward, or of a medium. An error ends only the texts of that forward."""
         for each in self._showing:
             if each.text.found.cancelled():
                 each.media.close()
         self._showing = [each for each in self._showing if not each.text.found.cancelled()]
         self._waiting = [text for text in self._waiting if not text.found.cancelled()]
-        self._features = {text: each for text, each in self._features.items() if not text.found.cancelled()}
         self._running = [forward for forward in self._running if not forward.left]
         self._begin()
         showing = next((each for each in self._showing if each.media.ready), None)
@@ -251,7 +244,7 @@ class TextEmbedder:
             return
         forward = self._running.pop(0)
         try:
-            embeddings = forward.advance(self._piece)
+            embeddings = forward.compute(self._piece)
         except Exception as error:
             self._fail(forward.texts, error)
         else:
@@ -262,9 +255,9 @@ class TextEmbedder:
         self._counts.seconds += perf_counter() - started
 
     def _show_piece(self, showing: _Showing) -> None:
-        """Computes a piece of a text's media. With the last one the text begins to wait for a forward."""
+        """Computes a piece of a text's media. After the last piece the text waits for a forward."""
         try:
-            done = showing.advance(self._make_room)
+            done = showing.encode_piece(self._make_room)
         except Exception as error:
             self._showing.remove(showing)
             showing.media.close()
@@ -275,7 +268,6 @@ class TextEmbedder:
             return
         if done:
             self._showing.remove(showing)
-            self._features[showing.text] = showing.features
             self._waiting.append(showing.text)
 
     def _make_room(self, nbytes: int) -> None:
@@ -296,7 +288,7 @@ class TextEmbedder:
     def warm_up(self, text: TextToEmbed) -> None:
         """Computes a short text. Raises ComputeError if the model cannot compute."""
         try:
-            found = _Forward(self._encoder, [text], {}).advance(float("inf"))
+            found = _Forward(self._encoder, [text]).compute(float("inf"))
         except Exception as error:
             raise ComputeError(f"the model cannot compute: {exception_line(error)}") from error
         mx.clear_cache()
@@ -304,7 +296,7 @@ class TextEmbedder:
             log.warning("texts may fail", why=NO_NUMBERS)
 
     def _begin(self) -> None:
-        """Begins a forward of each kind that has texts waiting and none running."""
+        """Begins a forward over several texts, and one over a long text, unless one of its kind runs."""
         for alone in (False, True):
             if any((forward.padded > self._together) == alone for forward in self._running):
                 continue
@@ -313,7 +305,7 @@ class TextEmbedder:
                 count = [len(text.tokens) for text in queue]
                 texts = queue[:1] if alone else [queue[index] for index in choose(count, self._together)]
                 self._waiting = [text for text in self._waiting if text not in texts]
-                self._running.append(_Forward(self._encoder, texts, self._features))
+                self._running.append(_Forward(self._encoder, texts))
 
     def _answer(self, forward: _Forward, embeddings: Sequence[list[float]]) -> None:
         counts = self._counts
@@ -336,7 +328,7 @@ class TextEmbedder:
 
 
 def _are_numbers(values: Sequence[float]) -> bool:
-    """Returns False if one is NaN or infinite, and so is the sum."""
+    """Returns False if any value is NaN or infinite, since then the sum is."""
     return isfinite(sum(values))
 
 

@@ -1,7 +1,6 @@
 """`POST /v1/embeddings`: the embedding of one text with its media, in one JSON object.
 
-Every text is a request of its own; those that wait for the engine at the same time are computed together. Checks come
-in the order of Ollama's runner (docs/internals/wire.md, 12).
+Checks come in the order of Ollama's runner (docs/internals/wire.md, 12).
 """
 
 import asyncio
@@ -28,18 +27,17 @@ _TOWERS = {
 
 @dataclass(frozen=True)
 class EmbeddingsEndpoint:
-    """Checks bodies, and has the engine compute."""
+    """Checks bodies, and answers them with embeddings from the engine."""
 
     embedder: TextEmbedder
     tokenizer: Tokenizer
     vision: Vision
     limits: Limits
     post: Callable[[Callable[[], None]], None]
-    """Has the engine thread call a function."""
+    """Makes the engine thread call a function."""
 
     @property
     def use(self) -> EncoderUse:
-        """The use of the model."""
         endpoints = {"/v1/embeddings": WingEndpoint(MOST_BODY_BYTES, self.check)}
         return EncoderUse("embeddings, by POST /v1/embeddings", endpoints, self.embedder.sizes.listed)
 
@@ -75,7 +73,7 @@ class EmbeddingsEndpoint:
 
 
 def shortened(embedding: Sequence[float], dimensions: int) -> Sequence[float]:
-    """Returns the first numbers of an embedding, made of length 1 again; all of them for 0."""
+    """Returns the first `dimensions` numbers of an embedding, scaled to length 1, or all of them for 0."""
     if not dimensions:
         return embedding
     kept = embedding[:dimensions]
@@ -84,7 +82,7 @@ def shortened(embedding: Sequence[float], dimensions: int) -> Sequence[float]:
 
 
 def _dimensions(wanted: int, sizes: EmbeddingSizes) -> int:
-    """Returns to how many numbers an embedding is cut; 0 if it is not. Raises RequestError."""
+    """Returns the size to which an embedding is cut; 0 for its full size. Raises RequestError."""
     if wanted <= 0:
         return 0
     if sizes.listed and wanted not in sizes.listed:
@@ -96,7 +94,7 @@ def _dimensions(wanted: int, sizes: EmbeddingSizes) -> int:
 
 
 def _media(wanted: EmbeddingsRequest, sizes: EmbeddingSizes) -> list[Media]:
-    """Returns the media, numbered from 0. Raises RequestError for other data, and for media without a tower."""
+    """Returns the media, numbered from 0. Raises RequestError for unknown data, or a medium without a tower."""
     try:
         found = [decode_media(index, coded) for index, coded in enumerate(wanted.media)]
     except BadRequestError as error:
@@ -113,8 +111,8 @@ def _media(wanted: EmbeddingsRequest, sizes: EmbeddingSizes) -> list[Media]:
 
 
 def _tokens(text: str, tokenizer: Tokenizer, most: int) -> Generator[None, None, list[int]]:
-    """Returns the tokens of a text, with the tokens that begin and end a text, even if prompts get none. Yields None
-    after a part of a long text. Raises RequestError once there are too many tokens."""
+    """Returns the tokens of a text between the tokens that begin and end a text, even if prompts have none. Yields
+    after each part of a long text. Raises RequestError for too many tokens."""
     first = [tokenizer.bos] if tokenizer.bos is not None else []
     last = [tokenizer.end] if tokenizer.end is not None else []
     tokens = yield from tokenizer.encode_within(text, most)

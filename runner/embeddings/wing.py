@@ -1,4 +1,4 @@
-"""Embeddings as part of an engine, for a model that is an encoder."""
+"""The embeddings of an engine whose model is an encoder."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import mlx.core as mx
 
 from runner.device import device
-from runner.embeddings.decisions.endpoint import DecisionsEndpoint
+from runner.embeddings.decisions.decider import DecisionsEndpoint
 from runner.embeddings.embedder import EmbeddingSizes, TextEmbedder, TextEncoder, TextToEmbed
 from runner.embeddings.endpoint import EmbeddingsEndpoint
 from runner.engine.parts import Examined, Facts, Parts, Wing
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from runner.embeddings.decisions.laya import Laya
 
 _USUAL = {768: (128, 256, 512, 768)}
-"""The size of an embedding -> those to which it may be cut, where config.json does not say."""
+"""The size of an embedding -> the sizes to which it may be cut, if config.json has none."""
 _NUMBER_BYTES = 4
 _TRIED = (3, 40, 17)
-"""Lengths of texts in a trial."""
+"""The lengths of the texts of a trial."""
 _ALIKE = 0.999
-"""A cosine for which rounding in 16 bits is to blame."""
+"""The least cosine that rounding in 16 bits explains."""
 _SCORE_BYTES = 256 << 20
 """The scores of a block of queries, and the arrays computed from them."""
 
@@ -42,7 +42,7 @@ class EmbeddingFacts(Facts, frozen=True, kw_only=True):
     dimensions: list[int]
     """The sizes to which an embedding may be cut."""
     together: str | None = None
-    """With `--verify`: the fault of texts that are computed together on this device; empty if there is none."""
+    """With `--verify`: the fault of texts that are computed together on this device, or an empty text."""
 
     @property
     def is_fault(self) -> bool:
@@ -50,15 +50,14 @@ class EmbeddingFacts(Facts, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The line of the report."""
         cut = ", ".join(map(str, self.dimensions))
         tried = "" if self.together is None else f"; together here: {self.together or 'right'}"
         return f"{self.size} numbers a text{f', or the first of them ({cut})' if cut else ''}; no completions{tried}"
 
 
 def fault_together(encoder: TextEncoder, vocab_size: int) -> str:
-    """Returns the fault of texts of several lengths that are computed in one forward; empty if each is as it is alone.
-    Raises the model's errors."""
+    """Returns the fault of texts of several lengths that are computed in one forward, or an empty text if each equals
+    the text computed alone. Raises the model's errors."""
     texts = [[(7 * at + length) % vocab_size for at in range(length)] for length in _TRIED]
     rows = mx.array([text + [0] * (max(_TRIED) - len(text)) for text in texts])
     *_, last = encoder.encode(rows, _TRIED)
@@ -71,7 +70,7 @@ def fault_together(encoder: TextEncoder, vocab_size: int) -> str:
 
 
 def sizes_of(model: OpenedModel) -> EmbeddingSizes:
-    """Returns the sizes of this model's embeddings, and of the memory that they take. Raises ModelError."""
+    """Returns the sizes of a model's embeddings. Raises ModelError for a fault in config.json."""
     text = model.module_config
     fields = ("embedding_dim", "hidden_size", "intermediate_size", "num_key_value_heads", "head_dim")
     full, hidden, inner, key_heads, width = (cast("int", text[field]) for field in fields)
@@ -85,7 +84,8 @@ def sizes_of(model: OpenedModel) -> EmbeddingSizes:
         (each.get("num_key_value_heads", key_heads) * each.get("head_dim", width) for each in layers),
         default=key_heads * width,
     )
-    towers = {kind for kind, part in (("image", "vision"), ("audio", "audio")) if _has(model, part)}
+    parts = {"image": UNNEEDED["vision"], "audio": UNNEEDED["audio"]}
+    towers = (kind for kind, part in parts.items() if any(map(part.match, model.checkpoint.tensors)))
     return EmbeddingSizes(
         full=full,
         listed=tuple(listed),
@@ -95,21 +95,16 @@ def sizes_of(model: OpenedModel) -> EmbeddingSizes:
     )
 
 
-def _has(model: OpenedModel, part: str) -> bool:
-    return any(map(UNNEEDED[part].match, model.checkpoint.tensors))
-
-
 class DecisionFacts(Facts, frozen=True, kw_only=True):
     """The use of a model that decides."""
 
     @property
     def text(self) -> str:
-        """The line of the report."""
         return "none: it decides, by POST /v1/score"
 
 
 class EmbeddingsWing(Wing):
-    """Embeddings or decisions, for a model that makes them."""
+    """Embeddings or decisions, for a model that makes either."""
 
     name = "embeddings"
 
@@ -129,7 +124,6 @@ class EmbeddingsWing(Wing):
         return {"embeddings": facts}
 
     def join(self, parts: Parts) -> None:
-        """Adds the embedder, the endpoint and the warm-up of an encoder."""
         if not parts.model.family.is_encoder:
             return
         chunk_tokens = parts.settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if parts.on_cpu else GPU_CHUNK_TOKENS)

@@ -1,7 +1,4 @@
-"""A cache in plain data, for the page, the metrics and tests: in numbers, and node by node.
-
-Reading changes nothing: no node counts as used, nothing is copied or evaluated.
-"""
+"""A prefix cache in plain data: its counts and its nodes. Reading changes nothing: no node counts as used."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -18,20 +15,20 @@ from runner.cache.trie import PrefixTrie
 from runner.cache.trie_cache import TrieCache
 
 Spell: TypeAlias = Callable[[Sequence[int]], str]
-"""Returns the beginning of the text of some tokens."""
+"""Returns the beginning of the text of tokens."""
 
 
 class CacheDescription(NamedTuple):
     """A cache at one moment."""
 
     mark: tuple[int, ...]
-    """Changes whenever `cache_nodes` may change."""
+    """Changes whenever the result of `cache_nodes` may change."""
     counts: CacheCounts
-    """Without the misses, which requests count."""
+    """Without the misses, which the journal counts."""
 
 
 def describe_cache(cache: PrefixCache) -> CacheDescription:
-    """Returns what a cache holds, in numbers."""
+    """Returns the counts of a cache, and their mark."""
     if isinstance(cache, TrieCache):
         sequences, trie, ledger = cache.sequences, cache.trie, cache.sequences.totals.ledger
         nodes = list(trie.nodes())
@@ -47,8 +44,7 @@ def cache_nodes(cache: PrefixCache, spell: Spell | None = None, most: int = 1000
     """Returns the nodes of the trie, parents before their children, or one node for a cache of one sequence. Without
     `spell` the nodes carry no text.
 
-    Of a trie with more than `most` nodes it returns about `most`, the most recently used ones: a node takes a few
-    microseconds.
+    Returns about `most` nodes of a larger trie, the most recently used, since a node takes a few microseconds.
     """
     if isinstance(cache, TrieCache):
         sequences, now = cache.sequences, cache.trie.now
@@ -90,13 +86,12 @@ def _counts(cache: PrefixCache, totals: Totals, nodes: int, budget_bytes: int | 
 
 
 def _sizes(sequences: Collection[SequenceLayers], used: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Returns the size of each slot. All sequences are alike: any that holds something speaks for the others."""
+    """Returns the bytes of each slot's layer for a token, and for a state. Any sequence in use has them."""
     full = next((sequence for sequence in sequences if sequence.position), None)
     return {slot: _size(full.states[slot]) for slot in used} if full is not None else {}
 
 
 def _size(state: LayerState) -> tuple[int, int]:
-    """Returns the bytes that a layer holds of each token, and those of a state."""
     if state.whole:
         return 0, state.nbytes
     return sum(array.nbytes // max(1, array.shape[-2]) for array in state.arrays()), 0
@@ -141,14 +136,14 @@ def _described(
 
 
 def _items(tokens: Sequence[int]) -> int:
-    """Returns the number of items of media among these tokens: names are negative, and fill an item's whole place."""
+    """Returns the number of items of media: a run of one negative token, its name, stands for an item."""
     if not tokens or min(tokens) >= 0:
         return 0
     return int(tokens[0] < 0) + sum(token < 0 and token != before for before, token in pairwise(tokens))
 
 
 def _latest(trie: PrefixTrie, most: int) -> list[Node]:
-    """Returns about `most` nodes, the most recently used and their ancestors; parents before their children."""
+    """Returns about `most` nodes, the most recently used and their ancestors, parents before their children."""
     every = list(trie.nodes())
     if len(every) <= most:
         return every

@@ -1,5 +1,5 @@
-"""`GET /v1/stats`, `/v1/cache`, `/v1/events` and `/metrics`: the runner's numbers and the contents of its cache; and
-`GET /`, the page that draws them in the browser, from `/v1/events`."""
+"""`GET /v1/stats`, `/v1/cache`, `/v1/events` and `/metrics`: the runner's numbers and its cache. `GET /`: the page that
+draws them in a browser."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,14 +13,13 @@ from aiohttp import web
 
 from protocol.stats import Stats
 from runner.engine.engine import Engine
-from runner.numbers.counters import EngineStats
+from runner.numbers.distributions import EngineStats
 from runner.numbers.stats_cache import StatsCache
 
 _FOLDER = Path(__file__).parent / "page"
-_INDEX = "index.html"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
-    # The page may load its own files and ask this runner, nothing else; and no text is ever taken for markup.
+    # The page may load its own files and ask this runner, nothing else; the browser never parses text as markup.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
     " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
     " require-trusted-types-for 'script'; trusted-types 'none'",
@@ -32,30 +31,29 @@ _HEADERS = {
     "Cache-Control": "no-store",  # the next runner on this port may have another version
 }
 STATS_S, CACHE_S, HEARTBEAT_S = 0.5, 1.0, 15.0
-"""The least time between two events of a kind, and the most between any two."""
+"""The least time between two `stats` events and two `cache` events, and the most between any two events."""
 _HEARTBEAT = b": nothing new\n\n"
 _encode = msgspec.json.Encoder().encode
 Sleep = Callable[[float], Awaitable[object]]
 
 
 class EventFeed:
-    """The server-sent events for one page: the numbers and the cache, whenever they have changed. Owner: the event
-    loop."""
+    """The server-sent events for one page: the numbers and the cache, after each change. Owner: the event loop."""
 
     def __init__(self, stats_cache: StatsCache, clock: Callable[[], float]) -> None:
         """`clock` returns seconds."""
         self._stats_cache = stats_cache
         self._clock = clock
-        # What the page got last, and when.
+        # The last numbers, mark and times sent.
         self._stats: Stats | None = None
         self._mark: tuple[int, ...] | None = None
         self._cache_sent_s = self._sent_s = float("-inf")
 
     async def new_events(self) -> bytes:
-        """Returns the events that the page has not got yet, maybe none. Call it every `STATS_S`."""
+        """Returns the events that the page lacks, maybe none. Call it every `STATS_S`."""
         published, frames = await self._stats_cache.published(), []
         now_s = self._clock()
-        stats = msgspec.structs.replace(published.stats, uptime_s=0.0)  # which alone is not worth an event
+        stats = msgspec.structs.replace(published.stats, uptime_s=0.0)  # changes always
         if stats != self._stats:
             self._stats = stats
             frames.append(_frame("stats", published.stats))
@@ -74,7 +72,7 @@ def _frame(event: str, data: msgspec.Struct) -> bytes:
 
 
 class StatsEndpoints:
-    """Answers questions about the runner. Without a question, nothing is asked of the engine."""
+    """Answers questions about the runner. The engine is asked only when a client asks."""
 
     def __init__(
         self,
@@ -116,14 +114,14 @@ class StatsEndpoints:
         return response
 
     async def _metrics(self, http: web.Request) -> web.Response:
+        run = asyncio.get_running_loop().run_in_executor
         published = await self._stats_cache.published()
-        asked = published, http.headers.get("Accept", "")
-        body, content_type = await asyncio.get_running_loop().run_in_executor(self._helper, _scrape, *asked)
+        body, content_type = await run(self._helper, _scrape, published, http.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 
 def _scrape(published: EngineStats, accept: str) -> tuple[bytes, str]:
-    """Runs off the event loop: the first import takes some tens of milliseconds."""
+    """Runs off the event loop, since the first import takes some tens of milliseconds."""
     from runner.numbers.metrics import scrape
 
     return scrape(published, accept)
@@ -135,17 +133,12 @@ def _json(value: msgspec.Struct) -> web.Response:
 
 
 async def _file(http: web.Request) -> web.Response:
-    name = http.match_info.get("name", _INDEX)
-    body = _read(name)
-    if body is None:
-        raise web.HTTPNotFound
-    return web.Response(body=body, content_type=_TYPES[Path(name).suffix], charset="utf-8", headers=_HEADERS)
-
-
-def _read(name: str) -> bytes | None:
-    """Returns one of the page's files. Each call reads it: files are small, and a page is opened seldom."""
-    return next((path.read_bytes() for path in _FOLDER.iterdir() if path.name == name and path.suffix in _TYPES), None)
+    name = http.match_info.get("name", "index.html")
+    for path in _FOLDER.iterdir():
+        if path.name == name and (content_type := _TYPES.get(path.suffix)):
+            return web.Response(body=path.read_bytes(), content_type=content_type, charset="utf-8", headers=_HEADERS)
+    raise web.HTTPNotFound
 
 
 PAGE = (web.get("/", _file), web.get("/page/{name}", _file))
-"""The routes of the page and of its own files. No other file is served."""
+"""The routes of the page and of its own files."""

@@ -1,29 +1,39 @@
-"""The journal of an engine: logs its requests and the progress of their prompts, and counts them."""
+"""The journal of an engine: the log lines of its requests, the progress of their prompts, and their counters."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from copy import copy
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
+from protocol.stats import CacheCounts, RequestCounts, ScoreCounts, SliceCounts, TokenCounts
+from runner.engine.answer_grammar import compile_error
+from runner.engine.observer import Observer
+from runner.engine.policy import Begin, Decode, Encode, Prefill, Slice
+from runner.errors import RequestError
 from runner.logs import Log
 from runner.model.progress import Progress
 from runner.numbers.cache import describe_cache
-from runner.numbers.counters import Counters, outcome_of
+from runner.numbers.distributions import Distributions
 from runner.numbers.figures import decode_rate, prefill_rate, restored, ttft_s, waited_s
 from runner.terminal import STATUS_LINE
 
 if TYPE_CHECKING:
     from runner.cache import PrefixCache
     from runner.engine.generation import Generation
+    from runner.engine.request import Request
 
 log = Log(__name__)
 _BAR = 20
 Show = Callable[[str], bool]
-"""Puts a line below the log, which an empty text removes; returns False if there is no place for one."""
+"""Shows a line below the log, or removes it if the text is empty. Returns False where no line can be shown."""
 
 
 class PromptProgress(Progress):
-    """The progress of a prompt that takes more than a second, the cached tokens included: a bar on a terminal, or lines
-    of the log. Owner: the engine thread."""
+    """The progress of a prompt that takes more than a second: a bar on a terminal, or lines of the log. Owner: the
+    engine thread."""
 
     def __init__(self, request: int, total: int, cached: int, clock: Callable[[], float], show: Show) -> None:
         super().__init__(log, "prefill", total, cached, clock)
@@ -53,20 +63,44 @@ class PromptProgress(Progress):
             )
 
 
-class Journal(Counters):
-    """The record of an engine's requests. Owner: the engine thread."""
+class Journal(Observer):
+    """The record of an engine's requests: log lines, progress, and counters, none of which ever decreases. Owner: the
+    engine thread. It costs a microsecond a slice."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter, show: Show = STATUS_LINE.show) -> None:
-        """`clock` gives seconds."""
-        super().__init__()
+        """`clock` returns seconds."""
         self.started_ns = perf_counter_ns()
         self._clock = clock
         self._show = show
         self._prompts: dict[Generation, PromptProgress] = {}
+        self.outcomes: Counter[str] = Counter()
+        self.misses: Counter[str] = Counter()
+        self.distributions = Distributions.empty()
+        self._stepped_s: dict[Generation, float | None] = {}  # the time of each running request's last step
+        self.ttft_s: float | None = None
+        """The time to the first token of the last request that had one."""
+        self._tokens = TokenCounts()  # tokens of answers are added when the answer ends
+        self._known = 0  # so are known first tokens
+        self.scores = ScoreCounts()
+        self.slices = SliceCounts()
+        """Without tokens and time of prefills: the scheduler counts these."""
+        self._former = CacheCounts()  # of caches that were replaced
 
     def began(self, generation: "Generation") -> None:
-        super().began(generation)
-        number, session = generation.request.number, generation.session
+        session = generation.session
+        self._stepped_s[generation] = None
+        self._tokens.prompt += session.total
+        self._tokens.matched += session.matched
+        self._tokens.cached += session.cached
+        self._tokens.recomputed += session.total - session.cached
+        if generation.request.sampling.candidates:
+            self.scores.rows += 1
+            self.scores.tokens += session.total
+            self.scores.cached += session.cached
+        if session.miss:
+            self.misses[session.miss.value] += 1
+        self.distributions.queue_s.count(waited_s(generation.life))
+        number = generation.request.number
         self._prompts[generation] = PromptProgress(number, session.total, session.cached, self._clock, self._show)
 
     def prefilled(self, generation: "Generation") -> None:
@@ -78,14 +112,96 @@ class Journal(Counters):
         if not generation.left:
             self._prompts.pop(generation).end()
 
+    def stepped(self, generations: "Iterable[Generation]", now_s: float) -> None:
+        last, count = self._stepped_s, self.distributions.gap_s.count
+        for generation in generations:
+            before = last.get(generation)
+            if before is None:
+                self._first(generation)
+            else:
+                count(now_s - before)
+            last[generation] = now_s
+            self.slices.decode_rows += 1
+
+    def sliced(self, done: Slice, seconds: float) -> None:
+        slices = self.slices
+        match done:
+            case Decode():
+                slices.decode += 1
+                slices.decode_s += seconds
+            case Prefill():
+                slices.prefill += 1
+            case Encode():
+                slices.encode += 1
+                slices.encode_s += seconds
+            case Begin():
+                slices.begin += 1
+
     def ended(self, generation: "Generation") -> None:
+        life = generation.life
         if prompt := self._prompts.pop(generation, None):
             prompt.end()
-        super().ended(generation)
+        if self._stepped_s.pop(generation, None) is None and life.first_token_ns:
+            self._first(generation)  # a grammar has written all of its answer
+        self.outcomes[outcome_of(generation.request, life.outcome)] += 1
+        self._tokens.generated += life.generated
+        self._tokens.forced += life.forced
+        self._known += life.known
+        if rate := decode_rate(life, life.ended_ns):
+            self.distributions.decode_rate.count(rate)
         log_end(generation)
 
+    def never_began(self, request: "Request", outcome: str) -> None:
+        self.outcomes[outcome_of(request, outcome)] += 1
+
     def cache_replaced(self, cache: "PrefixCache") -> None:
-        self.count_former(describe_cache(cache).counts)
+        self._former = self._with_former(describe_cache(cache).counts)
+
+    @property
+    def running(self) -> "list[Generation]":
+        """The requests that have a session."""
+        return list(self._stepped_s)
+
+    def requests(self, queued: int) -> RequestCounts:
+        """Returns the counts of requests, of which `queued` are waiting."""
+        return RequestCounts(running=len(self._stepped_s), queued=queued, **self.outcomes)
+
+    def tokens(self) -> TokenCounts:
+        """Returns the counts of tokens, including those of running requests."""
+        tokens = copy(self._tokens)
+        for generation in self._stepped_s:
+            tokens.generated += generation.life.generated
+            tokens.forced += generation.life.forced
+        return tokens
+
+    @property
+    def known(self) -> int:
+        """The first tokens that were known, including those of running requests."""
+        return self._known + sum(generation.life.known for generation in self._stepped_s)
+
+    def cache(self, present: CacheCounts) -> CacheCounts:
+        """Returns the counts of the present cache and of the caches that it replaced, with the misses of all."""
+        return structs.replace(self._with_former(present), misses=dict(self.misses))
+
+    def _with_former(self, counts: CacheCounts) -> CacheCounts:
+        fields = ("evictions", "evicted_bytes", "restored_bytes")
+        return structs.replace(counts, **{name: getattr(counts, name) + getattr(self._former, name) for name in fields})
+
+    def _first(self, generation: "Generation") -> None:
+        """Counts a request that has its first token."""
+        self.ttft_s = ttft_s(generation.life)
+        self.distributions.ttft_s.count(self.ttft_s)
+        if generation.life.decoded_ns:
+            self.distributions.prefill_rate.count(prefill_rate(generation))
+
+
+def outcome_of(request: "Request", outcome: str) -> str:
+    """Returns the outcome of a request. A grammar that did not compile decides it: the client has read the reason and
+    left, which would count as cancelled."""
+    error = compile_error(request.grammar)
+    if error is None:
+        return outcome
+    return "refused" if isinstance(error, RequestError) else "failed"
 
 
 def log_end(generation: "Generation") -> None:

@@ -1,9 +1,7 @@
-"""`GET /metrics`: the engine's numbers in the text format of Prometheus, as the annotations of their fields say.
+"""`GET /metrics`: the engine's numbers in the text format of Prometheus, as the annotations of their fields state.
 
-The text is printable, since a person may read it in a terminal too.
-
-Nothing is kept between two scrapes: the counters are the engine's own. The module is imported at the first scrape,
-since prometheus_client takes a tenth of a start.
+The text is printable, for people who read it in a terminal. The module is imported at the first scrape, since
+prometheus_client takes a tenth of a start.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,12 +17,12 @@ from prometheus_client.utils import floatToGoString
 from protocol.stats import Counter, Info, Metric, Sample
 from runner.cache.layer_interface import Miss
 from runner.logs import printable
-from runner.numbers.counters import Distribution, EngineStats
+from runner.numbers.distributions import Distribution, EngineStats
 
 Read = Callable[[EngineStats], object]
 _PREFIX = "mlx_runner_"
 _ZEROS = {"cache_misses": {str(reason): 0 for reason in Miss if reason}}
-"""The samples of a metric from the first scrape on: a rate over one that appears with its first event misses that."""
+"""Samples that are present from the first scrape: a rate over a sample that appears with its first event misses it."""
 
 
 def annotations(struct: type, path: str = "") -> Iterator[tuple[Metric | Sample, Read]]:
@@ -42,7 +40,7 @@ def _difference(path: str, less: str) -> Read:
 
 
 def _by_metric() -> dict[Metric, dict[str, Read]]:
-    """Returns the fields of each metric by their label, in the order of `/metrics`: first the one that states it."""
+    """Returns the fields of each metric by label, in the order of `/metrics`; the field that states it comes first."""
     fields = list(annotations(EngineStats))
     order: list[Metric] = []
     for mark, _ in fields:
@@ -57,7 +55,7 @@ METRICS = _by_metric()
 
 
 class Exporter(Collector):
-    """A collector of these numbers."""
+    """A collector of the numbers of one moment."""
 
     def __init__(self, published: EngineStats) -> None:
         self._published = published
@@ -70,7 +68,7 @@ class Exporter(Collector):
 
 
 def scrape(published: EngineStats, accept: str) -> tuple[bytes, str]:
-    """Returns the body and its content type, for a scraper that sends this `Accept` header."""
+    """Returns the body and its content type for this `Accept` header."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Exporter(published))
     encode, content_type = choose_encoder(accept)
@@ -78,7 +76,7 @@ def scrape(published: EngineStats, accept: str) -> tuple[bytes, str]:
 
 
 def _family(metric: Metric, values: dict[str, object]) -> metrics_core.Metric:
-    """Returns a metric with its samples; `values` are those of its fields, by their label."""
+    """Returns a metric with its samples; `values` are the numbers of its fields by label."""
     name = (_PREFIX + metric.name).rstrip("_")
     if isinstance(metric, Info):
         about = {label: printable(str(value)) for label, value in values.items()}
@@ -97,7 +95,7 @@ def _family(metric: Metric, values: dict[str, object]) -> metrics_core.Metric:
 
 
 def _samples(metric: Metric, of: str, value: object) -> Iterator[tuple[str, float]]:
-    """Yields the numbers of a field by their label."""
+    """Yields the numbers of a field by label."""
     match value:
         case dict():
             yield from {**_ZEROS.get(metric.name, {}), **value}.items()

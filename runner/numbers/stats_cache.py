@@ -1,4 +1,4 @@
-"""The engine's latest numbers on the event loop's side, asked for only when a client asks."""
+"""The engine's latest numbers, for the clients of the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import msgspec
 
 from protocol.stats import CacheNode, CachePicture
 from runner.engine.engine import Engine
-from runner.numbers.counters import EngineStats
+from runner.numbers.distributions import EngineStats
 
 if TYPE_CHECKING:
     from runner.engine.parts import Parts
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class StatsCache:
     """The numbers that the engine published last. Owner: the event loop.
 
-    The engine answers between two slices, and all clients share one question to it. If a slice takes longer than
-    `patience_s`, clients get the previous numbers again, if there are any.
+    All clients share one question, which the engine answers between two slices. If a slice takes longer than
+    `patience_s`, clients get the previous numbers, if there are any.
     """
 
     def __init__(
@@ -55,8 +55,7 @@ class StatsCache:
         return self._last._replace(stats=msgspec.structs.replace(stats, requests=requests))
 
     async def cache_picture(self) -> CachePicture:
-        """Returns the contents of the cache. Asks the engine only if they may have changed: at most once for each
-        publication of numbers, however often clients ask."""
+        """Returns the contents of the cache. Asks the engine only if the published mark has changed."""
         published = await self.published()
         async with self._drawing:
             if published.cache_mark != self._mark:
@@ -82,14 +81,14 @@ class StatsCache:
 
 
 def engine_stats(parts: "Parts") -> EngineStats:
-    """Returns all numbers. For the engine thread, which alone imports MLX."""
+    """Returns all numbers. Runs on the engine thread, since only that thread imports MLX."""
     from runner.numbers.wing import collect
 
     return collect(parts)
 
 
 def engine_nodes(parts: "Parts") -> list[CacheNode]:
-    """Returns the nodes of the cache. For the engine thread. A node of many layers takes some microseconds."""
+    """Returns the nodes of the cache. Runs on the engine thread."""
     from runner.numbers.wing import draw_cache
 
     return draw_cache(parts)

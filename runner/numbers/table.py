@@ -1,4 +1,4 @@
-"""The numbers of a runner as a table: once on any stream, or continuously on a whole terminal."""
+"""The numbers of a runner as a table: once on any stream, or continuously on a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -20,13 +20,12 @@ _AGAIN_S = 1.0
 _LABEL = 10
 _PHASES = {"queued": "waiting", "prefill": "reading", "decode": "answering"}
 _ROW = "{:<8} {:<12} {:>8} {:>8}  {:<16} {:>8} {:>12}"
-"""Fits into 80 columns; what has no room in a narrower terminal is cut off at the right."""
+"""80 columns; a narrower terminal cuts off the right end."""
 _HEAD = _ROW.format("request", "phase", "prompt", "cached", "written", "tokens/s", "age")
 
 
 def view(stats: Stats, remark: str = "", console: Console | None = None) -> RenderableType:
-    """Returns the whole table, or as much of it as `console` has lines for; `remark` says why its numbers are not
-    current."""
+    """Returns the table, cut to the height of `console` if one is given. `remark` explains why its numbers are old."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim", min_width=_LABEL)
     facts.add_column()
@@ -38,7 +37,9 @@ def view(stats: Stats, remark: str = "", console: Console | None = None) -> Rend
     parts += [Text(), facts, Text()]
     rows = [_row(request) for request in stats.running]
     if console is not None:
-        room = max(0, console.height - len(console.render_lines(Group(*parts))) - 2)  # beside the names of the columns
+        room = max(
+            0, console.height - len(console.render_lines(Group(*parts))) - 2
+        )  # for rows and the line about the others
         if len(rows) > room + 1:
             rows[room:] = [Text(f"and {len(rows) - room:,} more", style="dim")]
     parts += [Text(_HEAD, style="dim", no_wrap=True), *rows] if rows else [Text("no request is running", style="dim")]
@@ -127,8 +128,7 @@ def print_once(stats: Stats) -> None:
 
 
 def watch_runner(stats: Stats, follow: Callable[[], Iterator[Stats]]) -> NoReturn:
-    """Shows these numbers, and then those of `follow` forever, also across a restart, after which that raises
-    RunnerError."""
+    """Shows these numbers, then those of `follow` forever. After a RunnerError it shows why, and follows again."""
     console, remark = Console(), ""
     with Live(view(stats, console=console), console=console, screen=True, refresh_per_second=1) as live:
         while True:

@@ -4,7 +4,7 @@ import http.client
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
 from typing import NoReturn
 from urllib.parse import urlsplit
@@ -43,7 +43,7 @@ def top(settings: TopSettings) -> NoReturn:
 
 
 class StatsFeed:
-    """Reads the numbers of one runner. Every error says what is wrong, and what to do."""
+    """Reads the numbers of one runner. Every error names the fault and the remedy."""
 
     def __init__(self, url: str) -> None:
         """`url` is `http://host:port`."""
@@ -52,41 +52,32 @@ class StatsFeed:
 
     def stats(self) -> Stats:
         """Returns the current numbers."""
-        connection, response = self._get("/v1/stats", _PATIENCE_S)
-        with closing(connection):
-            try:
-                return self._decoded(response.read())
-            except (OSError, http.client.HTTPException) as error:
-                raise self._lost(error) from error
+        with self._response("/v1/stats", _PATIENCE_S) as response:
+            return self._decoded(response.read())
 
     def follow(self) -> Iterator[Stats]:
-        """Yields the numbers whenever they change, until RunnerError."""
-        connection, response = self._get("/v1/events", _SILENCE_S)
-        with closing(connection):
-            try:
-                event = b""
-                while line := response.readline():
-                    name, _, value = line.strip().partition(b": ")
-                    if name == b"event":
-                        event = value
-                    elif name == b"data" and event == b"stats":
-                        yield self._decoded(value)
-            except (OSError, http.client.HTTPException) as error:
-                raise self._lost(error) from error
+        """Yields the numbers after each change. Raises RunnerError when the runner ends."""
+        with self._response("/v1/events", _SILENCE_S) as response:
+            event = b""
+            while line := response.readline():
+                name, _, value = line.strip().partition(b": ")
+                if name == b"event":
+                    event = value
+                elif name == b"data" and event == b"stats":
+                    yield self._decoded(value)
         raise RunnerError(f"the runner on {self._address} has ended")
 
-    def _get(self, path: str, timeout_s: float) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection(self._address, timeout=timeout_s)
+    @contextmanager
+    def _response(self, path: str, timeout_s: float) -> Iterator[http.client.HTTPResponse]:
         try:
-            connection.request("GET", path)
-            response = connection.getresponse()
+            with closing(http.client.HTTPConnection(self._address, timeout=timeout_s)) as connection:
+                connection.request("GET", path)
+                response = connection.getresponse()
+                if response.status != HTTPStatus.OK:
+                    raise self._no_runner(f"it answers {response.status} to GET {path}")
+                yield response
         except (OSError, http.client.HTTPException) as error:
-            connection.close()
             raise self._lost(error) from error
-        if response.status != HTTPStatus.OK:
-            connection.close()
-            raise self._no_runner(f"it answers {response.status} to GET {path}")
-        return connection, response
 
     def _decoded(self, data: bytes) -> Stats:
         try:

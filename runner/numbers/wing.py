@@ -1,5 +1,4 @@
-"""Joins an engine, whose requests it observes, and reads all numbers between two slices. Changes nothing. Owner: the
-engine thread."""
+"""Joins an engine to observe its requests, and collects all numbers between two slices. Owner: the engine thread."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -12,19 +11,19 @@ from protocol.stats import CacheNode, DraftCounts, MemoryCounts, RankCounts, Sta
 from runner import __version__
 from runner.engine.parts import Parts, Wing
 from runner.numbers.cache import cache_nodes, describe_cache
-from runner.numbers.counters import Distributions, EngineStats
+from runner.numbers.distributions import Distributions, EngineStats
 from runner.numbers.figures import queued_figures, running_figures, seconds_between
 from runner.numbers.journal import Journal
 from runner.tokenizer import Tokenizer
 from runner.tokenizer.tokenizer import decode_utf8
 
 _PREVIEW = 60
-_MOST_SHOWN = 1 << 14  # tokens; those of a picture are shown as one
+_MOST_SHOWN = 1 << 14  # tokens; the tokens of a picture are shown as one word
 _ITEM = b"[media]"
 
 
 class NumbersWing(Wing):
-    """The numbers for people: the log lines of requests, statistics and metrics."""
+    """The log lines of requests, statistics and metrics."""
 
     name = "numbers"
 
@@ -85,7 +84,7 @@ def _with_known(counts: DraftCounts, known: int) -> DraftCounts:
 
 
 def draw_cache(parts: Parts) -> list[CacheNode]:
-    """Returns the nodes of the cache. With `--inspect-text` they show the beginning of their text."""
+    """Returns the nodes of the cache, with the beginning of their text if `--inspect-text` is given."""
     spell = (lambda tokens: preview_text(parts.tokenizer, tokens)) if parts.settings.inspect_text else None
     return cache_nodes(parts.scheduler.cache, spell)
 

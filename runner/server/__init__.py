@@ -4,12 +4,10 @@ Everything here runs on the event loop, in the process's first thread. Slow work
 tokenizing, except for small bodies, on the threads of `Intake`, requests on the engine's thread, the rest on a helper.
 Read in this order:
 
-    app.py            the routes, those of wings too, and the rules for all of them: who may ask, refusals, the
-                      access log
-    connections.py    the number of connections, and which is closed first
-    intake.py         a request that comes in: its body, the threads that check it, its media
-    completion.py     POST /completion: prepare.py makes a request to the engine of it; events become lines; remarks.py
-                      logs keys without effect
-    score.py          POST /v1/score: a request for each row
+    routes.py         the routes, and the rules for all of them: access, refusals, the access log
+    connections.py    the connections: their number, their time limits, the order in which they are closed
+    intake.py         an incoming request: its body, the threads that check it, its media
+    completion.py     POST /completion; prepare.py makes a request to the engine, remarks.py logs keys without effect
+    scoring.py        POST /v1/score: a request to the engine for each row
     tokenize.py       POST /v1/tokenize and /v1/detokenize
 """

@@ -1,7 +1,7 @@
 """`POST /completion`: one request in, its stream of lines out."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from http import HTTPStatus
@@ -23,13 +23,12 @@ from protocol import (
 from protocol.reader import MOST_MEDIA_BYTES, MOST_REST_BYTES
 from runner.engine.engine import Engine
 from runner.engine.events import Event, Failed, Finished, Refused, Scored, Started, Text
-from runner.engine.ports import Vision
 from runner.engine.request import Request
 from runner.errors import RequestError
 from runner.logs import printable
 from runner.server.connections import Connection
 from runner.server.intake import Incoming, Intake
-from runner.server.prepare import checked_format, most_prompt_bytes, out_of_range, prepare, refuse_size
+from runner.server.prepare import most_prompt_bytes, out_of_range, prepare, refuse_size, with_format
 from runner.server.remarks import Remarks
 
 if TYPE_CHECKING:
@@ -39,22 +38,22 @@ _ENDS = (Finished, Failed)
 
 
 class ResponseBody:
-    """Writes the events of one request, as one chunk for all events that arrive together. No task wakes for a line.
+    """Writes the events of one request: one chunk for all events that arrive together. No task wakes for a line.
 
-    Owner: the event loop. Lines that the client has not read wait as bytes in the transport: at most the whole answer,
-    which the context bounds. So a slow client delays no other, and its request leaves the engine.
+    Owner: the event loop. Lines that the client has not read wait in the transport, at most the whole answer. So a slow
+    client delays no other, and its request leaves the engine.
     """
 
     def __init__(self, protocol: web.RequestHandler, *, chunked: bool) -> None:
-        """The head of the response has been written; `chunked` if it announces a chunked body."""
+        """The head of the response has been written; `chunked` is True if it announces a chunked body."""
         self.rest: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        """The last lines, which the caller writes; or the error that ended the response. Nothing is written once it is
-        cancelled."""
+        """The last lines, for the caller to write, or the error that ended the response. Once it is cancelled, nothing
+        more is written."""
         self._protocol = protocol
         self._chunked = chunked
 
-    def take(self, events: Sequence[Event]) -> None:
-        """Writes the lines of these events, at least one, unless they are the last ones."""
+    def write_events(self, events: Sequence[Event]) -> None:
+        """Writes the lines of at least one event; the last lines go into `rest`."""
         if self.rest.done():
             return
         try:
@@ -92,14 +91,14 @@ _MOST_TOLD_CHARACTERS = 2000
 
 
 def told(text: str) -> str:
-    """Returns the text of a refusal or an error as a client reads it: one line of a bounded length, without control
-    characters for a terminal. Some of it may be the client's own words."""
+    """Returns the text of a refusal or an error in one line of bounded length, without control characters: a part of it
+    may be the client's own words."""
     line = printable(text[:_MOST_TOLD_CHARACTERS])[:_MOST_TOLD_CHARACTERS]
     return f"{line}..." if len(text) > _MOST_TOLD_CHARACTERS else line
 
 
 _SMALL_BYTES = 1 << 20
-"""A body of this size may be read before the model's longest prompt is known."""
+"""A body of this size is read without knowing the length of the model's longest prompt."""
 _ESCAPE_BYTES = 6
 """The most bytes that JSON takes for one byte of text."""
 NUMBER = web.RequestKey("number", int)
@@ -116,7 +115,7 @@ class CompletionEndpoint:
         self._remarks = Remarks()
 
     async def post(self, http: web.Request) -> web.StreamResponse:
-        """Answers one completion. The server cancels this, in every phase, when the client disconnects."""
+        """Answers one completion. The server cancels this call when the client disconnects, in any phase."""
         self._engine.encoder_use.refuse_prompts()
         with Incoming(self._intake, self._engine.vision) as incoming:
             request = await self._request(http, incoming)
@@ -133,12 +132,12 @@ class CompletionEndpoint:
         limits, size = self._engine.limits.within(wire.options.num_ctx), len(wire.prompt)
         steps = prepare(wire, self._engine.tokenizer, limits, wanted, self._engine.vision, incoming.has_left)
         request = await incoming.check(size, steps, shows=bool(wire.media))
-        self._remarks.values(out_of_range(wire, request.sampling))
+        self._remarks.log_values(out_of_range(wire, request.sampling))
         incoming.hold(request.shown.nbytes if request.shown is not None else 0)  # files, until they are answered
         return request
 
     async def _read(self, http: web.Request, incoming: Incoming) -> tuple[CompletionRequest, Format | None]:
-        """Reads the request. Only what must happen while bytes arrive runs on the event loop."""
+        """Reads the request. Only the reading of bytes that arrive runs on the event loop."""
         tokenizer, limits = self._engine.tokenizer, self._engine.limits
         run = asyncio.get_running_loop().run_in_executor
         most = _SMALL_BYTES
@@ -147,14 +146,14 @@ class CompletionEndpoint:
         reader = CompletionReader(most, http.content_length or 0)
         try:
             await incoming.read_body(http, most * _ESCAPE_BYTES + MOST_REST_BYTES + MOST_MEDIA_BYTES, reader.feed)
-            read = await run(self._helper, _decode, reader.finish, self._engine.vision)
+            read = await run(self._helper, lambda: with_format(reader.finish(), self._engine.vision))
         except TooLargeError as error:
             raise RequestError(str(error)) from None
         except MediaTooLargeError as error:
             raise RequestError(str(error), HTTPStatus.REQUEST_ENTITY_TOO_LARGE) from None
         except PromptTooLongError as error:
             refuse_size(error.size, tokenizer, limits)
-        self._remarks.unknown(reader.strangers)
+        self._remarks.log_unknown(reader.strangers)
         return read
 
     async def _stream(self, http: web.Request, request: Request) -> web.StreamResponse:
@@ -170,21 +169,14 @@ class CompletionEndpoint:
         with suppress(ConnectionError):  # the client has disconnected; the server notices when it ends the response
             await response.prepare(http)  # not before the request has left the queue
             body = ResponseBody(http.protocol, chunked=response.chunked)
-            body.take(events)
-            request.stream.follow(body.take)
+            body.write_events(events)
+            request.stream.follow(body.write_events)
             await response.write_eof(await body.rest)
         return response
 
 
-def _decode(finish: Callable[[], CompletionRequest], vision: Vision) -> tuple[CompletionRequest, Format | None]:
-    wire = finish()
-    return wire, checked_format(wire, vision)
-
-
 async def _done(compiling: "Future[Grammar]") -> None:
-    """Waits for a grammar, as other requests may do too. Raises RequestError if it is invalid."""
+    """Waits for a grammar, which several requests may share. Raises RequestError if it is invalid."""
     waiting = asyncio.wrap_future(compiling)
-    waiting.add_done_callback(
-        lambda done: done.cancelled() or done.exception()
-    )  # marks it as retrieved, even if the client has disconnected
+    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved even without a client
     await asyncio.shield(waiting)

@@ -1,4 +1,4 @@
-"""The connections: their number, how long each may be slow, and which is closed first."""
+"""The connections: their number, their time limits, and the order in which they are closed."""
 
 import asyncio
 import socket
@@ -11,18 +11,18 @@ from runner.process.limits import free_descriptors
 
 log = Log(__name__)
 HEAD_S = 30.0
-"""From the first byte of a request's head to its last."""
+"""The time limit for a request's head, from its first byte."""
 UNREAD_S = 60.0
-"""How long a client may leave output unread, beyond what sockets hold."""
+"""The time limit for a client to read some of the output that sockets cannot hold."""
 KEEP_ALIVE_S = 600.0
-"""Hosts keep idle connections for 90 s; ours must not be the side that closes first."""
+"""Hosts keep idle connections for 90 s, and must be the side that closes first."""
 _MOST = 1024
-_AT_ONCE = 8  # accepted in one turn of the event loop, before the next one can close others
-_SPARE = 3 * _AT_ONCE  # descriptors for these while others close, for /v1/status while all are busy, and for files
+_AT_ONCE = 8  # connections accepted in one turn of the event loop
+_SPARE = 3 * _AT_ONCE  # descriptors for these, for those being closed, for /v1/status while all are busy, and for files
 _BACKLOG = 128
 _BUFFER_BYTES = 1 << 16
 _MOST_UNWANTED_BYTES = 256 << 20
-"""The most of a refused body that is still taken, for clients that read their answer only when all is sent."""
+"""The most bytes of a refused body that are received: some clients send all of it before they read the answer."""
 
 
 class Connections:
@@ -39,11 +39,12 @@ class Connections:
 
     @property
     def is_full(self) -> bool:
-        """True if only `/v1/status` is still answered, because more than `most` connections are busy."""
+        """True if more than `most` connections are busy, so that only `/v1/status` is answered."""
         return len(self._busy) > self.most
 
     async def serve(self, server: web.Server, listener: socket.socket) -> asyncio.Server:
-        """Accepts connections, within the limit of descriptors. OSError if another process listens on the port."""
+        """Accepts connections, within the limit of descriptors. Raises OSError if another process listens on the
+        port."""
         self.most = max(1, min(self.most, free_descriptors() - _SPARE))
         settings = {"keepalive_timeout": KEEP_ALIVE_S, "access_log": None, "read_bufsize": _BUFFER_BYTES}
         make = partial(Connection, self, server, auto_decompress=False, **settings)
@@ -62,7 +63,7 @@ class Connections:
         if connection := self._busy.pop(protocol, None):
             self._idle[protocol] = connection
 
-    def add(self, connection: "Connection") -> None:
+    def add_idle(self, connection: "Connection") -> None:
         """Adds a new connection, and closes the longest idle one if there are too many."""
         self._idle[connection] = connection
         if len(self._idle) + len(self._busy) > self.most and len(self._idle) > 1:
@@ -95,7 +96,7 @@ class Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._connections.add(self)
+        self._connections.add_idle(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._connections.remove(self)
@@ -112,14 +113,14 @@ class Connection(web.RequestHandler):
         super().data_received(data)
 
     def end_head(self) -> None:
-        """Ends the time limit for the head: it has arrived, or never will."""
+        """Ends the time limit for the head."""
         if self._head is not None:
             self._head.cancel()
             self._head = None
 
     def refuse_rest(self, http: web.Request) -> None:
-        """Drops what is still to come of a body, unparsed; of a very large one only a part. The connection is closed
-        when the body has ended, the client has hung up, or some seconds are over."""
+        """Drops the rest of a body unparsed, or stops reading if it is very large. The connection is closed at the end
+        of the body, when the client hangs up, or after some seconds."""
         assert self.transport is not None
         self._unwanted = _Unwanted(http, self.transport)
         self.resume_reading()
@@ -165,7 +166,7 @@ class _Unwanted:
         self._content = http.content
         self._transport = transport
         while http.content.exception() is None and http.content.read_nowait():
-            pass  # the parser hands out some of what it has only when there is room
+            pass  # the parser hands out the rest of its data when there is room
         length = http.content_length
         self._left = None if length is None else length - http.content.total_bytes
         self._most = _MOST_UNWANTED_BYTES

@@ -1,5 +1,4 @@
-"""Requests that come in: their bodies, read in pieces and refused as soon as they cannot be served, the threads that
-check them, and the media that are decoded before they can go on."""
+"""Incoming requests: the reading of their bodies, the threads that check them, and the decoding of their media."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,32 +24,32 @@ _TURN_S = 0.005
 _STALLED_S = 60.0
 _SHORT_THREADS = 2
 _AT_ONCE_BYTES = 512
-"""To wake a thread takes longer than to check a body that has no more."""
+"""Waking a thread takes longer than checking a body of this size."""
 
 
 class Intake:
-    """All requests that come in: the bytes that they hold in memory, with the pictures of running ones, and the threads
-    that check them. Owner: the event loop.
+    """All incoming requests: the memory that they hold, with the files of running ones, and the threads that check
+    them. Owner: the event loop.
 
-    A body may take as much as all bodies together leave free, so that large ones never keep small ones out. The threads
-    do nothing else, so that no long text and no picture delays a short text.
+    A body may take half of the memory that the others leave free, so that large bodies never keep small ones out. Long
+    texts and pictures have threads of their own, so that they never delay a short text.
     """
 
     def __init__(self, most_bytes: int = MOST_TOGETHER_BYTES) -> None:
         self.most_bytes = most_bytes
         self.held_bytes = 0
-        """The bytes of all bodies at present."""
+        """The bytes that all requests hold at present."""
         self.decoding = asyncio.Lock()
-        """Held while a piece is decoded: of several bodies that arrive at once, one is decoded at a time."""
+        """Held while a piece of a body is decoded."""
         self._short = ThreadPoolExecutor(_SHORT_THREADS, "tokenize")
-        self._long = ThreadPoolExecutor(1, "tokenize-long")  # their parts take turns
+        self._long = ThreadPoolExecutor(1, "tokenize-long")  # long texts take turns, part by part
         self._pictures = ThreadPoolExecutor(1, "headers")
 
     async def run(
         self, size: int, call: Callable[[*Arguments], Result], *args: *Arguments, shows: bool = False
     ) -> Result:
-        """Runs `call` on a thread for texts of `size` characters or, with `shows`, for prompts with pictures. If
-        cancelled before its turn, it never runs."""
+        """Runs `call` on a thread for texts of `size` characters or, with `shows`, for prompts with pictures. A call
+        that is cancelled before its turn never runs."""
         threads = self._pictures if shows else self._short if size <= PART_CHARACTERS else self._long
         return await asyncio.wrap_future(threads.submit(call, *args))
 
@@ -61,12 +60,14 @@ class Intake:
 
 
 class Incoming:
-    """One request, as a context. At its end decoding ends, rows that the engine has not taken are dropped, and the
-    request holds nothing."""
+    """One request, as a context. At the end of the context decoding ends, rows that the engine has not taken are
+    dropped, and the request holds no memory."""
 
     def __init__(self, intake: Intake, vision: Vision) -> None:
         self.chunks: list[bytes] = []
-        """The body as it arrived, if `read_all` has read it."""
+        """The body, if `read_all` has read it."""
+        self.size = 0
+        """The bytes of `chunks`."""
         self._intake = intake
         self._vision = vision
         self._held_bytes = 0
@@ -83,33 +84,26 @@ class Incoming:
         self.hold(0)
 
     def has_left(self) -> bool:
-        """Returns True once the block has ended. Any thread may call this."""
+        """Returns True after the end of the context. Any thread may call this."""
         return self._left.is_set()
 
-    @property
-    def size(self) -> int:
-        """The bytes of the body."""
-        return sum(map(len, self.chunks))
-
     async def read_all(self, http: web.Request, most_bytes: int, held: int = 1) -> None:
-        """Reads the body as it is. Each byte counts as `held` bytes. Raises as `read_body` does."""
-        size = 0
+        """Reads the body into `chunks`. Each byte counts as `held` bytes. Raises as `read_body` does."""
 
         def take(piece: bytes) -> int:
-            nonlocal size
             self.chunks.append(piece)
-            size += len(piece)
-            return size * held
+            self.size += len(piece)
+            return self.size * held
 
         await self.read_body(http, most_bytes, take)
 
     async def read_body(self, http: web.Request, most_bytes: int, take: Callable[[bytes], int]) -> None:
-        """Passes the body to `take` in pieces; `take` returns how many bytes it holds by then.
+        """Passes the body in pieces to `take`, which returns the bytes that it holds.
 
         Raises:
-            BadRequestError: the body is compressed, which no host does: a megabyte may stand for a gigabyte.
-            RequestError: it has more than `most_bytes`, by its header or by count; nothing arrives for a minute; or
-                there is no room for it beside the other bodies.
+            BadRequestError: the body is compressed, as no host's is: a megabyte may stand for a gigabyte.
+            RequestError: the body has more than `most_bytes`, by its header or by count; nothing arrives for a minute;
+                or there is no room for it beside the other bodies.
         """
         if http.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise BadRequestError("the body has a Content-Encoding, which is not supported: send it uncompressed")
@@ -130,7 +124,7 @@ class Incoming:
             self.hold(take(chunk[start : start + _PIECE_BYTES]))
 
     def hold(self, size: int) -> None:
-        """Sets the bytes that the request holds. Raises RequestError if all together leave less than that free."""
+        """Sets the bytes that the request holds. Raises RequestError if all requests leave less than `size` free."""
         intake = self._intake
         intake.held_bytes += size - self._held_bytes
         self._held_bytes = size
@@ -142,8 +136,8 @@ class Incoming:
             )
 
     async def check(self, size: int, steps: Steps[Result], *, shows: bool = False, at_once: bool = False) -> Result:
-        """Returns the result of the steps, which run on the threads for such a text, or here `at_once`. Decodes the
-        media that they yield. Raises RequestError and BadRequestError."""
+        """Returns the result of the steps, and decodes the media that they yield. `size` and `shows` choose the thread,
+        as in `Intake.run`; with `at_once` the steps run here. Raises RequestError and BadRequestError."""
         while True:
             step = _next(steps) if at_once else await self._intake.run(size, _next, steps, shows=shows)
             if isinstance(step, _End):
@@ -155,7 +149,7 @@ class Incoming:
         return await self.check(self.size, steps, at_once=self.size <= _AT_ONCE_BYTES)
 
     async def decode(self, prompt: ShownPrompt | None) -> None:
-        """Decodes the media of a prompt that never were. Raises MediaError if one is damaged."""
+        """Decodes those media of a prompt that were never decoded. Raises MediaError if one is damaged."""
         if prompt is None:
             return
         self._prompts.append(prompt)

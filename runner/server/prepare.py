@@ -1,9 +1,7 @@
-"""Makes a request to the engine of a client's: validates, tokenizes, validates again.
-
-Everything here runs on the threads that prepare requests.
-"""
+"""Turns a client's request into a request to the engine. Runs on the threads that check requests."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import NoReturn
 
 from protocol import CompletionRequest, Format, FormatError, decode_format
@@ -16,46 +14,42 @@ from runner.tokenizer.detokenizer import StopStrings
 
 _MOST_LOGPROBS = 20  # hosts do not ask for more
 _MOST_STOP_CHARACTERS = 65536
-_LONGEST_TOKEN_BYTES = 64  # at least: with normalizers and unknown words, a token may stand for more than its own text
-_CHARACTERS_PER_TOKEN = 8  # twice that of prose; a prompt with more per token of context is encoded in parts
+_LEAST_TOKEN_BYTES = 64  # of the longest token: normalizers may shorten text, and an unknown word may be one token
+_CHARACTERS_PER_TOKEN = 8  # twice as many as in prose; a prompt with more per token of context is encoded in parts
 
 
 def most_prompt_bytes(tokenizer: Tokenizer, context_length: int) -> int:
-    """Returns an upper bound, in UTF-8, for prompts that fit into the context. Walks the vocabulary the first time."""
-    return context_length * max(tokenizer.longest_bytes, _LONGEST_TOKEN_BYTES)
+    """Returns the most bytes, in UTF-8, of a prompt that fits into the context. The first call walks the vocabulary."""
+    return context_length * max(tokenizer.longest_bytes, _LEAST_TOKEN_BYTES)
 
 
 def refuse_size(size: int, tokenizer: Tokenizer, limits: Limits) -> NoReturn:
-    """Raises RequestError for a prompt of more than `most_prompt_bytes`, with the fewest tokens that it can have."""
+    """Raises RequestError for a prompt of more than `most_prompt_bytes`, with the least number of its tokens."""
     context_length = limits.context_length
     limits.refuse_beyond(size * context_length // most_prompt_bytes(tokenizer, context_length))
     raise AssertionError("a prompt of this size fits")
 
 
-def checked_format(wire: CompletionRequest, vision: Vision) -> Format | None:
-    """Returns the format that the answer must follow. Raises RequestError for an invalid one, then for media that the
-    model cannot take."""
+def with_format(wire: CompletionRequest, vision: Vision) -> tuple[CompletionRequest, Format | None]:
+    """Returns the request, and the format that its answer must follow. Raises RequestError for an invalid format, or
+    for media that the model cannot take."""
     try:
         wanted = decode_format(bytes(wire.format))
     except FormatError as error:
         raise RequestError(str(error)) from None
     vision.check(wire.media)
-    return wanted
+    return wire, wanted
 
 
 def check_length_in_parts(text: str, tokenizer: Tokenizer, limits: Limits) -> Iterator[None]:
     """Encodes a prompt that is probably too long, one part a step. Raises RequestError as soon as it is too long.
 
-    All of it at once would take 100 times its memory. The client reads the count of the parts encoded so far. Does
-    nothing for a prompt that has few enough characters.
+    Encoding the whole prompt at once would take 100 times its memory. Skips a prompt with few characters.
     """
-    if len(text) <= max(PART_CHARACTERS, limits.context_length * _CHARACTERS_PER_TOKEN):
-        return
-    count = 0
-    for ids in tokenizer.encode_parts([text]):
-        count += len(ids)
-        limits.refuse_beyond(count)
-        yield
+    if len(text) > max(PART_CHARACTERS, limits.context_length * _CHARACTERS_PER_TOKEN):
+        for count in accumulate(map(len, tokenizer.encode_parts([text]))):
+            limits.refuse_beyond(count)
+            yield
 
 
 def prepare(
@@ -68,7 +62,7 @@ def prepare(
 ) -> Steps[Request]:
     """Returns the request to compute. Raises RequestError, in the words that hosts know, if it cannot be computed.
 
-    Yields the media that `Vision.expand` yields; all others have yet to be decoded. Gives up between two media when
+    Yields the media that `Vision.expand` needs decoded; the others are decoded later. Stops between two media when
     `left` returns True.
     """
     yield from check_length_in_parts(wire.prompt, tokenizer, limits)
@@ -95,7 +89,7 @@ def prepare(
 
 
 def _refuse_unknown_tokens(prompt: Sequence[int], tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Refuses tokens (of media, say) for which the model has no embedding: MLX would read foreign memory."""
+    """Refuses tokens without an embedding, such as some of media: MLX would read memory outside the table."""
     token = max(prompt)
     if token >= vocab_size > 0:
         text = tokenizer.token_text(token)
@@ -129,7 +123,7 @@ def _sampling(wire: CompletionRequest) -> SamplingOptions:
 
 
 def out_of_range(wire: CompletionRequest, sampling: SamplingOptions) -> Iterator[tuple[str, float, str]]:
-    """Yields the keys with values that mean nothing, each with the value taken instead. `sampling` was made of them."""
+    """Yields each key whose value is out of range, the value, and the value in `sampling` that replaces it."""
     for name, value, instead in sampling.out_of_range():
         yield f"Options.{name}", value, instead
     if wire.top_logprobs != sampling.top_logprobs:

@@ -1,7 +1,7 @@
-"""Log lines about keys that have no effect, or another one than they say: one for each.
+"""Log lines about keys without an effect, and about values out of range.
 
-A host sends nothing of the kind, so these lines are for those who wrote a client themselves. Clients may be hostile: a
-key is logged once in the life of a runner, a bounded number of keys is, and nothing but keys and numbers.
+Hosts send neither, so these lines are for authors of clients. Clients may be hostile: each key is logged once, at most
+`MOST_KEYS` are, and the lines contain only keys and numbers.
 """
 
 import re
@@ -15,9 +15,8 @@ from runner.logs import Log
 log = Log(__name__)
 
 _ALIKE = 0.8
-"""The least similarity, from 0 to 1, by which a key is taken for a misspelt one."""
+"""The least similarity, from 0 to 1, of a misspelt key."""
 MOST_KEYS = 64
-"""The keys that are ever logged."""
 _QUIET = {f"options.{name}" for name in UNUSED}
 _NUMBER = re.compile(r"\[\d+\]")
 _OPTIONS = {field.encode_name: f"Options.{field.encode_name}" for field in msgspec.structs.fields(Options)}
@@ -43,19 +42,19 @@ class Remarks:
     def __init__(self) -> None:
         self._known: set[str] = set()
 
-    def unknown(self, keys: Iterable[str]) -> None:
-        """Logs the keys, each with its place before it, that are new and that no host sends."""
+    def log_unknown(self, keys: Iterable[str]) -> None:
+        """Logs the new keys that no host sends, each after its place."""
         for place in keys:
             key = _NUMBER.sub("[]", place)
             if key.lower() not in _QUIET and self._is_new(key):
-                from difflib import get_close_matches  # which no host needs
+                from difflib import get_close_matches  # hosts never need it
 
                 nearest = get_close_matches(key.rpartition(".")[2].lower(), _NAMES, n=1, cutoff=_ALIKE)
                 meant = {"meant": _NAMES[nearest[0]]} if nearest else {}
                 log.warning("an unknown key has no effect", key=key, **meant)
 
-    def values(self, found: Iterable[tuple[str, float, str]]) -> None:
-        """Logs the keys with a value that means nothing, and the value taken instead."""
+    def log_values(self, found: Iterable[tuple[str, float, str]]) -> None:
+        """Logs keys with a value out of range, and the value that replaces it."""
         for key, value, instead in found:
             if self._is_new(key):
                 log.warning("a value is out of range", key=key, value=value, instead=instead)

@@ -1,4 +1,4 @@
-"""`POST /v1/tokenize`: plain text in, a JSON array of ids out; and `POST /v1/detokenize`, the way back."""
+"""`POST /v1/tokenize`: plain text to a JSON array of ids; `POST /v1/detokenize`: ids to text."""
 
 from codecs import iterdecode
 from collections.abc import Iterator, Sequence
@@ -12,14 +12,14 @@ from runner.server.intake import Incoming, Intake
 
 MOST_TEXT_BYTES = 256 << 20
 MOST_IDS_BYTES = 8 << 20
-"""Of a JSON array of ids: more than the longest context has."""
+"""More than the ids of the longest context take as JSON."""
 _ID_BYTES = 16
-"""The memory of an id that is held, for each byte of its text."""
+"""The memory that ids take, for each byte of their JSON."""
 _IDS = msgspec.json.Decoder(list[int] | None)
 
 
 class TokenizeEndpoint:
-    """Tokenizes off the event loop, a part at a time, so that no request waits longer than one part of a long text."""
+    """Tokenizes off the event loop, part by part, so that a request waits for one part of a long text at most."""
 
     def __init__(self, engine: Engine, intake: Intake) -> None:
         self._engine = engine
@@ -28,22 +28,22 @@ class TokenizeEndpoint:
     async def post(self, http: web.Request) -> web.StreamResponse:
         """Responds with the ids of the body, sending each part as soon as it is computed.
 
-        A host reads up to the closing bracket and then closes the connection, unless it has seen the end of the
-        response by then: so the bracket is sent together with the end.
+        A host that has read the closing bracket closes the connection, unless the end of the response has arrived: so
+        both are sent together.
         """
         with Incoming(self._intake, self._engine.vision) as incoming:
             await incoming.read_all(http, MOST_TEXT_BYTES)
             return await self._respond(http, incoming.size, self._ids(incoming.chunks))
 
     async def post_ids(self, http: web.Request) -> web.StreamResponse:
-        """Responds with the text of a JSON array of ids, special tokens included. Ids that the vocabulary lacks are
-        left out."""
+        """Responds with the text of a JSON array of ids, special tokens included. Omits ids that the vocabulary
+        lacks."""
         with Incoming(self._intake, self._engine.vision) as incoming:
             await incoming.read_all(http, MOST_IDS_BYTES, _ID_BYTES)
             return await self._respond(http, incoming.size, self._text(incoming.chunks))
 
     async def _respond(self, http: web.Request, size: int, pieces: Iterator[bytes]) -> web.StreamResponse:
-        """Sends each piece when the next one is known."""
+        """Sends each piece when the next is known."""
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         last = await self._intake.run(size, next, pieces, b"")
         while piece := await self._intake.run(size, next, pieces, b""):
@@ -57,7 +57,7 @@ class TokenizeEndpoint:
         return response
 
     def _ids(self, chunks: Sequence[bytes]) -> Iterator[bytes]:
-        """Yields the array as text, in pieces, the last with the bracket. Bytes that are not UTF-8 count as U+FFFD."""
+        """Yields the JSON array in pieces. Bytes that are not UTF-8 count as U+FFFD."""
         piece = b""
         for ids in self._engine.tokenizer.encode_parts(iterdecode(chunks, "utf-8", "surrogateescape")):
             if ids:

@@ -1,4 +1,4 @@
-"""`mlx-runner check`: reports what a model is, and every problem that would keep it from being served."""
+"""`mlx-runner check`: reports the facts of a model, and every problem that would prevent serving it."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ _STDOUT = 1
 
 
 def check(settings: CheckSettings) -> NoReturn:
-    """Prints the report and ends the process: status 1 if the model would not load, or its format is refused."""
+    """Prints the report and ends the process, with status 1 if the model would not load or a fact is a fault."""
     if settings.verify:
         preloaded = cpu.preload(settings.blas, settings.blas_threads, settings.kernels)
         log.debug("trying the model", **preloaded._asdict())

@@ -19,10 +19,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 def verify_digests(checkpoint: Checkpoint, tensors: Iterable[Tensor], report: ReportFault = raise_fault) -> None:
-    """Compares the SHA-256 of each blob with tensors of `tensors` or a text file with the blob's name.
+    """Compares the name of each blob that holds some of `tensors` or a text file with the SHA-256 of the blob.
 
-    Reports a ModelError for each mismatch, in any order, with the name of the content; if `report` raises, stops. Logs
-    the progress, or that a directory has no digests.
+    Reports a ModelError for each mismatch, in any order, and stops if `report` raises. Logs the progress, or that a
+    directory has no digests.
     """
     if not checkpoint.from_store:
         log.info("nothing to verify: a directory has no digests", directory=str(checkpoint.path))
@@ -35,7 +35,7 @@ def verify_digests(checkpoint: Checkpoint, tensors: Iterable[Tensor], report: Re
     stopped = threading.Event()  # set when the remaining results are not needed
     with ThreadPoolExecutor(_THREADS, "digest") as pool:
         try:
-            # The largest first, so that the threads end together.
+            # The largest come first, so that the threads end together.
             order = sorted(blobs, key=lambda blob: (-sizes[blob], blob.path))
             for future in as_completed([pool.submit(_fault, blob, blobs[blob], progress, stopped) for blob in order]):
                 fault = future.result()
@@ -47,7 +47,7 @@ def verify_digests(checkpoint: Checkpoint, tensors: Iterable[Tensor], report: Re
 
 
 def _size(blob: File) -> int:
-    """Returns the size in bytes; 0 for a missing file, which is reported where it is needed."""
+    """Returns the size in bytes; 0 for a missing file, which opening the model reports."""
     try:
         return blob.path.stat().st_size
     except OSError:
@@ -55,10 +55,8 @@ def _size(blob: File) -> int:
 
 
 def _fault(blob: File, names: Sequence[str], progress: Progress, stopped: threading.Event) -> ModelError | None:
-    """Returns the fault in the content of one blob, which holds the tensors or files `names`; None if there is none.
-
-    A blob that cannot be opened is no fault here: opening the model reports it.
-    """
+    """Returns the fault in the content of one blob, which holds the tensors or files `names`, or None. A blob that
+    cannot be opened has none: opening the model reports it."""
     found, is_open = hashlib.sha256(), False
     chunk = memoryview(bytearray(_CHUNK_BYTES))
     try:

@@ -1,7 +1,7 @@
-"""Examines a model for `mlx-runner check`: its facts and all its faults, without reading its weights.
+"""Examines a model for `mlx-runner check`: finds its facts and all its faults, without reading its weights.
 
-Opening a model for serving stops at the first fault. Here each step continues with what earlier faults have left, and
-is skipped where it could only repeat a fault in other words.
+Opening a model for serving stops at the first fault. Examining continues after a fault, and skips steps that could only
+repeat the fault in other words.
 """
 
 import re
@@ -33,11 +33,11 @@ _PARTS = {
     "layers beyond the last": re.compile(r"(.+\.)?layers\.\d+\."),
 }
 OTHER = "other"
-"""The part of tensors that belong to no known part."""
+"""The part of all other tensors."""
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """The number and size of tensors of one kind. A packed tensor counts once, its bytes with scales and biases."""
+    """The number and size of tensors of one kind. A packed tensor counts once; its bytes include scales and biases."""
 
     name: str
     tensors: int
@@ -45,7 +45,7 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 class Examination(NamedTuple):
-    """The result of `examine`; fields that could not be determined are None. `problems` read as in serving."""
+    """The result of `examine`; a field that a fault hides is None. `problems` have the words of serving."""
 
     checkpoint: Checkpoint | None
     config: Config | None
@@ -53,22 +53,22 @@ class Examination(NamedTuple):
     family: Family | None
     opened: OpenedModel | None
     module: Module | None
-    """Made of placeholders: shapes and types, no values."""
+    """A module of placeholders, which have shapes and types but no values."""
     defaults: Defaults
-    """Values used for fields that config.json leaves out: mlx-lm's defaults, and ours."""
+    """The values of fields that config.json lacks: mlx-lm's defaults, and ours."""
     compared: bool
     """True if all readable tensors were compared with the module."""
     problems: list[ModelError]
 
     def file(self, name: str) -> bytes | None:
-        """Returns a text file for the tokenizer; None for a broken `config.json`, which is among the problems."""
+        """Returns a text file for the tokenizer; None for a broken `config.json`, a known problem."""
         if self.checkpoint is None or (name == "config.json" and self.config is None):
             return None
         return self.checkpoint.file(name)
 
 
 def examine(model: str, models_dir: Path, *, digests: bool, choose: ChooseFamily = family_of) -> Examination:
-    """Takes every step of opening and loading that reads no weights. With `digests`, also hashes the blobs."""
+    """Takes every step of opening and loading that reads no weights. With `digests` it also hashes the blobs."""
     problems: list[ModelError] = []
     checkpoint = config = architecture = family = opened = module = None
     with collecting_faults(problems):
@@ -97,7 +97,7 @@ def examine(model: str, models_dir: Path, *, digests: bool, choose: ChooseFamily
 
 @contextmanager
 def collecting_faults(problems: list[ModelError]) -> Iterator[None]:
-    """Appends the ModelError that ends the block to `problems`."""
+    """Catches a ModelError of the block, and appends it to `problems`."""
     try:
         yield
     except ModelError as error:
@@ -110,7 +110,7 @@ def _rehearsed(opened: OpenedModel) -> tuple[Module | None, Sequence[ModelError]
     except FaultsError as error:
         return None, error.faults
     except ModelError as error:
-        return None, () if opened.unreadable else (error,)  # it may only be a consequence of the unreadable tensors
+        return None, () if opened.unreadable else (error,)  # which may have caused it
 
 
 def _defaults(opened: OpenedModel) -> Defaults:
@@ -121,7 +121,7 @@ def _defaults(opened: OpenedModel) -> Defaults:
 
 
 def skipped(checkpoint: Checkpoint, tensors: Iterable[Tensor]) -> list[Amount]:
-    """Returns the tensors that will not be read besides `tensors`, by the part that they belong to."""
+    """Returns the tensors of the files that are not in `tensors`, by the part of the model."""
     read = {tensor.weight for tensor in tensors}
     unread = [(tensor.name, tensor.nbytes) for tensor in checkpoint.tensors.values() if tensor.weight not in read]
     return _amounts((_part(name), 1, size) for name, size in (*unread, *checkpoint.draft_bytes.items()))
@@ -137,14 +137,11 @@ def files(tensors: Iterable[Tensor]) -> set[Path]:
 
 
 _PACKED = ("weight", "scales", "biases", "global_scale")
-"""The parameters that packed weights are made of."""
+"""The last names of packed parameters."""
 
 
 def contents(module: Module, types: DtypePlan) -> tuple[list[Amount], int]:
-    """Returns the module's parameters by type or packing, after conversion to `types`, and their number.
-
-    A packed tensor counts as the number of its values.
-    """
+    """Returns the module's parameters by type or packing, after conversion to `types`, and the number of values."""
     packed = {path: layer for path, layer in module.named_modules() if _is_packed(layer)}
     found: list[tuple[str, int, int]] = []
     parameters = 0
@@ -165,7 +162,7 @@ def _is_packed(layer: Module) -> bool:
 
 
 def _packing(layer: Module) -> str:
-    """Returns the name of a layer's packing. A floating-point mode implies a group size; no mode means affine."""
+    """Returns the name of a layer's packing, with the group size unless the mode implies it. No mode means affine."""
     mode = getattr(layer, "mode", "affine")
     return f"int{layer.bits} g{layer.group_size}" if mode == "affine" else str(mode)
 

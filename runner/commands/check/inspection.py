@@ -24,6 +24,7 @@ from runner.model.weights.dtype import plan_dtypes
 from runner.model.weights.load import LoadedModel
 from runner.model.weights.mended import unread
 from runner.settings import CheckSettings, context_limit
+from runner.sizes import sized
 from runner.tokenizer import Tokenizer, open_tokenizer
 from runner.tokenizer.model_files import read_object
 from runner.versions import misfits
@@ -31,7 +32,7 @@ from runner.wings import chooser, wings_of
 
 
 class LayerKind(msgspec.Struct, frozen=True):
-    """Layer caches of one kind: the kind as the prefix cache sees it, and mlx-lm's class."""
+    """Layer caches of one kind: the kind for the prefix cache, and mlx-lm's class."""
 
     name: str
     cache: str
@@ -46,7 +47,7 @@ class ContextLimit(msgspec.Struct, frozen=True):
 
 
 class NumberFormat(msgspec.Struct, frozen=True):
-    """The type in which the model computes, and why."""
+    """The type in which the model computes, and the reason."""
 
     dtype: str
     why: str
@@ -71,9 +72,9 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class TokenizerFacts(msgspec.Struct, frozen=True):
-    """`vocabulary` is the number of ids, `scored` the number of ids that the model has a row for (None if unknown).
+    """The tokenizer. `vocabulary` is its number of ids; the model has a row for `scored` of them (None if unknown).
 
-    `added` counts the tokens that are found by their spelling, `special` those of them that are markup.
+    `added` counts tokens that are found by their spelling, of which `special` are markup.
     """
 
     file: str
@@ -88,7 +89,7 @@ class TokenizerFacts(msgspec.Struct, frozen=True):
 
 
 class RankShare(msgspec.Struct, frozen=True):
-    """A number of ranks, and the bytes of weights that each of them would hold in memory."""
+    """A number of ranks, and the bytes of weights that each rank would hold in memory."""
 
     ranks: int
     bytes: int
@@ -100,20 +101,26 @@ class RankFacts(msgspec.Struct, frozen=True):
     shares: list[RankShare]
     why_not: str | None = None
 
+    @property
+    def text(self) -> str:
+        """The line of the report."""
+        each = ", ".join(f"{share.ranks} ({sized(share.bytes)} each)" for share in self.shares)
+        return f"no: {self.why_not}" if self.why_not else each
+
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """The report. None stands for facts that a problem hides; sizes are in bytes."""
+    """The report. A fact is None if a problem hides it; sizes are in bytes."""
 
     model: str
     loads: bool
     source: Literal["store", "directory"] | None
     path: str | None
     children: list[str]
-    """The list of manifests in which a store has the model."""
+    """The manifests of the list in which a store has the model."""
     architecture: str | None
     module: str | None
     defaults: dict[str, object]
-    """Fields that are missing from config.json, with the values that apply."""
+    """The fields that config.json lacks, with the values that apply."""
     layers: int | None
     parameters: int | None
     caches: list[LayerKind] | None
@@ -123,12 +130,12 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     files: int | None
     """The number of files that hold `read_bytes`."""
     skipped: list[Amount] | None
-    """Tensors in the files that neither the text model nor its tower uses."""
+    """The tensors in the files that the model does not use."""
     device: Literal["cpu", "gpu"]
     computes: NumberFormat | None
     blas: BlasFacts
     kernels: str
-    """The kernels that would stand in front of MLX's own."""
+    """The kernels that would replace MLX's own."""
     context: ContextLimit | None
     tokenizer: TokenizerFacts | None
     pictures: Facts | None
@@ -136,20 +143,20 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """None for a model that does not claim to hear."""
     drafts: Facts | None
     format: Facts | None
-    """The answer to a request with the format; None without `--format`."""
+    """The result of compiling the format; None without `--format`."""
     ranks: RankFacts | None
     trial: TrialFacts | None
-    """The findings of a trial on this device; None without `--verify`."""
+    """The result of a trial on this device; None without `--verify`."""
     embeddings: Facts | None
-    """None for a model that makes none."""
+    """None for a model that makes text."""
     disk: Facts | None
-    """The directory of the disk cache, if one is named."""
+    """The directory of the disk cache; None without `--disk-cache`."""
     warnings: list[str]
     problems: list[str]
 
 
 def inspect(settings: CheckSettings) -> Inspection:
-    """Examines the model that `settings` name. Faults of the model are reported in the result, never raised."""
+    """Examines the model that `settings` name. Faults of the model are in the result, never raised."""
     found = examine(settings.model, settings.models_dir, digests=settings.verify, choose=chooser(settings))
     checkpoint, opened, module = found.checkpoint, found.opened, found.module
     tokenizer = None
@@ -300,7 +307,7 @@ def _tokenizer_warnings(tokenizer: Tokenizer, found: Examination) -> Iterator[st
 
 
 def rank_facts(found: Examination, dtype: str, budget_bytes: int) -> RankFacts | None:
-    """Returns what can be done with a model; None if a fault hides it. The arguments after it are settings."""
+    """Returns the ranks that a model can have; None if a fault hides them."""
     model, whole = found.opened, found.module
     if model is None or whole is None:
         return None

@@ -7,32 +7,23 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from runner.commands.check.examination import Amount
-from runner.commands.check.inspection import (
-    BlasFacts,
-    ContextLimit,
-    Inspection,
-    LayerKind,
-    RankFacts,
-    Token,
-    TokenizerFacts,
-)
-from runner.commands.check.trial import TrialFacts, Verdict
+from runner.commands.check.inspection import BlasFacts, ContextLimit, Inspection, LayerKind, Token, TokenizerFacts
 from runner.logs import printable
 from runner.sizes import counted, sized
 
 _WIDTH = 100
 _LABEL = 14
 _SHOWN = 30
-"""The most problems that are listed: a wrong size in config.json makes one of every tensor."""
+"""The most problems that are listed: a wrong size in config.json makes a problem of every tensor."""
 
 
 def as_json(found: Inspection) -> str:
-    """Returns one object, as ASCII: no terminal acts on what stands in the names of others."""
+    """Returns one object as ASCII, so that names cannot steer a terminal."""
     return f"{json.dumps(msgspec.to_builtins(found), indent=2)}\n"
 
 
 def as_text(found: Inspection) -> str:
-    """Returns aligned lines of label and value; then verdict, warnings and problems, one unwrapped line each."""
+    """Returns aligned lines of label and value, then unwrapped lines for the verdict, each warning and each problem."""
     problems = found.problems[:_SHOWN]
     if len(found.problems) > len(problems):
         problems.append(f"and {len(found.problems) - len(problems)} more, which --json lists")
@@ -76,22 +67,17 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "context", _context(found.context)
     if found.tokenizer:
         yield from _tokenizer(found.tokenizer)
-    if found.pictures:
-        yield "pictures", found.pictures.text
-    if found.sound:
-        yield "sound", found.sound.text
-    if found.embeddings:
-        yield "embeddings", found.embeddings.text
-    if found.drafts:
-        yield "drafts", found.drafts.text
-    if found.format:
-        yield "format", found.format.text
-    if found.ranks:
-        yield "ranks", _ranks(found.ranks)
-    if found.trial:
-        yield "tried here", _trial(found.trial)
-    if found.disk:
-        yield "disk cache", found.disk.text
+    wings = {
+        "pictures": found.pictures,
+        "sound": found.sound,
+        "embeddings": found.embeddings,
+        "drafts": found.drafts,
+        "format": found.format,
+        "ranks": found.ranks,
+        "tried here": found.trial,
+        "disk cache": found.disk,
+    }
+    yield from ((label, facts.text) for label, facts in wings.items() if facts)
 
 
 def _value(value: object) -> str:
@@ -104,22 +90,6 @@ def _tokenizer(facts: TokenizerFacts) -> Iterator[tuple[str, str]]:
     yield "tokenizer", f"{facts.kind} of {facts.file}: {facts.vocabulary} tokens{rows}, {added}"
     yield "BOS", _token(facts.bos) + (", added before each prompt" if facts.add_bos else "") if facts.bos else "none"
     yield "EOS", ", ".join(map(_token, facts.eos)) or "none"
-
-
-def _ranks(facts: RankFacts) -> str:
-    if facts.why_not:
-        return f"no: {facts.why_not}"
-    return ", ".join(f"{share.ranks} ({sized(share.bytes)} each)" for share in facts.shares)
-
-
-def _trial(facts: TrialFacts) -> str:
-    return f"answers together: {_verdict(facts.batches)}; drafts: {_verdict(facts.drafts)}"
-
-
-def _verdict(verdict: Verdict) -> str:
-    if not verdict.table:
-        return "wrong on this device" if verdict.here else "right"
-    return f"never ({verdict.table}){'' if verdict.here else ', though nothing went wrong here'}"
 
 
 def _blas(blas: BlasFacts) -> str:
@@ -154,15 +124,9 @@ def _line(label: str, text: str) -> str:
 
 
 def _wrapped(label: str, text: str) -> list[str]:
-    indent = " " * _LABEL
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=f"{label:<{_LABEL}}",
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    ) or [label]
+    first, other = _line(label, ""), " " * _LABEL
+    wrapper = textwrap.TextWrapper(_WIDTH, first, other, break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(text) or [label]
 
 
 def _amounts(amounts: Iterable[Amount]) -> str:

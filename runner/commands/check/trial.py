@@ -1,6 +1,6 @@
-"""Tries what a model allows on the device at hand, for `mlx-runner check --verify`.
+"""Tries a model on this device, for `mlx-runner check --verify`: answers in one batch, drafts, and both together.
 
-The same trials make the table `TRIED` of runner/model/families.py, and a test holds every architecture against it.
+The same trials make the table `TRIED` of runner/model/families.py; a test compares every architecture with it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,12 +25,17 @@ from runner.model.weights.parameters import refuse_infinite
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Reasons why a model must not do something; each is empty if it may."""
+    """Reasons why a model must not do something; empty where there is none."""
 
     table: str
-    """By the table, which decides how the model is served."""
+    """The reason in the table, which decides how the model is served."""
     here: str
-    """By the trial on this device."""
+    """The reason that the trial on this device found."""
+
+    def __str__(self) -> str:
+        if not self.table:
+            return "wrong on this device" if self.here else "right"
+        return f"never ({self.table}){'' if self.here else ', though nothing went wrong here'}"
 
 
 class TrialFacts(msgspec.Struct, frozen=True):
@@ -42,8 +47,13 @@ class TrialFacts(msgspec.Struct, frozen=True):
     """Several tokens of an answer in one forward, alone and together with other answers."""
 
     @property
+    def text(self) -> str:
+        """The line of the report."""
+        return f"answers together: {self.batches}; drafts: {self.drafts}"
+
+    @property
     def warnings(self) -> Iterator[str]:
-        """Yields what to do where the table allows what goes wrong here."""
+        """Yields advice for each ability that the table allows and the trial refutes."""
         advised = ((self.batches, "computed together", "--parallel 1"), (self.drafts, "drafted", "--draft off"))
         for verdict, done, flag in advised:
             if verdict.here and not verdict.table:
@@ -54,8 +64,7 @@ class TrialFacts(msgspec.Struct, frozen=True):
 
 
 def try_model(model: OpenedModel, dtype: str, budget_bytes: int) -> TrialFacts:
-    """Loads a model and tries it; the arguments after it are settings. Raises ModelError if it cannot be loaded, or
-    computes no numbers."""
+    """Loads a model and tries it. Raises ModelError if it cannot be loaded, or computes no numbers."""
     if device() == "cpu":
         mx.disable_compile()  # as serving does
     loaded = load(model, dtype, budget_bytes)
@@ -75,18 +84,18 @@ def try_model(model: OpenedModel, dtype: str, budget_bytes: int) -> TrialFacts:
 _SLICE_TOKENS = 16  # of a prompt: windows and chunks fill slice by slice
 _LIMIT = 0.03
 _LIMIT_BFLOAT16 = 0.1
-"""The largest accepted difference between the logits of several rows at once and those of single rows, in relation to
-their spread, in most of the rows that are compared.
+"""The largest accepted difference between the logits of several rows at once and of single rows, relative to their
+spread, in most of the rows compared.
 
-Other numbers of rows have other kernels, which round differently. Measured over all architectures (tiny ones with
-random weights, which amplify rounding), rounding alone costs 0.0007 in the median architecture and up to 0.009 in nine
-of ten for float16, 0.027 and 0.13 for bfloat16; other kernels change a part of that. float32 may have the 10 bits of
-float16 on GPUs. Single steps are off by up to 1.6, where two experts are nearly tied, so one step alone does not count.
+Kernels for different numbers of rows round differently. Over all architectures (tiny, with random weights, which
+amplify rounding) rounding alone costs 0.0007 in the median and up to 0.009 in nine of ten for float16, 0.027 and 0.13
+for bfloat16. On GPUs float32 may have the 10 bits of float16. A single step is off by up to 1.6 where two experts are
+nearly tied, so one step alone does not count.
 """
 
 
 def _tried(find: Callable[[], str]) -> str:
-    """Returns the fault that a trial finds, or the first line of what the model raises in it."""
+    """Returns the fault that a trial finds, or the first line of the error that the model raises."""
     try:
         fault = find()
     except Exception as error:  # models raise anything when given what they do not expect
@@ -96,35 +105,32 @@ def _tried(find: Callable[[], str]) -> str:
 
 
 def _most(off: list[float]) -> float:
-    """Returns the lower of the medians of some differences: single ones do not count."""
+    """Returns the lower median of differences."""
     return sorted(off)[(len(off) - 1) // 2]
 
 
 def _verdict(off: float, layers: list[object]) -> str:
-    """Returns the fault of a trial whose logits, over these layers, are off by `off`; empty if it is rounding."""
+    """Returns the fault of a trial whose logits differ by `off`, or an empty text if that is rounding."""
     coarse = any(array.dtype == mx.bfloat16 for array in gather(layers, set()))
     return "" if off <= (_LIMIT_BFLOAT16 if coarse else _LIMIT) else f"the logits of a trial are off by {off:.2f}"
 
 
-# --- Tries whether a model gives the rows of a batch the logits that each row gets alone. The caches of a batch
-# count the positions in an array, one for each row, and hide the padding of shorter rows behind a mask. Attention
-# that is written out by hand may not know such a mask (gemma2, phi3small), a model may want one position for all
-# rows (gpt_bigcode), or compute positions by itself (afm7, silently wrong).
-
 _SHORT, _LONG, _LATE = 3, 48, 24
-"""Lengths of the prompts, in tokens. Much padding for few tokens: the more there is, the more a wrong mask or position
-changes."""
-
+"""Lengths of the prompts of a batch, in tokens. They need much padding, which shows a wrong mask or position."""
 _STEPS = 4
-"""The steps of a row at most.
+"""The most steps of a row.
 
-Without the padding in its mask the median architecture is off by 0.55, and nine of ten by more than 0.1; one position
-for all rows costs more. A model that hardly looks at its past may change less than the limit, and goes unnoticed.
+Without a mask for padding the median architecture is off by 0.55, and nine of ten by more than 0.1; one position for
+all rows costs more. A model that hardly looks at its past may stay below the limit.
 """
 
 
 def batch_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> str:
-    """Returns why rows that join and leave a batch do not get the logits that they get alone; empty if they do.
+    """Returns the reason why rows that join and leave a batch get other logits than alone, or an empty text.
+
+    The caches of a batch have a position for each row, and a mask that hides the padding of shorter rows. Attention
+    written by hand may not know such a mask (gemma2, phi3small), a model may want one position for all rows
+    (gpt_bigcode), or compute positions by itself (afm7, without an error).
 
     `forward` takes token ids [B, L] and a cache list to logits [B, L, V]; an error that it raises is a fault. Computes
     prompts of 75 tokens, 9 forwards of a single token, and 4 of one token for two or three rows.
@@ -133,28 +139,28 @@ def batch_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> s
 
 
 class _Row:
-    """A prompt that is read alone, and the tokens that follow it."""
+    """A prompt that is computed alone, and the tokens that follow it."""
 
     def __init__(self, layers: list[object], tokens: list[int], length: int, forward: Forward) -> None:
         self.layers = layers
         self.following = tokens[length:]
         self.off: list[float] = []
-        """The differences between the logits of the batch and of the row alone, one for each step."""
+        """The difference between the logits of the batch and of the row alone, for each step."""
         self._forward = forward
         for start in range(0, length, _SLICE_TOKENS):
             mx.eval(forward(mx.array([tokens[start : min(start + _SLICE_TOKENS, length)]]), layers))
 
     def compare(self, token: mx.array, ours: mx.array) -> None:
-        """Compares the logits [1, V] that a batch gave for `token` [1, 1] with those that the row gives alone."""
+        """Compares the logits [1, V] of a batch after `token` [1, 1] with the logits of the row alone."""
         self.off.append(difference(ours, self._forward(token, self.layers)[0]))
 
 
 def _rows(lengths: Sequence[int], steps: int, make_layers: MakeLayers, forward: Forward, vocab_size: int) -> list[_Row]:
-    """Returns a row for each of these lengths, which `steps` tokens follow."""
+    """Returns a row for each length, with `steps` tokens to follow."""
     rows = []
     for place, length in enumerate(lengths):
         count = length + steps
-        # From all over the vocabulary, whose first tokens are often special ones; different for each row.
+        # Tokens from all over the vocabulary, since the first are often special; different for each row.
         tokens = [(i * len(lengths) + place) * vocab_size // (count * len(lengths)) for i in range(count)]
         rows.append(_Row(make_layers(), tokens, length, forward))
     return rows
@@ -183,25 +189,22 @@ def _batch_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> 
     return _verdict(max(_most(row.off) for row in rows), short.layers)
 
 
-# --- Tries whether a model may draft: whether several tokens in one forward get the logits that they get one by
-# one, and whether its layers go back to where those that are right end. Some models see more of the tokens in one
-# forward than they would one by one (phi3small, whose mask shows in every other layer what follows a token; plamo3,
-# whose mask shows a token more than its window keeps), and layers of unknown classes cannot go back.
-
 _PLACES = (3, 43)
 """The positions at which rounds begin. Tokens that a model should not see weigh most after few others, or with a full
 window. Neither number is a multiple of the size of a chunk, a block or a pool of keys."""
-
 _COUNT, _RIGHT = 5, 2
-"""The tokens of a round, and how many of them are right."""
-
+"""The tokens of a round, and the number of right ones."""
 _LIMIT_DRAFTS = 1e-3
-"""The largest accepted difference that other drafts after them make to the logits of the right tokens, in relation to
-their spread. The kernels are the same, so nothing is rounded otherwise: it is 0 in all architectures but phi3small."""
+"""The largest accepted difference of the logits of right tokens before different drafts, relative to their spread. The
+kernels are the same, so the difference is 0 in all architectures but phi3small."""
 
 
 def draft_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> str:
-    """Returns why drafts would change the answers of a model; empty if they would not.
+    """Returns the reason why drafts would change the answers of a model, or an empty text.
+
+    Several tokens in one forward must get the logits that they get one by one, and the layers must go back to the last
+    right token. Some models see more tokens in one forward (phi3small's mask shows the next token in every other layer,
+    plamo3's a token more than its window keeps), and layers of unknown classes cannot go back.
 
     `forward` takes token ids [1, L] and a cache list to logits [1, L, V]; an error that it raises is a fault. Computes
     prompts of 76 tokens, four rounds of 5 tokens, up to two more of 2, and 16 forwards of a single token.
@@ -210,14 +213,14 @@ def draft_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> s
 
 
 class _Line:
-    """A sequence that reads tokens as a session does."""
+    """A sequence that computes tokens as a session does."""
 
     def __init__(self, facts: LayerFacts, forward: Forward) -> None:
         self.sequence = SequenceLayers(facts)
         self.layers = self.sequence.layers
         self._forward = forward
 
-    def read(self, tokens: list[int]) -> mx.array:
+    def compute(self, tokens: list[int]) -> mx.array:
         """Returns the logits [L, V] of a forward, evaluated."""
         logits = self._forward(mx.array([tokens]), self.layers)[0]
         mx.eval(logits, self.sequence.arrays())
@@ -227,7 +230,7 @@ class _Line:
 
 def _draft_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> str:
     count = _PLACES[-1] + _COUNT
-    # From all over the vocabulary, whose first tokens are often special ones.
+    # Tokens from all over the vocabulary, since the first are often special.
     tokens = [i * 17 % count * vocab_size // count for i in range(count)]
     facts = Sketch(make_layers, forward, vocab_size).facts
     ours, alone = _Line(facts, forward), _Line(facts, forward)
@@ -235,11 +238,11 @@ def _draft_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> 
     for place in _PLACES:
         for line in (ours, alone):
             while (at := line.sequence.position) < place:
-                line.read(tokens[at : min(at + _SLICE_TOKENS, place)])
+                line.compute(tokens[at : min(at + _SLICE_TOKENS, place)])
         if not ours.sequence.markable:
             names = {type(getattr(s, "layer", s)).__name__ for _, s in ours.sequence.used if not s.markable}
             return f"{', '.join(sorted(names))} cannot go back"
-        right = [alone.read([token]) for token in tokens[place : place + _COUNT]]
+        right = [alone.compute([token]) for token in tokens[place : place + _COUNT]]
         wrong = [(token + vocab_size // 2) % vocab_size for token in tokens[place + _RIGHT : place + _COUNT]]
         found = _round(ours, tokens[place : place + _COUNT], wrong, right)
         off = max(off, _most(found.together), _most(found.after))
@@ -250,47 +253,44 @@ def _draft_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> 
 
 
 class _Found(NamedTuple):
-    """Differences between logits, one for each row that was compared."""
+    """The differences between logits for each row compared."""
 
     together: list[float]
     """A round, compared with single tokens."""
     moved: list[float]
-    """The right tokens, compared with themselves before other drafts."""
+    """The right tokens before wrong drafts, compared with the same tokens before right drafts."""
     after: list[float]
     """The tokens after a round, compared with single tokens."""
 
 
 def _round(line: _Line, tokens: list[int], wrong: list[int], right: list[mx.array]) -> _Found:
-    """Reads a round, goes back to where it began, reads it again with wrong drafts, goes back to the end of what is
-    right, and reads on one by one. `right` are the logits of single tokens."""
+    """Computes a round, goes back to its beginning, computes it again with wrong drafts, goes back to its last right
+    token, and computes the rest one by one. `right` are the logits of single tokens."""
     sequence, at = line.sequence, line.sequence.position
     mark = sequence.mark(_COUNT)
-    logits = line.read(tokens)
+    logits = line.compute(tokens)
     together = [difference(ours[None], theirs) for ours, theirs in zip(logits, right, strict=True)]
     sequence.revert(mark, at)
     mark = sequence.mark(_COUNT)
     with mark.watched():
-        again = line.read([*tokens[:_RIGHT], *wrong])
+        again = line.compute([*tokens[:_RIGHT], *wrong])
     moved = [difference(again[row][None], logits[row][None]) for row in range(_RIGHT)]
     sequence.revert(mark, at + _RIGHT)
     if sequence.position == at:  # a layer can only go back to the mark
-        line.read(tokens[:_RIGHT])
+        line.compute(tokens[:_RIGHT])
     after = [
-        difference(line.read([token]), theirs) for token, theirs in zip(tokens[_RIGHT:], right[_RIGHT:], strict=True)
+        difference(line.compute([token]), theirs) for token, theirs in zip(tokens[_RIGHT:], right[_RIGHT:], strict=True)
     ]
     return _Found(together, moved, after)
 
 
-# --- Tries whether a model may draft for several answers in one forward: whether the rows of a batch get the logits
-# that they get one by one, and stand, each by itself, after those of its tokens that are right.
-
 _RIGHTS = ((1, 4), (4, 2))
-"""The tokens of each row that are right, in two rounds."""
+"""The right tokens of each row, in two rounds."""
 
 
 def rounds_fault(make_layers: MakeLayers, forward: Forward, vocab_size: int) -> str:
-    """Returns why drafts would change answers that are computed together; empty if they would not, or if their layers
-    cannot go back one by one, so that nothing is drafted then.
+    """Returns the reason why drafts would change answers in one batch, or an empty text. The text is empty, too, if the
+    layers of one row cannot go back: then nothing is drafted in a batch.
 
     `forward` takes token ids [B, L] and a cache list to logits [B, L, V]; an error that it raises is a fault. Computes
     prompts of 51 tokens, two rounds of 5 tokens for two rows, and 12 forwards of a single token.

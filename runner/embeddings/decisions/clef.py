@@ -1,4 +1,4 @@
-"""Clef: one text of many segments, in which fields, their questions and options are spans. All are decided together."""
+"""Clef: one text of many segments, whose spans are questions and options. All questions are decided together."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 
 from protocol.score import MOST_ROWS, DecisionRequest, Field, Span, decode_decision
-from runner.embeddings.decisions.endpoint import Decision
+from runner.embeddings.decisions.decider import Decision
 from runner.embeddings.embedder import EncoderPiece, TextToEmbed
 from runner.errors import RequestError
 from runner.tokenizer import Tokenizer
@@ -15,10 +15,10 @@ from runner.tokenizer import Tokenizer
 _TYPES = 3
 _LEAST_OPTIONS, _MOST_OPTIONS = 2, 26
 _LEAST_SEGMENTS, _FIRST = 3, 2
-"""The first segment of the schema comes after the state's."""
+"""The index of the first segment of the schema, after the segments of the state."""
 _MOST_SEGMENTS = 1 << 13
 _TOGETHER = 64
-"""Segments that are tokenized before others have a turn."""
+"""The segments that are tokenized in one turn."""
 
 
 class Spans(NamedTuple):
@@ -26,10 +26,10 @@ class Spans(NamedTuple):
 
     questions: Sequence[Span]
     options: Sequence[Span]
-    """Of all questions."""
+    """The options of all questions."""
     types: Sequence[int]
     counts: Sequence[int]
-    """The options of each question."""
+    """The number of options of each question."""
 
 
 class Clef:
@@ -46,18 +46,17 @@ class Clef:
 
     @property
     def layers(self) -> Sequence[object]:
-        """Those of the text model."""
         return cast("Sequence[object]", self._module.language_model.layers)
 
     @property
     def token_bytes(self) -> int:
-        """The bytes that computing takes for each token: keys and values, hidden states, and those of the head."""
+        """The memory that computing takes for each token: keys and values, hidden states, and states of the head."""
         text, width = self._module.config.text_config, int(self._module.config.head_config["width"])
         keys = 2 * int(text.num_key_value_heads) * int(text.head_dim or text.hidden_size // text.num_attention_heads)
         layers = keys * int(text.num_hidden_layers) + 3 * int(text.hidden_size)
         return 4 * (layers + MOST_ROWS * _MOST_OPTIONS + 4 * width)
 
-    def read(self, body: bytes, tokenizer: Tokenizer) -> Iterator[Decision | None]:
+    def read_body(self, body: bytes, tokenizer: Tokenizer) -> Iterator[Decision | None]:
         """Yields the text of a request. Raises RequestError and BadRequestError."""
         wanted = decode_decision(body)
         if wanted.images:
@@ -89,7 +88,7 @@ class Clef:
         yield Decision(TextToEmbed(ids, asked=spans), spans.counts)
 
     def encode(self, inputs: mx.array, lengths: Sequence[int], asked: Sequence[Spans]) -> Iterator[EncoderPiece]:
-        """Builds a forward over one text [1, L], some tokens a piece. The last piece are the scores [1, options]."""
+        """Builds a forward over one text [1, L], a chunk a piece. The last piece has the scores [1, options]."""
         del lengths
         (spans,) = asked
         language, length = self._module.language_model, inputs.shape[1]
@@ -118,7 +117,7 @@ def _check(field: Field, segments: int) -> None:
 
 
 def _tokens(span: Span, ends: Sequence[int]) -> Span:
-    """Returns a span of segments in tokens. Raises RequestError if it has no tokens."""
+    """Returns a span of segments as a span of tokens. Raises RequestError if it has no tokens."""
     start, stop = ends[span[0]], ends[span[1]]
     if start == stop:
         raise RequestError("Clef question span has no tokens")
@@ -131,7 +130,7 @@ def _refuse_long(count: int, wanted: DecisionRequest) -> None:
 
 
 def _means(spans: Sequence[Span], length: int) -> mx.array:
-    """Returns weights [spans, length] that take the mean over each span."""
+    """Returns weights [spans, length] that compute the mean over each span."""
     at = mx.arange(length)
     starts, stops = (mx.array(each)[:, None] for each in zip(*spans, strict=True))
     return ((at >= starts) & (at < stops)) / (stops - starts)

@@ -1,4 +1,4 @@
-"""Laya: a text for each question, with a mark before each option, which is scored there.
+"""Laya: a text for each question, with a mark before each option. The option is scored at its mark.
 
 [CLS] TYPE question: INSTRUCTIONS [SEP] [MASK] OPTION ... [SEP] STATE [SEP]
 """
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from protocol.score import MOST_ROWS, DecisionRequest, Question, decode_decision
-from runner.embeddings.decisions.endpoint import Decision
+from runner.embeddings.decisions.decider import Decision
 from runner.embeddings.embedder import EncoderPiece, TextToEmbed
 from runner.errors import ModelError, RequestError
 from runner.tokenizer import Tokenizer
@@ -18,20 +18,20 @@ from runner.tokenizer import Tokenizer
 _TYPES = ("choice", "score", "noul")
 _MOST_OPTION_TOKENS = 48
 _LEAST_QUESTION, _LEAST_OPTION, _SHORTEST_QUESTION = 16, 4, 8
-"""Tokens: the least that options leave of the head for the question, that each option keeps then, and that the question
-has in any case."""
+"""In tokens: the least room for the question before options are cut, the least length of a cut option, and the least
+length of the question after that."""
 _MOST_OPTIONS = 255
 _HIDDEN = -1e9
 _COLDEST, _WARMEST = 0.5, 5.0
 _BUCKETS = ((2, "2"), (5, "3-5"), (10, "6-10"), (_MOST_OPTIONS, "11+"))
-"""The most options -> their name in `temperature_by_options`."""
+"""The most options, and the name of the bucket in `temperature_by_options`."""
 
 
 class Marks(NamedTuple):
     """The question about a text."""
 
     places: Sequence[int]
-    """Of the mark before each option."""
+    """The positions of the marks before the options."""
     type: int
     temperature: float
 
@@ -53,17 +53,16 @@ class Laya:
 
     @property
     def layers(self) -> Sequence[object]:
-        """Those of the encoder and of the head."""
         return [*self._module.encoder.layers, *self._module.head.layers]
 
     @property
     def token_bytes(self) -> int:
-        """The bytes that computing takes for each token of a text: masks and activations."""
+        """The memory that computing takes for each token: masks and activations."""
         config = self._module.encoder.config
         return 4 * (2 * self._most + 8 * int(config.hidden_size) + 3 * int(config.intermediate_size))
 
-    def read(self, body: bytes, tokenizer: Tokenizer) -> Iterator[Decision | None]:
-        """Yields a text for each row. Raises RequestError and BadRequestError."""
+    def read_body(self, body: bytes, tokenizer: Tokenizer) -> Iterator[Decision | None]:
+        """Yields a text for each row."""
         wanted = decode_decision(body)
         if not 1 <= len(wanted.rows) <= MOST_ROWS or not 1 <= wanted.max_tokens <= self._most:
             raise RequestError("invalid Laya row count or context limit")
@@ -118,7 +117,7 @@ class Laya:
         return min(_WARMEST, max(_COLDEST, found)) if math.isfinite(found) else 1.0
 
     def encode(self, inputs: mx.array, lengths: Sequence[int], asked: Sequence[Marks]) -> Iterator[EncoderPiece]:
-        """Builds a forward over texts [B, L], a layer a piece. The last piece are the scores [B, most options]."""
+        """Builds a forward over texts [B, L], a layer a piece. The last piece has the scores [B, most options]."""
         encoder, head = self._module.encoder, self._module.head
         there = mx.arange(inputs.shape[1]) < mx.array([*lengths])[:, None]
         hidden = encoder.embeddings(inputs)

@@ -1,8 +1,7 @@
 """EmbeddingGemma 2's encoder of texts (`EmbeddingGemma2Model`): tokens to one vector for each text.
 
-Every token sees those on both sides, in most layers only near ones. So there is no cache, and no part of a text can be
-computed before the rest of it. Layers, and in a layer blocks of queries, bound the work between two looks at other
-clients: `encode` yields after each.
+Every token sees the tokens on both sides, in most layers only near ones. So there is no cache, and a text cannot be
+computed part by part. `encode` yields after each block of queries of a layer, so that other clients have turns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +29,7 @@ _GELU = (2 / pi) ** 0.5
 
 @partial(mx.compile, shapeless=True)
 def _gelu(x: mx.array) -> mx.array:
-    """Returns GELU by its approximation with tanh. MLX's own takes the third power, which on CPUs costs as much as
-    thirty products: a sixth of a forward."""
+    """Returns the tanh approximation of GELU. MLX's own uses `power`, which on CPUs takes a sixth of a forward."""
     return 0.5 * x * (1 + mx.tanh(_GELU * (x + 0.044715 * (x * x * x))))
 
 
@@ -51,18 +49,18 @@ class ModelArgs(BaseModelArgs):
     embedding_dim: int = 768
     rms_norm_eps: float = 1e-6
     sliding_window: int = 512
-    """How far a token of a sliding layer sees, to either side."""
+    """The number of tokens that a token of a sliding layer sees on either side."""
     attention_bias: bool = False
     rope_theta: float = 1_000_000.0
     rope_local_base_freq: float = 10_000.0
     rope_parameters: dict[str, Any] | None = None
     layer_types: list[str] | None = None
     per_layer_config: dict[str, Any] | None = None
-    """Number of a layer -> fields that are others there."""
+    """Number of a layer -> its own values of fields."""
     vocab_size_per_layer_input: int = 0
 
     def __post_init__(self) -> None:
-        """Derives fields from others. Raises ValueError for values that are not implemented or make no sense."""
+        """Derives fields from others. Raises ValueError for values that are invalid or not implemented."""
         layers = self.num_hidden_layers
         if self.vocab_size_per_layer_input > 0:
             raise ValueError(
@@ -100,23 +98,14 @@ class LayerArgs(NamedTuple):
     heads: int
     key_heads: int
     width: int
-    """Of a head."""
+    """The width of a head."""
     reach: int | None
-    """How far a token sees to either side; None: everything."""
+    """The number of tokens that a token sees on either side; None for all."""
     theta: float
 
 
-class PlacedFeatures(NamedTuple):
-    """Features [stop - start, D] of a picture or a sound, in the places of the tokens of one row."""
-
-    row: int
-    start: int
-    stop: int
-    features: mx.array
-
-
 class TwoSidedAttention(Module):
-    """Attention to both sides, without a scale; values are normalized too."""
+    """Attention to both sides, without a scale. Values are normalized, too."""
 
     def __init__(self, args: ModelArgs, layer: LayerArgs) -> None:
         Module.__init__(self)  # MLX's is not typed
@@ -130,12 +119,12 @@ class TwoSidedAttention(Module):
         self._layer = layer
 
     def keys_values(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Returns those of all rows `x` [B, L, D], each [B, H, L, W]."""
+        """Returns the keys and values [B, H, L, W] of all rows `x` [B, L, D]."""
         values = mx.fast.rms_norm(self._split(self.v_proj(x)), None, self._eps)
         return self._turned(self.k_norm(self._split(self.k_proj(x))), 0), values.swapaxes(1, 2)
 
     def __call__(self, x: mx.array, keys: mx.array, values: mx.array, start: int, mask: mx.array | None) -> mx.array:
-        """Returns the attention of the rows `x` [B, T, D] from `start` on to these keys and values."""
+        """Returns the attention of the rows `x` [B, T, D], which begin at position `start`."""
         queries = self._turned(self.q_norm(self._split(self.q_proj(x))), start)
         seen = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=1.0, mask=mask)
         return self.o_proj(seen.swapaxes(1, 2).flatten(2))
@@ -145,13 +134,13 @@ class TwoSidedAttention(Module):
         return mx.unflatten(projected, -1, (-1, self._layer.width))
 
     def _turned(self, heads: mx.array, start: int) -> mx.array:
-        """Returns [B, H, L, W] for [B, L, H, W], turned by its positions from `start` on."""
+        """Returns [B, H, L, W] for [B, L, H, W], rotated by the positions from `start` on."""
         width, theta = self._layer.width, self._layer.theta
         return mx.fast.rope(heads.swapaxes(1, 2), width, traditional=False, base=theta, scale=1.0, offset=start)
 
 
-class GatedFeedForward(Module):
-    """A gated one."""
+class EncoderFeedForward(Module):
+    """A gated feed-forward network."""
 
     def __init__(self, args: ModelArgs) -> None:
         Module.__init__(self)
@@ -164,7 +153,7 @@ class GatedFeedForward(Module):
 
 
 class LayerInput(Module):
-    """The input of a layer from the embeddings of the text, beside the output of the layer before it."""
+    """The second input of a layer, from the embeddings of the text."""
 
     def __init__(self, args: ModelArgs) -> None:
         Module.__init__(self)
@@ -183,13 +172,11 @@ class LayerInput(Module):
 
 
 class EncoderLayer(Module):
-    """One layer."""
-
     def __init__(self, args: ModelArgs, number: int) -> None:
         Module.__init__(self)
         layer = args.of_layer(number)
         self.self_attn = TwoSidedAttention(args, layer)
-        self.mlp = GatedFeedForward(args)
+        self.mlp = EncoderFeedForward(args)
         for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
             self[f"{name}_layernorm"] = RMSNorm(args.hidden_size, args.rms_norm_eps)
         if args.hidden_size_per_layer_input:
@@ -205,9 +192,9 @@ class EncoderLayer(Module):
     def blocks(
         self, x: mx.array, embedded: mx.array, valid: mx.array | None, norm: Module | None
     ) -> Iterator[EncoderPiece]:
-        """Yields the layer's output, in blocks of rows whose ends meet, as the last array of each piece.
+        """Yields consecutive blocks of rows of the layer's output, each the last array of a piece.
 
-        `x` and `embedded` are [B, L, D], `valid` is bool [B, L]; None if there is no padding.
+        `x` and `embedded` are [B, L, D]; `valid` is bool [B, L], or None if there is no padding.
         """
         batch, length, _ = x.shape
         normed = cast("mx.array", self["input_layernorm"](x))
@@ -228,19 +215,19 @@ class EncoderLayer(Module):
             yield EncoderPiece([keys, values, rows * self.layer_scalar], work)
 
     def _mask(self, start: int, stop: int, first: int, last: int, valid: mx.array | None) -> mx.array | None:
-        """Returns which of the keys from `first` to `last` the rows from `start` to `stop` see, bool; None: all."""
+        """Returns the keys from `first` to `last` that the rows from `start` to `stop` see, bool; None for all."""
         if self.reach is None or max(stop - 1 - first, last - 1 - start) <= self.reach:
             return None if valid is None else valid[:, None, None, first:last]
         rows, keys = mx.arange(start, stop)[:, None], mx.arange(first, last)
         near = mx.abs(rows - keys) <= self.reach
         if valid is None:
             return near
-        # Padding sees itself, since a row that sees nothing is no number.
+        # Padding sees itself, since a row that sees nothing would be NaN.
         return mx.logical_or(mx.logical_and(near, valid[:, None, None, first:last]), rows == keys)
 
 
 class Inputs(Module):
-    """The norm that the inputs of all layers share."""
+    """The norm that all `LayerInput`s share."""
 
     def __init__(self, args: ModelArgs) -> None:
         Module.__init__(self)
@@ -273,17 +260,15 @@ class Model(Module):
         return last.arrays[0]
 
     def encode(
-        self, inputs: mx.array, lengths: Sequence[int], media: Sequence[PlacedFeatures] = ()
+        self, inputs: mx.array, lengths: Sequence[int], media: Sequence[tuple[int, int, int, mx.array]] = ()
     ) -> Iterator[EncoderPiece]:
         """Builds one forward over texts, tokens [B, L], each padded after its own length. Nothing is evaluated.
 
-        `media` are features in the places of tokens. Yields pieces of the forward; the last one is the embeddings,
-        float32 [B, D], of length 1.
+        `media` are rows, starts, stops and features [stop - start, D] of pictures and sounds. Yields pieces of the
+        forward; the last has the embeddings, float32 [B, D], of length 1.
         """
         length = inputs.shape[1]
-        valid = None
-        if min(lengths) < length:
-            valid = mx.arange(length) < mx.array([*lengths])[:, None]
+        valid = mx.arange(length) < mx.array([*lengths])[:, None] if min(lengths) < length else None
         embedded = self.embed_tokens(inputs)
         embedded = embedded * mx.array(self.args.hidden_size**0.5, embedded.dtype)
         for row, start, stop, features in media:
@@ -307,12 +292,12 @@ class Model(Module):
         return means / mx.maximum(mx.linalg.norm(means, axis=-1, keepdims=True), _LEAST_NORM)
 
     def make_cache(self) -> list[object]:
-        """Returns no layers: nothing of a text can be kept for another."""
+        """Returns no layers: an encoder has no cache."""
         return []
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Returns the weights under the names of this module: what all layers take of the embeddings, cut into what
-        each of them takes, so that it is computed when it is needed and not kept for all of them."""
+        """Returns the weights under the names of this module. Splits the projection for the inputs of all layers by
+        layer, so that each layer computes its input when it needs it."""
         named = {}
         for name, array in weights.items():
             if name.removeprefix("ple.") == "per_layer_model_projection.weight":

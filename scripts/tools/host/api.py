@@ -10,7 +10,7 @@ from dataclasses import replace
 import aiohttp
 from aiohttp import web
 
-from runner.server.app import HEADERS, is_local
+from runner.server.routes import HEADERS, is_local
 from scripts.tools.host.decisions import Decisions
 from scripts.tools.host.embeddings import Embeddings
 from scripts.tools.host.go_json import (

@@ -108,10 +108,9 @@ def test_a_forward_is_bounded_and_the_rest_goes_into_the_next(embedder: TextEmbe
 
 
 def test_a_slice_is_as_much_work_as_one_of_a_prompt(embedder: TextEmbedder) -> None:
-    ask(embedder, CHUNK)
-    assert finish(embedder) == 2  # the last piece only gathers
-    ask(embedder, 4 * CHUNK)
-    assert finish(embedder) == LAYERS + 1
+    for tokens, slices in ((CHUNK, 2), (4 * CHUNK, LAYERS + 1)):  # the last piece only gathers
+        ask(embedder, tokens)
+        assert finish(embedder) == slices
 
 
 def test_a_short_text_takes_turns_with_a_long_one(embedder: TextEmbedder, encoder: Encoder) -> None:

@@ -1,7 +1,7 @@
 """The encoder of EmbeddingGemma 2: the numbers of mlx-vlm, alone, padded beside others, and in blocks."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import hypot, nan
 from pathlib import Path
 from typing import Any, cast
@@ -9,7 +9,7 @@ from typing import Any, cast
 import mlx.core as mx
 import pytest
 
-from runner.commands.check.inspection import inspect
+from runner.commands.check.inspection import Inspection, inspect
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.weights.load import load
@@ -17,7 +17,7 @@ from runner.settings import CheckSettings
 from scripts.tools.models.checkpoints import write_directory
 from scripts.tools.models.sources import published, write_source
 from scripts.tools.models.sources_form import ENCODERS
-from scripts.tools.models.sources_steps import Step, Weights, renamed
+from scripts.tools.models.sources_steps import Step, renamed
 from scripts.tools.models.store import write_store
 from scripts.tools.models.tensors import Quantization
 from tests.model.embeddings.record import ENCODER, LENGTHS, RECORDED, tokens
@@ -127,20 +127,16 @@ def test_a_packed_store_is_near_it(model: Any, kind: Quantization, tmp_path: Pat
     assert not [name for name in opened.tensors if "tower" in name]
 
 
-def changed(weights: Weights, change: Callable[[str], bool]) -> Weights:
-    return {name: array for name, array in weights.items() if not change(name)}
-
-
 @pytest.mark.parametrize(
     ("fields", "without", "text"),
     [
-        ({"vocab_size_per_layer_input": 9}, "", "(token-identity PLE) is not implemented; got 9"),
+        ({"vocab_size_per_layer_input": 9}, "-", "(token-identity PLE) is not implemented; got 9"),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
-            "",
+            "-",
             'unsupported rope_type "yarn" for full_attention',
         ),
-        ({"layer_types": ["full_attention"]}, "", "layer_types must be 6 of"),
+        ({"layer_types": ["full_attention"]}, "-", "layer_types must be 6 of"),
         ({}, "embedding_projection", "lacks 1 tensor"),
         ({}, "layers.3.layer_scalar", "layers.3.layer_scalar"),
     ],
@@ -150,10 +146,14 @@ def test_what_cannot_be_computed_is_refused(
 ) -> None:
     source = ENCODERS[ENCODER]
     text_config = {**cast("dict[str, object]", source.config["text_config"]), **fields}
-    weights = changed(published(source, "float32"), lambda name: bool(without) and without in name)
+    weights = {name: array for name, array in published(source, "float32").items() if without not in name}
     directory = write_directory(tmp_path / "d", {**source.config, "text_config": text_config}, weights)
     with pytest.raises(ModelError, match=re.escape(text)):
         load(open_model(str(directory), tmp_path))
+
+
+def report(directory: Path, *, verify: bool = True) -> Inspection:
+    return inspect(CheckSettings(model=str(directory), models_dir=directory, verify=verify, log_level=0))
 
 
 def test_check_names_a_tensor_that_holds_no_numbers(tmp_path: Path) -> None:
@@ -162,8 +162,7 @@ def test_check_names_a_tensor_that_holds_no_numbers(tmp_path: Path) -> None:
     name = next(name for name in weights if "q_proj" in name)
     weights[name][0, 0] = nan
     directory = write_directory(tmp_path / "d", source.config, weights)
-    report = inspect(CheckSettings(model=str(directory), models_dir=tmp_path, verify=True, log_level=0))
-    assert [name.endswith(problem.split()[1].rstrip(":")) for problem in report.problems] == [True]
+    assert [name.endswith(problem.split()[1].rstrip(":")) for problem in report(directory).problems] == [True]
 
 
 def test_check_tries_texts_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,14 +170,13 @@ def test_check_tries_texts_together(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     directory = write_source(tmp_path / "d", ENCODER)
     said = "768 numbers a text, or the first of them (128, 256, 512, 768); no completions"
     for verify, more in ((False, ""), (True, "; together here: right")):
-        found = inspect(CheckSettings(model=str(directory), models_dir=tmp_path, verify=verify, log_level=0)).embeddings
+        found = report(directory, verify=verify).embeddings
         assert found is not None
-        assert found.text == said + more
-        assert not found.is_fault
+        assert (found.text, found.is_fault) == (said + more, False)
     layer = __import__("mlx_lm.models.embedding_gemma2", fromlist=["EncoderLayer"]).EncoderLayer
     monkeypatch.setattr(layer, "_mask", lambda *_: None)
-    report = inspect(CheckSettings(model=str(directory), models_dir=tmp_path, verify=True, log_level=0))
-    assert report.trial is None
-    assert report.embeddings is not None
-    assert report.embeddings.is_fault
-    assert "together here: a text of 3 tokens has a cosine of" in report.embeddings.text
+    wrong = report(directory)
+    assert wrong.trial is None
+    assert wrong.embeddings is not None
+    assert wrong.embeddings.is_fault
+    assert "together here: a text of 3 tokens has a cosine of" in wrong.embeddings.text

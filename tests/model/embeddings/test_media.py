@@ -11,7 +11,7 @@ from runner.embeddings.embedder import EmbeddingSizes, TextEmbedder, TextToEmbed
 from runner.errors import RequestError
 from runner.media.encoder import MediaEncoder, OwnTowers, PromptForward
 from runner.media.prompt import MediaPrompt
-from tests.model.embeddings.record_media import CASES, RECORDED, Model, model
+from tests.model.embeddings.record import CASES, RECORDED_MEDIA, Model, model
 
 SIZES = EmbeddingSizes(768, (), frozenset({"image", "audio"}), token_bytes=1, least_bytes=0)
 CLOSE = 1e-5
@@ -55,8 +55,12 @@ def computed(made: TextEmbedder, texts: Sequence[TextToEmbed]) -> list[mx.array]
     return [mx.array(text.found.result()) for text in texts]
 
 
-def test_embeddings_of_media_are_mlx_vlms(module: Any) -> None:
-    recorded = cast("dict[str, mx.array]", mx.load(str(RECORDED)))
+@pytest.fixture
+def recorded() -> dict[str, mx.array]:
+    return cast("dict[str, mx.array]", mx.load(str(RECORDED_MEDIA)))
+
+
+def test_embeddings_of_media_are_mlx_vlms(module: Any, recorded: dict[str, mx.array]) -> None:
     made = embedder(module)
     for name in CASES:
         (found,) = computed(made, [shown(model(), name)])
@@ -65,8 +69,7 @@ def test_embeddings_of_media_are_mlx_vlms(module: Any) -> None:
     assert dot(recorded["both"], recorded["picture"]) < 0.9999
 
 
-def test_media_and_texts_together_are_as_each_alone(module: Any) -> None:
-    recorded = cast("dict[str, mx.array]", mx.load(str(RECORDED)))
+def test_media_and_texts_together_are_as_each_alone(module: Any, recorded: dict[str, mx.array]) -> None:
     texts = [shown(model(), name) for name in CASES]
     plain = [TextToEmbed([3, 4, 5, 6]), TextToEmbed([*range(40)])]
     (first, second) = computed(embedder(module), [TextToEmbed(each.tokens) for each in plain])
@@ -85,7 +88,7 @@ def test_a_text_that_nobody_waits_for_leaves_nothing(module: Any) -> None:
     made.advance()
     text.found.cancel()
     made.advance()
-    assert (made._showing, made._features, made._waiting) == ([], {}, [])
+    assert (made._showing, made._waiting) == ([], [])
 
 
 def test_what_there_is_no_room_for_is_refused_alone(module: Any) -> None:

@@ -162,7 +162,7 @@ async def counted(
             stops=None,
             metered=False,
         )
-        asked.stream.follow(body.take)
+        asked.stream.follow(body.write_events)
         owner = {"step": Engine, "decode": Scheduler, "deliver": Outbox}[name]
         watch(owner, f"_{name}", into)
         engine.submit(asked)

@@ -35,26 +35,12 @@ def told(uptime_s: float, *, prompt: int = 0, cached: int = 0, generated: int = 
     )
 
 
-class Drawn:
-    """The three lines."""
-
-    def __init__(self, made: dict[str, object]) -> None:
-        self.hits, self.memory, self.speed = (_line(made[name]) for name in ("hits", "memory", "speed"))
-
-    @staticmethod
-    def at(line: list[float | None], seconds_ago: int) -> float | None:
-        return line[-1 - seconds_ago // 2]
-
-
-def _line(values: object) -> list[float | None]:
-    assert isinstance(values, list)
-    assert len(values) == POINTS
-    return values
-
-
-async def drawn(look: Look, stand_in: StandIn, *steps: tuple[float, Stats | str]) -> Drawn:
+async def drawn(look: Look, stand_in: StandIn, *steps: tuple[float, Stats | str]) -> dict[str, list[float | None]]:
+    """The three lines, which begin with the last point."""
     view = await look(stand_in.url)
-    return Drawn(await view.page.evaluate(RUN, decode(encode(steps))))
+    made: dict[str, list[float | None]] = await view.page.evaluate(RUN, decode(encode(steps)))
+    assert {len(line) for line in made.values()} == {POINTS}
+    return {name: line[::-1] for name, line in made.items()}
 
 
 async def test_the_hit_rate_is_that_of_the_prompts_of_one_minute(stand_in: StandIn, look: Look) -> None:
@@ -66,11 +52,9 @@ async def test_the_hit_rate_is_that_of_the_prompts_of_one_minute(stand_in: Stand
         (240, told(141, prompt=1200, cached=100)),
         (310, "look"),
     )
-    assert lines.at(lines.hits, 112) is None, "all that was before the page was opened does not count"
-    assert lines.at(lines.hits, 100) == 0.9
-    assert lines.at(lines.hits, 60) == 0.5
-    assert lines.at(lines.hits, 20) == 0.1
-    assert lines.at(lines.hits, 0) is None, "no prompt in the last minute is no hit rate of 0"
+    assert [lines["hits"][ago // 2] for ago in (100, 60, 20)] == [0.9, 0.5, 0.1]
+    assert lines["hits"][112 // 2] is None, "prompts before the page was opened do not count"
+    assert lines["hits"][0] is None, "no prompt in the last minute is no hit rate of 0"
 
 
 async def test_an_absence_is_a_gap_and_another_runner_counts_from_its_own_start(stand_in: StandIn, look: Look) -> None:
@@ -82,6 +66,6 @@ async def test_an_absence_is_a_gap_and_another_runner_counts_from_its_own_start(
         (200, told(1, prompt=10, generated=1, used=6)),
         (220, told(21, prompt=20, cached=5, generated=3, used=6)),
     )
-    assert [lines.at(lines.memory, ago) for ago in (0, 20, 22, 80, 82, 120)] == [6, 6, None, None, 5, 5]
-    assert lines.hits[-1] == 0.5
-    assert min(value for value in lines.speed if value is not None) == 0
+    assert [lines["memory"][ago // 2] for ago in (0, 20, 22, 80, 82, 120)] == [6, 6, None, None, 5, 5]
+    assert lines["hits"][0] == 0.5
+    assert min(value for value in lines["speed"] if value is not None) == 0

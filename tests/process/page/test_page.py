@@ -1,6 +1,7 @@
 """The page in a browser, before a runner that says what a test wants."""
 
 import pytest
+import pytest_asyncio
 from msgspec.structs import replace
 
 from protocol.stats import (
@@ -177,10 +178,17 @@ async def test_a_list_that_is_cut_off_has_a_shadow_there(stand_in: StandIn, look
     assert edges == [plain, below, above, below, above, plain]
 
 
-async def test_two_branches_are_drawn_after_their_shared_prefix(stand_in: StandIn, look: Look) -> None:
+@pytest_asyncio.fixture(loop_scope="session")
+async def trie(stand_in: StandIn, look: Look) -> View:
+    """A page that has drawn the trie."""
     stand_in.show(*TRIE)
     view = await look(stand_in.url)
     await draws(view, 1, 2, 3)
+    return view
+
+
+async def test_two_branches_are_drawn_after_their_shared_prefix(trie: View) -> None:
+    view = trie
     assert await view.page.locator("#picture [role=treeitem]").count() == 3
     left, top, width, height = await view.box(bar(1))
     for number in (2, 3):
@@ -259,9 +267,8 @@ async def test_it_fits_and_can_be_read(scheme: str, width: int, stand_in: StandI
         memory=MemoryCounts(used_bytes=123 * 10**9, peak_bytes=130 * 10**9, budget_bytes=140 * 10**9),
     )  # fmt: skip
     chain = [node(number, number - 1 or None, 10 * number, 10 * number + 10) for number in range(1, 60)]
-    stand_in.show(
-        *chain, *(replace(each, text="Wörter " * 9) for each in (node(60, None, 0, 900), node(61, 60, 900, 2000)))
-    )
+    words = "Wörter " * 9
+    stand_in.show(*chain, node(60, None, 0, 900, text=words), node(61, 60, 900, 2000, text=words))
     view = await look(stand_in.url, width=width, scheme=scheme)
     await draws(view, 1, 60)
     await view.page.locator("[data-key=n60]").click()
@@ -283,9 +290,8 @@ async def test_received_text_is_never_markup(stand_in: StandIn, look: Look) -> N
     assert await view.page.locator("img, script:not([src='/page/main.js'])").count() == 0
 
 
-async def test_a_clicked_node_shows_its_details(stand_in: StandIn, look: Look) -> None:
-    stand_in.show(*TRIE)
-    view = await look(stand_in.url)
+async def test_a_clicked_node_shows_its_details(stand_in: StandIn, trie: View) -> None:
+    view = trie
     assert await view.text("#node-name") == "No node selected"
     await view.page.locator("[data-key=n1]").click()
     assert await view.text("#node-name") == "800 tokens, 800.0 KB"
@@ -299,10 +305,8 @@ async def test_a_clicked_node_shows_its_details(stand_in: StandIn, look: Look) -
     await view.until("#node-name", "The node no longer exists")
 
 
-async def test_the_picture_is_walked_with_the_keyboard(stand_in: StandIn, look: Look) -> None:
-    stand_in.show(*TRIE)
-    view = await look(stand_in.url)
-    await draws(view, 1, 2, 3)
+async def test_the_picture_is_walked_with_the_keyboard(stand_in: StandIn, trie: View) -> None:
+    view = trie
     focused = "document.activeElement.dataset.key"
     await view.page.locator("[data-key=n1]").focus()
     for key, at in (("ArrowRight", "n2"), ("ArrowDown", "n3"), ("ArrowLeft", "n1"), ("End", "n3"), ("Home", "n1")):
@@ -318,10 +322,8 @@ async def test_the_picture_is_walked_with_the_keyboard(stand_in: StandIn, look: 
     assert await view.page.locator("[aria-selected=true]").get_attribute("data-key") == "n3"
 
 
-async def test_everything_shown_has_an_accessible_name(stand_in: StandIn, look: Look) -> None:
-    stand_in.show(*TRIE)
-    view = await look(stand_in.url)
-    await draws(view, 1, 2, 3)
+async def test_everything_shown_has_an_accessible_name(trie: View) -> None:
+    view = trie
     named = await view.page.evaluate(
         """() => [...document.querySelectorAll("[role=img], [role=tree], [role=treeitem], [role=region], section")]
             .map(each => each.getAttribute("aria-label") ??
@@ -330,18 +332,14 @@ async def test_everything_shown_has_an_accessible_name(stand_in: StandIn, look: 
     assert len(named) == 3 + 1 + 3 + 3 + 4
     assert all(named)
     assert "tokens 800 to 1,100, 300.0 KB" in named
-    levels = await view.page.evaluate(
-        "[...document.querySelectorAll('[role=treeitem]')].map(each => each.getAttribute('aria-level'))"
-    )
-    assert levels == ["1", "2", "2"]
+    items = "[...document.querySelectorAll('[role=treeitem]')]"
+    assert await view.page.evaluate(f"{items}.map(each => each.getAttribute('aria-level'))") == ["1", "2", "2"]
 
 
 async def test_two_thousand_nodes_are_few_marks_and_can_be_opened(stand_in: StandIn, look: Look) -> None:
     """1,000 conversations with one answer each, the last of which are the largest."""
-    nodes = [
-        each for i in range(1000) for each in (node(2 * i, None, 0, 10 + i), node(2 * i + 1, 2 * i, 10 + i, 20 + i))
-    ]
-    stand_in.show(*nodes)
+    pairs = ((node(2 * i, None, 0, 10 + i), node(2 * i + 1, 2 * i, 10 + i, 20 + i)) for i in range(1000))
+    stand_in.show(*(each for pair in pairs for each in pair))
     view = await look(stand_in.url, width=360)
     await draws(view, 1998, 1999)
     marks = view.page.locator("#picture [role=treeitem]")
@@ -367,26 +365,18 @@ async def test_a_real_trie_is_drawn_with_its_two_branches(start: SpawnModel, loo
             await client.complete(Request(f"All that both of them share comes first. {end}", {"num_predict": 8}))
     await view.until_true("document.querySelectorAll('.edge').length >= 3")
     levels = await view.page.evaluate("[...document.querySelectorAll('.edge')].map(each => each.ariaLevel)")
-    assert levels.count("1") == 1
-    assert levels.count("2") == 2
+    assert (levels.count("1"), levels.count("2")) == (1, 2)
     await view.until("#totals", "Answered2")
 
 
 async def test_what_is_on_disk_has_a_mark(stand_in: StandIn, look: Look) -> None:
     stand_in.stats = replace(STATS, disk=DiskCounts(state="on"))
-    stand_in.show(
-        node(1, None, 0, 800, stored=800, restored=True, media=1),
-        node(2, 1, 800, 1000, stored=56),
-        node(3, 1, 800, 1100, stored=300),
-        node(4, 3, 1100, 1400),
-    )
+    whole = node(1, None, 0, 800, stored=800, restored=True, media=1)
+    stand_in.show(whole, node(2, 1, 800, 1000, stored=56), node(3, 1, 800, 1100, stored=300), node(4, 3, 1100, 1400))
     view = await look(stand_in.url)
     await draws(view, 1, 2, 3, 4)
-    for number, kind, words in (
-        (1, "disk restored", "brought from disk"),
-        (2, "disk part", "56 tokens on disk"),
-        (3, "disk", ", on disk"),
-    ):
+    marks = {1: ("disk restored", "brought from disk"), 2: ("disk part", "56 tokens on disk"), 3: ("disk", ", on disk")}
+    for number, (kind, words) in marks.items():
         mark = view.page.locator(f"[data-key=n{number}] .disk")
         assert (await mark.get_attribute("class"), bool(await mark.get_attribute("d"))) == (kind, True)
         assert words in str(await view.page.locator(f"[data-key=n{number}]").get_attribute("aria-label"))

@@ -36,7 +36,7 @@ def runner_after(code: str) -> list[str]:
 FAULTS = """
 import itertools, time
 import mlx.core as mx
-import runner.server.app as app, runner.server.completion as answer
+import runner.server.routes as app, runner.server.completion as answer
 load, final_line, status_body, count, kept = mx.load, answer.final_line, app.status_body, itertools.count(), []
 mx.load = lambda *words, **options: {name: 1.01 * array for name, array in load(*words, **options).items()}
 answer.final_line = lambda *words: kept.append(b"x" * 400_000) or final_line(*words)

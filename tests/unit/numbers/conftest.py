@@ -10,10 +10,10 @@ from aiohttp.test_utils import TestServer
 from protocol.stats import CacheNode
 from runner.engine.engine import Engine
 from runner.engine.parts import Parts
-from runner.numbers.counters import Distributions, EngineStats
+from runner.numbers.distributions import Distributions, EngineStats
 from runner.numbers.endpoints import StatsEndpoints
 from runner.numbers.stats_cache import engine_stats
-from runner.server.app import make_app
+from runner.server.routes import make_app
 from tests.lib.page_stand_in import STATS
 from tests.unit.server.conftest import helper
 from tests.unit.server.script import Client, Script

@@ -30,7 +30,7 @@ from runner.cache.layer_interface import Miss
 from runner.engine.engine import Engine
 from runner.engine.events import Refused
 from runner.engine.parts import Parts
-from runner.numbers.counters import Distributions, EngineStats
+from runner.numbers.distributions import Distributions, EngineStats
 from runner.numbers.endpoints import CACHE_S, HEARTBEAT_S, STATS_S, EventFeed, StatsEndpoints
 from runner.numbers.metrics import METRICS, annotations, scrape
 from runner.numbers.stats_cache import StatsCache
@@ -47,9 +47,6 @@ NODE = node(7, None, 0, 40, locks=1)
 BUSY = msgspec.structs.replace(
     STATS, running=[RunningRequest(number=3, phase="decode", prompt=40, generated=2, max_tokens=9)]
 )
-
-
-# --- the cache
 
 
 class Slow(Counted):
@@ -69,18 +66,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def cache_of(engine: Counted, clock: Clock, *, patience_s: float = 60.0) -> StatsCache:
-    return StatsCache(cast("Engine", engine), patience_s=patience_s, fresh_s=0.2, clock=clock)
-
-
-async def test_concurrent_queries_share_one_answer(engine: Counted, clock: Clock) -> None:
-    cache = cache_of(engine, clock)
-    await asyncio.gather(*(cache.published() for _ in range(5)))
-    await cache.published()
-    assert engine.asked == ["stats"]
-    clock.now = 0.2
-    await cache.published()
-    assert engine.asked == ["stats"] * 2
+def cache_of(engine: Counted, clock: Clock, *, patience_s: float = 60.0, fresh_s: float = 0.2) -> StatsCache:
+    return StatsCache(cast("Engine", engine), patience_s=patience_s, fresh_s=fresh_s, clock=clock)
 
 
 async def test_during_a_long_slice_the_last_numbers_are_repeated(clock: Clock) -> None:
@@ -100,16 +87,20 @@ async def test_during_a_long_slice_the_last_numbers_are_repeated(clock: Clock) -
     assert engine.asked == ["stats"] * 2, "the question that was on its way was not asked again"
 
 
-async def test_a_cancelled_query_does_not_cancel_the_others(clock: Clock) -> None:
+async def test_concurrent_queries_share_one_answer_even_if_one_is_cancelled(clock: Clock) -> None:
     engine = Slow()
     cache = cache_of(engine, clock)
-    impatient, patient = asyncio.create_task(cache.published()), asyncio.create_task(cache.published())
+    impatient, *patient = [asyncio.create_task(cache.published()) for _ in range(5)]
     await asyncio.sleep(0)
     impatient.cancel()
     await asyncio.sleep(0)
     engine.answered.set()
-    assert (await patient).stats == STATS
+    assert [(await each).stats for each in patient] == [STATS] * 4
+    await cache.published()
     assert engine.asked == ["stats"]
+    clock.now = 0.2
+    await cache.published()
+    assert engine.asked == ["stats"] * 2
 
 
 async def test_the_cache_is_drawn_once_for_each_change(engine: Counted, clock: Clock) -> None:
@@ -125,36 +116,13 @@ async def test_the_cache_is_drawn_once_for_each_change(engine: Counted, clock: C
     assert engine.asked == ["stats", "cache"] * 2 + ["stats"]
 
 
-# --- events
-
-
-class Page:
-    """The events of a page, and their times."""
-
-    def __init__(self, engine: Counted, clock: Clock) -> None:
-        self._clock = clock
-        self._feed = EventFeed(StatsCache(cast("Engine", engine), fresh_s=0.0, clock=clock), clock)
-
-    async def at(self, seconds: float) -> list[str]:
-        """The names of the events at this time."""
-        self._clock.now = seconds
-        frames = await self._feed.new_events()
-        return re.findall(r"^(?:event: (\w+)$|: )", frames.decode(), re.MULTILINE)
-
-
-@pytest.fixture
-def page(engine: Counted, clock: Clock) -> Page:
-    return Page(engine, clock)
-
-
-async def test_a_changed_cache_report_is_sent_at_most_once_a_second(page: Page, engine: Counted) -> None:
-    await page.at(0.0)
+async def test_a_changed_cache_report_is_sent_at_most_once_a_second(engine: Counted, clock: Clock) -> None:
+    feed = EventFeed(cache_of(engine, clock, fresh_s=0.0), clock)
     told = []
-    for step in range(1, 9):
-        engine.mark += 1
-        told.append(await page.at(step * STATS_S))
-    assert told == [[], ["cache"]] * 4
-    assert await page.at(9.0) == []
+    for clock.now in (0.0, *(step * STATS_S for step in range(1, 9)), 9.0):
+        told.append(re.findall(r"^(?:event: (\w+)$|: )", (await feed.new_events()).decode(), re.MULTILINE))
+        engine.mark += clock.now < 8 * STATS_S
+    assert told == [["stats", "cache"], *[[], ["cache"]] * 4, []]
     assert engine.asked.count("cache") == 5, "the engine draws no picture that nobody gets"
     assert CACHE_S == 1.0
 
@@ -168,9 +136,6 @@ async def test_news_are_events_of_one_line_of_json(engine: Counted, clock: Clock
     assert msgspec.json.decode(stats.split("\n")[1].removeprefix("data: "), type=Stats) == STATS
     picture = msgspec.json.decode(cache.split("\n")[1].removeprefix("data: "), type=CachePicture)
     assert picture.nodes == engine.nodes
-
-
-# --- the endpoints
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -288,9 +253,6 @@ async def test_the_engine_is_not_queried_after_the_page_closes(watched: Client, 
     assert engine.asked == ["stats", "cache"]
 
 
-# --- metrics
-
-
 def families(text: str) -> dict[str, dict[tuple[str, ...], float]]:
     """Every sample by its name and the values of its labels."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
@@ -298,13 +260,6 @@ def families(text: str) -> dict[str, dict[tuple[str, ...], float]]:
         for sample in family.samples:
             found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
     return found
-
-
-async def scraped(client: Client) -> dict[str, dict[tuple[str, ...], float]]:
-    response = await client.get("/metrics")
-    assert response.status == 200
-    assert response.headers["Content-Type"].startswith("text/plain; version=")
-    return families(await response.text())
 
 
 async def test_each_form_of_annotation_becomes_samples(client: Client, engine: Counted) -> None:
@@ -316,7 +271,9 @@ async def test_each_form_of_annotation_becomes_samples(client: Client, engine: C
         cache=CacheCounts(budget_bytes=1000, misses={"empty": 2}),
         ranks=RankCounts(latency_us=250, members=[Rank(rank=3, name="3", memory_bytes=70)]),
     )
-    found = await scraped(client)
+    response = await client.get("/metrics")
+    assert response.headers["Content-Type"].startswith("text/plain; version=")
+    found = families(await response.text())
     ended = found["mlx_runner_requests_total"]
     assert ended == {("done",): 4, ("length",): 0, ("cancelled",): 0, ("failed",): 0, ("refused",): 0}
     assert found["mlx_runner_generated_tokens_total"] == {("sampled",): 18, ("forced",): 12}
@@ -329,12 +286,12 @@ async def test_each_form_of_annotation_becomes_samples(client: Client, engine: C
     assert found["mlx_runner_rank_memory_bytes"] == {("3",): 70}
 
 
-def text_of(published: EngineStats, accept: str = "") -> str:
-    return scrape(published, accept)[0].decode()
-
-
 def published(stats: Stats = STATS) -> EngineStats:
     return EngineStats(stats, Distributions.empty(), (0,))
+
+
+def text_of(numbers: EngineStats) -> str:
+    return scrape(numbers, "")[0].decode()
 
 
 def test_buckets_are_cumulative_and_end_with_all() -> None:
@@ -384,10 +341,7 @@ def test_the_table_of_metrics_has_each_with_its_kind_and_label() -> None:
                     assert type(metric).__name__.lower() in kinds, name
                     assert not metric.label or f"`{metric.label}`" in labels, name
     assert sorted(listed) == sorted(map(full_name, METRICS))
-
-
-def test_every_annotation_is_a_sample() -> None:
-    assert sum(map(len, METRICS.values())) == len(list(annotations(EngineStats)))
+    assert sum(map(len, METRICS.values())) == len(list(annotations(EngineStats))), "each annotation is a sample"
 
 
 def test_a_scraper_that_asks_for_open_metrics_gets_it() -> None:

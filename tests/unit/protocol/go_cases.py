@@ -1,4 +1,4 @@
-"""Bodies and what encoding/json of Go 1.26 made of them, in the fields that the runner looks at."""
+"""Bodies, and the fields that encoding/json of Go 1.26 found in them."""
 
 TAKEN: tuple[tuple[bytes, dict[str, object]], ...] = (
     (b"null", {}),
@@ -14,6 +14,11 @@ TAKEN: tuple[tuple[bytes, dict[str, object]], ...] = (
     (b'{"Prompt":"\\udc00\\ud800"}', {"Prompt": "\ufffd\ufffd"}),
     (b'{"Pr\\u006fmpt":"x"}', {"Prompt": "x"}),
     (b'{"Prompt":null}', {}),
+    (
+        b'\n {"Prompt":"no","prompt":"Hi","Media":null,"options":{"Num_Predict":3,"seed":null,"mirostat":"yes"},'
+        b'"Foo":[{"x":1}]}  {"second":1} trailing',
+        {"Prompt": "Hi", "num_predict": 3},
+    ),
     (b'{"Prompt":"a","Prompt":null}', {"Prompt": "a"}),
     (b'{"Prompt":"a","prompt":"b"}', {"Prompt": "b"}),
     (b'{"PROMPT":"k","Top\xe2\x84\xaaLogprobs":5,"Logprob\xc5\xbf":true}', {"Prompt": "k", "Logprobs": True}),

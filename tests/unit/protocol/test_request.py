@@ -1,4 +1,4 @@
-"""Requests are decoded with Go's tolerance, and absent options mean zero."""
+"""Seeds, formats, and the data of media that arrive in pieces."""
 
 import json
 import re
@@ -13,13 +13,6 @@ from protocol.reader import MOST_MEDIA_BYTES
 from tests.unit.protocol.reading import decode_completion
 
 
-def test_an_absent_option_is_zero_and_never_a_default() -> None:
-    request = decode_completion(b'{"Prompt":"x","Options":{"num_batch":512},"Logprobs":true,"TopLogprobs":3}')
-    assert request.options == decode_completion(b"{}").options
-    assert request.options.temperature == 0
-    assert request.options.top_k == 0
-
-
 @pytest.mark.parametrize(
     ("body", "seed"),
     [
@@ -32,21 +25,6 @@ def test_an_absent_option_is_zero_and_never_a_default() -> None:
 )
 def test_an_absent_seed_is_zero_only_for_hosts_that_know_logprobs(body: bytes, seed: int | None) -> None:
     assert decode_completion(body).seed == seed
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"prompt":"Hi","options":{"num_predict":3}}',
-        b'{"PROMPT":"Hi","Options":{"NUM_PREDICT":3}}',
-        b'{"Prompt":"no","prompt":"Hi","Options":{"Num_Predict":3}}',
-        b'{"Prompt":"Hi","Options":{"num_predict":3},"Foo":[{"x":1}]}  {"second":1} trailing',
-        b'\n {"Prompt":"Hi","Media":null,"Options":{"num_predict":3,"seed":null,"mirostat":"yes"}}',
-    ],
-)
-def test_keys_match_in_any_case_and_strangers_are_ignored(body: bytes) -> None:
-    request = decode_completion(body)
-    assert (request.prompt, request.options.num_predict) == ("Hi", 3)
 
 
 def test_format_keeps_its_own_bytes_and_null_asks_for_none() -> None:
@@ -77,10 +55,7 @@ def test_line_ends_in_base64_are_ignored_as_in_go(size: int) -> None:
     lines = "\r\n".join(text[start : start + 76] for start in range(0, len(text), 76))
     body = json.dumps({"Media": [{"data": lines}]}).encode()
     for piece in (len(body), 977):
-        reader = CompletionReader(1 << 20)
-        for start in range(0, len(body), piece):
-            reader.feed(body[start : start + piece])
-        assert reader.finish().media[0].data == data
+        assert decode_completion(body, piece).media[0].data == data
 
 
 @pytest.mark.parametrize("count", [1, 3000])

@@ -68,10 +68,7 @@ def test_a_content_line_has_logprobs_only_where_they_are() -> None:
 
 def test_metered_lines_carry_the_counters_so_far() -> None:
     [line] = content_lines("a", [], METRICS)
-    decoded = json.loads(line)
-    assert decoded["PromptEvalCachedCount"] == 5
-    assert decoded["EvalCount"] == 9
-    assert decoded["Done"] is False
+    assert json.loads(line).items() >= {"PromptEvalCachedCount": 5, "EvalCount": 9, "Done": False}.items()
 
 
 def test_a_line_uses_the_room_there_is_and_no_more() -> None:

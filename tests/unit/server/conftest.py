@@ -8,7 +8,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from runner.engine.engine import Engine
-from runner.server.app import make_app
+from runner.server.routes import make_app
 from tests.unit.server.script import Client, Script
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 from concurrent.futures import Future
 
+from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient
 from aiohttp.web import Application
 from aiohttp.web import Request as HttpRequest
@@ -54,6 +55,11 @@ class Script:
             while not self.submitted:
                 await asyncio.sleep(0.001)
         return self.submitted.pop(0)
+
+    async def posted(self, client: Client, **more: object) -> tuple[asyncio.Task[ClientResponse], Request]:
+        """A completion that has arrived, and its answer to come."""
+        posted = asyncio.create_task(client.post("/completion", json={"Prompt": "xy", **more}))
+        return posted, await self.next()
 
     def tell(self, request: Request, *events: Event) -> None:
         """The events of one slice."""

@@ -48,32 +48,25 @@ async def client(aiohttp_client: Callable[..., Awaitable[Client]]) -> Client:
     return await aiohttp_client(TestServer(app))
 
 
-async def test_a_body_with_a_length_too_large_is_refused_before_it_arrives(client: Client) -> None:
+@pytest.mark.parametrize(
+    ("sent", "status", "text"),
+    [
+        (b"Content-Length: 1001\r\n\r\n", b"413", b"has 1001 bytes or more; the limit is 1000"),
+        (b"Transfer-Encoding: chunked\r\n\r\n" + (b"64\r\n" + bytes(100) + b"\r\n") * 11, b"413", b"limit is 1000"),
+        (b"Content-Length: 100\r\n\r\nabc", b"408", b"the request has stalled"),
+    ],
+    ids=["too large by its header", "without end", "stalled"],
+)
+async def test_a_body_is_refused_before_all_of_it_has_arrived(
+    sent: bytes, status: bytes, text: bytes, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "_STALLED_S", 0.1)
     assert (await client.post("/", data=bytes(MOST))).status == 200
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-    writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1001\r\n\r\n")
-    answer = await asyncio.wait_for(reader.readuntil(b"has 1001 bytes or more; the limit is 1000"), 30)
+    writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\n" + sent)
+    answer = await asyncio.wait_for(reader.readuntil(text), 30)
     writer.close()
-    assert answer.split()[1] == b"413"
-
-
-async def test_a_body_without_end_is_refused_while_it_arrives(client: Client) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-    writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + b"64\r\n" + bytes(100))
-    for _ in range(10):
-        writer.write(b"\r\n64\r\n" + bytes(100))
-    head = await asyncio.wait_for(reader.readline(), 30)
-    writer.close()
-    assert head.split()[1] == b"413"
-
-
-async def test_a_stalled_body_is_dropped(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "_STALLED_S", 0.01)
-    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-    writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
-    head = await asyncio.wait_for(reader.readline(), 30)
-    writer.close()
-    assert head.split()[1] == b"408"
+    assert answer.split()[1] == status
 
 
 async def test_a_body_may_use_the_bytes_that_others_leave_free(client: Client) -> None:

@@ -12,7 +12,7 @@ from aiohttp import web
 from runner.engine.engine import Engine
 from runner.engine.events import Started, Text
 from runner.server import connections
-from runner.server.app import CONNECTIONS, make_app
+from runner.server.routes import CONNECTIONS, make_app
 from tests.unit.server.script import Script
 
 HEAD = b"GET /v1/status HTTP/1.1\r\nHost: localhost\r\n"

@@ -14,7 +14,7 @@ from aiohttp import web
 from protocol import DoneReason, Logprob, Metrics, content_lines
 from runner.engine.events import Event, EventStream, Finished, Outbox, Started, Text
 from runner.engine.request import Request
-from runner.server import app
+from runner.server import routes
 from runner.server.completion import ResponseBody
 from tests.unit.server.script import Client, Script
 
@@ -166,7 +166,7 @@ async def test_a_line_that_cannot_be_written_breaks_off_its_own_answer_and_no_ot
             assert await opened[0].reader.read() == b""
             assert await opened[1].reader.readexactly(len(chunk(line("good")))) == chunk(line("good"))
         assert [one.request.cancelled for one in opened] == [True, False]
-        assert [record.message for record in caplog.records if record.name == app.__name__] == ["a request failed"]
+        assert [record.message for record in caplog.records if record.name == routes.__name__] == ["a request failed"]
         tell_all(outbox, opened, Text("later", [], None))  # the engine has not seen yet that one of them is over
         async with asyncio.timeout(5):
             await opened[1].reader.readuntil(chunk(line("later")))
@@ -190,10 +190,10 @@ class Connection:
 async def test_nothing_is_written_to_a_connection_that_closes() -> None:
     connection = Connection()
     written = ResponseBody(cast("web.RequestHandler", connection), chunked=True)
-    written.take([Text("a", [], None)])
+    written.write_events([Text("a", [], None)])
     connection.closing = True
-    written.take([Text("b", [], None)])
-    written.take([Text("c", [], None), END])
+    written.write_events([Text("b", [], None)])
+    written.write_events([Text("c", [], None), END])
     assert connection.written == [chunk(line("a"))]
     with pytest.raises(ConnectionResetError):
         await written.rest

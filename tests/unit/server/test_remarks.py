@@ -1,6 +1,5 @@
 """Keys and values without an effect: one line in the log for each, and none for what hosts send."""
 
-import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -27,13 +26,14 @@ def remarks(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
 
 
 def unknown(body: bytes, to: Remarks) -> None:
-    to.unknown(read_completion(body)[0].strangers)
+    to.log_unknown(read_completion(body)[0].strangers)
 
 
-async def answered(client: Client, engine: Script, body: object) -> None:
-    posted = asyncio.create_task(client.post("/completion", json=body))
-    engine.tell(await engine.next(), Started(), Finished(DoneReason.STOP, Metrics()))
+async def answered(client: Client, engine: Script, body: dict[str, object]) -> None:
+    posted, request = await engine.posted(client, **body)
+    engine.tell(request, Started(), Finished(DoneReason.STOP, Metrics()))
     assert (await posted).status == 200
+    assert request.sampling.top_logprobs <= 20
 
 
 @pytest.mark.parametrize("generation", GENERATIONS, ids=lambda each: each.letter)
@@ -42,35 +42,19 @@ def test_nothing_that_a_host_sends_is_remarked_upon(generation: Generation, capl
     for options in (generation.default_options, every):
         request = Request("x", options, logprobs=True, top_logprobs=3, media=(Medium(b"x"),), format={"type": "object"})
         read, _ = read_completion(encode(request, generation))
-        Remarks().unknown(read.strangers)
+        Remarks().log_unknown(read.strangers)
     assert remarks(caplog) == []
 
 
-@pytest.mark.parametrize(
-    ("key", "meant"),
-    [
-        ("max_tokens", "Options.num_predict"),
-        ("num_predict", "Options.num_predict"),
-        ("Temperature", "Options.temperature"),
-        ("images", "Media"),
-        ("messages", "Prompt"),
-        ("prompts", "Prompt"),
-        ("top_logprobs", "TopLogprobs"),
-        ("num_ctx", "Options.num_ctx"),
-        ("zzz", None),
-    ],
-)
-def test_an_unknown_key_is_named_with_the_one_that_it_may_be(
-    key: str, meant: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    unknown(f'{{"{key}":[{{"x":1}}],"Prompt":"secret"}}'.encode(), Remarks())
-    assert remarks(caplog) == [{"key": key} | ({"meant": meant} if meant is not None else {})]
-
-
-def test_keys_of_options_and_media_have_their_place(caplog: pytest.LogCaptureFixture) -> None:
-    to = Remarks()
-    unknown(b'{"Options":{"num_predct":1,"num_ctx":5},"Media":[{"type":1},{"type":1,"datas":""}]}', to)
+def test_an_unknown_key_is_named_with_its_place_and_the_key_that_it_may_be(caplog: pytest.LogCaptureFixture) -> None:
+    keys = "max_tokens num_predict Temperature images messages prompts top_logprobs num_ctx zzz"
+    meant = "num_predict num_predict temperature Media Prompt Prompt TopLogprobs num_ctx"
+    for key in keys.split():
+        unknown(f'{{"{key}":[{{"x":1}}],"Prompt":"secret"}}'.encode(), Remarks())
+    unknown(b'{"Options":{"num_predct":1,"num_ctx":5},"Media":[{"type":1},{"type":1,"datas":""}]}', Remarks())
+    names = [name if name[0].isupper() else f"Options.{name}" for name in meant.split()]
     assert [(each["key"], each.get("meant")) for each in remarks(caplog)] == [
+        *zip(keys.split(), [*names, None], strict=True),
         ("Options.num_predct", "Options.num_predict"),
         ("Media[].type", None),
         ("Media[].datas", "Media[].data"),
@@ -82,7 +66,7 @@ async def test_each_is_remarked_upon_once_in_the_life_of_a_runner(
 ) -> None:
     options = {"num_predict": 5, "top_p": 7, "temperature": -1, "min_p": 1.5, "repeat_penalty": -2}
     for _ in range(3):
-        await answered(client, engine, {"Prompt": "x", "max_tokens": 5, "TopLogprobs": 50, "Options": options})
+        await answered(client, engine, {"max_tokens": 5, "TopLogprobs": 50, "Options": options})
     assert remarks(caplog) == [
         {"key": "max_tokens", "meant": "Options.num_predict"},
         {"key": "Options.temperature", "value": -1.0, "instead": "0"},
@@ -93,20 +77,15 @@ async def test_each_is_remarked_upon_once_in_the_life_of_a_runner(
     ]
 
 
-async def test_the_most_alternatives_are_named(
+async def test_of_values_in_range_nothing_is_said(
     client: Client, engine: Script, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Some of them switch something off."""
+    for options in ({"top_p": 1, "min_p": 1, "top_k": -1, "seed": -1, "repeat_last_n": -1}, {}):
+        await answered(client, engine, {"Options": options})
     for most in (20, 0, 21):
-        await answered(client, engine, {"Prompt": "x", "Logprobs": True, "TopLogprobs": most})
+        await answered(client, engine, {"Logprobs": True, "TopLogprobs": most})
     assert remarks(caplog) == [{"key": "TopLogprobs", "value": 21, "instead": "20"}]
-
-
-@pytest.mark.parametrize("options", [{"top_p": 1, "min_p": 1, "top_k": -1, "seed": -1, "repeat_last_n": -1}, {}])
-async def test_values_that_switch_something_off_are_in_range(
-    client: Client, engine: Script, options: dict[str, object], caplog: pytest.LogCaptureFixture
-) -> None:
-    await answered(client, engine, {"Prompt": "x", "Options": options})
-    assert remarks(caplog) == []
 
 
 def hostile(start: int) -> bytes:
@@ -119,7 +98,7 @@ def test_a_hostile_client_fills_no_log(caplog: pytest.LogCaptureFixture) -> None
     for start in range(0, 2000, 50):
         read, _ = read_completion(hostile(start))
         counts = [*counts, len(read.strangers)]
-        to.unknown(read.strangers)
+        to.log_unknown(read.strangers)
     lines = remarks(caplog)
     assert max(counts) == 16
     assert sum("key" in line for line in lines) == MOST_KEYS

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from protocol import DoneReason, Metrics
-from runner.engine.events import Failed, Finished, Refused, Scored, Started
+from runner.engine.events import Event, Failed, Finished, Refused, Scored, Started
 from runner.engine.request import Request
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
@@ -76,33 +76,34 @@ async def test_rows_are_computed_two_at_a_time_and_answered_in_order(client: Cli
     assert two.cancelled
 
 
-async def test_a_row_that_fails_ends_the_others(client: Client, engine: Script) -> None:
+@pytest.mark.parametrize(
+    ("events", "status", "text"),
+    [
+        ((Started(), Failed("no memory")), 500, "no memory\n"),
+        (
+            (Refused("there is no room for it"),),
+            400,
+            "there is no room for it\n",
+        ),
+        (None, 0, ""),
+    ],
+    ids=["fails", "is refused", "has lost its client"],
+)
+async def test_a_row_that_is_not_computed_ends_the_others(
+    events: tuple[Event, ...] | None, status: int, text: str, client: Client, engine: Script
+) -> None:
     posted = asyncio.create_task(client.post("/v1/score", json={"max_tokens": 9, "rows": rows("one", "two", "three")}))
     one, two = await engine.next(), await engine.next()
-    engine.tell(one, Started(), Failed("no memory"))
-    response = await posted
-    assert (response.status, await response.text()) == (500, "no memory\n")
-    assert two.cancelled
-    assert not engine.submitted
-
-
-async def test_a_row_that_can_never_be_computed_is_a_400(client: Client, engine: Script) -> None:
-    """A failure is a 500; this is the request's own."""
-    asked = asyncio.create_task(client.post("/v1/score", json={"max_tokens": 9, "rows": rows("one")}))
-    one = await engine.next()
-    engine.tell(one, Refused("there is no room for so long a context: ..."))
-    response = await asked
-    assert (response.status, await response.text()) == (400, "there is no room for so long a context: ...\n")
-    assert one.cancelled
-
-
-async def test_a_client_that_leaves_ends_its_rows(client: Client, engine: Script) -> None:
-    posted = asyncio.create_task(client.post("/v1/score", json={"max_tokens": 9, "rows": rows("one", "two")}))
-    one, two = await engine.next(), await engine.next()
-    posted.cancel()
+    if events is None:
+        posted.cancel()
+    else:
+        engine.tell(one, *events)
+        response = await posted
+        assert (response.status, await response.text()) == (status, text)
     async with asyncio.timeout(5):
         while not (one.cancelled and two.cancelled):
             await asyncio.sleep(0.001)
+    assert not engine.submitted
 
 
 def sizes_encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:

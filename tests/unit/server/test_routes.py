@@ -4,12 +4,13 @@ import asyncio
 import json
 import logging
 import re
+from itertools import product
 
 import pytest
 
 from protocol import DoneReason, Metrics
 from runner.engine.events import Failed, Finished, Started, Text
-from runner.server.app import is_local
+from runner.server.routes import is_local
 from tests.unit.server.script import CONTEXT, MEMORY_BYTES, Client, Script
 
 METRICS = Metrics(prompt_eval_count=2, eval_count=1)
@@ -30,7 +31,8 @@ async def test_a_load_request_is_answered_as_done(client: Client, method: str, p
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"), [("POST", "/v1/status", 405), ("GET", "/completion", 405), ("GET", "/nope", 404)]
+    ("method", "path", "status"),
+    [("POST", "/v1/status", 405), ("GET", "/completion", 405), ("GET", "/v1/embeddings", 405), ("GET", "/nope", 404)],
 )
 async def test_a_wrong_path_or_method_is_refused_as_go_does(
     client: Client, method: str, path: str, status: int
@@ -43,25 +45,14 @@ async def test_a_wrong_path_or_method_is_refused_as_go_does(
     assert ("Allow" in response.headers) == (status == 405)
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/api/chat"),
-        ("POST", "/api/generate"),
-        ("GET", "/api/tags"),
-        ("POST", "/v1/chat/completions"),
-        ("POST", "/v1/responses"),
-        ("POST", "/v1/messages"),
-    ],
-)
-async def test_who_took_the_port_for_ollamas_is_told_where_that_is(client: Client, method: str, path: str) -> None:
-    response = await client.request(method, path, data=b"{}" if method == "POST" else None)
-    text = await response.text()
-    assert response.status == 404
-    assert text.startswith("404 page not found: this is the port of a runner")
-    for word in ("11434", "OLLAMA_HOST", "mlx-runner ollama serve", "POST /completion"):
-        assert word in text
-    assert text.count("\n") == 1
+@pytest.mark.parametrize("path", ["/api/chat", "/api/tags", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+async def test_who_took_the_port_for_ollamas_is_told_where_that_is(client: Client, path: str) -> None:
+    for response in (await client.post(path, data=b"{}"), await client.get(path)):
+        text = await response.text()
+        assert response.status == 404
+        assert text.startswith("404 page not found: this is the port of a runner")
+        assert all(word in text for word in ("11434", "OLLAMA_HOST", "mlx-runner ollama serve", "POST /completion"))
+        assert text.count("\n") == 1
 
 
 async def test_nothing_that_a_client_wrote_reaches_its_terminal_raw_or_at_length(client: Client) -> None:
@@ -75,8 +66,7 @@ async def test_nothing_that_a_client_wrote_reaches_its_terminal_raw_or_at_length
 
 
 async def test_an_error_line_has_nothing_that_a_terminal_acts_on(client: Client, engine: Script) -> None:
-    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
-    request = await engine.next()
+    posted, request = await engine.posted(client)
     engine.tell(request, Started(), Failed("no \x1b[31m\x9b" + "x" * 5000))
     [line] = (await (await posted).read()).splitlines()
     text = json.loads(line)["Error"]["error"]
@@ -84,31 +74,17 @@ async def test_an_error_line_has_nothing_that_a_terminal_acts_on(client: Client,
     assert len(text) <= 2010
 
 
-@pytest.mark.parametrize("host", [None, "127.0.0.1:41000", "localhost", "[::1]:41000"])
-@pytest.mark.parametrize("origin", [None, "http://localhost:3000", "http://127.0.0.1", "https://app.localhost"])
-def test_local_programs_are_accepted(host: str | None, origin: str | None) -> None:
-    for site in (None, "none", "same-origin", "same-site"):
+HOSTS = (None, "127.0.0.1:41000", "localhost", "[::1]:41000")
+ORIGINS = (None, "http://localhost:3000", "http://127.0.0.1", "https://app.localhost")
+FOREIGN_HOSTS = ("evil.example:41000", "127.0.0.1.evil.example", "localhost.evil.example", "", "[::1", "10.0.0.1")
+FOREIGN_ORIGINS = ("http://evil.example", "null", "", "http://localhost.evil.example", "file://")
+
+
+def test_local_programs_are_accepted_and_rebound_names_and_foreign_pages_refused() -> None:
+    for host, origin, site in product(HOSTS, ORIGINS, (None, "none", "same-origin", "same-site")):
         assert is_local(host, origin, site)
-
-
-@pytest.mark.parametrize(
-    ("host", "origin"),
-    [
-        ("evil.example:41000", None),
-        ("127.0.0.1.evil.example", None),
-        ("localhost.evil.example", None),
-        ("", None),
-        ("[::1", None),
-        ("10.0.0.1", None),
-        ("127.0.0.1:41000", "http://evil.example"),
-        ("127.0.0.1:41000", "null"),
-        ("127.0.0.1:41000", ""),
-        ("127.0.0.1:41000", "http://localhost.evil.example"),
-        ("127.0.0.1:41000", "file://"),
-    ],
-)
-def test_a_rebound_host_name_and_a_foreign_page_are_refused(host: str, origin: str | None) -> None:
-    assert not is_local(host, origin, None)
+    refused = [*product(FOREIGN_HOSTS, ORIGINS), *product(HOSTS, FOREIGN_ORIGINS)]
+    assert [pair for pair in refused if is_local(*pair, None)] == []
 
 
 @pytest.mark.parametrize(
@@ -140,6 +116,10 @@ async def test_no_endpoint_answers_a_foreign_web_page(client: Client, engine: Sc
         ({"Prompt": "ж"}, "the model has no token 208"),
         ({"Prompt": "x", "Format": 5}, 'Format: expected "json", a JSON schema'),
         ({"Prompt": "x", "Format": {"type": "sequence"}}, "Format: Object missing required field `elements`"),
+        (
+            {"Prompt": "xy", "Options": {"stop": ["s" * 1000] * 1000}},
+            "the stop strings have 1000000 characters, and the limit is 65536",
+        ),
     ],
 )
 async def test_an_invalid_request_gets_a_reason_and_never_reaches_the_engine(
@@ -165,8 +145,7 @@ async def test_an_invalid_request_gets_a_reason_and_never_reaches_the_engine(
 async def test_a_format_that_does_not_compile_is_refused_and_its_request_dropped(
     client: Client, engine: Script, wanted: object, text: str
 ) -> None:
-    asked = asyncio.create_task(client.post("/completion", data=json.dumps({"Prompt": "x", "Format": wanted})))
-    request = await engine.next()
+    asked, request = await engine.posted(client, Format=wanted)
     assert request.grammar is not None
     assert not request.grammar.done(), "a request that waits takes no memory"
     engine.tell(request, Started())
@@ -190,20 +169,6 @@ async def test_a_hopeless_prompt_is_refused_without_reading_all_of_it(client: Cl
     assert not engine.submitted
 
 
-async def test_the_total_length_of_stop_strings_is_limited(client: Client, engine: Script) -> None:
-    body = json.dumps({"Prompt": "xy", "Options": {"stop": ["s" * 1000] * 1000}})
-    response = await client.post("/completion", data=body)
-    assert (response.status, engine.submitted) == (400, [])
-    assert "1000000 characters, and the limit is 65536" in await response.text()
-
-
-async def test_no_more_logprobs_are_computed_than_hosts_request(client: Client, engine: Script) -> None:
-    body = json.dumps({"Prompt": "xy", "Logprobs": True, "TopLogprobs": 1000})
-    posted = asyncio.create_task(client.post("/completion", data=body))
-    assert (await engine.next()).sampling.top_logprobs == 20
-    posted.cancel()
-
-
 async def test_a_compressed_body_is_refused_without_being_unpacked(client: Client) -> None:
     """It is not even in the encoding that it claims to be in, and the connection goes on."""
     reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
@@ -225,16 +190,13 @@ async def test_a_compressed_body_is_refused_without_being_unpacked(client: Clien
 async def test_the_token_limit_is_the_requested_one_within_the_context(
     client: Client, engine: Script, wanted: int, num_ctx: int, limit: int
 ) -> None:
-    body = json.dumps({"Prompt": "xy", "Options": {"num_predict": wanted, "num_ctx": num_ctx}})
-    posted = asyncio.create_task(client.post("/completion", data=body))
-    request = await engine.next()
+    posted, request = await engine.posted(client, Options={"num_predict": wanted, "num_ctx": num_ctx})
     assert (request.prompt, request.max_tokens) == ([120, 121], limit)
     posted.cancel()
 
 
 async def test_headers_are_withheld_until_the_request_starts(client: Client, engine: Script) -> None:
-    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
-    request = await engine.next()
+    posted, request = await engine.posted(client)
     await asyncio.sleep(0.05)
     assert not posted.done()
     engine.tell(request, Started())
@@ -248,8 +210,7 @@ async def test_headers_are_withheld_until_the_request_starts(client: Client, eng
 async def test_a_fault_after_the_start_is_an_error_line(client: Client, engine: Script) -> None:
     """As it is: a host looks for `out of memory` in it."""
     for text in ("ValueError: boom", "out of memory: RuntimeError: [metal::malloc] Unable to allocate 5 bytes."):
-        posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
-        request = await engine.next()
+        posted, request = await engine.posted(client)
         engine.tell(request, Started(), Failed(text))
         [line] = (await (await posted).read()).splitlines()
         assert json.loads(line)["Error"] == {"StatusCode": 500, "Status": "", "error": text}
@@ -260,8 +221,7 @@ async def test_a_client_that_leaves_cancels_its_request(
     client: Client, engine: Script, started: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "runner.server")
-    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
-    request = await engine.next()
+    posted, request = await engine.posted(client)
     if started:
         engine.tell(request, Started())
         (await posted).close()
@@ -274,13 +234,18 @@ async def test_a_client_that_leaves_cancels_its_request(
 
 
 async def test_tokenize_takes_plain_text_and_answers_while_a_stream_is_open(client: Client, engine: Script) -> None:
-    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
-    request = await engine.next()
+    """Bytes that are not UTF-8 are tokenized as one replacement each."""
+    posted, request = await engine.posted(client)
     engine.tell(request, Started())
     response = await posted
-    tokenized = await client.post("/v1/tokenize", data="hé".encode(), headers={"Content-Type": "text/plain"})
-    assert await tokenized.json() == [104, 195, 169]
-    assert await (await client.post("/v1/tokenize", data=b"")).json() == []
+    replacement = list("\ufffd".encode())
+    for text, ids in (
+        ("hé".encode(), [104, 195, 169]),
+        (b"", []),
+        (b"a\xe2\x82b\xff", [97, *replacement * 2, 98, *replacement]),
+    ):
+        tokenized = await client.post("/v1/tokenize", data=text, headers={"Content-Type": "text/plain"})
+        assert await tokenized.json() == ids
     response.close()
 
 
@@ -326,13 +291,6 @@ async def test_unknown_ids_take_no_memory_and_long_arrays_are_refused(client: Cl
     assert response.status == 413
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b'{"content": "a"}'])
-async def test_a_model_without_embeddings_says_so_whatever_is_asked(body: bytes, client: Client) -> None:
-    response = await client.post("/v1/embeddings", data=body)
-    assert (response.status, await response.text()) == (501, "this model does not support embeddings\n")
-    assert (await client.get("/v1/embeddings")).status == 405
-
-
 async def test_a_long_text_delays_a_short_one_by_one_part_at_most(
     client: Client, engine: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,8 +299,7 @@ async def test_a_long_text_delays_a_short_one_by_one_part_at_most(
     text = b"x" * 60_000
     response = await client.post("/v1/tokenize", data=text)
     tokenized = asyncio.create_task(response.json())
-    posted = asyncio.create_task(client.post("/completion", data=b'{"Prompt":"xy"}'))
-    await engine.next()
+    posted, _ = await engine.posted(client)
     assert not tokenized.done()
     assert await tokenized == list(text)
     posted.cancel()
@@ -363,12 +320,6 @@ async def test_the_end_of_an_array_of_ids_comes_with_the_end_of_the_answer(
     assert rest == (b"\r\n0\r\n\r\n" if b"chunked" in received else b"")
     assert (b"chunked" in received) == (size > 100)
     writer.close()
-
-
-async def test_invalid_bytes_are_tokenized_as_one_replacement_each(client: Client) -> None:
-    replacement = list("\ufffd".encode())
-    response = await client.post("/v1/tokenize", data=b"a\xe2\x82b\xff")
-    assert await response.json() == [97, *replacement * 2, 98, *replacement]
 
 
 async def test_an_http_1_0_client_is_answered_until_the_connection_closes(client: Client, engine: Script) -> None:

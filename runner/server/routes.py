@@ -1,4 +1,4 @@
-"""The routes, and the rules for all of them: guards, the form of refusals, the access log."""
+"""The routes, and the rules for all of them: access for local programs only, refusals, the access log."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -18,15 +18,11 @@ from runner.logs import Log, harmless
 from runner.server.completion import NUMBER, CompletionEndpoint, told
 from runner.server.connections import Connection, Connections
 from runner.server.intake import Incoming, Intake
-from runner.server.score import ScoreEndpoint
+from runner.server.scoring import ScoreEndpoint
 from runner.server.tokenize import TokenizeEndpoint
 
 log = Log(__name__)
-
-# --- Access to the runner: for programs on this machine, and for no web page in a browser on it.
-
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
 HEADERS = ("Host", "Origin", "Sec-Fetch-Site")
 """The arguments of `is_local`, in order."""
 
@@ -53,10 +49,10 @@ def _is_loopback(url: str) -> bool:
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _NO_MEMORY = "out of memory: "
-"""The beginning of a text of `runner.logs.exception_line` that says so because it is true."""
+"""The beginning of a text of `runner.logs.exception_line` after memory has run out."""
 _STATUS_PATHS = ("/v1/status", "/health")
 _WATCHED_PATHS = ("/v1/stats", "/v1/cache", "/v1/events", "/metrics")
-"""Paths of wings that programs ask again and again."""
+"""Paths of wings that programs poll."""
 _COMPLETION_PATHS = ("/completion", "/v1/completions")
 _SCORE_PATH = "/v1/score"
 _CHAT_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -66,13 +62,13 @@ _ELSEWHERE = (
     " `mlx-runner ollama serve` starts it with this runner. Here, POST /completion completes a prompt as it is:"
     ' {"Prompt": "...", "Options": {"num_predict": 100}}'
 )
-"""For those who took this port for Ollama's. It begins with the words that hosts know."""
+"""For a client that takes this port for Ollama's. Hosts know the first words."""
 _ENGINE = web.AppKey("engine", Engine)
 CONNECTIONS = web.AppKey("connections", Connections)
 
 
 def make_app(engine: Engine, helper: Executor, routes: Iterable[web.RouteDef] = ()) -> web.Application:
-    """Returns the runner's endpoints over an engine; `routes` are those of wings. `helper` runs slow work other than
+    """Returns the runner's endpoints over an engine, and the `routes` of wings. `helper` runs slow work other than
     tokenizing."""
 
     async def status(_: web.Request) -> web.Response:
@@ -83,7 +79,7 @@ def make_app(engine: Engine, helper: Executor, routes: Iterable[web.RouteDef] = 
         return _json(LOADED if http.method in ("GET", "POST") else b"")
 
     async def post_by_model(of_text: Handler, http: web.Request) -> web.StreamResponse:
-        """Answers by the model's own endpoint at this path, or by that of models that make text."""
+        """Answers by the encoder's endpoint at this path; `of_text` answers for a model that makes text."""
         endpoint = engine.encoder_use.endpoints.get(http.path)
         if endpoint is None:
             return await of_text(http)
@@ -126,7 +122,7 @@ def _json(body: bytes) -> web.Response:
 
 @web.middleware
 async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuses foreign and surplus requests, writes refusals in the form hosts expect, and logs the request."""
+    """Refuses foreign and surplus requests, writes refusals in the form that hosts expect, and logs the request."""
     started = perf_counter()
     connections = request.app[CONNECTIONS]
     connections.begin(request.protocol)
@@ -138,15 +134,19 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
         else:
             response = await handler(request)
     except (RequestError, BadRequestError) as error:
-        response = _refused(error)
+        if isinstance(error, RequestError):
+            response = _refusal(error.status, str(error))
+        else:
+            response = _refusal(400, f"Bad Request: {error}")  # the first words are for hosts
         request.app[_ENGINE].refused += _is_ours_to_count(request)
     except web.HTTPMethodNotAllowed as error:
         response = _refusal(error.status, "Method Not Allowed")
         response.headers["Allow"] = error.headers["Allow"]
     except web.HTTPNotFound:
-        response = _refusal(404, _ELSEWHERE if _is_elsewhere(request.path) else "404 page not found")
+        elsewhere = request.path.startswith("/api/") or request.path in _CHAT_PATHS
+        response = _refusal(404, _ELSEWHERE if elsewhere else "404 page not found")
     except web.RequestPayloadError:
-        response = _refused(BadRequestError("the body is not encoded as its headers state"))
+        response = _refusal(400, "Bad Request: the body is not encoded as its headers state")
     except (asyncio.CancelledError, ConnectionResetError):  # while waiting or writing
         write = log.debug if request.path in _WATCHED_PATHS else log.info
         write("the client is gone", path=request.path, **_named(request))
@@ -168,26 +168,16 @@ async def _handle(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _is_ours_to_count(request: web.Request) -> bool:
-    """Returns True for a request that the engine would count, and has not got."""
+    """Returns True for a request of a kind that the engine counts, if it has not reached the engine."""
     return request.path in (*_COMPLETION_PATHS, _SCORE_PATH) and NUMBER not in request
 
 
 def _refusal(status: int, text: str) -> web.Response:
     """Returns an error as Go's net/http writes it, in one line. A host that reads `out of memory` in it unloads all
-    models: so that is spelled otherwise where it comes from the client."""
+    models, so these words are respelled if a client wrote them."""
     line = told(text)
     line = line if line.startswith(_NO_MEMORY) else harmless(line)
     return web.Response(status=status, text=f"{line}\n", headers={"X-Content-Type-Options": "nosniff"})
-
-
-def _refused(error: RequestError | BadRequestError) -> web.Response:
-    if isinstance(error, RequestError):
-        return _refusal(error.status, str(error))
-    return _refusal(400, f"Bad Request: {error}")  # the words that hosts know, and what a person wants to know
-
-
-def _is_elsewhere(path: str) -> bool:
-    return path.startswith("/api/") or path in _CHAT_PATHS
 
 
 def _log_access(http: web.Request, status: int, took_s: float) -> None:

@@ -1,4 +1,4 @@
-"""`POST /v1/score` of a model that decides by a head of its own: several texts, each with questions about it."""
+"""`POST /v1/score` of a model that decides by a head of its own: texts, and questions about each."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +15,11 @@ from runner.errors import RequestError
 from runner.tokenizer import Tokenizer
 
 _TOGETHER = 8
-"""The texts of one client that wait for a decision at once: others' get their turn between them."""
+"""The texts of one client that wait at once, so that other clients' texts have their turns."""
 
 
 class Decision(NamedTuple):
-    """A text, and the numbers of options of the questions about it: each has as many scores."""
+    """A text, and the number of options of each question about it."""
 
     text: TextToEmbed
     options: Sequence[int]
@@ -29,33 +29,32 @@ class Decider(Protocol):
     """Reads bodies for a model. Any thread may call it."""
 
     counts_cached: bool
-    """True if answers count tokens that were restored."""
+    """True if answers have a count of cached tokens."""
 
-    def read(self, body: bytes, tokenizer: Tokenizer) -> Iterator[Decision | None]:
-        """Yields the texts of a request, and None where others may have a turn. Raises BadRequestError, and
+    def read_body(self, body: bytes, tokenizer: Tokenizer) -> Iterator[Decision | None]:
+        """Yields the texts of a request, and None where other requests may have a turn. Raises BadRequestError, and
         RequestError in the words that hosts know."""
         ...
 
 
 @dataclass(frozen=True)
 class DecisionsEndpoint:
-    """Checks bodies, and has the engine compute."""
+    """Checks bodies, and answers them with scores from the engine."""
 
     decider: Decider
     embedder: TextEmbedder
     tokenizer: Tokenizer
     post: Callable[[Callable[[], None]], None]
-    """Has the engine thread call a function."""
+    """Makes the engine thread call a function."""
 
     @property
     def use(self) -> EncoderUse:
-        """The use of the model."""
         return EncoderUse("decisions, by POST /v1/score", {"/v1/score": WingEndpoint(MOST_TEXT_BYTES, self.check)})
 
     def check(self, body: Sequence[bytes]) -> Steps[CheckedBody]:
         """Checks a body and tokenizes its texts. Raises RequestError in the words that hosts know."""
         decisions = list[Decision]()
-        for decision in self.decider.read(b"".join(body), self.tokenizer):
+        for decision in self.decider.read_body(b"".join(body), self.tokenizer):
             if decision is not None:
                 if why := self.embedder.refusal(len(decision.text.tokens)):
                     raise RequestError(why, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)

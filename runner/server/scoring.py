@@ -1,13 +1,14 @@
 """`POST /v1/score`: the log-probabilities of candidates after each of several prompts, in one JSON object.
 
-Each row is a request to the engine like any other, of no token: it is prefilled in its turn, shares prefixes through
-the cache, and leaves when its client does. Everything is checked before anything is computed.
+Each row is a request to the engine whose answer has no token: it is prefilled in its turn, shares prefixes through the
+cache, and ends when its client leaves. All rows are checked before the first is computed.
 """
 
 import json
 from collections.abc import Generator, Sequence
 from hashlib import sha256
 from http import HTTPStatus
+from itertools import accumulate
 
 from aiohttp import web
 
@@ -31,12 +32,12 @@ from runner.server.intake import Incoming, Intake
 from runner.tokenizer import Tokenizer
 
 _LONG = 1 << 12
-"""Characters. A longer end of a prompt, which is tokenized for each candidate, lets others have a turn in between."""
-_MOST_KNOWN = 4096
-"""Rows whose candidates are known, by the digest of their texts: a repeat does not tokenize them again."""
+"""Characters of a prompt's end. A longer end is tokenized for one candidate a turn."""
 _Known = dict[bytes, list[int]]
+"""Digest of a row's texts -> the tokens of its candidates, so that a repeated row is not tokenized again."""
+_MOST_KNOWN = 4096
 _AT_ONCE = 2
-"""The rows of one client that are computed at once: from the second one the cache learns where their prefixes part."""
+"""The rows of one client that are computed at once: the second shows the cache where their prefixes part."""
 
 
 class ScoreEndpoint:
@@ -48,7 +49,7 @@ class ScoreEndpoint:
         self._known = _Known()
 
     async def post(self, http: web.Request) -> web.Response:
-        """Scores all rows. The server cancels this when the client disconnects."""
+        """Scores all rows. The server cancels this call when the client disconnects."""
         self._engine.encoder_use.refuse_prompts()
         vision = self._engine.vision
         with Incoming(self._intake, vision) as incoming:
@@ -66,7 +67,7 @@ class ScoreEndpoint:
         return web.Response(body=score_body([logits for logits, _ in scores], *counts), content_type="application/json")
 
     async def _scored(self, requests: Sequence[Request], row: int) -> tuple[list[float], int]:
-        """Returns the scores of a row, and the number of its tokens that the cache held. Raises RequestError."""
+        """Returns the scores of a row, and the number of its cached tokens. Raises RequestError."""
         for request in requests[0 if row == 0 else row + _AT_ONCE - 1 : row + _AT_ONCE]:
             self._engine.submit(request)
         scores: list[float] = []
@@ -84,8 +85,7 @@ class ScoreEndpoint:
 
 
 def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Steps[list[Request]]:
-    """Returns a request for each row. Raises RequestError in the words that hosts know. Several threads may share
-    `known`."""
+    """Returns a request for each row. Raises RequestError in the words that hosts know."""
     tokenizer, limits, requests = engine.tokenizer, engine.limits, list[Request]()
     wanted = decode_score(b"".join(chunks))
     if not 1 <= len(wanted.rows) <= MOST_ROWS:
@@ -129,13 +129,10 @@ def _checked(chunks: Sequence[bytes], engine: Engine, known: _Known) -> Steps[li
 
 def _refuse_long(number: int, text: str, most: int, tokenizer: Tokenizer) -> None:
     """Refuses a prompt that is far too long, without reading it to its end."""
-    if len(text) <= most * tokenizer.longest_bytes:
-        return
-    count = 0
-    for part in tokenizer.encode_parts([text]):
-        count += len(part)
-        if count > most:
-            _refuse_count(number, count, most)
+    if len(text) > most * tokenizer.longest_bytes:
+        for count in accumulate(map(len, tokenizer.encode_parts([text]))):
+            if count > most:
+                _refuse_count(number, count, most)
 
 
 def _refuse_count(number: int, count: int, most: int) -> None:
@@ -163,8 +160,8 @@ def _candidates(
 
 
 def _tail(text: str, prompt: Sequence[int], tokenizer: Tokenizer) -> tuple[str, list[int]]:
-    """Returns the end of a prompt, from its last special token on, and the tokens of this end. It alone decides how a
-    candidate is tokenized after it, so the prompt of a chat is not tokenized again for each candidate."""
+    """Returns the end of a prompt from its last special token on, and the tokens of this end. Only this end affects the
+    tokens of a candidate, so the rest is not tokenized again for each."""
     at = next((at for at in range(len(prompt), 0, -1) if prompt[at - 1] in tokenizer.special), 0)
     if at:
         mark = tokenizer.token_text(prompt[at - 1])
