@@ -10,10 +10,7 @@ from runner.errors import ModelError
 from runner.model.config import (
     EMBEDDINGS,
     HEAD,
-    check_depths,
-    check_extra_layers,
     context_length,
-    extra_layers,
     is_tied,
     module_config,
     read_config,
@@ -21,6 +18,7 @@ from runner.model.config import (
     vocabulary_size,
 )
 from runner.model.families import UNNEEDED, ChooseFamily, Config, Family, architecture_of, family_of, select_tensors
+from runner.model.layer_counts import check_depths, check_extra_layers, extra_layers
 from runner.model.packing import check_companions
 from runner.model.sources.checkpoint import Checkpoint, ReportFault, Tensor, raise_fault
 from runner.model.sources.foreign import is_weights
@@ -36,8 +34,8 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 class OpenedModel(NamedTuple):
     """A model with its files found and its headers checked. Immutable; any thread may read it.
 
-    `config` is `config.json` as stored; mlx-lm's module is built from `module_config`. `tensors` are those that will be
-    read, under the names that the module's `sanitize` knows.
+    `config` is `config.json` as stored; `module_config` builds mlx-lm's module. `tensors` are the tensors to read,
+    under the names that the module's `sanitize` knows.
     """
 
     name: str
@@ -86,14 +84,16 @@ class OpenedModel(NamedTuple):
     @property
     def has_vision(self) -> bool:
         """True if the model has a tower for pictures, or claims to have one."""
-        described = isinstance(self.config.get("vision_config"), dict)
-        return described or any(map(UNNEEDED["vision"].match, self.checkpoint.tensors))
+        return self._has_tower("vision")
 
     @property
     def has_audio(self) -> bool:
         """True if the model has a tower for sound, or claims to have one."""
-        described = isinstance(self.config.get("audio_config"), dict)
-        return described or any(map(UNNEEDED["audio"].match, self.checkpoint.tensors))
+        return self._has_tower("audio")
+
+    def _has_tower(self, part: str) -> bool:
+        described = isinstance(self.config.get(f"{part}_config"), dict)
+        return described or any(map(UNNEEDED[part].match, self.checkpoint.tensors))
 
     def file(self, name: str) -> bytes | None:
         """Returns the content of a text file such as `tokenizer.json`; None if the model has none."""
@@ -125,8 +125,8 @@ def open_checkpoint(
     family: Family | None = None,
     choose: ChooseFamily = family_of,
 ) -> OpenedModel:
-    """Interprets a checkpoint, as one of this family or of the one that `config.json` names. Raises ModelError; passes
-    faults that leave something to go on with to `report`."""
+    """Interprets a checkpoint, by this family or by the family that `config.json` names. Raises ModelError; passes
+    faults that allow it to go on to `report`."""
     config = read_config(checkpoint)
     architecture = architecture_of(config, from_store=checkpoint.from_store)
     family = family or choose(architecture, config, from_store=checkpoint.from_store)
@@ -181,8 +181,7 @@ def _without_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def find_checkpoint(model: str, models_dir: Path, report: ReportFault = raise_fault) -> Checkpoint:
     """Finds the checkpoint for `model`: a path if it looks like one, else a stored name, else a directory of that name.
 
-    An existing directory is taken only where the store has no model of that name, and so is a file of weights, for its
-    error.
+    An existing file of weights counts as a directory, for the error that it brings.
     """
     if model.startswith(("/", ".", "~")) or Path(model).is_absolute():
         # Path.expanduser raises where there is no such user.

@@ -1,4 +1,4 @@
-"""Finds out how a packed tensor was quantized, from shapes alone.
+"""Finds the quantization of a packed tensor, from shapes alone.
 
 Metadata is wrong or missing in real stores (docs/internals/store.md, 2.4). Shapes are reliable: the module knows its
 input width.
@@ -19,7 +19,7 @@ FLOAT_MODES = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
 
 
 class Packing(NamedTuple):
-    """The arguments of `mx.quantize` with which a tensor was made."""
+    """The arguments of `mx.quantize` that made a tensor."""
 
     bits: int
     group_size: int

@@ -103,9 +103,6 @@ _OF_LAYERS = {"embedding_gemma2": ("num_attention_heads", "num_key_value_heads",
 """A module that reads `per_layer_config` itself -> the fields that it reads."""
 
 
-# --- Readers of rows: values in other words, and numbers that sum up a list of layers.
-
-
 def _kinds(row: Row, part: Config) -> list[object]:
     found = _at(part, row.path)
     if not isinstance(found, list) or not found:
@@ -178,9 +175,6 @@ def divided(row: Row, part: Config) -> int:
     return found // by
 
 
-# --- Fields of the layers of a kind.
-
-
 def own(row: Row, part: Config) -> object:
     """Returns the value of a field in all layers of a kind; None if there are none. `about` is FIELD of KIND, or FIELD
     of KIND if FLAG."""
@@ -216,9 +210,6 @@ def delta_layers(row: Row, part: Config) -> Config:
     return {key: part.get(f"linear_{name}") for key, name in sizes.items()} | {
         key: [index for index, each in enumerate(_kinds(row, part), 1) if each == kind] for key, kind in kinds.items()
     }
-
-
-# --- Rotary fields.
 
 
 def each(row: Row, part: Config) -> list[object]:
@@ -259,8 +250,7 @@ def _lift_scaling(part: Config) -> None:
         part["rope_scaling"] = {"type": kind, "rope_type": kind, **scaling}
 
 
-# --- The table. `python -m scripts.tools.models.renamed` makes it from the installed transformers; a test checks it.
-
+# `python -m scripts.tools.models.renamed` makes this table from the installed transformers; a test checks it.
 # begin
 ROWS: tuple[Row, ...] = (
     Row("rope_theta", "rope_parameters.rope_theta", "*"),

@@ -22,8 +22,9 @@ from runner.model.families import UNNEEDED, ChooseFamily, Config, Family, archit
 from runner.model.opened import OpenedModel, find_checkpoint, open_checkpoint
 from runner.model.packing import WORD_BITS
 from runner.model.sources.checkpoint import Checkpoint, Tensor
-from runner.model.weights.assembly import Defaults, build_module, rehearse
+from runner.model.weights.assembly import build_module, rehearse
 from runner.model.weights.dtype import DtypePlan
+from runner.model.weights.model_args import Defaults
 from runner.model.weights.parameters import parameters_of
 
 _PARTS = {

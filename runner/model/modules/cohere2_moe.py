@@ -57,7 +57,7 @@ class ModelArgs(DecoderArgs):
     """As the other pattern, among the dense layers; if it is 1, those have rotary positions all the same."""
 
     def __post_init__(self) -> None:
-        """Fills in what follows from other fields. Raises ValueError for what no model can mean."""
+        """Fills in fields that follow from others. Raises ValueError for contradictions and unknown values."""
         dense, layers = self.first_k_dense_replace, self.num_hidden_layers
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads

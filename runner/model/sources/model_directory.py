@@ -90,7 +90,7 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
 
 
 def _places(index: File | None, warn: Callable[[str], None]) -> dict[str, str]:
-    """Returns the file of each tensor according to the index; empty without one that can be read."""
+    """Returns the file of each tensor according to the index; empty without a readable one."""
     if index is None:
         return {}
     try:

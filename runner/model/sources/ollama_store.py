@@ -66,7 +66,7 @@ def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -
     path, manifest, children = read_manifest(models_dir, found)
     config = _config_blob(name, path, manifest, models_dir, report)
     unreadable: dict[str, Tensor] = {}
-    layers = list(_layers(path, manifest, models_dir, unreadable, report))
+    layers = [*_layers(path, manifest, models_dir, unreadable, report)]
     tensor_layers = [layer for layer in layers if layer.media_type == _TENSOR]
     blobs = {layer.blob: layer for layer in tensor_layers if not layer.is_draft}
     if not blobs and not unreadable:
@@ -93,8 +93,8 @@ def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -
 
 
 def open_stored_draft(target: Checkpoint, models_dir: Path) -> Checkpoint:
-    """Opens the draft model that lies beside `target`, a model of the store. One without a tokenizer has that of the
-    model. Raises ModelError."""
+    """Opens the draft model beside `target`, a model of the store, whose tokenizer it has if it lacks its own. Raises
+    ModelError."""
     layers = [layer for layer in _layers(target.path, target.manifest, models_dir, {}, raise_fault) if layer.is_draft]
     tensors, files = _DRAFT
     blobs = {layer.blob: layer for layer in layers if layer.media_type == _TENSOR}
@@ -171,8 +171,8 @@ def _parsed(layer: _Layer) -> Mapping[str, object]:
 
 
 def _tensors(layer: _Layer, unreadable: dict[str, Tensor], report: ReportFault, prefix: str = "") -> Iterator[Tensor]:
-    """Yields the logical tensors of one blob, by the names inside it; the layer's own name is only for messages. With a
-    `prefix`, yields those of a draft without it, else those of no draft."""
+    """Yields the logical tensors of one blob, by the names inside it; messages have the layer's own name. With a
+    `prefix`, yields the tensors of a draft without their prefix, else the others."""
     try:
         entries = read_tensor_header(layer.blob, size_bytes=layer.size_bytes)
     except ModelError as error:

@@ -35,7 +35,7 @@ class Arrays(NamedTuple):
 
     @property
     def factors(self) -> mx.array:
-        """The global scale of each row, float32 [..., out, 1]; stored as one for all, one per expert or one per row."""
+        """The global scale of each row, float32 [..., out, 1]. Files hold one for all rows, for each expert or row."""
         assert self.global_scale is not None
         rows, factors = self.weight.shape[:-1], self.global_scale.astype(mx.float32)
         if factors.size == 1:
@@ -187,7 +187,7 @@ def _find_packings(
     names: set[str],
     layouts: list[ExpertLayout],
 ) -> dict[str, Packing]:
-    """Finds the packing of each of `names`: of those that fit its shapes, the one whose values fit the module best."""
+    """Finds the packing of each of `names`: it fits the shapes, and its values fit the module best."""
     forms: dict[tuple[int, int, bool], list[str]] = {}
     for name in sorted(names):
         words, scale = arrays[name].weight, arrays[name].scale

@@ -14,9 +14,9 @@ from runner.model import OpenedModel, open_model
 from runner.model.sources.checkpoint import Tensor
 from runner.model.sources.safetensors import HeaderEntry, read_tensor_header
 from runner.model.weights.assembly import rehearse
+from runner.model.weights.expert_reader import ExpertReader, ExpertStacks, find_expert_stacks, outside_stacks
 from runner.model.weights.load import load
 from runner.model.weights.packed import Recipe
-from runner.model.weights.reading import ExpertReader, ExpertStacks, find_expert_stacks, outside_stacks
 from scripts.tools.models.sources import Published
 from scripts.tools.models.tensors import from_mlx, mlx_style_bytes
 from tests.model.loading.conftest import same
@@ -123,11 +123,11 @@ def write_experts(folder: Path, count: int = 5) -> tuple[list[Tensor], list[list
 def test_every_role_is_stacked_byte_for_byte(tmp_path: Path) -> None:
     tensors, roles = write_experts(tmp_path)
     reader = ExpertReader()
-    for found, parts in zip(reader.read(tensors), roles, strict=True):
+    for found, parts in zip(reader.read_stack(tensors), roles, strict=True):
         assert found is not None
         assert found.dtype == parts[0].dtype
         assert mx.array_equal(found, mx.stack(parts))
-    plain = reader.read([Tensor(tensor.name, tensor.weight) for tensor in tensors])
+    plain = reader.read_stack([Tensor(tensor.name, tensor.weight) for tensor in tensors])
     assert plain[1:] == (None, None, None)
     reader.close()
 
@@ -141,9 +141,9 @@ def test_a_system_that_reads_in_small_pieces_is_asked_again(tmp_path: Path, monk
 
     tensors, roles = write_experts(tmp_path)
     reader = ExpertReader()
-    reader.read(tensors)
+    reader.read_stack(tensors)
     monkeypatch.setattr(Path, "open", lambda path, *_, **__: Slow(path))
-    assert mx.array_equal(reader.read(tensors).weight, mx.stack(roles[0]))
+    assert mx.array_equal(reader.read_stack(tensors).weight, mx.stack(roles[0]))
 
 
 def test_a_file_changed_since_it_was_opened_is_named(opened: OpenedModel, tmp_path: Path) -> None:

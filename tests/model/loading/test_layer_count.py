@@ -8,8 +8,8 @@ import pytest
 from runner.commands.check.inspection import inspect
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.config import check_extra_layers, extra_layers
 from runner.model.families import Config
+from runner.model.layer_counts import check_extra_layers, extra_layers
 from runner.settings import CheckSettings
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.store import write_store
