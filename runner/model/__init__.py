@@ -7,8 +7,9 @@ Owners: an `OpenedModel` is immutable, any thread may read it. Everything in `we
 owns MLX.
 
 Read in this order: `opened` (the steps of opening), `sources` (where files and tensors come from), `config`, `families`
-(a row for each architecture), `modules` (models that mlx-lm does not have) and `decoder` (what they share), `fields`
-(how a config is read), `renamed` (transformers' names for fields), `packing`; then `weights`, with `progress`.
+(a row for each architecture), `layer_counts`, `modules` (models that mlx-lm does not have) and `decoder` (their common
+parts), `fields` (readers of a config), `renamed` (transformers' names for fields), `packing`; then `weights`, with
+`progress`.
 """
 
 import runner.process.lean_mlx_lm  # noqa: F401  # before any module here imports mlx_lm: registers it without its __init__

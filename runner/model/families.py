@@ -136,11 +136,7 @@ _GEMMA4_TEXT = Family(
     "gemma4_text", required=_SIZES, defaults={"head_dim": 256}, renames=(*_UNWRAPPED, *_GEMMA4_EXPERTS)
 )
 _GEMMA4 = _GEMMA4_TEXT._replace(
-    module="gemma4",
-    text="text_config",
-    flat=_GEMMA4_TEXT,
-    renames=(*_WRAPPED, *_GEMMA4_EXPERTS),
-    head=_WRAPPED_HEAD,
+    module="gemma4", text="text_config", flat=_GEMMA4_TEXT, renames=(*_WRAPPED, *_GEMMA4_EXPERTS), head=_WRAPPED_HEAD
 )
 _QWEN3_5_TEXT = Family(
     "qwen3_5",
@@ -205,12 +201,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Gemma3ForCausalLM": Family("gemma3_text", required=_SIZES, renames=_UNWRAPPED),
     "Gemma3ForConditionalGeneration": Family(
-        "gemma3",
-        text="text_config",
-        required=_SIZES,
-        renames=_WRAPPED,
-        head=_WRAPPED_HEAD,
-        context_default=131072,
+        "gemma3", text="text_config", required=_SIZES, renames=_WRAPPED, head=_WRAPPED_HEAD, context_default=131072
     ),
     "Gemma4ForCausalLM": _GEMMA4,
     "Gemma4ForConditionalGeneration": _GEMMA4,

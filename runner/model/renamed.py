@@ -42,7 +42,7 @@ def rename_fields(part: Config, module: str) -> None:
     """
     name = part.get("model_type")
     rows = _BY_MODEL.get(name if isinstance(name, str) else "", ())
-    if not rows:  # the defaults of a model that transformers does not have are not those of another one
+    if not rows:  # a model that transformers does not have has defaults of its own
         rows = tuple(row for row in _BY_MODEL.get(module, ()) if row.path)
     apply_rows((*_BY_MODEL["*"], *rows), part)
     _check_layers(part, module, rows)

@@ -13,7 +13,7 @@ Mask = bytes
 """The tokens that a grammar allows: one bit per token, from the lowest bit of the first byte on. A mask allows no token
 beyond its end."""
 _BLOCK = 32
-"""Tokens in a block, of which top-k compares the best ones first."""
+"""Tokens in a block. Top-k first compares the best token of each block."""
 _BELOW_ONE = 1 - 2.0**-24
 """A factor that makes every positive float32 smaller."""
 _SORTED_AT_ONCE = {mx.cpu: 4096, mx.gpu: 1 << 62}
@@ -59,10 +59,10 @@ def top_k(k: int, n: int) -> Callable[[mx.array], mx.array]:
     0 < k < n.
 
     Another order of the same candidates gives another token for the same random number, so a seed promises the order
-    too. On a GPU it is that of Ollama's own runner: the first k results of `mx.argpartition` on the negated scores,
+    too. A GPU has the order of Ollama's own runner: the first k results of `mx.argpartition` on the negated scores,
     which sorts there. On a CPU that partition selects by exchanges: rounding that swaps one pair of scores, anywhere in
-    the vocabulary, can reorder all candidates. A prompt from the cache is rounded otherwise than a computed one, so the
-    order of a CPU is that of the ids, which rounding does not change.
+    the vocabulary, can reorder all candidates. A prompt from the cache is rounded otherwise than a computed one, so a
+    CPU orders by id, which rounding does not change.
     """
     return top_k_by_id(k, n) if mx.default_device().type == mx.cpu else TopKBySort(k, n)
 

@@ -60,7 +60,7 @@ class Uniforms:
         return mx.concatenate(self._made[: -count - 1 : -1])
 
     def _next_block(self) -> list[mx.array]:
-        """Makes the numbers after those that are made, the last one first."""
+        """Makes the next numbers, the last one first."""
         keys = random_keys(self._seeds, self._taken, _BLOCK)
         block = _uniform_of_each(keys.reshape(-1, 2)).reshape(-1, _BLOCK)
         self._taken = [taken + _BLOCK for taken in self._taken]

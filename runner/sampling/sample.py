@@ -20,7 +20,7 @@ class Choice(NamedTuple):
     forced: Sequence[int] = ()
     """The tokens that the grammar forces after it."""
     following: "Sequence[Choice]" = ()
-    """The choices after it: those of the drafts that proved right, and the first one that was not drafted."""
+    """The choices after it: the right drafts, and the first token that was not drafted."""
     from_numbers: bool = True
     """False if NaN or infinity was among its logits: neither the token nor the layers mean anything then."""
 
@@ -81,7 +81,7 @@ class SampledTokens:
         scores: mx.array | None = None,
     ) -> None:
         """`token`: uint32 [B]. `logprobs`: one of each row; empty if no row wants log-probabilities. If the tokens were
-        drawn, `logits` are those of the model, float32 [B, V], and `scores` the same with their masks.
+        drawn, `logits` are the model's, float32 [B, V], and `scores` the same with their masks.
 
         A row is from numbers unless a logit is NaN or infinite; closed tokens may have -inf, but not all tokens. A sum
         has each term in it, on every device; `max` and `argmax` pass over NaN on some. One pass over the logits costs

@@ -13,13 +13,13 @@ from runner.sampling.random_numbers import Uniforms, draw
 from runner.sampling.sample import LogprobsRow, SampledTokens, logprobs_of, logprobs_of_candidates
 
 Broadcast = Callable[[mx.array], mx.array]
-"""Maps tokens uint32 [B] that were drawn to those that count, where several processes draw the same. Lazy."""
+"""Maps drawn tokens, uint32 [B], to the tokens that count if several processes draw the same. Lazy."""
 
 
 class SamplerRows:
     """The options and the state of requests of one kind, from which their next tokens are sampled.
 
-    Every operation treats each row by itself, and one row like many, so a row draws what it would have drawn alone.
+    Every operation treats each row by itself, and one row like many, so a row draws the same tokens as alone.
     Belongs to a `Sampler` or a `SamplerBatch`. Owner: the engine thread.
     """
 
@@ -182,8 +182,8 @@ class Sampler:
     def draw_ahead(self, logits: mx.array, drafts: Sequence[int], masks: Sequence[Mask | None] = ()) -> SampledTokens:
         """Returns a token for each row of `logits` [1 + D, V]: the next one, and the one after each of D drafts.
 
-        Each is what a call would return if all drafts before it had come. The state stays as it is: `skip` the tokens
-        that did come. Lazy: evaluates nothing.
+        Each is the result of a call after all drafts before it. The state stays as it is: `skip` the tokens that
+        did come. Lazy: evaluates nothing.
         """
         logits, scores = _with_masks(logits, masks)
         token = self._own().draw_ahead(scores, drafts)
@@ -238,7 +238,7 @@ class _Kinds:
 
 
 def preview_draws(samplers: Sequence[Sampler]) -> Callable[[mx.array], mx.array]:
-    """Returns a function that draws what the next calls of each sampler would: it maps logits [B, V] of any float type
+    """Returns a function that draws the tokens of each sampler's next calls: it maps logits [B, V] of any float type
     to tokens, uint32 [B], which are part of its own histories from then on. The samplers stay as they are. Lazy:
     evaluates nothing."""
     kinds = _Kinds([sampler._own().copy() for sampler in samplers])
@@ -249,7 +249,7 @@ class SamplerBatch:
     """The samplers of several requests, for as long as the same ones decode together. Owner: the engine thread."""
 
     def __init__(self, samplers: Sequence[Sampler]) -> None:
-        """Takes over the states of `samplers`, whose order is that of the rows."""
+        """Takes over the states of `samplers`, in the order of the rows."""
         self._samplers = samplers
         self._kinds = _Kinds([sampler.lend() for sampler in samplers])
         self._tops = {row: each.options.top_logprobs for row, each in enumerate(samplers) if each.options.logprobs}

@@ -25,7 +25,7 @@ _Node = dict[str, "_Node"]
 class AddedToken(NamedTuple):
     """An added token. Chat templates set `special` ones as marks; others are ordinary text in one token.
 
-    The flags are those of Hugging Face's tokenizers. `single_word`: the text must be a word by itself. `lstrip` and
+    The flags are Hugging Face's. `single_word`: the text must be a word by itself. `lstrip` and
     `rstrip`: it absorbs white space on its left or right. `normalized`: the search for it follows normalization.
     Without flags it matches anywhere.
     """
@@ -152,7 +152,7 @@ def _token_id(value: object, place: str) -> int:
 
 
 def _special_tokens(config: JsonObject) -> Iterator[AddedToken]:
-    """Yields the special tokens without ids, those with a role first."""
+    """Yields the special tokens without ids, first the tokens with a role."""
     values = [config.get(role) for role in _ROLES]
     values += [value for key, value in config.items() if key.endswith(_ROLE_ENDING) and key not in _ROLES]
     for listed in map(config.get, _LISTED):

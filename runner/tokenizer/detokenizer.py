@@ -51,7 +51,7 @@ class StopStrings:
         self.matched[state] = self.depth[state]
 
     def _link(self) -> None:
-        """Links each state to that of its longest proper suffix, shallow states first."""
+        """Links each state to the state of its longest proper suffix, shallow states first."""
         queue = deque(self._next[0].values())
         while queue:
             state = queue.popleft()

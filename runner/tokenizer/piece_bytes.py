@@ -3,7 +3,7 @@
 Bytes are written in two ways: *byte-level* (GPT-2: every byte has a printable character) and *byte fallback* (`<0x0A>`
 is one byte). All other markers (`▁` for a space, `##`, `</w>`) are left to the file's own decoder.
 
-The steps before the model (normalizer and pre-tokenizer) spelled the pieces, so they decide what a piece means. The
+The steps before the model (normalizer and pre-tokenizer) spelled the pieces, so they decide the meaning of a piece. The
 file's decoder is used unless it fails to reverse them: a file saved by the class of another model has that class's
 decoder.
 """

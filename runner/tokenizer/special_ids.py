@@ -28,7 +28,7 @@ def resolve_special_ids(
     """Finds BOS and EOS; `added` maps the text of every added token to its id.
 
     Ids come from `generation_config.json`, else `config.json` (top level), else from the token texts in
-    `tokenizer_config.json`, else from those in `own`, which the vocabulary itself names. BOS and EOS are looked up
+    `tokenizer_config.json`, else from the texts in `own`, which the vocabulary itself names. BOS and EOS are looked up
     separately, and lists are never merged. A negative id means none. If none of them names one, the text in
     `special_tokens_map.json` counts, then the ids in the `text_config` of `config.json`.
 

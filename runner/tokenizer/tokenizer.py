@@ -144,7 +144,7 @@ class Tokenizer:
 
     @cached_property
     def _is_divisible(self) -> bool:
-        """True if the ids of two lines are the ids of the first, then those of the second."""
+        """True if two lines have the ids of the first, then the ids of the second."""
         lines = ("one line\n", "and another")
         return self._backend.encode("".join(lines)) == [token for line in lines for token in self._backend.encode(line)]
 

@@ -56,7 +56,7 @@ class File(NamedTuple):
 
 
 class Child(NamedTuple):
-    """A manifest in a list of manifests, of which each host chooses one by its runner."""
+    """A manifest in a list of manifests. Each host chooses one by its runner."""
 
     runner: str
     format: str
@@ -115,7 +115,7 @@ class Checkpoint(NamedTuple):
 
 
 def placeholder_tensor(name: str, file: Path) -> Tensor:
-    """Returns a tensor without a shape, of which only the name is known."""
+    """Returns a tensor without a shape, known only by its name."""
     return Tensor(name, HeaderEntry(file, name, "U8", ()))
 
 

@@ -18,7 +18,7 @@ _HEADS = {
     b"pk\x03\x04": "a checkpoint of PyTorch: download the model as safetensors",
     b"<!doctype html": "a web page: download the file itself (`hf download ORG/NAME --local-dir DIR`)",
 }
-"""The beginning, in lower case, of a file in the place of another -> what it is. No file of a model begins so."""
+"""The beginning of a file in the place of another, in lower case -> its kind, and advice. No model's file begins so."""
 _WEIGHTS = frozenset({".safetensors", ".bin", ".pth", ".gguf", ".npz"})
 _MOST_FOLDERS = 100
 

@@ -15,7 +15,7 @@ from runner.model.sources.safetensors import os_reason
 from runner.sizes import listed
 
 LEGACY, CURRENT = "manifests", "manifests-v2"
-"""The folders of tags: that of all releases, and that of 0.40, which comes first."""
+"""The folders of tags: of all releases, and of 0.40, which comes first."""
 BLOBS = "blobs"
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 LIST = "application/vnd.ollama.manifest.list.v2+json"
@@ -94,7 +94,7 @@ def tag_name(path: Path) -> ModelName:
 
 
 def read_manifest(models_dir: Path, path: Path) -> Manifest:
-    """Reads what `find_manifest` found, once: the manifest, or of a list that of its first child for this runner.
+    """Reads the file of `find_manifest`, once: a manifest, or a list, whose first child for this runner counts.
 
     Checks links as Ollama does. Raises ModelError.
     """

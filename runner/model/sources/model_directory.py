@@ -25,7 +25,7 @@ _INDEX = "model.safetensors.index.json"
 def open_directory(directory: Path, name: str, report: ReportFault = raise_fault) -> Checkpoint:
     """Reads the headers of the weight files that the index names, or of all.
 
-    Raises a ModelError that names what is missing or broken. Faults of single files go to `report`, and the tensors
+    Raises a ModelError that names the missing or broken file. Faults of single files go to `report`, and the tensors
     that the index lists for them become `unreadable`.
     """
     try:

@@ -54,7 +54,7 @@ class _Layer(NamedTuple):
 
 
 def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -> Checkpoint:
-    """Reads the manifest of `name` and the headers of its tensor blobs, except those of a draft model.
+    """Reads the manifest of `name` and the headers of its tensor blobs, except a draft model's.
 
     Raises ModelError: for a missing manifest with Go's message, otherwise with the path and the fault. Faults of single
     layers go to `report`, and their tensors become `unreadable`.

@@ -1,4 +1,4 @@
-"""Loads the weights of an opened model, in bounded groups, into an mlx-lm module, and those of modules beside it.
+"""Loads the weights of an opened model, in bounded groups, into an mlx-lm module and into modules beside it.
 
 Every array is made, read and evaluated on the thread that calls `load`.
 """
@@ -78,7 +78,7 @@ class LoadedModel(NamedTuple):
 
     @property
     def is_packed(self) -> bool:
-        """True if its products are those of packed weights, other than of experts."""
+        """True if it multiplies packed weights, and none of experts."""
         kinds = {type(each) for each in self.module.modules()}
         return QuantizedLinear in kinds and not kinds & {SwitchLinear, QuantizedSwitchLinear}
 
@@ -101,7 +101,7 @@ def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = No
     """Reads the weights and builds the module.
 
     Checks shapes, names, types and sizes before it reads the first byte. `dtype` is one of `settings.DTYPES`; the log
-    says what it means for this model.
+    has its meaning for this model.
 
     Raises:
         ModelError: a file or tensor does not fit, or the weights exceed the budget.

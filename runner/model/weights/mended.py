@@ -190,7 +190,7 @@ _UNREAD: Mapping[str, Mapping[str, Sequence[object]]] = {
 
 
 def unread(opened: OpenedModel, module: Module) -> list[str]:
-    """Returns a warning for each field of config.json that makes answers differ from those of transformers."""
+    """Returns a warning for each field of config.json that makes answers differ from transformers' answers."""
     if opened.family.library is not None or opened.family.is_encoder:
         return []
     text, name = module_text(opened.module_config, opened.family), opened.family.import_name

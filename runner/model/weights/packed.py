@@ -93,10 +93,7 @@ def sanitize_packed(sanitize: Sanitize, arrays: Mapping[str, Arrays], recipe: Re
 
 
 def find_recipe(
-    sanitize: Sanitize,
-    arrays: Mapping[str, Arrays],
-    layouts: list[ExpertLayout],
-    computed: Callable[[str], bool],
+    sanitize: Sanitize, arrays: Mapping[str, Arrays], layouts: list[ExpertLayout], computed: Callable[[str], bool]
 ) -> Recipe:
     """Finds the recipe by which `arrays` (placeholders) become the parameters of the module.
 
@@ -182,10 +179,7 @@ def _alike(names: set[str]) -> list[set[str]]:
 
 
 def _find_packings(
-    sanitize: Sanitize,
-    arrays: Mapping[str, Arrays],
-    names: set[str],
-    layouts: list[ExpertLayout],
+    sanitize: Sanitize, arrays: Mapping[str, Arrays], names: set[str], layouts: list[ExpertLayout]
 ) -> dict[str, Packing]:
     """Finds the packing of each of `names`: it fits the shapes, and its values fit the module best."""
     forms: dict[tuple[int, int, bool], list[str]] = {}

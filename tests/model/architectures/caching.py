@@ -42,14 +42,8 @@ _WIDTHS = ("hidden_size", "hidden_dim", "d_model", "n_embd")
 _HEAD_WIDTHS = ("head_dim", "v_head_dim", "swa_head_dim", "swa_v_head_dim")
 
 NOT_BY_ROW = [
-    "baichuan_m1",
-    "bailing_hybrid",
-    "bailing_moe_linear",
-    "jamba",
-    "longcat_flash_ngram",
-    "mamba",
-    "recurrent_gemma",
-    "rwkv7",
+    *("baichuan_m1", "bailing_hybrid", "bailing_moe_linear", "jamba", "longcat_flash_ngram", "mamba"),
+    *("recurrent_gemma", "rwkv7"),
 ]
 """Their states within a round are not known: answers that are computed together are not drafted."""
 

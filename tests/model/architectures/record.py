@@ -114,6 +114,17 @@ def stored(root: Path, config: Mapping[str, object], weights: Weights) -> Loaded
     return load(open_model("m", root))
 
 
+def check_logits(model: LoadedModel, name: str) -> None:
+    """At once and token by token, beyond the window, and without a cache."""
+    wanted, layers = recorded(name), model.make_layers()
+    found = model.logits(mx.array([TOKENS]), model.make_layers())[0]
+    steps = mx.concatenate([model.logits(mx.array([[token]]), layers)[0] for token in TOKENS])
+    alone = cast("mx.array", model.module(mx.array([TOKENS])))[0]
+    assert mx.abs(wanted).max() > 0.5
+    for each in (found, steps, alone):
+        assert mx.abs(each - wanted).max() < 2e-5 * mx.abs(wanted).max()
+
+
 def apart(weights: Weights) -> Weights:
     """Returns the weights with each expert by itself, as they are published."""
     return per_expert("mlp.switch_mlp", "mlp.experts")(weights)

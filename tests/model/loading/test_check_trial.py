@@ -9,18 +9,17 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-from runner.commands.check.inspection import Inspection, inspect
+from runner.commands.check.inspection import Inspection
 from runner.commands.check.report_text import as_text
 from runner.model.weights.load import LoadedModel
-from runner.settings import CheckSettings
-from tests.model.loading.conftest import Checkpoints
+from tests.model.loading.conftest import Checkpoints, checked
 from tests.model.loading.test_check_text import value
 
 TRIAL = "runner.commands.check.trial"
 
 
 def check(path: Path, dtype: str = "auto") -> Inspection:
-    return inspect(CheckSettings(model=str(path), models_dir=Path("unused"), verify=True, dtype=dtype, log_level=0))
+    return checked(path, verify=True, dtype=dtype)
 
 
 def tried(found: Inspection) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 
 from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
@@ -17,6 +16,7 @@ from runner.model.weights.assembly import rehearse
 from runner.model.weights.expert_reader import ExpertReader, ExpertStacks, find_expert_stacks, outside_stacks
 from runner.model.weights.load import load
 from runner.model.weights.packed import Recipe
+from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.sources import Published
 from scripts.tools.models.tensors import from_mlx, mlx_style_bytes
 from tests.model.loading.conftest import same
@@ -43,13 +43,6 @@ def found_in(opened: OpenedModel, recipe: Recipe | None = None) -> ExpertStacks:
 def changed(opened: OpenedModel, name: str, change: Callable[[HeaderEntry], HeaderEntry]) -> OpenedModel:
     tensor = opened.tensors[name]
     return opened._replace(tensors={**opened.tensors, name: tensor._replace(weight=change(tensor.weight))})
-
-
-def parameters(opened: OpenedModel) -> dict[str, mx.array]:
-    return dict(tree_flatten(load(opened).module.parameters()))
-
-
-# --- what is a stack ---
 
 
 def test_the_experts_of_a_stack_come_in_the_order_of_their_numbers(opened: OpenedModel) -> None:
@@ -88,14 +81,11 @@ def test_a_module_is_the_same_whether_its_stacks_were_read_or_made(
 ) -> None:
     opened = open_directory(published(name))
     assert found_in(opened)
-    read = parameters(opened)
+    read = parameters_of(load(opened).module)
     monkeypatch.setattr("runner.model.weights.load.find_expert_stacks", lambda _, recipe: ({}, recipe))
-    made = parameters(opened)
+    made = parameters_of(load(opened).module)
     assert read.keys() == made.keys()
     assert all(same(array, made[key]) for key, array in read.items())
-
-
-# --- reading ---
 
 
 def write_experts(folder: Path, count: int = 5) -> tuple[list[Tensor], list[list[mx.array]]]:
@@ -159,14 +149,6 @@ def test_a_file_changed_since_it_was_opened_is_named(opened: OpenedModel, tmp_pa
 
 
 def test_reading_leaves_no_threads(opened: OpenedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    readers = []
-
-    class Kept(ExpertReader):
-        def __init__(self) -> None:
-            super().__init__()
-            readers.append(self)
-
-    monkeypatch.setattr("runner.model.weights.load.ExpertReader", Kept)
     started: list[threading.Thread] = []
     start = threading.Thread.start
 
@@ -176,6 +158,5 @@ def test_reading_leaves_no_threads(opened: OpenedModel, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(threading.Thread, "start", noted)
     load(opened)
-    assert len(readers) == 1
     assert started
     assert not any(thread.is_alive() for thread in started)

@@ -16,14 +16,7 @@ from runner.commands.check.trial import batch_fault, draft_fault
 from runner.model import OpenedModel, open_model
 from runner.model.families import UNBATCHABLE
 from runner.model.weights.load import LoadedModel, load
-from scripts.tools.models.checkpoints import (
-    VOCABULARY_SIZE,
-    Dtype,
-    Kind,
-    config_of,
-    write_checkpoint,
-    write_directory,
-)
+from scripts.tools.models.checkpoints import VOCABULARY_SIZE, Dtype, Kind, config_of, write_checkpoint, write_directory
 from scripts.tools.models.store import Store, write_store
 from tests.lib.memory import held_bytes
 from tests.model.loading.conftest import Checkpoints, bytes_read, experts_apart, run, run_path, same
