@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from runner.errors import ModelError
-from runner.model.families import Config, Family, is_needed
-from runner.model.sources.checkpoint import Tensor
+from runner.model.architectures import Config, Family, is_needed
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.sizes import listed
 
 _LAYER = re.compile(r"((?:(?:model|language_model|backbone)\.)*layers\.(\d+))\.")
@@ -43,7 +43,7 @@ def check_extra_layers(beyond: Mapping[str, str], config: Config) -> None:
         )
 
 
-def check_layer_count(text: Config, family: Family, tensors: Mapping[str, Tensor]) -> None:
+def check_layer_count(text: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> None:
     """Raises ModelError for a layer count without tensors, before a hostile number becomes a very large module."""
     found = {int(match[1]) for match in map(_ANYWHERE.match, tensors) if match}
     for field in _COUNTS:

@@ -7,7 +7,17 @@ from typing import NamedTuple
 
 from runner import json_files
 from runner.errors import ModelError
-from runner.model.config import (
+from runner.model.architectures import (
+    UNNEEDED,
+    ChooseFamily,
+    Config,
+    Family,
+    architecture_of,
+    family_of,
+    select_tensors,
+)
+from runner.model.layer_counts import check_depths, check_extra_layers, extra_layers
+from runner.model.module_config import (
     EMBEDDINGS,
     HEAD,
     context_length,
@@ -17,14 +27,12 @@ from runner.model.config import (
     text_config,
     vocabulary_size,
 )
-from runner.model.families import UNNEEDED, ChooseFamily, Config, Family, architecture_of, family_of, select_tensors
-from runner.model.layer_counts import check_depths, check_extra_layers, extra_layers
 from runner.model.packing import check_companions
-from runner.model.sources.checkpoint import Checkpoint, ReportFault, Tensor, raise_fault
+from runner.model.sources.checkpoint import LogicalTensor, ModelCheckpoint, ReportFault, raise_fault
 from runner.model.sources.foreign import is_weights
 from runner.model.sources.manifest import find_manifest
 from runner.model.sources.model_directory import open_directory
-from runner.model.sources.name import parse_name
+from runner.model.sources.name import parse_model_name
 from runner.model.sources.ollama_store import open_store
 
 _REPOSITORY = "models--"
@@ -43,11 +51,11 @@ class OpenedModel(NamedTuple):
     family: Family
     config: Config
     module_config: Config
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, LogicalTensor]
     context_length: int
     """In tokens; 0 if unknown."""
     vocab_size: int
-    checkpoint: Checkpoint
+    checkpoint: ModelCheckpoint
     unreadable: frozenset[str] = frozenset()
     """Needed tensors that were reported as unreadable, named as in `tensors`."""
 
@@ -61,7 +69,7 @@ class OpenedModel(NamedTuple):
         """The model's name for people: its name in the store, the last folder of its path, or its repository if it is
         in the cache of Hugging Face."""
         if not self.directory:
-            return parse_name(self.name).short
+            return parse_model_name(self.name).short
         *_, repository, folder, last = ("", "", *Path(self.directory).parts)
         is_cached = folder == "snapshots" and repository.startswith(_REPOSITORY)
         return repository.removeprefix(_REPOSITORY).replace("--", "/") if is_cached else last
@@ -120,7 +128,7 @@ def open_model(model: str, models_dir: Path, choose: ChooseFamily = family_of) -
 
 
 def open_checkpoint(
-    checkpoint: Checkpoint,
+    checkpoint: ModelCheckpoint,
     report: ReportFault = raise_fault,
     family: Family | None = None,
     choose: ChooseFamily = family_of,
@@ -167,7 +175,7 @@ def open_checkpoint(
     )
 
 
-def _without_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _without_head(tensors: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:
     """Returns the tensors of a tied model without its head. If the files have no embedding, the head takes its place:
     some writers keep only the first name of a tensor that has two."""
     heads = [name for name in tensors if HEAD.fullmatch(name)]
@@ -178,7 +186,7 @@ def _without_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return kept
 
 
-def find_checkpoint(model: str, models_dir: Path, report: ReportFault = raise_fault) -> Checkpoint:
+def find_checkpoint(model: str, models_dir: Path, report: ReportFault = raise_fault) -> ModelCheckpoint:
     """Finds the checkpoint for `model`: a path if it looks like one, else a stored name, else a directory of that name.
 
     An existing file of weights counts as a directory, for the error that it brings.
@@ -200,6 +208,6 @@ def _printable(path: str) -> str:
 
 def _is_stored(model: str, models_dir: Path) -> bool:
     try:
-        return find_manifest(models_dir, parse_name(model)) is not None
+        return find_manifest(models_dir, parse_model_name(model)) is not None
     except ModelError:
         return False

@@ -8,7 +8,7 @@ import math
 from typing import NamedTuple
 
 from runner.errors import ModelError
-from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.model.sources.safetensors import FLOAT_DTYPES
 
 WORD_BITS = 32
@@ -45,7 +45,7 @@ def possible_packings(words: int, groups: int, *, byte_scales: bool) -> list[Pac
     return [one for one in found if one is not None]
 
 
-def check_companions(tensor: Tensor) -> None:
+def check_companions(tensor: LogicalTensor) -> None:
     """Raises ModelError unless words, scales and biases fit together for at least one input width."""
     words, scale, bias = tensor.weight, tensor.scale, tensor.bias
     where = f"{words.file}: tensor {tensor.name}"

@@ -26,7 +26,7 @@ from runner.model.progress import Progress
 from runner.model.sources.safetensors import HeaderEntry, read_tensor_header
 from runner.model.weights.assembly import assemble_module, map_arrays, rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
-from runner.model.weights.load import LoadedModel, finished
+from runner.model.weights.loading import LoadedModel, finished
 from runner.model.weights.packed import Arrays, Recipe
 from runner.model.weights.parameters import parameters_of
 from runner.model.weights.quantized_layers import GloballyScaledLinear, GloballyScaledSwitchLinear

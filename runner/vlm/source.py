@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from runner.errors import ModelError
-from runner.model.families import DECIDERS, OLLAMA_ONLY, Config, Family, family_of
+from runner.model.architectures import DECIDERS, OLLAMA_ONLY, Config, Family, family_of
 from runner.settings import CheckSettings, Settings
 
 if TYPE_CHECKING:

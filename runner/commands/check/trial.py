@@ -1,6 +1,6 @@
 """Tries what a model allows on the device at hand, for `mlx-runner check --verify`.
 
-The same trials make the table `TRIED` of runner/model/families.py, and a test holds every architecture against it.
+The same trials make the table `TRIED` of runner/model/architectures.py, and a test holds every architecture against it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ from runner.engine.generation import Forward
 from runner.errors import ComputeError
 from runner.model import OpenedModel
 from runner.model.trials import difference, first_line
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.model.weights.parameters import refuse_infinite
 
 

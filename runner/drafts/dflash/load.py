@@ -13,7 +13,7 @@ from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.experts import Weights
-from runner.model.weights.load import LoadedModel, assemble_part, load_part, plan_part
+from runner.model.weights.loading import LoadedModel, assemble_part, load_part, plan_part
 from runner.model.weights.packed import Arrays
 
 _FUSED = re.compile(r"(layers\.\d+\.self_attn\.)qkv_proj\.(weight|bias)")

@@ -19,7 +19,7 @@ def raise_fault(error: ModelError) -> None:
     raise error
 
 
-class Tensor(NamedTuple):
+class LogicalTensor(NamedTuple):
     """One logical tensor: the weight, or packed words with their scales and biases.
 
     `name` is the name in the checkpoint, e.g. `model.norm.weight`. Dense: only `weight`. Affine: `scale` and `bias`
@@ -68,7 +68,7 @@ class Child(NamedTuple):
         return f"{self.runner or 'no runner'} ({self.format or 'no format'}{'' if self.is_local else ', not pulled'})"
 
 
-class Checkpoint(NamedTuple):
+class ModelCheckpoint(NamedTuple):
     """A model in a store or a directory, without the data of its tensors.
 
     `name` is the user's, `path` the manifest or the directory. A store keeps the tensor names of the source; in a
@@ -78,11 +78,11 @@ class Checkpoint(NamedTuple):
     name: str
     path: Path
     files: Mapping[str, File]
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, LogicalTensor]
     from_store: bool
     missing_file: str
     """The message for a missing file; `{}` stands for its name."""
-    unreadable: Mapping[str, Tensor] = {}
+    unreadable: Mapping[str, LogicalTensor] = {}
     """Placeholders without a shape for tensors of unreadable files, under the best known name."""
     draft_bytes: Mapping[str, int] = {}
     """Layer name -> size, for the tensor layers of a draft model beside this one, which stay closed."""
@@ -114,14 +114,16 @@ class Checkpoint(NamedTuple):
         return file.read()
 
 
-def placeholder_tensor(name: str, file: Path) -> Tensor:
+def placeholder_tensor(name: str, file: Path) -> LogicalTensor:
     """Returns a tensor without a shape, known only by its name."""
-    return Tensor(name, HeaderEntry(file, name, "U8", ()))
+    return LogicalTensor(name, HeaderEntry(file, name, "U8", ()))
 
 
-def merge_tensors(groups: Iterable[Iterator[Tensor]], report: ReportFault = raise_fault) -> dict[str, Tensor]:
+def merge_tensors(
+    groups: Iterable[Iterator[LogicalTensor]], report: ReportFault = raise_fault
+) -> dict[str, LogicalTensor]:
     """Merges the tensors of many files. Reports a name that occurs in two files, and keeps the first tensor."""
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, LogicalTensor] = {}
     for group in groups:
         for tensor in group:
             other = tensors.setdefault(tensor.name, tensor)

@@ -70,7 +70,7 @@ def hub_advice(text: str) -> str:
     return f"{which}: download it with `hf download {found[2]} --local-dir DIR`, then --model DIR"
 
 
-def parse_name(text: str) -> ModelName:
+def parse_model_name(text: str) -> ModelName:
     """Parses `[scheme://][host/][namespace/]model[:tag]`; a colon before the last slash belongs to the host's port.
 
     Raises ModelError for anything else, including `..` and digests.

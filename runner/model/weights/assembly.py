@@ -9,10 +9,10 @@ import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from runner.errors import ModelError
-from runner.model.config import EMBEDDINGS, HEAD, is_tied, is_untied
-from runner.model.families import COMPUTED_TENSORS
+from runner.model.architectures import COMPUTED_TENSORS
+from runner.model.module_config import EMBEDDINGS, HEAD, is_tied, is_untied
 from runner.model.opened import OpenedModel
-from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.model.sources.safetensors import HeaderEntry
 from runner.model.weights.experts import ExpertLayout, Weights, possible_layouts, with_layout
 from runner.model.weights.mended import mend
@@ -33,7 +33,7 @@ MLX_DTYPES = {
 def map_arrays(opened: OpenedModel, make: Callable[[HeaderEntry], mx.array]) -> dict[str, Arrays]:
     """Returns the arrays of every needed tensor, each part made by `make`."""
 
-    def arrays(tensor: Tensor) -> Arrays:
+    def arrays(tensor: LogicalTensor) -> Arrays:
         _, weight, *companions = tensor
         return Arrays(make(weight), *(make(part) if part is not None else None for part in companions))
 

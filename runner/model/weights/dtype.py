@@ -16,7 +16,7 @@ from mlx.nn.layers.linear import Linear
 
 from runner.device import available_bytes, device
 from runner.logs import Log
-from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.model.weights.parameters import parameters_of
 from runner.settings import CACHE_PERCENT
 from runner.sizes import shown
@@ -50,7 +50,7 @@ class DtypePlan(NamedTuple):
             return dtype
         return self.dtype if self.dtype == mx.float32 or self.may_shrink(name) else dtype
 
-    def early_dtype(self, name: str, tensor: Tensor) -> mx.Dtype | None:
+    def early_dtype(self, name: str, tensor: LogicalTensor) -> mx.Dtype | None:
         """Returns the type into which to convert a tensor right after reading, to save memory; None for a conversion
         in the module. Only large weights that shrink gain by it."""
         if self.dtype is None or self.dtype == mx.float32:

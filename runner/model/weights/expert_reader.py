@@ -16,14 +16,14 @@ import mlx.core as mx
 
 from runner.errors import ModelError
 from runner.model.opened import OpenedModel
-from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.model.sources.safetensors import HeaderEntry
 from runner.model.weights.assembly import has_source_names
 from runner.model.weights.experts import ExpertLayout, with_layout
 from runner.model.weights.packed import Arrays, Recipe
 from runner.model.weights.reading import Headers, check_unchanged, read_data
 
-ExpertStacks = dict[str, list[Tensor]]
+ExpertStacks = dict[str, list[LogicalTensor]]
 """Name of a stack, as Ollama would call it -> its experts, in order."""
 
 _EXPERT = re.compile(r"(.+experts)\.(\d+)\.(\w+\.weight)")
@@ -37,7 +37,7 @@ def find_expert_stacks(opened: OpenedModel, recipe: Recipe) -> tuple[ExpertStack
 
     Returns no stacks if `sanitize` would then see other names than when `recipe` was found.
     """
-    numbered: dict[str, dict[int, Tensor]] = {}
+    numbered: dict[str, dict[int, LogicalTensor]] = {}
     for name, tensor in opened.tensors.items() if has_source_names(opened) else ():
         if name not in recipe.unpacked and (match := _EXPERT.fullmatch(name)):
             head, number, tail = match.groups()
@@ -53,13 +53,13 @@ def find_expert_stacks(opened: OpenedModel, recipe: Recipe) -> tuple[ExpertStack
     return stacks, recipe._replace(layout=layout)
 
 
-def outside_stacks(tensors: Mapping[str, Tensor], stacks: ExpertStacks) -> dict[str, Tensor]:
+def outside_stacks(tensors: Mapping[str, LogicalTensor], stacks: ExpertStacks) -> dict[str, LogicalTensor]:
     """Returns the `tensors` outside of all stacks."""
     experts = {tensor.name for members in stacks.values() for tensor in members}
     return {name: tensor for name, tensor in tensors.items() if name not in experts}
 
 
-def _are_alike(experts: Sequence[Tensor]) -> bool:
+def _are_alike(experts: Sequence[LogicalTensor]) -> bool:
     forms = {tuple(part and (part.dtype, part.shape) for part in tensor[1:]) for tensor in experts}
     return len(experts) > 1 and len(forms) == 1 and experts[0].nbytes > 0
 
@@ -81,7 +81,7 @@ class ExpertReader:
     def close(self) -> None:
         self._pool.shutdown()
 
-    def read_stack(self, experts: Sequence[Tensor]) -> Arrays:
+    def read_stack(self, experts: Sequence[LogicalTensor]) -> Arrays:
         """Returns the arrays of the stack [E, ...], evaluated. Raises a ModelError that names the faulty file."""
         words, *companions = zip(*(tensor[1:] for tensor in experts), strict=True)
         return Arrays(self._stack(words), *(self._stack(parts) if parts[0] else None for parts in companions))

@@ -13,7 +13,7 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.rope_utils import SuScaledRoPE, YarnRoPE, initialize_rope
 
-from runner.model.config import module_text, text_config
+from runner.model.module_config import module_text, text_config
 from runner.model.opened import OpenedModel
 
 _ROTATED_PART = {"glm": 0.5}

@@ -13,7 +13,7 @@ from typing import Any
 from mlx_lm.models.base import BaseModelArgs
 
 from runner.errors import ModelError
-from runner.model.families import Config
+from runner.model.architectures import Config
 
 Defaults = dict[str, object]
 """Values for fields that a config leaves out; None for fields that a class requires but allows to be None."""

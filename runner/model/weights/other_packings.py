@@ -8,7 +8,7 @@ has the same numbers as MLX in other places.
 import mlx.core as mx
 
 from runner.errors import ModelError
-from runner.model.families import Config
+from runner.model.architectures import Config
 from runner.model.weights.experts import Weights
 
 _SCALE = "_scale_inv"

@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 class Arrays(NamedTuple):
-    """The arrays of one logical tensor, with the fields of `checkpoint.Tensor`, in the same order."""
+    """The arrays of one logical tensor, with the fields of `checkpoint.LogicalTensor`, in the same order."""
 
     weight: mx.array
     scale: mx.array | None = None

@@ -13,7 +13,7 @@ from mlx_lm.models.bitlinear_layers import bitnet_quantize
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 from runner.errors import FaultsError, ModelError
-from runner.model.families import METAL_ONLY
+from runner.model.architectures import METAL_ONLY
 from runner.model.opened import OpenedModel
 from runner.model.packing import Packing, find_packing
 from runner.model.weights.experts import Weights

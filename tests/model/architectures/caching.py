@@ -18,7 +18,7 @@ from runner.cache.single import NullCache
 from runner.cache.trie_cache import TrieCache
 from runner.commands.check.trial import batch_fault, draft_fault, rounds_fault
 from runner.kv_bits.wing import find_format
-from runner.model.families import UNBATCHABLE, UNDRAFTABLE
+from runner.model.architectures import UNBATCHABLE, UNDRAFTABLE
 from scripts.tools.models import architectures as made
 from scripts.tools.models.architectures import Values, build, values
 from scripts.tools.models.tiny import VOCAB, Tiny, words

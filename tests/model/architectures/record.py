@@ -14,7 +14,7 @@ import mlx.core as mx
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.model import open_model
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.loading import LoadedModel, load
 from scripts.tools.models.checkpoints import make_weights, write_directory
 from scripts.tools.models.sources_steps import Weights, per_expert
 from scripts.tools.models.store import write_store

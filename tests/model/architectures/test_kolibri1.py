@@ -16,7 +16,7 @@ from mlx.nn.layers.quantized import quantize
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.checkpoints import write_directory
 from scripts.tools.models.sources_steps import Weights

@@ -16,9 +16,9 @@ from mlx.nn.layers.base import Module
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
-from runner.model.config import module_text
+from runner.model.module_config import module_text
 from runner.model.weights.assembly import build_module
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.model.weights.mended import _UNSCALED, _plain_ropes, unread
 from scripts.tools.models.architectures import Values, tiny_of
 from scripts.tools.models.store import write_store

@@ -12,8 +12,8 @@ from mlx.utils import tree_flatten
 
 from runner.commands.check.inspection import Inspection, inspect
 from runner.model import OpenedModel, open_model
-from runner.model.families import Config
-from runner.model.weights.load import LoadedModel, load
+from runner.model.architectures import Config
+from runner.model.weights.loading import LoadedModel, load
 from runner.settings import CheckSettings
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE, Dtype, Kind, make_weights, write_checkpoint
 from scripts.tools.models.store import Store, write_store

@@ -11,8 +11,8 @@ import pytest
 
 from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
-from runner.model.families import Config
-from runner.model.weights.load import load
+from runner.model.architectures import Config
+from runner.model.weights.loading import load
 from scripts.tools.models.checkpoints import CHUNK, VOCABULARY_SIZE, Kind, config_of, write_checkpoint
 from scripts.tools.models.store import Store
 from scripts.tools.models.tensors import Tensor, safetensors_bytes

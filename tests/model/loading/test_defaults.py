@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from runner.model import open_model
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from scripts.tools.models.architectures import config
 from scripts.tools.models.checkpoints import TOKENIZER, config_of, make_weights, write_checkpoint, write_weights
 from scripts.tools.models.sources import write_source

@@ -13,7 +13,7 @@ from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.weights import dtype as dtype_module
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.loading import LoadedModel, load
 from runner.settings import CACHE_PERCENT
 from runner.sizes import Bound
 from scripts.tools.models.checkpoints import Dtype

@@ -10,11 +10,11 @@ import pytest
 
 from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
-from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.model.sources.safetensors import HeaderEntry, read_tensor_header
 from runner.model.weights.assembly import rehearse
 from runner.model.weights.expert_reader import ExpertReader, ExpertStacks, find_expert_stacks, outside_stacks
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.model.weights.packed import Recipe
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.sources import Published
@@ -70,7 +70,7 @@ def test_there_are_no_stacks_where_sanitize_would_see_other_names(opened: Opened
     assert find_expert_stacks(opened._replace(tensors=gap), recipe) == ({}, recipe)
     stored = "model.layers.0.mlp.experts.up_proj.weight"
     weight = HeaderEntry(Path("x"), stored, "F32", (12, 64, 64))
-    beside = opened._replace(tensors={**opened.tensors, stored: Tensor(stored, weight)})
+    beside = opened._replace(tensors={**opened.tensors, stored: LogicalTensor(stored, weight)})
     assert find_expert_stacks(beside, recipe) == ({}, recipe)
     assert len(found_in(beside, Recipe("apart"))) == 3
 
@@ -82,18 +82,18 @@ def test_a_module_is_the_same_whether_its_stacks_were_read_or_made(
     opened = open_directory(published(name))
     assert found_in(opened)
     read = parameters_of(load(opened).module)
-    monkeypatch.setattr("runner.model.weights.load.find_expert_stacks", lambda _, recipe: ({}, recipe))
+    monkeypatch.setattr("runner.model.weights.loading.find_expert_stacks", lambda _, recipe: ({}, recipe))
     made = parameters_of(load(opened).module)
     assert read.keys() == made.keys()
     assert all(same(array, made[key]) for key, array in read.items())
 
 
-def write_experts(folder: Path, count: int = 5) -> tuple[list[Tensor], list[list[mx.array]]]:
+def write_experts(folder: Path, count: int = 5) -> tuple[list[LogicalTensor], list[list[mx.array]]]:
     """Packed experts with a factor each, two to a file, in MLX's unaligned form; and their arrays by role."""
     shapes = {"": (4, 8), ".scale": (4, 2), ".bias": (4, 2), ".global_scale": ()}
     kinds = (mx.uint32, mx.bfloat16, mx.bfloat16, mx.float32)
     roles: list[list[mx.array]] = [[], [], [], []]
-    tensors: list[Tensor] = []
+    tensors: list[LogicalTensor] = []
     for first in range(0, count, 2):
         arrays: dict[str, mx.array] = {}
         for number in range(first, min(first + 2, count)):
@@ -104,7 +104,7 @@ def write_experts(folder: Path, count: int = 5) -> tuple[list[Tensor], list[list
         path.write_bytes(mlx_style_bytes(from_mlx(arrays)))
         entries = read_tensor_header(path)
         tensors += [
-            Tensor(str(number), *(entries[f"{number}{suffix}"] for suffix in shapes))
+            LogicalTensor(str(number), *(entries[f"{number}{suffix}"] for suffix in shapes))
             for number in range(first, min(first + 2, count))
         ]
     return tensors, roles
@@ -117,7 +117,7 @@ def test_every_role_is_stacked_byte_for_byte(tmp_path: Path) -> None:
         assert found is not None
         assert found.dtype == parts[0].dtype
         assert mx.array_equal(found, mx.stack(parts))
-    plain = reader.read_stack([Tensor(tensor.name, tensor.weight) for tensor in tensors])
+    plain = reader.read_stack([LogicalTensor(tensor.name, tensor.weight) for tensor in tensors])
     assert plain[1:] == (None, None, None)
     reader.close()
 

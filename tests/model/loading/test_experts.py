@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from runner.errors import ModelError
-from runner.model.families import FAMILIES
+from runner.model.architectures import FAMILIES
 from runner.model.weights.experts import ExpertLayout, possible_layouts, with_layout
 
 LAYER = "model.layers.3.mlp"

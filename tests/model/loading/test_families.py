@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from runner.errors import ModelError
-from runner.model.config import context_length, module_config
-from runner.model.families import ENCODERS, FAMILIES, OLLAMA_ONLY, Config, Family, family_of, select_tensors
-from runner.model.sources.checkpoint import Tensor
+from runner.model.architectures import ENCODERS, FAMILIES, OLLAMA_ONLY, Config, Family, family_of, select_tensors
+from runner.model.module_config import context_length, module_config
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.model.sources.safetensors import HeaderEntry
 from scripts.tools.models.architectures import architectures
 
 GENERAL = Family("qwen2")
 
 
-def tensors(*names: str) -> dict[str, Tensor]:
-    return {name: Tensor(name, HeaderEntry(Path("blob"), name, "F32", (64, 64))) for name in names}
+def tensors(*names: str) -> dict[str, LogicalTensor]:
+    return {name: LogicalTensor(name, HeaderEntry(Path("blob"), name, "F32", (64, 64))) for name in names}
 
 
 def chosen(family: Family, name: str) -> str | None:

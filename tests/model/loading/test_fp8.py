@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from runner.model import open_model
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from scripts.tools.models.architectures import config
 from scripts.tools.models.checkpoints import make_weights, write_directory
 from scripts.tools.models.sources import Published

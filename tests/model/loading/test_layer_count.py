@@ -7,7 +7,7 @@ import pytest
 
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.families import Config
+from runner.model.architectures import Config
 from runner.model.layer_counts import check_extra_layers, extra_layers
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.store import write_store

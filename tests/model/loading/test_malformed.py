@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from runner.errors import ModelError
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.store import Store
 from tests.model.loading.conftest import bytes_read, checked, open_stored

@@ -16,7 +16,7 @@ import pytest
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.sources.model_directory import open_directory
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.model.weights.parameters import parameters_of
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.checkpoints import write_checkpoint

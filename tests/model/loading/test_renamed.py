@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from runner.errors import ModelError
-from runner.model.config import module_config, without_nulls
-from runner.model.families import Config, Family
+from runner.model.architectures import Config, Family
+from runner.model.module_config import module_config, without_nulls
 from runner.model.renamed import ROWS, rename_fields
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import get_args
 import mlx.core as mx
 import pytest
 
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from scripts.tools.models.checkpoints import write_directory
 from scripts.tools.models.layouts import HEAD, LAYOUTS, Layout, plan
 from scripts.tools.models.oracle import load_directory, oracle

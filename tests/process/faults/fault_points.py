@@ -17,7 +17,7 @@ returns is raised when the call has done its work."""
 _LAYERS = "runner.cache.layers"
 
 _ALONE: dict[str, tuple[str, ...]] = {
-    "forward": ("runner.model.weights.load:LoadedModel.logits",),
+    "forward": ("runner.model.weights.loading:LoadedModel.logits",),
     "evaluate": ("mlx.core:eval",),
     "start evaluation": ("mlx.core:async_eval",),
     "clear MLX's cache": ("mlx.core:clear_cache",),
@@ -153,7 +153,7 @@ POINTS = {**_ALONE, **_TRIE, **_CONCURRENT, **_DRAFTED}
 LOADING: dict[str, tuple[str, ...]] = {
     "open model": ("runner.app:open_model",),
     "open tokenizer": ("runner.tokenizer:open_tokenizer",),
-    "load": ("runner.model.weights.load:load",),
+    "load": ("runner.model.weights.loading:load",),
     "read tensors": ("runner.model.weights.reading:_read_group",),
     "evaluate": POINTS["evaluate"],
 }

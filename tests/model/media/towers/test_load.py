@@ -10,8 +10,8 @@ import pytest
 
 from runner.errors import ModelError
 from runner.media.towers import Tower, TowerPlan, load_tower, plan_tower
-from runner.model.config import read_config
-from runner.model.families import architecture_of, family_of, is_needed
+from runner.model.architectures import architecture_of, family_of, is_needed
+from runner.model.module_config import read_config
 from runner.model.opened import OpenedModel
 from runner.model.sources.model_directory import open_directory
 from scripts.tools.models.tensors import PACKINGS, rounded

@@ -14,8 +14,8 @@ from runner.errors import ModelError
 from runner.media.families import Gemma4Sound
 from runner.media.towers import SoundTower, TowerPlan, load_tower, plan_sound_tower, plan_tower
 from runner.media.towers.gemma4_sound import Gemma4SoundTower
-from runner.model.config import read_config
-from runner.model.families import family_of, is_needed
+from runner.model.architectures import family_of, is_needed
+from runner.model.module_config import read_config
 from runner.model.opened import OpenedModel
 from runner.model.sources.model_directory import open_directory
 from tests.lib.kernels import mlx_own

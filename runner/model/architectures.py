@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from runner.errors import ModelError
-from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.versions import installed
 
 if TYPE_CHECKING:
@@ -364,10 +364,10 @@ def is_needed(name: str) -> bool:
 
 
 def select_tensors(
-    family: Family, tensors: Mapping[str, Tensor], left_out: Container[str] = frozenset()
-) -> dict[str, Tensor]:
+    family: Family, tensors: Mapping[str, LogicalTensor], left_out: Container[str] = frozenset()
+) -> dict[str, LogicalTensor]:
     """Returns the tensors that the text model needs, under the names that its module's `sanitize` knows."""
-    chosen: dict[str, Tensor] = {}
+    chosen: dict[str, LogicalTensor] = {}
     towers = [UNNEEDED["vision"], UNNEEDED["audio"]] if family.library is not None and not family.decides else []
     for tensor in tensors.values():
         needed = is_needed(tensor.name) or any(tower.match(tensor.name) for tower in towers)

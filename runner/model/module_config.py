@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from runner import json_files
 from runner.errors import ModelError
-from runner.model.families import Config, Family
+from runner.model.architectures import Config, Family
 from runner.model.layer_counts import check_layer_count
 from runner.model.renamed import rename_fields
-from runner.model.sources.checkpoint import Checkpoint, Tensor
+from runner.model.sources.checkpoint import LogicalTensor, ModelCheckpoint
 
 _MEANT: dict[str, frozenset[str]] = {
     "q_lora_rank": frozenset(
@@ -75,7 +75,7 @@ EMBEDDINGS = (
 """The endings of the embedding's name."""
 
 
-def read_config(checkpoint: Checkpoint, *, nulls: bool = False, name: str = "config.json") -> Config:
+def read_config(checkpoint: ModelCheckpoint, *, nulls: bool = False, name: str = "config.json") -> Config:
     """Returns the model's `config.json`, or another file, without its nulls, which stand for defaults, unless `nulls`.
 
     Raises ModelError `failed to read config.json: ...`.
@@ -97,7 +97,7 @@ def _read_object(value: Config) -> Config | float:
     return _FLOATS.get(tag, value) if isinstance(tag, str) else without_nulls(value)
 
 
-def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor]) -> Config:
+def module_config(config: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> Config:
     """Returns a copy of `config` that mlx-lm's module reads as the file means it. Raises ModelError for bad fields."""
     mended = copy.deepcopy(config)
     mended["model_type"] = family.module if family.is_listed else config.get("model_type")
@@ -164,7 +164,7 @@ def module_text(config: Config, family: Family) -> Config:
     return config if family.unwrapped else text_config(config, family)
 
 
-def vocabulary_size(config: Config, family: Family, tensors: Mapping[str, Tensor]) -> int:
+def vocabulary_size(config: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> int:
     """Returns the number of tokens that the model scores: from the adapted config, else from the embedding; else 0."""
     if family.library is not None and (rows := _vocabulary_rows(tensors)):
         return rows  # its classes have defaults of their own
@@ -175,12 +175,12 @@ def vocabulary_size(config: Config, family: Family, tensors: Mapping[str, Tensor
     return _vocabulary_rows(tensors)
 
 
-def _vocabulary_rows(tensors: Mapping[str, Tensor]) -> int:
+def _vocabulary_rows(tensors: Mapping[str, LogicalTensor]) -> int:
     shapes = (tensor.weight.shape for name, tensor in tensors.items() if name.endswith(EMBEDDINGS))
     return next((shape[0] for shape in shapes if shape), 0)
 
 
-def _decide_tying(config: Config, text: Config, family: Family, tensors: Mapping[str, Tensor]) -> None:
+def _decide_tying(config: Config, text: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> None:
     """Sets `tie_word_embeddings`: true if the file says so or there is no output projection.
 
     Some of mlx-lm's modules treat a missing field as true and drop the projection: wrong logits without an error.

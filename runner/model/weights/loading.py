@@ -17,7 +17,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from runner.device import device
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
-from runner.model.families import DECIDERS, ENCODERS, TRIED, UNBATCHABLE, UNDRAFTABLE, Library
+from runner.model.architectures import DECIDERS, ENCODERS, TRIED, UNBATCHABLE, UNDRAFTABLE, Library
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.weights.assembly import assemble_module, fill, placeholders, rehearse
