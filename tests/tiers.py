@@ -274,7 +274,7 @@ FULL: Mapping[str, tuple[str, ...]] = {
     "tests/unit/sampling/test_batch.py::test_a_row_draws_in_any_mix_what_it_draws_alone": (
         "1-64-*",
         "0-1000-*",
-        "1-20011-*",
+        "3-20011-*",
     ),
     "tests/unit/grammar/test_worker_pool.py::test_compiling_has_a_limit_of_time": NONE,
 }

@@ -130,8 +130,8 @@ class Journey:
     ("seed", "vocabulary", "legs"),
     [
         *((seed, 64, 12) for seed in range(3)),
-        *((seed, 1000, 8) for seed in range(2)),
-        (1, 20011, 6),
+        *((seed, 1000, 8) for seed in (0, 2)),
+        (3, 20011, 5),
         *(pytest.param(seed, 64, 60, marks=pytest.mark.slow) for seed in range(100, 108)),
     ],
 )
