@@ -63,7 +63,7 @@ def load_dflash(
     """Loads a draft for a model, which is loaded already. Raises ModelError if it cannot be used, and what MLX says at
     its first forward.
 
-    The arguments are those of `weights.load.load`, with what the model has left of the budget.
+    The arguments are those of `weights.loading.load`, with what the model has left of the budget.
     """
     config = read_dflash_config(opened.config, opened.architecture)
     target = block_target(config, loaded)

@@ -78,7 +78,7 @@ def load_head(
 ) -> HeadDrafter | None:
     """Loads the head of a model, which is loaded already; None if it has none. Logs why a head cannot be used.
 
-    The arguments are those of `weights.load.load`, with what the model has left of the budget.
+    The arguments are those of `weights.loading.load`, with what the model has left of the budget.
     """
     try:
         plan = plan_head(opened)

@@ -144,7 +144,7 @@ def _plan(opened: OpenedModel, row: TowerRow[AnyTower], key: str, what: str) -> 
 
 def plan_weights(plan: TowerPlan[AnyTower], dtype: str, budget_bytes: int | None) -> tuple[AnyTower, DtypePlan]:
     """Returns the tower made of placeholders, and the types of its weights. The arguments after `plan` are those of
-    `weights.load.load`. Raises ModelError if the plan has a fault, or the weights exceed the budget."""
+    `weights.loading.load`. Raises ModelError if the plan has a fault, or the weights exceed the budget."""
     if plan.fault:
         raise ModelError(plan.fault)
     try:
