@@ -365,8 +365,8 @@ def load_assistant(
 ) -> AssistantDrafter:
     """Loads an assistant that `check_assistant` let pass, for a target that is loaded.
 
-    The arguments are those of `weights.loading.load`, with what the target has left of the budget. Raises ModelError, and
-    what MLX raises at the first forward.
+    The arguments are those of `weights.loading.load`, with what the target has left of the budget. Raises ModelError,
+    and what MLX raises at the first forward.
     """
     module = load_part(opened, partial(_assembled, opened), "the assistant", dtype, budget_bytes)
     _check_ordering(module)

@@ -206,8 +206,8 @@ Parameters = list[tuple[str, mx.array]]
 def load_share(
     opened: OpenedModel, group: mx.distributed.Group, dtype: str = "keep", budget_bytes: int | None = None
 ) -> LoadedModel:
-    """Loads the share of this rank, as `weights.loading.load` loads a whole model. All ranks of the group must call this.
-    The smallest of their budgets is for each share, lest they compute in different types.
+    """Loads the share of this rank, as `weights.loading.load` loads a whole model. All ranks of the group must call
+    this. The smallest of their budgets is for each share, lest they compute in different types.
 
     Raises:
         ModelError: the model cannot be split over these ranks, or does not fit; nothing has been read then.

@@ -28,7 +28,7 @@ def test_an_infinite_penalty_rules_out_seen_tokens_and_no_others() -> None:
 @given(st.data())
 def test_scores_and_window_are_those_of_the_reference(data: st.DataObject) -> None:
     """Ids beyond the vocabulary take a place in the window and have no count."""
-    vocabulary, context = 6, 160
+    vocabulary, context = 6, 240
     last_n = data.draw(st.integers(1, context))
     repeat = data.draw(st.sampled_from([1.0, 0.7, 1.3, 2.0]))
     presence = data.draw(st.sampled_from([0.0, 0.5, -1.5]))
