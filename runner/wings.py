@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runner.model.families import ChooseFamily, family_of
+from runner.model.architectures import ChooseFamily, family_of
 from runner.settings import CheckSettings, Settings
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from runner.disk.segment import VERSION, format_of
 from runner.disk.serialize import describe
 from runner.engine.parts import Facts
 from runner.model import OpenedModel
-from runner.model.sources.checkpoint import Checkpoint
+from runner.model.sources.checkpoint import ModelCheckpoint
 from runner.settings import Settings
 from runner.sizes import counted, sized
 
@@ -69,21 +69,21 @@ def namespace_of(
     return Namespace(name, root, json.dumps({"model": model.name, **identity}, indent=1).encode())
 
 
-def weights_identity(checkpoint: Checkpoint) -> list[str]:
+def weights_identity(checkpoint: ModelCheckpoint) -> list[str]:
     """Returns a line for each file of weights and for each text file that the model computes by: never a name or a path
     alone. A blob has its digest in its name; of other files everything counts that changes when one is written. No
     weight is read. Raises OSError."""
     return [*sorted(_weights(checkpoint)), *sorted(_texts(checkpoint))]
 
 
-def _weights(checkpoint: Checkpoint) -> Iterator[str]:
+def _weights(checkpoint: ModelCheckpoint) -> Iterator[str]:
     for path in {part.file for tensor in checkpoint.tensors.values() for part in tensor.parts}:
         # In Ollama's store and in a cache of Hugging Face, whose snapshots are links to blobs.
         found = _DIGEST.fullmatch(Path(os.path.realpath(path)).name)
         yield f"sha256 {found[1]}" if found else f"{path.name} {_written(path)}"
 
 
-def _texts(checkpoint: Checkpoint) -> Iterator[str]:
+def _texts(checkpoint: ModelCheckpoint) -> Iterator[str]:
     """Yields the digests of what shapes the computation: sizes, scaling and processing, not the tokenizer."""
     for name in ("config.json", "preprocessor_config.json", "processor_config.json"):
         data = checkpoint.file(name)

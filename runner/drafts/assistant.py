@@ -22,14 +22,14 @@ from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.target import Draw, HiddenStateDrafter, SeenText, Target, read_drafts, target_of, without
 from runner.errors import ModelError
 from runner.logs import exception_line
-from runner.model.config import text_config
-from runner.model.families import Config, Family
+from runner.model.architectures import Config, Family
 from runner.model.fields import size
+from runner.model.module_config import text_config
 from runner.model.opened import OpenedModel, open_checkpoint
-from runner.model.sources.checkpoint import Checkpoint
+from runner.model.sources.checkpoint import ModelCheckpoint
 from runner.model.weights.assembly import placeholders
 from runner.model.weights.dtype import DtypePlan
-from runner.model.weights.load import LoadedModel, assemble_part, load_part, plan_part
+from runner.model.weights.loading import LoadedModel, assemble_part, load_part, plan_part
 from runner.model.weights.packed import Arrays
 from runner.model.weights.parameters import parameters_of
 
@@ -294,7 +294,7 @@ def is_assistant(architecture: str, config: Config) -> bool:
     return architecture in _ARCHITECTURES or _BACKBONE in config
 
 
-def open_assistant(checkpoint: Checkpoint) -> OpenedModel:
+def open_assistant(checkpoint: ModelCheckpoint) -> OpenedModel:
     """Interprets the checkpoint of an assistant. Raises ModelError."""
     opened = open_checkpoint(checkpoint, family=_FAMILY)
     tensors = {name: tensor for name, tensor in opened.tensors.items() if not _LEFTOVERS.match(name)}
@@ -365,8 +365,8 @@ def load_assistant(
 ) -> AssistantDrafter:
     """Loads an assistant that `check_assistant` let pass, for a target that is loaded.
 
-    The arguments are those of `weights.load.load`, with what the target has left of the budget. Raises ModelError, and
-    what MLX raises at the first forward.
+    The arguments are those of `weights.loading.load`, with what the target has left of the budget. Raises ModelError,
+    and what MLX raises at the first forward.
     """
     module = load_part(opened, partial(_assembled, opened), "the assistant", dtype, budget_bytes)
     _check_ordering(module)

@@ -21,13 +21,13 @@ from runner.drafts.dflash.load import check_dflash, load_dflash, plan_dflash
 from runner.drafts.drafting import DraftModel
 from runner.drafts.own_model import load_own_model, plan_own_model
 from runner.errors import ModelError
-from runner.model.config import read_config
-from runner.model.families import Config, architecture_of
+from runner.model.architectures import Config, architecture_of
+from runner.model.module_config import read_config
 from runner.model.opened import OpenedModel, find_checkpoint, open_checkpoint
-from runner.model.sources.checkpoint import Checkpoint
+from runner.model.sources.checkpoint import ModelCheckpoint
 from runner.model.sources.ollama_store import open_stored_draft
 from runner.model.weights.dtype import DtypePlan
-from runner.model.weights.load import LoadedModel
+from runner.model.weights.loading import LoadedModel
 from runner.tokenizer import Tokenizer, open_tokenizer
 
 # --- Whether two models mean the same by each token.
@@ -70,7 +70,7 @@ class DraftKind(NamedTuple):
 
     recognise: Callable[[str, Config], bool]
     """Returns True for a model of this architecture and `config.json`."""
-    open: Callable[[Checkpoint], OpenedModel]
+    open: Callable[[ModelCheckpoint], OpenedModel]
     """Interprets the headers. Raises ModelError."""
     check: Callable[[OpenedModel, OpenedModel, LoadedModel, Tokenizer], None]
     """Raises ModelError unless the model may draft for a target: opened, loaded or rehearsed, and its tokenizer."""
@@ -127,7 +127,7 @@ def open_own_draft(target: OpenedModel, models_dir: Path) -> FoundDraft:
     return _recognised(open_stored_draft(target.checkpoint, models_dir))
 
 
-def _recognised(checkpoint: Checkpoint) -> FoundDraft:
+def _recognised(checkpoint: ModelCheckpoint) -> FoundDraft:
     config = read_config(checkpoint)
     architecture = architecture_of(config, from_store=checkpoint.from_store)
     kind = next(kind for kind in KINDS if kind.recognise(architecture, config))

@@ -24,7 +24,7 @@ from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.weights.assembly import rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.loading import LoadedModel, load
 from runner.sampling.sampler import preview_draws
 
 WINDOW_TOKENS = 256

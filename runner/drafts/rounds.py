@@ -18,7 +18,7 @@ from runner.engine.generation import Generation
 from runner.engine.policy import StepLimit
 from runner.engine.trace import TRACE
 from runner.sampling.filters import Mask
-from runner.sampling.sample import Choice, Sample
+from runner.sampling.sample import Choice, SampledTokens
 
 _PATIENCE_S = 0.005  # for a grammar to look ahead; what it does not know by then is not tried
 _MEASURED_STEPS = 8  # the time of one in so many steps is recorded if nothing is at hand to draft
@@ -54,7 +54,7 @@ class AnswerRound:
         """Those of the forward: what the layers have not seen, and the drafts."""
         return [*self._unseen, *self._drafts.tokens]
 
-    def draw(self, logits: mx.array) -> Sample:
+    def draw(self, logits: mx.array) -> SampledTokens:
         """Draws from the logits [L, V] of its tokens. Evaluates nothing."""
         drafts, masks, _ = self._drafts
         return self._sampler.draw_ahead(logits[-1 - len(drafts) :], drafts, masks)

@@ -12,7 +12,7 @@ from mlx.nn.layers.base import Module
 from runner.cache.layers.rows import KVRows
 from runner.drafts.drafting import DraftedAnswer
 from runner.engine.generation import Forward
-from runner.model.weights.load import LoadedModel
+from runner.model.weights.loading import LoadedModel
 from runner.model.weights.parameters import observed
 from runner.sampling.sampler import preview_draws
 

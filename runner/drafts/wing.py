@@ -15,7 +15,7 @@ from runner.engine.parts import Examined, Facts, Parts, Wing
 from runner.errors import DraftError, ModelError
 from runner.logs import Log, exception_line
 from runner.model import OpenedModel
-from runner.model.weights.load import LoadedModel
+from runner.model.weights.loading import LoadedModel
 from runner.settings import DRAFT_AUTO, DRAFT_OFF, CheckSettings, Settings
 from runner.sizes import sized
 from runner.tokenizer import Tokenizer

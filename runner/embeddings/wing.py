@@ -14,9 +14,9 @@ from runner.engine.parts import Examined, Facts, Parts, Wing
 from runner.engine.request import Limits
 from runner.errors import ModelError
 from runner.model import OpenedModel
-from runner.model.families import DECIDERS, UNNEEDED
+from runner.model.architectures import DECIDERS, UNNEEDED
 from runner.model.renamed import layer_overrides
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.model.weights.parameters import refuse_infinite
 from runner.settings import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, CheckSettings
 

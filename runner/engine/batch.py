@@ -26,7 +26,7 @@ from runner.cache.session import DecodeRows
 from runner.engine.generation import Forward, Generation, Results
 from runner.engine.policy import StepLimit
 from runner.engine.trace import TRACE
-from runner.sampling.sample import Choice, Sample
+from runner.sampling.sample import Choice, SampledTokens
 from runner.sampling.sampler import Sampler, SamplerBatch
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ _Logits = TypeVar("_Logits", mx.array, mx.array | None)
 class Drawn(NamedTuple):
     """The next token of each answer is drawn and dispatched, and not read yet."""
 
-    sample: Sample
-    own: Mapping[Generation, Sample] = {}
+    sample: SampledTokens
+    own: Mapping[Generation, SampledTokens] = {}
     """The part of it that answers drew on their own layers, before they joined."""
     recorded: Sequence[Generation] = ()
     """Answers that joined before they drew: their token in the sample is the last one that they recorded."""
@@ -56,7 +56,7 @@ class StepAwaitingMasks(NamedTuple):
     choices: Sequence[Choice]
     logits: mx.array | None = None
     """[B, 1, V], from the forward over these tokens; None if there was none."""
-    own: Mapping[Generation, Sample] = {}
+    own: Mapping[Generation, SampledTokens] = {}
     """As in `Drawn`."""
 
     def of(self, rows: Sequence[int]) -> "StepAwaitingMasks":
@@ -264,7 +264,7 @@ class Batch:
         if isinstance(self.in_flight, Drawn):
             return self.in_flight
         tokens = mx.array(self.rows.unseen, mx.uint32)[:, 0]
-        return Drawn(Sample(tokens), recorded=self.generations)
+        return Drawn(SampledTokens(tokens), recorded=self.generations)
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -289,7 +289,7 @@ class Batch:
         raises, `others` are unchanged, and so is this batch if it had one generation."""
         batches = [self, *others]
         coming = [each._coming() for each in batches]
-        sample = Sample.joined([each.sample for each in coming])
+        sample = SampledTokens.joined([each.sample for each in coming])
         for batch in batches:
             batch.release_samplers()
         rows = DecodeRows(self.generations[0].session) if len(self.generations) == 1 else self.rows
@@ -345,7 +345,7 @@ class Batch:
                 DecodeRows(generation.session).compute(self._forward, mx.array([unseen]))
 
     @property
-    def own(self) -> Mapping[Generation, Sample]:
+    def own(self) -> Mapping[Generation, SampledTokens]:
         """The tokens that answers drew on their own layers and have not taken."""
         return self.in_flight.own if isinstance(self.in_flight, Drawn | StepAwaitingMasks) else {}
 
@@ -360,7 +360,7 @@ class Batch:
             TRACE.lap("forward")
         return logits
 
-    def _draw(self, logits: mx.array) -> Sample:
+    def _draw(self, logits: mx.array) -> SampledTokens:
         """Samples the next token of each generation and dispatches it, with the forward before it."""
         if self._has_changed:
             self._has_changed = False

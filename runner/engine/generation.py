@@ -83,7 +83,7 @@ class Generation:
         self.drafter = drafter
         self.media = media
         self.grammar = AnswerGrammar(request.grammar, tokenizer.eos, draws_all=request.sampling.logprobs)
-        self.text: Detokenizer[Logprob] = Detokenizer(tokenizer, request.stops)
+        self.text: Detokenizer[Logprob] = Detokenizer(tokenizer.token_bytes, request.stops)
         self.life = Lifecycle(request.arrived_ns, started_ns, computed_ns=perf_counter_ns())
         self._broadcast = broadcast
         # Until the first token.

@@ -19,9 +19,9 @@ from runner.engine.policy import SlicePolicy
 from runner.engine.ports import EncoderUse, NoFormats, NoVision, Vision
 from runner.engine.scheduler import Scheduler
 from runner.model import OpenedModel
-from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.model.weights.dtype import DtypePlan
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.loading import LoadedModel, load
 from runner.settings import CheckSettings, Settings
 from runner.tokenizer import Tokenizer
 
@@ -210,7 +210,7 @@ class Wing:
     name: ClassVar[str]
     """That of its folder."""
 
-    def tensors(self, model: OpenedModel) -> Iterable[Tensor]:
+    def tensors(self, model: OpenedModel) -> Iterable[LogicalTensor]:
         """Returns the tensors that it reads of a model's files, in addition to those of the text model."""
         del model
         return ()

@@ -13,7 +13,7 @@ from runner.engine.events import Event
 from runner.engine.generation import Generation, Results
 from runner.engine.memory import MemoryBudget
 from runner.logs import Log, lacks_memory
-from runner.sampling.sample import Sample
+from runner.sampling.sample import SampledTokens
 
 if TYPE_CHECKING:
     from runner.engine.ports import Ranks
@@ -91,7 +91,7 @@ def _events(generation: Generation, action: Callable[[Generation], None]) -> lis
     return []
 
 
-def _fall_back(generation: Generation, own: Sample | None, error: Exception) -> list[Event]:
+def _fall_back(generation: Generation, own: SampledTokens | None, error: Exception) -> list[Event]:
     """Lets an answer go back to what its own layers have seen, to go on alone; it fails if these are lost.
 
     It takes the token that it drew on them, if it has not: `own`. Returns the events for the client.

@@ -28,7 +28,7 @@ from runner.media.towers.tower_plan import (
     plan_tower,
 )
 from runner.model import OpenedModel
-from runner.model.config import text_config
+from runner.model.module_config import text_config
 from runner.tokenizer import Tokenizer
 
 log = Log(__name__)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from runner.engine.parts import Examined, Facts, Parts, Wing
 from runner.model import OpenedModel
-from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.settings import CheckSettings
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class MediaWing(Wing):
     def __init__(self) -> None:
         self._sight: Sight | None = None
 
-    def tensors(self, model: OpenedModel) -> Iterable[Tensor]:
+    def tensors(self, model: OpenedModel) -> Iterable[LogicalTensor]:
         from runner.media.towers import plan_sound_tower, plan_tower
 
         plans = (plan_tower(model), plan_sound_tower(model))

@@ -1,14 +1,15 @@
 """Finds, opens, checks and loads models.
 
 Two steps, kept apart because the first is quick and needs no MLX: `open_model` reads manifests, configs and the headers
-of weight files, and refuses whatever is broken; `weights.load.load` reads the weights into an mlx-lm module.
+of weight files, and refuses whatever is broken; `weights.loading.load` reads the weights into an mlx-lm module.
 
 Owners: an `OpenedModel` is immutable, any thread may read it. Everything in `weights` runs on the engine thread, which
 owns MLX.
 
-Read in this order: `opened` (the steps of opening), `sources` (where files and tensors come from), `config`, `families`
-(a row for each architecture), `modules` (models that mlx-lm does not have) and `decoder` (what they share), `fields`
-(how a config is read), `renamed` (transformers' names for fields), `packing`; then `weights`, with `progress`.
+Read in this order: `opened` (the steps of opening), `sources` (where files and tensors come from), `module_config`,
+`layer_counts`, `architectures` (a row for each), `modules` (models that mlx-lm does not have) and `decoder` (their
+common parts), `fields` (readers of a config), `renamed` (transformers' names for fields), `packing`; then `weights`,
+with `progress`.
 """
 
 import runner.process.lean_mlx_lm  # noqa: F401  # before any module here imports mlx_lm: registers it without its __init__

@@ -111,7 +111,7 @@ class DecoderModel(Module):
             self.lm_head = Linear(args.hidden_size, args.vocab_size, bias=False)
 
     def head(self, hidden: mx.array) -> mx.array:
-        """Returns what the output projection makes of hidden states: [B, L, V] for [B, L, D]."""
+        """Returns the output projection of hidden states: [B, L, V] for [B, L, D]."""
         head = self.model.embed_tokens.as_linear if "lm_head" not in self else self.lm_head
         return cast("mx.array", head(hidden))
 

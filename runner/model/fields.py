@@ -1,7 +1,7 @@
 """Reads the fields of `config.json`, and of files beside it, that describe a part of a model.
 
-A missing field, null and zero stand for the default, as in Go. Without a default a field is needed. Every function
-raises ModelError for a value that makes no sense.
+A missing field, null and zero stand for the default, as in Go; without a default the field is needed. Every function
+raises ModelError for a senseless value.
 """
 
 import sys
@@ -68,7 +68,7 @@ def flag(config: Config, key: str) -> bool:
 
 
 def expect(config: Config, key: str, known: str) -> None:
-    """Raises UnknownError for anything but the one choice that is `known` here."""
+    """Raises UnknownError for anything but the one choice `known` here."""
     found = config.get(key)
     if found is not None and found != known:
         raise UnknownError(f"config.json: {key}: want {known!r}, found {found!r}")
@@ -104,7 +104,7 @@ def token(config: Config, *keys: str) -> int | None:
 
 
 def required_token(config: Config, *keys: str) -> int:
-    """Returns the first id of a token among these fields, one of which is needed."""
+    """Returns the first id of a token among these fields. Needs one."""
     found = token(config, *keys)
     if found is None:
         raise ModelError(f"config.json: {' or '.join(keys)}: missing")

@@ -7,26 +7,32 @@ from typing import NamedTuple
 
 from runner import json_files
 from runner.errors import ModelError
-from runner.model.config import (
+from runner.model.architectures import (
+    UNNEEDED,
+    ChooseFamily,
+    Config,
+    Family,
+    architecture_of,
+    family_of,
+    select_tensors,
+)
+from runner.model.layer_counts import check_depths, check_extra_layers, extra_layers
+from runner.model.module_config import (
     EMBEDDINGS,
     HEAD,
-    check_depths,
-    check_extra_layers,
     context_length,
-    extra_layers,
     is_tied,
     module_config,
     read_config,
     text_config,
     vocabulary_size,
 )
-from runner.model.families import UNNEEDED, ChooseFamily, Config, Family, architecture_of, family_of, select_tensors
 from runner.model.packing import check_companions
-from runner.model.sources.checkpoint import Checkpoint, ReportFault, Tensor, raise_fault
+from runner.model.sources.checkpoint import LogicalTensor, ModelCheckpoint, ReportFault, raise_fault
 from runner.model.sources.foreign import is_weights
 from runner.model.sources.manifest import find_manifest
 from runner.model.sources.model_directory import open_directory
-from runner.model.sources.name import parse_name
+from runner.model.sources.name import parse_model_name
 from runner.model.sources.ollama_store import open_store
 
 _REPOSITORY = "models--"
@@ -36,8 +42,8 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 class OpenedModel(NamedTuple):
     """A model with its files found and its headers checked. Immutable; any thread may read it.
 
-    `config` is `config.json` as stored; mlx-lm's module is built from `module_config`. `tensors` are those that will be
-    read, under the names that the module's `sanitize` knows.
+    `config` is `config.json` as stored; `module_config` builds mlx-lm's module. `tensors` are the tensors to read,
+    under the names that the module's `sanitize` knows.
     """
 
     name: str
@@ -45,11 +51,11 @@ class OpenedModel(NamedTuple):
     family: Family
     config: Config
     module_config: Config
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, LogicalTensor]
     context_length: int
     """In tokens; 0 if unknown."""
     vocab_size: int
-    checkpoint: Checkpoint
+    checkpoint: ModelCheckpoint
     unreadable: frozenset[str] = frozenset()
     """Needed tensors that were reported as unreadable, named as in `tensors`."""
 
@@ -63,7 +69,7 @@ class OpenedModel(NamedTuple):
         """The model's name for people: its name in the store, the last folder of its path, or its repository if it is
         in the cache of Hugging Face."""
         if not self.directory:
-            return parse_name(self.name).short
+            return parse_model_name(self.name).short
         *_, repository, folder, last = ("", "", *Path(self.directory).parts)
         is_cached = folder == "snapshots" and repository.startswith(_REPOSITORY)
         return repository.removeprefix(_REPOSITORY).replace("--", "/") if is_cached else last
@@ -86,14 +92,16 @@ class OpenedModel(NamedTuple):
     @property
     def has_vision(self) -> bool:
         """True if the model has a tower for pictures, or claims to have one."""
-        described = isinstance(self.config.get("vision_config"), dict)
-        return described or any(map(UNNEEDED["vision"].match, self.checkpoint.tensors))
+        return self._has_tower("vision")
 
     @property
     def has_audio(self) -> bool:
         """True if the model has a tower for sound, or claims to have one."""
-        described = isinstance(self.config.get("audio_config"), dict)
-        return described or any(map(UNNEEDED["audio"].match, self.checkpoint.tensors))
+        return self._has_tower("audio")
+
+    def _has_tower(self, part: str) -> bool:
+        described = isinstance(self.config.get(f"{part}_config"), dict)
+        return described or any(map(UNNEEDED[part].match, self.checkpoint.tensors))
 
     def file(self, name: str) -> bytes | None:
         """Returns the content of a text file such as `tokenizer.json`; None if the model has none."""
@@ -120,13 +128,13 @@ def open_model(model: str, models_dir: Path, choose: ChooseFamily = family_of) -
 
 
 def open_checkpoint(
-    checkpoint: Checkpoint,
+    checkpoint: ModelCheckpoint,
     report: ReportFault = raise_fault,
     family: Family | None = None,
     choose: ChooseFamily = family_of,
 ) -> OpenedModel:
-    """Interprets a checkpoint, as one of this family or of the one that `config.json` names. Raises ModelError; passes
-    faults that leave something to go on with to `report`."""
+    """Interprets a checkpoint, by this family or by the family that `config.json` names. Raises ModelError; passes
+    faults that allow it to go on to `report`."""
     config = read_config(checkpoint)
     architecture = architecture_of(config, from_store=checkpoint.from_store)
     family = family or choose(architecture, config, from_store=checkpoint.from_store)
@@ -167,7 +175,7 @@ def open_checkpoint(
     )
 
 
-def _without_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _without_head(tensors: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:
     """Returns the tensors of a tied model without its head. If the files have no embedding, the head takes its place:
     some writers keep only the first name of a tensor that has two."""
     heads = [name for name in tensors if HEAD.fullmatch(name)]
@@ -178,11 +186,10 @@ def _without_head(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return kept
 
 
-def find_checkpoint(model: str, models_dir: Path, report: ReportFault = raise_fault) -> Checkpoint:
+def find_checkpoint(model: str, models_dir: Path, report: ReportFault = raise_fault) -> ModelCheckpoint:
     """Finds the checkpoint for `model`: a path if it looks like one, else a stored name, else a directory of that name.
 
-    An existing directory is taken only where the store has no model of that name, and so is a file of weights, for its
-    error.
+    An existing file of weights counts as a directory, for the error that it brings.
     """
     if model.startswith(("/", ".", "~")) or Path(model).is_absolute():
         # Path.expanduser raises where there is no such user.
@@ -201,6 +208,6 @@ def _printable(path: str) -> str:
 
 def _is_stored(model: str, models_dir: Path) -> bool:
     try:
-        return find_manifest(models_dir, parse_name(model)) is not None
+        return find_manifest(models_dir, parse_model_name(model)) is not None
     except ModelError:
         return False

@@ -1,4 +1,4 @@
-"""Finds out how a packed tensor was quantized, from shapes alone.
+"""Finds the quantization of a packed tensor, from shapes alone.
 
 Metadata is wrong or missing in real stores (docs/internals/store.md, 2.4). Shapes are reliable: the module knows its
 input width.
@@ -8,7 +8,7 @@ import math
 from typing import NamedTuple
 
 from runner.errors import ModelError
-from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.model.sources.safetensors import FLOAT_DTYPES
 
 WORD_BITS = 32
@@ -19,7 +19,7 @@ FLOAT_MODES = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
 
 
 class Packing(NamedTuple):
-    """The arguments of `mx.quantize` with which a tensor was made."""
+    """The arguments of `mx.quantize` that made a tensor."""
 
     bits: int
     group_size: int
@@ -45,7 +45,7 @@ def possible_packings(words: int, groups: int, *, byte_scales: bool) -> list[Pac
     return [one for one in found if one is not None]
 
 
-def check_companions(tensor: Tensor) -> None:
+def check_companions(tensor: LogicalTensor) -> None:
     """Raises ModelError unless words, scales and biases fit together for at least one input width."""
     words, scale, bias = tensor.weight, tensor.scale, tensor.bias
     where = f"{words.file}: tensor {tensor.name}"

@@ -18,7 +18,7 @@ _DIGITS = 10
 """More digits than the number of a layer has."""
 
 
-class Row(NamedTuple):
+class FieldRow(NamedTuple):
     """A field of mlx-lm's modules, and its place in transformers' configs."""
 
     field: str
@@ -27,7 +27,7 @@ class Row(NamedTuple):
     config: it is for a field that a file lacks and for which transformers has another default than mlx-lm."""
     models: str
     """Values of `model_type`, separated by spaces, or "*" for all."""
-    read: "Callable[[Row, Config], object] | None" = None
+    read: "Callable[[FieldRow, Config], object] | None" = None
     """Computes the field; without it the value is taken as it is."""
     about: str = ""
     """An argument of `read`."""
@@ -42,13 +42,13 @@ def rename_fields(part: Config, module: str) -> None:
     """
     name = part.get("model_type")
     rows = _BY_MODEL.get(name if isinstance(name, str) else "", ())
-    if not rows:  # the defaults of a model that transformers does not have are not those of another one
+    if not rows:  # a model that transformers does not have has defaults of its own
         rows = tuple(row for row in _BY_MODEL.get(module, ()) if row.path)
     apply_rows((*_BY_MODEL["*"], *rows), part)
     _check_layers(part, module, rows)
 
 
-def apply_rows(rows: Iterable[Row], part: Config) -> None:
+def apply_rows(rows: Iterable[FieldRow], part: Config) -> None:
     """Sets the fields of these rows, and `rope_scaling`. Raises ModelError if a row cannot read its value."""
     for row in rows:
         found = _at(part, row.path)
@@ -83,7 +83,7 @@ def _at(part: Config, path: str) -> object:
     return found
 
 
-def _check_layers(part: Config, module: str, rows: Iterable[Row]) -> None:
+def _check_layers(part: Config, module: str, rows: Iterable[FieldRow]) -> None:
     """Raises ModelError if a single layer has a field that no row reads."""
     if _PER_LAYER not in part:
         return
@@ -103,17 +103,14 @@ _OF_LAYERS = {"embedding_gemma2": ("num_attention_heads", "num_key_value_heads",
 """A module that reads `per_layer_config` itself -> the fields that it reads."""
 
 
-# --- Readers of rows: values in other words, and numbers that sum up a list of layers.
-
-
-def _kinds(row: Row, part: Config) -> list[object]:
+def _kinds(row: FieldRow, part: Config) -> list[object]:
     found = _at(part, row.path)
     if not isinstance(found, list) or not found:
         raise ModelError(f"config.json: {row.path} must be a list of kinds of layers, found {found!r:.200}")
     return found
 
 
-def every(row: Row, part: Config) -> int:
+def every(row: FieldRow, part: Config) -> int:
     """Returns the period n of the layers of a kind, if these are every n-th layer."""
     kinds = _kinds(row, part)
     for period in (part.get(row.field), kinds.index(row.about) + 1 if row.about in kinds else 0):
@@ -125,7 +122,7 @@ def every(row: Row, part: Config) -> int:
     )
 
 
-def leading(row: Row, part: Config) -> int:
+def leading(row: FieldRow, part: Config) -> int:
     """Returns the number of layers of a kind, if these all come first."""
     kinds = _kinds(row, part)
     count = kinds.count(row.about)
@@ -134,33 +131,33 @@ def leading(row: Row, part: Config) -> int:
     return count
 
 
-def marks(row: Row, part: Config) -> list[int]:
+def marks(row: FieldRow, part: Config) -> list[int]:
     """Returns 1 for each layer of a kind and 0 for the others."""
     return [int(kind == row.about) for kind in _kinds(row, part)]
 
 
-def numbers(row: Row, part: Config) -> str:
+def numbers(row: FieldRow, part: Config) -> str:
     """Returns the numbers of the layers of a kind, separated by commas."""
     return ",".join(str(index) for index, kind in enumerate(_kinds(row, part)) if kind == row.about)
 
 
-def spelt(row: Row, part: Config) -> list[object]:
+def spelt(row: FieldRow, part: Config) -> list[object]:
     """Returns a list of kinds in mlx-lm's words; `about` maps them as new=old."""
     words = dict(word.split("=") for word in row.about.split())
     return [words.get(kind, kind) if isinstance(kind, str) else kind for kind in _kinds(row, part)]
 
 
-def letters(row: Row, part: Config) -> str | None:
+def letters(row: FieldRow, part: Config) -> str | None:
     """Returns a list of kinds as one text; None if all layers are of one kind."""
     return "".join(map(str, spelt(row, part))) if len(set(map(str, _kinds(row, part)))) > 1 else None
 
 
-def constant(row: Row, part: Config) -> object:  # noqa: ARG001
+def constant(row: FieldRow, part: Config) -> object:  # noqa: ARG001
     """Returns the value that transformers uses and has no field for."""
     return json.loads(row.about)
 
 
-def times(row: Row, part: Config) -> int:
+def times(row: FieldRow, part: Config) -> int:
     """Returns a number times a factor, which `about` gives or names, plus the number after it, if any."""
     found, (factor, *more) = _at(part, row.path), row.about.split()
     by = part.get(factor, factor)
@@ -170,7 +167,7 @@ def times(row: Row, part: Config) -> int:
         raise ModelError(f"config.json: {row.path} must be a number, found {found!r:.80} with {by!r:.80}") from error
 
 
-def divided(row: Row, part: Config) -> int:
+def divided(row: FieldRow, part: Config) -> int:
     """Returns a number divided by the field that `about` names."""
     found, by = _at(part, row.path), part.get(row.about)
     if type(found) is not int or type(by) is not int or by <= 0:
@@ -178,10 +175,7 @@ def divided(row: Row, part: Config) -> int:
     return found // by
 
 
-# --- Fields of the layers of a kind.
-
-
-def own(row: Row, part: Config) -> object:
+def of_kind(row: FieldRow, part: Config) -> object:
     """Returns the value of a field in all layers of a kind; None if there are none. `about` is FIELD of KIND, or FIELD
     of KIND if FLAG."""
     field, _, kind, *_ = row.about.split()
@@ -197,19 +191,19 @@ def own(row: Row, part: Config) -> object:
     return values[0] if values else None
 
 
-def _holds(row: Row, part: Config) -> bool:
+def _holds(row: FieldRow, part: Config) -> bool:
     """Returns True unless a row depends on a flag that is not set."""
     _, *flag = row.about.split(" if ")
     return not flag or part.get(*flag) is True
 
 
-def other_heads(row: Row, part: Config) -> Config:
+def other_heads(row: FieldRow, part: Config) -> Config:
     """Returns the heads of the layers of a kind, in the form of Step 3.5."""
     groups = part.get("num_attention_groups", part.get("num_key_value_heads"))
-    return {"num_attention_heads": own(row, part), "num_attention_groups": groups}
+    return {"num_attention_heads": of_kind(row, part), "num_attention_groups": groups}
 
 
-def delta_layers(row: Row, part: Config) -> Config:
+def delta_layers(row: FieldRow, part: Config) -> Config:
     """Returns the `linear_attn_config` of a Kimi Linear, which counts layers from 1."""
     sizes = {"head_dim": "head_dim", "num_heads": "num_heads", "short_conv_kernel_size": "conv_kernel_dim"}
     kinds = {"kda_layers": "linear_attention", "full_attn_layers": "full_attention"}
@@ -218,23 +212,20 @@ def delta_layers(row: Row, part: Config) -> Config:
     }
 
 
-# --- Rotary fields.
-
-
-def each(row: Row, part: Config) -> list[object]:
+def each(row: FieldRow, part: Config) -> list[object]:
     """Returns a list of a rotary field, one value a layer, by the kind of the layer."""
     kinds = _kinds(row._replace(path="layer_types"), part)
     return [_at(part, f"{_ROPE}.{kind}.{row.about}") for kind in kinds]
 
 
-def scaled(row: Row, part: Config) -> list[str]:
+def scaled(row: FieldRow, part: Config) -> list[str]:
     """Returns the kinds of layers whose rotation is scaled."""
     ropes = _at(part, row.path)
     kinds = ropes.items() if isinstance(ropes, dict) else ()
     return [kind for kind, rope in kinds if isinstance(rope, dict) and _rope_type(rope) != "default"]
 
 
-def flat(row: Row, part: Config) -> Config:
+def flat(row: FieldRow, part: Config) -> Config:
     """Returns `rope_parameters` made of fields at the top of a config, where older files have them."""
     scaling = part.get("rope_scaling")
     rope = scaling if isinstance(scaling, dict) else {"type": "default"}
@@ -259,124 +250,124 @@ def _lift_scaling(part: Config) -> None:
         part["rope_scaling"] = {"type": kind, "rope_type": kind, **scaling}
 
 
-# --- The table. `python -m scripts.tools.models.renamed` makes it from the installed transformers; a test checks it.
-
+# `python -m scripts.tools.models.renamed` makes this table from the installed transformers; a test checks it.
 # begin
-ROWS: tuple[Row, ...] = (
-    Row("rope_theta", "rope_parameters.rope_theta", "*"),
-    Row("rope_theta", "rope_parameters.full_attention.rope_theta", "*"),
-    Row("rope_local_base_freq", "rope_parameters.sliding_attention.rope_theta", "*"),
-    Row("partial_rotary_factor", "rope_parameters.partial_rotary_factor", "*"),
-    Row("add_full_attention_sink_bias", "layer_types", "mimo_v2_flash", constant, "false"),
-    Row("add_swa_attention_sink_bias", "layer_types", "mimo_v2_flash", constant, "true"),
-    Row("attention_method", "zero_expert_num", "longcat_flash", constant, '"MLA"'),
-    Row("attention_other_setting", "per_layer_config", "step3p5", other_heads,
+ROWS: tuple[FieldRow, ...] = (
+    FieldRow("rope_theta", "rope_parameters.rope_theta", "*"),
+    FieldRow("rope_theta", "rope_parameters.full_attention.rope_theta", "*"),
+    FieldRow("rope_local_base_freq", "rope_parameters.sliding_attention.rope_theta", "*"),
+    FieldRow("partial_rotary_factor", "rope_parameters.partial_rotary_factor", "*"),
+    FieldRow("add_full_attention_sink_bias", "layer_types", "mimo_v2_flash", constant, "false"),
+    FieldRow("add_swa_attention_sink_bias", "layer_types", "mimo_v2_flash", constant, "true"),
+    FieldRow("attention_method", "zero_expert_num", "longcat_flash", constant, '"MLA"'),
+    FieldRow("attention_other_setting", "per_layer_config", "step3p5", other_heads,
         "num_attention_heads of sliding_attention"),
-    Row("block_dim", "hidden_size", "lfm2 lfm2-vl"),
-    Row("first_k_dense_replace", "mlp_layer_types", "glm4_moe_lite kimi_linear", leading, "dense"),
-    Row("first_k_dense_replace", "n_routed_experts", "solar_open", constant, "0"),
-    Row("full_attention_interval", "layer_types", "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next",
+    FieldRow("block_dim", "hidden_size", "lfm2 lfm2-vl"),
+    FieldRow("first_k_dense_replace", "mlp_layer_types", "glm4_moe_lite kimi_linear", leading, "dense"),
+    FieldRow("first_k_dense_replace", "n_routed_experts", "solar_open", constant, "0"),
+    FieldRow("full_attention_interval", "layer_types", "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next",
         every, "full_attention", wins=True),
-    Row("global_head_dim", "per_layer_config", "gemma4 gemma4_text gemma4_unified_text", own,
+    FieldRow("global_head_dim", "per_layer_config", "gemma4 gemma4_text gemma4_unified_text", of_kind,
         "head_dim of full_attention", wins=True),
-    Row("head_dim", "linear_head_dim", "bailing_hybrid bailing_moe_v3", wins=True),
-    Row("head_dim", "hidden_size", "exaone4 exaone_moe glm4_moe qwen3_moe", divided, "num_attention_heads"),
-    Row("hybrid_layer_pattern", "layer_types", "mimo_v2_flash", marks, "sliding_attention"),
-    Row("intermediate_size", "expand", "mamba2", times, "hidden_size"),
-    Row("intermediate_size", "moe_intermediate_size", "solar_open"),
-    Row("is_moe_layer", "mlp_layer_types", "exaone_moe", marks, "sparse"),
-    Row("layer_norm_epsilon", "rms_norm_eps", "exaone"),
-    Row("layer_types", "layer_types", "granitemoehybrid", spelt, "linear_attention=mamba full_attention=attention",
-        wins=True),
-    Row("layernorm_epsilon", "rms_norm_eps", "mimo_v2_flash"),
-    Row("linear_attn_config", "layer_types", "kimi_linear", delta_layers),
-    Row("max_position_embeddings", "model_max_length", "bailing_hybrid bailing_moe_v3"),
-    Row("mla_scale_kv_lora", "zero_expert_num", "longcat_flash", constant, "true"),
-    Row("mla_scale_q_lora", "zero_expert_num", "longcat_flash", constant, "true"),
-    Row("mlp_bias", "hidden_act", "apertus", constant, "false"),
-    Row("moe_layer_freq", "index_topk", "glm_moe_dsa", constant, "1"),
-    Row("moe_layer_freq", "mlp_layer_types", "mimo_v2_flash", marks, "sparse"),
-    Row("moe_layers_enum", "mlp_layer_types", "step3p5", numbers, "sparse"),
-    Row("moe_num_experts", "n_routed_experts", "step3p5"),
-    Row("moe_top_k", "num_experts_per_tok", "step3p5"),
-    Row("n_ctx", "n_positions", "gpt2"),
-    Row("n_group", "num_expert_group", "bailing_hybrid bailing_moe_v3"),
-    Row("n_shared_experts", "layer_types", "mimo_v2_flash", constant, "null"),
-    Row("norm_topk_prob", "moe_renormalize", "bailing_hybrid"),
-    Row("norm_topk_prob", "num_local_experts", "qwen3_vl_moe qwen3_vl_moe_text", constant, "true"),
-    Row("num_attention_groups", "num_key_value_heads", "step3p5"),
-    Row("num_experts", "num_local_experts", "kolibri1 mellum qwen3_moe qwen3_vl_moe qwen3_vl_moe_text"),
-    Row("num_experts_per_tok", "num_experts_per_token", "bailing_hybrid bailing_moe_v3"),
-    Row("num_global_key_value_heads", "per_layer_config", "gemma4 gemma4_text gemma4_unified gemma4_unified_text", own,
-        "num_key_value_heads of full_attention if attention_k_eq_v", wins=True),
-    Row("num_layers", "num_hidden_layers", "exaone"),
-    Row("partial_rotary_factor", "rope_parameters.full_attention.partial_rotary_factor", "mimo_v2_flash"),
-    Row("partial_rotary_factor", "n_routed_experts", "solar_open", constant, "1.0"),
-    Row("partial_rotary_factors", "rope_parameters.full_attention.partial_rotary_factor", "step3p5", each,
+    FieldRow("head_dim", "linear_head_dim", "bailing_hybrid bailing_moe_v3", wins=True),
+    FieldRow("head_dim", "hidden_size", "exaone4 exaone_moe glm4_moe qwen3_moe", divided, "num_attention_heads"),
+    FieldRow("hybrid_layer_pattern", "layer_types", "mimo_v2_flash", marks, "sliding_attention"),
+    FieldRow("intermediate_size", "expand", "mamba2", times, "hidden_size"),
+    FieldRow("intermediate_size", "moe_intermediate_size", "solar_open"),
+    FieldRow("is_moe_layer", "mlp_layer_types", "exaone_moe", marks, "sparse"),
+    FieldRow("layer_norm_epsilon", "rms_norm_eps", "exaone"),
+    FieldRow("layer_types", "layer_types", "granitemoehybrid", spelt,
+        "linear_attention=mamba full_attention=attention", wins=True),
+    FieldRow("layernorm_epsilon", "rms_norm_eps", "mimo_v2_flash"),
+    FieldRow("linear_attn_config", "layer_types", "kimi_linear", delta_layers),
+    FieldRow("max_position_embeddings", "model_max_length", "bailing_hybrid bailing_moe_v3"),
+    FieldRow("mla_scale_kv_lora", "zero_expert_num", "longcat_flash", constant, "true"),
+    FieldRow("mla_scale_q_lora", "zero_expert_num", "longcat_flash", constant, "true"),
+    FieldRow("mlp_bias", "hidden_act", "apertus", constant, "false"),
+    FieldRow("moe_layer_freq", "index_topk", "glm_moe_dsa", constant, "1"),
+    FieldRow("moe_layer_freq", "mlp_layer_types", "mimo_v2_flash", marks, "sparse"),
+    FieldRow("moe_layers_enum", "mlp_layer_types", "step3p5", numbers, "sparse"),
+    FieldRow("moe_num_experts", "n_routed_experts", "step3p5"),
+    FieldRow("moe_top_k", "num_experts_per_tok", "step3p5"),
+    FieldRow("n_ctx", "n_positions", "gpt2"),
+    FieldRow("n_group", "num_expert_group", "bailing_hybrid bailing_moe_v3"),
+    FieldRow("n_shared_experts", "layer_types", "mimo_v2_flash", constant, "null"),
+    FieldRow("norm_topk_prob", "moe_renormalize", "bailing_hybrid"),
+    FieldRow("norm_topk_prob", "num_local_experts", "qwen3_vl_moe qwen3_vl_moe_text", constant, "true"),
+    FieldRow("num_attention_groups", "num_key_value_heads", "step3p5"),
+    FieldRow("num_experts", "num_local_experts", "kolibri1 mellum qwen3_moe qwen3_vl_moe qwen3_vl_moe_text"),
+    FieldRow("num_experts_per_tok", "num_experts_per_token", "bailing_hybrid bailing_moe_v3"),
+    FieldRow("num_global_key_value_heads", "per_layer_config", "gemma4 gemma4_text gemma4_unified gemma4_unified_text",
+        of_kind, "num_key_value_heads of full_attention if attention_k_eq_v", wins=True),
+    FieldRow("num_layers", "num_hidden_layers", "exaone"),
+    FieldRow("partial_rotary_factor", "rope_parameters.full_attention.partial_rotary_factor", "mimo_v2_flash"),
+    FieldRow("partial_rotary_factor", "n_routed_experts", "solar_open", constant, "1.0"),
+    FieldRow("partial_rotary_factors", "rope_parameters.full_attention.partial_rotary_factor", "step3p5", each,
         "partial_rotary_factor"),
-    Row("post_norm", "hidden_act", "apertus", constant, "false"),
-    Row("qk_norm", "hidden_act", "apertus", constant, "true"),
-    Row("rope_parameters", "rope_theta", "qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text", flat,
+    FieldRow("post_norm", "hidden_act", "apertus", constant, "false"),
+    FieldRow("qk_norm", "hidden_act", "apertus", constant, "true"),
+    FieldRow("rope_parameters", "rope_theta", "qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text", flat,
         "rope_theta partial_rotary_factor mrope_section"),
-    Row("rope_scaling", "rope_parameters", "exaone4 glm4_moe llama4 llama4_text", constant, "null"),
-    Row("rope_theta", "linear_head_dim", "kimi_linear", constant, "10000.0"),
-    Row("rope_theta", "rope_parameters.full_attention", "step3p5", each, "rope_theta", wins=True),
-    Row("rotary_dim", "head_dim", "minimax_m2"),
-    Row("rotary_dim", "rope_parameters.partial_rotary_factor", "minimax_m2", times, "head_dim", wins=True),
-    Row("rotary_emb_base", "rope_parameters.rope_theta", "gpt_neox"),
-    Row("rotary_pct", "rope_parameters.partial_rotary_factor", "gpt_neox"),
-    Row("scoring_func", "n_routed_experts", "dots1", constant, '"sigmoid"'),
-    Row("scoring_func", "index_topk", "glm_moe_dsa", constant, '"sigmoid"'),
-    Row("scoring_func", "layer_types", "mimo_v2_flash", constant, '"sigmoid"'),
-    Row("shared_intermediate_size", "num_local_experts", "minimax_m2", constant, "0"),
-    Row("sliding_window_pattern", "layer_types", "cohere2 gemma3 gemma3_text", every, "full_attention", wins=True),
-    Row("sliding_window_pattern", "layer_types", "exaone4", letters, "sliding_attention=L full_attention=G", wins=True),
-    Row("sliding_window_size", "sliding_window", "mimo_v2_flash", times, "1 -1"),
-    Row("swa_head_dim", "head_dim", "mimo_v2_flash"),
-    Row("swa_num_attention_heads", "num_attention_heads", "mimo_v2_flash"),
-    Row("swa_num_key_value_heads", "num_key_value_heads", "mimo_v2_flash", times, "2"),
-    Row("swa_rope_theta", "rope_parameters.sliding_attention.rope_theta", "mimo_v2_flash"),
-    Row("swa_v_head_dim", "v_head_dim", "mimo_v2_flash"),
-    Row("topk_method", "index_topk", "glm_moe_dsa", constant, '"noaux_tc"'),
-    Row("topk_method", "layer_types", "mimo_v2_flash", constant, '"noaux_tc"'),
-    Row("yarn_only_types", "rope_parameters", "step3p5", scaled),
-    Row("zero_expert_type", "zero_expert_num", "longcat_flash", constant, '"identity"'),
-    Row("attention_out_multiplier", "", "falcon_h1", constant, "1.0"),
-    Row("attention_value_scale", "", "mimo_v2_flash", constant, "0.707"),
-    Row("attn_temperature_tuning", "", "llama4_text", constant, "true"),
-    Row("embedding_multiplier", "", "falcon_h1", constant, "1.0"),
-    Row("key_multiplier", "", "falcon_h1", constant, "1.0"),
-    Row("lm_head_multiplier", "", "falcon_h1", constant, "1.0"),
-    Row("mamba_norm_before_gate", "", "falcon_h1", constant, "true"),
-    Row("moe_k", "", "ernie4_5_moe", constant, "6"),
-    Row("moe_router_scaling_factor", "", "step3p5", constant, "1.0"),
-    Row("mup_enabled", "", "afmoe", constant, "false"),
-    Row("n_group", "", "deepseek_v3 deepseek_v32", constant, "8"),
-    Row("num_experts_per_tok", "", "afmoe", constant, "6"),
-    Row("num_experts_per_tok", "", "deepseek_v3 deepseek_v32", constant, "8"),
-    Row("num_experts_per_tok", "", "granitemoehybrid", constant, "2"),
-    Row("partial_rotary_factor", "", "phi", constant, "0.5"),
-    Row("position_embedding_type", "", "granitemoehybrid", constant, '"nope"'),
-    Row("query_pre_attn_scalar", "", "gemma2", constant, "256"),
-    Row("rms_norm_eps", "", "phimoe", constant, "1e-05"),
-    Row("rope_interleave", "", "mistral4", constant, "true"),
-    Row("rope_theta", "", "bitnet cohere qwen3_vl_text", constant, "500000.0"),
-    Row("rope_theta", "", "cohere2 exaone_moe falcon_h1 glm_moe_dsa minicpm3 qwen2 qwen2_moe starcoder2", constant,
-        "10000.0"),
-    Row("rope_theta", "", "phimoe", constant, "1000000.0"),
-    Row("rope_theta", "", "smollm3", constant, "2000000.0"),
-    Row("route_scale", "", "afmoe", constant, "1.0"),
-    Row("routed_scaling_factor", "", "deepseek_v3 deepseek_v32", constant, "2.5"),
-    Row("routed_scaling_factor", "", "kimi_linear", constant, "2.446"),
-    Row("ssm_in_multiplier", "", "falcon_h1", constant, "1.0"),
-    Row("ssm_out_multiplier", "", "falcon_h1", constant, "1.0"),
-    Row("time_step_limit", "", "granitemoehybrid", constant, "[0.0, Infinity]"),
-    Row("topk_group", "", "deepseek_v3 deepseek_v32", constant, "4"),
-    Row("topk_method", "", "deepseek_v2", constant, '"greedy"'),
+    FieldRow("rope_scaling", "rope_parameters", "exaone4 glm4_moe llama4 llama4_text", constant, "null"),
+    FieldRow("rope_theta", "linear_head_dim", "kimi_linear", constant, "10000.0"),
+    FieldRow("rope_theta", "rope_parameters.full_attention", "step3p5", each, "rope_theta", wins=True),
+    FieldRow("rotary_dim", "head_dim", "minimax_m2"),
+    FieldRow("rotary_dim", "rope_parameters.partial_rotary_factor", "minimax_m2", times, "head_dim", wins=True),
+    FieldRow("rotary_emb_base", "rope_parameters.rope_theta", "gpt_neox"),
+    FieldRow("rotary_pct", "rope_parameters.partial_rotary_factor", "gpt_neox"),
+    FieldRow("scoring_func", "n_routed_experts", "dots1", constant, '"sigmoid"'),
+    FieldRow("scoring_func", "index_topk", "glm_moe_dsa", constant, '"sigmoid"'),
+    FieldRow("scoring_func", "layer_types", "mimo_v2_flash", constant, '"sigmoid"'),
+    FieldRow("shared_intermediate_size", "num_local_experts", "minimax_m2", constant, "0"),
+    FieldRow("sliding_window_pattern", "layer_types", "cohere2 gemma3 gemma3_text", every, "full_attention", wins=True),
+    FieldRow("sliding_window_pattern", "layer_types", "exaone4", letters, "sliding_attention=L full_attention=G",
+        wins=True),
+    FieldRow("sliding_window_size", "sliding_window", "mimo_v2_flash", times, "1 -1"),
+    FieldRow("swa_head_dim", "head_dim", "mimo_v2_flash"),
+    FieldRow("swa_num_attention_heads", "num_attention_heads", "mimo_v2_flash"),
+    FieldRow("swa_num_key_value_heads", "num_key_value_heads", "mimo_v2_flash", times, "2"),
+    FieldRow("swa_rope_theta", "rope_parameters.sliding_attention.rope_theta", "mimo_v2_flash"),
+    FieldRow("swa_v_head_dim", "v_head_dim", "mimo_v2_flash"),
+    FieldRow("topk_method", "index_topk", "glm_moe_dsa", constant, '"noaux_tc"'),
+    FieldRow("topk_method", "layer_types", "mimo_v2_flash", constant, '"noaux_tc"'),
+    FieldRow("yarn_only_types", "rope_parameters", "step3p5", scaled),
+    FieldRow("zero_expert_type", "zero_expert_num", "longcat_flash", constant, '"identity"'),
+    FieldRow("attention_out_multiplier", "", "falcon_h1", constant, "1.0"),
+    FieldRow("attention_value_scale", "", "mimo_v2_flash", constant, "0.707"),
+    FieldRow("attn_temperature_tuning", "", "llama4_text", constant, "true"),
+    FieldRow("embedding_multiplier", "", "falcon_h1", constant, "1.0"),
+    FieldRow("key_multiplier", "", "falcon_h1", constant, "1.0"),
+    FieldRow("lm_head_multiplier", "", "falcon_h1", constant, "1.0"),
+    FieldRow("mamba_norm_before_gate", "", "falcon_h1", constant, "true"),
+    FieldRow("moe_k", "", "ernie4_5_moe", constant, "6"),
+    FieldRow("moe_router_scaling_factor", "", "step3p5", constant, "1.0"),
+    FieldRow("mup_enabled", "", "afmoe", constant, "false"),
+    FieldRow("n_group", "", "deepseek_v3 deepseek_v32", constant, "8"),
+    FieldRow("num_experts_per_tok", "", "afmoe", constant, "6"),
+    FieldRow("num_experts_per_tok", "", "deepseek_v3 deepseek_v32", constant, "8"),
+    FieldRow("num_experts_per_tok", "", "granitemoehybrid", constant, "2"),
+    FieldRow("partial_rotary_factor", "", "phi", constant, "0.5"),
+    FieldRow("position_embedding_type", "", "granitemoehybrid", constant, '"nope"'),
+    FieldRow("query_pre_attn_scalar", "", "gemma2", constant, "256"),
+    FieldRow("rms_norm_eps", "", "phimoe", constant, "1e-05"),
+    FieldRow("rope_interleave", "", "mistral4", constant, "true"),
+    FieldRow("rope_theta", "", "bitnet cohere qwen3_vl_text", constant, "500000.0"),
+    FieldRow("rope_theta", "", "cohere2 exaone_moe falcon_h1 glm_moe_dsa minicpm3 qwen2 qwen2_moe starcoder2",
+        constant, "10000.0"),
+    FieldRow("rope_theta", "", "phimoe", constant, "1000000.0"),
+    FieldRow("rope_theta", "", "smollm3", constant, "2000000.0"),
+    FieldRow("route_scale", "", "afmoe", constant, "1.0"),
+    FieldRow("routed_scaling_factor", "", "deepseek_v3 deepseek_v32", constant, "2.5"),
+    FieldRow("routed_scaling_factor", "", "kimi_linear", constant, "2.446"),
+    FieldRow("ssm_in_multiplier", "", "falcon_h1", constant, "1.0"),
+    FieldRow("ssm_out_multiplier", "", "falcon_h1", constant, "1.0"),
+    FieldRow("time_step_limit", "", "granitemoehybrid", constant, "[0.0, Infinity]"),
+    FieldRow("topk_group", "", "deepseek_v3 deepseek_v32", constant, "4"),
+    FieldRow("topk_method", "", "deepseek_v2", constant, '"greedy"'),
 )  # fmt: skip
 # end
 
-_BY_MODEL: Mapping[str, tuple[Row, ...]] = {
+_BY_MODEL: Mapping[str, tuple[FieldRow, ...]] = {
     model: tuple(row for row in ROWS if model in row.models.split())
     for model in {model for row in ROWS for model in row.models.split()}
 }

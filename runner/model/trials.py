@@ -1,4 +1,4 @@
-"""Judges trials: how far logits are off, and what a model has raised."""
+"""Judges trials of a model: the error of its logits, and the exception that it has raised."""
 
 from typing import cast
 
@@ -8,7 +8,7 @@ import mlx.core as mx
 def difference(ours: mx.array, right: mx.array) -> float:
     """Returns the largest error of any position, in relation to the spread of its logits.
 
-    Both are [L, V]. 0 means equal, about 1.4 unrelated logits of the same size, infinite that some are not numbers.
+    Both are [L, V]. 0 means equal; 1.4, unrelated logits of the same size; infinity, that some are no numbers.
     """
     closed = right == -mx.inf  # a model may close some tokens
     ours, right = (mx.where(closed, 0, x.astype(mx.float32)) for x in (ours, right))

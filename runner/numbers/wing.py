@@ -15,7 +15,7 @@ from runner.numbers.distributions import Distributions, EngineStats
 from runner.numbers.figures import queued_figures, running_figures, seconds_between
 from runner.numbers.journal import Journal
 from runner.tokenizer import Tokenizer
-from runner.tokenizer.tokenizer import decode_utf8
+from runner.tokenizer.utf8 import decode_utf8
 
 _PREVIEW = 60
 _MOST_SHOWN = 1 << 14  # tokens; the tokens of a picture are shown as one word

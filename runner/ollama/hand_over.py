@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 from runner import logs
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
-from runner.model.families import FAMILIES, UNNEEDED
+from runner.model.architectures import FAMILIES, UNNEEDED
 from runner.model.opened import OpenedModel
 from runner.settings import OllamaRunner, Settings
 

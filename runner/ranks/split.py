@@ -26,7 +26,7 @@ from runner.model.progress import Progress
 from runner.model.sources.safetensors import HeaderEntry, read_tensor_header
 from runner.model.weights.assembly import assemble_module, map_arrays, rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
-from runner.model.weights.load import LoadedModel, finished
+from runner.model.weights.loading import LoadedModel, finished
 from runner.model.weights.packed import Arrays, Recipe
 from runner.model.weights.parameters import parameters_of
 from runner.model.weights.quantized_layers import GloballyScaledLinear, GloballyScaledSwitchLinear
@@ -206,8 +206,8 @@ Parameters = list[tuple[str, mx.array]]
 def load_share(
     opened: OpenedModel, group: mx.distributed.Group, dtype: str = "keep", budget_bytes: int | None = None
 ) -> LoadedModel:
-    """Loads the share of this rank, as `weights.load.load` loads a whole model. All ranks of the group must call this.
-    The smallest of their budgets is for each share, lest they compute in different types.
+    """Loads the share of this rank, as `weights.loading.load` loads a whole model. All ranks of the group must call
+    this. The smallest of their budgets is for each share, lest they compute in different types.
 
     Raises:
         ModelError: the model cannot be split over these ranks, or does not fit; nothing has been read then.

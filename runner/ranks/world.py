@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from runner.engine.generation import Forward
     from runner.model import OpenedModel
-    from runner.model.weights.load import LoadedModel
+    from runner.model.weights.loading import LoadedModel
 
 UNSHARED = (EntryKind.EVENT, EntryKind.FAULT)
 """The kinds of entry that concern one rank alone."""

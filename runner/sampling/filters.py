@@ -1,7 +1,7 @@
 """Chooses which tokens may be drawn: the mask of a grammar, top-k, top-p, min-p.
 
 Weights are float32 [B, N], for the whole vocabulary or for the candidates of top-k. They are probabilities, scaled in
-each row so that the largest is 1. A token that is filtered out has weight 0.
+each row so that the largest is 1. Filters give the tokens that they remove the weight 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,10 +9,15 @@ from functools import cache
 
 import mlx.core as mx
 
-# --- The masks of grammars: bits on the host, scores on the device.
-
 Mask = bytes
-"""One bit per token, from the lowest bit of the first byte on; tokens beyond its end are not allowed."""
+"""The tokens that a grammar allows: one bit per token, from the lowest bit of the first byte on. A mask allows no token
+beyond its end."""
+_BLOCK = 32
+"""Tokens in a block. Top-k first compares the best token of each block."""
+_BELOW_ONE = 1 - 2.0**-24
+"""A factor that makes every positive float32 smaller."""
+_SORTED_AT_ONCE = {mx.cpu: 4096, mx.gpu: 1 << 62}
+"""The longest row that is sorted as a whole. On a CPU, a partition costs much less than a sort; on a GPU it is one."""
 
 
 def masked(scores: mx.array, masks: Sequence[Mask | None]) -> mx.array:
@@ -33,14 +38,13 @@ def _scores_of_bytes() -> mx.array:
     return mx.array([[0.0 if byte >> bit & 1 else -mx.inf for bit in range(8)] for byte in range(256)])
 
 
-# --- Sort keys rank the tokens of a vocabulary without ties. A key is a uint64 with the value in the upper half and the
-# token's id (or its distance from the last id) in the lower half. So equal values, which rounded models often produce,
-# are ordered by id; a threshold selects an exact number of tokens; and sorting keys sorts values and ids at once.
-
-
 def sort_keys(values: mx.array, ids: mx.array) -> mx.array:
-    """Returns keys [B, N], ascending with `values` (float32 [B, N], none negative); `ids`, uint64 [N], rank equal
-    ones."""
+    """Returns keys [B, N] that rank tokens without ties, ascending with `values` (float32 [B, N], none negative).
+
+    A key is a uint64 with the value in the upper half and, of `ids` (uint64 [N]), the token's id or its distance from
+    the last id in the lower half. So `ids` order equal values, which rounded models often produce; a threshold selects
+    an exact number of tokens; and sorting keys sorts values and ids at once.
+    """
     # Read as integers, the bits of non-negative floats have the order of the floats.
     return (values.view(mx.uint32).astype(mx.uint64) << 32) | ids
 
@@ -50,46 +54,36 @@ def values_of(keys: mx.array) -> mx.array:
     return keys.view(mx.float32)[..., 1::2]  # the upper halves: MLX only runs on little-endian machines
 
 
-# --- Top-k: the k highest scores of a vocabulary, in an order for the draw. Drawing from the same candidates in another
-# order gives another token for the same random number, so the order is part of what a seed promises. On a GPU it is
-# that of Ollama's own runner: the first k results of `mx.argpartition` on the negated scores, which is a sort there, so
-# that candidates come by falling score. On a CPU that partition is a selection by exchanges: one pair of scores that
-# rounding has swapped, anywhere in the vocabulary, can reorder all candidates. A prompt from the cache is rounded
-# otherwise than a computed one, so the order of a CPU is that of the ids, which rounding does not change.
-
-_BLOCK = 32
-"""Tokens in a block. At first only the best one of each counts."""
-
-
 def top_k(k: int, n: int) -> Callable[[mx.array], mx.array]:
-    """Returns a function from scores [B, n] to candidate ids, uint32 [B, k], in this device's order. 0 < k < n."""
-    return TopKById(k, n) if mx.default_device().type == mx.cpu else TopKBySort(k, n)
+    """Returns a function from scores [B, n] to the ids of the k highest, uint32 [B, k], in an order for the draw.
+    0 < k < n.
+
+    Another order of the same candidates gives another token for the same random number, so a seed promises the order
+    too. A GPU has the order of Ollama's own runner: the first k results of `mx.argpartition` on the negated scores,
+    which sorts there. On a CPU that partition selects by exchanges: rounding that swaps one pair of scores, anywhere in
+    the vocabulary, can reorder all candidates. A prompt from the cache is rounded otherwise than a computed one, so a
+    CPU orders by id, which rounding does not change.
+    """
+    return top_k_by_id(k, n) if mx.default_device().type == mx.cpu else TopKBySort(k, n)
 
 
-class TopKById:
-    """Candidates in the order of a CPU: by id."""
-
-    def __init__(self, k: int, _: int) -> None:
-        self._k = k
-
-    def __call__(self, scores: mx.array) -> mx.array:
-        """Returns the candidate ids, uint32 [B, k], for `scores` [B, n]."""
-        return mx.sort(mx.argpartition(-scores, self._k - 1, axis=-1)[..., : self._k], axis=-1)
+def top_k_by_id(k: int, _: int) -> Callable[[mx.array], mx.array]:
+    """Returns the function of a CPU: candidates by id."""
+    return lambda scores: mx.sort(mx.argpartition(-scores, k - 1, axis=-1)[..., :k], axis=-1)
 
 
 class TopKBySort:
-    """Candidates in the order of a GPU: by falling score.
+    """Candidates in the order of a GPU: by falling score; of equal scores the lower id comes first.
 
     Sorting a whole vocabulary takes far longer than reading each score once. So a large vocabulary is divided into
     blocks of consecutive tokens, and only the k blocks with the highest maxima are sorted: a token of any other block
-    ranks below these k maxima. Blocks and tokens are compared in the order of their ids, and sorts are stable, so of
-    equal scores the lower id comes first.
+    ranks below these k maxima. Blocks and tokens are compared in the order of their ids, and sorts are stable.
     """
 
     def __init__(self, k: int, n: int) -> None:
         self._k = k
         self._blocks = n // _BLOCK if 4 * k * _BLOCK <= n else 0
-        """The number of blocks; 0 if the whole vocabulary is sorted. Block b has the ids from b * _BLOCK on."""
+        """Block b has the ids from b * _BLOCK on. Without blocks, the whole vocabulary is sorted."""
         self._offsets = mx.arange(_BLOCK, dtype=mx.uint32)
         self._rest = mx.arange(self._blocks * _BLOCK, n, dtype=mx.uint32)[None]  # less than a block: always sorted
 
@@ -110,20 +104,11 @@ class TopKBySort:
         return mx.argsort(-scores, axis=-1)[..., : self._k]
 
 
-# --- Top-p and min-p.
-
-_BELOW_ONE = 1 - 2.0**-24
-"""A factor that makes every positive float32 smaller."""
-
-_SORTED_AT_ONCE = {mx.cpu: 4096, mx.gpu: 1 << 62}
-"""The longest row that is sorted as a whole. On a CPU, a partition costs much less than a sort; on a GPU it is one."""
-
-
 class TopP:
     """Removes the tokens outside the nucleus. 0 < p <= 1 for each row; 1 keeps every token.
 
-    A token is kept if all more probable tokens together have a probability of less than p; of equally probable tokens,
-    the earlier one counts as more probable. So at least one token is kept.
+    A token stays if all more probable tokens together have a probability of less than p; of equally probable tokens,
+    the earlier one counts as more probable. So at least one token stays.
     """
 
     def __init__(self, p: Sequence[float], n: int) -> None:

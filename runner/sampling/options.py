@@ -1,14 +1,14 @@
-"""The sampling options of one request."""
+"""The sampling options of one request: values from the wire, and their normal form."""
 
 import os
 from collections.abc import Iterator
+from math import inf
 from typing import Self
 
 import msgspec
 
 _SMALLEST_TEMPERATURE = 2.0**-126
 """The smallest normal float32. Smaller numbers are zero on some devices, and 0/0 is not a score."""
-
 _LARGEST_PENALTY = 2.0**100
 """Larger penalties have no further effect, and infinity times 0 occurrences is not a score."""
 
@@ -35,7 +35,7 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens whose log-probabilities are wanted in place of the most probable ones."""
 
     def normalised(self, vocab_size: int, context_length: int) -> Self:
-        """Returns equivalent options with a single value for off, so that the sampler can compare with it.
+        """Returns equivalent options with a single value for off, with which the sampler can compare.
 
         Off is temperature 0 (greedy), top_k 0, top_p 1, min_p 0, repeat_penalty 1, top_logprobs 0 and, for all
         penalties together, repeat_last_n 0. An unseeded request gets a random seed of 64 bits.
@@ -56,15 +56,13 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def out_of_range(self) -> Iterator[tuple[str, float, str]]:
-        """Yields the options with values that mean nothing, each with what `normalised` makes of it."""
+        """Yields name and value of each option outside its range, with the value that `normalised` puts in its
+        place."""
         if self.temperature < 0:
             yield "temperature", self.temperature, "0"
-        if not 0 <= self.top_p <= 1:
-            yield "top_p", self.top_p, "off"
-        if not 0 <= self.min_p <= 1:
-            yield "min_p", self.min_p, "off"
-        if self.repeat_penalty < 0:
-            yield "repeat_penalty", self.repeat_penalty, "off"
+        for name, most in (("top_p", 1.0), ("min_p", 1.0), ("repeat_penalty", inf)):
+            if not 0 <= (value := getattr(self, name)) <= most:
+                yield name, value, "off"
 
     @property
     def _penalised(self) -> bool:

@@ -9,10 +9,8 @@ import mlx.core as mx
 
 from runner.sampling.options import SamplingOptions
 
-# --- The last tokens of each request, to which penalties apply.
-
 _BLOCK = 64
-"""The columns that are cut at a time: they take one node of the graph."""
+"""Columns of a window cut at a time: they take one node of the graph."""
 
 
 class Leaving(NamedTuple):
@@ -21,15 +19,14 @@ class Leaving(NamedTuple):
     ids: mx.array
     """uint32 [B, 1], below the size of the vocabulary"""
     change: mx.array | float
-    """The change of its count, float32 [B, 1]: -1, or 0 if no token was in that place; a number if it is -1 in all
-    rows."""
+    """The change of its count, float32 [B, 1]: -1, or 0 for a place without a token; the number -1 for all rows."""
 
 
 class Window:
     """The last `places` tokens of each of B rows, in the order in which they came.
 
-    Prompts are known on the host; a generated token is an array that may not be evaluated yet. An entry beyond the
-    vocabulary takes a place and counts as no token.
+    The host knows prompts; a generated token is an array that may not be evaluated yet. An entry beyond the vocabulary
+    takes a place and counts as no token.
     """
 
     def __init__(self, places: int, vocab_size: int, entries: mx.array) -> None:
@@ -76,7 +73,7 @@ class Window:
         rest = self._entries[:, self._next - len(self._cut) :]
         return mx.concatenate([rest, *self._recent], axis=1)
 
-    def add(self, token: mx.array) -> Leaving | None:
+    def push(self, token: mx.array) -> Leaving | None:
         """Appends `token`, uint32 [B, 1] (lazy). Returns the tokens that leave; None if none leaves any row."""
         self._recent.append(token)
         if self._free > 0:
@@ -106,8 +103,8 @@ def own_rows(array: mx.array) -> list[mx.array]:
 class Penalties:
     """The penalties of B rows of one kind, and the count of each token in their windows.
 
-    The host does not know the generated tokens, so the counts are kept and updated on the device. The cost of a step
-    does not depend on the length of the window. Owned by the sampler of the rows; used only by the engine thread.
+    The host does not know the generated tokens, so the device keeps and updates the counts. The cost of a step does not
+    depend on the length of the window. Owner: the engine thread.
     """
 
     def __init__(self, options: Sequence[SamplingOptions], counts: mx.array, window: Window | None) -> None:
@@ -189,12 +186,12 @@ class Penalties:
     def record(self, token: mx.array) -> None:
         """Appends `token` (uint32 [B], lazy) to the windows."""
         index = token[:, None]
-        self._add(index, 1.0)
-        leaving = self._window.add(index) if self._window is not None else None
+        self._change_count(index, 1.0)
+        leaving = self._window.push(index) if self._window is not None else None
         if leaving is not None:
-            self._add(leaving.ids, leaving.change)
+            self._change_count(leaving.ids, leaving.change)
 
-    def _add(self, index: mx.array, change: float | mx.array) -> None:
+    def _change_count(self, index: mx.array, change: float | mx.array) -> None:
         count = mx.take_along_axis(self._counts, index, axis=-1)
         self._counts = mx.put_along_axis(self._counts, index, count + change, axis=-1)
 

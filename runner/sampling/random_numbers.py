@@ -1,4 +1,4 @@
-"""Random numbers for requests: each depends only on the request's seed and the number of the draw."""
+"""Random numbers for requests, and draws with them: each depends only on the request's seed and the draw's number."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def random_keys(seeds: Sequence[int], draws: Sequence[int], count: int) -> mx.ar
 
 
 class Uniforms:
-    """The sequences of uniform numbers of some requests, each made with the key of its draw. Owned by their sampler."""
+    """Sequences of uniform numbers, one for each request; each number is made with the key of its draw."""
 
     def __init__(self, seeds: Sequence[int], draws: Sequence[int]) -> None:
         """`draws` is the number of draws that each request has made before."""
@@ -47,7 +47,7 @@ class Uniforms:
         """The number of draws that each request has made."""
         return [taken - len(self._made) for taken in self._taken]
 
-    def take(self) -> mx.array:
+    def take_next(self) -> mx.array:
         """Returns the next number of each request, float32 [B, 1]: 0 <= number < 1. Lazy."""
         if not self._made:
             self._made = self._next_block()
@@ -60,7 +60,7 @@ class Uniforms:
         return mx.concatenate(self._made[: -count - 1 : -1])
 
     def _next_block(self) -> list[mx.array]:
-        """Makes the numbers after those that are made, the last one first."""
+        """Makes the next numbers, the last one first."""
         keys = random_keys(self._seeds, self._taken, _BLOCK)
         block = _uniform_of_each(keys.reshape(-1, 2)).reshape(-1, _BLOCK)
         self._taken = [taken + _BLOCK for taken in self._taken]
@@ -78,14 +78,7 @@ def _uint64(values: Sequence[int]) -> mx.array:
     return mx.array([((value + (1 << 63)) & _64_BITS) - (1 << 63) for value in values], dtype=mx.int64).view(mx.uint64)
 
 
-def _uniform(key: mx.array) -> mx.array:
-    return mx.random.uniform(shape=(1,), key=key)
-
-
-_uniform_of_each = mx.vmap(_uniform)
-
-
-# --- Draws one random token per row from weights.
+_uniform_of_each = mx.vmap(lambda key: mx.random.uniform(shape=(1,), key=key))
 
 
 def draw(weights: mx.array, uniform: mx.array) -> mx.array:

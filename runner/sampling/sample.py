@@ -20,7 +20,7 @@ class Choice(NamedTuple):
     forced: Sequence[int] = ()
     """The tokens that the grammar forces after it."""
     following: "Sequence[Choice]" = ()
-    """The choices after it: those of the drafts that proved right, and the first one that was not drafted."""
+    """The choices after it: the right drafts, and the first token that was not drafted."""
     from_numbers: bool = True
     """False if NaN or infinity was among its logits: neither the token nor the layers mean anything then."""
 
@@ -40,13 +40,8 @@ class Details(NamedTuple):
     top_logprobs: mx.array | None = None
     """float32 [A, K]; -inf for tokens that the grammar forbids"""
 
-    def arrays(self) -> list[mx.array]:
-        """Returns the arrays to evaluate."""
-        return [array for array in self if array is not None]
-
-    def read(self) -> list[tuple[float, list[tuple[int, float]]]]:
-        """Returns the log-probability and the alternatives of each row, without forbidden tokens. Waits for the
-        device."""
+    def read_rows(self) -> list[tuple[float, list[tuple[int, float]]]]:
+        """Returns each row's log-probability and its alternatives without forbidden tokens. Waits for the device."""
         logprobs = cast("list[float]", self.logprob.tolist())
         if self.top_ids is None or self.top_logprobs is None:
             return [(logprob, []) for logprob in logprobs]
@@ -66,12 +61,14 @@ class LogprobsRow(NamedTuple):
     top: int
 
 
+FLOOR = -9999.0
+"""The lowest log-probability for clients: JSON has no -Infinity."""
 _NO_TOKEN = 0xFFFFFFFF
 """Read in place of a token that was not chosen among numbers."""
 _NO_CHOICE = Choice(0, from_numbers=False)
 
 
-class Sample:
+class SampledTokens:
     """The next tokens of B rows, with the log-probabilities that the rows want. Lazy: pass `arrays()` to async_eval."""
 
     __slots__ = ("_logprobs", "_read", "token")
@@ -84,11 +81,11 @@ class Sample:
         scores: mx.array | None = None,
     ) -> None:
         """`token`: uint32 [B]. `logprobs`: one of each row; empty if no row wants log-probabilities. If the tokens were
-        drawn, `logits` are those of the model, float32 [B, V], and `scores` the same with their masks.
+        drawn, `logits` are the model's, float32 [B, V], and `scores` the same with their masks.
 
-        A row is from numbers unless a logit is NaN or infinite, or all are -inf: a closed token may have that. A sum
+        A row is from numbers unless a logit is NaN or infinite; closed tokens may have -inf, but not all tokens. A sum
         has each term in it, on every device; `max` and `argmax` pass over NaN on some. One pass over the logits costs
-        little beside the product that they come from, and nothing is evaluated beside what is read.
+        little beside the product that they come from.
         """
         self.token = token
         self._logprobs = logprobs
@@ -99,19 +96,19 @@ class Sample:
             self._read = mx.where(mx.abs(witness) < inf, token, mx.array(_NO_TOKEN, mx.uint32))
 
     @staticmethod
-    def joined(samples: "Sequence[Sample]") -> "Sample":
+    def joined(samples: "Sequence[SampledTokens]") -> "SampledTokens":
         """Returns the rows of all samples, one after the other (lazy)."""
         if len(samples) == 1:
             return samples[0]
         logprobs = [row for sample in samples for row in sample._logprobs or (None,) * sample.token.size]
-        joined = Sample(mx.concatenate([sample.token for sample in samples]), logprobs)
+        joined = SampledTokens(mx.concatenate([sample.token for sample in samples]), logprobs)
         joined._read = mx.concatenate([sample._read for sample in samples])
         return joined
 
-    def take(self, rows: Sequence[int]) -> "Sample":
-        """Returns these rows, in this order (lazy). The details are shared and not copied."""
+    def take(self, rows: Sequence[int]) -> "SampledTokens":
+        """Returns these rows, in this order (lazy), with the same details."""
         places = mx.array([*rows], dtype=mx.uint32)
-        taken = Sample(self.token[places], [self._logprobs[row] for row in rows] if self._logprobs else ())
+        taken = SampledTokens(self.token[places], [self._logprobs[row] for row in rows] if self._logprobs else ())
         taken._read = self._read[places]
         return taken
 
@@ -121,17 +118,13 @@ class Sample:
         They do not include the state of the samplers. A token depends on the state before it, so evaluating the token
         also evaluates that state, of all rows drawn with it: never more than one step of it is pending.
         """
-        if not self._logprobs:
-            return [self._read]
-        return [self._read, *(array for details in self._details() for array in details.arrays())]
+        return [self._read, *(array for details in self._details() for array in details if array is not None)]
 
     def read(self) -> list[Choice]:
         """Returns the choice of each row, in order. Waits for the device; reads each array once."""
         tokens = cast("list[int]", self._read.tolist())
         choices = [Choice(token) if token != _NO_TOKEN else _NO_CHOICE for token in tokens]
-        if not self._logprobs:
-            return choices
-        read = {id(details): details.read() for details in self._details()}
+        read = {id(details): details.read_rows() for details in self._details()}
         for row, wanted in enumerate(self._logprobs):
             if wanted is not None:
                 logprob, top = read[id(wanted.details)][wanted.row]
@@ -140,12 +133,6 @@ class Sample:
 
     def _details(self) -> list[Details]:
         return list({id(row.details): row.details for row in self._logprobs if row is not None}.values())
-
-
-# --- Log-probabilities for clients: of the model's own logits after the mask of the grammar, before penalties.
-
-FLOOR = -9999.0
-"""The lowest log-probability that is reported: JSON has no -Infinity."""
 
 
 def log_probabilities(logits: mx.array) -> mx.array:
@@ -168,7 +155,7 @@ def most_probable(log_probs: mx.array, k: int) -> tuple[mx.array, mx.array]:
 
 
 def logprobs_of_candidates(logits: mx.array, token: mx.array, candidates: Sequence[int]) -> LogprobsRow:
-    """Returns the log-probabilities of the candidates, of the raw logits [1, V], in place of the most probable ones."""
+    """Returns the log-probabilities of the candidates by the raw logits [1, V], in place of the most probable ones."""
     log_probs = log_probabilities(logits)
     ids = mx.array([candidates], dtype=mx.uint32)
     values = mx.take_along_axis(log_probs, ids, axis=-1)
@@ -176,8 +163,8 @@ def logprobs_of_candidates(logits: mx.array, token: mx.array, candidates: Sequen
 
 
 def logprobs_of(scores: mx.array, token: mx.array, top: int, masks: Sequence[Mask | None]) -> Details:
-    """Returns the log-probabilities of `token` [A] and of the `top` most probable tokens, of the logits [A, V] with
-    their masks; those of forbidden tokens are -inf."""
+    """Returns the log-probabilities of `token` [A] and of the `top` most probable tokens, by the logits [A, V] with
+    their masks, before penalties; forbidden tokens have -inf."""
     log_probs = log_probabilities(scores)
     log_probs = masked(log_probs, masks) if masks else log_probs
     logprob = _of_token(log_probs, token)

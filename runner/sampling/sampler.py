@@ -10,16 +10,16 @@ from runner.sampling.filters import Mask, TopP, masked, min_p, top_k
 from runner.sampling.options import SamplingOptions
 from runner.sampling.penalties import Penalties
 from runner.sampling.random_numbers import Uniforms, draw
-from runner.sampling.sample import LogprobsRow, Sample, logprobs_of, logprobs_of_candidates
+from runner.sampling.sample import LogprobsRow, SampledTokens, logprobs_of, logprobs_of_candidates
 
 Broadcast = Callable[[mx.array], mx.array]
-"""Maps tokens uint32 [B] that were drawn to those that count, where several processes draw the same. Lazy."""
+"""Maps drawn tokens, uint32 [B], to the tokens that count if several processes draw the same. Lazy."""
 
 
 class SamplerRows:
     """The options and the state of requests of one kind, from which their next tokens are sampled.
 
-    Every operation treats each row by itself, and one row like many, so a row draws what it would have drawn alone.
+    Every operation treats each row by itself, and one row like many, so a row draws the same tokens as alone.
     Belongs to a `Sampler` or a `SamplerBatch`. Owner: the engine thread.
     """
 
@@ -34,7 +34,6 @@ class SamplerRows:
         """`options` of each row, normalised; `draws`, the number of random numbers that each row has used. Every token
         goes through `broadcast`, if there is one, before it becomes part of the history."""
         first, *_ = options
-        # Fixed
         self._options = options
         self._vocab_size = vocab_size
         self._broadcast = broadcast
@@ -42,8 +41,6 @@ class SamplerRows:
         self._candidates: Callable[[mx.array], mx.array] | None = None
         self._top_p: TopP | None = None
         self._min_p: mx.array | None = None
-
-        # From step to step
         self._penalties = penalties
         self._uniforms = Uniforms([each.seed or 0 for each in options], draws)
         if self._greedy:
@@ -108,8 +105,8 @@ class SamplerRows:
         return token
 
     def draw_ahead(self, scores: mx.array, drafts: Sequence[int]) -> mx.array:
-        """Returns the next token of the only row, and the one after each of these drafts, for the logits float32
-        [1 + D, V]: uint32 [1 + D]. Lazy, and changes nothing."""
+        """Returns the next token of the only row and the one after each draft, uint32 [1 + D], for the logits, float32
+        [1 + D, V]. Lazy, and changes nothing."""
         if self._penalties is not None:
             scores = self._penalties.apply_ahead(scores, drafts)
         return self._choose(scores, ahead=True)
@@ -141,7 +138,7 @@ class SamplerRows:
             weights = self._top_p(weights)
         if self._min_p is not None:
             weights = min_p(weights, self._min_p)
-        return draw(weights, self._uniforms.ahead(scores.shape[0]) if ahead else self._uniforms.take())
+        return draw(weights, self._uniforms.ahead(scores.shape[0]) if ahead else self._uniforms.take_next())
 
 
 class Sampler:
@@ -171,35 +168,33 @@ class Sampler:
             penalties = Penalties.of_request(self.options, [*prompt, *generated], vocab_size, context_length)
         self._rows: SamplerRows | None = SamplerRows([self.options], [len(generated)], penalties, vocab_size, broadcast)
 
-    def __call__(self, logits: mx.array, masks: Sequence[Mask | None] = ()) -> Sample:
+    def __call__(self, logits: mx.array, masks: Sequence[Mask | None] = ()) -> SampledTokens:
         """Returns the next token for `logits` [1, V] of any float type; it is in the mask, if there is one. Lazy:
         evaluates nothing."""
         logits, scores = _with_masks(logits, masks)
         token = self._own()(scores)
         if self.options.candidates:
-            return Sample(token, [logprobs_of_candidates(logits, token, self.options.candidates)], logits, scores)
-        wanted = self._logprobs(scores, token, masks) if self.options.logprobs else []
-        return Sample(token, wanted, logits, scores)
+            wanted = [logprobs_of_candidates(logits, token, self.options.candidates)]
+        else:
+            wanted = self._logprobs(scores, token, masks)
+        return SampledTokens(token, wanted, logits, scores)
 
-    def draw_ahead(self, logits: mx.array, drafts: Sequence[int], masks: Sequence[Mask | None] = ()) -> Sample:
+    def draw_ahead(self, logits: mx.array, drafts: Sequence[int], masks: Sequence[Mask | None] = ()) -> SampledTokens:
         """Returns a token for each row of `logits` [1 + D, V]: the next one, and the one after each of D drafts.
 
-        Each is what a call would return if all drafts before it had come. The state stays as it is: `skip` the tokens
-        that did come. Lazy: evaluates nothing.
+        Each is the result of a call after all drafts before it. The state stays as it is: `skip` the tokens that
+        did come. Lazy: evaluates nothing.
         """
         logits, scores = _with_masks(logits, masks)
         token = self._own().draw_ahead(scores, drafts)
-        wanted = self._logprobs(scores, token, masks) if self.options.logprobs else []
-        return Sample(token, wanted, logits, scores)
+        return SampledTokens(token, self._logprobs(scores, token, masks), logits, scores)
 
     def _logprobs(self, scores: mx.array, token: mx.array, masks: Sequence[Mask | None]) -> list[LogprobsRow]:
+        if not self.options.logprobs:
+            return []
         top = self.options.top_logprobs
         details = logprobs_of(scores, token, top, masks)
         return [LogprobsRow(details, row, top) for row in range(token.size)]
-
-    def copied(self) -> SamplerRows:
-        """Returns a copy of the state: what it draws, the sampler does not see."""
-        return self._own().copy()
 
     def skip(self, tokens: Sequence[int]) -> None:
         """Records tokens that came next without a draw."""
@@ -243,10 +238,10 @@ class _Kinds:
 
 
 def preview_draws(samplers: Sequence[Sampler]) -> Callable[[mx.array], mx.array]:
-    """Returns a function that draws what the next calls of each sampler would: it maps logits [B, V] of any float type
+    """Returns a function that draws the tokens of each sampler's next calls: it maps logits [B, V] of any float type
     to tokens, uint32 [B], which are part of its own histories from then on. The samplers stay as they are. Lazy:
     evaluates nothing."""
-    kinds = _Kinds([sampler.copied() for sampler in samplers])
+    kinds = _Kinds([sampler._own().copy() for sampler in samplers])
     return lambda logits: kinds(logits.astype(mx.float32))
 
 
@@ -254,31 +249,30 @@ class SamplerBatch:
     """The samplers of several requests, for as long as the same ones decode together. Owner: the engine thread."""
 
     def __init__(self, samplers: Sequence[Sampler]) -> None:
-        """Takes over the states of `samplers`, whose order is that of the rows."""
+        """Takes over the states of `samplers`, in the order of the rows."""
         self._samplers = samplers
         self._kinds = _Kinds([sampler.lend() for sampler in samplers])
         self._tops = {row: each.options.top_logprobs for row, each in enumerate(samplers) if each.options.logprobs}
         self._asking = _selection([*self._tops], len(samplers))
         self._candidates = {
-            row: sampler.options.candidates for row, sampler in enumerate(samplers) if sampler.options.candidates
+            row: each.options.candidates for row, each in enumerate(samplers) if each.options.candidates
         }
 
-    def __call__(self, logits: mx.array, masks: Sequence[Mask | None] = ()) -> Sample:
+    def __call__(self, logits: mx.array, masks: Sequence[Mask | None] = ()) -> SampledTokens:
         """Returns the next tokens for `logits` [B, V] of any float type; the token of a row with a mask is in the
         mask. Lazy: evaluates nothing."""
         logits, scores = _with_masks(logits, masks)
         token = self._kinds(scores)
         wanted: list[LogprobsRow | None] = [None] * token.size if self._tops or self._candidates else []
         if self._tops:
-            asking = self._asking
-            top = max(self._tops.values())
             own = [masks[row] for row in self._tops] if masks else ()
-            details = logprobs_of(_selected(scores, asking), _selected(token, asking), top, own)
+            asked, drawn = _selected(scores, self._asking), _selected(token, self._asking)
+            details = logprobs_of(asked, drawn, max(self._tops.values()), own)
             for place, (row, top) in enumerate(self._tops.items()):
                 wanted[row] = LogprobsRow(details, place, top)
         for row, candidates in self._candidates.items():
             wanted[row] = logprobs_of_candidates(logits[row : row + 1], token[row : row + 1], candidates)
-        return Sample(token, wanted, logits, scores)
+        return SampledTokens(token, wanted, logits, scores)
 
     def release(self) -> None:
         """Gives every sampler its state back, as if it had drawn alone. The batch must not be used afterwards.

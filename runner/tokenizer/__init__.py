@@ -6,11 +6,12 @@ sentencepiece, and takes BOS, EOS and added tokens from the configs beside it. R
 Owners: a `Tokenizer` and its backend do not change after construction, so any thread may use them; long texts are
 encoded without the GIL. A `Utf8Stream` belongs to the one generation that it decodes.
 
-Read in this order: `tokenizer` (with the interface of a vocabulary); `tokenizer_json` with `piece_bytes`;
-`tokenizer_model` with `added_tokens`; `model_files`; `detokenizer` (an answer's tokens to the text to deliver).
+Read in this order: `tokenizer` (with the interface of a vocabulary) and `special_ids`; `tokenizer_json` with
+`piece_bytes`; `tokenizer_model` with `model_proto`; `added_tokens`, `model_files`; `detokenizer` (an answer's tokens to
+the text to deliver) with `utf8`.
 """
 
 from runner.tokenizer.model_files import Files
-from runner.tokenizer.tokenizer import PART_CHARACTERS, Tokenizer, Utf8Stream, open_tokenizer
+from runner.tokenizer.tokenizer import PART_CHARACTERS, Tokenizer, open_tokenizer
 
-__all__ = ["PART_CHARACTERS", "Files", "Tokenizer", "Utf8Stream", "open_tokenizer"]
+__all__ = ["PART_CHARACTERS", "Files", "Tokenizer", "open_tokenizer"]

@@ -17,14 +17,17 @@ _LISTED = ("additional_special_tokens", "extra_special_tokens")
 _ROLE_ENDING = "_token"
 _TABLE = "added_tokens_decoder"
 _ADDED, _MAP = "added_tokens.json", "special_tokens_map.json"
+_END = ""
+_Node = dict[str, "_Node"]
+"""A branch of a tree of texts by character; `_END` marks the end of a text."""
 
 
 class AddedToken(NamedTuple):
-    """An added token. `special` ones are marks set by chat templates; others are ordinary text in one token.
+    """An added token. Chat templates set `special` ones as marks; others are ordinary text in one token.
 
-    The flags are those of Hugging Face's tokenizers. `single_word`: the text must be a word by itself. `lstrip` and
-    `rstrip`: it absorbs white space on its left or right. `normalized`: it is searched for after normalization. Without
-    flags it matches anywhere.
+    The flags are Hugging Face's. `single_word`: the text must be a word by itself. `lstrip` and
+    `rstrip`: it absorbs white space on its left or right. `normalized`: the search for it follows normalization.
+    Without flags it matches anywhere.
     """
 
     id: int
@@ -38,6 +41,9 @@ class AddedToken(NamedTuple):
     @property
     def literal(self) -> "AddedToken":
         return AddedToken(self.id, self.content, self.special)
+
+
+FLAGS = AddedToken._fields[2:]
 
 
 def configured_tokens(
@@ -77,25 +83,21 @@ def configured_tokens(
             tokens[text] = token._replace(id=free)
             free += 1
         else:
-            log.warning(
-                "a special token has no id, and the model no row for a new one: it stays text",
-                token=text,
-                id=free,
-                rows=rows,
-            )
+            message = "a special token has no id, and the model no row for a new one: it stays text"
+            log.warning(message, token=text, id=free, rows=rows)
     return list(tokens.values())
 
 
 def special_config(config: JsonObject, older: JsonObject) -> JsonObject:
-    """Returns `config`, of `tokenizer_config.json`. If it has no `added_tokens_decoder`, `older` takes precedence over
-    it, of `special_tokens_map.json`, which older releases of transformers wrote."""
+    """Returns `config`, of `tokenizer_config.json`; without an `added_tokens_decoder`, with the fields of `older`, of
+    `special_tokens_map.json`, in place of its own, as older releases of transformers wrote both files."""
     return config if _TABLE in config else {**config, **older}
 
 
 def without_broken(files: Files, *, is_directory: bool) -> Files:
-    """Returns `files` without broken ones that the model's own program does not read: Ollama never reads the two older
-    files, and transformers not if there is an `added_tokens_decoder`. The log names them. Raises ModelError for a
-    broken one that is read."""
+    """Returns `files` without the broken ones that the model's own program does not read. Ollama never reads the two
+    older files, transformers only without an `added_tokens_decoder`. The log names each file left out. Raises
+    ModelError for any other broken file."""
     broken = set[str]()
     for name, read in ((_ADDED, _older_ids), (_MAP, partial(read_object, name=_MAP))):
         try:
@@ -138,7 +140,7 @@ def _decoder_entries(entries: object) -> Iterator[AddedToken]:
 def _flags(entry: object) -> dict[str, bool]:
     """Returns the flags of an entry; missing ones are false."""
     given = entry if isinstance(entry, dict) else {}
-    return {name: given.get(name) is True for name in AddedToken._fields[2:]}
+    return {name: given.get(name) is True for name in FLAGS}
 
 
 def _token_id(value: object, place: str) -> int:
@@ -150,7 +152,7 @@ def _token_id(value: object, place: str) -> int:
 
 
 def _special_tokens(config: JsonObject) -> Iterator[AddedToken]:
-    """Yields the special tokens without ids, those with a role first."""
+    """Yields the special tokens without ids, first the tokens with a role."""
     values = [config.get(role) for role in _ROLES]
     values += [value for key, value in config.items() if key.endswith(_ROLE_ENDING) and key not in _ROLES]
     for listed in map(config.get, _LISTED):
@@ -163,14 +165,8 @@ def _special_tokens(config: JsonObject) -> Iterator[AddedToken]:
             yield AddedToken(-1, text, **{**_flags(value), "special": True})
 
 
-# --- Builds a regular expression that finds the leftmost occurrence of many texts, and there the longest.
-
-_END = ""
-_Node = dict[str, "_Node"]
-
-
 def literal_pattern(texts: Iterable[str]) -> re.Pattern[str]:
-    """Compiles one or more non-empty `texts`.
+    """Compiles an expression that finds the leftmost of one or more non-empty `texts`, and there the longest.
 
     Common prefixes are factored out: a plain alternation would try thousands of texts at every `<`.
     """

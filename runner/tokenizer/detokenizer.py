@@ -5,16 +5,16 @@ Invariants:
 1. The delivered text is the decoded text up to the earliest place where a stop string begins.
 2. The detokenizer holds back only an incomplete character and the longest end of the text that begins a stop string:
    at most three bytes and `max(len(stop)) - 1` characters.
-3. A token's entry is delivered once, with the last of the characters that the token completed. Entries of tokens that
-   completed no character come at the end, with the text that was held. Only tokens after a stop string have no entry.
+3. A token's entry comes once, with the last character that the token completed. Entries of tokens that completed no
+   character come at the end, with the text held back. Only tokens after a stop string have no entry.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from runner.tokenizer.tokenizer import Utf8Stream
+from runner.tokenizer.utf8 import Utf8Stream
 
 
 class StopStrings:
@@ -51,7 +51,7 @@ class StopStrings:
         self.matched[state] = self.depth[state]
 
     def _link(self) -> None:
-        """Links each state to that of its longest proper suffix, shallow states first."""
+        """Links each state to the state of its longest proper suffix, shallow states first."""
         queue = deque(self._next[0].values())
         while queue:
             state = queue.popleft()
@@ -70,16 +70,8 @@ class StopStrings:
 Entry = TypeVar("Entry")
 
 
-class Vocabulary(Protocol):
-    """The part of a tokenizer that a detokenizer needs."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes that the token adds to the output; may be empty."""
-        ...
-
-
 class TextPiece(NamedTuple, Generic[Entry]):
-    """Text to deliver now and the entries that come with it. The text is empty if only entries were left."""
+    """Text to deliver now, and its entries. The text is empty if only entries were left."""
 
     text: str
     entries: list[Entry]
@@ -108,8 +100,9 @@ class Detokenizer(Generic[Entry]):
     divided into tokens.
     """
 
-    def __init__(self, vocabulary: Vocabulary, stops: StopStrings | None = None) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, token_bytes: Callable[[int], bytes], stops: StopStrings | None = None) -> None:
+        """`token_bytes` returns the bytes that a token adds to the output, perhaps none."""
+        self._token_bytes = token_bytes
         self._stops = stops
         self._state = 0
         self._match: int | None = None
@@ -131,7 +124,7 @@ class Detokenizer(Generic[Entry]):
             return None
         if entry is not None:
             self._unsettled.append(entry)
-        text = self._utf8.feed(self._vocabulary.token_bytes(token_id))
+        text = self._utf8.feed(self._token_bytes(token_id))
         return self._deliver(self._append(text)) if text else None
 
     def completes_stop(self, token: int) -> bool:
@@ -139,9 +132,7 @@ class Detokenizer(Generic[Entry]):
         if self._stops is None:
             return False
         ahead = copy(self)
-        ahead._utf8 = copy(self._utf8)
-        ahead._settled = deque()
-        ahead._unsettled = []
+        ahead._utf8, ahead._settled, ahead._unsettled = copy(self._utf8), deque(), []
         ahead.push(token)
         return ahead.stopped
 

@@ -11,7 +11,7 @@ Files = Callable[[str], bytes | None]
 
 JsonObject = Mapping[str, object]
 _HALVES = re.compile("[\ud800-\udfff]")
-"""Surrogates, of which `json` leaves single ones as they are. They have no UTF-8."""
+"""Surrogates. `json` leaves single ones in a text, and they have no UTF-8."""
 
 
 def read_object(files: Files, name: str) -> JsonObject:

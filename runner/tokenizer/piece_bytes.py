@@ -3,7 +3,7 @@
 Bytes are written in two ways: *byte-level* (GPT-2: every byte has a printable character) and *byte fallback* (`<0x0A>`
 is one byte). All other markers (`▁` for a space, `##`, `</w>`) are left to the file's own decoder.
 
-The steps before the model (normalizer and pre-tokenizer) spelled the pieces, so they decide what a piece means. The
+The steps before the model (normalizer and pre-tokenizer) spelled the pieces, so they decide the meaning of a piece. The
 file's decoder is used unless it fails to reverse them: a file saved by the class of another model has that class's
 decoder.
 """
@@ -63,11 +63,6 @@ def byte_level_bytes(piece: str) -> bytes:
     if not _ALPHABET.issuperset(piece):
         return plain_bytes(piece)
     return piece.translate(_BYTES).encode("latin-1")
-
-
-def spaced_bytes(piece: str) -> bytes:
-    """Returns an entry of a vocabulary of words, with a space before it."""
-    return plain_bytes(f" {piece}")
 
 
 def fallback_byte(piece: str) -> bytes | None:
@@ -158,10 +153,7 @@ def _decoder_of_model(model: Model, words: Sequence[str], *, byte_fallback: bool
     if isinstance(model, models.BPE):
         suffix = model.end_of_word_suffix
         return bytes_by_decoder(decoders.BPEDecoder(suffix), byte_fallback=False) if suffix else plain_bytes
-    return spaced_bytes
-
-
-# --- Byte-level vocabularies.
+    return lambda word: plain_bytes(f" {word}")
 
 
 def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:
@@ -195,14 +187,14 @@ def _spells_bytes(backend: tokenizers.Tokenizer) -> bool:
 
 
 def _steps(component: Step | None) -> list[Step]:
-    """Returns the steps of a normalizer or pre-tokenizer that may be a sequence of them."""
+    """Returns the steps of a normalizer or pre-tokenizer, which may be a sequence."""
     if hasattr(component, "__getitem__"):
         return [*cast("Iterable[Step]", component)]
     return [] if component is None else [component]
 
 
 def _types(component: Decoder | Normalizer | PreTokenizer | None) -> set[str]:
-    """Returns the types of a component and of those inside it, as the library serializes them."""
+    """Returns the types of a component and of its parts, as the library serializes them."""
     types: set[str] = set()
     parts = [json.loads(component.__getstate__())] if component is not None else []
     while parts:

@@ -1,7 +1,7 @@
 """The backend for `tokenizer.json`, read by Hugging Face's tokenizers.
 
-The runner itself needs only a few parts of the file, which may have 30 MB: one typed pass skips the vocabulary and the
-merges. Files that the library misreads are repaired first.
+The runner itself needs few parts of the file, which may have 30 MB: one typed pass skips the vocabulary and the merges.
+Files that the library misreads are repaired first.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
+from msgspec.structs import astuple
 
 from runner.errors import ModelError, PanicError, panics_as
 from runner.logs import Log
-from runner.tokenizer.added_tokens import AddedToken, configured_tokens
+from runner.tokenizer.added_tokens import FLAGS, AddedToken, configured_tokens
 from runner.tokenizer.model_files import Files, JsonObject
 from runner.tokenizer.piece_bytes import piece_decoding, plain_bytes, restore_byte_level
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 FILE = "tokenizer.json"
+_WIDEST_GAP = 1 << 17
+"""Limit on the ids between the vocabulary and the last added token, which each need an entry."""
+_MODELS = frozenset({None, "BPE", "Unigram", "WordLevel", "WordPiece"})
 
 
 def _broken(why: str) -> ModelError:
@@ -41,7 +45,7 @@ class TokenizerJson:
 
     @panics_as(_broken)
     def __init__(self, data: bytes, files: Files, *, literal: bool) -> None:
-        """Adds the tokens that `files` name; with `literal`, each is matched by its text alone. Raises ModelError if
+        """Adds the tokens that `files` name; with `literal`, the text alone of each is matched. Raises ModelError if
         the file or a config is broken."""
         document = _parsed(data)
         if document.needs_repair:
@@ -57,13 +61,9 @@ class TokenizerJson:
             self._backend = _build(_with_vocabulary_ids(data, self.added))
             _add(self._backend, others)
         if moved := self._moved():
-            first = moved[0]
+            first, count = moved[0], len(moved)
             log.warning(
-                "added tokens get other ids than in the file",
-                file=FILE,
-                count=len(moved),
-                token=first.content,
-                id=first.id,
+                "added tokens get other ids than in the file", file=FILE, count=count, token=first.content, id=first.id
             )
         self.kind = type(self._backend.model).__name__
         self._added = {token.id: token for token in self.added}
@@ -129,26 +129,7 @@ def _add(backend: tokenizers.Tokenizer, tokens: Iterable[AddedToken]) -> None:
     """Adds the tokens that are missing, and replaces the flags of the others."""
     from tokenizers import AddedToken as Entry
 
-    backend.add_tokens(
-        [
-            Entry(
-                token.content,
-                special=token.special,
-                single_word=token.single_word,
-                lstrip=token.lstrip,
-                rstrip=token.rstrip,
-                normalized=token.normalized,
-            )
-            for token in tokens
-        ]
-    )
-
-
-# --- The parts of the file that the runner itself needs, and repairs.
-
-_WIDEST_GAP = 1 << 17
-"""Limit on the ids between the vocabulary and the last added token, which each need an entry."""
-_MODELS = frozenset({None, "BPE", "Unigram", "WordLevel", "WordPiece"})
+    backend.add_tokens([Entry(token.content, **{flag: getattr(token, flag) for flag in FLAGS}) for token in tokens])
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -161,10 +142,6 @@ class _Entry(msgspec.Struct, frozen=True):
     lstrip: bool | None = None
     rstrip: bool | None = None
     normalized: bool | None = None
-
-    @property
-    def flags(self) -> tuple[bool | None, ...]:
-        return (self.special, self.single_word, self.lstrip, self.rstrip, self.normalized)
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -180,17 +157,19 @@ class _Document(msgspec.Struct, frozen=True):
 
     @property
     def added(self) -> list[AddedToken]:
-        entries = self.added_tokens or []
-        return [AddedToken(entry.id, entry.content, *(flag is True for flag in entry.flags)) for entry in entries]
+        """The entries, in which a missing flag is false."""
+        entries = map(astuple, self.added_tokens or [])
+        return [AddedToken(token_id, text, *(flag is True for flag in flags)) for token_id, text, *flags in entries]
 
     @property
     def needs_repair(self) -> bool:
         """True if the library would refuse the file: it wants every flag of every token."""
-        return self.model.type is None or self.added_tokens is None or any(None in e.flags for e in self.added_tokens)
+        entries = self.added_tokens
+        return self.model.type is None or entries is None or any(None in astuple(entry) for entry in entries)
 
 
 def _parsed(data: bytes) -> _Document:
-    """Raises ModelError if the JSON is broken, has an unexpected shape, or names an unknown model type."""
+    """Parses the file. Raises ModelError for broken JSON, an unexpected shape or an unknown type of model."""
     try:
         document = msgspec.json.decode(data, type=_Document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

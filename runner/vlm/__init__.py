@@ -1,9 +1,9 @@
 """Models of mlx-vlm, of the extra `vlm`: architectures that mlx-lm lacks, and their towers. A wing.
 
 `source` chooses the family of a model from `config.json` alone, before anything else is opened: the core sees a
-`ChooseFamily`, and of a model of mlx-vlm a `Library` (`runner/model/families.py`). `wing.VlmWing` gives an engine the
-sight of such a model, with mlx-vlm's own processors and towers in the place of a family and a tower of ours. It stands
-above `runner/media`, which does the rest.
+`ChooseFamily`, and of a model of mlx-vlm a `Library` (`runner/model/architectures.py`). `wing.VlmWing` gives an engine
+the sight of such a model, with mlx-vlm's own processors and towers in the place of a family and a tower of ours. It
+stands above `runner/media`, which does the rest.
 
 | read in this order | |
 | --- | --- |

@@ -23,7 +23,7 @@ import runner.process.lean_mlx_lm  # noqa: F401
 from mlx_lm.models.cache import ArraysCache, CacheList, ConcatenateKVCache, KVCache, RotatingKVCache  # isort: skip
 
 from runner.errors import ModelError
-from runner.model.families import DECIDERS, Config
+from runner.model.architectures import DECIDERS, Config
 from runner.vlm import LIBRARY, NOT_INSTALLED
 
 Weights = dict[str, mx.array]

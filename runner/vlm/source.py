@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from runner.errors import ModelError
-from runner.model.families import DECIDERS, OLLAMA_ONLY, Config, Family, family_of
+from runner.model.architectures import DECIDERS, OLLAMA_ONLY, Config, Family, family_of
 from runner.settings import CheckSettings, Settings
 from runner.vlm import LIBRARY, NOT_INSTALLED
 from runner.vlm.packages import BATCHED, BLIND, COMPARED, DRAFTED, REFUSED, SEEING

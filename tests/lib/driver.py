@@ -15,7 +15,7 @@ from runner.cache.session import Session
 from runner.cache.single import NullCache, SingleEntryCache
 from runner.cache.sketch import LayerFacts, Sketch
 from runner.cache.trie_cache import TrieCache
-from runner.model.weights.load import LoadedModel
+from runner.model.weights.loading import LoadedModel
 from scripts.tools.models.tiny import VOCAB, Tiny
 
 

@@ -21,7 +21,7 @@ from runner.media.families import PictureFamily, SoundFamily
 from runner.media.forward import MediaForward
 from runner.media.towers import SoundTower, Tower, load_tower, plan_sound_tower, plan_tower
 from runner.model import OpenedModel, open_model
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.loading import LoadedModel, load
 from runner.model.weights.parameters import replace_submodule
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.sources import write_source

@@ -1,4 +1,4 @@
-"""Finds out what an opened model does: how each layer rotates, and which tokens it sees.
+"""Finds out how each layer of an opened model rotates, and which tokens it sees; expects transformers' formulas.
 
 Each layer is recorded in a forward of the whole model, so that it gets the model's own arguments. It is then called
 again with another token in one place at a time.
@@ -99,9 +99,6 @@ def _seen(call: Call, layer: Module, arguments: tuple[object, ...], named: Mappi
     return np.flatnonzero(np.array(changes > 1e-6 * mx.abs(plain).max())).tolist()
 
 
-# --- The expected values, by the formulas of transformers.
-
-
 def visible(letter: str, window: int) -> list[int]:
     """Returns the tokens that the last one sees in a layer of that letter (`Row.layers`)."""
     start = {"s": LENGTH - window, "c": (LENGTH - 1) // window * window if window else 0}.get(letter, 0)
@@ -116,8 +113,8 @@ def rotation(said: Mapping[str, object], width: int) -> NDArray[np.float64]:
     """
     dims = cast("int", said["dims"])
     assert dims <= width, f"{dims} of {width} numbers should rotate"
-    frequencies, scale = _frequencies(said, dims)
-    angles, result = frequencies * _POSITION, np.eye(width)
+    speeds, scale = frequencies(said, dims)
+    angles, result = speeds * _POSITION, np.eye(width)
     for index, angle in enumerate(angles):
         pairs = said.get("pairs", "halves") == "neighbours"
         one, other = (2 * index, 2 * index + 1) if pairs else (index, index + dims // 2)
@@ -126,7 +123,7 @@ def rotation(said: Mapping[str, object], width: int) -> NDArray[np.float64]:
     return result
 
 
-def _frequencies(said: Mapping[str, object], dims: int) -> tuple[NDArray[np.float64], float]:
+def frequencies(said: Mapping[str, object], dims: int) -> tuple[NDArray[np.float64], float]:
     """Returns radians per token [dims / 2], and the factor on the rotated numbers."""
     kind, number = said.get("kind", "default"), cast("Mapping[str, float]", said)
     steps = np.arange(0, dims, 2, dtype=np.float64)

@@ -10,7 +10,7 @@ import pytest
 
 from runner.kv_bits.wing import find_format
 from runner.model import open_model
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.loading import LoadedModel, load
 from runner.tokenizer import open_tokenizer
 from scripts.tools import ROOT
 from scripts.tools.real.main import make_model

@@ -32,7 +32,7 @@ from runner.media.support import MediaSupport
 from runner.model import OpenedModel
 from runner.model.opened import open_checkpoint
 from runner.model.sources.model_directory import open_directory
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.loading import LoadedModel, load
 from runner.tokenizer import Tokenizer, open_tokenizer
 from runner.vlm.module import Served
 from runner.vlm.pictures import VlmPictures

@@ -12,7 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from runner.model import open_model
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.vlm.module import import_package
 from runner.vlm.source import VlmChoice
 from scripts.tools.conformance.this_runner import RUNNER

@@ -11,7 +11,7 @@ import pytest
 
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.model.weights.parameters import parameters_of
 from runner.vlm import packages
 from runner.vlm.source import VlmChoice
@@ -85,7 +85,7 @@ def test_other_models_import_nothing_of_mlx_vlm(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from runner.model import open_model;"
         "from runner.vlm.source import VlmChoice;"
-        "from runner.model.weights.load import load; load(open_model(sys.argv[1], Path(), VlmChoice()));"
+        "from runner.model.weights.loading import load; load(open_model(sys.argv[1], Path(), VlmChoice()));"
         "print([name for name in sys.modules if name.startswith('mlx_vlm')])"
     )
     directory = write_checkpoint(tmp_path / "plain", "llama")

@@ -13,7 +13,7 @@ from runner.engine.generation import Forward
 from runner.model import OpenedModel
 from runner.model.opened import open_checkpoint
 from runner.model.sources.model_directory import open_directory
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.vlm.source import mlx_vlm_family
 from scripts.tools.models import vlm
 from scripts.tools.models.architectures import Values

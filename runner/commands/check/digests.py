@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from runner.errors import ModelError
 from runner.logs import Log
 from runner.model.progress import Progress
-from runner.model.sources.checkpoint import Checkpoint, File, ReportFault, Tensor, raise_fault
+from runner.model.sources.checkpoint import File, LogicalTensor, ModelCheckpoint, ReportFault, raise_fault
 from runner.model.sources.safetensors import open_file
 from runner.sizes import listed
 
@@ -18,7 +18,9 @@ _THREADS = 2  # a core hashes slower than a disk reads, and hashing releases the
 _CHUNK_BYTES = 1 << 20
 
 
-def verify_digests(checkpoint: Checkpoint, tensors: Iterable[Tensor], report: ReportFault = raise_fault) -> None:
+def verify_digests(
+    checkpoint: ModelCheckpoint, tensors: Iterable[LogicalTensor], report: ReportFault = raise_fault
+) -> None:
     """Compares the name of each blob that holds some of `tensors` or a text file with the SHA-256 of the blob.
 
     Reports a ModelError for each mismatch, in any order, and stops if `report` raises. Logs the progress, or that a

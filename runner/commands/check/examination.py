@@ -17,13 +17,14 @@ from mlx.nn.layers.base import Module
 
 from runner.commands.check.digests import verify_digests
 from runner.errors import FaultsError, ModelError
-from runner.model.config import read_config, text_config
-from runner.model.families import UNNEEDED, ChooseFamily, Config, Family, architecture_of, family_of
+from runner.model.architectures import UNNEEDED, ChooseFamily, Config, Family, architecture_of, family_of
+from runner.model.module_config import read_config, text_config
 from runner.model.opened import OpenedModel, find_checkpoint, open_checkpoint
 from runner.model.packing import WORD_BITS
-from runner.model.sources.checkpoint import Checkpoint, Tensor
-from runner.model.weights.assembly import Defaults, build_module, rehearse
+from runner.model.sources.checkpoint import LogicalTensor, ModelCheckpoint
+from runner.model.weights.assembly import build_module, rehearse
 from runner.model.weights.dtype import DtypePlan
+from runner.model.weights.model_args import Defaults
 from runner.model.weights.parameters import parameters_of
 
 _PARTS = {
@@ -47,7 +48,7 @@ class Amount(msgspec.Struct, frozen=True):
 class Examination(NamedTuple):
     """The result of `examine`; a field that a fault hides is None. `problems` have the words of serving."""
 
-    checkpoint: Checkpoint | None
+    checkpoint: ModelCheckpoint | None
     config: Config | None
     architecture: str | None
     family: Family | None
@@ -120,7 +121,7 @@ def _defaults(opened: OpenedModel) -> Defaults:
     return ours | {key: value for key, value in classes.items() if value is not None and key != "model_type"}
 
 
-def skipped(checkpoint: Checkpoint, tensors: Iterable[Tensor]) -> list[Amount]:
+def skipped(checkpoint: ModelCheckpoint, tensors: Iterable[LogicalTensor]) -> list[Amount]:
     """Returns the tensors of the files that are not in `tensors`, by the part of the model."""
     read = {tensor.weight for tensor in tensors}
     unread = [(tensor.name, tensor.nbytes) for tensor in checkpoint.tensors.values() if tensor.weight not in read]
@@ -131,7 +132,7 @@ def _part(name: str) -> str:
     return next((part for part, pattern in _PARTS.items() if pattern.match(name)), OTHER)
 
 
-def files(tensors: Iterable[Tensor]) -> set[Path]:
+def files(tensors: Iterable[LogicalTensor]) -> set[Path]:
     """Returns the files that hold the tensors."""
     return {part.file for tensor in tensors for part in tensor.parts}
 

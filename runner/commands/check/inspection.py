@@ -19,9 +19,9 @@ from runner.engine.parts import Examined, Facts
 from runner.errors import MissingError, ModelError
 from runner.logs import printable
 from runner.model import OpenedModel
-from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.model.weights.dtype import plan_dtypes
-from runner.model.weights.load import LoadedModel
+from runner.model.weights.loading import LoadedModel
 from runner.model.weights.mended import unread
 from runner.settings import CheckSettings, context_limit
 from runner.sizes import sized
@@ -172,7 +172,7 @@ def inspect(settings: CheckSettings) -> Inspection:
     amounts, parameters = contents(module, types) if module and types else (None, None)
     layers = LoadedModel(module).make_layers() if module else None
     wings = [*wings_of(settings)]
-    reads: list[Tensor] = []
+    reads: list[LogicalTensor] = []
     if opened:
         reads = [*opened.tensors.values(), *(tensor for wing in wings for tensor in wing.tensors(opened))]
     whole = None

@@ -1,6 +1,6 @@
 """Tries a model on this device, for `mlx-runner check --verify`: answers in one batch, drafts, and both together.
 
-The same trials make the table `TRIED` of runner/model/families.py; a test compares every architecture with it.
+The same trials make the table `TRIED` of runner/model/architectures.py; a test compares every architecture with it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ from runner.engine.generation import Forward
 from runner.errors import ComputeError
 from runner.model import OpenedModel
 from runner.model.trials import difference, first_line
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.model.weights.parameters import refuse_infinite
 
 

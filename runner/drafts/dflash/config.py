@@ -4,12 +4,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from runner.errors import ModelError
-from runner.model.config import read_config
-from runner.model.families import Config, Family, architecture_of
+from runner.model.architectures import Config, Family, architecture_of
 from runner.model.fields import first_size, positive, required_token, section, size
+from runner.model.module_config import read_config
 from runner.model.opened import OpenedModel
 from runner.model.packing import check_companions
-from runner.model.sources.checkpoint import Checkpoint, Tensor
+from runner.model.sources.checkpoint import LogicalTensor, ModelCheckpoint
 
 LAGUNA, GLIMMER = "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel"
 ARCHITECTURES = frozenset({"DFlashDraftModel", LAGUNA, GLIMMER})
@@ -133,11 +133,11 @@ _NOT_OURS = ("quantization", "quantization_config", "quantize_activations")
 _RENAMED = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
 
 
-def open_dflash(checkpoint: Checkpoint) -> OpenedModel:
+def open_dflash(checkpoint: ModelCheckpoint) -> OpenedModel:
     """Interprets the checkpoint of a DFlash draft. Raises ModelError."""
     config = read_config(checkpoint)
     architecture = architecture_of(config, from_store=checkpoint.from_store)
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, LogicalTensor] = {}
     for tensor in checkpoint.tensors.values():
         check_companions(tensor)
         name = tensor.name.removeprefix("model.")

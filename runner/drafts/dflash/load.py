@@ -13,7 +13,7 @@ from runner.errors import ModelError
 from runner.model.opened import OpenedModel
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.experts import Weights
-from runner.model.weights.load import LoadedModel, assemble_part, load_part, plan_part
+from runner.model.weights.loading import LoadedModel, assemble_part, load_part, plan_part
 from runner.model.weights.packed import Arrays
 
 _FUSED = re.compile(r"(layers\.\d+\.self_attn\.)qkv_proj\.(weight|bias)")
@@ -63,7 +63,7 @@ def load_dflash(
     """Loads a draft for a model, which is loaded already. Raises ModelError if it cannot be used, and what MLX says at
     its first forward.
 
-    The arguments are those of `weights.load.load`, with what the model has left of the budget.
+    The arguments are those of `weights.loading.load`, with what the model has left of the budget.
     """
     config = read_dflash_config(opened.config, opened.architecture)
     target = block_target(config, loaded)

@@ -10,9 +10,9 @@ from runner.errors import ModelError
 from runner.logs import Log
 from runner.model.opened import OpenedModel
 from runner.model.packing import check_companions
-from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.model.weights.experts import Weights, with_layout
-from runner.model.weights.load import LoadedModel, assemble_part, load_part
+from runner.model.weights.loading import LoadedModel, assemble_part, load_part
 from runner.model.weights.packed import Arrays
 
 log = Log(__name__)
@@ -78,7 +78,7 @@ def load_head(
 ) -> HeadDrafter | None:
     """Loads the head of a model, which is loaded already; None if it has none. Logs why a head cannot be used.
 
-    The arguments are those of `weights.load.load`, with what the model has left of the budget.
+    The arguments are those of `weights.loading.load`, with what the model has left of the budget.
     """
     try:
         plan = plan_head(opened)
@@ -103,7 +103,7 @@ def _loaded(plan: HeadPlan, loaded: LoadedModel, dtype: str, budget_bytes: int |
     return drafter
 
 
-def _own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _own(tensors: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:
     """Returns the tensors of the head, by their names after `mtp.`."""
     return {name[match.end() :]: tensor for name, tensor in tensors.items() if (match := _HEAD.match(name))}
 

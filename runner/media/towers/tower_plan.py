@@ -16,11 +16,11 @@ from runner.media.towers.qwen3_5 import Qwen35Tower
 from runner.media.towers.tower import MediaTower, SoundTower, Tower
 from runner.model.opened import OpenedModel
 from runner.model.packing import check_companions
-from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.model.weights.assembly import placeholders
 from runner.model.weights.dtype import DtypePlan
 from runner.model.weights.experts import Weights
-from runner.model.weights.load import assemble_part, plan_part, read_part
+from runner.model.weights.loading import assemble_part, plan_part, read_part
 from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
 from runner.model.weights.parameters import parameters_of
 
@@ -137,7 +137,7 @@ def _plan(opened: OpenedModel, row: TowerRow[AnyTower], key: str, what: str) -> 
 
 def plan_weights(plan: TowerPlan[AnyTower], dtype: str, budget_bytes: int | None) -> tuple[AnyTower, DtypePlan]:
     """Returns the tower made of placeholders, and the types of its weights. `dtype` and `budget_bytes` are as in
-    `weights.load.load`. Raises ModelError for a plan with a fault, and for weights that exceed the budget."""
+    `weights.loading.load`. Raises ModelError for a plan with a fault, and for weights that exceed the budget."""
     if plan.fault:
         raise ModelError(plan.fault)
     try:
@@ -153,13 +153,13 @@ def load_tower(plan: TowerPlan[AnyTower], dtype: str = "keep", budget_bytes: int
     return read_part(plan.opened, partial(_assembled, plan), "the tower", types)
 
 
-def _renamed(kind: type[MediaTower], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _renamed(kind: type[MediaTower], tensors: Mapping[str, LogicalTensor]) -> dict[str, LogicalTensor]:
     """Returns the tower's tensors, under the names of its parameters."""
     named = ((kind.parameter_name(name), tensor) for name, tensor in tensors.items())
     return {name: tensor._replace(name=name) for name, tensor in named if name is not None}
 
 
-def _check_twins(kind: type[MediaTower], tensors: Mapping[str, Tensor], what: str) -> None:
+def _check_twins(kind: type[MediaTower], tensors: Mapping[str, LogicalTensor], what: str) -> None:
     """Raises ModelError for two tensors that would become one parameter."""
     seen: dict[str, str] = {}
     for stored in tensors:

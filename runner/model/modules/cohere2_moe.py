@@ -54,10 +54,10 @@ class ModelArgs(DecoderArgs):
     mlp_layer_types: list[str] | None = None
     prefix_dense_intermediate_size: int | None = None
     prefix_dense_sliding_window_pattern: int = 1
-    """As the other pattern, among the dense layers; if it is 1, those have rotary positions all the same."""
+    """The same pattern for the dense layers; with 1, these have rotary positions all the same."""
 
     def __post_init__(self) -> None:
-        """Fills in what follows from other fields. Raises ValueError for what no model can mean."""
+        """Fills in fields that follow from others. Raises ValueError for contradictions and unknown values."""
         dense, layers = self.first_k_dense_replace, self.num_hidden_layers
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
@@ -177,7 +177,7 @@ class Model(DecoderModel):
         DecoderModel.__init__(self, args, layers, args.make_norm())
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Returns the logits [B, L, V] of the tokens [B, L], on top of what the layers in `cache` hold."""
+        """Returns the logits [B, L, V] of the tokens [B, L], which follow the contents of the layers in `cache`."""
         return self.head(self.model(inputs, cache)) * self.args.logit_scale
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:

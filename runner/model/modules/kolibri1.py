@@ -46,7 +46,7 @@ class ModelArgs(DecoderArgs):
     norm_topk_prob: bool = False
     tie_word_embeddings: bool = False
     head_dtype: str = ""
-    """The type of the head's input: "float32", or else that of the layers."""
+    """The type of the head's input: "float32", or else the type of the layers."""
 
     def __post_init__(self) -> None:
         """Fills in fields that follow from others. Raises ValueError for contradictions and unknown values."""
@@ -104,7 +104,7 @@ class Model(DecoderModel):
         DecoderModel.__init__(self, args, layers, RMSNorm(args.hidden_size, args.rms_norm_eps))
 
     def __call__(self, inputs: mx.array, cache: list[Any] | None = None) -> mx.array:
-        """Returns the logits [B, L, V] of the tokens [B, L], on top of what the layers in `cache` hold."""
+        """Returns the logits [B, L, V] of the tokens [B, L], which follow the contents of the layers in `cache`."""
         hidden = self.model(inputs, cache)
         if self.args.head_dtype == "float32":
             hidden = hidden.astype(mx.float32)
@@ -120,8 +120,8 @@ class Model(DecoderModel):
         return not name.endswith(wide)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Returns the weights under the names of this module, with experts stacked, and with those weights in float32
-        that are multiplied with float32."""
+        """Returns the weights under the names of this module, with experts stacked, and with factors of float32 in
+        float32."""
         named = {_BIAS.sub(".mlp.expert_bias", name): array for name, array in weights.items()}
         named = DecoderModel.sanitize(self, named)
         for name, array in named.items():

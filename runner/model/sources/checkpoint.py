@@ -11,7 +11,7 @@ _LONGEST_TEXT_BYTES = 1 << 28
 """Ten times the largest tokenizer."""
 
 ReportFault = Callable[[ModelError], None]
-"""Called with each fault that leaves something to go on with."""
+"""Takes each fault despite which opening can go on."""
 
 
 def raise_fault(error: ModelError) -> None:
@@ -19,8 +19,8 @@ def raise_fault(error: ModelError) -> None:
     raise error
 
 
-class Tensor(NamedTuple):
-    """One logical tensor: the weight, or packed words with what is needed to unpack them.
+class LogicalTensor(NamedTuple):
+    """One logical tensor: the weight, or packed words with their scales and biases.
 
     `name` is the name in the checkpoint, e.g. `model.norm.weight`. Dense: only `weight`. Affine: `scale` and `bias`
     `[..., out, in/group]`. Floating-point modes: `scale` of bytes; NVIDIA's exports also a scalar `global_scale`.
@@ -56,7 +56,7 @@ class File(NamedTuple):
 
 
 class Child(NamedTuple):
-    """A manifest in a list of manifests, of which each host chooses one by its runner."""
+    """A manifest in a list of manifests. Each host chooses one by its runner."""
 
     runner: str
     format: str
@@ -68,24 +68,24 @@ class Child(NamedTuple):
         return f"{self.runner or 'no runner'} ({self.format or 'no format'}{'' if self.is_local else ', not pulled'})"
 
 
-class Checkpoint(NamedTuple):
-    """A model in a store or a directory. No tensor data has been read.
+class ModelCheckpoint(NamedTuple):
+    """A model in a store or a directory, without the data of its tensors.
 
-    `name` is the name given by the user, `path` the manifest or the directory. `from_store` tells the origin of the
-    tensor names: a store keeps those of the source; in a directory, mlx-lm's conversion may have changed them.
+    `name` is the user's, `path` the manifest or the directory. A store keeps the tensor names of the source; in a
+    directory, mlx-lm's conversion may have changed them.
     """
 
     name: str
     path: Path
     files: Mapping[str, File]
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, LogicalTensor]
     from_store: bool
     missing_file: str
     """The message for a missing file; `{}` stands for its name."""
-    unreadable: Mapping[str, Tensor] = {}
-    """Placeholders without a shape for tensors whose file was reported as unreadable, under the best known name."""
+    unreadable: Mapping[str, LogicalTensor] = {}
+    """Placeholders without a shape for tensors of unreadable files, under the best known name."""
     draft_bytes: Mapping[str, int] = {}
-    """Layer name -> size, for the tensor layers of a draft model that lies beside this one, which are not opened."""
+    """Layer name -> size, for the tensor layers of a draft model beside this one, which stay closed."""
     manifest: Mapping[str, object] = {}
     """The store's manifest as it was read; empty for a directory."""
     children: Sequence[Child] = ()
@@ -98,7 +98,7 @@ class Checkpoint(NamedTuple):
     def file(self, name: str) -> bytes | None:
         """Returns the content of text file `name`; None if the model has none.
 
-        Raises ModelError. For a store, the message names the file, since the path of a blob does not tell which it is.
+        Raises ModelError. For a store, the message names the file: the path of a blob does not.
         """
         file = self.files.get(name)
         try:
@@ -114,19 +114,20 @@ class Checkpoint(NamedTuple):
         return file.read()
 
 
-def placeholder_tensor(name: str, file: Path) -> Tensor:
-    """Returns a tensor without a shape, for one of which only the name is known."""
-    return Tensor(name, HeaderEntry(file, name, "U8", ()))
+def placeholder_tensor(name: str, file: Path) -> LogicalTensor:
+    """Returns a tensor without a shape, known only by its name."""
+    return LogicalTensor(name, HeaderEntry(file, name, "U8", ()))
 
 
-def merge_tensors(groups: Iterable[Iterator[Tensor]], report: ReportFault = raise_fault) -> dict[str, Tensor]:
+def merge_tensors(
+    groups: Iterable[Iterator[LogicalTensor]], report: ReportFault = raise_fault
+) -> dict[str, LogicalTensor]:
     """Merges the tensors of many files. Reports a name that occurs in two files, and keeps the first tensor."""
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, LogicalTensor] = {}
     for group in groups:
         for tensor in group:
             other = tensors.setdefault(tensor.name, tensor)
             if other is not tensor:
-                report(
-                    ModelError(f"tensor {tensor.name} is in two files: {other.weight.file} and {tensor.weight.file}")
-                )
+                files = f"{other.weight.file} and {tensor.weight.file}"
+                report(ModelError(f"tensor {tensor.name} is in two files: {files}"))
     return tensors

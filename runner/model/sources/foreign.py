@@ -1,4 +1,4 @@
-"""Recognizes what is not a model of this runner by names and first bytes, and says what to do with it."""
+"""Recognizes files of other programs by names and first bytes, and advises what to do with them."""
 
 import os
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _HEADS = {
     b"pk\x03\x04": "a checkpoint of PyTorch: download the model as safetensors",
     b"<!doctype html": "a web page: download the file itself (`hf download ORG/NAME --local-dir DIR`)",
 }
-"""The beginning, in lower case, of a file in the place of another -> what it is. No file of a model begins so."""
+"""The beginning of a file in the place of another, in lower case -> its kind, and advice. No model's file begins so."""
 _WEIGHTS = frozenset({".safetensors", ".bin", ".pth", ".gguf", ".npz"})
 _MOST_FOLDERS = 100
 
@@ -29,14 +29,14 @@ def is_weights(path: str) -> bool:
 
 
 def refuse_foreign(path: Path, head: bytes) -> None:
-    """Raises ModelError for a file whose first `HEAD_BYTES` are `head`, if they are not those of a model's file."""
+    """Raises ModelError for a file that begins with `head`, its first `HEAD_BYTES`, if no model's file begins so."""
     for start, what in _HEADS.items():
         if head.lower().startswith(start):
             raise ModelError(f"{path} is {what}", advice="")
 
 
 def refuse_file(path: Path) -> NoReturn:
-    """Raises ModelError for a path that has to be a directory, and is none."""
+    """Raises ModelError for a path that is not a directory, and has to be one."""
     refuse_foreign(path, _head(path))
     known = f": {path.parent}" if _holds_config(path.parent) else ""
     raise ModelError(f"open {path}: not a directory; name the one that holds config.json{known}", advice="")
@@ -47,7 +47,7 @@ def _holds_config(directory: Path) -> bool:
 
 
 def _head(path: Path) -> bytes:
-    """Returns the first bytes of a file; none of what cannot be read, or is a pipe or a device."""
+    """Returns the first bytes of a file; none of an unreadable one, a pipe or a device."""
     try:
         if not path.is_file():
             return b""
@@ -58,8 +58,8 @@ def _head(path: Path) -> bytes:
 
 
 def refuse_without_weights(directory: Path, pattern: str, names: Sequence[str], folders: Sequence[str]) -> None:
-    """Raises ModelError for a directory that holds no weights of this `pattern`, if it holds `config.json` or is known
-    otherwise. `names` are those of its files."""
+    """Raises ModelError for a directory without weights of this `pattern`, if it holds `config.json` or has another
+    known form. `names` are the names of its files."""
     others = [*filter(is_weights, names)]
     what = _what_it_is(directory, {*names}, others, folders)
     if what or "config.json" in names:
@@ -68,7 +68,7 @@ def refuse_without_weights(directory: Path, pattern: str, names: Sequence[str], 
 
 
 def _what_it_is(directory: Path, names: set[str], others: Sequence[str], folders: Sequence[str]) -> str:
-    """Returns what the directory is instead, and what to do; empty if that is not known."""
+    """Returns a name for the directory and advice; empty if its form is unknown."""
     if "adapter_config.json" in names:
         return (
             "it is an adapter (adapter_config.json); merge it into its base model (mlx_lm.fuse, or merge_and_unload of"

@@ -15,7 +15,7 @@ from runner.model.sources.safetensors import os_reason
 from runner.sizes import listed
 
 LEGACY, CURRENT = "manifests", "manifests-v2"
-"""The folders of tags: that of all releases, and that of 0.40, which comes first."""
+"""The folders of tags: of all releases, and of 0.40, which comes first."""
 BLOBS = "blobs"
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 LIST = "application/vnd.ollama.manifest.list.v2+json"
@@ -31,7 +31,7 @@ class Manifest(NamedTuple):
     """A manifest as it was when it was read."""
 
     path: Path
-    """The file that holds it: that of the tag, or the blob of a list's child."""
+    """Its file: the tag's, or the blob of a list's child."""
     content: Mapping[str, object]
     children: Sequence[Child] = ()
     """All manifests of the list in which this one was found."""
@@ -46,10 +46,10 @@ def manifest_path(models_dir: Path, name: ModelName, tree: str = LEGACY) -> Path
 
 
 def find_manifest(models_dir: Path, name: ModelName) -> Path | None:
-    """Finds what `name` stands for: a blob by its digest, a tag in either tree, or one that differs only in case.
+    """Finds the file for `name`: a blob by its digest, a tag in either tree, or a tag that differs only in case.
 
-    A tag of the current tree that leads nowhere does not count. Raises ModelError if this user may not look, or if
-    several blobs begin with the digest.
+    Ignores a tag of the current tree that leads nowhere. Raises ModelError if this user may not look, or if several
+    blobs begin with the digest.
     """
     if name.digest:
         found = [path for path in (models_dir / BLOBS).glob(f"sha256-{name.digest}*") if _BLOB.fullmatch(path.name)]
@@ -72,9 +72,9 @@ def find_manifest(models_dir: Path, name: ModelName) -> Path | None:
 
 
 def stored_tags(models_dir: Path) -> Iterator[tuple[ModelName, Path]]:
-    """Yields the name and the file of every tag, those of the current tree first; of equal names only the first.
+    """Yields the name and the file of every tag, the current tree first; of equal names only the first.
 
-    Skips what is at another depth, has no valid name, or cannot be read, such as `.DS_Store`.
+    Skips files at another depth, without a valid name, or unreadable, such as `.DS_Store`.
     """
     seen = set[ModelName]()
     for tree in (CURRENT, LEGACY):
@@ -87,14 +87,14 @@ def stored_tags(models_dir: Path) -> Iterator[tuple[ModelName, Path]]:
 
 
 def tag_name(path: Path) -> ModelName:
-    """Returns the name of the tag in this file of either tree; one in Ollama's own registry has the default host."""
+    """Returns the name of the tag in this file of either tree, with the default host for Ollama's own registry."""
     tree, host, *rest = path.parts[-5:]
     name = ModelName(re.sub("%3[Aa]", ":", host) if tree == CURRENT else host, *rest)
     return name._replace(host=DEFAULT_HOST) if name.is_public else name
 
 
 def read_manifest(models_dir: Path, path: Path) -> Manifest:
-    """Reads what `find_manifest` found, once: the manifest, or of a list that of its first child for this runner.
+    """Reads the file of `find_manifest`, once: a manifest, or a list, whose first child for this runner counts.
 
     Checks links as Ollama does. Raises ModelError.
     """
@@ -126,7 +126,7 @@ def read_manifest(models_dir: Path, path: Path) -> Manifest:
 
 
 def missing_manifest_error(models_dir: Path, name: ModelName) -> MissingError:
-    """Returns the error for a model that does not exist: Go's message, then advice; for people, the models that do."""
+    """Returns the error for a missing model: Go's message, then advice; for people, the models in the store."""
     stored = [found for found, _ in stored_tags(models_dir)]
     tags = [found.tag for found in stored if found.folded[:-1] == name.folded[:-1]]
     if tags:
@@ -149,8 +149,8 @@ def missing_manifest_error(models_dir: Path, name: ModelName) -> MissingError:
 
 
 def _read_tag(models_dir: Path, path: Path) -> bytes:
-    """Reads the file of a tag. A link must lead to a blob with the content that its name says, another file must lie in
-    the folder in which it was found."""
+    """Reads the file of a tag. A link must lead to a blob whose name is the digest of its content; another file must
+    lie in the folder of its tree."""
     real = Path(os.path.realpath(path))
     if not path.is_symlink():
         root = models_dir / path.relative_to(models_dir).parts[0]
@@ -173,7 +173,7 @@ def _read_blob(blob: Path) -> bytes:
 
 
 def parse_object(what: str, path: Path, data: bytes) -> Mapping[str, object]:
-    """Returns the JSON object in a file of the store. Raises ModelError, which says first `what` it is."""
+    """Returns the JSON object in a file of the store. Raises ModelError, which begins with `what`, the kind of file."""
     try:
         content = json_files.parse(data)
     except ValueError as error:
@@ -197,7 +197,7 @@ def _entries(path: Path, content: Mapping[str, object]) -> list[Mapping[str, obj
 
 
 def _child(entry: Mapping[str, object], models_dir: Path) -> Child:
-    """Reads what a list says of a child: the digest of its manifest, or the manifest itself."""
+    """Reads the entry of a child in a list: the digest of its manifest, or the manifest itself."""
     runner, form = (entry.get(key) for key in ("runner", "format"))
     words = (runner if isinstance(runner, str) else "").strip().lower(), form if isinstance(form, str) else ""
     config = entry.get("config")

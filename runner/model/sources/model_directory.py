@@ -7,10 +7,10 @@ from pathlib import Path
 from runner import json_files
 from runner.errors import ModelError
 from runner.model.sources.checkpoint import (
-    Checkpoint,
     File,
+    LogicalTensor,
+    ModelCheckpoint,
     ReportFault,
-    Tensor,
     merge_tensors,
     placeholder_tensor,
     raise_fault,
@@ -22,10 +22,10 @@ _WEIGHTS = "model*.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
-def open_directory(directory: Path, name: str, report: ReportFault = raise_fault) -> Checkpoint:
+def open_directory(directory: Path, name: str, report: ReportFault = raise_fault) -> ModelCheckpoint:
     """Reads the headers of the weight files that the index names, or of all.
 
-    Raises a ModelError that names what is missing or broken. Faults of single files go to `report`, and the tensors
+    Raises a ModelError that names the missing or broken file. Faults of single files go to `report`, and the tensors
     that the index lists for them become `unreadable`.
     """
     try:
@@ -55,7 +55,7 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
     if unread := [path.name for path in others if path not in weights]:
         warnings.append(f"not read, as {_INDEX} does not name them: {', '.join(unread)}")
     entries: dict[str, HeaderEntry] = {}
-    unreadable: dict[str, Tensor] = {}
+    unreadable: dict[str, LogicalTensor] = {}
 
     def mark_unreadable(path: Path, fault: ModelError) -> None:
         report(fault)
@@ -77,7 +77,7 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
     for path in missing:
         if path.name in lost:
             mark_unreadable(path, ModelError(f"open {path}: no such file or directory (named by {_INDEX})"))
-    return Checkpoint(
+    return ModelCheckpoint(
         name=name,
         path=directory,
         files=files,
@@ -90,7 +90,7 @@ def open_directory(directory: Path, name: str, report: ReportFault = raise_fault
 
 
 def _places(index: File | None, warn: Callable[[str], None]) -> dict[str, str]:
-    """Returns the file of each tensor according to the index; empty without one that can be read."""
+    """Returns the file of each tensor according to the index; empty without a readable one."""
     if index is None:
         return {}
     try:
@@ -107,12 +107,12 @@ def _places(index: File | None, warn: Callable[[str], None]) -> dict[str, str]:
     return {}
 
 
-def _tensors(entries: Mapping[str, HeaderEntry]) -> Iterator[Tensor]:
+def _tensors(entries: Mapping[str, HeaderEntry]) -> Iterator[LogicalTensor]:
     """Yields logical tensors by MLX's naming: `x.weight` with `x.scales` is packed."""
     for key, entry in entries.items():
         stem, _, last = key.rpartition(".")
         scale = entries.get(f"{stem}.scales") if f"{stem}.weight" in entries else None
         if scale is None or last not in ("weight", "scales", "biases"):
-            yield Tensor(key, entry)
+            yield LogicalTensor(key, entry)
         elif last == "weight":
-            yield Tensor(key, entry, scale, entries.get(f"{stem}.biases"))
+            yield LogicalTensor(key, entry, scale, entries.get(f"{stem}.biases"))

@@ -53,7 +53,7 @@ class ModelName(NamedTuple):
 
     @property
     def folded(self) -> tuple[str, ...]:
-        """Equal for names that hosts take for one."""
+        """The name as a key: equal for names that hosts do not distinguish."""
         name = self._replace(host=DEFAULT_HOST) if self.is_public else self
         return tuple(part.casefold() for part in name)
 
@@ -62,7 +62,7 @@ class ModelName(NamedTuple):
 
 
 def hub_advice(text: str) -> str:
-    """Returns what to do with a name or an address that is, or may be, one of Hugging Face; empty if it cannot be."""
+    """Returns advice for a name or an address that is, or may be, of Hugging Face; empty for any other."""
     found = _HUB.fullmatch(text)
     if found is None:
         return ""
@@ -70,7 +70,7 @@ def hub_advice(text: str) -> str:
     return f"{which}: download it with `hf download {found[2]} --local-dir DIR`, then --model DIR"
 
 
-def parse_name(text: str) -> ModelName:
+def parse_model_name(text: str) -> ModelName:
     """Parses `[scheme://][host/][namespace/]model[:tag]`; a colon before the last slash belongs to the host's port.
 
     Raises ModelError for anything else, including `..` and digests.

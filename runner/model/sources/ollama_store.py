@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from runner.errors import ModelError
 from runner.model.sources.checkpoint import (
-    Checkpoint,
     File,
+    LogicalTensor,
+    ModelCheckpoint,
     ReportFault,
-    Tensor,
     merge_tensors,
     placeholder_tensor,
     raise_fault,
@@ -25,7 +25,7 @@ from runner.model.sources.manifest import (
     parse_object,
     read_manifest,
 )
-from runner.model.sources.name import parse_name
+from runner.model.sources.name import parse_model_name
 from runner.model.sources.safetensors import HeaderEntry, read_tensor_header
 
 _TENSOR = "application/vnd.ollama.image.tensor"
@@ -53,20 +53,20 @@ class _Layer(NamedTuple):
         return self.name.startswith(_DRAFT)
 
 
-def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -> Checkpoint:
-    """Reads the manifest of `name` and the headers of its tensor blobs, except those of a draft model.
+def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -> ModelCheckpoint:
+    """Reads the manifest of `name` and the headers of its tensor blobs, except a draft model's.
 
     Raises ModelError: for a missing manifest with Go's message, otherwise with the path and the fault. Faults of single
     layers go to `report`, and their tensors become `unreadable`.
     """
-    parsed = parse_name(name)
+    parsed = parse_model_name(name)
     found = find_manifest(models_dir, parsed)
     if found is None:
         raise missing_manifest_error(models_dir, parsed)
     path, manifest, children = read_manifest(models_dir, found)
     config = _config_blob(name, path, manifest, models_dir, report)
-    unreadable: dict[str, Tensor] = {}
-    layers = list(_layers(path, manifest, models_dir, unreadable, report))
+    unreadable: dict[str, LogicalTensor] = {}
+    layers = [*_layers(path, manifest, models_dir, unreadable, report)]
     tensor_layers = [layer for layer in layers if layer.media_type == _TENSOR]
     blobs = {layer.blob: layer for layer in tensor_layers if not layer.is_draft}
     if not blobs and not unreadable:
@@ -77,7 +77,7 @@ def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -
             files.setdefault(layer.name, layer.file)
     for key, file in [*files.items()]:
         files.setdefault(key.removeprefix(_TOKENIZER_FOLDER), file)  # where models that decide have it
-    return Checkpoint(
+    return ModelCheckpoint(
         name=name,
         path=path,
         files=files,
@@ -92,16 +92,16 @@ def open_store(name: str, models_dir: Path, report: ReportFault = raise_fault) -
     )
 
 
-def open_stored_draft(target: Checkpoint, models_dir: Path) -> Checkpoint:
-    """Opens the draft model that lies beside `target`, a model of the store. One without a tokenizer has that of the
-    model. Raises ModelError."""
+def open_stored_draft(target: ModelCheckpoint, models_dir: Path) -> ModelCheckpoint:
+    """Opens the draft model beside `target`, a model of the store, whose tokenizer it has if it lacks its own. Raises
+    ModelError."""
     layers = [layer for layer in _layers(target.path, target.manifest, models_dir, {}, raise_fault) if layer.is_draft]
     tensors, files = _DRAFT
     blobs = {layer.blob: layer for layer in layers if layer.media_type == _TENSOR}
     found = {layer.name.removeprefix(files): layer.file for layer in layers if layer.media_type == _JSON}
     if found.keys().isdisjoint(_TOKENIZERS):
         found |= {name: file for name, file in target.files.items() if name in _TOKENIZERS}
-    return Checkpoint(
+    return ModelCheckpoint(
         name=f"the draft of {target.name}",
         path=target.path,
         files=found,
@@ -112,7 +112,11 @@ def open_stored_draft(target: Checkpoint, models_dir: Path) -> Checkpoint:
 
 
 def _layers(
-    path: Path, manifest: Mapping[str, object], models_dir: Path, unreadable: dict[str, Tensor], report: ReportFault
+    path: Path,
+    manifest: Mapping[str, object],
+    models_dir: Path,
+    unreadable: dict[str, LogicalTensor],
+    report: ReportFault,
 ) -> Iterator[_Layer]:
     layers = manifest.get("layers")
     if not isinstance(layers, list):
@@ -170,9 +174,11 @@ def _parsed(layer: _Layer) -> Mapping[str, object]:
     return parse_object("model config", layer.blob, data)
 
 
-def _tensors(layer: _Layer, unreadable: dict[str, Tensor], report: ReportFault, prefix: str = "") -> Iterator[Tensor]:
-    """Yields the logical tensors of one blob, by the names inside it; the layer's own name is only for messages. With a
-    `prefix`, yields those of a draft without it, else those of no draft."""
+def _tensors(
+    layer: _Layer, unreadable: dict[str, LogicalTensor], report: ReportFault, prefix: str = ""
+) -> Iterator[LogicalTensor]:
+    """Yields the logical tensors of one blob, by the names inside it; messages have the layer's own name. With a
+    `prefix`, yields the tensors of a draft without their prefix, else the others."""
     try:
         entries = read_tensor_header(layer.blob, size_bytes=layer.size_bytes)
     except ModelError as error:
@@ -188,9 +194,9 @@ def _tensors(layer: _Layer, unreadable: dict[str, Tensor], report: ReportFault, 
             continue
         name = key.removeprefix(prefix)
         if f"{key}.scale" in entries:
-            yield Tensor(name, entry, *(entries.get(key + suffix) for suffix in _COMPANIONS))
+            yield LogicalTensor(name, entry, *(entries.get(key + suffix) for suffix in _COMPANIONS))
         else:
-            yield Tensor(name, entry)
+            yield LogicalTensor(name, entry)
 
 
 def _is_companion(key: str, entries: Mapping[str, HeaderEntry]) -> bool:

@@ -24,17 +24,14 @@ _LONGEST_HEADER_BYTES = 100_000_000
 """The format's own limit, which also bounds the memory for a hostile file."""
 _LARGEST_SIZE = 2**31 - 1
 """MLX's limit for one dimension."""
-
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
     "F16": 2, "BF16": 2, "F32": 4, "C64": 8, "F8_E4M3": 1, "F8_E8M0": 1,
 }  # fmt: skip
 """Bytes per element of every type that MLX can load."""
-
 _MOST_DIMENSIONS = 16
 """More than any real tensor has; multiplying a million sizes would take hours."""
 _SHOWN = 100
-
 FLOAT_DTYPES = frozenset({"F16", "BF16", "F32"})
 
 
@@ -70,10 +67,10 @@ def read_tensor_header(path: Path, *, size_bytes: int | None = None) -> dict[str
 
 @contextmanager
 def open_file(path: Path, size_bytes: int | None = None) -> Iterator[tuple[BufferedReader, int]]:
-    """Opens a file and yields it with its size, which must be `size_bytes` if that is given.
+    """Opens a file and yields it with its size, which must be `size_bytes` unless that is None.
 
-    Raises ModelError if the file cannot be opened, or read inside the block; for pipes and devices, which might block;
-    and for something else in its place.
+    Raises ModelError if opening fails, or reading inside the block; for pipes and devices, which might block; and for a
+    file of another program in its place.
     """
     advice = "" if size_bytes is None else "; pull or create the model again"
     try:
@@ -82,9 +79,8 @@ def open_file(path: Path, size_bytes: int | None = None) -> Iterator[tuple[Buffe
             raise ModelError(f"open {path}: not a regular file{advice}")
         file = path.open("rb")
     except OSError as error:
-        raise ModelError(
-            f"open {path}: {os_reason(error)}{'' if isinstance(error, PermissionError) else advice}"
-        ) from error
+        advice = "" if isinstance(error, PermissionError) else advice
+        raise ModelError(f"open {path}: {os_reason(error)}{advice}") from error
     with file:
         found_bytes = os.fstat(file.fileno()).st_size
         try:

@@ -1,25 +1,23 @@
 """Assembles an mlx-lm module from arrays, which nothing here evaluates (docs/internals/store.md, 0, steps 6 to 10)."""
 
 import copy
-import dataclasses
 import importlib
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models.base import BaseModelArgs
 
 from runner.errors import ModelError
-from runner.model.config import EMBEDDINGS, HEAD, is_tied, is_untied
-from runner.model.families import COMPUTED_TENSORS, Config
+from runner.model.architectures import COMPUTED_TENSORS
+from runner.model.module_config import EMBEDDINGS, HEAD, is_tied, is_untied
 from runner.model.opened import OpenedModel
-from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.model.sources.safetensors import HeaderEntry
 from runner.model.weights.experts import ExpertLayout, Weights, possible_layouts, with_layout
 from runner.model.weights.mended import mend
+from runner.model.weights.model_args import Defaults, class_defaults, fill_model_args
+from runner.model.weights.other_packings import fp8_block, from_awq, from_fp8
 from runner.model.weights.packed import Arrays, Recipe, find_recipe, sanitize_packed
 from runner.model.weights.parameters import check_parameters, parameters_of
 from runner.model.weights.quantized_layers import MLX_UNIT, check_kernels, quantize_layers
@@ -30,14 +28,12 @@ MLX_DTYPES = {
     "C64": mx.complex64, "F8_E4M3": mx.uint8, "F8_E8M0": mx.uint8,
 }  # fmt: skip
 """Type in a file -> its type in MLX."""
-Defaults = dict[str, object]
-"""Values for fields that a config leaves out; None for those that a class requires but allows to be None."""
 
 
 def map_arrays(opened: OpenedModel, make: Callable[[HeaderEntry], mx.array]) -> dict[str, Arrays]:
     """Returns the arrays of every needed tensor, each part made by `make`."""
 
-    def arrays(tensor: Tensor) -> Arrays:
+    def arrays(tensor: LogicalTensor) -> Arrays:
         _, weight, *companions = tensor
         return Arrays(make(weight), *(make(part) if part is not None else None for part in companions))
 
@@ -50,7 +46,8 @@ def placeholders(opened: OpenedModel) -> dict[str, Arrays]:
 
 
 def rehearse(opened: OpenedModel) -> tuple[Module, Recipe]:
-    """Builds the module on placeholders. Returns it with the recipe for its weights; ModelError if anything misfits."""
+    """Builds the module on placeholders. Returns it with the recipe for its weights. Raises ModelError if anything does
+    not fit."""
     check_kernels(opened)
     arrays = placeholders(opened)
     recipe = Recipe("as stored")
@@ -78,8 +75,8 @@ def assemble_module(opened: OpenedModel, arrays: Mapping[str, Arrays], recipe: R
 
 
 def _with_tied_head(opened: OpenedModel, module: Module, weights: Weights) -> Weights:
-    """Returns the weights without a head that the module lacks, unless the config says that the model is not tied. If
-    it is tied and the module has a head all the same, the embedding becomes its weights."""
+    """Returns the weights without a head that the module lacks, unless the config denies that the model is tied. A
+    module of a tied model that has a head all the same gets the embedding as its weights."""
     wanted = parameters_of(module)
     stems = {name.rpartition(".")[0] for name in wanted if HEAD.fullmatch(name)}
     if not is_untied(opened.config, opened.family):
@@ -97,7 +94,7 @@ def _with_tied_head(opened: OpenedModel, module: Module, weights: Weights) -> We
 
 
 def fill(opened: OpenedModel, module: Module, weights: Weights) -> None:
-    """Gives a fresh module its weights, in packed layers where they are packed. Raises ModelError if anything does not
+    """Gives a fresh module its weights, and packed layers for packed ones. Raises ModelError if anything does not
     fit."""
     quantize_layers(opened, module, weights)
     module.eval()  # some layers create their parameters only in this mode
@@ -125,7 +122,7 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
     except (ImportError, AttributeError, SystemExit) as error:  # one of the modules exits where its package is missing
         raise ModelError(f"unsupported architecture: {opened.architecture} ({name}: {error})") from error
     config = copy.deepcopy(opened.module_config)
-    with _fill_model_args() as (defaults, odd):
+    with fill_model_args() as (defaults, odd):
         try:
             module: Module = module_class(args_class.from_dict(config))
             mend(opened, module)
@@ -137,7 +134,7 @@ def build_module(opened: OpenedModel) -> tuple[Module, Defaults]:
             text = " ".join(str(error).split())  # MLX lists all types that it would take
             why = f"{type(error).__name__}: {text:.200}{f' ({notes})' if notes else ''}"
             raise ModelError(f"config.json does not fit {name}: {why}") from error
-    return module, _class_defaults(args_class, config) | defaults
+    return module, class_defaults(args_class, config) | defaults
 
 
 def _sanitized(opened: OpenedModel, weights: Weights, layout: ExpertLayout) -> tuple[Module, Weights]:
@@ -145,7 +142,7 @@ def _sanitized(opened: OpenedModel, weights: Weights, layout: ExpertLayout) -> t
     module, _ = build_module(opened)
     try:
         with with_layout(weights, layout, opened.family.renamed) as named:
-            sanitize, plain = getattr(module, "sanitize", None), _from_fp8(named, _fp8_block(opened.config))
+            sanitize, plain = getattr(module, "sanitize", None), from_fp8(named, fp8_block(opened.config))
             return module, _with_factors(plain if sanitize is None else dict(sanitize(plain)))
     except ModelError:
         raise
@@ -173,168 +170,4 @@ def _from_packed_directory(opened: OpenedModel, arrays: Mapping[str, Arrays]) ->
         named = zip((name, f"{stem}.scales", f"{stem}.biases"), item, strict=False)
         weights |= {key: array for key, array in named if array is not None}
     is_awq = any(name.endswith(".qweight") for name in weights)
-    return _sanitized(opened, _from_awq(weights) if is_awq else weights, "as stored")
-
-
-# --- The arguments of mlx-lm's model classes: a field missing from a config gets the default of its class. A class may
-# pass a part of its config on to a class of another module. So the defaults are filled in for all of them, in the one
-# method with which they read a config.
-
-_METHOD = "from_dict"
-_MAY_BE_NONE = re.compile(r"(typing\.)?(Optional\[.*\]|Any)|.*\| None")
-
-
-@contextmanager
-def _fill_model_args() -> Iterator[tuple[Defaults, list[str]]]:
-    """Fills missing fields while mlx-lm's classes read a config. Yields the defaults used so far, and odd fields.
-
-    Inside the block, reading a config raises a ModelError that names the missing fields without a default. Only for the
-    thread that owns MLX: it patches mlx-lm.
-    """
-    defaults: Defaults = {}
-    odd: list[str] = []
-    genuine = BaseModelArgs.__dict__[_METHOD]
-
-    def from_dict(cls: type[Any], config: Mapping[str, object]) -> object:
-        odd.extend(_odd_fields(cls, config))
-        return genuine.__func__(cls, _completed(cls, config, defaults))
-
-    setattr(BaseModelArgs, _METHOD, classmethod(from_dict))
-    try:
-        yield defaults, odd
-    finally:
-        setattr(BaseModelArgs, _METHOD, genuine)
-
-
-_KINDS = {
-    bool: "bool|any", int: "int|float|any", float: "float|int|any", str: "str|any", list: "list|tuple|any",
-    dict: "dict|any",
-}  # fmt: skip
-"""Type of a value in JSON -> the words for it in a class."""
-_LARGEST = 2**31
-
-
-def _odd_fields(cls: type[Any], config: Mapping[str, object]) -> Iterator[str]:
-    """Yields the fields of `config` that may be the reason where `cls` cannot be made or used."""
-    for field in dataclasses.fields(cls):
-        value = config.get(field.name)
-        if type(value) not in _KINDS:
-            continue
-        outer = re.sub(r"(dict|list|tuple)\[.*\]", r"\1", str(field.type).lower())
-        if not re.search(_KINDS[type(value)], outer) or (isinstance(value, int | float) and not 0 <= value < _LARGEST):
-            yield f"{field.name} is {value!r:.60}"
-
-
-def _class_defaults(cls: type[Any], config: Mapping[str, object]) -> Defaults:
-    """Returns the defaults of `cls` for fields that `config` leaves out, except those that are None."""
-    defaults: Defaults = {}
-    for field in dataclasses.fields(cls):
-        if field.name in config:
-            continue
-        if field.default_factory is not dataclasses.MISSING:
-            defaults[field.name] = field.default_factory()
-        elif field.default is not dataclasses.MISSING and field.default is not None:
-            defaults[field.name] = field.default
-    return defaults
-
-
-def _completed(cls: type[Any], config: Mapping[str, object], defaults: Defaults) -> Config:
-    """Returns `config` with None for each missing field that `cls` requires but allows to be None.
-
-    Raises ModelError for other missing fields.
-    """
-    filled = dict(config)
-    lacking = []
-    defaults |= _class_defaults(cls, config)
-    for field in dataclasses.fields(cls):
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if field.name in filled or not required:
-            continue
-        if _MAY_BE_NONE.fullmatch(str(field.type)):
-            filled[field.name] = defaults[field.name] = None
-        else:
-            lacking.append(field.name)
-    if lacking:
-        raise ModelError(f"config.json does not fit {cls.__module__}: it lacks {', '.join(lacking)}")
-    return filled
-
-
-# --- FP8 weights: bytes in `x.weight`, and in `x.weight_scale_inv` a scale for the tensor, for each expert or for each
-# square block. A few of mlx-lm's modules know some of these forms; one takes the bytes for numbers.
-
-_SCALE = "_scale_inv"
-_ACTIVATIONS = ("activation_scale", "input_scale")
-"""Scales of such a layer's input, which is not quantized here."""
-_USUAL_BLOCK = 128
-
-
-def _fp8_block(config: Config) -> int:
-    """Returns the size of a block, in rows and in columns."""
-    said = config.get("quantization_config")
-    block = said.get("weight_block_size") if isinstance(said, dict) else None
-    first = block[0] if isinstance(block, list) and block else None
-    return first if type(first) is int and first > 0 else _USUAL_BLOCK
-
-
-def _from_fp8(weights: Weights, block: int) -> Weights:
-    """Returns `weights` with bfloat16 in place of bytes and scales; lazily."""
-    plain = dict(weights)
-    for name in [name for name in weights if name.endswith(_SCALE)]:
-        path = name.removesuffix(_SCALE)
-        scales, words = weights[name], weights.get(path)
-        if words is None or words.dtype != mx.uint8 or words.ndim < 2 or not mx.issubdtype(scales.dtype, mx.floating):
-            continue
-        rows, columns = words.shape[-2:]
-        if [*scales.shape[-2:]] == [-(-rows // block), -(-columns // block)]:
-            scales = mx.repeat(mx.repeat(scales, block, -2), block, -1)[..., :rows, :columns]
-        plain[path] = (mx.from_fp8(words, mx.float32) * scales).astype(mx.bfloat16)
-        for key in (name, *(f"{path.removesuffix('weight')}{each}" for each in _ACTIVATIONS)):
-            plain.pop(key, None)
-    return plain
-
-
-# --- Repacks AutoAWQ's 4-bit checkpoints for MLX: the same numbers in other places (AutoAWQ's `WQLinear_GEMM`).
-
-_AWQ_BITS = 4
-_AWQ_WORD = 32 // _AWQ_BITS
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""The nibble of a word that holds its n-th value."""
-
-
-def _from_awq(weights: Weights) -> Weights:
-    """Converts every `x.qweight`, `x.qzeros`, `x.scales` into `x.weight`, `x.scales`, `x.biases`; lazily.
-
-    AWQ stores a layer as [in, out/8] with scales [in/group, out], MLX as [out, in/8] with [out, in/group]. A value is
-    `(q - zero) * scale` in AWQ and `q * scale + bias` in MLX. Other floats get the type of the scales, as in mlx-lm.
-    """
-    stems = [name.removesuffix(".qweight") for name in weights if name.endswith(".qweight")]
-    dtype = weights[f"{stems[0]}.scales"].dtype if f"{stems[0]}.scales" in weights else mx.float16
-    converted = {
-        name: array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
-        for name, array in weights.items()
-        if name.rpartition(".")[0] not in stems or name.endswith(".bias")
-    }
-    for stem in stems:
-        parts = [weights.get(f"{stem}.{part}") for part in ("qweight", "scales", "qzeros")]
-        words, scales, zeros = parts
-        integers = [part for part in (words, zeros) if part is not None]
-        odd = any(part.ndim != 2 or part.dtype not in (mx.int32, mx.uint32) for part in integers)
-        if f"{stem}.g_idx" in weights or words is None or scales is None or scales.ndim != 2 or odd:
-            raise ModelError(f"tensor {stem}.qweight: not a 4-bit AWQ layer; convert the model with mlx_lm.convert")
-        in_dims, out_dims = words.shape[0], words.shape[1] * _AWQ_WORD
-        fits = zeros is None or zeros.shape == (scales.shape[0], words.shape[1])
-        if scales.shape[1] != out_dims or in_dims % _AWQ_WORD or not fits:
-            raise ModelError(f"tensor {stem}.qweight {list(words.shape)} does not fit scales {list(scales.shape)}")
-        values = _nibbles(words).T.reshape(out_dims, in_dims // _AWQ_WORD, _AWQ_WORD).astype(mx.uint32)
-        shifts = mx.arange(_AWQ_WORD, dtype=mx.uint32) * _AWQ_BITS
-        converted[f"{stem}.weight"] = (values << shifts).sum(axis=-1).astype(mx.uint32)
-        converted[f"{stem}.scales"] = columns = mx.contiguous(scales.T)
-        offset = mx.array(1 << (_AWQ_BITS - 1)) if zeros is None else _nibbles(zeros).T
-        converted[f"{stem}.biases"] = (-offset.astype(mx.float32) * columns).astype(dtype)
-    return converted
-
-
-def _nibbles(words: mx.array) -> mx.array:
-    """Unpacks [rows, n/8] words into [rows, n] values 0..15."""
-    nibbles = words[..., None] >> (mx.array(_AWQ_ORDER) * _AWQ_BITS) & 0xF
-    return nibbles.reshape(words.shape[0], -1)
+    return _sanitized(opened, from_awq(weights) if is_awq else weights, "as stored")

@@ -16,7 +16,7 @@ from mlx.nn.layers.linear import Linear
 
 from runner.device import available_bytes, device
 from runner.logs import Log
-from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.model.weights.parameters import parameters_of
 from runner.settings import CACHE_PERCENT
 from runner.sizes import sized
@@ -33,8 +33,8 @@ _FACTOR = "global_scale"
 class DtypePlan(NamedTuple):
     """The types of one model's floating-point weights.
 
-    Weights are converted into `dtype`, unless it is None. `computes` names the type that most of them have then, `why`
-    the reason for the choice, `lacking` the reason why a better choice was impossible.
+    Loading converts weights into `dtype`, unless it is None. `computes` names the type of most of them then, `why` the
+    reason for the choice, `lacking` the reason against a better one.
     """
 
     dtype: mx.Dtype | None
@@ -50,11 +50,9 @@ class DtypePlan(NamedTuple):
             return dtype
         return self.dtype if self.dtype == mx.float32 or self.may_shrink(name) else dtype
 
-    def early_dtype(self, name: str, tensor: Tensor) -> mx.Dtype | None:
-        """Returns the type into which a tensor may be converted as soon as it is read, to save memory.
-
-        Returns None for tensors that are converted later, in the module. Only large weights that shrink gain by it.
-        """
+    def early_dtype(self, name: str, tensor: LogicalTensor) -> mx.Dtype | None:
+        """Returns the type into which to convert a tensor right after reading, to save memory; None for a conversion
+        in the module. Only large weights that shrink gain by it."""
         if self.dtype is None or self.dtype == mx.float32:
             return None
         is_wide = tensor.weight.dtype == "F32" and len(tensor.weight.shape) > 1
@@ -75,7 +73,7 @@ class DtypePlan(NamedTuple):
         )
 
     def log_choice(self) -> None:
-        """Logs the choice."""
+        """Logs the type, the reason and, as a warning, the reason against a better one."""
         if self.lacking:
             log.warning(self.lacking)
         log.info("number format", dtype=self.computes, why=self.why)
@@ -89,9 +87,8 @@ def plan_dtypes(wanted: str, module: Module, budget_bytes: int | None = None) ->
     parameters = [*parameters_of(module).items()]
     own = _most(parameters)
     if wanted in _TYPES:
-        return DtypePlan(
-            _TYPES[wanted], wanted, _converted(own, wanted, "--dtype asks for it"), "", _may_shrink(module)
-        )
+        why = _converted(own, wanted, "--dtype asks for it")
+        return DtypePlan(_TYPES[wanted], wanted, why, may_shrink=_may_shrink(module))
     kept = DtypePlan(None, _name(own), "the model's own type")
     if wanted == "keep":
         return kept
@@ -138,15 +135,13 @@ def _name(dtype: mx.Dtype) -> str:
     return str(dtype).removeprefix("mlx.core.")
 
 
-# --- Logits in float32, for scores of the models for which Ollama's runner computes them so.
-
 _HEADS: dict[type[Module], str] = {Linear: "__call__", Embedding: "as_linear"}
 """Heads that are not quantized, and the method that maps hidden states to logits."""
 
 
 def in_float32(module: Module, forward: Forward, tokens: Sequence[int]) -> Forward:
-    """Returns `forward`, of this module, with the last logits of these tokens computed in float32 if this is a
-    Qwen 3.5 whose head is not quantized, and as it is for any other module."""
+    """Returns `forward`, of this module, with the last logits of these tokens computed in float32, for scores, if this
+    is a Qwen 3.5 whose head is not quantized, as in Ollama's runner; for any other module `forward` itself."""
     text = getattr(module, "language_model", None)
     if not isinstance(text, Module) or not type(text).__module__.endswith(".qwen3_5"):
         return forward

@@ -15,7 +15,6 @@ from runner.errors import ModelError
 
 Weights = dict[str, mx.array]
 ExpertLayout = Literal["as stored", "apart", "stacked"]
-
 _STACKED = re.compile(r"(.+)\.(experts|shared_experts|switch_mlp)\.(\w+)\.weight")
 _APART = re.compile(r"(.+)\.(experts|shared_experts|switch_mlp)\.(\d+)\.(\w+)\.weight")
 

@@ -3,7 +3,7 @@ rotation, sliding windows. Reports fields that stay unread (docs/internals/store
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from operator import ge
 from typing import NamedTuple, TypeGuard, cast
 
 import mlx.core as mx
@@ -13,7 +13,7 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.rope_utils import SuScaledRoPE, YarnRoPE, initialize_rope
 
-from runner.model.config import module_text, text_config
+from runner.model.module_config import module_text, text_config
 from runner.model.opened import OpenedModel
 
 _ROTATED_PART = {"glm": 0.5}
@@ -81,18 +81,16 @@ def _respace(rope: YarnRoPE, scaling: Mapping[str, float], base: float) -> None:
 
 
 def _is_long(opened: OpenedModel, rope: SuScaledRoPE) -> bool:
-    """Returns True if the context can exceed the length that the model was first trained with. transformers has other
-    factors for prompts longer than that. Keys are cached here, so all positions use one set: mlx-lm's long factors,
-    or the short ones if no prompt can be that long."""
+    """Returns True if the context can exceed the length of the model's first training, beyond which transformers uses
+    other factors. Keys are cached here, so all positions use one set: mlx-lm's long factors, or the short ones if no
+    prompt can be that long."""
     return not 0 < opened.context_length <= rope.original_max_position_embeddings
 
 
-# --- Sliding windows, by the rules of transformers' classes. mlx-lm's modules for these models have no windows, or only
-# those of `layer_types`.
-
-
 class _Rule(NamedTuple):
-    """`slides` takes a layer's index and `max_window_layers` and returns True if the layer has a window. With `asked`,
+    """The sliding windows of transformers' class for a model; mlx-lm's has none, or only the windows of `layer_types`.
+
+    `slides` takes a layer's index and `max_window_layers` and returns True if the layer has a window. With `asked`,
     `use_sliding_window` must be true. `size` and `most` are defaults of `sliding_window` and `max_window_layers`."""
 
     slides: Callable[[int, int], bool]
@@ -101,17 +99,13 @@ class _Rule(NamedTuple):
     most: int = 28
 
 
-def _later(layer: int, most: int) -> bool:
-    return layer >= most
-
-
 _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("ministral3", "mistral", "mixtral", "phi3", "phimoe", "starcoder2"), _Rule(lambda *_: True)),
-    **dict.fromkeys(("mimo", "qwen2", "qwen3"), _Rule(_later, asked=True)),
-    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _Rule(_later, asked=True, most=80)),
+    **dict.fromkeys(("mimo", "qwen2", "qwen3"), _Rule(ge, asked=True)),
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _Rule(ge, asked=True, most=80)),
     "qwen2_moe": _Rule(lambda layer, most: layer % 2 == 0 and layer < most, asked=True),
     "qwen3_moe": _Rule(lambda *_: True, asked=True),
-    "dots1": _Rule(_later, size=4096, most=62),
+    "dots1": _Rule(ge, size=4096, most=62),
     "gemma2": _Rule(lambda layer, _: layer % 2 == 0, size=4096),
 }
 """`model_type` of a text model -> the rule for its windows."""
@@ -142,27 +136,27 @@ def _is_filled(size: object, opened: OpenedModel) -> TypeGuard[int]:
 
 
 def _slide(module: Module, windows: Sequence[int]) -> None:
-    """Gives layers windows: their caches keep, and their masks show, no more tokens than that.
+    """Gives layers windows, which limit the tokens in their caches and masks.
 
-    A module makes one mask for all layers from the first one's cache. If only some layers have a window, those unlike
-    the first get a mask of their own.
+    A module makes one mask for all layers from the first one's cache. If only some layers have a window, the layers
+    unlike the first get a mask of their own.
     """
     layers = cast("list[Module]", module.layers)
     own = getattr(module, "make_cache", lambda: [KVCache() for _ in layers])
-    module.make_cache = partial(_with_windows, own, windows)
+
+    def make_cache() -> list[object]:
+        pairs = zip(own(), windows, strict=True)
+        return [RotatingKVCache(window) if window and type(cache) is KVCache else cache for cache, window in pairs]
+
+    module.make_cache = make_cache
     unlike = [layer for layer, window in zip(layers, windows, strict=True) if bool(window) != bool(windows[0])]
     mask: list[mx.array | str | None] = []
     for layer in unlike:
         layer.__class__ = _masked(type(layer), mask, first=layer is unlike[0], last=layer is unlike[-1])
 
 
-def _with_windows(make_cache: Callable[[], Sequence[object]], windows: Sequence[int]) -> list[object]:
-    pairs = zip(make_cache(), windows, strict=True)
-    return [RotatingKVCache(window) if window and type(cache) is KVCache else cache for cache, window in pairs]
-
-
 def _masked(plain: type[Module], kept: list[mx.array | str | None], *, first: bool, last: bool) -> type[Module]:
-    """Returns a class of layers that share a mask, made by the first of them, in place of the one they are given."""
+    """Returns a class of layers that share a mask, made by the first of them, in place of the mask of their call."""
 
     def call(self: Module, x: mx.array, mask: mx.array | str | None, cache: object) -> mx.array:
         if first:
@@ -174,8 +168,6 @@ def _masked(plain: type[Module], kept: list[mx.array | str | None], *, first: bo
 
     return type(plain.__name__, (plain,), {"__call__": call, "__module__": plain.__module__})
 
-
-# --- Fields that stay unread.
 
 _SILU: Mapping[str, Sequence[object]] = {"hidden_act": ("silu", "swish")}
 _UNREAD: Mapping[str, Mapping[str, Sequence[object]]] = {
@@ -198,7 +190,7 @@ _UNREAD: Mapping[str, Mapping[str, Sequence[object]]] = {
 
 
 def unread(opened: OpenedModel, module: Module) -> list[str]:
-    """Returns a warning for each field of config.json that makes answers differ from those of transformers."""
+    """Returns a warning for each field of config.json that makes answers differ from transformers' answers."""
     if opened.family.library is not None or opened.family.is_encoder:
         return []
     text, name = module_text(opened.module_config, opened.family), opened.family.import_name

@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 class Arrays(NamedTuple):
-    """The arrays of one logical tensor, with the fields of `checkpoint.Tensor`, in the same order."""
+    """The arrays of one logical tensor, with the fields of `checkpoint.LogicalTensor`, in the same order."""
 
     weight: mx.array
     scale: mx.array | None = None
@@ -35,7 +35,7 @@ class Arrays(NamedTuple):
 
     @property
     def factors(self) -> mx.array:
-        """The global scale of each row, float32 [..., out, 1]; stored as one for all, one per expert or one per row."""
+        """The global scale of each row, float32 [..., out, 1]. Files hold one for all rows, for each expert or row."""
         assert self.global_scale is not None
         rows, factors = self.weight.shape[:-1], self.global_scale.astype(mx.float32)
         if factors.size == 1:
@@ -93,10 +93,7 @@ def sanitize_packed(sanitize: Sanitize, arrays: Mapping[str, Arrays], recipe: Re
 
 
 def find_recipe(
-    sanitize: Sanitize,
-    arrays: Mapping[str, Arrays],
-    layouts: list[ExpertLayout],
-    computed: Callable[[str], bool],
+    sanitize: Sanitize, arrays: Mapping[str, Arrays], layouts: list[ExpertLayout], computed: Callable[[str], bool]
 ) -> Recipe:
     """Finds the recipe by which `arrays` (placeholders) become the parameters of the module.
 
@@ -182,12 +179,9 @@ def _alike(names: set[str]) -> list[set[str]]:
 
 
 def _find_packings(
-    sanitize: Sanitize,
-    arrays: Mapping[str, Arrays],
-    names: set[str],
-    layouts: list[ExpertLayout],
+    sanitize: Sanitize, arrays: Mapping[str, Arrays], names: set[str], layouts: list[ExpertLayout]
 ) -> dict[str, Packing]:
-    """Finds the packing of each of `names`: of those that fit its shapes, the one whose values fit the module best."""
+    """Finds the packing of each of `names`: it fits the shapes, and its values fit the module best."""
     forms: dict[tuple[int, int, bool], list[str]] = {}
     for name in sorted(names):
         words, scale = arrays[name].weight, arrays[name].scale

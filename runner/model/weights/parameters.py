@@ -1,4 +1,4 @@
-"""The parameters and submodules of a module: checks that a model has all that are needed, and finds them fast."""
+"""The parameters and submodules of a module: checks that a model has all of them, and finds them fast."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ from runner.sizes import listed
 _LISTED = 6
 """The number of tensors that a message names before it only counts them."""
 _PIECE = 1 << 24
-"""Numbers of a parameter that are looked at together."""
+"""Numbers of a parameter in one look."""
 _BLOCK = re.compile(r"(?:.+\.)?layers\.\d+\.")
 
 
@@ -26,7 +26,7 @@ def parameters_of(module: Module) -> dict[str, mx.array]:
 
 
 def refuse_infinite(module: Module) -> None:
-    """Raises ModelError if a parameter holds NaN or infinity. Reads all of them, a piece at a time."""
+    """Raises ModelError if a parameter holds NaN or infinity. Reads them a piece at a time."""
     found = [name for name, array in parameters_of(module).items() if not _is_finite(array)]
     if found:
         raise ModelError(
@@ -46,9 +46,9 @@ def _is_finite(array: mx.array) -> bool:
 def shorten_lookups(module: Module) -> None:
     """Makes the submodules of a finished module ordinary attributes too.
 
-    Modules are dictionaries: MLX finds what they contain in a `__getattr__` in Python, which takes a fifth of the time
-    in which a forward of one token is built. Whoever replaces a submodule calls `replace_submodule`; parameters stay in
-    the dictionary alone.
+    Modules are dictionaries: MLX finds their contents in a `__getattr__` in Python, which takes a fifth of the time in
+    which a forward of one token is built. Replace a submodule by `replace_submodule`; parameters stay in the dictionary
+    alone.
     """
     for each in module.modules():
         for name, value in each.items():
@@ -81,8 +81,8 @@ def building_only(module: Module) -> Iterator[None]:
 
 
 def observed(plain: type[Module], see: Callable[[mx.array], None]) -> type[Module]:
-    """Returns a class of modules that compute what those of `plain` do, and show `see` what they return: an array, or
-    the first of several values if that is one."""
+    """Returns a class of modules that compute as `plain` does, and show `see` the result: an array, or the first of
+    several values if that is one."""
 
     def call(self: Module, *args: object, **kwargs: object) -> object:
         output = plain.__call__(self, *args, **kwargs)
@@ -95,7 +95,7 @@ def observed(plain: type[Module], see: Callable[[mx.array], None]) -> type[Modul
 
 
 def replace_submodule(owner: Module, name: str, value: Module) -> None:
-    """Replaces one of the submodules of a module, whether its lookups were shortened or not."""
+    """Replaces a submodule, whether lookups were shortened or not."""
     owner[name] = value
     if name in vars(owner):
         object.__setattr__(owner, name, value)
@@ -118,20 +118,19 @@ def check_parameters(opened: OpenedModel, wanted: Mapping[str, mx.array], found:
         have, path = found.get(name, want), name.rpartition(".")[0]
         if have.shape != want.shape:
             if path in reported and name.endswith((".scales", ".biases")):
-                continue  # they belong to words of the wrong shape
+                continue  # of words with the wrong shape
             reported.add(path)
             faults.append(f"{tensor_place(opened, name)}: want shape {list(want.shape)}, found {list(have.shape)}")
         elif _is_float(have) != _is_float(want):
-            what = "a floating-point type" if _is_float(want) else str(want.dtype).removeprefix("mlx.core.")
-            faults.append(
-                f"{tensor_place(opened, name)}: want {what}, found {str(have.dtype).removeprefix('mlx.core.')}"
-            )
+            what, found_type = (str(each.dtype).removeprefix("mlx.core.") for each in (want, have))
+            what = "a floating-point type" if _is_float(want) else what
+            faults.append(f"{tensor_place(opened, name)}: want {what}, found {found_type}")
     if faults:
         raise FaultsError([ModelError(fault) for fault in faults])
 
 
 def _unexplained(missing: Iterable[str], unreadable: Iterable[str]) -> list[str]:
-    """Returns the missing parameters that no unreadable tensor accounts for, under any name `sanitize` may give it."""
+    """Returns the missing parameters for which no unreadable tensor stands, under any name `sanitize` may give it."""
     left = set(missing)
     for name in unreadable:
         stem = name.removesuffix(".weight")

@@ -13,22 +13,20 @@ from mlx_lm.models.bitlinear_layers import bitnet_quantize
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 from runner.errors import FaultsError, ModelError
-from runner.model.families import METAL_ONLY
+from runner.model.architectures import METAL_ONLY
 from runner.model.opened import OpenedModel
 from runner.model.packing import Packing, find_packing
 from runner.model.weights.experts import Weights
 from runner.model.weights.packed import Arrays
 from runner.model.weights.parameters import tensor_place
 
-# --- Quantized layers with a global scale, for NVIDIA's nvfp4 exports (docs/internals/store.md, 2.5). MLX's own
-# layers have no global scale that works on all devices. Here the output is multiplied by it, in float32.
-
 MLX_UNIT = 2688.0
 """MLX's global scale is the largest absolute weight, which is this many times the factor."""
 
 
 class GloballyScaledLinear(QuantizedLinear):
-    """A linear layer whose outputs are multiplied by `global_scale` [out]. Copies another's shape, not its weights."""
+    """A linear layer that multiplies its outputs by `global_scale` [out], in float32, for NVIDIA's nvfp4 exports
+    (docs/internals/store.md, 2.5): MLX's own layers have none that works on all devices. Copies another's shape."""
 
     def __init__(self, linear: QuantizedLinear) -> None:
         out_dims, words = linear.weight.shape
@@ -46,7 +44,7 @@ class GloballyScaledLinear(QuantizedLinear):
 
 
 class GloballyScaledSwitchLinear(QuantizedSwitchLinear):
-    """A layer of experts whose outputs are multiplied by `global_scale` [E, out]. Made like the linear one."""
+    """A layer of experts that multiplies its outputs by `global_scale` [E, out]. Made like the linear one."""
 
     def __init__(self, switch: QuantizedSwitchLinear) -> None:
         sizes = switch.input_dims, switch.output_dims, switch.num_experts
@@ -71,8 +69,8 @@ class GloballyScaledSwitchLinear(QuantizedSwitchLinear):
 
 
 class WideEmbedding(QuantizedEmbedding):
-    """An embedding whose rows are float32, whatever MLX makes of its packing: bfloat16 of floating-point bits, in which
-    all later layers would compute."""
+    """An embedding whose rows are float32. MLX makes bfloat16 of floating-point bits, in which all later layers would
+    compute."""
 
     def __call__(self, x: mx.array) -> mx.array:
         """Maps token ids [...] to rows [..., dims] in float32."""
@@ -144,7 +142,7 @@ def quantize_layers(opened: OpenedModel, module: Module, weights: Weights) -> No
 
 
 def _options(layer: Module, found: Packing) -> dict[str, object] | None:
-    """Returns the arguments for the layer's `to_quantized`; None if it lacks one or that does not know this packing."""
+    """Returns the arguments for the layer's `to_quantized`; None without one that knows this packing."""
     to_quantized = getattr(layer, "to_quantized", None)
     if to_quantized is None:
         return None
@@ -155,7 +153,8 @@ def _options(layer: Module, found: Packing) -> dict[str, object] | None:
 
 
 def _quantizes_activations(opened: OpenedModel) -> bool:
-    """Returns True if a directory asks for it and the device can; mlx-lm's converter writes this, Ollama does not."""
+    """Returns True if a directory asks for quantized activations, as mlx-lm's converter writes, and the device can
+    compute them."""
     asked = not opened.checkpoint.from_store and opened.config.get("quantize_activations") is True
     return asked and mx.default_device() != mx.Device(mx.cpu)
 
@@ -171,7 +170,7 @@ def _with_quantized_inputs(opened: OpenedModel, path: str, layer: QuantizedLinea
 
 
 def widen_embeddings(module: Module) -> None:
-    """Lets packed embeddings answer in float32, where all else does."""
+    """Makes packed embeddings answer in float32, as all other layers do."""
     for layer in module.modules():
         if type(layer) is QuantizedEmbedding:
             layer.__class__ = WideEmbedding

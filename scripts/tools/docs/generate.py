@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
-from runner.model.families import DECIDERS, ENCODERS, FAMILIES, METAL_ONLY, OLLAMA_ONLY, RENAMED_MODULES
+from runner.model.architectures import DECIDERS, ENCODERS, FAMILIES, METAL_ONLY, OLLAMA_ONLY, RENAMED_MODULES
 from runner.settings import Settings, flags_of
 from runner.vlm import packages
 from scripts.tools import ROOT

@@ -10,7 +10,7 @@ from typing import Any
 
 from runner.errors import ModelError
 from runner.model.sources.manifest import find_manifest, read_manifest, stored_tags, tag_name
-from runner.model.sources.name import DEFAULT_NAMESPACE, ModelName, parse_name
+from runner.model.sources.name import DEFAULT_NAMESPACE, ModelName, parse_model_name
 
 _JSON = "application/vnd.ollama.image.json"
 _SAFETENSORS = "safetensors"
@@ -86,7 +86,7 @@ class Catalog:
             if name.lower() in names or name == single.argument:
                 return single
         try:
-            parsed = parse_name(name)
+            parsed = parse_model_name(name)
             path = find_manifest(self._models_dir, parsed)
         except ModelError:
             return None

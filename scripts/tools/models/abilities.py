@@ -1,4 +1,4 @@
-"""Writes TRIED of runner/model/families.py from trials of every architecture:
+"""Writes TRIED of runner/model/architectures.py from trials of every architecture:
 `python -m scripts.tools.models.abilities`.
 
 A module whose kernels exist only for Metal is tried where there is Metal; elsewhere it stays as it is in the table.
@@ -8,12 +8,12 @@ import re
 import textwrap
 
 from runner.commands.check.trial import batch_fault, draft_fault
-from runner.model.families import TRIED, UNBATCHABLE, UNDRAFTABLE
+from runner.model.architectures import TRIED, UNBATCHABLE, UNDRAFTABLE
 from scripts.tools import ROOT
 from scripts.tools.models.architectures import architectures, build, unserved
 from scripts.tools.models.tiny import VOCAB
 
-_FILE = ROOT / "runner/model/families.py"
+_FILE = ROOT / "runner/model/architectures.py"
 _TABLE = re.compile(r'(?<=TRIED = frozenset\(\n    """\n).*?(?=\n    """)', re.DOTALL)
 
 

@@ -25,7 +25,7 @@ import runner.process.lean_mlx_lm  # noqa: F401
 import mlx_lm.models  # isort: skip
 from mlx_lm.models.cache import make_prompt_cache  # isort: skip
 
-from runner.model.families import ENCODERS
+from runner.model.architectures import ENCODERS
 from scripts.tools.models import data
 from scripts.tools.models.tiny import Forward, Tiny
 

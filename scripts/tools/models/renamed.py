@@ -25,9 +25,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from runner.errors import ModelError
 from runner.model import renamed
-from runner.model.families import FAMILIES, RENAMED_MODULES
+from runner.model.architectures import FAMILIES, RENAMED_MODULES
 from runner.model.renamed import (
-    Row,
+    FieldRow,
     apply_rows,
     constant,
     delta_layers,
@@ -39,8 +39,8 @@ from runner.model.renamed import (
     letters,
     marks,
     numbers,
+    of_kind,
     other_heads,
-    own,
     scaled,
     spelt,
     times,
@@ -63,46 +63,47 @@ _SPARSE, _DENSE, _SLIDING, _FULL = "sparse", "dense", "sliding_attention", "full
 KNOWN = (
     *_ANY,
     # Older files have these only at the top, and the module reads only the object.
-    Row("rope_parameters", "rope_theta", "qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text", flat,
+    FieldRow("rope_parameters", "rope_theta", "qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text", flat,
         "rope_theta partial_rotary_factor mrope_section"),
     # transformers does not know these names; its files say the same in other words.
-    Row("sliding_window_pattern", "layer_types", "exaone4", letters, f"{_SLIDING}=L {_FULL}=G", wins=True),
-    Row("rope_scaling", "rope_parameters", "exaone4 glm4_moe llama4 llama4_text", constant, "null"),
-    Row("head_dim", "hidden_size", "exaone4 exaone_moe glm4_moe qwen3_moe", divided, "num_attention_heads"),
-    Row("layer_types", "layer_types", "granitemoehybrid", spelt, f"linear_attention=mamba {_FULL}=attention",
+    FieldRow("sliding_window_pattern", "layer_types", "exaone4", letters, f"{_SLIDING}=L {_FULL}=G", wins=True),
+    FieldRow("rope_scaling", "rope_parameters", "exaone4 glm4_moe llama4 llama4_text", constant, "null"),
+    FieldRow("head_dim", "hidden_size", "exaone4 exaone_moe glm4_moe qwen3_moe", divided, "num_attention_heads"),
+    FieldRow("layer_types", "layer_types", "granitemoehybrid", spelt, f"linear_attention=mamba {_FULL}=attention",
         wins=True),
-    Row("is_moe_layer", "mlp_layer_types", "exaone_moe", marks, _SPARSE),
-    Row("first_k_dense_replace", "mlp_layer_types", "glm4_moe_lite kimi_linear", leading, _DENSE),
-    Row("linear_attn_config", "layer_types", "kimi_linear", delta_layers),
-    Row("hybrid_layer_pattern", "layer_types", "mimo_v2_flash", marks, _SLIDING),
-    Row("moe_layer_freq", "mlp_layer_types", "mimo_v2_flash", marks, _SPARSE),
-    Row("sliding_window_size", "sliding_window", "mimo_v2_flash", times, "1 -1"),
-    Row("layernorm_epsilon", "rms_norm_eps", "mimo_v2_flash"),
-    Row("swa_rope_theta", "rope_parameters.sliding_attention.rope_theta", "mimo_v2_flash"),
-    Row("partial_rotary_factor", "rope_parameters.full_attention.partial_rotary_factor", "mimo_v2_flash"),
-    Row("swa_num_attention_heads", "num_attention_heads", "mimo_v2_flash"),
-    Row("swa_num_key_value_heads", "num_key_value_heads", "mimo_v2_flash", times, "2"),
-    Row("swa_head_dim", "head_dim", "mimo_v2_flash"),
-    Row("swa_v_head_dim", "v_head_dim", "mimo_v2_flash"),
-    Row("rotary_dim", "rope_parameters.partial_rotary_factor", "minimax_m2", times, "head_dim", wins=True),
-    Row("rotary_dim", "head_dim", "minimax_m2"),
-    Row("rope_theta", "rope_parameters.full_attention", "step3p5", each, "rope_theta", wins=True),
-    Row("partial_rotary_factors", "rope_parameters.full_attention.partial_rotary_factor", "step3p5", each,
+    FieldRow("is_moe_layer", "mlp_layer_types", "exaone_moe", marks, _SPARSE),
+    FieldRow("first_k_dense_replace", "mlp_layer_types", "glm4_moe_lite kimi_linear", leading, _DENSE),
+    FieldRow("linear_attn_config", "layer_types", "kimi_linear", delta_layers),
+    FieldRow("hybrid_layer_pattern", "layer_types", "mimo_v2_flash", marks, _SLIDING),
+    FieldRow("moe_layer_freq", "mlp_layer_types", "mimo_v2_flash", marks, _SPARSE),
+    FieldRow("sliding_window_size", "sliding_window", "mimo_v2_flash", times, "1 -1"),
+    FieldRow("layernorm_epsilon", "rms_norm_eps", "mimo_v2_flash"),
+    FieldRow("swa_rope_theta", "rope_parameters.sliding_attention.rope_theta", "mimo_v2_flash"),
+    FieldRow("partial_rotary_factor", "rope_parameters.full_attention.partial_rotary_factor", "mimo_v2_flash"),
+    FieldRow("swa_num_attention_heads", "num_attention_heads", "mimo_v2_flash"),
+    FieldRow("swa_num_key_value_heads", "num_key_value_heads", "mimo_v2_flash", times, "2"),
+    FieldRow("swa_head_dim", "head_dim", "mimo_v2_flash"),
+    FieldRow("swa_v_head_dim", "v_head_dim", "mimo_v2_flash"),
+    FieldRow("rotary_dim", "rope_parameters.partial_rotary_factor", "minimax_m2", times, "head_dim", wins=True),
+    FieldRow("rotary_dim", "head_dim", "minimax_m2"),
+    FieldRow("rope_theta", "rope_parameters.full_attention", "step3p5", each, "rope_theta", wins=True),
+    FieldRow("partial_rotary_factors", "rope_parameters.full_attention.partial_rotary_factor", "step3p5", each,
         "partial_rotary_factor"),
-    Row("yarn_only_types", "rope_parameters", "step3p5", scaled),
-    Row("attention_other_setting", "per_layer_config", "step3p5", other_heads, f"num_attention_heads of {_SLIDING}"),
-    Row("moe_layers_enum", "mlp_layer_types", "step3p5", numbers, _SPARSE),
-    Row("num_global_key_value_heads", "per_layer_config", "gemma4 gemma4_text gemma4_unified gemma4_unified_text", own,
-        f"num_key_value_heads of {_FULL} if attention_k_eq_v", wins=True),
-    Row("block_dim", "hidden_size", "lfm2 lfm2-vl"),
-    Row("n_ctx", "n_positions", "gpt2"),
-    Row("intermediate_size", "moe_intermediate_size", "solar_open"),
-    Row("intermediate_size", "expand", "mamba2", times, "hidden_size"),
+    FieldRow("yarn_only_types", "rope_parameters", "step3p5", scaled),
+    FieldRow("attention_other_setting", "per_layer_config", "step3p5", other_heads,
+        f"num_attention_heads of {_SLIDING}"),
+    FieldRow("moe_layers_enum", "mlp_layer_types", "step3p5", numbers, _SPARSE),
+    FieldRow("num_global_key_value_heads", "per_layer_config", "gemma4 gemma4_text gemma4_unified gemma4_unified_text",
+        of_kind, f"num_key_value_heads of {_FULL} if attention_k_eq_v", wins=True),
+    FieldRow("block_dim", "hidden_size", "lfm2 lfm2-vl"),
+    FieldRow("n_ctx", "n_positions", "gpt2"),
+    FieldRow("intermediate_size", "moe_intermediate_size", "solar_open"),
+    FieldRow("intermediate_size", "expand", "mamba2", times, "hidden_size"),
     # Its null, which is the default, means no rotation.
-    Row("position_embedding_type", "", "granitemoehybrid", constant, '"nope"'),
+    FieldRow("position_embedding_type", "", "granitemoehybrid", constant, '"nope"'),
     # transformers has no field for these, and uses these values.
     *(
-        Row(field, path, models, constant, value)
+        FieldRow(field, path, models, constant, value)
         for path, models, fields in (
             ("hidden_act", "apertus", {"mlp_bias": "false", "post_norm": "false", "qk_norm": "true"}),
             ("n_routed_experts", "dots1", {"scoring_func": '"sigmoid"'}),
@@ -179,7 +180,7 @@ class Pair(NamedTuple):
         """Returns what transformers writes for such a model. Raises what its class raises."""
         return cast("Config", json.loads(json.dumps(self.theirs.from_dict(deepcopy(part)).to_dict())))
 
-    def read(self, part: Config, field: str, base: Config, rows: Iterable[Row]) -> object:
+    def read(self, part: Config, field: str, base: Config, rows: Iterable[FieldRow]) -> object:
         """Returns a field of mlx-lm's class after this runner has applied these rows to a config. Other fields that the
         class requires come from `base`. Raises TypeError without the field."""
         part = {**deepcopy(part), "model_type": self.model_type}
@@ -264,7 +265,7 @@ class Probe(NamedTuple):
     wanted: object
 
 
-def _probes(pair: Pair, base: Config, saved: Config, field: str, rows: Sequence[Row]) -> Iterator[Probe]:
+def _probes(pair: Pair, base: Config, saved: Config, field: str, rows: Sequence[FieldRow]) -> Iterator[Probe]:
     options = [base[field], *_others(base[field])] if field in base else []
     if field == "rope_scaling" and "rope_parameters" not in base:
         options = [_SCALING]
@@ -304,25 +305,25 @@ def same(left: object, right: object) -> bool:
     return [*left] == [*right] if isinstance(left, tuple | str) and isinstance(right, list) else left == right
 
 
-def _fits(pair: Pair, base: Config, field: str, probes: Sequence[Probe], rows: Sequence[Row]) -> bool:
+def _fits(pair: Pair, base: Config, field: str, probes: Sequence[Probe], rows: Sequence[FieldRow]) -> bool:
     try:
         return all(same(wanted, pair.read(new, field, base, rows)) for new, wanted in probes)
     except _REFUSALS:
         return False
 
 
-def _candidates(field: str, new: Config, *, wins: bool) -> Iterator[Row]:
+def _candidates(field: str, new: Config, *, wins: bool) -> Iterator[FieldRow]:
     leaves = dict(_leaves(new))
     for path in sorted((path for path in leaves if path[0] != "_"), key=lambda path: (path.count("."), path)):
-        yield Row(field, path, "", wins=wins)
+        yield FieldRow(field, path, "", wins=wins)
     for path, value in leaves.items():
         if isinstance(value, list) and value and all(isinstance(kind, str) for kind in value):
             for kind in sorted(set(value)):
-                yield from (Row(field, path, "", read, kind, wins=True) for read in (every, leading, marks))
+                yield from (FieldRow(field, path, "", read, kind, wins=True) for read in (every, leading, marks))
     layers = cast("Mapping[str, Config]", new.get("per_layer_config") or {})
     for name in sorted({name for fields in layers.values() for name in fields}):
         for kind in sorted(set(cast("list[str]", new["layer_types"]))):
-            yield Row(field, "per_layer_config", "", own, f"{name} of {kind}", wins=True)
+            yield FieldRow(field, "per_layer_config", "", of_kind, f"{name} of {kind}", wins=True)
 
 
 def _leaves(part: Config, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -338,10 +339,10 @@ class Fault(NamedTuple):
 
     pair: Pair
     field: str
-    row: Row | None
+    row: FieldRow | None
 
 
-def faults(pair: Pair, known: Sequence[Row]) -> Iterator[Fault]:
+def faults(pair: Pair, known: Sequence[FieldRow]) -> Iterator[Fault]:
     """Yields the fields that need a row in addition to `known`, each with that row if one was found."""
     base, written = pair.old(), pair.saved({}).keys()
     saved = pair.saved(base)
@@ -358,7 +359,7 @@ def faults(pair: Pair, known: Sequence[Row]) -> Iterator[Fault]:
         yield Fault(pair, field, next(fitting, None))
 
 
-def defaults(pair: Pair, rows: Iterable[Row]) -> Iterator[Row]:
+def defaults(pair: Pair, rows: Iterable[FieldRow]) -> Iterator[FieldRow]:
     """Yields a row for each field without which a file means another value to transformers than to mlx-lm."""
     known, part = {field.name: field.default for field in dataclasses.fields(pair.theirs)}, pair.saved({})
     apply_rows((row for row in rows if row.path and _concerns(row, pair)), part)
@@ -369,16 +370,16 @@ def defaults(pair: Pair, rows: Iterable[Row]) -> Iterator[Row]:
         decides = not is_required(field) and not _UNDECIDED.fullmatch(name) and value is not None
         is_fixed = isinstance(value, float) if name in _ROTARY else same(known.get(name), value)
         if decides and is_fixed and not same(value, default):
-            yield Row(name, "", "", constant, json.dumps(value))
+            yield FieldRow(name, "", "", constant, json.dumps(value))
 
 
-def _concerns(row: Row, pair: Pair) -> bool:
+def _concerns(row: FieldRow, pair: Pair) -> bool:
     return row.models == "*" or not pair.models.isdisjoint(row.models.split())
 
 
-def find_rows() -> tuple[Row, ...]:
+def find_rows() -> tuple[FieldRow, ...]:
     """Returns all rows. Raises ValueError for a field without a row that is not in UNMAPPED."""
-    models: dict[Row, set[str]] = {}
+    models: dict[FieldRow, set[str]] = {}
     for pair in pairs():
         for fault in faults(pair, KNOWN):
             reason = UNMAPPED.get((pair.module, fault.field))
@@ -400,21 +401,21 @@ def find_rows() -> tuple[Row, ...]:
     return (*_ANY, *rows)
 
 
-def _with_models(models: Mapping[Row, set[str]]) -> Iterator[Row]:
+def _with_models(models: Mapping[FieldRow, set[str]]) -> Iterator[FieldRow]:
     return (row._replace(models=" ".join(sorted(names))) for row, names in models.items())
 
 
-def table(rows: Iterable[Row]) -> str:
+def table(rows: Iterable[FieldRow]) -> str:
     """Returns the source of a table of these rows."""
-    return f"ROWS: tuple[Row, ...] = (\n{''.join(map(_source, rows))})  # fmt: skip\n"
+    return f"ROWS: tuple[FieldRow, ...] = (\n{''.join(map(_source, rows))})  # fmt: skip\n"
 
 
-def _source(row: Row) -> str:
+def _source(row: FieldRow) -> str:
     words = [_quoted(text) for text in (row.field, row.path, row.models)]
     words += [row.read.__name__] if row.read else []
     words += [_quoted(row.about)] if row.about else []
     words += ["wins=True"] if row.wins else []
-    lines = [f"    Row({words[0]}"]
+    lines = [f"    FieldRow({words[0]}"]
     for word in words[1:]:
         if len(lines[-1]) + len(word) + len(", ),") > _WIDTH:
             lines[-1] += ","
@@ -428,7 +429,7 @@ def _quoted(text: str) -> str:
     return repr(text) if '"' in text else f'"{text}"'
 
 
-def written(text: str, rows: Sequence[Row]) -> str:
+def written(text: str, rows: Sequence[FieldRow]) -> str:
     """Returns the text of the module with this table."""
     return re.sub(r"(?<=# begin\n).*(?=# end\n)", lambda _: table(rows), text, flags=re.DOTALL)
 

@@ -18,7 +18,7 @@ from runner.cache.single import NullCache
 from runner.cache.trie_cache import TrieCache
 from runner.commands.check.trial import batch_fault, draft_fault, rounds_fault
 from runner.kv_bits.wing import find_format
-from runner.model.families import UNBATCHABLE, UNDRAFTABLE
+from runner.model.architectures import UNBATCHABLE, UNDRAFTABLE
 from scripts.tools.models import architectures as made
 from scripts.tools.models.architectures import Values, build, values
 from scripts.tools.models.tiny import VOCAB, Tiny, words
@@ -42,14 +42,8 @@ _WIDTHS = ("hidden_size", "hidden_dim", "d_model", "n_embd")
 _HEAD_WIDTHS = ("head_dim", "v_head_dim", "swa_head_dim", "swa_v_head_dim")
 
 NOT_BY_ROW = [
-    "baichuan_m1",
-    "bailing_hybrid",
-    "bailing_moe_linear",
-    "jamba",
-    "longcat_flash_ngram",
-    "mamba",
-    "recurrent_gemma",
-    "rwkv7",
+    *("baichuan_m1", "bailing_hybrid", "bailing_moe_linear", "jamba", "longcat_flash_ngram", "mamba"),
+    *("recurrent_gemma", "rwkv7"),
 ]
 """Their states within a round are not known: answers that are computed together are not drafted."""
 

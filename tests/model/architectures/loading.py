@@ -15,10 +15,10 @@ from mlx.utils import tree_flatten
 
 from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
-from runner.model.config import EMBEDDINGS, HEAD
-from runner.model.families import Config
+from runner.model.architectures import Config
+from runner.model.module_config import EMBEDDINGS, HEAD
 from runner.model.weights.assembly import build_module, rehearse
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.store import write_store
 from tests.model.architectures.subject import HEAD_IS_CHANGED, Subject, halved, run

@@ -14,7 +14,7 @@ import mlx.core as mx
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.model import open_model
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.loading import LoadedModel, load
 from scripts.tools.models.checkpoints import make_weights, write_directory
 from scripts.tools.models.sources_steps import Weights, per_expert
 from scripts.tools.models.store import write_store
@@ -112,6 +112,17 @@ def stored(root: Path, config: Mapping[str, object], weights: Weights) -> Loaded
     )
     write_store(root, "m", directory)
     return load(open_model("m", root))
+
+
+def check_logits(model: LoadedModel, name: str) -> None:
+    """At once and token by token, beyond the window, and without a cache."""
+    wanted, layers = recorded(name), model.make_layers()
+    found = model.logits(mx.array([TOKENS]), model.make_layers())[0]
+    steps = mx.concatenate([model.logits(mx.array([[token]]), layers)[0] for token in TOKENS])
+    alone = cast("mx.array", model.module(mx.array([TOKENS])))[0]
+    assert mx.abs(wanted).max() > 0.5
+    for each in (found, steps, alone):
+        assert mx.abs(each - wanted).max() < 2e-5 * mx.abs(wanted).max()
 
 
 def apart(weights: Weights) -> Weights:

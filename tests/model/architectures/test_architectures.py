@@ -17,8 +17,8 @@ import mlx_lm.models  # isort: skip
 
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.families import ENCODERS, TRIED, UNBATCHABLE, UNDRAFTABLE
-from runner.model.weights.load import load
+from runner.model.architectures import ENCODERS, TRIED, UNBATCHABLE, UNDRAFTABLE
+from runner.model.weights.loading import load
 from scripts.tools.models.architectures import BOUNDARY_DEPENDENT, architectures, build, unserved
 from scripts.tools.models.checkpoints import TOKENIZER, write_weights
 from scripts.tools.models.store import write_store

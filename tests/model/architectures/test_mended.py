@@ -1,7 +1,7 @@
 """Fields of a configuration that mlx-lm's modules ignore: windows and rotations, against plain references."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
@@ -14,14 +14,12 @@ import pytest
 from mlx.nn.layers.base import Module
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.commands.check.inspection import inspect
 from runner.errors import ModelError
-from runner.model import open_model
-from runner.model.config import module_text
+from runner.model import OpenedModel, open_model
+from runner.model.module_config import module_text
 from runner.model.weights.assembly import build_module
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.model.weights.mended import _UNSCALED, _plain_ropes, unread
-from runner.settings import CheckSettings
 from scripts.tools.models.architectures import Values, tiny_of
 from scripts.tools.models.store import write_store
 from scripts.tools.models.tiny import Tiny, words
@@ -29,7 +27,9 @@ from tests.lib.driver import largest
 from tests.model.architectures import caching
 from tests.model.architectures.splitting import check_equal as check_ranks
 from tests.model.architectures.subject import Subject, oracle, run
+from tests.model.loading.conftest import checked
 from tests.model.ranks.pair import alone, pair
+from tests.published.measure import frequencies
 
 SIZE = 24
 """Tokens of a window: fewer than those of a prompt, of its cached part, and of a forward."""
@@ -75,7 +75,6 @@ UNUSED: Mapping[str, Windows] = {
     "not used": Windows("qwen2", {"sliding_window": SIZE, "use_sliding_window": False, "max_window_layers": 0}),
     "not said to be used": Windows("qwen3", {"sliding_window": SIZE, "max_window_layers": 0}),
     "beyond the last layer": Windows("qwen2", {**USED, "max_window_layers": 28}),
-    "as long as the context": Windows("phi3", {"sliding_window": 64, "max_position_embeddings": 64}),
     "no field of the model's": Windows("llama", {**EVERY, "layer_types": None}),
 }
 
@@ -155,7 +154,7 @@ def test_the_cache_of_a_layer_with_a_window_keeps_no_more(tmp_path: Path) -> Non
     """And the report says so."""
     it = Slider(WINDOWS["qwen2"], tmp_path)
     assert [getattr(layer, "max_size", 0) for layer in it.tiny.make_layers()] == [0, SIZE, SIZE, SIZE]
-    found = inspect(CheckSettings(model=str(it.directory), models_dir=tmp_path, log_level=0))
+    found = checked(it.directory, tmp_path)
     assert {(kind.name, kind.count) for kind in found.caches or ()} == {
         ("full attention", 1),
         (f"sliding window {SIZE}", 3),
@@ -200,8 +199,6 @@ def test_windows_are_kept_over_two_ranks(name: str, tmp_path: Path) -> None:
         check_ranks(two.load(it.directory), alone(it.directory))
 
 
-# --- Rotations, after transformers' formulas.
-
 THETA, FACTOR, TRAINED = 10000.0, 4.0, 16
 """As in the configurations of all tiny models; tokens that a scaled one was trained on."""
 
@@ -212,34 +209,10 @@ def spins(dims: int) -> np.ndarray:
     return found
 
 
-def yarn(dims: int, trained: int = TRAINED, *, whole: bool = True) -> np.ndarray:
-    ends = [dims * np.log(trained / (turns * 2 * np.pi)) / (2 * np.log(THETA)) for turns in (32, 1)]
-    if whole:
-        ends = [np.floor(ends[0]), np.ceil(ends[1])]
-    low, high = max(ends[0], 0), min(ends[1], dims - 1)
-    ramp = np.clip((np.arange(dims // 2) - low) / max(high - low, 0.001), 0, 1)
-    found: np.ndarray = spins(dims) * ((1 - ramp) + ramp / FACTOR)
-    return found
-
-
-def llama3(dims: int) -> np.ndarray:
-    turns = TRAINED * spins(dims) / (2 * np.pi)
-    kept = np.clip((turns - 1) / (4 - 1), 0, 1)
-    return spins(dims) * (kept + (1 - kept) / FACTOR)
-
-
-class Scaling(NamedTuple):
-    fields: Mapping[str, object]
-    spins: Callable[[int], np.ndarray]
-    gain: float = 1.0
-
-
-SCALINGS = {
-    "linear": Scaling({}, lambda dims: spins(dims) / FACTOR),
-    "yarn": Scaling({"original_max_position_embeddings": TRAINED}, yarn, 0.1 * np.log(FACTOR) + 1),
-    "llama3": Scaling(
-        {"original_max_position_embeddings": TRAINED, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, llama3
-    ),
+SCALINGS: Mapping[str, Mapping[str, object]] = {
+    "linear": {},
+    "yarn": {"original_max_position_embeddings": TRAINED},
+    "llama3": {"original_max_position_embeddings": TRAINED, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
 }
 
 
@@ -255,6 +228,29 @@ def turned(x: np.ndarray, angles: np.ndarray, *, neighbours: bool, gain: float =
     return out
 
 
+def check_ropes(opened: OpenedModel, config: Mapping[str, object], wanted: "Turn", count: int = 0) -> Module:
+    """All rotations of a module of this configuration turn by `wanted`. Returns the module."""
+    module = build_module(opened._replace(module_config={**opened.module_config, **config}))[0]
+    ropes = [each["rope"] for each in module.modules() if "rope" in each]
+    x = mx.random.normal((1, 2, 3, 2 * wanted.spins.size), key=mx.random.key(1))
+    angles = np.arange(wanted.at, wanted.at + 3)[:, None] * wanted.spins
+    right = mx.array(turned(np.array(x), angles, neighbours=wanted.neighbours, gain=wanted.gain))
+    assert len(ropes) == (count or len(module.layers))
+    for rope in ropes:
+        assert mx.allclose(rope(mx.array(x), offset=wanted.at), right, atol=wanted.tolerance)
+    return module
+
+
+class Turn(NamedTuple):
+    """The angles of a token's pairs, and the position from which three tokens are rotated."""
+
+    spins: np.ndarray
+    neighbours: bool = False
+    gain: float = 1.0
+    at: int = 4
+    tolerance: float = 1e-4
+
+
 @pytest.mark.parametrize("name", sorted(_UNSCALED))
 def test_a_scaling_that_mlx_lm_does_not_read_is_applied(name: str, tmp_path: Path) -> None:
     it = Subject(name, tmp_path)
@@ -262,7 +258,7 @@ def test_a_scaling_that_mlx_lm_does_not_read_is_applied(name: str, tmp_path: Pat
     plain = [rope for _, rope in _plain_ropes(build_module(it.opened)[0])]
     assert plain
     for kind, scaling in SCALINGS.items():
-        fields = {"rope_scaling": {"type": kind, "rope_type": kind, "factor": FACTOR, **scaling.fields}}
+        fields = {"rope_scaling": {"type": kind, "rope_type": kind, "factor": FACTOR, **scaling}}
         value = copy.deepcopy(it.opened.module_config)
         module_text(value, it.opened.family).update(fields)
         opened = it.opened._replace(module_config=value)
@@ -270,8 +266,9 @@ def test_a_scaling_that_mlx_lm_does_not_read_is_applied(name: str, tmp_path: Pat
         ropes = [each["rope"] for each in module.modules() if "rope" in each]
         assert len(ropes) == len(plain)
         for rope, before in zip(ropes, plain, strict=True):
-            angles = np.arange(3, 8)[:, None] * scaling.spins(before.dims)
-            wanted = turned(np.array(x), angles, neighbours=before.traditional, gain=scaling.gain)
+            spun, gain = frequencies({"kind": kind, "theta": THETA, "factor": FACTOR, **scaling}, before.dims)
+            angles = np.arange(3, 8)[:, None] * spun
+            wanted = turned(np.array(x), angles, neighbours=before.traditional, gain=gain)
             found = rope(mx.array(x), offset=3)[..., : before.dims]
             assert mx.allclose(found, mx.array(wanted)[..., : before.dims], atol=1e-4), kind
 
@@ -286,15 +283,9 @@ def test_yarn_follows_the_fields_that_mlx_lm_does_not_read(
     scaling = {"type": "yarn", "factor": FACTOR, "original_max_position_embeddings": trained, **given}
     it = Subject(name, tmp_path)
     part = {"head_dim": dims, "rope_scaling": scaling, "max_position_embeddings": 16384, "rope_theta": THETA}
-    opened = it.opened._replace(module_config={**it.opened.module_config, **part})
-    ropes = [each["rope"] for each in build_module(opened)[0].modules() if "rope" in each]
-    x = mx.random.normal((1, 2, 3, dims), key=mx.random.key(1))
-    angles = np.arange(900, 903)[:, None] * yarn(dims, trained, whole=given.get("truncate", True) is True)
-    gain = given.get("attention_factor", 0.1 * np.log(FACTOR) + 1)
-    wanted = turned(np.array(x), angles, neighbours=False, gain=cast("float", gain))
-    assert len(ropes) == 4
-    for rope in ropes:
-        assert mx.allclose(rope(mx.array(x), offset=900), mx.array(wanted), atol=1e-3)
+    angles, gain = frequencies({"kind": "yarn", "theta": THETA, **scaling}, dims)
+    gain = cast("float", given.get("attention_factor", gain))
+    check_ropes(it.opened, part, Turn(angles, gain=gain, at=900, tolerance=1e-3), 4)
 
 
 @pytest.mark.parametrize(("context", "long"), [(TRAINED, False), (TRAINED - 1, False), (TRAINED + 1, True), (0, True)])
@@ -310,15 +301,9 @@ def test_the_length_of_the_context_decides_between_long_and_short_factors(
     scaling = {"type": "longrope", "rope_type": "longrope", **factors, **gains, **trained}
     part = {"rope_scaling": scaling, **trained, "max_position_embeddings": TRAINED**2, "partial_rotary_factor": 1.0}
     opened = it.opened._replace(module_config={**it.opened.module_config, **part}, context_length=context)
-    module = build_module(opened)[0]
-    ropes = [each["rope"] for each in module.modules() if "rope" in each]
-    x = mx.random.normal((1, 2, 3, dims), key=mx.random.key(1))
-    angles = np.arange(4, 7)[:, None] * spins(dims) / np.array(factors["long_factor" if long else "short_factor"])
+    angles = spins(dims) / np.array(factors["long_factor" if long else "short_factor"])
     gain = gains["long_mscale" if long else "short_mscale"] if gains else np.sqrt(2)
-    wanted = turned(np.array(x), angles, neighbours=False, gain=gain)
-    assert ropes
-    for rope in ropes:
-        assert mx.allclose(rope(mx.array(x), offset=4), mx.array(wanted), atol=1e-4)
+    module = check_ropes(opened, {}, Turn(angles, gain=gain))
     told = [each for each in unread(opened, module) if "--context 16 to use short_factor" in each]
     assert len(told) == long
 
@@ -331,13 +316,7 @@ def test_rope_interleave_decides_which_pairs_rotate(
     name: str, given: Mapping[str, object], neighbours: bool, tmp_path: Path
 ) -> None:
     it = Subject(name, tmp_path)
-    opened = it.opened._replace(module_config={**it.opened.module_config, **given})
-    ropes = [each["rope"] for each in build_module(opened)[0].modules() if "rope" in each]
-    x = mx.random.normal((1, 2, 3, 8), key=mx.random.key(1))
-    wanted = turned(np.array(x), np.arange(4, 7)[:, None] * spins(8), neighbours=neighbours)
-    assert len(ropes) == 4
-    for rope in ropes:
-        assert mx.allclose(rope(mx.array(x), offset=4), mx.array(wanted), atol=1e-4)
+    check_ropes(it.opened, given, Turn(spins(8), neighbours=neighbours), 4)
 
 
 @pytest.mark.parametrize(
@@ -373,11 +352,7 @@ def test_glm_rotates_the_part_of_each_head_that_its_configuration_names(
 @pytest.mark.parametrize(
     ("module", "fields", "told"),
     [
-        (
-            "olmoe",
-            {"clip_qkv": 8.0},
-            f"{READS} clip_qkv is 8.0, which mlx_lm.models.olmoe does not read: {DIFFER}",
-        ),
+        ("olmoe", {"clip_qkv": 8.0}, f"{READS} clip_qkv is 8.0, which mlx_lm.models.olmoe does not read: {DIFFER}"),
         (
             "gpt2",
             {"scale_attn_by_inverse_layer_idx": True},
@@ -409,8 +384,7 @@ def test_a_field_that_no_module_reads_is_reported(
     it = Slider(Windows(module, fields), tmp_path)
     with caplog.at_level("WARNING", "runner"):
         load(it.opened)
-    warnings = [*inspect(CheckSettings(model=str(it.directory), models_dir=tmp_path, log_level=0)).warnings]
-    found = [each for each in warnings if "differ" in each]
+    found = [each for each in checked(it.directory, tmp_path).warnings if "differ" in each]
     assert found == ([told] if told else [])
     assert [each.getMessage() for each in caplog.records if "differ" in each.getMessage()] == found
 

@@ -10,7 +10,7 @@ from runner.cache.interface import PrefixCache
 from runner.cache.session import Session
 from runner.drafts.drafting import AnswerDrafter, DraftedAnswer
 from runner.drafts.target import AnyText, Draw, HiddenStateDrafter
-from runner.model.weights.load import LoadedModel
+from runner.model.weights.loading import LoadedModel
 from runner.sampling.options import SamplingOptions
 from runner.sampling.sampler import Sampler
 

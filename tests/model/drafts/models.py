@@ -17,7 +17,7 @@ from runner.drafts.own_model import OwnDraftModel
 from runner.drafts.policy import Draft, DraftPolicy
 from runner.drafts.target import target_of
 from runner.engine.generation import Forward
-from runner.model.weights.load import LoadedModel
+from runner.model.weights.loading import LoadedModel
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.tiny import VOCAB, spread, tiny, words
 from tests.lib.tiny_engine import RandomPolicy, RequestSpec, TinyEngine, oracle_answer, plain_forward

@@ -17,7 +17,7 @@ from runner.drafts.own_model import OwnDraftModel
 from runner.drafts.wing import DraftModelOpener
 from runner.errors import DraftError
 from runner.model import open_model
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.settings import CheckSettings, Settings
 from runner.sizes import Bound
 from runner.tokenizer import open_tokenizer
@@ -207,9 +207,9 @@ def test_a_few_more_tokens_are_the_same_vocabulary(most: int, same: bool, store:
 
 def test_a_model_whose_answers_cannot_be_drafted_takes_no_draft(store: Store, draft: Path) -> None:
     with (
-        patch.dict("runner.model.weights.load.UNDRAFTABLE", {"llama": "its masks look ahead"}),
+        patch.dict("runner.model.weights.loading.UNDRAFTABLE", {"llama": "its masks look ahead"}),
         pytest.raises(DraftError, match="answers of tiny cannot be drafted: its masks look ahead"),
     ):
         opened(store, str(draft))
-    with patch.dict("runner.model.weights.load.UNDRAFTABLE", {"llama": "its masks look ahead"}):
+    with patch.dict("runner.model.weights.loading.UNDRAFTABLE", {"llama": "its masks look ahead"}):
         assert value(checked(store, "auto"), "drafts") == "none: its masks look ahead"

@@ -21,7 +21,7 @@ from runner.media.prompt import MediaPrompt, Picture
 from runner.media.support import MediaSupport
 from runner.media.towers import Grid, SoundTower, Tower, load_tower, plan_sound_tower, plan_tower
 from runner.model import open_model
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE
 from scripts.tools.models.png import png

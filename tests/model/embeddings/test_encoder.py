@@ -12,7 +12,7 @@ import pytest
 from runner.commands.check.inspection import Inspection, inspect
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.settings import CheckSettings
 from scripts.tools.models.checkpoints import write_directory
 from scripts.tools.models.sources import published, write_source

@@ -16,7 +16,7 @@ import runner.cache.sequence
 from runner.cache.layers.batch import BatchedLayers
 from runner.cache.layers.snapshot import Copy, complete
 from runner.engine.policy import SlicePolicy
-from runner.sampling.sample import Choice, Sample
+from runner.sampling.sample import Choice, SampledTokens
 from scripts.tools.models.tiny import KINDS, VOCAB
 from tests.lib.tiny_engine import BATCHABLE, SLICEABLE, TinyEngine
 
@@ -61,7 +61,7 @@ def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
     tally = Tally()
     start: Callable[[list[mx.array]], None] = mx.async_eval
     compute: Callable[[Sequence[list[mx.array]]], None] = mx.eval
-    read, make = Sample.read, BatchedLayers.__init__
+    read, make = SampledTokens.read, BatchedLayers.__init__
 
     def async_eval(arrays: list[mx.array]) -> None:
         tally.started += 1
@@ -71,7 +71,7 @@ def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
         tally.computed += 1
         compute(arrays)
 
-    def read_sample(sample: Sample) -> list[Choice]:
+    def read_sample(sample: SampledTokens) -> list[Choice]:
         tally.round_trips += 1
         return read(sample)
 
@@ -81,7 +81,7 @@ def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
 
     monkeypatch.setattr(mx, "async_eval", async_eval)
     monkeypatch.setattr(mx, "eval", evaluate)
-    monkeypatch.setattr(Sample, "read", read_sample)
+    monkeypatch.setattr(SampledTokens, "read", read_sample)
     monkeypatch.setattr(BatchedLayers, "__init__", make_batch)
     for module in (runner.cache.sequence, runner.cache.layers.kv):
         monkeypatch.setattr(module, "complete", tally.complete)

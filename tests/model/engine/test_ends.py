@@ -22,7 +22,7 @@ from runner.errors import RequestError
 from runner.grammar.guide import Guide
 from runner.grammar.matcher import GrammarMatcher
 from runner.sampling import SamplingOptions
-from runner.sampling.sample import Sample
+from runner.sampling.sample import SampledTokens
 from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer
 from runner.tokenizer.detokenizer import Detokenizer
@@ -67,7 +67,7 @@ WITHIN = [
     Fault(mx, "eval", 1),  # the first one resumes
     Fault(Sampler, "__call__", 5),
     Fault(mx, "async_eval", 5),
-    Fault(Sample, "read", 5),
+    Fault(SampledTokens, "read", 5),
 ]
 """Faults while a forward is dispatched or evaluated: nobody knows what the layers hold."""
 

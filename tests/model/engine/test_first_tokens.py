@@ -5,7 +5,7 @@ import pytest
 
 from runner.engine.first_tokens import FirstTokens
 from runner.sampling import SamplingOptions
-from runner.sampling.sample import Choice, Sample
+from runner.sampling.sample import Choice, SampledTokens
 from scripts.tools.models.tiny import KINDS, words
 from tests.lib.tiny_engine import RequestSpec, TinyEngine, oracle_answer, text_of
 from tests.lib.told_drafts import OPTIONS, seen
@@ -167,7 +167,7 @@ def test_the_oldest_are_forgotten_where_there_are_many() -> None:
 def test_logits_of_a_forward_that_failed_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TinyEngine("llama", first_tokens=True)
     with monkeypatch.context() as patch:
-        patch.setattr(Sample, "read", fails)
+        patch.setattr(SampledTokens, "read", fails)
         engine.submit(spec())
         engine.finish()
     assert engine.requests[0].failed
@@ -179,5 +179,5 @@ def test_logits_of_a_forward_that_failed_are_not_kept(monkeypatch: pytest.Monkey
     engine.requests[1].check_answer()
 
 
-def fails(_: Sample) -> list[Choice]:
+def fails(_: SampledTokens) -> list[Choice]:
     raise RuntimeError("the device is gone")

@@ -8,7 +8,7 @@ import pytest
 from protocol import DoneReason
 from runner.engine.events import Text
 from runner.engine.policy import SlicePolicy
-from runner.sampling.sample import Sample
+from runner.sampling.sample import SampledTokens
 from scripts.tools.models.tiny import KINDS, VOCAB
 from tests.lib.tiny_engine import TinyEngine, text_of
 
@@ -113,7 +113,7 @@ def test_a_fault_outside_of_forwards_leaves_nothing_in_the_cache(monkeypatch: py
     """The fault may be that of a computation that MLX had put off, so the layers are not trusted."""
     engine = make_engine(chunk=30)
     with monkeypatch.context() as patched:
-        patched.setattr(Sample, "read", lambda _: 1 // 0)
+        patched.setattr(SampledTokens, "read", lambda _: 1 // 0)
         failing = engine.ask(PROMPT)
         engine.finish()
     again = engine.ask(PROMPT)

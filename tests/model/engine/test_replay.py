@@ -11,7 +11,7 @@ from runner.errors import RunnerError
 from runner.grammar.guide import decode_state
 from runner.grammar.messages import State
 from runner.sampling import SamplingOptions
-from runner.sampling.sample import Sample
+from runner.sampling.sample import SampledTokens
 from runner.tape import world
 from runner.tape.file import TapeFile, TapeReader
 from runner.tape.recording import Arrived, Turn
@@ -123,7 +123,7 @@ def test_tokens_that_the_model_does_not_have_are_refused(prompt: list[int], tmp_
 
 def test_a_fault_that_cannot_be_met_again_is_named(tmp_path: Path) -> None:
     story, file = Story("llama", 4), tmp_path / "tape"
-    with patch.object(Sample, "read", side_effect=ValueError("it cannot be read")):
+    with patch.object(SampledTokens, "read", side_effect=ValueError("it cannot be read")):
         story.record(file)
     done, _ = story.replay(file)
     assert "recorded: event [1, 'failed', 'ValueError: it cannot be read']; replayed: " in done.difference

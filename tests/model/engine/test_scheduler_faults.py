@@ -20,7 +20,7 @@ from runner.cache.trie_cache import TrieCache
 from runner.engine.events import Failed
 from runner.engine.generation import Generation
 from runner.engine.policy import SlicePolicy
-from runner.sampling.sample import Sample
+from runner.sampling.sample import SampledTokens
 from runner.sampling.sampler import Sampler, SamplerBatch
 from runner.tokenizer import Tokenizer
 from runner.tokenizer.detokenizer import Detokenizer
@@ -54,7 +54,7 @@ ANSWERS = [
     Place(Detokenizer, "finish", 1),
     Place(Tokenizer, "token_text", 1),
     Place(Session, "record", 1),
-    Place(Sample, "read", 1),
+    Place(SampledTokens, "read", 1),
     Place(mx, "eval", 1),
     Place(mx, "async_eval", 1),
     Place(SequenceLayers, "advance", 1),
@@ -71,8 +71,8 @@ BATCHES = [
     Place(BatchedLayers, "__init__", 0),
     Place(BatchedLayers, "extend", 0),
     Place(BatchedLayers, "keep", 0),
-    Place(Sample, "joined", 0),
-    Place(Sample, "take", 0),
+    Place(SampledTokens, "joined", 0),
+    Place(SampledTokens, "take", 0),
     Place(SamplerBatch, "__init__", 0),
     Place(SamplerBatch, "__call__", 0),
     Place(SamplerBatch, "release", 0),

@@ -18,7 +18,7 @@ from runner.engine.memory import MemoryBudget
 from runner.engine.policy import Slice, SlicePolicy
 from runner.engine.request import Request
 from runner.model.weights.dtype import in_float32
-from runner.model.weights.load import LoadedModel
+from runner.model.weights.loading import LoadedModel
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import KINDS, VOCAB, tiny, words
 from tests.lib.driver import facts_of

@@ -10,9 +10,11 @@ import pytest
 from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
+from runner.commands.check.inspection import Inspection, inspect
 from runner.model import OpenedModel, open_model
-from runner.model.families import Config
-from runner.model.weights.load import LoadedModel, load
+from runner.model.architectures import Config
+from runner.model.weights.loading import LoadedModel, load
+from runner.settings import CheckSettings
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE, Dtype, Kind, make_weights, write_checkpoint
 from scripts.tools.models.store import Store, write_store
 
@@ -42,6 +44,11 @@ def store(tmp_path: Path, checkpoint: Checkpoints) -> Store:
 
 def open_stored(store: Store, name: str = "tiny") -> OpenedModel:
     return open_model(name, store.models_dir)
+
+
+def checked(model: str | Path, models_dir: Path = Path("unused"), **settings: object) -> Inspection:
+    """Returns the report of `mlx-runner check`."""
+    return inspect(CheckSettings(model=str(model), models_dir=models_dir, log_level=0, **settings))  # type: ignore[arg-type]
 
 
 def run(model: LoadedModel | object, layers: list[object] | None = None) -> mx.array:

@@ -277,10 +277,7 @@ _ENTRIES: dict[str, tuple[object, str]] = {
         entry(shape=(2147483647,) * 1_000_000),
         r"shape \[(2147483647, ){8}214\.\.\. is not a list of sizes",
     ),
-    "shape beyond MLX": (
-        entry(shape=(2**31, 0), offsets=(0, 0)),
-        r"shape \[2147483648, 0\] is not a list of sizes",
-    ),
+    "shape beyond MLX": (entry(shape=(2**31, 0), offsets=(0, 0)), r"shape \[2147483648, 0\] is not a list of sizes"),
     "offsets three": (entry(offsets=(0, 1, 2)), r"data_offsets \[0, 1, 2\] are not two positions"),
     "offsets disagree with the shape": (
         entry(offsets=(0, 16380)),
@@ -312,20 +309,11 @@ BLOBS: dict[str, Case] = {
 }
 
 _PARTS: dict[str, tuple[Break, str]] = {
-    "words of int": (
-        with_packed(words=zeros("I32", 64, 8)),
-        r"want packed U32 words with scales, found I32 \[64, 8\]",
-    ),
+    "words of int": (with_packed(words=zeros("I32", 64, 8)), r"want packed U32 words with scales, found I32 \[64, 8\]"),
     "scales of int": (with_packed(scale=zeros("I32", 64, 1)), "scales of dtype I32, want U8, F16, BF16 or F32"),
     "scale rows": (with_packed(scale=zeros("F32", 32, 1)), r"want scales \[64, 'groups'\], found \[32, 1\]"),
-    "scale columns": (
-        with_packed(scale=zeros("F32", 64, 3)),
-        "8 words and 3 F32 scales a row match no quantization",
-    ),
-    "quantization biases missing": (
-        with_packed(bias=None),
-        r"want quantization biases F32 \[64, 1\], found none",
-    ),
+    "scale columns": (with_packed(scale=zeros("F32", 64, 3)), "8 words and 3 F32 scales a row match no quantization"),
+    "quantization biases missing": (with_packed(bias=None), r"want quantization biases F32 \[64, 1\], found none"),
     "quantization biases of another type": (
         with_packed(bias=zeros("F16", 64, 1)),
         r"want quantization biases F32 \[64, 1\], found F16 \[64, 1\]",
@@ -358,8 +346,7 @@ TEXTS: dict[str, Case] = {
         with_config(architectures=["Foo"], model_type="..utils"), "unsupported architecture: Foo"
     ),
     "more layers than there are": Case(
-        with_config(num_hidden_layers=3),
-        r"config\.json: num_hidden_layers is 3, the model holds 2: layer 2 is missing",
+        with_config(num_hidden_layers=3), r"config\.json: num_hidden_layers is 3, the model holds 2: layer 2 is missing"
     ),
     "tokenizer not in the manifest": Case(
         without("tokenizer.json"), r'load tokenizer config: config "tokenizer\.json" not found in manifest'
@@ -392,8 +379,7 @@ RENAMED_MODULES: dict[str, Case] = {
         rf"{_BLOB}: tensor {WEIGHT}: want shape \[64, 64\], found \[131072, 131072\]",
     ),
     "integers without scales": Case(
-        with_weight(zeros("U32", 64, 64)),
-        rf"{_BLOB}: tensor {WEIGHT}: want a floating-point type, found uint32",
+        with_weight(zeros("U32", 64, 64)), rf"{_BLOB}: tensor {WEIGHT}: want a floating-point type, found uint32"
     ),
     "words of another width": Case(
         with_packed(words=zeros("U32", 64, 5)),
@@ -419,9 +405,7 @@ HARMLESS: dict[str, Break] = {
     "incomplete head for more tokens": lambda store: store.put_tensors("m", {"mtp.norm.weight": zeros("F32", 8)}),
     "null for no metadata": lambda store: with_header({"__metadata__": None, WEIGHT: entry()})(store),
     "metadata that is wrong": lambda store: store.put(
-        WEIGHT,
-        safetensors_bytes(store.tensors(WEIGHT), {"quant_type": "int3", "group_size": "banana"}),
-        TENSOR,
+        WEIGHT, safetensors_bytes(store.tensors(WEIGHT), {"quant_type": "int3", "group_size": "banana"}), TENSOR
     ),
     "padding between tensors": with_header({WEIGHT: entry(offsets=(8, 16392))}, 16400),
     "a text file that nobody reads is missing": each(

@@ -8,7 +8,7 @@ from mlx.nn.layers.base import Module
 from mlx.utils import tree_flatten
 
 from runner.model import OpenedModel, open_model
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from scripts.tools.models.layouts import HEAD, Layout, Plan, plan
 from scripts.tools.models.oracle import oracle
 from scripts.tools.models.sources import SOURCES

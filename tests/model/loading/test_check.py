@@ -8,17 +8,11 @@ import mlx.core as mx
 import pytest
 
 from runner.commands.check.examination import Amount
-from runner.commands.check.inspection import ContextLimit, Inspection, LayerKind, inspect
-from runner.settings import CheckSettings
-from scripts.tools.models.checkpoints import (
-    CHUNK,
-    GEMMA_WINDOW,
-    VOCABULARY_SIZE,
-    Kind,
-)
+from runner.commands.check.inspection import ContextLimit, Inspection, LayerKind
+from scripts.tools.models.checkpoints import CHUNK, GEMMA_WINDOW, VOCABULARY_SIZE, Kind
 from scripts.tools.models.store import TENSOR, Store, write_store
 from scripts.tools.models.tensors import Quantization, parse_metadata
-from tests.model.loading.conftest import Checkpoints
+from tests.model.loading.conftest import Checkpoints, checked
 from tests.model.loading.malformed import (
     CASES,
     WEIGHT,
@@ -34,12 +28,8 @@ from tests.model.loading.malformed import (
 OTHER = "model.layers.1.mlp.up_proj.weight"
 
 
-def check(model: str, models_dir: Path = Path("unused"), context: int | None = None) -> Inspection:
-    return inspect(CheckSettings(model=model, models_dir=models_dir, context_tokens=context, log_level=0))
-
-
 def check_store(store: Store, context: int | None = None) -> Inspection:
-    return check("tiny", store.models_dir, context)
+    return checked("tiny", store.models_dir, context_tokens=context)
 
 
 def test_a_model_that_is_not_there_is_said_so_with_those_that_are(store: Store) -> None:
@@ -81,7 +71,7 @@ def test_nothing_is_read_and_nothing_computed(store: Store, monkeypatch: pytest.
 def test_caches_are_told_as_the_prefix_cache_takes_them(
     kind: Kind, caches: list[LayerKind], checkpoint: Checkpoints
 ) -> None:
-    assert check(str(checkpoint(kind))).caches == caches
+    assert checked(checkpoint(kind)).caches == caches
 
 
 @pytest.mark.parametrize("quantization", ["int4", "nvfp4"])
@@ -98,12 +88,12 @@ def test_packings_are_told_with_what_they_take(
             kind = f"{kind} g64" if kind in ("int4", "int8") else kind
             tensors, size = wanted.get(kind, (0, 0))
             wanted[kind] = (tensors + 1, size + sum(len(tensor.data) for tensor in store.tensors(name).values()))
-    found = inspect(CheckSettings(model="tiny", models_dir=store.models_dir, dtype="keep", log_level=0))
+    found = checked("tiny", store.models_dir, dtype="keep")
     assert found.weights is not None
     assert {amount.name: (amount.tensors, amount.bytes) for amount in found.weights} == wanted
     assert quantization in wanted or f"{quantization} g64" in wanted
     assert found.read_bytes == sum(size for _, size in wanted.values())
-    assert found.parameters == check(str(checkpoint("llama"))).parameters
+    assert found.parameters == checked(checkpoint("llama")).parameters
 
 
 def test_what_text_does_not_need_is_counted_by_what_it_is(checkpoint: Checkpoints, tmp_path: Path) -> None:

@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 
 from runner.commands.check import digests
-from runner.commands.check.inspection import inspect
 from runner.errors import ModelError
 from runner.model import OpenedModel
 from runner.model.sources.checkpoint import File, raise_fault
 from runner.model.sources.safetensors import open_file
-from runner.settings import CheckSettings
 from scripts.tools.models.store import JSON, TENSOR, Store
-from tests.model.loading.conftest import bytes_read, open_stored
+from tests.model.loading.conftest import bytes_read, checked, open_stored
 from tests.model.loading.malformed import WEIGHT, flip, with_manifest, zeros
 
 OTHER = "model.layers.1.mlp.up_proj.weight"
@@ -87,8 +85,7 @@ def test_check_tells_of_every_changed_blob_and_of_each_fault_once(store: Store) 
         flip(name)(store)
     store.blob_of("model.norm.weight").write_bytes(b"short")
     store.blob_of("tokenizer.json").unlink()
-    settings = CheckSettings(model="tiny", models_dir=store.models_dir, verify=True, log_level=0)
-    problems = inspect(settings).problems
+    problems = checked("tiny", store.models_dir, verify=True).problems
     assert len(problems) == len(changed) + 2
     for name in (*changed, "model.norm.weight", "tokenizer.json"):
         (problem,) = (problem for problem in problems if store.blob_of(name).name in problem)

@@ -5,35 +5,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runner.commands.check.inspection import Inspection, Token, inspect
+from runner.commands.check.inspection import Inspection, Token
 from runner.commands.check.report_text import as_json, as_text
-from runner.settings import CheckSettings
 from scripts.tools.models.sources import Published
 from scripts.tools.models.store import Store, write_store
+from tests.model.loading.conftest import checked
 from tests.model.loading.malformed import WEIGHT, with_config, with_text, without, without_blob
 
 KEYS = (
-    *(
-        "model",
-        "loads",
-        "source",
-        "path",
-        "children",
-        "architecture",
-        "module",
-        "defaults",
-        "layers",
-        "parameters",
-        "caches",
-        "weights",
-    ),
-    *("read_bytes", "files", "skipped", "device", "computes", "blas", "kernels", "context", "tokenizer", "pictures"),
-    *("sound", "drafts", "format", "ranks", "trial", "embeddings", "disk", "warnings", "problems"),
+    *("model", "loads", "source", "path", "children", "architecture", "module", "defaults", "layers", "parameters"),
+    *("caches", "weights", "read_bytes", "files", "skipped", "device", "computes", "blas", "kernels", "context"),
+    *("tokenizer", "pictures", "sound", "drafts", "format", "ranks", "trial", "embeddings", "disk", "warnings"),
+    "problems",
 )
 
 
 def check(store: Store, dtype: str = "auto") -> Inspection:
-    return inspect(CheckSettings(model="tiny", models_dir=store.models_dir, dtype=dtype, log_level=0))
+    return checked("tiny", store.models_dir, dtype=dtype)
 
 
 def labels(text: str) -> list[str]:
@@ -47,22 +35,8 @@ def value(text: str, label: str) -> str:
 
 def test_a_sound_model_is_a_table_with_its_verdict_last(store: Store) -> None:
     text = as_text(check(store))
-    assert labels(text) == [
-        *(
-            "model",
-            "store",
-            "architecture",
-            "layers",
-            "parameters",
-            "weights",
-            "reads",
-            "computes",
-            "BLAS",
-            "kernels",
-            "context",
-        ),
-        *("tokenizer", "BOS", "EOS", "pictures", "drafts", "ranks", "verdict"),
-    ]
+    wanted = "model store architecture layers parameters weights reads computes BLAS kernels context tokenizer BOS EOS"
+    assert labels(text) == [*wanted.split(), "pictures", "drafts", "ranks", "verdict"]
     assert value(text, "architecture") == "LlamaForCausalLM, run by mlx_lm.models.llama"
     assert value(text, "layers") == "2: 2 full attention (KVCache)"
     assert value(text, "parameters") == "109.12 K"
@@ -126,40 +100,29 @@ def test_the_keys_of_the_object_are_always_the_same(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told", "tokens"),
+    ("name", "kind", "told", "tokens"),
     [
-        ("qwen3.5-seeing", "yes (qwen3.5 tower, 2 blocks, float32, ", 16384),
-        ("gemma4-unified-seeing", "yes (gemma4 tower, float32, ", 280),
+        ("qwen3.5-seeing", "pictures", "yes (qwen3.5 tower, 2 blocks, float32, ", 16384),
+        ("gemma4-unified-seeing", "pictures", "yes (gemma4 tower, float32, ", 280),
+        ("gemma4-hearing", "sound", "yes (gemma4 tower, 2 blocks, float32, ", 25),
+        ("gemma4-unified-hearing", "sound", "yes (gemma4 tower, float32, ", 25),
     ],
 )
-def test_a_model_that_sees(name: str, told: str, tokens: int, published: Published, tmp_path: Path) -> None:
+def test_a_model_that_sees_or_hears(
+    name: str, kind: str, told: str, tokens: int, published: Published, tmp_path: Path
+) -> None:
     found = check(write_store(tmp_path, "tiny", published(name)), "keep")
-    text = value(as_text(found), "pictures")
+    text = value(as_text(found), kind)
     assert found.loads
     assert text.startswith(told)
-    assert text.endswith(f"; up to {tokens} tokens a picture)")
-    assert "vision" not in {amount.name for amount in found.skipped or ()}, "the tower is read"
-    data = msgspec.json.decode(msgspec.json.encode(found))["pictures"]
-    assert (data["sees"], data["why"], data["tokens"]) == (True, None, tokens)
-    assert 0 < data["bytes"] < found.read_bytes
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("gemma4-hearing", "yes (gemma4 tower, 2 blocks, float32, "),
-        ("gemma4-unified-hearing", "yes (gemma4 tower, float32, "),
-    ],
-)
-def test_a_model_that_hears(name: str, told: str, published: Published, tmp_path: Path) -> None:
-    found = check(write_store(tmp_path, "tiny", published(name)), "keep")
-    text = value(as_text(found), "sound")
-    assert found.loads
-    assert text.startswith(told)
-    assert text.endswith("; 25 tokens a second)")
-    assert not {"audio", "vision"} & {amount.name for amount in found.skipped or ()}, "the towers are read"
-    data = msgspec.json.decode(msgspec.json.encode(found))["sound"]
-    assert (data["hears"], data["why"], data["tokens"]) == (True, None, 25)
+    assert text.endswith(
+        f"; up to {tokens} tokens a picture)" if kind == "pictures" else f"; {tokens} tokens a second)"
+    )
+    read = {"vision"} if kind == "pictures" else {"audio", "vision"}
+    assert not read & {amount.name for amount in found.skipped or ()}, "the towers are read"
+    data = msgspec.json.decode(msgspec.json.encode(found))[kind]
+    assert (data["sees" if kind == "pictures" else "hears"], data["why"], data["tokens"]) == (True, None, tokens)
+    assert kind == "sound" or 0 < data["bytes"] < (found.read_bytes or 0)
 
 
 def test_a_tower_that_is_not_whole_costs_no_text(published: Published, tmp_path: Path) -> None:

@@ -9,18 +9,17 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-from runner.commands.check.inspection import Inspection, inspect
+from runner.commands.check.inspection import Inspection
 from runner.commands.check.report_text import as_text
-from runner.model.weights.load import LoadedModel
-from runner.settings import CheckSettings
-from tests.model.loading.conftest import Checkpoints
+from runner.model.weights.loading import LoadedModel
+from tests.model.loading.conftest import Checkpoints, checked
 from tests.model.loading.test_check_text import value
 
 TRIAL = "runner.commands.check.trial"
 
 
 def check(path: Path, dtype: str = "auto") -> Inspection:
-    return inspect(CheckSettings(model=str(path), models_dir=Path("unused"), verify=True, dtype=dtype, log_level=0))
+    return checked(path, verify=True, dtype=dtype)
 
 
 def tried(found: Inspection) -> str:
@@ -53,7 +52,7 @@ def test_a_device_on_which_something_goes_wrong(trial: str, line: str, flag: str
 
 
 def test_what_the_table_does_not_have_is_tried_and_served_alone(checkpoint: Checkpoints) -> None:
-    with patch("runner.model.weights.load.TRIED", frozenset()):
+    with patch("runner.model.weights.loading.TRIED", frozenset()):
         line = tried(check(checkpoint("llama")))
     reason = "never (mlx_lm.models.llama was never tried: see check --verify), though nothing went wrong here"
     assert line == f"answers together: {reason}; drafts: {reason}"

@@ -3,7 +3,6 @@
 See docs/internals/store.md, 3.
 """
 
-import copy
 import json
 from pathlib import Path
 from typing import cast
@@ -12,20 +11,12 @@ import pytest
 
 from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
-from runner.model.families import Config
-from runner.model.weights.load import load
+from runner.model.architectures import Config
+from runner.model.weights.loading import load
 from scripts.tools.models.checkpoints import CHUNK, VOCABULARY_SIZE, Kind, config_of, write_checkpoint
 from scripts.tools.models.store import Store
 from scripts.tools.models.tensors import Tensor, safetensors_bytes
 from tests.model.loading.conftest import Checkpoints, run_path, same
-
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 256,
-}
 
 
 def rewritten(source: Path, directory: Path, config: Config, tensors: dict[str, Tensor] | None = None) -> Path:
@@ -62,62 +53,6 @@ def test_an_output_projection_is_used_unless_the_file_says_tied(said: bool | Non
     assert "lm_head.weight" not in open_model(str(tied), tmp_path).tensors
 
 
-@pytest.mark.parametrize(("kind", "scaling"), [("qwen3", {"rope_type": "default"}), ("llama", LLAMA3_ROPE)])
-def test_rope_parameters_are_lifted(kind: Kind, scaling: dict[str, object], tmp_path: Path) -> None:
-    """Without it mlx-lm's llama rotates by theta 10000."""
-    theta = 123456.0
-    old = {"rope_theta": theta, "rope_scaling": None if scaling["rope_type"] == "default" else scaling}
-    new = {"rope_theta": None, "rope_scaling": None, "rope_parameters": {**scaling, "rope_theta": theta}}
-    before = write_checkpoint(tmp_path / "before", kind, overrides=old)
-    after = rewritten(before, tmp_path / "after", config_of(kind, new))
-    plain = rewritten(before, tmp_path / "plain", config_of(kind, {"rope_theta": 10000.0, "rope_scaling": None}))
-    assert same(run_path(after), run_path(before))
-    assert not same(run_path(after), run_path(plain))
-
-
-def test_what_stands_at_the_top_beats_rope_parameters(tmp_path: Path) -> None:
-    opened = opened_with(tmp_path, "llama", rope_theta=5.0, rope_parameters={"rope_theta": 7.0, **LLAMA3_ROPE})
-    assert opened.module_config["rope_theta"] == 5.0
-    scaling = cast("Config", config_of("llama")["rope_scaling"])
-    assert opened.module_config["rope_scaling"] == {"type": "llama3", **scaling}
-
-
-def test_gemmas_rope_parameters_are_lifted_per_layer_type(tmp_path: Path) -> None:
-    def with_rope(config: Config, rope: Config) -> Config:
-        config = copy.deepcopy(config)
-        text = cast("Config", config["text_config"])
-        for key in ("rope_theta", "rope_local_base_freq"):
-            del text[key]
-        text |= rope
-        return config
-
-    scaled = {"rope_type": "linear", "factor": 8.0}
-    old: Config = {"rope_theta": 77777.0, "rope_local_base_freq": 555.0, "rope_scaling": scaled}
-    full = {"rope_theta": 77777.0, **scaled}
-    new: Config = {
-        "rope_parameters": {
-            "full_attention": full,
-            "sliding_attention": {"rope_theta": 555.0, "rope_type": "default"},
-        }
-    }
-    base = config_of("gemma3")
-    source = write_checkpoint(tmp_path / "source", "gemma3")
-    before = rewritten(source, tmp_path / "before", with_rope(base, old))
-    after = rewritten(source, tmp_path / "after", with_rope(base, new))
-    assert same(run_path(after), run_path(before))
-    assert not same(run_path(after), run_path(source))
-
-
-def test_gemmas_layer_types_give_the_period(tmp_path: Path) -> None:
-    types = ["sliding_attention", "full_attention"] * 2
-    source = write_checkpoint(tmp_path / "source", "gemma3_text")
-    config = config_of("gemma3_text", {"sliding_window_pattern": None, "layer_types": types})
-    assert same(run_path(rewritten(source, tmp_path / "changed", config)), run_path(source))
-    config["layer_types"] = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
-    with pytest.raises(ModelError, match=r"layer_types must have full attention at a fixed period, found \['full"):
-        open_model(str(rewritten(source, tmp_path / "irregular", config)), tmp_path)
-
-
 def test_gemma_without_a_vocabulary_size_takes_that_of_its_embedding(tmp_path: Path) -> None:
     """mlx-lm's default is 262208, and it overrides what the text config says."""
     config = config_of("gemma3", {"vocab_size": None})
@@ -129,8 +64,7 @@ def test_gemma_without_a_vocabulary_size_takes_that_of_its_embedding(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("place", "key"),
-    [("", "quantization"), ("text_config", "quantization_config"), ("", "compression_config")],
+    ("place", "key"), [("", "quantization"), ("text_config", "quantization_config"), ("", "compression_config")]
 )
 def test_what_describes_the_source_of_a_conversion_is_removed(place: str, key: str, tmp_path: Path) -> None:
     kind: Kind = "gemma3" if place else "llama"
@@ -154,10 +88,7 @@ def test_what_describes_the_source_of_a_conversion_is_removed(place: str, key: s
             {"head_dim": None, "num_attention_heads": 5},
             r"hidden_size \(64\) must be divisible by num_attention_heads \(5\)",
         ),
-        (
-            {"num_key_value_heads": 3},
-            r"num_attention_heads \(4\) must be divisible by num_key_value_heads \(3\)",
-        ),
+        ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be divisible by num_key_value_heads \(3\)"),
     ],
 )
 def test_a_field_that_makes_no_model_is_refused(overrides: dict[str, object], text: str, tmp_path: Path) -> None:

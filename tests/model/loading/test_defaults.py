@@ -7,19 +7,13 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from runner.commands.check.inspection import Inspection, inspect
 from runner.model import open_model
-from runner.model.weights.load import load
-from runner.settings import CheckSettings
+from runner.model.weights.loading import load
 from scripts.tools.models.architectures import config
 from scripts.tools.models.checkpoints import TOKENIZER, config_of, make_weights, write_checkpoint, write_weights
 from scripts.tools.models.sources import write_source
 from scripts.tools.models.store import write_store
-from tests.model.loading.conftest import run_path, same
-
-
-def check(model: str, models_dir: Path) -> Inspection:
-    return inspect(CheckSettings(model=model, models_dir=models_dir, log_level=0))
+from tests.model.loading.conftest import checked, run_path, same
 
 
 @pytest.mark.parametrize(
@@ -39,13 +33,13 @@ def test_a_field_that_has_a_default_is_not_demanded(name: str, filled: dict[str,
     text.update(filled)
     (directory / "config.json").write_text(json.dumps(config))
     said = run_path(directory)
-    assert not filled.keys() & check(str(directory), tmp_path).defaults.keys()
+    assert not filled.keys() & checked(directory, tmp_path).defaults.keys()
     for key in filled:
         del text[key]
     (directory / "config.json").write_text(json.dumps(config))
     write_store(tmp_path, "m", directory)
     for model in (str(directory), "m"):
-        found = check(model, tmp_path)
+        found = checked(model, tmp_path)
         assert (found.loads, found.problems) == (True, [])
         assert {key: found.defaults.get(key) for key in filled} == filled
         assert same(run_path(model, tmp_path), said)
@@ -57,7 +51,7 @@ def test_how_many_layers_there_are_is_demanded_though_a_class_has_a_default(tmp_
     config = json.loads((directory / "config.json").read_text())
     del config["num_hidden_layers"]
     (directory / "config.json").write_text(json.dumps(config))
-    assert check(str(directory), tmp_path).problems == ["config.json lacks num_hidden_layers (in its top level)"]
+    assert checked(directory, tmp_path).problems == ["config.json lacks num_hidden_layers (in its top level)"]
 
 
 # A null in `config.json` equals a missing field; `architectures/` compares every field of every architecture.

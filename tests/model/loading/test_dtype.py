@@ -9,18 +9,17 @@ import pytest
 from mlx.nn.layers.base import Module
 
 from runner import device
-from runner.commands.check.inspection import Inspection, inspect
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.weights import dtype as dtype_module
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
-from runner.model.weights.load import LoadedModel, load
-from runner.settings import CACHE_PERCENT, CheckSettings
+from runner.model.weights.loading import LoadedModel, load
+from runner.settings import CACHE_PERCENT
 from runner.sizes import Bound
 from scripts.tools.models.checkpoints import Dtype
 from scripts.tools.models.store import write_store
 from tests.model.architectures.subject import Subject
-from tests.model.loading.conftest import Checkpoints, parameters
+from tests.model.loading.conftest import Checkpoints, checked, parameters
 from tests.model.loading.conftest import run as run_loaded
 
 
@@ -99,16 +98,12 @@ def test_device_and_memory_decide_without_a_flag(
     assert bool(found.lacking) == (available == NEEDED - 1)
 
 
-def checked(path: Path, dtype: str = "auto") -> Inspection:
-    return inspect(CheckSettings(model=str(path), models_dir=Path("unused"), dtype=dtype, log_level=0))
-
-
 @pytest.mark.parametrize(
     ("wanted", "stored"), [("auto", "bfloat16"), ("keep", "bfloat16"), ("float16", "float32"), ("bfloat16", "float32")]
 )
 def test_check_tells_what_loading_makes(wanted: str, stored: Dtype, checkpoint: Checkpoints) -> None:
     path = checkpoint("llama", stored)
-    found = checked(path, wanted)
+    found = checked(path, dtype=wanted)
     model = load_path(path, wanted)
     assert found.weights is not None
     assert found.computes is not None
@@ -126,12 +121,8 @@ def test_weights_beyond_the_budget_are_refused_with_the_numbers_and_in_the_same_
         load(opened, "keep", 200_000)
     for part in ("the weights take 218.2 KB in bfloat16", "may use 200.0 KB in all", "allow more with --memory"):
         assert part in str(raised.value)
-    settings = CheckSettings(
-        model=str(directory), models_dir=Path("unused"), dtype="keep", memory=Bound(200_000), log_level=0
-    )
-    found = inspect(settings)
-    assert not found.loads
-    assert found.problems == [str(raised.value)]
+    found = checked(directory, dtype="keep", memory=Bound(200_000))
+    assert (found.loads, found.problems) == (False, [str(raised.value)])
     assert load(opened, "keep", 10**9).module
 
 

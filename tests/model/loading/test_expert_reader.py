@@ -7,16 +7,16 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_flatten
 
 from runner.errors import ModelError
 from runner.model import OpenedModel, open_model
-from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.model.sources.safetensors import HeaderEntry, read_tensor_header
 from runner.model.weights.assembly import rehearse
-from runner.model.weights.load import load
+from runner.model.weights.expert_reader import ExpertReader, ExpertStacks, find_expert_stacks, outside_stacks
+from runner.model.weights.loading import load
 from runner.model.weights.packed import Recipe
-from runner.model.weights.reading import ExpertReader, ExpertStacks, find_expert_stacks, outside_stacks
+from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.sources import Published
 from scripts.tools.models.tensors import from_mlx, mlx_style_bytes
 from tests.model.loading.conftest import same
@@ -45,13 +45,6 @@ def changed(opened: OpenedModel, name: str, change: Callable[[HeaderEntry], Head
     return opened._replace(tensors={**opened.tensors, name: tensor._replace(weight=change(tensor.weight))})
 
 
-def parameters(opened: OpenedModel) -> dict[str, mx.array]:
-    return dict(tree_flatten(load(opened).module.parameters()))
-
-
-# --- what is a stack ---
-
-
 def test_the_experts_of_a_stack_come_in_the_order_of_their_numbers(opened: OpenedModel) -> None:
     found = found_in(opened)
     assert list(found) == [STACK.replace("up", projection) for projection in ("down", "gate", "up")]
@@ -77,7 +70,7 @@ def test_there_are_no_stacks_where_sanitize_would_see_other_names(opened: Opened
     assert find_expert_stacks(opened._replace(tensors=gap), recipe) == ({}, recipe)
     stored = "model.layers.0.mlp.experts.up_proj.weight"
     weight = HeaderEntry(Path("x"), stored, "F32", (12, 64, 64))
-    beside = opened._replace(tensors={**opened.tensors, stored: Tensor(stored, weight)})
+    beside = opened._replace(tensors={**opened.tensors, stored: LogicalTensor(stored, weight)})
     assert find_expert_stacks(beside, recipe) == ({}, recipe)
     assert len(found_in(beside, Recipe("apart"))) == 3
 
@@ -88,22 +81,19 @@ def test_a_module_is_the_same_whether_its_stacks_were_read_or_made(
 ) -> None:
     opened = open_directory(published(name))
     assert found_in(opened)
-    read = parameters(opened)
-    monkeypatch.setattr("runner.model.weights.load.find_expert_stacks", lambda _, recipe: ({}, recipe))
-    made = parameters(opened)
+    read = parameters_of(load(opened).module)
+    monkeypatch.setattr("runner.model.weights.loading.find_expert_stacks", lambda _, recipe: ({}, recipe))
+    made = parameters_of(load(opened).module)
     assert read.keys() == made.keys()
     assert all(same(array, made[key]) for key, array in read.items())
 
 
-# --- reading ---
-
-
-def write_experts(folder: Path, count: int = 5) -> tuple[list[Tensor], list[list[mx.array]]]:
+def write_experts(folder: Path, count: int = 5) -> tuple[list[LogicalTensor], list[list[mx.array]]]:
     """Packed experts with a factor each, two to a file, in MLX's unaligned form; and their arrays by role."""
     shapes = {"": (4, 8), ".scale": (4, 2), ".bias": (4, 2), ".global_scale": ()}
     kinds = (mx.uint32, mx.bfloat16, mx.bfloat16, mx.float32)
     roles: list[list[mx.array]] = [[], [], [], []]
-    tensors: list[Tensor] = []
+    tensors: list[LogicalTensor] = []
     for first in range(0, count, 2):
         arrays: dict[str, mx.array] = {}
         for number in range(first, min(first + 2, count)):
@@ -114,7 +104,7 @@ def write_experts(folder: Path, count: int = 5) -> tuple[list[Tensor], list[list
         path.write_bytes(mlx_style_bytes(from_mlx(arrays)))
         entries = read_tensor_header(path)
         tensors += [
-            Tensor(str(number), *(entries[f"{number}{suffix}"] for suffix in shapes))
+            LogicalTensor(str(number), *(entries[f"{number}{suffix}"] for suffix in shapes))
             for number in range(first, min(first + 2, count))
         ]
     return tensors, roles
@@ -123,11 +113,11 @@ def write_experts(folder: Path, count: int = 5) -> tuple[list[Tensor], list[list
 def test_every_role_is_stacked_byte_for_byte(tmp_path: Path) -> None:
     tensors, roles = write_experts(tmp_path)
     reader = ExpertReader()
-    for found, parts in zip(reader.read(tensors), roles, strict=True):
+    for found, parts in zip(reader.read_stack(tensors), roles, strict=True):
         assert found is not None
         assert found.dtype == parts[0].dtype
         assert mx.array_equal(found, mx.stack(parts))
-    plain = reader.read([Tensor(tensor.name, tensor.weight) for tensor in tensors])
+    plain = reader.read_stack([LogicalTensor(tensor.name, tensor.weight) for tensor in tensors])
     assert plain[1:] == (None, None, None)
     reader.close()
 
@@ -141,9 +131,9 @@ def test_a_system_that_reads_in_small_pieces_is_asked_again(tmp_path: Path, monk
 
     tensors, roles = write_experts(tmp_path)
     reader = ExpertReader()
-    reader.read(tensors)
+    reader.read_stack(tensors)
     monkeypatch.setattr(Path, "open", lambda path, *_, **__: Slow(path))
-    assert mx.array_equal(reader.read(tensors).weight, mx.stack(roles[0]))
+    assert mx.array_equal(reader.read_stack(tensors).weight, mx.stack(roles[0]))
 
 
 def test_a_file_changed_since_it_was_opened_is_named(opened: OpenedModel, tmp_path: Path) -> None:
@@ -159,14 +149,6 @@ def test_a_file_changed_since_it_was_opened_is_named(opened: OpenedModel, tmp_pa
 
 
 def test_reading_leaves_no_threads(opened: OpenedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    readers = []
-
-    class Kept(ExpertReader):
-        def __init__(self) -> None:
-            super().__init__()
-            readers.append(self)
-
-    monkeypatch.setattr("runner.model.weights.load.ExpertReader", Kept)
     started: list[threading.Thread] = []
     start = threading.Thread.start
 
@@ -176,6 +158,5 @@ def test_reading_leaves_no_threads(opened: OpenedModel, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(threading.Thread, "start", noted)
     load(opened)
-    assert len(readers) == 1
     assert started
     assert not any(thread.is_alive() for thread in started)

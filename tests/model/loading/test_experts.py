@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from runner.errors import ModelError
-from runner.model.families import FAMILIES
+from runner.model.architectures import FAMILIES
 from runner.model.weights.experts import ExpertLayout, possible_layouts, with_layout
 
 LAYER = "model.layers.3.mlp"
@@ -102,8 +102,5 @@ def test_a_new_stack_gets_the_name_that_its_family_gives_it() -> None:
 @pytest.mark.parametrize(("conv", "layout"), [((8, 1, 4), "apart"), ((8, 4, 1), "stacked")])
 def test_qwen3_next_converts_what_is_raw_and_only_that(conv: tuple[int, ...], layout: str) -> None:
     """mlx-lm adds 1 to norms whenever it sees separate experts, even after an import has done so."""
-    weights = {
-        f"{LAYER}.experts.up_proj.weight": WHOLE,
-        "model.layers.0.linear_attn.conv1d.weight": mx.zeros(conv),
-    }
+    weights = {f"{LAYER}.experts.up_proj.weight": WHOLE, "model.layers.0.linear_attn.conv1d.weight": mx.zeros(conv)}
     assert possible_layouts("qwen3_next", weights) == [layout]

@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from runner.errors import ModelError
-from runner.model.config import context_length, module_config
-from runner.model.families import ENCODERS, FAMILIES, OLLAMA_ONLY, Config, Family, family_of, select_tensors
-from runner.model.sources.checkpoint import Tensor
+from runner.model.architectures import ENCODERS, FAMILIES, OLLAMA_ONLY, Config, Family, family_of, select_tensors
+from runner.model.module_config import context_length, module_config
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.model.sources.safetensors import HeaderEntry
 from scripts.tools.models.architectures import architectures
 
 GENERAL = Family("qwen2")
 
 
-def tensors(*names: str) -> dict[str, Tensor]:
-    return {name: Tensor(name, HeaderEntry(Path("blob"), name, "F32", (64, 64))) for name in names}
+def tensors(*names: str) -> dict[str, LogicalTensor]:
+    return {name: LogicalTensor(name, HeaderEntry(Path("blob"), name, "F32", (64, 64))) for name in names}
 
 
 def chosen(family: Family, name: str) -> str | None:
@@ -80,23 +80,11 @@ def test_a_config_without_a_text_config_is_that_of_the_text_model_alone() -> Non
 @pytest.mark.parametrize(
     "name",
     [
-        "vision_tower.blocks.0.weight",
-        "visual.merger.weight",
-        "vision_model.x.weight",
-        "mlp1.0.weight",
-        "sound_encoder.x.weight",
-        "model.audio_tower.x.weight",
-        "model.embed_vision.x.weight",
-        "multi_modal_projector.x.weight",
-        "model.vision_projection.x.weight",
-        "patch_merge_mlp.x.weight",
-        "vision.x.weight",
-        "aligner.x.weight",
-        "language_model.visual.x.weight",
-        "model.mtp_block.0.x.weight",
-        "mtp.layers.0.norm.weight",
-        "language_model.mtp.fc.weight",
-        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        *("vision_tower.blocks.0.weight", "visual.merger.weight", "vision_model.x.weight", "mlp1.0.weight"),
+        *("sound_encoder.x.weight", "model.audio_tower.x.weight", "model.embed_vision.x.weight", "vision.x.weight"),
+        *("multi_modal_projector.x.weight", "model.vision_projection.x.weight", "patch_merge_mlp.x.weight"),
+        *("aligner.x.weight", "language_model.visual.x.weight", "model.mtp_block.0.x.weight"),
+        *("mtp.layers.0.norm.weight", "language_model.mtp.fc.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"),
     ],
 )
 def test_what_no_text_model_needs_is_not_chosen(name: str) -> None:

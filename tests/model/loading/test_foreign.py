@@ -8,7 +8,7 @@ import pytest
 
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.families import family_of
+from runner.model.architectures import family_of
 from runner.model.sources import foreign
 from scripts.tools.models.tensors import safetensors_bytes
 

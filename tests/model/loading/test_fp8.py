@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from runner.model import open_model
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from scripts.tools.models.architectures import config
 from scripts.tools.models.checkpoints import make_weights, write_directory
 from scripts.tools.models.sources import Published
@@ -26,7 +26,13 @@ def loaded(directory: Path) -> Weights:
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [("qwen3", "blocks"), ("qwen3-moe", "blocks"), ("deepseek-v3", "blocks"), ("ministral3", "tensor")],
+    [
+        ("qwen3", "blocks"),
+        ("qwen3-moe", "blocks"),
+        ("deepseek-v3", "blocks"),
+        ("kolibri1", "blocks"),
+        ("ministral3", "tensor"),
+    ],
 )
 def test_numbers_in_8_bits_are_what_they_mean(name: str, form: str, published: Published, tmp_path: Path) -> None:
     """Modules that do not know FP8, modules that know blocks, and one that takes the bytes for numbers."""

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from runner.commands.check.inspection import inspect
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.config import check_extra_layers, extra_layers
-from runner.model.families import Config
-from runner.settings import CheckSettings
+from runner.model.architectures import Config
+from runner.model.layer_counts import check_extra_layers, extra_layers
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.store import write_store
 from scripts.tools.models.tensors import read_tensors, safetensors_bytes
+from tests.model.loading.conftest import checked
 from tests.model.loading.malformed import zeros
 
 PREDICTORS = {
@@ -41,8 +40,7 @@ def test_a_config_that_counts_less_than_there_is_names_what_it_leaves_out(kind: 
         with pytest.raises(ModelError) as refused:
             open_model(model, tmp_path)
         assert str(refused.value) == said
-        found = inspect(CheckSettings(model=model, models_dir=tmp_path, log_level=0))
-        assert found.problems[0] == said
+        assert checked(model, tmp_path).problems[0] == said
 
 
 @pytest.mark.parametrize("names", PREDICTORS.values(), ids=PREDICTORS)
@@ -54,7 +52,7 @@ def test_what_predicts_further_tokens_is_passed_over(names: tuple[str, ...], tmp
     (directory / "model.safetensors").write_bytes(safetensors_bytes({**tensors, **more}))
     write_store(tmp_path, "m", directory)
     for model in (str(directory), "m"):
-        found = inspect(CheckSettings(model=model, models_dir=tmp_path, log_level=0))
+        found = checked(model, tmp_path)
         assert (found.loads, found.problems) == (True, [])
         assert found.skipped is not None
         assert {amount.name: amount.tensors for amount in found.skipped}["layers beyond the last"] == len(names)
@@ -63,15 +61,10 @@ def test_what_predicts_further_tokens_is_passed_over(names: tuple[str, ...], tmp
 def test_one_predictor_does_not_excuse_another_layer() -> None:
     text: Config = {"num_hidden_layers": 2}
     names = ("model.layers.2.eh_proj.weight", "model.layers.2.mlp.x.weight", "model.layers.7.mlp.x.weight")
-    with pytest.raises(ModelError, match=r"num_hidden_layers is 2, but the model holds model\.layers\.7 too"):
-        check_extra_layers(extra_layers(names, text), text)
-
-
-def test_many_layers_are_counted() -> None:
-    text: Config = {"num_hidden_layers": 1}
-    names = [f"model.layers.{number}.mlp.x.weight" for number in range(40)]
-    with pytest.raises(ModelError, match=r"holds model\.layers\.1, .*, model\.layers\.6 and 33 more too"):
-        check_extra_layers(extra_layers(names, text), text)
+    many = [f"model.layers.{number}.mlp.x.weight" for number in range(1, 41)]
+    for given, held in ((names, r"model\.layers\.7 too"), (many, r"model\.layers\.2, .* and 33 more too")):
+        with pytest.raises(ModelError, match=rf"num_hidden_layers is 2, but the model holds {held}"):
+            check_extra_layers(extra_layers(given, text), text)
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "backbone.", ""])

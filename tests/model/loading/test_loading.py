@@ -14,17 +14,10 @@ from mlx.nn.layers.base import Module
 
 from runner.commands.check.trial import batch_fault, draft_fault
 from runner.model import OpenedModel, open_model
-from runner.model.families import UNBATCHABLE
-from runner.model.weights.load import LoadedModel, load
+from runner.model.architectures import UNBATCHABLE
+from runner.model.weights.loading import LoadedModel, load
 from runner.model.weights.parameters import building_only
-from scripts.tools.models.checkpoints import (
-    VOCABULARY_SIZE,
-    Dtype,
-    Kind,
-    config_of,
-    write_checkpoint,
-    write_directory,
-)
+from scripts.tools.models.checkpoints import VOCABULARY_SIZE, Dtype, Kind, config_of, write_checkpoint, write_directory
 from scripts.tools.models.store import Store, write_store
 from tests.lib.memory import held_bytes
 from tests.model.loading.conftest import Checkpoints, bytes_read, experts_apart, run, run_path, same
@@ -76,7 +69,7 @@ def test_a_cpu_computes_each_layer_while_the_next_one_is_built(
     shapes = list[tuple[int, ...]]()
     monkeypatch.setattr(mx, "async_eval", lambda output: shapes.append(output.shape))
     with monkeypatch.context() as patched:
-        patched.setattr("runner.model.weights.load.device", lambda: device)
+        patched.setattr("runner.model.weights.loading.device", lambda: device)
         loaded = load(open_model("deep", deep.models_dir))
     with building_only(loaded.module):
         loaded.logits(mx.array([[1, 2, 3]]), loaded.make_layers())
@@ -126,9 +119,9 @@ def test_every_byte_is_read_once(opened: OpenedModel) -> None:
 def test_what_is_made_of_weights_needs_room_for_one_group_only(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where stacks have to be made, each must free its parts before the next one is made."""
     opened = open_model(str(apart), apart)
-    monkeypatch.setattr("runner.model.weights.load.find_expert_stacks", lambda _, recipe: ({}, recipe))
+    monkeypatch.setattr("runner.model.weights.loading.find_expert_stacks", lambda _, recipe: ({}, recipe))
     largest = 32 * 160 * 64 * 4
-    monkeypatch.setattr("runner.model.weights.load._MADE_BYTES", largest)
+    monkeypatch.setattr("runner.model.weights.loading._MADE_BYTES", largest)
     mx.clear_cache()
     mx.reset_peak_memory()
     before = held_bytes()
@@ -150,7 +143,7 @@ def test_the_log_tells_how_far_loading_is_and_counts_every_byte_once(
 ) -> None:
     monkeypatch.setattr("runner.model.weights.reading._READ_BYTES", 1)  # every array is one large array
     monkeypatch.setattr("runner.model.progress._EVERY_S", 0.0)
-    with caplog.at_level(logging.INFO, "runner.model.weights.load"):
+    with caplog.at_level(logging.INFO, "runner.model.weights.loading"):
         load(opened)
     told = [record.__dict__["attributes"] for record in caplog.records]
     alone = sum(".experts." not in name for name in opened.tensors)
@@ -185,7 +178,7 @@ def test_opening_needs_no_mlx_and_loading_no_transformers(store: Store) -> None:
         "import sys; from pathlib import Path; from runner.model import open_model\n"
         "opened = open_model('tiny', Path(sys.argv[1]))\n"
         "print('mlx.core' in sys.modules, 'numpy' in sys.modules)\n"
-        "from runner.model.weights.load import load; load(opened)\n"
+        "from runner.model.weights.loading import load; load(opened)\n"
         "print(*(name in sys.modules for name in ('transformers', 'huggingface_hub', 'numpy', 'mlx_lm.utils')))"
     )
     assert python(code, str(store.models_dir)).splitlines() == ["False False", "False False False False"]

@@ -6,13 +6,11 @@ See docs/internals/store.md, 6.
 import mlx.core as mx
 import pytest
 
-from runner.commands.check.inspection import Inspection, inspect
 from runner.errors import ModelError
-from runner.model.weights.load import load
-from runner.settings import CheckSettings
+from runner.model.weights.loading import load
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.store import Store
-from tests.model.loading.conftest import bytes_read, open_stored
+from tests.model.loading.conftest import bytes_read, checked, open_stored
 from tests.model.loading.malformed import (
     CASES,
     HARMLESS,
@@ -25,10 +23,6 @@ from tests.model.loading.malformed import (
     with_header,
     zeros,
 )
-
-
-def checked(store: Store) -> Inspection:
-    return inspect(CheckSettings(model="tiny", models_dir=store.models_dir, log_level=0))
 
 
 def serve(store: Store) -> None:
@@ -54,7 +48,7 @@ def test_a_broken_store_is_refused_with_one_line_before_anything_is_read(
         (serve if name in RENAMED_MODULES | TOKENIZERS else open_stored)(store)
     assert bytes_read() - before < 1 << 30, "a blob of gigabytes was read"
     assert case.matches(str(refused.value)), str(refused.value)
-    found = checked(store)
+    found = checked("tiny", store.models_dir)
     assert not found.loads
     if name == "manifest missing":
         assert [problem.partition(" tiny")[0] for problem in found.problems] == ["there is no model"]
@@ -66,7 +60,7 @@ def test_a_broken_store_is_refused_with_one_line_before_anything_is_read(
 def test_what_only_looks_odd_is_served(spoil: Break, store: Store) -> None:
     spoil(store)
     serve(store)
-    found = checked(store)
+    found = checked("tiny", store.models_dir)
     assert (found.loads, found.problems) == (True, [])
 
 

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from runner.commands.check.inspection import Inspection, inspect
 from runner.commands.check.report_text import as_text
 from runner.errors import ModelError
 from runner.model import open_model
 from runner.model.sources.manifest import stored_tags
-from runner.settings import CheckSettings
 from scripts.tools.models.store import JSON, LIST, MANIFEST, Store, write_list, write_store, write_tag
-from tests.model.loading.conftest import Checkpoints
+from tests.model.loading.conftest import Checkpoints, checked
 
 GGUF: Mapping[str, object] = {"schemaVersion": 2, "mediaType": MANIFEST, "layers": [{}], "runner": "llamacpp"}
 GONE = f"sha256:{'0' * 64}"
@@ -95,7 +93,7 @@ def convert(store: Store) -> None:
 def test_what_each_command_leaves_is_opened(command: Callable[[Store], None], store: Store) -> None:
     command(store)
     assert mark(store, "old") == "new"
-    assert check(store, "old").loads
+    assert checked("old", store.models_dir).loads
     assert [name.short for name, _ in stored_tags(store.models_dir) if name.model == "old"] == ["old:latest"]
 
 
@@ -162,10 +160,7 @@ BAD = {
         "does not match blob",
     ),
     "below a linked folder": (through_a_linked_folder, "resolves outside manifest directory"),
-    "a circle of links": (
-        spoiled(as_circle),
-        "too many levels of symbolic links",
-    ),
+    "a circle of links": (spoiled(as_circle), "too many levels of symbolic links"),
 }
 
 
@@ -299,18 +294,14 @@ def test_a_tag_that_is_replaced_while_it_is_read_stays_what_it_was(
     assert opened.checkpoint.path == tag
 
 
-def check(store: Store, name: str) -> Inspection:
-    return inspect(CheckSettings(model=name, models_dir=store.models_dir, log_level=0))
-
-
 def test_check_names_the_file_and_the_children(store: Store) -> None:
     child = copied(store, "child")
     write_list(store.models_dir, "both", [("llamacpp", GGUF), ("mlx", child)])
-    found = check(store, "both")
+    found = checked("both", store.models_dir)
     assert found.loads
     assert found.path == str(store.blob(digest_of(store, child)))
     assert found.children == ["llamacpp (gguf)", "mlx (safetensors)"]
     assert "list of       llamacpp (gguf), mlx (safetensors); the first for mlx is taken\n" in as_text(found)
-    assert check(store, "old").children == []
-    (problem,) = check(store, "absent").problems
+    assert checked("old", store.models_dir).children == []
+    (problem,) = checked("absent", store.models_dir).problems
     assert "it holds both:latest, old:latest." in problem

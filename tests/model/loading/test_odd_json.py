@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from runner import json_files
-from runner.commands.check.inspection import inspect
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.settings import CheckSettings
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.checkpoints import write_checkpoint
+from tests.model.loading.conftest import checked
 
 ODD = "the odd value"
 INDEX, WEIGHTS = "model.safetensors.index.json", "model-00001-of-00002.safetensors"
@@ -108,7 +107,7 @@ def test_a_file_is_served_or_refused_by_its_name(name: str, directory: Path, cap
                 assert not refusal or name in refusal or "config.json" in refusal, f"{field} {kind}: {refusal}"
                 assert kind not in DEEP or refusal or name == "preprocessor_config.json", f"{field}: {kind}"
                 if kind in ("lists 900 deep", "5000 digits"):
-                    found = inspect(CheckSettings(model=str(directory), models_dir=Path("unused"), log_level=0))
+                    found = checked(directory)
                     told = found.warnings if name == INDEX else found.problems
                     assert not refusal or told, f"{field} {kind}"
     finally:

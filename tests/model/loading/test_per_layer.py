@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 
 from runner.errors import ModelError
-from runner.model.config import module_config
-from runner.model.families import Config, family_of
+from runner.model.architectures import Config, family_of
+from runner.model.module_config import module_config
 from runner.model.renamed import rename_fields
 from scripts.tools.models.sources import Published
 from scripts.tools.models.store import write_store

@@ -14,7 +14,7 @@ from mlx_lm.models.bitlinear_layers import BitLinear
 
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from scripts.tools.models.checkpoints import Kind, config_of, make_weights, write_checkpoint, write_weights
 from tests.lib.kernels import mlx_own
 from tests.model.loading.conftest import run

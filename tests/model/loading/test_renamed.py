@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from runner.errors import ModelError
-from runner.model.config import module_config, without_nulls
-from runner.model.families import Config, Family
+from runner.model.architectures import Config, Family
+from runner.model.module_config import module_config, without_nulls
 from runner.model.renamed import ROWS, rename_fields
 
 if TYPE_CHECKING:
     from scripts.tools.models.renamed import Pair
 
-FEW = ("qwen3_moe", "gpt_neox", "cohere2", "gemma4", "qwen3_5", "step3p5")
+FEW = ("qwen3_moe", "gpt_neox", "cohere2", "gemma3", "gemma4", "llama", "qwen3_5", "step3p5")
 """Modules that have, together, a renamed field of each kind."""
 LEAST: Mapping[str, Config] = {"lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16}}
 """A module -> fields for which transformers' class has no usable default."""

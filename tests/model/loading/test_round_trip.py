@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from runner.model import open_model
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.loading import LoadedModel, load
 from scripts.tools.models.checkpoints import VOCABULARY_SIZE, config_of, make_weights, write_checkpoint, write_weights
 from tests.model.loading.conftest import TOKENS, Checkpoints, run, run_path, same
 

@@ -15,7 +15,7 @@ from typing import get_args
 import mlx.core as mx
 import pytest
 
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from scripts.tools.models.checkpoints import write_directory
 from scripts.tools.models.layouts import HEAD, LAYOUTS, Layout, plan
 from scripts.tools.models.oracle import load_directory, oracle
@@ -125,14 +125,6 @@ def a_packed_store(form: Form) -> None:
     model, before = load(opened, "float32", PLENTY), calls() if in_front() else -1
     found = run(model)
     assert before < 0 or calls() > before
-    with mlx_own():
-        wanted = run(model)
-    assert found.dtype == wanted.dtype == mx.float32
-    assert mx.abs(found - wanted).max() < 1e-3 * mx.abs(wanted).max()  # 5e-4 was seen
-
-    model, before = load(opened, "float32", PLENTY), calls()
-    found = run(model)
-    assert calls() > before
     with mlx_own():
         wanted = run(model)
     assert found.dtype == wanted.dtype == mx.float32

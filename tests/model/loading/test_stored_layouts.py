@@ -15,10 +15,7 @@ from scripts.tools.models.store import write_ancient_store
 from tests.model.loading.stored import put
 
 
-@pytest.mark.parametrize(
-    ("name", "release"),
-    [("gemma4", "0.23.1"), ("laguna", "0.32.8")],
-)
+@pytest.mark.parametrize(("name", "release"), [("gemma4", "0.23.1"), ("laguna", "0.32.8")])
 def test_a_draft_beside_the_model_is_never_read(name: str, release: str, published: Published, tmp_path: Path) -> None:
     layout = LAYOUTS[release]
     source_dir = published(name)

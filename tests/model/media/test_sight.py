@@ -19,7 +19,7 @@ from runner.media.open import Sight, open_sight
 from runner.media.row_store import FamilyPictures, Pictures
 from runner.media.support import MediaSupport
 from runner.model import open_model
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.settings import Settings
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.checkpoints import TOKENIZER

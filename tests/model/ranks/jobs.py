@@ -6,7 +6,7 @@ from typing import TypedDict, cast
 import mlx.core as mx
 
 from runner.cache.layers.states import gather
-from runner.model.weights.load import LoadedModel
+from runner.model.weights.loading import LoadedModel
 
 PROMPT = [(7 * index + index * index) % 64 for index in range(44)]
 """More tokens than the windows and chunks of the tiny models."""

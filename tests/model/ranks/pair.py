@@ -14,7 +14,7 @@ from typing import cast
 import mlx.core as mx
 
 from runner.model import open_model
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from tests import ROOT
 from tests.model.ranks.jobs import Job, Outcome, answer
 

@@ -15,7 +15,7 @@ from mlx_lm.models.llama import Model
 
 from runner.errors import ModelError, ReadError
 from runner.model import OpenedModel, open_model
-from runner.model.weights.load import LoadedModel
+from runner.model.weights.loading import LoadedModel
 from runner.model.weights.parameters import parameters_of
 from runner.ranks.split import load_share
 from scripts.tools.models.checkpoints import config_of, make_weights, write_checkpoint, write_directory

@@ -17,13 +17,13 @@ returns is raised when the call has done its work."""
 _LAYERS = "runner.cache.layers"
 
 _ALONE: dict[str, tuple[str, ...]] = {
-    "forward": ("runner.model.weights.load:LoadedModel.logits",),
+    "forward": ("runner.model.weights.loading:LoadedModel.logits",),
     "evaluate": ("mlx.core:eval",),
     "start evaluation": ("mlx.core:async_eval",),
     "clear MLX's cache": ("mlx.core:clear_cache",),
     "make sampler": ("runner.sampling.sampler:Sampler.__init__",),
     "sample": ("runner.sampling.sampler:Sampler.__call__",),
-    "read": ("runner.sampling.sample:Sample.read",),
+    "read": ("runner.sampling.sample:SampledTokens.read",),
     "logprobs": ("runner.sampling.sample:log_probabilities",),
     "begin": ("runner.cache.single:SingleEntryCache.begin", "runner.cache.trie_cache:TrieCache.begin"),
     "open session": ("runner.cache.single:SingleEntryCache._open_session", "runner.cache.trie_cache:TrieCache._resume"),
@@ -110,13 +110,13 @@ _CONCURRENT: dict[str, tuple[str, ...]] = {
     "join": ("runner.engine.batch:Batch.join",),
     "join rows": ("runner.cache.session:DecodeRows.join",),
     "join layers": (f"{_LAYERS}.batch:BatchedLayers.__init__", f"{_LAYERS}.batch:BatchedLayers.extend"),
-    "join samples": ("runner.sampling.sample:Sample.joined",),
+    "join samples": ("runner.sampling.sample:SampledTokens.joined",),
     "join samplers": ("runner.sampling.sampler:SamplerBatch.__init__",),
     "sample together": ("runner.sampling.sampler:SamplerBatch.__call__",),
     "release samplers": ("runner.sampling.sampler:SamplerBatch.release",),
     "make room": (f"{_LAYERS}.batch:BatchedLayers.make_room",),
     "part layers": (f"{_LAYERS}.batch:BatchedLayers.keep",),
-    "part samples": ("runner.sampling.sample:Sample.take",),
+    "part samples": ("runner.sampling.sample:SampledTokens.take",),
     "absorb": ("runner.cache.session:Session.absorb",),
     "absorb layers": ("runner.cache.sequence:SequenceLayers.absorb",),
 }
@@ -141,7 +141,7 @@ POINTS = {**_ALONE, **_TRIE, **_CONCURRENT, **_DRAFTED}
 LOADING: dict[str, tuple[str, ...]] = {
     "open model": ("runner.app:open_model",),
     "open tokenizer": ("runner.tokenizer:open_tokenizer",),
-    "load": ("runner.model.weights.load:load",),
+    "load": ("runner.model.weights.loading:load",),
     "read tensors": ("runner.model.weights.reading:_read_group",),
     "evaluate": POINTS["evaluate"],
 }

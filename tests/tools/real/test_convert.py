@@ -8,7 +8,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from runner.model import OpenedModel, open_model
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.architectures import make_module
 from scripts.tools.real.convert import convert

@@ -3,7 +3,7 @@
 import os
 import re
 
-from runner.model.families import FAMILIES
+from runner.model.architectures import FAMILIES
 from runner.settings import Settings, flags_of
 from scripts.tools.docs.generate import architecture_table, flag_table, marks, with_parts
 from tests import ROOT

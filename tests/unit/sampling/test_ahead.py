@@ -74,38 +74,18 @@ def test_rounds_with_drafts_give_the_same_answer(name: str, right: float) -> Non
         assert one.logprob == other.logprob
 
 
-def test_drawing_ahead_changes_nothing() -> None:
-    for options in OPTIONS.values():
-        text, sampler = Text(3), Sampler(options, PROMPT, VOCABULARY, CONTEXT)
-        rows = mx.concatenate([text.after(0, token) for token in (1, 2, 3, 4)])
-        once, again = (sampler.draw_ahead(rows, [5, 6, 7]).read() for _ in range(2))
-        assert once == again
-        assert sampler(rows[:1]).read()[0] == once[0]
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_preview_draws_what_comes_next_and_changes_nothing(name: str) -> None:
-    options, text = OPTIONS[name], Text(1)
-    wanted = [choice.token for choice in one_by_one(options, text, 70)]
-    sampler, found, token = Sampler(options, PROMPT, VOCABULARY, CONTEXT), list[int](), PROMPT[-1]
-    for place in range(len(wanted)):
-        draw, ahead = preview_draws([sampler]), token
-        for number, right in enumerate(wanted[place : place + 4]):
-            drawn = cast("int", draw(text.after(place + number, ahead)).item())
-            assert drawn == right
-            ahead = drawn
-        token = sampler(text.after(place, token)).read()[0].token
-        found.append(token)
-    assert found == wanted
-
-
-def test_a_preview_of_several_draws_what_each_of_them_would() -> None:
-    """Whatever their options, which are of several kinds."""
-    texts = {name: Text(seed) for seed, name in enumerate(OPTIONS)}
-    wanted = [[each.token for each in one_by_one(OPTIONS[name], text, 9)] for name, text in texts.items()]
-    draw = preview_draws([Sampler(options, PROMPT, VOCABULARY, CONTEXT) for options in OPTIONS.values()])
+def test_previews_draw_what_comes_next_and_change_nothing() -> None:
+    """For several samplers at once, whose options are of several kinds."""
+    texts = [Text(seed) for seed in range(len(OPTIONS))]
+    pairs = zip(OPTIONS.values(), texts, strict=True)
+    wanted = [[each.token for each in one_by_one(options, text, 70)] for options, text in pairs]
+    samplers = [Sampler(options, PROMPT, VOCABULARY, CONTEXT) for options in OPTIONS.values()]
     tokens = [PROMPT[-1]] * len(texts)
-    for place in range(9):
-        logits = mx.concatenate([text.after(place, token) for text, token in zip(texts.values(), tokens, strict=True)])
-        tokens = cast("list[int]", draw(logits).tolist())
-        assert tokens == [answer[place] for answer in wanted]
+    for place in range(66):
+        draw, ahead = preview_draws(samplers), tokens
+        for later in range(place, place + 4):
+            logits = [text.after(later, token) for text, token in zip(texts, ahead, strict=True)]
+            ahead = cast("list[int]", draw(mx.concatenate(logits)).tolist())
+            assert ahead == [answer[later] for answer in wanted]
+        steps = zip(samplers, texts, tokens, strict=True)
+        tokens = [sampler(text.after(place, token)).read()[0].token for sampler, text, token in steps]

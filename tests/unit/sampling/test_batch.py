@@ -4,16 +4,15 @@ They agree to the last bit, for any other rows, joining and leaving at any time.
 """
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from runner.sampling import SamplingOptions, filters
-from runner.sampling.sample import Choice, Sample, log_probabilities
+from runner.sampling.sample import Choice, SampledTokens, log_probabilities
 from runner.sampling.sampler import Sampler, SamplerBatch
-from tests.unit.sampling.test_sampler import EVERYTHING, nodes
+from tests.unit.sampling.test_sampler import EVERYTHING, operations
 
 CONTEXT = 400
 TYPICAL = SamplingOptions(
@@ -41,15 +40,15 @@ def wishes(rng: random.Random) -> SamplingOptions:
 class Asking:
     """A request with options, a prompt and the logits of each of its steps."""
 
-    def __init__(self, rng: random.Random, vocabulary: int, options: SamplingOptions | None = None) -> None:
+    def __init__(self, rng: random.Random, vocabulary: int) -> None:
         self.vocabulary = vocabulary
-        self.options = options or wishes(rng)
+        self.options = wishes(rng)
         self.prompt = [rng.randrange(-1, vocabulary + 2) for _ in range(rng.randrange(100))]
         self.steps = 0  # that its sampler has done in batches or alone
         self._key = rng.randrange(1 << 30)
 
-    def sampler(self, generated: Sequence[int] = ()) -> Sampler:
-        return Sampler(self.options, self.prompt, self.vocabulary, CONTEXT, generated)
+    def sampler(self) -> Sampler:
+        return Sampler(self.options, self.prompt, self.vocabulary, CONTEXT)
 
     def logits(self, step: int) -> mx.array:
         """[1, V]"""
@@ -65,17 +64,6 @@ class Asking:
         return [sampler(self.logits(step)).read()[0] for step in range(steps)]
 
 
-@pytest.mark.parametrize(("vocabulary", "steps", "seeds"), [(64, 75, 4), (1000, 20, 3), (20011, 4, 2)])
-def test_a_row_draws_in_any_mix_what_it_draws_alone(vocabulary: int, steps: int, seeds: int) -> None:
-    for seed in range(seeds):
-        rng = random.Random(seed)
-        asking = [Asking(rng, vocabulary) for _ in range(rng.randint(1, 8))]
-        batch = SamplerBatch([one.sampler() for one in asking])
-        together = [batch(mx.concatenate([one.next_logits() for one in asking])).read() for _ in range(steps)]
-        for row, one in enumerate(asking):
-            assert [choices[row] for choices in together] == one.alone(steps), (seed, row, one.options)
-
-
 class Journey:
     """Requests that arrive, decode alone or in changing batches, and leave.
 
@@ -86,7 +74,7 @@ class Journey:
         self._rng = random.Random(seed)
         self._vocabulary = vocabulary
         self._running: dict[Asking, Sampler] = {}
-        self._in_flight: list[tuple[list[Asking], Sample]] = []
+        self._in_flight: list[tuple[list[Asking], SampledTokens]] = []
         self.drawn: dict[Asking, list[Choice]] = {}
 
     def leg(self) -> None:
@@ -111,7 +99,7 @@ class Journey:
         if batch:
             batch.release()
 
-    def _dispatch(self, members: list[Asking], sample: Sample) -> None:
+    def _dispatch(self, members: list[Asking], sample: SampledTokens) -> None:
         rng = self._rng
         if len(members) > 1 and rng.random() < 0.3:
             order = rng.sample(range(len(members)), len(members))
@@ -122,7 +110,7 @@ class Journey:
             self._in_flight.append((members, sample))
         if len(self._in_flight) > 1 and rng.random() < 0.3:
             (first, one), (second, other) = self._in_flight[-2:]
-            self._in_flight[-2:] = [([*first, *second], Sample.joined([one, other]))]
+            self._in_flight[-2:] = [([*first, *second], SampledTokens.joined([one, other]))]
         if rng.random() < 0.5:
             mx.async_eval(self._in_flight[-1][1].arrays())
         while len(self._in_flight) > 3:
@@ -138,25 +126,23 @@ class Journey:
             self._read()
 
 
-def journey(seed: int, legs: int) -> None:
-    trip = Journey(seed, vocabulary=64)
+@pytest.mark.parametrize(
+    ("seed", "vocabulary", "legs"),
+    [
+        *((seed, 64, 12) for seed in range(3)),
+        *((seed, 1000, 8) for seed in (0, 2)),
+        (3, 20011, 5),
+        *(pytest.param(seed, 64, 60, marks=pytest.mark.slow) for seed in range(100, 108)),
+    ],
+)
+def test_a_row_draws_in_any_mix_what_it_draws_alone(seed: int, vocabulary: int, legs: int) -> None:
+    trip = Journey(seed, vocabulary)
     for _ in range(legs):
         trip.leg()
     trip.finish()
     assert sum(one.steps for one in trip.drawn) > legs
     for one, drawn in trip.drawn.items():
         assert drawn == one.alone(one.steps), one.options
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_rows_that_come_and_go_change_nothing_for_the_others(seed: int) -> None:
-    journey(seed, legs=12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 108))
-def test_a_long_journey_changes_nothing_either(seed: int) -> None:
-    journey(seed, legs=60)
 
 
 def test_the_options_of_an_unseeded_sampler_make_it_again() -> None:
@@ -169,34 +155,18 @@ def test_the_options_of_an_unseeded_sampler_make_it_again() -> None:
 def test_a_sampler_whose_row_is_in_a_batch_draws_nothing() -> None:
     sampler, other = (Sampler(TYPICAL, [1], 64, CONTEXT) for _ in range(2))
     batch = SamplerBatch([sampler, other])
-    with pytest.raises(RuntimeError, match="in a batch"):
-        sampler(mx.zeros((1, 64)))
-    with pytest.raises(RuntimeError, match="in a batch"):
-        SamplerBatch([sampler])
-    with pytest.raises(RuntimeError, match="in a batch"):
-        sampler.skip([1])
+    for use in (lambda: sampler(mx.zeros((1, 64))), lambda: SamplerBatch([sampler]), lambda: sampler.skip([1])):
+        with pytest.raises(RuntimeError, match="in a batch"):
+            use()
     batch.release()
     assert len(sampler(mx.zeros((1, 64))).read()) == 1
-
-
-def operations(batch: Sampler | SamplerBatch, rows: int, steps: int, tmp_path: Path) -> list[int]:
-    """Returns the number of operations of each of `steps` steps."""
-    logits = mx.random.normal((rows, 64), key=mx.random.key(2))
-    mx.eval(logits)
-    sizes = []
-    for _ in range(steps):
-        sample = batch(logits)
-        sizes.append(nodes(sample.arrays(), tmp_path / "graph.dot"))
-        mx.eval(sample.arrays())
-    return sizes
 
 
 def test_the_operations_of_a_step_do_not_grow_with_the_rows(tmp_path: Path) -> None:
     sizes = {}
     for rows in (2, 8):
         batch = SamplerBatch([Sampler(EVERYTHING, [1, 2, 3], 64, CONTEXT) for _ in range(rows)])
-        operations(batch, rows, 10, tmp_path)  # in which what the rows bring with them is joined
-        sizes[rows] = operations(batch, rows, 70, tmp_path)
+        sizes[rows] = operations(batch, rows, 80, tmp_path / "graph.dot")[10:]  # the first ones join the states
     assert sizes[2] == sizes[8]
 
 

@@ -18,17 +18,13 @@ def test_keys_are_those_of_mlx() -> None:
 
 def test_every_number_comes_from_the_key_of_its_draw() -> None:
     uniforms = Uniforms([7, _LAST], [0, 40])
-    taken = [uniforms.take() for _ in range(150)]  # more than two blocks
+    assert uniforms.draws == [0, 40]
+    taken = []
+    for count in range(1, 151):  # more than two blocks
+        taken.append(uniforms.take_next())
+        assert uniforms.draws == [count, 40 + count], "numbers made ahead do not count"
     expected = [
         [mx.random.uniform(shape=(1,), key=mx.random.key(splitmix64(seed, draw))).tolist() for seed, draw in pair]
         for pair in [((7, draw), (_LAST, 40 + draw)) for draw in range(150)]
     ]
     assert [number.tolist() for number in taken] == expected
-
-
-def test_the_draws_are_counted_whatever_was_made_ahead() -> None:
-    uniforms = Uniforms([7, 8], [0, 40])
-    assert uniforms.draws == [0, 40]
-    for count in range(1, 130):
-        uniforms.take()
-        assert uniforms.draws == [count, 40 + count]

@@ -5,11 +5,12 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from runner.sampling import SamplingOptions, filters
-from runner.sampling.filters import TopKById, TopKBySort
-from runner.sampling.sampler import Sampler
+from runner.sampling.filters import TopKBySort, top_k_by_id
+from runner.sampling.sampler import Sampler, SamplerBatch
 from tests.unit.sampling import reference
 
 EVERYTHING = SamplingOptions(
@@ -46,7 +47,7 @@ def test_without_a_temperature_everything_else_is_ignored() -> None:
 
 
 def test_greedy_takes_no_random_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("runner.sampling.sampler.Uniforms.take")
+    monkeypatch.delattr("runner.sampling.sampler.Uniforms.take_next")
     assert tokens(SamplingOptions(seed=1), mx.array([[0.0, 1.0]]), 1) == [1]
 
 
@@ -56,10 +57,7 @@ def test_seeded_sequences_of_the_protocol() -> None:
     assert tokens(SamplingOptions(temperature=1, seed=5678), uniform, 12) == [2, 2, 0, 1, 3, 0, 0, 1, 3, 0, 0, 0]
 
 
-CandidateOrder = type[TopKById] | type[TopKBySort]
-
-
-def candidates(scores: reference.Row, k: int, order: CandidateOrder) -> NDArray[np.int64]:
+def candidates(scores: reference.Row, k: int, order: object) -> NDArray[np.int64]:
     """Returns the ids of the k best in this order; all ids in order if k is off."""
     if not 0 < k < len(scores):
         return np.arange(len(scores))
@@ -67,7 +65,7 @@ def candidates(scores: reference.Row, k: int, order: CandidateOrder) -> NDArray[
     return best if order is TopKBySort else np.sort(best)
 
 
-def literally(scores: reference.Row, options: SamplingOptions, key: mx.array, order: CandidateOrder) -> int:
+def literally(scores: reference.Row, options: SamplingOptions, key: mx.array, order: object) -> int:
     """Follows steps 3 to 7 of the section literally; MLX draws from log-probabilities of the ordered candidates."""
     ids = candidates(scores, options.top_k, order)
     probabilities = reference.probabilities(scores[ids], options.temperature)
@@ -82,11 +80,11 @@ def literally(scores: reference.Row, options: SamplingOptions, key: mx.array, or
     return int(ids[reference.only(mx.random.categorical(mx.array(log_probabilities[None]), key=key))])
 
 
-@pytest.mark.parametrize("order", [TopKById, TopKBySort])
+@pytest.mark.parametrize("order", [top_k_by_id, TopKBySort])
 @pytest.mark.parametrize("at_once", [1 << 20, 16])
 @pytest.mark.parametrize("vocabulary", [3, 64, 257, 6000])
 def test_draws_are_those_of_mlx_from_the_filtered_log_probabilities(
-    vocabulary: int, at_once: int, order: CandidateOrder, monkeypatch: pytest.MonkeyPatch
+    vocabulary: int, at_once: int, order: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filters, "_SORTED_AT_ONCE", {mx.cpu: at_once, mx.gpu: at_once})
     monkeypatch.setattr("runner.sampling.sampler.top_k", order)
@@ -118,22 +116,23 @@ def test_huge_logits_and_tiny_temperatures_stay_finite() -> None:
         assert set(tokens(SamplingOptions(temperature=temperature, top_p=0.9), logits, 5)) == {1}
 
 
-def nodes(arrays: list[mx.array], path: Path) -> int:
-    mx.export_to_dot(str(path), *arrays)
-    return path.read_text().count("label =")
+def operations(sampler: Sampler | SamplerBatch, rows: int, steps: int, path: Path) -> list[int]:
+    """Returns the number of operations of each of `steps` steps. `path` is for graphs."""
+    logits = mx.random.normal((rows, 64), key=mx.random.key(2))
+    mx.eval(logits)
+    sizes = []
+    for _ in range(steps):
+        arrays = sampler(logits).arrays()
+        mx.export_to_dot(str(path), *arrays)
+        sizes.append(path.read_text().count("label ="))
+        mx.eval(arrays)
+    return sizes
 
 
 @pytest.mark.parametrize("last_n", [5, -1])
 def test_the_graph_of_a_step_does_not_grow(last_n: int, tmp_path: Path) -> None:
-    wishes = {name: getattr(EVERYTHING, name) for name in EVERYTHING.__struct_fields__} | {"repeat_last_n": last_n}
-    sampler = Sampler(SamplingOptions(**wishes), [1, 2, 3], 64, 4096)
-    logits = mx.random.normal((1, 64), key=mx.random.key(2))
-    mx.eval(logits)
-    sizes = []
-    for _ in range(200):
-        arrays = sampler(logits).arrays()
-        sizes.append(nodes(arrays, tmp_path / "graph.dot"))
-        mx.eval(arrays)
+    sampler = Sampler(replace(EVERYTHING, repeat_last_n=last_n), [1, 2, 3], 64, 4096)
+    sizes = operations(sampler, 1, 200, tmp_path / "graph.dot")
     assert max(sizes[150:]) <= max(sizes[:70])  # a block of random numbers is made every 64 steps
 
 
@@ -145,5 +144,6 @@ def test_tokens_and_values_have_one_type_whatever_the_model_has(dtype: mx.Dtype)
     sample = Sampler(EVERYTHING, [1], 64, 64)(mx.zeros((1, 64), dtype=dtype))
     _, logprob, top_ids, top_logprobs = sample.arrays()
     assert (logprob.dtype, logprob.shape) == (mx.float32, (1,))
+    assert logprob.tolist() == pytest.approx([-np.log(64)], abs=1e-4)  # summed in float32, too
     assert (top_ids.dtype, top_ids.shape) == (mx.uint32, (1, 4))
     assert (top_logprobs.dtype, top_logprobs.shape) == (mx.float32, (1, 4))

@@ -24,10 +24,7 @@ PLAIN = (
     *("über naïve e\u0301 \ufb01 Å", "日本語 テスト", "नमस्ते दुनिया", "مرحبا بالعالم", "Привет мир", "한국어 테스트"),
     *("😀 👨‍👩‍👧 🇩🇪", "a\u0300\u0301\u0323", "\x01\x7f\u200b\u2028\ufeff", "\u3000\u00a0x", "Ġ </w> ## <0x41> ĉ"),
 )
-TEXTS = (
-    *PLAIN,
-    *("<s>the<|x|> world", "<|tool▁call|>", " <|x|> ", "<|x", "<s><s>hell"),
-)
+TEXTS = (*PLAIN, "<s>the<|x|> world", "<|tool▁call|>", " <|x|> ", "<|x", "<s><s>hell")
 
 
 class Form(NamedTuple):
@@ -41,9 +38,6 @@ class Form(NamedTuple):
     right: Json | None = None
     why: str = ""
     loses_spaces: bool = False
-
-
-# --- The parts of a file.
 
 
 def steps(*parts: Json) -> Json:
@@ -105,14 +99,12 @@ WRITTEN = "a class for another model has written its decoder into the file"
 LOST = "a class for another model has written its steps into the file: spaces would be lost in encoding"
 
 
-# --- The forms.
-
-
 def of_bytes(**parts: object) -> Json:
     return {**byte_level([*ALL_BYTES, *WORDS], SPECIAL), **parts}
 
 
 def byte_level_forms() -> Iterator[tuple[str, Form]]:
+    ends = {"sep": ["<s>", 268], "cls": ["<s>", 268]}
     plain: dict[str, Json] = {
         "split, then bytes": {},
         "bytes": {"pre_tokenizer": spell()},
@@ -126,24 +118,15 @@ def byte_level_forms() -> Iterator[tuple[str, Form]]:
         "template": {
             "post_processor": {
                 "type": "TemplateProcessing",
-                "single": [
-                    {"SpecialToken": {"id": "<s>", "type_id": 0}},
-                    {"Sequence": {"id": "A", "type_id": 0}},
-                ],
+                "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
                 "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
                 "special_tokens": {"<s>": {"id": "<s>", "ids": [268], "tokens": ["<s>"]}},
             }
         },
         "Roberta": {
-            "post_processor": {
-                "type": "RobertaProcessing",
-                "sep": ["<s>", 268],
-                "cls": ["<s>", 268],
-                "trim_offsets": True,
-                "add_prefix_space": False,
-            }
+            "post_processor": {"type": "RobertaProcessing", **ends, "trim_offsets": True, "add_prefix_space": False}
         },
-        "BERT's ends": {"post_processor": {"type": "BertProcessing", "sep": ["<s>", 268], "cls": ["<s>", 268]}},
+        "BERT's ends": {"post_processor": {"type": "BertProcessing", **ends}},
         "trimmed offsets": {"post_processor": spell()},
     }
     for behavior in ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"):
@@ -310,30 +293,12 @@ def marked_forms() -> Iterator[tuple[str, Form]]:
         "Llama, a class's steps",
         Form(of_marks(normalizer=None, pre_tokenizer=metaspace("first", split=False), decoder=LLAMA)),
     )
-    yield (
-        "T5's splits",
-        Form(
-            of_marks(
-                normalizer=None,
-                pre_tokenizer=steps({"type": "WhitespaceSplit"}, metaspace()),
-                decoder=decoders(FALLBACK, metaspace()),
-            )
-        ),
-    )
-    yield (
-        "another mark",
-        Form(
-            with_model(
-                of_marks(
-                    "_",
-                    normalizer=None,
-                    pre_tokenizer=metaspace(mark="_"),
-                    decoder=decoders(FALLBACK, metaspace(mark="_")),
-                ),
-                merges=[],
-            )
-        ),
-    )
+    split_first = steps({"type": "WhitespaceSplit"}, metaspace())
+    t5 = of_marks(normalizer=None, pre_tokenizer=split_first, decoder=decoders(FALLBACK, metaspace()))
+    yield "T5's splits", Form(t5)
+    step = metaspace(mark="_")
+    other = of_marks("_", normalizer=None, pre_tokenizer=step, decoder=decoders(FALLBACK, step))
+    yield "another mark", Form(with_model(other, merges=[]))
     yield "unknowns apart", Form(with_model(of_marks(), fuse_unk=False, byte_fallback=False))
     yield "unknowns together", Form(with_model(of_marks(), byte_fallback=False))
     fallback = "the model has bytes, whatever the decoder says"
@@ -342,10 +307,7 @@ def marked_forms() -> Iterator[tuple[str, Form]]:
         Form(of_marks(decoder=decoders(replace("▁", " "), FUSE)), True, {"decoder": gemma}, fallback),
     )
     for name, decoder in (("Fuse", FUSE), ("no", None), ("byte-level", BYTES)):
-        yield (
-            f"marks, {name} decoder",
-            Form(of_marks(decoder=decoder), True, {"decoder": gemma}, WRITTEN),
-        )
+        yield f"marks, {name} decoder", Form(of_marks(decoder=decoder), True, {"decoder": gemma}, WRITTEN)
     yield (
         "another mark, Llama decoder",
         Form(
@@ -367,25 +329,11 @@ def unigram_forms() -> Iterator[tuple[str, Form]]:
     step = metaspace()
     yield "unigrams", Form(document(model, pre_tokenizer=step, decoder=step))
     yield "unigrams, charsmap", Form(document(model, normalizer=charsmap(), pre_tokenizer=step, decoder=step))
-    yield (
-        "unigrams, NFKC",
-        Form(
-            document(
-                model, normalizer=normalizers({"type": "NFKC"}, replace("  ", " ")), pre_tokenizer=step, decoder=step
-            )
-        ),
-    )
-    yield (
-        "unigrams, bytes",
-        Form(
-            document(
-                {**model, "vocab": bytes_too, "byte_fallback": True},
-                pre_tokenizer=metaspace("never"),
-                decoder=decoders(FALLBACK, metaspace("never")),
-            ),
-            True,
-        ),
-    )
+    nfkc = normalizers({"type": "NFKC"}, replace("  ", " "))
+    yield "unigrams, NFKC", Form(document(model, normalizer=nfkc, pre_tokenizer=step, decoder=step))
+    fallen_back, never = {**model, "vocab": bytes_too, "byte_fallback": True}, metaspace("never")
+    made = document(fallen_back, pre_tokenizer=never, decoder=decoders(FALLBACK, never))
+    yield "unigrams, bytes", Form(made, True)
     yield (
         "unigrams, no decoder",
         Form(document(model, pre_tokenizer=step), right={"decoder": step}, why="nothing joins pieces"),
@@ -406,26 +354,12 @@ def word_forms() -> Iterator[tuple[str, Form]]:
     yield "word pieces", Form(document(model, normalizer=bert(), pre_tokenizer=BERT, decoder=join))
     cased = bert(lowercase=False)
     yield "word pieces, cased", Form(document(model, normalizer=cased, pre_tokenizer=BERT, decoder=join))
-    yield (
-        "word pieces, cleaned up",
-        Form(document(model, normalizer=bert(), pre_tokenizer=BERT, decoder={**join, "cleanup": True})),
-    )
-    yield (
-        "word pieces, no decoder",
-        Form(
-            document(model, pre_tokenizer=BERT),
-            right={"decoder": join},
-            why="nothing joins parts",
-        ),
-    )
-    yield (
-        "word pieces, a decoder that joins all",
-        Form(
-            document(model, pre_tokenizer=BERT, decoder=FUSE),
-            right={"decoder": join},
-            why=WRITTEN,
-        ),
-    )
+    cleaned = {**join, "cleanup": True}
+    yield "word pieces, cleaned up", Form(document(model, normalizer=bert(), pre_tokenizer=BERT, decoder=cleaned))
+    bare = document(model, pre_tokenizer=BERT)
+    right: Json = {"decoder": join}
+    yield "word pieces, no decoder", Form(bare, right=right, why="nothing joins parts")
+    yield "word pieces, a decoder that joins all", Form({**bare, "decoder": FUSE}, right=right, why=WRITTEN)
     all_words = dict.fromkeys(word for text in TEXTS for word in re.findall(r"\w+|[^\w\s]|[^\w\s]+|\S+", text))
     words: Json = {
         "type": "WordLevel",
@@ -452,37 +386,12 @@ def word_forms() -> Iterator[tuple[str, Form]]:
     letter = with_model(bpe, end_of_word_suffix=None)
     lost = {"added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "decoder": FUSE}
     yield "letters without spaces", Form({**letter, **lost}, loses_spaces=True)
-    yield (
-        "ends of words",
-        Form(
-            {
-                **bpe,
-                "added_tokens": [],
-                "normalizer": bert(),
-                "pre_tokenizer": BERT,
-                "decoder": joined,
-            }
-        ),
-    )
+    marked = {**bpe, "added_tokens": [], "normalizer": bert(), "pre_tokenizer": BERT, "decoder": joined}
+    yield "ends of words", Form(marked)
     yield (
         "ends of words, byte-level decoder",
-        Form(
-            {
-                **bpe,
-                "added_tokens": [],
-                "normalizer": bert(),
-                "pre_tokenizer": BERT,
-                "decoder": BYTES,
-            },
-            right={"decoder": joined},
-            why=WRITTEN,
-        ),
+        Form({**marked, "decoder": BYTES}, right={"decoder": joined}, why=WRITTEN),
     )
 
 
-FORMS: dict[str, Form] = {
-    **dict(byte_level_forms()),
-    **dict(marked_forms()),
-    **dict(unigram_forms()),
-    **dict(word_forms()),
-}
+FORMS = dict[str, Form]([*byte_level_forms(), *marked_forms(), *unigram_forms(), *word_forms()])

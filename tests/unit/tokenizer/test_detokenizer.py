@@ -7,18 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.tokenizer import Utf8Stream
 from runner.tokenizer.detokenizer import Detokenizer, StopStrings, TextPiece
-
-
-class Words:
-    """A vocabulary in which token i is the i-th chunk of bytes; entries are the ids."""
-
-    def __init__(self, chunks: list[bytes]) -> None:
-        self.chunks = chunks
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return self.chunks[token_id]
+from runner.tokenizer.utf8 import Utf8Stream
 
 
 class Run(NamedTuple):
@@ -42,8 +32,8 @@ class Run(NamedTuple):
 
 
 def run(chunks: list[bytes], stop: list[str]) -> Run:
-    """Pushes tokens until the text stops, as the engine does."""
-    stream: Detokenizer[int] = Detokenizer(Words(chunks), StopStrings(stop))
+    """Pushes tokens until the text stops, as the engine does. Token i is the i-th chunk; entries are the ids."""
+    stream: Detokenizer[int] = Detokenizer(chunks.__getitem__, StopStrings(stop))
     pushed = []
     for token_id in range(len(chunks)):
         pushed.append(stream.push(token_id, token_id))
@@ -124,7 +114,7 @@ def test_held_back_is_only_what_may_become_a_stop_string(chunks: list[bytes], st
 @example([b"ab", b"\xc3", b"\xa9", b"c"], ["\u00e9"], 2)
 def test_a_token_that_completes_a_stop_string_is_found_ahead(chunks: list[bytes], stop: list[str], at: int) -> None:
     """From any place, and without a trace."""
-    stream: Detokenizer[int] = Detokenizer(Words(chunks), StopStrings(stop))
+    stream: Detokenizer[int] = Detokenizer(chunks.__getitem__, StopStrings(stop))
     pushed = []
     for token_id in range(len(chunks)):
         ahead = stream.completes_stop(token_id) if token_id == at else None

@@ -1,4 +1,4 @@
-"""Forms of `tokenizer.json`: old, short, with odd ids, broken."""
+"""Forms of `tokenizer.json`: old, short, with odd ids, without a decoder, broken."""
 
 import json
 from collections.abc import Mapping
@@ -10,6 +10,8 @@ from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tokenizers import document, sentencepiece
 
 Json = dict[str, object]
+
+METASPACE: Json = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
 
 
 def load(data: Mapping[str, object]) -> Tokenizer:
@@ -47,12 +49,7 @@ def test_forms_of_the_model_that_files_come_in(made: Json) -> None:
     [
         ({"vocab": {"hi": 0}, "unk_token": "hi"}, "WordLevel"),
         (
-            {
-                "vocab": {"hi": 0},
-                "unk_token": "hi",
-                "continuing_subword_prefix": "##",
-                "max_input_chars_per_word": 9,
-            },
+            {"vocab": {"hi": 0}, "unk_token": "hi", "continuing_subword_prefix": "##", "max_input_chars_per_word": 9},
             "WordPiece",
         ),
         ({"vocab": [["hi", 0.0]], "unk_id": 0}, "Unigram"),
@@ -70,10 +67,6 @@ def test_a_model_without_a_type_is_told_by_its_fields(model: Json, kind: str) ->
 # Ids of added tokens
 
 
-def unigram() -> Json:
-    return {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", -9.0], ["▁", -2.0], ["h", -3.0], ["i", -3.0]]}
-
-
 def words(kind: str) -> Json:
     extra = {"continuing_subword_prefix": "##", "max_input_chars_per_word": 9} if kind == "WordPiece" else {}
     return {"type": kind, "vocab": {"<unk>": 0, "h": 1, "i": 2, "hi": 3}, "unk_token": "<unk>", **extra}
@@ -81,7 +74,7 @@ def words(kind: str) -> Json:
 
 MODELS: dict[str, Json] = {
     "BPE": {"type": "BPE", "vocab": {"<unk>": 0, "h": 1, "i": 2, "hi": 3}, "merges": [["h", "i"]]},
-    "Unigram": unigram(),
+    "Unigram": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", -9.0], ["▁", -2.0], ["h", -3.0], ["i", -3.0]]},
     "WordPiece": words("WordPiece"),
     "WordLevel": words("WordLevel"),
 }
@@ -120,48 +113,96 @@ def test_the_unknown_weighs_as_much_as_before_when_a_unigram_gets_more_ids() -> 
         assert load(document(model, tokens)).encode("éx") == [0, 2]  # -5 - 10 + 12 is more than -5
 
 
+# Without a decoder
+
+
+def test_without_a_decoder_the_steps_before_the_model_say_how_bytes_are_written() -> None:
+    byte_step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model: Json = {"type": "Unigram", "vocab": [["Ġ▁a", 0.0]], "unk_id": 0}
+    letters: Json = {"type": "BPE", "vocab": {"Ġ▁a": 0, "Ġé": 1}, "merges": []}
+    for parts, wanted in (([byte_step], "Ġ▁a"), ([METASPACE], "Ġ a")):
+        steps: Json = {"type": "Sequence", "pretokenizers": parts}
+        assert load(document(model, pre_tokenizer=steps)).token_text(0) == wanted
+        assert load(document(letters, pre_tokenizer=steps)).token_text(0) == wanted
+    assert load(document({**model, "vocab": [["Ġé", 0.0]]}, pre_tokenizer=byte_step)).token_bytes(0) == b" \xe9"
+
+
+def test_without_a_decoder_a_bpe_has_what_its_settings_say() -> None:
+    vocab = {"<0x41>": 0, "▁a": 1, "b</w>": 2, "é": 3, "<unk>": 4}
+    model: Json = {"type": "BPE", "vocab": vocab, "merges": []}
+    suffixed = load(document({**model, "end_of_word_suffix": "</w>"}))
+    assert [suffixed.token_bytes(i) for i in (1, 2)] == ["▁a".encode(), b"b "]
+    fallen_back = load(document({**model, "byte_fallback": True, "unk_token": "<unk>"}))
+    assert [fallen_back.token_bytes(i) for i in (0, 1)] == [b"A", b" a"]
+    marked = load(document(model, pre_tokenizer=METASPACE))
+    assert [marked.token_bytes(i) for i in (0, 1)] == [b"<0x41>", b" a"]
+    nothing = load(document(model))
+    assert nothing.token_bytes(3) == "é".encode()
+    assert nothing.encode("é") == [3]
+
+
+def test_without_a_decoder_word_pieces_have_the_prefix_of_the_model_and_words_a_space() -> None:
+    vocab = {"[UNK]": 0, "ab": 1, "@@c": 2, "##d": 3, ".": 4}
+    model: Json = {"vocab": vocab, "unk_token": "[UNK]"}
+    word_piece: Json = {"type": "WordPiece", "continuing_subword_prefix": "@@", "max_input_chars_per_word": 9}
+    tokenizer = load(document({**model, **word_piece}))
+    assert [tokenizer.token_bytes(i) for i in (1, 2, 3, 4)] == [b" ab", b"c", b" ##d", b" ."]
+    tokenizer = load(document({**model, "type": "WordLevel"}))
+    assert [tokenizer.token_bytes(i) for i in (1, 2, 3)] == [b" ab", b" @@c", b" ##d"]
+
+
+def test_bytes_are_bytes_where_the_model_or_the_decoder_says_so() -> None:
+    vocab = {"<0x41>": 0, "a": 1}
+    fuse: Json = {"type": "Fuse"}
+    for byte_fallback, decoder, wanted in (
+        (False, fuse, b"<0x41>"),
+        (True, fuse, b"A"),
+        (False, {"type": "Sequence", "decoders": [{"type": "Sequence", "decoders": [{"type": "ByteFallback"}]}]}, b"A"),
+    ):
+        model: Json = {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": byte_fallback}
+        assert load(document(model, decoder=decoder)).token_bytes(0) == wanted
+
+
 # Errors
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        {"type": "WordPiece", "vocab": {"a": 0}},
-        {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 5},
-        {"type": "WordLevel", "vocab": ["a"], "unk_token": "a"},
-        {"type": None, "vocab": 3},
-    ],
-)
-def test_a_broken_model_is_refused(model: Json) -> None:
-    with pytest.raises(ModelError, match=r"^parse tokenizer: tokenizer\.json: "):
-        load(document(model))
 
 
 def added(token_id: int) -> Json:
     return {"id": token_id, "content": "<a>", "special": True}
 
 
-HOSTILE: dict[str, tuple[Json, str]] = {
-    "no model": ({"added_tokens": [added(1)]}, "missing required field `model`"),
+def dumped(made: Json) -> bytes:
+    return json.dumps(made).encode()
+
+
+NAMED = r"tokenizer\.json: "
+BROKEN: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", NAMED),
+    "half of it": (b"{", NAMED),
+    "no vocabulary": (b'{"model": {"type": "BPE"}}', NAMED),
+    "a text for an id": (dumped({**with_model(), "added_tokens": [{"id": "x"}]}), NAMED),
+    "a merge without a piece": (dumped(document({"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]})), NAMED),
+    "no unknown word": (dumped(document({"type": "WordPiece", "vocab": {"a": 0}})), NAMED),
+    "an unknown beyond the end": (dumped(document({"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 5})), NAMED),
+    "a list of words": (dumped(document({"type": "WordLevel", "vocab": ["a"], "unk_token": "a"})), NAMED),
+    "a number of words": (dumped(document({"type": None, "vocab": 3})), NAMED),
+    "another type": (dumped(document({"type": "Foo"})), r"unsupported tokenizer type: Foo$"),
+    "no model": (dumped({"added_tokens": [added(1)]}), NAMED + ".*missing required field `model`"),
     "a panic in the library": (
-        {**with_model(), "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
-        "tokenizer.json: ",
+        dumped({**with_model(), "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}),
+        NAMED + "Precompiled",
     ),
     "an id that would take gigabytes": (
-        {"model": {"type": "Unigram", "vocab": [["<unk>", 0.0]], "unk_id": 0}, "added_tokens": [added(2**32 - 1)]},
-        "added token '<a>' has the id 4294967295, want one near 1",
+        dumped(
+            {"model": {"type": "Unigram", "vocab": [["<unk>", 0.0]], "unk_id": 0}, "added_tokens": [added(2**32 - 1)]}
+        ),
+        ".*added token '<a>' has the id 4294967295, want one near 1",
     ),
+    "nested": (b'{"model":{"type":"BPE"},"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", NAMED),
 }
 
 
-@pytest.mark.parametrize(("made", "text"), HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_file_is_refused_by_its_name(made: Json, text: str, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ModelError, match=f"parse tokenizer: .*{text}"):
-        load(made)
-    capfd.readouterr()  # the library tells of its panics itself
-
-
-def test_a_file_that_is_nested_beyond_measure_is_refused() -> None:
-    data = b'{"model":{"type":"BPE"},"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-    with pytest.raises(ModelError, match=r"parse tokenizer: tokenizer\.json: "):
+@pytest.mark.parametrize(("data", "text"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_or_hostile_file_is_named(data: bytes, text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError, match=f"^parse tokenizer: {text}"):
         open_tokenizer({"tokenizer.json": data}.get)
+    capfd.readouterr()  # the library tells of its panics itself

@@ -20,8 +20,7 @@ def slow_matches(texts: list[str], text: str) -> list[str]:
 
 
 @given(
-    texts=st.lists(st.text("ab<>", min_size=1, max_size=5), min_size=1, max_size=12),
-    text=st.text("ab<>c", max_size=40),
+    texts=st.lists(st.text("ab<>", min_size=1, max_size=5), min_size=1, max_size=12), text=st.text("ab<>c", max_size=40)
 )
 def test_it_finds_what_trying_every_text_at_every_place_finds(texts: list[str], text: str) -> None:
     assert matches(texts, text) == slow_matches(texts, text)

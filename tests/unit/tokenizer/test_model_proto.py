@@ -7,7 +7,7 @@ import pytest
 from sentencepiece import sentencepiece_model_pb2
 
 from runner.errors import ModelError
-from runner.tokenizer.tokenizer_model import PieceType, parse_model, without_dummy_prefix
+from runner.tokenizer.model_proto import PieceType, parse_model, without_dummy_prefix
 from scripts.tools.models.tokenizers import trained_model, written_model
 
 ModelProto = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]  # made while it is imported

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from runner.errors import ModelError, PanicError, panics_as
+from runner.errors import PanicError, panics_as
 from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level
 
@@ -29,12 +29,6 @@ def test_a_real_one_in_a_text_or_a_token_is_an_exception(capfd: pytest.CaptureFi
     with pytest.raises(PanicError, match=r"slice index|out of bounds"):
         of_tokens.token_text(0)
     capfd.readouterr()  # the library tells of its panics itself
-
-
-def test_a_real_one_over_a_file_names_the_file(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ModelError, match=r"parse tokenizer: tokenizer\.json: Precompiled"):
-        tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
-    capfd.readouterr()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, ValueError])

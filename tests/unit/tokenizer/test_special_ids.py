@@ -5,7 +5,7 @@ import json
 import pytest
 
 from runner.errors import ModelError
-from runner.tokenizer.tokenizer import SpecialIds, resolve_special_ids
+from runner.tokenizer.special_ids import SpecialIds, resolve_special_ids
 
 ADDED = {"<s>": 1, "</s>": 2, "<|end|>": 7}
 

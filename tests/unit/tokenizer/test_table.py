@@ -14,9 +14,9 @@ from sentencepiece import SentencePieceProcessor
 
 from protocol.format import decode_format
 from runner.grammar.compiler import Compiler
-from runner.tokenizer import Tokenizer, Utf8Stream, open_tokenizer
+from runner.tokenizer import Tokenizer, open_tokenizer
 from runner.tokenizer.detokenizer import Detokenizer, StopStrings
-from runner.tokenizer.tokenizer import decode_utf8
+from runner.tokenizer.utf8 import Utf8Stream, decode_utf8
 from scripts.tools.models.tokenizers import GPT2_SPLIT, trained_model
 from tests.unit.tokenizer.forms import (
     BERT,
@@ -125,7 +125,7 @@ TOLD = "the world the world"
 
 def check_stops(tokenizer: Tokenizer) -> None:
     """A stop string with a space ends the text where it begins."""
-    detokenizer: Detokenizer[int] = Detokenizer(tokenizer, StopStrings(["world the"]))
+    detokenizer: Detokenizer[int] = Detokenizer(tokenizer.token_bytes, StopStrings(["world the"]))
     pieces = [detokenizer.push(token) for token in tokenizer.encode(TOLD)]
     assert detokenizer.stopped
     said = "".join(piece.text for piece in pieces if piece is not None)

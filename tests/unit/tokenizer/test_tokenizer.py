@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.errors import ModelError
 from runner.tokenizer import Tokenizer, open_tokenizer
-from runner.tokenizer.tokenizer import decode_utf8
+from runner.tokenizer.utf8 import decode_utf8
 from scripts.tools.models.tokenizers import ALL_BYTES, byte_level, sentencepiece
 
 Json = dict[str, object]
@@ -62,22 +61,6 @@ def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 # Encoding
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_template_of_the_file_is_not_applied(family: Callable[[], Json]) -> None:
-    document = family()
-    tokens = document["added_tokens"]
-    assert isinstance(tokens, list)
-    first = tokens[0]
-    template = {
-        "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": first["content"], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {first["content"]: {**first, "ids": [first["id"]], "tokens": [first["content"]]}},
-    }
-    template["special_tokens"][first["content"]]["id"] = first["content"]  # type: ignore[index]  # a literal above
-    assert load({**document, "post_processor": template}).encode("hi") == load(document).encode("hi")
 
 
 def test_bos_is_prepended_once_more_even_if_the_text_begins_with_it() -> None:
@@ -163,31 +146,3 @@ def test_an_id_outside_the_table_is_nothing(token_id: int) -> None:
     tokenizer = load(llama3())
     assert tokenizer.token_bytes(token_id) == b""
     assert tokenizer.token_text(token_id) == ""
-
-
-# Errors
-
-
-def test_a_missing_file_is_named() -> None:
-    with pytest.raises(ModelError, match=r'^load tokenizer config: config "tokenizer.json" not found in manifest$'):
-        open_tokenizer(lambda _: None)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"{",
-        b'{"model": {"type": "BPE"}}',
-        b'{"added_tokens": [{"id": "x"}], "model": {"type": "BPE", "vocab": {}, "merges": []}}',
-        b'{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}}',
-    ],
-)
-def test_a_broken_file_is_named(data: bytes) -> None:
-    with pytest.raises(ModelError, match=r"^parse tokenizer: tokenizer\.json: "):
-        open_tokenizer({"tokenizer.json": data}.get)
-
-
-def test_an_unknown_model_type_is_named() -> None:
-    with pytest.raises(ModelError, match=r"^parse tokenizer: unsupported tokenizer type: Foo$"):
-        load({"version": "1.0", "model": {"type": "Foo"}})

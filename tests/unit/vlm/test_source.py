@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from runner.errors import ModelError
-from runner.model.config import text_config
-from runner.model.families import DECIDERS, OLLAMA_ONLY, Config, Family
+from runner.model.architectures import DECIDERS, OLLAMA_ONLY, Config, Family
+from runner.model.module_config import text_config
 from runner.vlm import NOT_INSTALLED
 from runner.vlm.packages import BATCHED, COMPARED, DRAFTED, REFUSED
 from runner.vlm.source import MlxVlm, VlmChoice, package_of

@@ -23,7 +23,7 @@ from runner.drafts.assistant import (
 from runner.drafts.kinds import open_draft
 from runner.drafts.target import target_of
 from runner.model import OpenedModel
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.loading import LoadedModel, load
 from scripts.tools.models.assistants import Config, config_of, weights_of
 from scripts.tools.models.checkpoints import write_directory
 from scripts.tools.models.tiny import VOCAB, tiny

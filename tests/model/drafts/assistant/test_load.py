@@ -14,7 +14,7 @@ from runner.drafts.kinds import open_draft, open_own_draft
 from runner.drafts.wing import DraftModelOpener
 from runner.errors import DraftError
 from runner.model import open_model
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.loading import LoadedModel, load
 from runner.tokenizer import open_tokenizer
 from scripts.tools.models.assistants import Config, config_of
 from scripts.tools.models.checkpoints import write_checkpoint

@@ -9,7 +9,7 @@ from runner.drafts.dflash.drafter import BlockDraft
 from runner.drafts.dflash.load import load_dflash
 from runner.drafts.kinds import open_draft
 from runner.model import open_model
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.loading import LoadedModel, load
 from scripts.tools.models.checkpoints import write_checkpoint
 
 Load = Callable[[Path], BlockDraft]

@@ -16,7 +16,7 @@ from runner.drafts.dflash.load import block_target, load_dflash
 from runner.drafts.kinds import open_draft
 from runner.drafts.target import Tap
 from runner.model import open_model
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from scripts.tools.models.dflash import BLOCK, DRAFT, GLIMMER, LAGUNA, dflash_config, write_dflash
 from scripts.tools.models.sources import write_source
 from scripts.tools.models.tiny import words

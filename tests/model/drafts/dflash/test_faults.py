@@ -12,7 +12,7 @@ from runner.drafts.dflash.load import check_dflash, load_dflash, plan_dflash
 from runner.drafts.kinds import open_draft
 from runner.errors import ModelError
 from runner.model import open_model
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.loading import LoadedModel, load
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.dflash import DRAFT, LAGUNA, dflash_config, dflash_weights
 from scripts.tools.models.sources import write_source

@@ -11,7 +11,7 @@ from runner.drafts.dflash.load import load_dflash
 from runner.drafts.kinds import open_draft, open_own_draft
 from runner.drafts.target import padded
 from runner.model import open_model
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from scripts.tools.models.checkpoints import write_checkpoint
 from scripts.tools.models.dflash import DRAFT, GLIMMER, LAGUNA, dflash_config, dflash_weights, write_dflash
 from scripts.tools.models.layouts import plan

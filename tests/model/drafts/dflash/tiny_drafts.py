@@ -18,7 +18,7 @@ from runner.drafts.dflash.drafter import (
 from runner.drafts.dflash.load import block_target
 from runner.drafts.drafting import DraftedAnswer
 from runner.drafts.target import Draw, Tap
-from runner.model.weights.load import LoadedModel
+from runner.model.weights.loading import LoadedModel
 from runner.model.weights.parameters import parameters_of
 from scripts.tools.models.dflash import DRAFT, dflash_config
 from scripts.tools.models.tiny import VOCAB, tiny

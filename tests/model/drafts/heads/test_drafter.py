@@ -14,7 +14,7 @@ from runner.cache.single import NullCache
 from runner.drafts.heads.head import Head, HeadDrafter
 from runner.drafts.heads.load import load_head
 from runner.drafts.target import Tap, text_rows
-from runner.model.weights.load import LoadedModel, load
+from runner.model.weights.loading import LoadedModel, load
 from scripts.tools.models.sources import Published
 from tests.lib.driver import facts_of
 from tests.model.drafts.answers import DRAWN, GREEDY, PROMPT, Counting, answer, greedy, proposed

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from runner.drafts.heads.load import load_head
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from scripts.tools.models.checkpoints import write_directory
 from scripts.tools.models.sources import Published
 from scripts.tools.models.sources_form import read_config

@@ -8,7 +8,7 @@ import pytest
 
 from runner.drafts.heads.head import Head
 from runner.drafts.heads.load import load_head, plan_head
-from runner.model.weights.load import load
+from runner.model.weights.loading import load
 from scripts.tools.models.layouts import LAYOUTS
 from scripts.tools.models.sources import Published
 from scripts.tools.models.sources_form import read_config

@@ -15,8 +15,8 @@ from mlx.nn.layers.base import Module
 from runner.media.towers.nemotron_h import NemotronTower
 from runner.media.towers.qwen3_5 import Qwen35Tower
 from runner.media.towers.tower import Grid, Tower
-from runner.model.config import read_config
-from runner.model.families import architecture_of, family_of
+from runner.model.architectures import architecture_of, family_of
+from runner.model.module_config import read_config
 from runner.model.opened import OpenedModel
 from runner.model.sources.model_directory import open_directory
 from scripts.tools.models.sources_form import Config, Shape

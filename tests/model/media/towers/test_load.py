@@ -10,7 +10,7 @@ import pytest
 
 from runner.errors import ModelError
 from runner.media.towers import Tower, TowerPlan, load_tower, plan_tower
-from runner.model.families import is_needed
+from runner.model.architectures import is_needed
 from runner.model.opened import OpenedModel
 from scripts.tools.models.tensors import PACKINGS, rounded
 from tests.lib.kernels import mlx_own

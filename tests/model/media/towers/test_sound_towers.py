@@ -13,7 +13,7 @@ from runner.errors import ModelError
 from runner.media.families import Gemma4Sound
 from runner.media.towers import SoundTower, TowerPlan, load_tower, plan_sound_tower, plan_tower
 from runner.media.towers.gemma4_sound import Gemma4SoundTower
-from runner.model.families import is_needed
+from runner.model.architectures import is_needed
 from runner.model.opened import OpenedModel
 from tests.lib.kernels import mlx_own
 from tests.model.media.towers.cases import opened_tower, peak_bytes

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from runner.errors import ModelError
-from runner.model.sources.checkpoint import Tensor
+from runner.model.sources.checkpoint import LogicalTensor
 from runner.versions import installed
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Library(Protocol):
     """A package beside mlx-lm whose models are served, with towers of their own. Any thread may use it."""
 
     name: str
-    """By which Python imports it."""
+    """For Python's import."""
     title: str
 
     def module_config(self, family: "Family", read: Callable[[str], Config]) -> Config:
@@ -47,16 +47,16 @@ class Library(Protocol):
         or the configuration does not fit."""
 
     def why_not(self, module: str, *, batches: bool) -> str:
-        """Returns why answers must not share a forward, or not be drafted; empty if they may."""
+        """Returns the reason why answers must not share a forward, or not be drafted; else empty."""
 
 
 class Family(NamedTuple):
     """The mapping of one architecture to mlx-lm.
 
-    `text` is the key of the config object that describes the text model, "" for the top level, with dots where one is
-    within another; `flat` is the family of a config without that object; `unwrapped` is true if the module is made from
-    that object alone. `required` are fields for which mlx-lm has no default, or a wrong one. `defaults` are values for
-    missing fields that mlx-lm's class requires and Ollama fills in, or that are checked here. `renames` are (pattern,
+    `text` is the key of the config object that describes the text model, "" for the top level, with dots for nested
+    objects; `flat` is the family of a config without that object; `unwrapped` is true if the module needs that object
+    alone. `required` are fields for which mlx-lm has no default, or a wrong one. `defaults` are values for missing
+    fields that mlx-lm's class requires and Ollama fills in, or that this runner checks. `renames` are (pattern,
     replacement) for tensor names, applied in order. `head` is the output projection, after renaming.
     """
 
@@ -70,7 +70,7 @@ class Family(NamedTuple):
     head: str = "lm_head.weight"
     context_default: int = 0
     most_context: int = 0
-    """The most tokens of context, whatever the config says; 0: what it says."""
+    """A limit on the tokens of context; 0: the config's."""
     library: Library | None = None
     """The package that has the module; None for mlx-lm."""
     unseen: str = ""
@@ -136,11 +136,7 @@ _GEMMA4_TEXT = Family(
     "gemma4_text", required=_SIZES, defaults={"head_dim": 256}, renames=(*_UNWRAPPED, *_GEMMA4_EXPERTS)
 )
 _GEMMA4 = _GEMMA4_TEXT._replace(
-    module="gemma4",
-    text="text_config",
-    flat=_GEMMA4_TEXT,
-    renames=(*_WRAPPED, *_GEMMA4_EXPERTS),
-    head=_WRAPPED_HEAD,
+    module="gemma4", text="text_config", flat=_GEMMA4_TEXT, renames=(*_WRAPPED, *_GEMMA4_EXPERTS), head=_WRAPPED_HEAD
 )
 _QWEN3_5_TEXT = Family(
     "qwen3_5",
@@ -205,12 +201,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Gemma3ForCausalLM": Family("gemma3_text", required=_SIZES, renames=_UNWRAPPED),
     "Gemma3ForConditionalGeneration": Family(
-        "gemma3",
-        text="text_config",
-        required=_SIZES,
-        renames=_WRAPPED,
-        head=_WRAPPED_HEAD,
-        context_default=131072,
+        "gemma3", text="text_config", required=_SIZES, renames=_WRAPPED, head=_WRAPPED_HEAD, context_default=131072
     ),
     "Gemma4ForCausalLM": _GEMMA4,
     "Gemma4ForConditionalGeneration": _GEMMA4,
@@ -247,7 +238,7 @@ OLLAMA_ONLY = {
     "Qwen4ExpForConditionalGeneration": "has four streams, sparse attention and a table of n-grams",
     "StrandsDeciderForDecision": "decides with its own output head over a Qwen 3.5",
 }
-"""Architecture -> what it is: those of Ollama's own runner that neither mlx-lm nor this one has. Some are stored as a
+"""Architecture of Ollama's own runner that neither mlx-lm nor this one has -> a description. Some are stored as a
 `model_type` that mlx-lm has, which would compute something else."""
 
 RENAMED_MODULES = {
@@ -282,8 +273,8 @@ TRIED = frozenset(
     spark2_5 stablelm starcoder2 step3p5 talkie telechat3 youtu_llm
     """.split()  # noqa: SIM905  a name a line would fill pages
 )
-"""mlx-lm's modules whose answers were tried together and with drafts (`python -m scripts.tools.models.abilities`). They
-may do what the next two tables do not forbid."""
+"""mlx-lm's modules whose answers were tried together and with drafts (`python -m scripts.tools.models.abilities`); the
+next two tables have the exceptions."""
 
 UNBATCHABLE = {
     "afm7": "its last layers count their positions by the length of the buffers",
@@ -304,8 +295,8 @@ UNDRAFTABLE = {
 """mlx-lm module -> the reason why drafts would change an answer."""
 
 ENCODERS = frozenset({"embedding_gemma2"})
-"""Modules of ours that make embeddings of texts. They have no cache and no logits, so nothing that is said here of
-answers concerns them."""
+"""Modules of ours that make embeddings of texts. They have no cache and no logits: the tables of answers do not concern
+them."""
 
 DECIDERS = {"ClefForDecision": "clef", "LayaForDecision": "laya"}
 """Architecture of a model that scores options with a head of its own -> mlx-vlm's package."""
@@ -373,10 +364,10 @@ def is_needed(name: str) -> bool:
 
 
 def select_tensors(
-    family: Family, tensors: Mapping[str, Tensor], left_out: Container[str] = frozenset()
-) -> dict[str, Tensor]:
+    family: Family, tensors: Mapping[str, LogicalTensor], left_out: Container[str] = frozenset()
+) -> dict[str, LogicalTensor]:
     """Returns the tensors that the text model needs, under the names that its module's `sanitize` knows."""
-    chosen: dict[str, Tensor] = {}
+    chosen: dict[str, LogicalTensor] = {}
     towers = [UNNEEDED["vision"], UNNEEDED["audio"]] if family.library is not None and not family.decides else []
     for tensor in tensors.values():
         needed = is_needed(tensor.name) or any(tower.match(tensor.name) for tower in towers)

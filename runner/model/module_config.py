@@ -3,16 +3,14 @@
 import copy
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from runner import json_files
 from runner.errors import ModelError
-from runner.model.families import Config, Family, is_needed
+from runner.model.architectures import Config, Family
+from runner.model.layer_counts import check_layer_count
 from runner.model.renamed import rename_fields
-from runner.model.sources.checkpoint import Checkpoint, Tensor
-from runner.sizes import listed
-
-# --- Removes `null` fields from a config, except where null is a value to the module that reads it.
+from runner.model.sources.checkpoint import LogicalTensor, ModelCheckpoint
 
 _MEANT: dict[str, frozenset[str]] = {
     "q_lora_rank": frozenset(
@@ -40,8 +38,8 @@ _MEANT: dict[str, frozenset[str]] = {
 }
 """Field -> the mlx-lm modules to which its null is a value, although their classes have another default or none.
 
-Examples: queries that are not compressed, no shared experts, as many key heads as heads. A test tries every field of
-every module.
+Examples: queries without compression, no shared experts, as many key heads as heads. A test tries every field of every
+module.
 """
 
 
@@ -77,9 +75,8 @@ EMBEDDINGS = (
 """The endings of the embedding's name."""
 
 
-def read_config(checkpoint: Checkpoint, *, nulls: bool = False, name: str = "config.json") -> Config:
-    """Returns the model's `config.json`, or another file, without its nulls, which stand for defaults; with them if
-    asked to.
+def read_config(checkpoint: ModelCheckpoint, *, nulls: bool = False, name: str = "config.json") -> Config:
+    """Returns the model's `config.json`, or another file, without its nulls, which stand for defaults, unless `nulls`.
 
     Raises ModelError `failed to read config.json: ...`.
     """
@@ -100,8 +97,8 @@ def _read_object(value: Config) -> Config | float:
     return _FLOATS.get(tag, value) if isinstance(tag, str) else without_nulls(value)
 
 
-def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor]) -> Config:
-    """Returns a copy of `config` that means to mlx-lm's module what the file says. Raises ModelError for bad fields."""
+def module_config(config: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> Config:
+    """Returns a copy of `config` that mlx-lm's module reads as the file means it. Raises ModelError for bad fields."""
     mended = copy.deepcopy(config)
     mended["model_type"] = family.module if family.is_listed else config.get("model_type")
     text = text_config(mended, family)
@@ -133,15 +130,6 @@ def module_config(config: Config, family: Family, tensors: Mapping[str, Tensor])
     return text
 
 
-def check_depths(config: Config, most: int) -> None:
-    """Raises ModelError for a number of layers, anywhere in `config`, that is not from 1 to `most`."""
-    for key, value in config.items():
-        if isinstance(value, dict):
-            check_depths(value, most)
-        elif key in (*_COUNTS, "depth", "layers") and type(value) is int and not 0 < value <= most:
-            raise ModelError(f"config.json: {key} is {value}, but the model has only {most} tensors")
-
-
 def text_config(config: Config, family: Family) -> Config:
     """Returns the part of `config` that describes the text model."""
     for key in filter(None, family.text.split(".")):
@@ -161,13 +149,12 @@ def context_length(config: Config, family: Family) -> int:
 
 
 def is_tied(config: Config, family: Family) -> bool:
-    """Returns True if `config`, made by `module_config`, ties the head to the embedding. Then no head in the files
-    is read."""
+    """Returns True if `config`, made by `module_config`, ties the head to the embedding. Loading then reads no head."""
     return module_text(config, family).get("tie_word_embeddings") is True
 
 
 def is_untied(config: Config, family: Family) -> bool:
-    """Returns True if `config`, as the file has it, says that the head is not the embedding."""
+    """Returns True if `config`, as in the file, denies that the embedding is the head."""
     said = [part.get("tie_word_embeddings") for part in (config, text_config(config, family))]
     return False in said and True not in said
 
@@ -177,7 +164,7 @@ def module_text(config: Config, family: Family) -> Config:
     return config if family.unwrapped else text_config(config, family)
 
 
-def vocabulary_size(config: Config, family: Family, tensors: Mapping[str, Tensor]) -> int:
+def vocabulary_size(config: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> int:
     """Returns the number of tokens that the model scores: from the adapted config, else from the embedding; else 0."""
     if family.library is not None and (rows := _vocabulary_rows(tensors)):
         return rows  # its classes have defaults of their own
@@ -188,13 +175,12 @@ def vocabulary_size(config: Config, family: Family, tensors: Mapping[str, Tensor
     return _vocabulary_rows(tensors)
 
 
-def _vocabulary_rows(tensors: Mapping[str, Tensor]) -> int:
-    found = (tensor.weight.shape for name, tensor in tensors.items() if name.endswith(EMBEDDINGS))
-    rows = (shape[0] for shape in found if shape)
-    return next(rows, 0)
+def _vocabulary_rows(tensors: Mapping[str, LogicalTensor]) -> int:
+    shapes = (tensor.weight.shape for name, tensor in tensors.items() if name.endswith(EMBEDDINGS))
+    return next((shape[0] for shape in shapes if shape), 0)
 
 
-def _decide_tying(config: Config, text: Config, family: Family, tensors: Mapping[str, Tensor]) -> None:
+def _decide_tying(config: Config, text: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> None:
     """Sets `tie_word_embeddings`: true if the file says so or there is no output projection.
 
     Some of mlx-lm's modules treat a missing field as true and drop the projection: wrong logits without an error.
@@ -227,52 +213,3 @@ def _check_fields(text: Config, family: Family) -> None:
         raise ModelError(
             f"config.json: num_attention_heads ({heads}) must be divisible by num_key_value_heads ({groups})"
         )
-
-
-# --- Compares the layers that a model holds with the number in its config. Some families store a multi-token predictor
-# as one more layer after the last. Any other extra layer means that config and tensors belong to different models;
-# answers from a part of the layers would look almost right.
-
-_LAYER = re.compile(r"((?:(?:model|language_model|backbone)\.)*layers\.(\d+))\.")
-_ANYWHERE = re.compile(r"(?:.+\.)?layers\.(\d+)\.")
-_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_PREDICTOR = re.compile(r".+\.(?:eh_proj|e_proj|h_proj|enorm|hnorm|shared_head|embed_tokens|mtp_\w+)\.")
-"""Parts of a multi-token predictor: they combine a token with the last layer's state to score the token after it.
-
-The names are DeepSeek's; all families that store a predictor among the layers use them.
-"""
-_LISTED = 6
-
-
-def extra_layers(names: Iterable[str], config: Config) -> dict[str, str]:
-    """Maps each tensor of a layer beyond the count in `config`, the text model's, to the name of its layer."""
-    count = config.get("num_hidden_layers")
-    if type(count) is not int or count <= 0:
-        return {}
-    found = ((name, _LAYER.match(name)) for name in names if is_needed(name))
-    return {name: match[1] for name, match in found if match and int(match[2]) >= count}
-
-
-def check_extra_layers(beyond: Mapping[str, str], config: Config) -> None:
-    """Raises a ModelError that names the extra layers that are no predictors."""
-    predictors = {layer for name, layer in beyond.items() if _PREDICTOR.match(name)}
-    stray = sorted(set(beyond.values()) - predictors, key=lambda layer: int(layer.rpartition(".")[2]))
-    if stray:
-        raise ModelError(
-            f"config.json: num_hidden_layers is {config.get('num_hidden_layers')}, but the model holds"
-            f" {listed(stray, _LISTED)} too: config and tensors belong to different models"
-        )
-
-
-def check_layer_count(text: Config, family: Family, tensors: Mapping[str, Tensor]) -> None:
-    """Raises ModelError for a layer count without tensors, before a hostile number becomes a very large module."""
-    found = {int(match[1]) for match in map(_ANYWHERE.match, tensors) if match}
-    for field in _COUNTS:
-        wanted = text.get(field)
-        if type(wanted) is int and wanted <= 0:
-            raise ModelError(f"config.json: invalid {field}: {wanted}")
-        # In unlisted families, layers may have other names, and some no tensors at all; but not most of them.
-        if not isinstance(wanted, int) or wanted <= (len(found) if family.is_listed else len(tensors)):
-            continue
-        missing = next(index for index in range(wanted) if index not in found)
-        raise ModelError(f"config.json: {field} is {wanted}, the model holds {len(found)}: layer {missing} is missing")

@@ -1,4 +1,4 @@
-"""Loads the weights of an opened model, in bounded groups, into an mlx-lm module, and those of modules beside it.
+"""Loads the weights of an opened model, in bounded groups, into an mlx-lm module and into modules beside it.
 
 Every array is made, read and evaluated on the thread that calls `load`.
 """
@@ -17,24 +17,18 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from runner.device import device
 from runner.errors import ModelError, ReadError
 from runner.logs import Log
-from runner.model.families import DECIDERS, ENCODERS, TRIED, UNBATCHABLE, UNDRAFTABLE, Library
+from runner.model.architectures import DECIDERS, ENCODERS, TRIED, UNBATCHABLE, UNDRAFTABLE, Library
 from runner.model.opened import OpenedModel
 from runner.model.progress import Progress
 from runner.model.weights.assembly import assemble_module, fill, placeholders, rehearse
 from runner.model.weights.dtype import DtypePlan, plan_dtypes
+from runner.model.weights.expert_reader import ExpertReader, find_expert_stacks, outside_stacks
 from runner.model.weights.experts import Weights
 from runner.model.weights.mended import unread
 from runner.model.weights.packed import Arrays, Recipe, sanitize_packed
 from runner.model.weights.parameters import dispatch_early, parameters_of, shorten_lookups
 from runner.model.weights.quantized_layers import widen_embeddings
-from runner.model.weights.reading import (
-    ExpertReader,
-    check_readable,
-    find_expert_stacks,
-    outside_stacks,
-    parts_of,
-    read_arrays,
-)
+from runner.model.weights.reading import check_readable, parts_of, read_arrays
 
 log = Log(__name__)
 Part = TypeVar("Part", bound=Module)
@@ -53,18 +47,18 @@ class LoadedModel(NamedTuple):
     suppressed: tuple[int, ...] = ()
     """Tokens that must never be chosen."""
     library: Library | None = None
-    """That of its family."""
+    """Its family's."""
 
     @property
     def unbatchable(self) -> str:
-        """The reason why this model must not compute several answers in one forward; empty if it may."""
+        """The reason why this model must not compute several answers in one forward; else empty."""
         if any(isinstance(layer, DynamicNTKScalingRoPE) for layer in self.module.modules()):
             return "its dynamic rotary base follows from the length of a single answer"
         return self._why_not(UNBATCHABLE)
 
     @property
     def undraftable(self) -> str:
-        """The reason why answers of this model must not be drafted; empty if they may."""
+        """The reason why answers of this model must not be drafted; else empty."""
         return self._why_not(UNDRAFTABLE)
 
     def _why_not(self, reasons: Mapping[str, str]) -> str:
@@ -78,13 +72,13 @@ class LoadedModel(NamedTuple):
     @property
     def has_16_bit_experts(self) -> bool:
         """True if there are unpacked 16-bit experts, which MLX refuses to multiply on a CPU at the first forward."""
-        # mlx-vlm has a class of that name too.
+        # The class may be mlx-vlm's.
         experts = (each for each in self.module.modules() if type(each).__name__ == SwitchLinear.__name__)
         return any(layer.weight.dtype in (mx.bfloat16, mx.float16) for layer in experts)
 
     @property
     def is_packed(self) -> bool:
-        """True if its products are those of packed weights, other than of experts."""
+        """True if it multiplies packed weights, and none of experts."""
         kinds = {type(each) for each in self.module.modules()}
         return QuantizedLinear in kinds and not kinds & {SwitchLinear, QuantizedSwitchLinear}
 
@@ -107,7 +101,7 @@ def load(opened: OpenedModel, dtype: str = "keep", budget_bytes: int | None = No
     """Reads the weights and builds the module.
 
     Checks shapes, names, types and sizes before it reads the first byte. `dtype` is one of `settings.DTYPES`; the log
-    says what it means for this model.
+    has its meaning for this model.
 
     Raises:
         ModelError: a file or tensor does not fit, or the weights exceed the budget.
@@ -137,7 +131,7 @@ def _fitting(rehearsed: Module, dtype: str, budget_bytes: int | None, *, logs: b
 
 
 def finished(opened: OpenedModel, module: Module) -> LoadedModel:
-    """Returns the model, ready to run, of a module that has its weights. Warns of fields that it ignores."""
+    """Returns the model of a module with its weights, ready to run. Warns of fields that it ignores."""
     for warning in unread(opened, module):
         log.warning(warning)
     shorten_lookups(module)
@@ -145,7 +139,7 @@ def finished(opened: OpenedModel, module: Module) -> LoadedModel:
 
 
 def settle(module: Module, types: DtypePlan) -> None:
-    """Converts the parameters of a module whose arrays have been read as `types` says, and evaluates all of it."""
+    """Converts the parameters of a module by `types`, and evaluates all of it."""
     # The results of sanitize are still lazy, and nothing else holds the arrays that were read: evaluating a group frees
     # the arrays from which it is made.
     waiting = [*parameters_of(module).items()][::-1]
@@ -174,7 +168,7 @@ def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:
     arrays: dict[str, Arrays] = {}
     with closing(ExpertReader()) as reader:
         for name, experts in stacks.items():
-            arrays[name] = stack = reader.read(experts)
+            arrays[name] = stack = reader.read_stack(experts)
             if early := types.early_dtype(name, experts[0]):
                 arrays[name] = stack._replace(weight=stack.weight.astype(early))
                 del stack
@@ -188,7 +182,7 @@ def _filled(opened: OpenedModel, recipe: Recipe, types: DtypePlan) -> Module:
 def assemble_part(
     opened: OpenedModel, sanitize: Callable[[Weights], tuple[Part, Weights]], arrays: Mapping[str, Arrays]
 ) -> Part:
-    """Builds the module with `arrays`, which stay lazy. `sanitize` makes it, and its weights of those that are stored.
+    """Builds the module with `arrays`, which stay lazy. `sanitize` makes it, and its weights from the stored ones.
     Raises ModelError if anything does not fit."""
     module, weights = sanitize_packed(lambda stored, _: sanitize(stored), arrays, Recipe("as stored"))
     fill(opened, module, weights)
@@ -199,13 +193,13 @@ def plan_part(
     opened: OpenedModel, build: Builder[Part], dtype: str, budget_bytes: int | None
 ) -> tuple[Part, DtypePlan]:
     """Returns the module made of placeholders, and the types of its weights. Raises ModelError if anything does not
-    fit, or exceeds what the model has left of the budget."""
+    fit, or exceeds the rest of the budget."""
     rehearsed = build(placeholders(opened))
     return rehearsed, _fitting(rehearsed, dtype, budget_bytes)
 
 
 def load_part(opened: OpenedModel, build: Builder[Part], name: str, dtype: str, budget_bytes: int | None) -> Part:
-    """Loads the module, which the log calls `name`; else as `load`."""
+    """Loads the module, which the log calls `name`, as `load` does a model."""
     return read_part(opened, build, name, plan_part(opened, build, dtype, budget_bytes)[1])
 
 

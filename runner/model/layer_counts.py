@@ -1,0 +1,66 @@
+"""Compares the layers that a model holds with the number in its config.
+
+Some families store a multi-token predictor as one more layer after the last. Any other extra layer means that config
+and tensors belong to different models; answers from a part of the layers would look almost right.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from runner.errors import ModelError
+from runner.model.architectures import Config, Family, is_needed
+from runner.model.sources.checkpoint import LogicalTensor
+from runner.sizes import listed
+
+_LAYER = re.compile(r"((?:(?:model|language_model|backbone)\.)*layers\.(\d+))\.")
+_ANYWHERE = re.compile(r"(?:.+\.)?layers\.(\d+)\.")
+_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_PREDICTOR = re.compile(r".+\.(?:eh_proj|e_proj|h_proj|enorm|hnorm|shared_head|embed_tokens|mtp_\w+)\.")
+"""Parts of a multi-token predictor: they combine a token with the last layer's state to score the token after it.
+
+The names are DeepSeek's; all families that store a predictor among the layers use them.
+"""
+_LISTED = 6
+
+
+def extra_layers(names: Iterable[str], config: Config) -> dict[str, str]:
+    """Maps each tensor of a layer beyond the count in `config`, the text model's, to the name of its layer."""
+    count = config.get("num_hidden_layers")
+    if type(count) is not int or count <= 0:
+        return {}
+    found = ((name, _LAYER.match(name)) for name in names if is_needed(name))
+    return {name: match[1] for name, match in found if match and int(match[2]) >= count}
+
+
+def check_extra_layers(beyond: Mapping[str, str], config: Config) -> None:
+    """Raises a ModelError that names the extra layers that are no predictors."""
+    predictors = {layer for name, layer in beyond.items() if _PREDICTOR.match(name)}
+    stray = sorted(set(beyond.values()) - predictors, key=lambda layer: int(layer.rpartition(".")[2]))
+    if stray:
+        raise ModelError(
+            f"config.json: num_hidden_layers is {config.get('num_hidden_layers')}, but the model holds"
+            f" {listed(stray, _LISTED)} too: config and tensors belong to different models"
+        )
+
+
+def check_layer_count(text: Config, family: Family, tensors: Mapping[str, LogicalTensor]) -> None:
+    """Raises ModelError for a layer count without tensors, before a hostile number becomes a very large module."""
+    found = {int(match[1]) for match in map(_ANYWHERE.match, tensors) if match}
+    for field in _COUNTS:
+        wanted = text.get(field)
+        if type(wanted) is int and wanted <= 0:
+            raise ModelError(f"config.json: invalid {field}: {wanted}")
+        # In unlisted families, layers may have other names, and some no tensors at all; but not most of them.
+        if not isinstance(wanted, int) or wanted <= (len(found) if family.is_listed else len(tensors)):
+            continue
+        missing = next(index for index in range(wanted) if index not in found)
+        raise ModelError(f"config.json: {field} is {wanted}, the model holds {len(found)}: layer {missing} is missing")
+
+
+def check_depths(config: Config, most: int) -> None:
+    """Raises ModelError for a number of layers, anywhere in `config`, that is not from 1 to `most`."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            check_depths(value, most)
+        elif key in (*_COUNTS, "depth", "layers") and type(value) is int and not 0 < value <= most:
+            raise ModelError(f"config.json: {key} is {value}, but the model has only {most} tensors")

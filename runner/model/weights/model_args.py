@@ -1,0 +1,96 @@
+"""Arguments of mlx-lm's model classes: a field missing from a config gets the default of its class.
+
+A class may pass a part of its config on to a class of another module. So all classes get defaults, in the one method
+with which they read a config.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from mlx_lm.models.base import BaseModelArgs
+
+from runner.errors import ModelError
+from runner.model.architectures import Config
+
+Defaults = dict[str, object]
+"""Values for fields that a config leaves out; None for fields that a class requires but allows to be None."""
+_METHOD = "from_dict"
+_MAY_BE_NONE = re.compile(r"(typing\.)?(Optional\[.*\]|Any)|.*\| None")
+
+
+@contextmanager
+def fill_model_args() -> Iterator[tuple[Defaults, list[str]]]:
+    """Fills missing fields while mlx-lm's classes read a config. Yields the defaults used so far, and odd fields.
+
+    Inside the block, reading a config raises a ModelError that names the missing fields without a default. Only for the
+    thread that owns MLX: it patches mlx-lm.
+    """
+    defaults: Defaults = {}
+    odd: list[str] = []
+    genuine = BaseModelArgs.__dict__[_METHOD]
+
+    def from_dict(cls: type[Any], config: Mapping[str, object]) -> object:
+        odd.extend(_odd_fields(cls, config))
+        return genuine.__func__(cls, _completed(cls, config, defaults))
+
+    setattr(BaseModelArgs, _METHOD, classmethod(from_dict))
+    try:
+        yield defaults, odd
+    finally:
+        setattr(BaseModelArgs, _METHOD, genuine)
+
+
+_KINDS = {
+    bool: "bool|any", int: "int|float|any", float: "float|int|any", str: "str|any", list: "list|tuple|any",
+    dict: "dict|any",
+}  # fmt: skip
+"""Type of a value in JSON -> the words for it in a class."""
+_LARGEST = 2**31
+
+
+def _odd_fields(cls: type[Any], config: Mapping[str, object]) -> Iterator[str]:
+    """Yields the fields of `config` that may keep `cls` from being made or used."""
+    for field in dataclasses.fields(cls):
+        value = config.get(field.name)
+        if type(value) not in _KINDS:
+            continue
+        outer = re.sub(r"(dict|list|tuple)\[.*\]", r"\1", str(field.type).lower())
+        if not re.search(_KINDS[type(value)], outer) or (isinstance(value, int | float) and not 0 <= value < _LARGEST):
+            yield f"{field.name} is {value!r:.60}"
+
+
+def class_defaults(cls: type[Any], config: Mapping[str, object]) -> Defaults:
+    """Returns the defaults of `cls`, other than None, for fields that `config` leaves out."""
+    defaults: Defaults = {}
+    for field in dataclasses.fields(cls):
+        if field.name in config:
+            continue
+        if field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory()
+        elif field.default is not dataclasses.MISSING and field.default is not None:
+            defaults[field.name] = field.default
+    return defaults
+
+
+def _completed(cls: type[Any], config: Mapping[str, object], defaults: Defaults) -> Config:
+    """Returns `config` with None for each missing field that `cls` requires but allows to be None.
+
+    Raises ModelError for other missing fields.
+    """
+    filled = dict(config)
+    lacking = []
+    defaults |= class_defaults(cls, config)
+    for field in dataclasses.fields(cls):
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if field.name in filled or not required:
+            continue
+        if _MAY_BE_NONE.fullmatch(str(field.type)):
+            filled[field.name] = defaults[field.name] = None
+        else:
+            lacking.append(field.name)
+    if lacking:
+        raise ModelError(f"config.json does not fit {cls.__module__}: it lacks {', '.join(lacking)}")
+    return filled

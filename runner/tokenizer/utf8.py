@@ -1,0 +1,57 @@
+"""Decodes UTF-8 by the rules of a Go host (docs/internals/wire.md, 5)."""
+
+import codecs
+from typing import Final
+
+ONE_PER_BYTE: Final = "runner-one-replacement-per-byte"
+_ZERO_WIDTH_JOINER: Final = "\u200d"
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    """Replaces every byte of an invalid sequence by U+FFFD, as Go does; Python's own "replace" merges them into one."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+codecs.register_error(ONE_PER_BYTE, _replace_each_byte)
+
+
+def decode_utf8(data: bytes) -> str:
+    """Decodes `data` by itself, with one U+FFFD for every byte outside of complete, valid sequences."""
+    return data.decode("utf-8", ONE_PER_BYTE)
+
+
+class Utf8Stream:
+    """The incremental decoder of one generation, which owns it. Holds at most three bytes."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self._last = ""
+
+    def feed(self, data: bytes) -> str:
+        """Adds `data`; returns the text of all held bytes up to an incomplete sequence at the end.
+
+        A byte that can never become valid becomes U+FFFD at once, one for each byte. An incomplete sequence that may
+        still become valid is held back.
+        """
+        data = self._pending + data
+        text, used = codecs.utf_8_decode(data, ONE_PER_BYTE, False)
+        self._pending = data[used:]
+        if self._pending[:1] == b"\xed" and self._pending[1:] >= b"\xa0":
+            # Python rejects a surrogate at its third byte, Go at its second.
+            text += "\ufffd" * len(self._pending)
+            self._pending = b""
+        if text:
+            self._last = text[-1]
+        return text
+
+    def finish(self) -> str:
+        """Ends the stream. Returns the text for the held bytes: `""` or one U+FFFD.
+
+        Ollama's own runner drops the incomplete character, and so do we: nothing of it is on the screen yet. The
+        exception is a tail after a zero width joiner. There the reader already sees the beginning of a joined character
+        (a family, a flag), so one U+FFFD, for what would have been one character, shows that it is incomplete.
+        """
+        broken, self._pending = self._pending, b""
+        return "\ufffd" if broken and self._last == _ZERO_WIDTH_JOINER else ""
