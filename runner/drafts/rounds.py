@@ -16,7 +16,7 @@ from runner.drafts.drafting import AnswerDrafter, DraftedAnswer, DraftedStep, Dr
 from runner.engine.batch import Batch
 from runner.engine.generation import Generation
 from runner.engine.policy import StepLimit
-from runner.engine.trace import TRACE
+from runner.trace import TRACE
 from runner.sampling.filters import Mask
 from runner.sampling.sample import Choice, Sample
 

@@ -25,7 +25,7 @@ from runner.cache.layers.batch import staying
 from runner.cache.session import DecodeRows
 from runner.engine.generation import Forward, Generation, Results
 from runner.engine.policy import StepLimit
-from runner.engine.trace import TRACE
+from runner.trace import TRACE
 from runner.sampling.sample import Choice, Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias, TypeVar
 from runner.engine.events import Outbox, Wakeup
 from runner.engine.ports import EncoderUse
 from runner.engine.request import Limits, Request
-from runner.engine.trace import TRACE
+from runner.trace import TRACE
 from runner.errors import ModelError, RunnerError, no_mlx
 from runner.logs import Log, die
 from runner.model import OpenedModel

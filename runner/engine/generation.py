@@ -12,7 +12,7 @@ from runner.engine.answer_grammar import AnswerGrammar, compile_error
 from runner.engine.events import Event, Failed, Finished, Scored, Text
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.request import Request
-from runner.engine.trace import TRACE
+from runner.trace import TRACE
 from runner.errors import NO_NUMBERS, RequestError
 from runner.logs import Log, error_line
 from runner.sampling.sample import Choice

@@ -8,7 +8,7 @@ from runner.engine.generation import Generation, Results
 from runner.engine.memory import MemoryBudget
 from runner.engine.recovery import Recovery
 from runner.engine.request import Request
-from runner.engine.trace import TRACE
+from runner.trace import TRACE
 
 
 class RequestQueue:

@@ -13,7 +13,7 @@ from runner.engine.policy import Begin, Decode, Encode, Prefill, SlicePolicy, St
 from runner.engine.queue import MediaQueue, RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
 from runner.engine.request import Request
-from runner.engine.trace import TRACE
+from runner.trace import TRACE
 from runner.logs import Log, error_line
 
 log = Log(__name__)

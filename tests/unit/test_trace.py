@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.engine import trace
-from runner.engine.trace import Trace
+from runner.trace import Trace
 from runner.errors import UsageError
 
 
