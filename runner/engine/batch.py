@@ -17,20 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import mlx.core as mx
 
 from runner.cache.layers.batch import staying
 from runner.cache.session import DecodeRows
+from runner.engine.core import CoreParts
 from runner.engine.generation import Forward, Generation, Results
 from runner.engine.policy import StepLimit
-from runner.trace import TRACE
 from runner.sampling.sample import Choice, Sample
 from runner.sampling.sampler import Sampler, SamplerBatch
-
-if TYPE_CHECKING:
-    from runner.engine.ports import Rounds, Shifted
+from runner.trace import TRACE
 
 _CLEAR_STEPS = 256  # mlx-lm's caches grow by as many tokens at a time, into new buffers
 _PADDING_TOKENS = 256  # a row may always be padded by as many
@@ -75,22 +73,12 @@ class Batch:
     seen, and decode alone. Owner: the engine thread.
     """
 
-    def __init__(
-        self,
-        generation: Generation,
-        forward: Forward,
-        shifted: "Shifted",
-        rounds: "Callable[[Batch], Rounds] | None" = None,
-        steps: int = 0,
-        in_flight: InFlight = None,
-    ) -> None:
-        """Starts a batch of one generation, which has been prefilled and has made `steps` elsewhere. `shifted` and
-        `rounds` are those of the `EngineContext`."""
+    def __init__(self, generation: Generation, parts: CoreParts, steps: int = 0, in_flight: InFlight = None) -> None:
+        """Starts a batch of one generation, which has been prefilled and has made `steps` elsewhere."""
         # For good.
         self.id = next(_ids)
-        self._forward = forward
-        self._shifted = shifted
-        self._make_rounds = rounds
+        self._parts = parts
+        self._forward = parts.memory.measured(parts.forward_of(generation.request))
         # Until a generation joins or leaves.
         self.generations = [generation]
         self.rows = DecodeRows(generation.session)
@@ -115,7 +103,7 @@ class Batch:
         """Generations whose masks were late and that could not be split off."""
         self.split_off: list[Batch] = []
         """Batches of one, split off because their masks took too long for the others; the reader empties the list."""
-        self._rounds = rounds(self) if rounds is not None else None
+        self._rounds = parts.rounds(self) if parts.rounds is not None else None
 
     @property
     def nbytes(self) -> int:
@@ -226,8 +214,7 @@ class Batch:
             if not generation.done:
                 generation.may_batch = False
                 row = step.of([everyone.index(generation)])
-                rest = (self._forward, self._shifted, self._make_rounds, self.steps, row)
-                self.split_off.append(Batch(generation, *rest))
+                self.split_off.append(Batch(generation, self._parts, self.steps, row))
 
     def take(self, choices: Sequence[Choice | None]) -> Results:
         """Gives each generation its tokens, which `step` returned. Returns the events of each."""
@@ -341,7 +328,7 @@ class Batch:
         session = generation.session
         last = generation.unseen if generation.has_ended else 1  # the next forward begins with the last one
         if unseen := session.recorded[session.position : len(session.recorded) - last]:
-            with self._shifted([generation.shift]):
+            with self._parts.shifted([generation.shift]):
                 DecodeRows(generation.session).compute(self._forward, mx.array([unseen]))
 
     @property
@@ -354,7 +341,7 @@ class Batch:
     def run(self, compute: Callable[[Forward, mx.array], _Logits], tokens: mx.array) -> _Logits:
         """Runs the forward over tokens [B, L] by a method of the rows. Returns what that does."""
         self.forward_rows = self.latest_rows = -1 if self.forward_rows else tokens.shape[1]
-        with self._shifted([each.shift for each in self.generations]) if self._shifts else nullcontext():
+        with self._parts.shifted([each.shift for each in self.generations]) if self._shifts else nullcontext():
             logits = compute(self._forward, tokens)
         if TRACE.on:
             TRACE.lap("forward")

@@ -7,21 +7,21 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from runner.engine.events import Outbox, Wakeup
 from runner.engine.ports import EncoderUse
 from runner.engine.request import Limits, Request
-from runner.trace import TRACE
 from runner.errors import ModelError, RunnerError, no_mlx
 from runner.logs import Log, die
 from runner.model import OpenedModel
 from runner.settings import Settings
 from runner.tokenizer import Tokenizer
+from runner.trace import TRACE
 
 if TYPE_CHECKING:
-    from runner.engine.parts import Parts, Post, World
-    from runner.engine.ports import Ranks
+    from runner.engine.parts import Parts, Post
+    from runner.engine.world import World
 
 Answer = TypeVar("Answer")
 Message = Request | Callable[[], None] | None
@@ -32,43 +32,24 @@ _MASK_POLL_S = 0.002  # between two looks for a grammar's mask, while there is n
 _PUBLISH_S = 0.02  # asking MLX for its memory would be a percent of a decode step of a millisecond or two
 
 
-class Turns:
-    """The turns between slices, in which the world outside is heard. Here they need nothing beside the mailbox."""
-
-    def __init__(self, outbox: Outbox) -> None:
-        self.outbox = outbox
-        """The outbox of the engine."""
-
-    def queue(self, add: Callable[[Request], None]) -> Callable[[Request], None]:
-        """Returns the function that takes a request from the mailbox, where `add` would queue it."""
-        return add
-
-    def begin_slice(self, add: Callable[[Request], None]) -> None:
-        """Hands on what has happened outside since the last slice. `add` queues a request."""
-
-    def end_slice(self, *, idle: bool) -> None:
-        """Ends a slice, or the start. An `idle` engine may be ended at any moment."""
-
-
-OpenWorld: TypeAlias = "Callable[[Settings, OpenedModel, Outbox], tuple[World, Turns]]"
-"""Opens the world of an engine, and returns it with its turns. Raises RunnerError."""
-Assemble: TypeAlias = "Callable[[Settings, OpenedModel, Future[Tokenizer], Outbox, float, Post, World], Parts]"
-"""Takes what `runner.assemble.assemble` does."""
-
-
 class Build(Protocol):
     """The builder of an engine (runner/build.py). Called on the engine thread."""
 
-    def open_world(self, settings: Settings, model: OpenedModel, outbox: Outbox) -> "tuple[World, Turns]":
-        """Returns the world that an engine with these settings is in, and its turns. Raises RunnerError."""
+    def open_world(self, settings: Settings, model: OpenedModel, outbox: Outbox) -> "World":
+        """Returns the world that an engine with these settings is in. Raises RunnerError."""
         ...
 
-    def assembler(self) -> Assemble:
-        """Returns the function that loads the model and builds an engine around it, or raises ModelError."""
+    def assemble(
+        self,
+        settings: Settings,
+        model: OpenedModel,
+        opening: Future[Tokenizer],
+        started_s: float,
+        post: "Post",
+        world: "World",
+    ) -> "Parts":
+        """Loads the model and builds an engine around it. Raises ModelError."""
         ...
-
-
-# --- The thread.
 
 
 class Engine:
@@ -110,7 +91,7 @@ class Engine:
         self._refuse = refuse
         self.limits = Limits(model.context_length, model.vocab_size)
         self._mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._ranks: Ranks | None = None  # until the world is open
+        self._world: World | None = None
         # Until the next slice.
         self._idle = True  # nothing to do but to wait for a message
         self._publish_at = 0.0
@@ -178,8 +159,8 @@ class Engine:
             die(error, before="the engine died: ")
 
     def _await_cause(self, error: BaseException) -> None:
-        if self._ranks is not None:
-            self._ranks.await_cause(error)
+        if self._world is not None and self._world.ranks is not None:
+            self._world.ranks.await_cause(error)
 
     def _load(self) -> None:
         started = perf_counter()
@@ -189,12 +170,11 @@ class Engine:
             import mlx.core as mx  # by itself, so that only its absence is reported as such
         except ImportError as error:
             raise no_mlx(error) from error
-        world, self._turns = self._build.open_world(self._settings, self._model, self._outbox)
-        self._ranks = world.ranks
-        self._outbox = self._turns.outbox
-        self.parts = self._build.assembler()(
-            self._settings, self._model, self._opening, self._outbox, started, self._mailbox.put, world
-        )
+        self._world = world = self._build.open_world(self._settings, self._model, self._outbox)
+        self._turns = world.turns
+        self._outbox = world.turns.outbox
+        rest = (started, self._mailbox.put, world)
+        self.parts = self._build.assemble(self._settings, self._model, self._opening, *rest)
         gpus = 0 if self.parts.on_cpu else mx.device_count(mx.gpu)
         self.limits = self.limits.on_gpus(gpus * self.parts.total_bytes)
         self._add = self._turns.queue((self.parts.disk or self.parts.scheduler).add)

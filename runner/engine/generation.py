@@ -12,13 +12,13 @@ from runner.engine.answer_grammar import AnswerGrammar, compile_error
 from runner.engine.events import Event, Failed, Finished, Scored, Text
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.request import Request
-from runner.trace import TRACE
 from runner.errors import NO_NUMBERS, RequestError
 from runner.logs import Log, error_line
 from runner.sampling.sample import Choice
 from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer
 from runner.tokenizer.detokenizer import Detokenizer, TextPiece, join_pieces
+from runner.trace import TRACE
 
 if TYPE_CHECKING:
     from runner.engine.ports import Drafter, PromptMedia

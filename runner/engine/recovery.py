@@ -3,20 +3,16 @@
 import gc
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from runner.cache import PrefixCache
 from runner.engine.batch import GRAMMAR_WAIT_S, Batch
+from runner.engine.core import CoreParts
 from runner.engine.events import Event
 from runner.engine.generation import Generation, Results
-from runner.engine.memory import MemoryBudget
 from runner.logs import Log, lacks_memory
 from runner.sampling.sample import Sample
-
-if TYPE_CHECKING:
-    from runner.engine.ports import Ranks
 
 log = Log(__name__)
 
@@ -29,19 +25,17 @@ class Recovery:
     of a batch that failed goes on from its own layers, which stood still meanwhile. Owner: the engine thread.
     """
 
-    def __init__(self, memory: MemoryBudget, salt: str, ranks: "Ranks | None" = None) -> None:
-        """With `ranks` nothing is recovered: an error that strikes one of them may not strike the others."""
-        self._memory = memory
-        self._ranks = ranks
-        self._salt = salt
+    def __init__(self, parts: CoreParts) -> None:
+        """With several ranks nothing is recovered: an error that strikes one of them may not strike the others."""
+        self._parts = parts
         self._retrying: list[Generation] = []
         self.needed = False
         """True if memory ran out. Call `free_and_restart` when the error, and all that it holds, is gone."""
 
     def note(self, error: Exception) -> None:
         """Notes an error; the requests that it struck continue by themselves. Ends all ranks, if there are several."""
-        if self._ranks is not None:
-            self._ranks.fail(error)
+        if self._parts.ranks is not None:
+            self._parts.ranks.fail(error)
         self.needed |= lacks_memory(error)
 
     def retry_or_fail(self, generation: Generation, error: Exception) -> Results:
@@ -68,7 +62,7 @@ class Recovery:
         log.warning("memory ran out; freeing unused cache entries", requests_restarted=len(retrying))
         results = [(generation, _events(generation, self._close)) for generation in retrying]
         try:
-            self._memory.free(cache)
+            self._parts.memory.free(cache)
         except Exception:
             log.exception("some of the unused memory cannot be freed")
         return [
@@ -79,7 +73,7 @@ class Recovery:
         generation.session.close()
 
     def _restart(self, cache: PrefixCache, generation: Generation) -> None:
-        generation.restart(cache.begin(generation.request.keys, self._salt))
+        generation.restart(cache.begin(generation.request.keys, self._parts.salt))
 
 
 def _events(generation: Generation, action: Callable[[Generation], None]) -> list[Event]:

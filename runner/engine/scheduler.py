@@ -5,16 +5,15 @@ from time import perf_counter, perf_counter_ns
 from runner.cache.session import Session
 from runner.engine.batch import Batch
 from runner.engine.batches import Batches
-from runner.engine.context import EngineContext
+from runner.engine.core import CoreParts
 from runner.engine.events import Failed, Outbox, Refused, Started
 from runner.engine.generation import Generation, Results
-from runner.engine.observer import Observer
-from runner.engine.policy import Begin, Decode, Encode, Prefill, SlicePolicy, StepLimit, Workload
+from runner.engine.policy import Begin, Decode, Encode, Prefill, StepLimit, Workload
 from runner.engine.queue import MediaQueue, RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
 from runner.engine.request import Request
-from runner.trace import TRACE
 from runner.logs import Log, error_line
+from runner.trace import TRACE
 
 log = Log(__name__)
 
@@ -29,27 +28,25 @@ class Scheduler:
     a time, or with the recovery if memory ran out in its slice. A fault of one request leaves the others as they are.
     """
 
-    def __init__(
-        self, context: EngineContext, policy: SlicePolicy, parallel: int, outbox: Outbox, observer: Observer
-    ) -> None:
+    def __init__(self, parts: CoreParts, parallel: int, outbox: Outbox) -> None:
         """At most `parallel` requests run at once, and only one if the cache is not concurrent."""
         # For good.
-        self._context = context
-        self.memory = context.memory
-        self._policy = policy
+        self._parts = parts
+        self.memory = parts.memory
+        self._policy = parts.policy
         self._outbox = outbox
-        self._observer = observer
-        self._recovery = Recovery(self.memory, context.salt, context.ranks)
+        self._observer = parts.observer
+        self._recovery = Recovery(parts)
         # Until a session cannot be opened or closed.
-        self.cache = context.make_cache()
+        self.cache = parts.make_cache()
         self.parallel = parallel if self.cache.concurrent else 1
         """The most requests that run at once."""
         # The stations of requests, in order.
-        self.queue = RequestQueue(context.salt, self.parallel)
+        self.queue = RequestQueue(parts.salt, self.parallel)
         self.prefilling: list[Generation] = []
         self._media = MediaQueue(self.memory, self._recovery)
         self._compiling: list[Generation] = []  # prefilled, while their grammars are still being compiled
-        self.batches = Batches(self._recovery, context.unbatchable)
+        self.batches = Batches(parts, self._recovery)
         # Until the end of a slice, which does what they ask for.
         self._cache_invalid = False
         self._memory_changed = False
@@ -152,12 +149,12 @@ class Scheduler:
                 return self._observer.never_began(request, "refused")
             started_ns = perf_counter_ns()
             self._outbox.put(request.stream, Started())
-            if self.cache.follows(request.keys, self._context.salt):
+            if self.cache.follows(request.keys, self._parts.salt):
                 return self.queue.await_prefix(request, started_ns)
         session = None
         try:
-            session = self._context.open_session(request, self.cache)
-            generation = self._context.generation(request, session, started_ns)
+            session = self._parts.open_session(request, self.cache)
+            generation = self._parts.generation(request, session, started_ns)
         except Exception as error:  # this request ends, the engine goes on
             log.exception("a request failed", request=request.number)
             self._outbox.put(request.stream, Failed(error_line(error)))
@@ -181,7 +178,7 @@ class Scheduler:
         elif generation.left:
             self.prefilling.append(generation)
         elif generation.grammar.compiled:
-            self._settle(self.batches.start(generation, self._context, self.cache))
+            self._settle(self.batches.start(generation, self.cache))
         else:
             self._compiling.append(generation)
 
@@ -194,7 +191,7 @@ class Scheduler:
                 self._settle([(generation, generation.take_first(first))])
             else:
                 tokens = self.memory.slice_tokens(self.cache, most, generation.session.position)
-                computed = generation.prefill(tokens, self.memory.measured(self._context.forward))
+                computed = generation.prefill(tokens, self.memory.measured(self._parts.forward))
                 self.memory.prefilled(computed, generation.session.position)
         except Exception as error:  # this request restarts or ends, the engine goes on
             self.prefilling.remove(generation)
@@ -326,6 +323,6 @@ class Scheduler:
         self._outbox.send()
         self._observer.cache_replaced(self.cache)
         discard(self.cache)
-        self.cache = self._context.make_cache()
+        self.cache = self._parts.make_cache()
         self._cache_invalid = False
         collect_garbage()

@@ -10,7 +10,7 @@ port `Ranks` (runner/engine/ports.py).
 | `link` | the process of a follower, its messages and the leader's, a connection that notices when a side is gone |
 | `start` | the leader: starts or reaches its followers, checks that all ranks are alike, ends them all if one fails |
 | `split` | the part of a model that each rank computes, tried on placeholders, and its loading |
-| `world` | the tape between ranks |
+| `rank_world` | the tape between ranks |
 | `follower` | what the process of a follower does |
 | `group`, `join_watchdog` | how `mx.distributed` finds the others; what ends a process that would wait for ever |
 | `handshake`, `service` | who may lead, and from where; `mlx-runner follow` lets leaders in |

@@ -120,7 +120,7 @@ def follow_leader(link: Link, models_dir: Path, log_level: int) -> NoReturn:
 def _run(follower: Follower, settings: Settings, model: OpenedModel) -> NoReturn:
     """Loads the model and runs slices, as `Engine` does on the leader."""
     from runner.assemble import assemble
-    from runner.ranks.world import RankWorld, follower_tape
+    from runner.ranks.rank_world import RankWorld, follower_tape
     from runner.tape.replay import Replay
 
     tokenizer = open_tokenizer(model.file, merge_eos=not model.checkpoint.from_store)
@@ -128,8 +128,8 @@ def _run(follower: Follower, settings: Settings, model: OpenedModel) -> NoReturn
     opening.set_result(tokenizer)
     tape = follower_tape(follower.frames)
     replay = Replay(tape, model.vocab_size or tokenizer.vocab_size)
-    world = RankWorld(tape, follower)
-    parts = assemble(settings, model, opening, replay.outbox, perf_counter(), lambda _: None, world)
+    world = RankWorld(tape, replay.turns, follower)
+    parts = assemble(settings, model, opening, perf_counter(), lambda _: None, world)
     parts.warm_up()
     done = replay.run(parts.scheduler, parts.formats.replayed, lambda *_: None)
     raise RankError(f"the ranks disagree: {done.difference}")

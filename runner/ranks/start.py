@@ -34,7 +34,7 @@ from runner.ranks.link import (
     how_it_ended,
     start_follower,
 )
-from runner.ranks.world import RankWorld, leader_tape
+from runner.ranks.rank_world import RankWorld, leader_tape
 from runner.settings import Settings
 from runner.tape.file import header_of
 from runner.tape.recording import Recording
@@ -251,8 +251,8 @@ class Leader:
         return get_active_memory()
 
 
-def lead(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[RankWorld, Recording]:
-    """Starts the followers and joins them. Returns the leader's world and turns. Raises RankError if the ranks
+def lead(settings: Settings, model: OpenedModel, outbox: Outbox) -> RankWorld:
+    """Starts the followers and joins them. Returns the leader's world. Raises RankError if the ranks
     cannot begin."""
     from runner.ranks.split import split_fault
 
@@ -263,4 +263,4 @@ def lead(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[RankWo
     leader = Leader(settings)
     leader.join(settings, model)
     leader.tape = leader_tape(leader.links)
-    return RankWorld(leader.tape, leader), Recording(leader.tape, outbox)
+    return RankWorld(leader.tape, Recording(leader.tape, outbox), leader)

@@ -14,9 +14,9 @@ from zlib import crc32
 import msgspec
 
 from runner.engine.answer_grammar import Grammar
-from runner.engine.engine import Turns
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Scored, Started, Text
 from runner.engine.request import Request
+from runner.engine.world import Turns
 from runner.errors import RequestError, RunnerError
 from runner.logs import Log, error_line
 from runner.model import OpenedModel
@@ -24,7 +24,7 @@ from runner.sampling import SamplingOptions
 from runner.settings import Settings
 from runner.tape.file import TapeFile, check_recordable, header_of
 from runner.tape.tape import EntryKind, Recorder, Tape, Value
-from runner.tape.world import TapedGrammar, TapedStates, TapedWorld
+from runner.tape.taped_world import TapedGrammar, TapedStates, TapedWorld
 from runner.tokenizer.detokenizer import StopStrings
 
 log = Log(__name__)
@@ -233,12 +233,12 @@ def _result(compiling: "Future[Grammar]") -> Grammar | str | None:
     return str(error) if isinstance(error, RequestError) else error_line(error)
 
 
-def start_recording(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[TapedWorld, Recording]:
-    """Creates the file, and returns the world on it, and its turns. Raises UsageError if it cannot be written, or if
+def start_recording(settings: Settings, model: OpenedModel, outbox: Outbox) -> TapedWorld:
+    """Creates the file, and returns the world on it. Raises UsageError if it cannot be written, or if
     these settings cannot be recorded."""
     assert settings.record is not None
     check_recordable(settings, model)
     file = TapeFile(settings.record, header_of(settings, model))
     log.info("recording", file=str(file.path), why="--record; prompts and answers are in the file")
     tape = Recorder(file.write)
-    return TapedWorld(tape), Recording(tape, outbox)
+    return TapedWorld(tape, Recording(tape, outbox))

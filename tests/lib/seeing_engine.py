@@ -24,8 +24,6 @@ from protocol.request import Options
 from runner.cache import make_cache
 from runner.cache.sketch import Sketch
 from runner.drafts.drafting import Drafting
-from runner.drafts.rounds import BatchRounds
-from runner.engine.context import EngineContext
 from runner.engine.events import Failed, Refused
 from runner.engine.generation import Forward
 from runner.engine.memory import MemoryBudget
@@ -58,7 +56,7 @@ from tests.lib.seeing import (
     walk,
 )
 from tests.lib.steps import result_of
-from tests.lib.tiny_engine import Clock, EngineClient, SlicedEngine, ZeroMeter
+from tests.lib.tiny_engine import Clock, EngineClient, SlicedEngine, ZeroMeter, core_parts
 from tests.unit.media.pictures import Here, spans
 
 CONTEXT = 2000
@@ -205,18 +203,10 @@ class SeeingEngine(SlicedEngine):
             splits=family.splits,
         )
         self.memory = MemoryBudget(ZeroMeter(), room, 2048, drop_unused=self.encoder.clear)
-        context = EngineContext(
-            watch(self._forward),
-            self.model.tokenizer,
-            CONTEXT,
-            lambda: make_cache(cache, facts, budget_bytes=budget),
-            self.memory,
-            show=self.encoder.begin,
-            shifted=self.encoder.shifted,
-            drafter=None if drafting is None else drafting.drafter,
-            rounds=None if drafting is None else partial(BatchRounds, drafting),
-        )
-        super().__init__(context, policy or NotingPolicy(), parallel, clock)
+        make = partial(make_cache, cache, facts, budget_bytes=budget)
+        parts = core_parts(watch(self._forward), self.model.tokenizer, make, self.memory, drafting)
+        parts.show, parts.shifted = self.encoder.begin, self.encoder.shifted
+        super().__init__(parts, policy or NotingPolicy(), parallel, clock)
 
     def _wake(self) -> None:
         self.wakes += 1

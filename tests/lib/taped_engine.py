@@ -21,7 +21,7 @@ from unittest.mock import patch
 import runner.engine.batch
 import runner.engine.scheduler
 import runner.tape.recording
-import runner.tape.world
+import runner.tape.taped_world
 from protocol.format import Lark
 from runner.drafts.drafting import Drafting
 from runner.drafts.policy import DraftPolicy
@@ -38,7 +38,7 @@ from runner.tape.file import VERSION, Header, Identity, TapeFile, TapeReader
 from runner.tape.recording import Recording, shown
 from runner.tape.replay import Replay, Replayed
 from runner.tape.tape import Entry, EntryKind, Player, Recorder, Tape, Value
-from runner.tape.world import TapedMeter, TapedPolicy
+from runner.tape.taped_world import TapedMeter, TapedPolicy
 from scripts.tools.models.tiny import VOCAB
 from tests.lib.tiny_engine import (
     SLICEABLE,
@@ -72,7 +72,7 @@ def made_up(clock: Clock, numbers: random.Random) -> Iterator[None]:
     with (
         patch.object(runner.engine.scheduler, "perf_counter", clock),
         patch.object(runner.engine.batch, "monotonic", clock),
-        patch.object(runner.tape.world, "monotonic", clock),
+        patch.object(runner.tape.taped_world, "monotonic", clock),
         patch.object(runner.tape.recording, "os", SimpleNamespace(urandom=numbers.randbytes)),
     ):
         yield
@@ -231,7 +231,7 @@ class Story:
 
     def run_again(self, replay: Replay) -> tuple[Replayed, Seen]:
         """Runs a replay with another engine. Returns as `replay`."""
-        engine = self.engine(replay.tape, replay.outbox, ZeroMeter())
+        engine = self.engine(replay.tape, replay.turns.outbox, ZeroMeter())
         requests: list[Request] = []
         add = engine.scheduler.add
 

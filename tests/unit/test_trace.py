@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from runner.engine import trace
-from runner.trace import Trace
 from runner.errors import UsageError
+from runner.trace import Trace
 
 
 def events(path: Path) -> list[dict[str, object]]:

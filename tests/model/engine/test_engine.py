@@ -74,9 +74,7 @@ async def loaded(tmp_path: Path, parallel: int = 1, draft: str = "off") -> Engin
 
 @pytest.fixture
 async def watched(engine: Engine) -> Watched:
-    running = engine.parts.scheduler
-    watched = Watched(running._context.forward)
-    running._context = running._context._replace(forward=watched)
+    engine.parts.forward = watched = Watched(engine.parts.forward)
     return watched
 
 

@@ -40,17 +40,17 @@ WAYS: Mapping[str, Mapping[str, object]] = {
 
 def damaging(engine: TinyEngine) -> dict[ClientRequest, list[float]]:
     """Returns what the test wants to have added to the logits of requests that decode, from then on."""
-    context, added = engine.scheduler._context, dict[ClientRequest, list[float]]()
+    forward, added = engine.parts.forward, dict[ClientRequest, list[float]]()
 
     def damaged(tokens: mx.array, layers: list[object]) -> mx.array:
-        logits = context.forward(tokens, layers)
+        logits = forward(tokens, layers)
         for batch in engine.scheduler.batches.all:
             if batch.rows.layers is layers:
                 clients = [cast("ClientRequest", each.request.stream) for each in batch.generations]
                 logits += mx.array([added.get(each, [0.0] * VOCAB) for each in clients])[:, None]
         return logits
 
-    engine.scheduler._context = context._replace(forward=damaged)
+    engine.parts.forward = damaged
     return added
 
 

@@ -18,11 +18,11 @@ import pytest
 
 from runner.engine.generation import Forward
 from runner.ranks import group
-from runner.ranks import world as ranked
+from runner.ranks import rank_world as ranked
 from runner.ranks.follower import Follower
 from runner.ranks.link import FrameKind, Link, LinkClosedError
+from runner.ranks.rank_world import follower_tape, leader_tape
 from runner.ranks.start import Leader
-from runner.ranks.world import follower_tape, leader_tape
 from runner.tape.recording import Recording
 from runner.tape.replay import Replay, Replayed
 from runner.tape.tape import EntryKind, Tape, TapeEnd, decode_entries
@@ -141,7 +141,7 @@ def test_the_mixes_have_all_that_a_follower_must_do() -> None:
         for body in check(story).bodies:
             found += events_in(decode_entries(body))
         found["joined"] += story.joined > 1
-    wanted = "done length cancelled refused joined matched evicted forced known drafted accepted late"
+    wanted = "done length cancelled refused joined matched evicted forced drafted accepted late"
     assert not [each for each in wanted.split() if not found[each]], found
 
 

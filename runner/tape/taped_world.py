@@ -12,23 +12,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from protocol import Logprob
-from runner.cache.session import Session
 from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation
-from runner.engine.parts import Sources, World
+from runner.engine.parts import Parts
 from runner.engine.policy import Slice, SlicePolicy, Workload
-from runner.engine.request import Request
+from runner.engine.world import Turns, World
 from runner.errors import RequestError
 from runner.tape.tape import EntryKind, Tape, Value
-from runner.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
     from runner.engine.answer_grammar import Grammar, Guidance, StateTape
     from runner.engine.memory import Meter
-    from runner.engine.ports import Drafter, PromptMedia
-    from runner.sampling.sampler import Broadcast
 
 _FAULTS: tuple[type[Exception], ...] = (RuntimeError, ValueError, MemoryError, TypeError)
 
@@ -36,7 +32,8 @@ _FAULTS: tuple[type[Exception], ...] = (RuntimeError, ValueError, MemoryError, T
 class TapedWorld(World):
     """A world whose values stand on a tape."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, turns: Turns) -> None:
+        super().__init__(turns)
         self._tape = tape
 
     def machine(self, total_bytes: int, budget_bytes: int) -> tuple[int, int]:
@@ -45,18 +42,16 @@ class TapedWorld(World):
     def forward(self, run: Forward) -> Forward:
         return forward(run, self._tape)
 
-    def wrap(self, sources: Sources) -> Sources:
-        tape, policy = self._tape, sources.policy
-        return Sources(
-            reuse_bytes=self._amount(sources.reuse_bytes),
-            forward=self.forward(sources.forward),
-            meter=TapedMeter(sources.meter, tape),
-            clock=lambda: tape.input(EntryKind.SECONDS, sources.clock),
-            policy=TapedPolicy(policy.chunk_tokens, policy.max_gap_s, tape),
-            grammar_bytes=lambda: tape.input(EntryKind.GRAMMAR_BYTES, sources.grammar_bytes),
-            begin=partial(TapedGeneration, tape),
-            step_s=lambda seconds: tape.input(EntryKind.SECONDS, lambda: seconds),
-        )
+    def wrap(self, parts: Parts) -> None:
+        tape, clock, outside_bytes = self._tape, parts.clock, parts.outside_bytes
+        parts.reuse_bytes = self._amount(parts.reuse_bytes)
+        parts.forward = self.forward(parts.forward)
+        parts.meter = TapedMeter(parts.meter, tape)
+        parts.clock = lambda: tape.input(EntryKind.SECONDS, clock)
+        parts.policy = TapedPolicy(parts.policy.chunk_tokens, parts.policy.max_gap_s, tape)
+        parts.outside_bytes = lambda: tape.input(EntryKind.GRAMMAR_BYTES, outside_bytes)
+        parts.begin = partial(TapedGeneration, tape)
+        parts.step_s = lambda seconds: tape.input(EntryKind.SECONDS, lambda: seconds)
 
     def _amount(self, amount: int) -> int:
         """Returns an amount of memory of the machine, or of the one that was recorded."""
@@ -120,19 +115,9 @@ class TapedPolicy(SlicePolicy):
 class TapedGeneration(Generation):
     """A generation that notes its tokens and its end. Owner: the engine thread."""
 
-    def __init__(
-        self,
-        tape: Tape,
-        request: Request,
-        session: Session,
-        tokenizer: Tokenizer,
-        context_length: int,
-        started_ns: int,
-        media: "PromptMedia",
-        drafter: "Drafter | None",
-        broadcast: "Broadcast | None",
-    ) -> None:
-        super().__init__(request, session, tokenizer, context_length, started_ns, media, drafter, broadcast)
+    def __init__(self, tape: Tape, *arguments: object) -> None:
+        """The arguments are those of `Generation`."""
+        super().__init__(*arguments)  # type: ignore[arg-type]
         self._tape = tape
         self._ended = False
 
