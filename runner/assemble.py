@@ -153,7 +153,7 @@ def _warm_up(parts: Parts, world: World) -> None:
         log.warning("requests may fail", why=NO_NUMBERS)
 
 
-# --- The warm-up: the forwards and the sampling of a first request, before there is one. It finds models that cannot
+# The warm-up: the forwards and the sampling of a first request, before there is one. It finds models that cannot
 # compute, and GPUs compile their kernels in it.
 
 _OPTIONS = (

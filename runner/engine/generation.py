@@ -348,7 +348,16 @@ class Generation:
 
     def metrics(self) -> Metrics:
         """Returns the counters so far, in tokens and nanoseconds."""
-        return self.life.metrics(self.session.total, self.session.cached)
+        life, session = self.life, self.session
+        now = life.ended_ns or perf_counter_ns()
+        decoded = life.decoded_ns or now
+        return Metrics(
+            prompt_eval_count=session.total,
+            prompt_eval_cached_count=session.cached,
+            prompt_eval_duration=decoded - life.started_ns,
+            eval_count=life.generated,
+            eval_duration=now - decoded,
+        )
 
     def _end(self, outcome: str) -> None:
         self.done = True

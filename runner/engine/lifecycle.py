@@ -1,9 +1,6 @@
 """The lifecycle of a request: its times and counts."""
 
 from dataclasses import dataclass
-from time import perf_counter_ns
-
-from protocol import Metrics
 
 
 @dataclass(slots=True)
@@ -36,16 +33,3 @@ class Lifecycle:
     """The number of them that were right."""
     outcome: str = "done"
     """A field of `RequestCounts`, once it has ended."""
-
-    def metrics(self, total: int, cached: int) -> Metrics:
-        """Returns the counters so far, in tokens and ns. `cached` of the `total` tokens of the prompt came from the
-        cache."""
-        now = self.ended_ns or perf_counter_ns()
-        decoded = self.decoded_ns or now
-        return Metrics(
-            prompt_eval_count=total,
-            prompt_eval_cached_count=cached,
-            prompt_eval_duration=decoded - self.started_ns,
-            eval_count=self.generated,
-            eval_duration=now - decoded,
-        )

@@ -12,7 +12,7 @@ that can never fit is refused. Every refusal has the numbers.
 
 from collections.abc import Callable, Sequence
 from math import ceil, floor
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
@@ -27,9 +27,13 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 
-# --- Estimates the memory that a slice of a prompt takes beside what it leaves, from the slices so far.
-
 _FIRST_TOKEN_BYTES = 1 << 20  # for the very first slice: more than a token takes in most models
+_GROWTH_TOKENS = 256  # layers grow by this many tokens at a time
+_ROUND_ROWS = 8  # of a round of drafts on a CPU
+_FADE_STEPS = 1024
+_SHARE = 4  # of the room: what a slice may take for speed alone
+_REUSE = 16  # of the room: what MLX may keep of freed buffers for the next ones
+_ADVICE = "Shorten the prompt, let keys and values take less (--kv-bits 8), or give the runner more (--memory)"
 
 
 class _Sample(NamedTuple):
@@ -40,7 +44,8 @@ class _Sample(NamedTuple):
 
 
 class WorkspaceEstimate:
-    """The most that a token took, by the length of the context before it. Owner: the engine thread.
+    """Estimates the memory that a slice of a prompt takes beside what it leaves: by the most that a token took so far,
+    for each length of the context before it. Owner: the engine thread.
 
     A token's own activations cost the same everywhere, and its attention grows in proportion to the context. So the
     cost of a token never falls as the context grows, and rises along a line. Lengths between two powers of two count as
@@ -89,33 +94,28 @@ class WorkspaceEstimate:
         return max(least, last.token_bytes + max(0.0, slope) * (context - last.context))
 
 
-_GROWTH_TOKENS = 256  # layers grow by this many tokens at a time
-_ROUND_ROWS = 8  # of a round of drafts on a CPU
-_FADE_STEPS = 1024
-_SHARE = 4  # of the room: what a slice may take for speed alone
-_REUSE = 16  # of the room: what MLX may keep of freed buffers for the next ones
-_ADVICE = "Shorten the prompt, let keys and values take less (--kv-bits 8), or give the runner more (--memory)"
-
-
-class Meter(Protocol):
-    """MLX's own account of its memory, in bytes."""
+class Meter:
+    """MLX's own account of its memory, in bytes. There is one in a process, as there is one MLX."""
 
     def active(self) -> int:
         """Returns what is in use now."""
-        ...
+        return mx.get_active_memory()
 
     def restart(self) -> None:
         """Forgets the peak."""
+        mx.reset_peak_memory()
 
     def peak(self) -> int:
         """Returns the most that was in use since the last `restart`."""
-        ...
+        return mx.get_peak_memory()
 
     def clear(self) -> None:
         """Frees what is kept for reuse."""
+        mx.clear_cache()
 
     def settle(self) -> None:
         """Waits until everything that was dispatched is computed and its buffers are released."""
+        mx.synchronize()
 
 
 class MemoryBudget:
@@ -344,16 +344,6 @@ class MemoryBudget:
             f"the keys and values of {what} take about {shown(kept)}, computing them {shown(beside)} more; the budget"
             f" is {shown(self.budget_bytes or 0)}, of which the model leaves {shown(self.room_bytes)}"
         )
-
-
-class MLXMeter:
-    """MLX's own counters. There is one set in a process, as there is one MLX."""
-
-    active = staticmethod(mx.get_active_memory)
-    restart = staticmethod(mx.reset_peak_memory)
-    peak = staticmethod(mx.get_peak_memory)
-    clear = staticmethod(mx.clear_cache)
-    settle = staticmethod(mx.synchronize)
 
 
 def set_limits(budget_bytes: int, *, on_cpu: bool) -> int:

@@ -13,7 +13,7 @@ from runner.cache.layer_interface import MakeLayers
 from runner.cache.sketch import Sketch
 from runner.engine.core import CoreParts
 from runner.engine.generation import Forward
-from runner.engine.memory import Meter, MLXMeter
+from runner.engine.memory import Meter
 from runner.engine.ports import EncoderUse, NoFormats, NoVision, Vision
 from runner.engine.scheduler import Scheduler
 from runner.model import OpenedModel
@@ -65,7 +65,7 @@ class Parts(CoreParts):
     make_layers: MakeLayers = field(init=False)
 
     # What a tape wraps, as it does `forward`, `policy` and `begin`.
-    meter: Meter = field(default_factory=MLXMeter)
+    meter: Meter = field(default_factory=Meter)
     clock: Callable[[], float] = monotonic
     """Seconds, from any beginning."""
     step_s: Callable[[float], float] = float

@@ -22,7 +22,8 @@ from runner import cpu, logs
 from runner.errors import RankError, RunnerError
 from runner.logs import Log
 from runner.model import OpenedModel, open_model
-from runner.ranks.link import FrameKind, Go, Here, Join, Link, LinkClosedError, Loaded, Peer, RankFailed, Watch
+from runner.ranks.frames import FrameKind, Go, Here, Join, Loaded, RankFailed
+from runner.ranks.link import Link, LinkClosedError, Peer, Watch
 from runner.settings import Settings, context_limit
 from runner.tape.file import differences, settings_of
 from runner.tape.tape import DiffersError

@@ -152,8 +152,6 @@ def _lost(error: OSError) -> RankError:
     return RankError(f"the connection is gone: {error.strerror or error}")
 
 
-# --- The secret that all machines of a model share, in a file.
-
 _LEAST_BYTES, _MOST_BYTES = 16, 4096
 
 

@@ -14,7 +14,8 @@ import msgspec
 from runner.engine.parts import Parts
 from runner.engine.ports import Ranks
 from runner.engine.world import Turns
-from runner.ranks.link import FrameKind, Link
+from runner.ranks.frames import FrameKind
+from runner.ranks.link import Link
 from runner.tape.tape import Entry, EntryKind, Player, Recorder, Tape, decode_entries
 from runner.tape.taped_world import TapedWorld
 
@@ -63,14 +64,14 @@ class RankWorld(TapedWorld):
         return total_bytes, budget_bytes
 
     def load(self, model: "OpenedModel", dtype: str, budget_bytes: int) -> "LoadedModel":
-        from runner.ranks.split import load_share
+        from runner.ranks.share import load_share
 
         return load_share(model, self.ranks.group, dtype, budget_bytes)
 
     def loaded(self, parts: Parts) -> None:
         least_bytes = self.ranks.least_budget(parts.budget_bytes)
         parts.total_bytes, parts.budget_bytes = super().machine(parts.total_bytes, least_bytes)
-        parts.logits = forward(parts.logits, self._tape)
+        parts.logits = checked_forward(parts.logits, self._tape)
 
     def forward(self, run: "Forward") -> "Forward":
         """Returns the forward of the warm-up. What it computes was built earlier, before all entries so far."""
@@ -87,7 +88,7 @@ class RankWorld(TapedWorld):
         parts.forward = run  # `loaded` has wrapped it
 
 
-def forward(run: "Forward", tape: Tape) -> "Forward":
+def checked_forward(run: "Forward", tape: Tape) -> "Forward":
     """Returns the forward `run`, before which all ranks make sure that they are at the same place."""
 
     def checked(tokens: "mx.array", layers: list[object]) -> "mx.array":

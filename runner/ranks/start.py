@@ -18,22 +18,9 @@ from runner.engine.events import Outbox
 from runner.errors import ComputeError, ModelError, RankError, RunnerError
 from runner.logs import Log
 from runner.model import OpenedModel
+from runner.ranks.frames import FrameKind, Go, Here, Join, Loaded, decode_body
 from runner.ranks.handshake import DEADLINE_S, prove_to_service, read_secret
-from runner.ranks.link import (
-    BEAT_S,
-    FrameKind,
-    Go,
-    Here,
-    Join,
-    Link,
-    LinkClosedError,
-    Loaded,
-    Peer,
-    Watch,
-    decode_body,
-    how_it_ended,
-    start_follower,
-)
+from runner.ranks.link import BEAT_S, Link, LinkClosedError, Peer, Watch, how_it_ended, start_follower
 from runner.ranks.rank_world import RankWorld, leader_tape
 from runner.settings import Settings
 from runner.tape.file import header_of
@@ -45,8 +32,6 @@ if TYPE_CHECKING:
     from runner.tape.tape import Recorder
 
 log = Log(__name__)
-
-# --- The followers, as their leader sees them: processes of its own, or on other machines.
 
 
 class LocalFollower(Peer):

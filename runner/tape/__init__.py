@@ -8,7 +8,8 @@ this package is imported.
 | read in this order | |
 | --- | --- |
 | `tape` | its entries, and the two tapes: one notes what happens, the other gives what was noted |
-| `taped_world` | puts the tape where values come in: forwards, memory, clocks, drafts, states of grammars |
+| `taped_world` | puts the tape where values come in: forwards, memory, clocks, drafts |
+| `taped_grammar` | the states of grammars |
 | `recording` | requests, events and turns on a tape; an engine that is recorded |
 | `file` | the header and the frames of a file; its `VERSION` rises when an entry changes its meaning |
 | `replay`, `command` | runs the slices of a tape again; `mlx-runner replay` |

@@ -24,7 +24,8 @@ from runner.sampling import SamplingOptions
 from runner.settings import Settings
 from runner.tape.file import TapeFile, check_recordable, header_of
 from runner.tape.tape import EntryKind, Recorder, Tape, Value
-from runner.tape.taped_world import TapedGrammar, TapedStates, TapedWorld
+from runner.tape.taped_grammar import TapedGrammar, TapedStates
+from runner.tape.taped_world import TapedWorld
 from runner.tokenizer.detokenizer import StopStrings
 
 log = Log(__name__)
@@ -74,14 +75,14 @@ class TapedOutbox(Outbox):
         """The number of the request that each stream belongs to."""
 
     def put(self, stream: EventStream, event: Event) -> None:
-        self._tape.check(EntryKind.EVENT, [self.numbers[stream], *shown(event)])
+        self._tape.check(EntryKind.EVENT, [self.numbers[stream], *what_clients_read(event)])
         self._outbox.put(stream, event)
 
     def send(self) -> None:
         self._outbox.send()
 
 
-def shown(event: Event) -> list[Value]:
+def what_clients_read(event: Event) -> list[Value]:
     """Returns what a client reads of an event, but for durations; log-probabilities as a checksum."""
     match event:
         case Refused(text) | Failed(text):

@@ -76,7 +76,7 @@ class Replay:
         self.turns.outbox.send()
 
 
-def replay(
+def replay_tape(
     reader: TapeReader, settings: Settings, model: OpenedModel, tokenizer: Tokenizer, report: Callable[[int, int], None]
 ) -> Replayed:
     """Loads the model, and replays a tape of it on this thread, which owns MLX from then on. Raises ModelError if the

@@ -40,7 +40,7 @@ from runner.engine.core import CoreParts
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.first_tokens import FirstTokens
 from runner.engine.generation import Forward, Generation
-from runner.engine.memory import MemoryBudget
+from runner.engine.memory import MemoryBudget, Meter
 from runner.engine.parts import Parts, WingCounts
 from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, Workload
 from runner.engine.ports import Drafter, Ranks
@@ -51,11 +51,11 @@ from runner.grammar.guide import Guide, StateSource, taped_guide
 from runner.grammar.messages import Follow, State
 from runner.grammar.vocabulary import make_vocabulary
 from runner.numbers.journal import Journal
-from runner.ranks import rank_world as ranked
+from runner.ranks import rank_world
 from runner.sampling import SamplingOptions
 from runner.sampling.sampler import Sampler
-from runner.tape import taped_world as taped
 from runner.tape.tape import Tape
+from runner.tape.taped_world import TapedGeneration, flushed_forward
 from runner.tokenizer import Tokenizer, open_tokenizer
 from runner.tokenizer.detokenizer import StopStrings
 from scripts.tools.models.tiny import VOCAB, Tiny, tiny
@@ -475,7 +475,7 @@ def plain_outbox() -> Outbox:
     return Outbox(cast("AbstractEventLoop", _Loop()))
 
 
-class ZeroMeter:
+class ZeroMeter(Meter):
     """A meter by which MLX holds nothing beside the cache, and computing takes no memory."""
 
     def active(self) -> int:
@@ -634,8 +634,9 @@ class TinyEngine(SlicedEngine):
         self.late: Callable[[], int] = lambda: 0
         """Returns how late the next mask is, as `SlowGrammar` counts it."""
         self._eos = eos
+        taped = flushed_forward if ranks is None else rank_world.checked_forward
         parts = core_parts(
-            watch(self.forward if tape is None else (taped if ranks is None else ranked).forward(self.forward, tape)),
+            watch(self.forward if tape is None else taped(self.forward, tape)),
             tokenizer(eos),
             lambda: make_cache(cache, self.kind.facts, budget_bytes=budget),
             memory or MemoryBudget(ZeroMeter(), room, 2048),
@@ -644,7 +645,7 @@ class TinyEngine(SlicedEngine):
         parts.unbatchable = unbatchable or ("its layers" if name in UNBATCHABLE else "")
         parts.ranks = ranks
         if tape is not None:
-            parts.begin = partial(taped.TapedGeneration, tape)
+            parts.begin = partial(TapedGeneration, tape)
         if first_tokens and ranks is None and cache != "none":
             parts.first_tokens = FirstTokens(CONTEXT)
         super().__init__(parts, schedule or SlicePolicy(2048, 0.1), parallel, clock, outbox, show)

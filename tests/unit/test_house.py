@@ -201,7 +201,7 @@ KNOW_MLX = {
     "vlm": ("module", "sight"),
     "disk": ("check", "namespace", "restores", "serialize"),
     "tape": ("taped_world",),
-    "ranks": ("follower", "group", "rank_world", "split", "start"),
+    "ranks": ("follower", "group", "rank_world", "share", "split", "start"),
 }
 """The parts of each wing that import MLX, as the engine thread alone may. Everything else runs on any thread, or in
 processes that must stay small."""

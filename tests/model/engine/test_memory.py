@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from runner.engine.events import Failed, Refused
-from runner.engine.memory import MemoryBudget, WorkspaceEstimate
+from runner.engine.memory import MemoryBudget, Meter, WorkspaceEstimate
 from runner.engine.policy import SlicePolicy
 from runner.logs import lacks_memory
 from runner.sampling import SamplingOptions
@@ -18,7 +18,7 @@ from tests.process.faults.fault_points import NO_MEMORY
 TOKEN_BYTES = 256  # of the llama
 
 
-class Dial:
+class Dial(Meter):
     """A meter that shows a number set by the test."""
 
     def __init__(self, active: int = 0) -> None:

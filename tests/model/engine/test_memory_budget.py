@@ -25,7 +25,7 @@ from mlx_lm.models.cache import make_prompt_cache  # isort: skip
 from runner.cache import make_cache
 from runner.cache.sketch import Sketch
 from runner.engine.events import EventStream, Failed, Finished, Refused
-from runner.engine.memory import MemoryBudget, MLXMeter, set_limits
+from runner.engine.memory import MemoryBudget, Meter, set_limits
 from runner.engine.policy import SlicePolicy
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
@@ -71,7 +71,7 @@ class Seen(NamedTuple):
     texts: set[str]
 
 
-class SettledMeter(MLXMeter):
+class SettledMeter(Meter):
     """MLX's counters once the CPU stream has let go of what it computed with, which on a busy machine takes it a moment
     longer than `mx.eval`."""
 

@@ -20,7 +20,8 @@ from runner.engine.generation import Forward
 from runner.ranks import group
 from runner.ranks import rank_world as ranked
 from runner.ranks.follower import Follower
-from runner.ranks.link import FrameKind, Link, LinkClosedError
+from runner.ranks.frames import FrameKind
+from runner.ranks.link import Link, LinkClosedError
 from runner.ranks.rank_world import follower_tape, leader_tape
 from runner.ranks.start import Leader
 from runner.tape.recording import Recording
@@ -101,7 +102,7 @@ class Pair:
     @contextmanager
     def _waiting(self, note: Callable[[], None]) -> Iterator[None]:
         """Calls `note` wherever ranks wait for each other."""
-        agreement, forward = group.agreement, ranked.forward
+        agreement, forward = group.agreement, ranked.checked_forward
 
         def agreed(token: mx.array, ranks: mx.distributed.Group) -> mx.array:
             note()
@@ -115,7 +116,7 @@ class Pair:
 
             return forward(computed, tape)
 
-        with patch.object(group, "agreement", agreed), patch.object(ranked, "forward", counted):
+        with patch.object(group, "agreement", agreed), patch.object(ranked, "checked_forward", counted):
             yield
 
 

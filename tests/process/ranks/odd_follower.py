@@ -40,7 +40,7 @@ def _patch() -> None:
     from runner.ranks import group, rank_world
 
     _note_requests()
-    agreement, position, forward = group.agreement, rank_world._position, rank_world.forward
+    agreement, position, forward = group.agreement, rank_world._position, rank_world.checked_forward
 
     def agreed(token: mx.array, ranks: mx.distributed.Group) -> mx.array:
         return agreement(token, ranks) + int(answering)
@@ -69,7 +69,7 @@ def _patch() -> None:
     elif ODD == "position":
         patch.object(rank_world, "_position", elsewhere).start()
     elif ODD == "memory":
-        patch.object(rank_world, "forward", without_memory).start()
+        patch.object(rank_world, "checked_forward", without_memory).start()
     elif ODD == "unwilling":
         patch.object(group, "join", never).start()
 
