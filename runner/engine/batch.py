@@ -91,12 +91,13 @@ class Batch:
         self._has_changed = bool(steps)  # generations have joined or left
         # Until the next step.
         self.in_flight = in_flight
-        """What the next step goes on from."""
+        """The state from which the next step goes on."""
         self.steps = steps
         """The number of steps so far."""
         # Of the last step.
         self.forward_rows = 0
-        """The rows of an answer in its forward, with padding; 0 if there was none, -1 if there were several."""
+        """The rows of each answer in the forward of the last step, with padding; 0 if it had none, -1 if it had
+        several."""
         self.latest_rows = 0
         """The same of the latest step that had a forward."""
         self.lost: Results = []
@@ -266,14 +267,14 @@ class Batch:
         return fits and all(each.may_batch for each in self.generations)
 
     def make_room(self, lengths: Sequence[int]) -> bool:
-        """Makes room for rows of these lengths, which are to join, and for the next tokens of all: a piece of it, as
-        all rows are copied. Returns True if there is all of it. If this raises, several generations can only decode one
-        by one, by `Recovery.break_up`."""
+        """Makes a piece of the room for rows of these lengths, which are to join, and for the next tokens of all: a
+        piece, because all rows are copied. Returns True if all of the room is there. If this raises, several
+        generations can only decode one by one, by `Recovery.break_up`."""
         return self.rows.make_room(len(lengths), max(lengths, default=0))
 
     def join(self, others: Sequence["Batch"]) -> None:
-        """Takes over the generations of `others`, which this batch `accepts`, and each of which it `may_meet`. If this
-        raises, `others` are unchanged, and so is this batch if it had one generation."""
+        """Takes over the generations of `others`, if it `accepts` their lengths and `may_meet` each. If this raises,
+        `others` are unchanged, and so is this batch if it had one generation."""
         batches = [self, *others]
         coming = [each._coming() for each in batches]
         sample = Sample.joined([each.sample for each in coming])
@@ -324,7 +325,7 @@ class Batch:
         return failed
 
     def _see_end(self, generation: Generation) -> None:
-        """Lets the own layers of an answer see what they would have seen by its end without rounds."""
+        """Computes on the own layers of an answer the tokens that they would have seen without rounds."""
         session = generation.session
         last = generation.unseen if generation.has_ended else 1  # the next forward begins with the last one
         if unseen := session.recorded[session.position : len(session.recorded) - last]:
@@ -339,7 +340,7 @@ class Batch:
     # --- on the device
 
     def run(self, compute: Callable[[Forward, mx.array], _Logits], tokens: mx.array) -> _Logits:
-        """Runs the forward over tokens [B, L] by a method of the rows. Returns what that does."""
+        """Runs the forward over tokens [B, L] by a method of the rows. Returns the result of that method."""
         self.forward_rows = self.latest_rows = -1 if self.forward_rows else tokens.shape[1]
         with self._parts.shifted([each.shift for each in self.generations]) if self._shifts else nullcontext():
             logits = compute(self._forward, tokens)

@@ -71,16 +71,16 @@ class Batches:
         return all(self._target_of(each, cache) is None for each in self.all if len(each.generations) == 1)
 
     def make_room(self, batch: Batch, coming: Sequence[Generation], cache: PrefixCache) -> None:
-        """Lets a batch of several requests make a piece of the room that it will need: for tokens to come, and for
-        those of the `coming` requests that may join it."""
+        """Lets a batch of several requests make a piece of the room for its next tokens, and for the `coming` requests
+        that may join it."""
         lengths = [each.session.total for each in coming if each.may_batch and not self._parts.unbatchable]
         if lengths and not (batch.accepts(lengths) and _has_memory(cache, batch, lengths)):
             lengths = []
         batch.make_room(lengths)
 
     def join(self, batch: Batch, cache: PrefixCache) -> tuple[Batch, Results]:
-        """Joins each batch of one request, this one first, with the one that suits it best, if any; all that join the
-        same one at once, as soon as that has made room for them. Returns the batch that the request is in now, and the
+        """Joins each batch of one request, this one first, with the batch that suits it best, if any, once that has
+        made room. Batches with the same target join at once. Returns the batch that the request is in now, and the
         requests of a batch that was broken up."""
         joining: dict[Batch, list[Batch]] = {}
         for each in [batch, *(other for other in self.all if other is not batch and len(other.generations) == 1)]:
@@ -106,8 +106,8 @@ class Batches:
     def _target_of(
         self, batch: Batch, cache: PrefixCache, joining: Mapping[Batch, Sequence[Batch]] = MappingProxyType({})
     ) -> Batch | None:
-        """Returns the batch that this one, of one request, should join, if memory has room for it. `joining` are those
-        that will have joined others before it."""
+        """Returns the batch that this batch of one request should join, if memory has room for it. `joining` maps a
+        batch to the batches that join it first."""
         if (
             len(batch.generations) > 1
             or len(self.all) < 2

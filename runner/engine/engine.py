@@ -68,7 +68,7 @@ class Engine:
     refused: int = 0
     """The number of requests that were refused before they reached the engine. Owner: the event loop."""
     failed: int = 0
-    """The number of those that failed before."""
+    """The number of requests that failed before they reached the engine."""
     parts: "Parts"
     """For the engine thread alone, but for `tokenizer`, `vision` and `formats`."""
 
@@ -117,8 +117,8 @@ class Engine:
             self.parts.formats.compile(request.format, request.grammar)
 
     def keep(self) -> threading.Event:
-        """Ends all requests, whose conversations go to the disk cache. The event is set when they are there. What comes
-        later is computed only then."""
+        """Ends all requests and writes their conversations to the disk cache. Sets the event when that is done; later
+        messages wait until then."""
         kept = threading.Event()
         self._mailbox.put(lambda: self._keep(kept))
         return kept

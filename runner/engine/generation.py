@@ -97,8 +97,8 @@ class Generation:
         """True if the request was restarted once because memory ran out."""
         # Until it returns to prefill.
         self.may_batch = request.max_tokens != 1
-        """True if the answer may decode in one batch with others. To join does not pay for a single token, and scores,
-        which are one, come from a forward of their own."""
+        """True if the answer may decode in one batch with others. Joining does not pay for a single token, and scores,
+        which take one, come from a forward of their own."""
         self._sampling = request.sampling
         self._sampler: Sampler | None = None
         # Until the next token.
@@ -208,8 +208,7 @@ class Generation:
     # --- the tokens
 
     def take(self, choice: Choice) -> list[Event]:
-        """Takes the next token, and those that follow it, up to the end of the answer. Returns the events for the
-        client."""
+        """Takes the tokens of a choice, up to the end of the answer. Returns the events for the client."""
         *before, last = choice, *choice.following
         events: list[Event] = []
         try:
@@ -306,8 +305,7 @@ class Generation:
         return [Failed(error_line(error))]
 
     def note_forward(self, error: Exception) -> None:
-        """Notes an error of what dispatches and evaluates forwards: the layers are lost, unless it refuses the
-        request."""
+        """Notes an error of a forward: the layers are lost, unless the error only refuses the request."""
         self.session.failed |= not isinstance(error, RequestError)
 
     def abort(self, text: str) -> list[Event]:

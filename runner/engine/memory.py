@@ -177,8 +177,8 @@ class MemoryBudget:
         return f"there is no room for so long a context: {self._numbers(f'{tokens} tokens', kept, beside)}. {_ADVICE}"
 
     def admits(self, cache: PrefixCache, tokens: int, *, grammar: bool = False) -> bool:
-        """Returns True if a request of `tokens` fits beside those that run, as of the last `fit`. It may have a
-        grammar."""
+        """Returns True if a request of `tokens`, perhaps with a grammar, fits beside the requests that ran at the last
+        `fit`."""
         if not cache.admits(tokens):
             return False
         if self.budget_bytes is None or not self._running:
@@ -253,8 +253,8 @@ class MemoryBudget:
         )
 
     def allows_drafts(self, cache: PrefixCache) -> bool:
-        """Returns True if there is room, beside what runs as of the last `fit`, for steps over several tokens, and some
-        to spare."""
+        """Returns True if the requests that ran at the last `fit` leave room for steps over several tokens, and some to
+        spare."""
         needed = _ROUND_ROWS * self._step_bytes + self._draft_bytes + self.room_bytes // _SHARE
         return cache.allows(max(0, needed - self._spare_bytes))
 
@@ -290,8 +290,8 @@ class MemoryBudget:
         self.workspace.add(tokens, position, self._taken())
 
     def stepped(self, rows: int) -> None:
-        """Learns from a measured decode step of `rows` an answer; nothing from one of several, which no answer
-        needs. The maximum over all steps fades slowly."""
+        """Learns from a measured decode step of `rows` an answer. Ignores rounds of several rows: answers can do
+        without them. The maximum over all steps decays slowly."""
         if rows > 1:
             return
         self._step_bytes = max(self._step_bytes - self._step_bytes // _FADE_STEPS, self._taken())
@@ -349,7 +349,7 @@ class MemoryBudget:
 def set_limits(budget_bytes: int, *, on_cpu: bool) -> int:
     """Sets MLX's own limits; called when the weights are loaded. Returns the bytes it may always keep for reuse.
 
-    A GPU frees what is kept for reuse before it exceeds the limit; a CPU does not look.
+    A GPU frees reusable buffers before it exceeds the limit; a CPU does not check.
     """
     mx.set_memory_limit(budget_bytes)
     reuse_bytes = max(0, budget_bytes - mx.get_active_memory()) // _REUSE

@@ -32,7 +32,7 @@ Post = Callable[[Callable[[], None] | None], None]
 
 @dataclass
 class WingCounts:
-    """The numbers of the wings; of one that is off, its zeros."""
+    """The functions that return the numbers of wings: zeros while a wing is off."""
 
     media: Callable[[], MediaCounts] = MediaCounts
     drafts: Callable[[], DraftCounts] = DraftCounts
@@ -99,7 +99,7 @@ class Parts(CoreParts):
     helper_bytes: list[Callable[[], int]] = field(default_factory=list)
     """The terms of `outside_bytes`, where processes share the device's memory."""
     drop_unused: list[Callable[[], None]] = field(default_factory=list)
-    """Free what no request needs now, beside the cache."""
+    """Free memory outside the cache that no request needs now."""
 
     @property
     def shares_memory(self) -> bool:
@@ -108,12 +108,12 @@ class Parts(CoreParts):
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """What MLX holds: in use, and kept for reuse."""
+        """The bytes that MLX has in use, and keeps for reuse."""
         return mx.get_active_memory(), mx.get_cache_memory()
 
     @property
     def free_bytes(self) -> int:
-        """What MLX may take now, beside what it holds."""
+        """The bytes that MLX may still take."""
         return self.budget_bytes - mx.get_active_memory()
 
 
@@ -129,7 +129,7 @@ class Examined(NamedTuple):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What `mlx-runner check` reports of a wing: its fields, or the text of its line."""
+    """The report of `mlx-runner check` on a wing: its fields, or the text of its line."""
 
     @property
     def text(self) -> str:
@@ -142,20 +142,20 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wing:
-    """A capability beside the core, as it joins an engine that is being built. No step needs to do anything; what one
-    raises ends the start."""
+    """A capability beside the core, which joins an engine while it is built. A step may do nothing; an exception in one
+    ends the start."""
 
     name: ClassVar[str]
     """That of its folder."""
 
     def tensors(self, model: OpenedModel) -> Iterable[Tensor]:
-        """Returns the tensors that it reads of a model's files, in addition to those of the text model."""
+        """Returns the tensors of a model's files that it reads, beside those of the text model."""
         del model
         return ()
 
     def facts(self, settings: CheckSettings, found: Examined | None) -> Mapping[str, Facts | None]:
-        """Returns what `mlx-runner check` reports, by the fields of its report; `found` is None if the model would not
-        load. Raises ModelError for what would end the start."""
+        """Returns the facts for `mlx-runner check`, by the fields of its report. `found` is None if the model would not
+        load. Raises ModelError for a fault that would end the start."""
         del settings, found
         return {}
 
@@ -165,10 +165,10 @@ class Wing:
         return 0
 
     def load(self, parts: Parts) -> None:
-        """Loads what computes beside the model, whose weights and tokenizer are there."""
+        """Loads its own models. The model and its tokenizer are loaded."""
 
     def plug(self, parts: Parts) -> None:
-        """Sets what requests are computed with. All that computes is loaded."""
+        """Sets its parts of the computation of requests. All weights are loaded."""
 
     def join(self, parts: Parts) -> None:
-        """Connects itself with the scheduler, which is there."""
+        """Connects itself with the scheduler."""

@@ -1,4 +1,4 @@
-"""Requests that wait to begin, or for a prefix that another request computes; and those that wait for media."""
+"""Requests that wait: to begin, for a prefix that another request computes, or for media."""
 
 from collections import deque
 from functools import partial

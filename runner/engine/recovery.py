@@ -21,8 +21,8 @@ class Recovery:
     """Restarts, once each, the requests whose slice found no memory, when all unused memory has been freed.
 
     A request does not resume where the slice began: a forward that raised leaves its layers in an unknown state. It
-    takes from the cache what is kept of its prompt, and computes the rest again, including the answer so far. An answer
-    of a batch that failed goes on from its own layers, which stood still meanwhile. Owner: the engine thread.
+    reuses the part of its prompt that the cache has, and computes the rest again, including the answer so far. An
+    answer of a batch that failed goes on from its own layers, which stood still meanwhile. Owner: the engine thread.
     """
 
     def __init__(self, parts: CoreParts) -> None:
@@ -56,7 +56,7 @@ class Recovery:
         return batch.lost + [(each, _fall_back(each, own.get(each), error)) for each in batch.generations]
 
     def free_and_restart(self, cache: PrefixCache) -> Results:
-        """Frees all unused memory, and restarts the requests that failed. Those of the results that are not done go
+        """Frees all unused memory, and restarts the requests that failed. Requests in the results that are not done go
         on."""
         retrying, self._retrying, self.needed = self._retrying, [], False
         log.warning("memory ran out; freeing unused cache entries", requests_restarted=len(retrying))

@@ -89,7 +89,7 @@ class Scheduler:
 
     def compute_slice(self) -> None:
         """Computes one slice: begins a request, computes a part of a prompt or of a picture, or decodes a step of a
-        batch. Events for clients are in the outbox then."""
+        batch. Leaves the events for clients in the outbox."""
         started = perf_counter()
         self._remove_dropped()
         for generation in [*self._compiling]:
@@ -260,7 +260,7 @@ class Scheduler:
             self._continue(generation)
 
     def _make_room(self) -> None:
-        """Evicts unused cache entries as far as necessary; if that is not enough, ends running requests."""
+        """Evicts as many unused cache entries as necessary; if that is not enough, ends running requests."""
         while misfit := self.memory.fit(self.cache, self._generations):
             generation, reason = misfit
             self._deliver([(generation, generation.abort(reason))])
@@ -271,7 +271,7 @@ class Scheduler:
     # --- ends
 
     def _remove_dropped(self) -> None:
-        """Ends the requests whose clients have left, and those that were turned away."""
+        """Ends the requests whose clients have left, and the requests that are done."""
         if self.queue.arrived or self.queue.awaiting_prefix:
             for request in self.queue.remove_cancelled():
                 self._observer.never_began(request, "cancelled")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Turns:
-    """The turns between slices, in which the world outside is heard. Without a tape the mailbox is enough."""
+    """The turns between slices, in which messages from outside arrive. Without a tape the mailbox is enough."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.outbox = outbox

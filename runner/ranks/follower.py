@@ -51,7 +51,7 @@ class Follower:
         """The tape, as it arrives."""
 
     def watch(self) -> None:
-        """Keeps the tape that arrives; ends the process when the leader ends. Imports MLX."""
+        """Collects the tape as it arrives, and ends the process when the leader ends. Imports MLX."""
         from mlx.core import get_active_memory
 
         def take(_: Peer, kind: FrameKind, body: bytes) -> None:
@@ -87,7 +87,8 @@ class Follower:
 
 
 def follow_leader(link: Link, models_dir: Path, log_level: int) -> NoReturn:
-    """Follows the leader at the other end of the link. Raises RunnerError for why this rank cannot, or cannot go on."""
+    """Follows the leader at the other end of the link. Raises RunnerError, with the reason, if this rank cannot begin
+    or go on."""
     join = link.expect(FrameKind.JOIN, Join, _JOIN_S)
     settings = msgspec.structs.replace(
         settings_of(join.header),

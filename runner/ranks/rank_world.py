@@ -74,7 +74,8 @@ class RankWorld(TapedWorld):
         parts.logits = checked_forward(parts.logits, self._tape)
 
     def forward(self, run: "Forward") -> "Forward":
-        """Returns the forward of the warm-up. What it computes was built earlier, before all entries so far."""
+        """Returns the forward of the warm-up, before which the tape is written. Its graph was built before all entries
+        so far."""
 
         def flushed(tokens: "mx.array", layers: list[object]) -> "mx.array":
             self._tape.flush()

@@ -18,9 +18,9 @@ from runner.settings import FollowSettings
 
 log = Log(__name__)
 _MOST_UNPROVED = 4
-"""Connections that have proved nothing yet. One more ends the oldest, so those that prove nothing keep nobody out."""
+"""The most connections that have proved nothing yet. Another one ends the oldest, so strangers keep nobody out."""
 _PATIENCE_S = 5.0
-"""For the process of the last leader, which ends a moment after it: hosts start the next one at once."""
+"""The grace period for the last load's process to exit: hosts start the next leader at once."""
 _SHORTAGE_S = 0.1
 
 

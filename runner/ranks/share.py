@@ -134,7 +134,7 @@ def _settle(module: Module, types: DtypePlan, progress: Progress) -> None:
 
 
 def _layers(module: Module) -> list[Parameters]:
-    """Returns the parameters by layer, the largest first. What is in no layer is one of its own."""
+    """Returns the parameters by layer, the largest first. A parameter outside of all layers counts as one."""
     layers: dict[str, Parameters] = {}
     for name, array in parameters_of(module).items():
         match = _LAYER.match(name)

@@ -32,7 +32,7 @@ _UNCUT: dict[type[Module], str] = {
     GloballyScaledSwitchLinear: "weights with a global scale",
     QQLinear: "layers that quantize their inputs",
 }
-"""Layers that `shard` would cut without what makes them special."""
+"""Layers that `shard` would cut as ordinary ones."""
 _COUNTS = {
     "num_attention_heads": "attention head",
     "linear_num_key_heads": "linear attention key head",
@@ -74,7 +74,7 @@ def part_of(whole: Module, ranks: int, rank: int) -> Module:
 
 
 class _NoGroup:
-    """A group as far as `shard` asks for it."""
+    """The part of a group that `shard` uses."""
 
     def __init__(self, size: int, rank: int) -> None:
         self._size = size

@@ -46,7 +46,7 @@ class LocalFollower(Peer):
         super().__init__(f"rank {rank} (process {self.process.pid})", Link(ours))
 
     def end(self, patience_s: float = BEAT_S) -> str:
-        """Ends the process if it does not end by itself, and returns how it ended if it did. It writes no more then."""
+        """Ends the process if it does not end by itself. Returns how it ended. It writes nothing afterwards."""
         with suppress(TimeoutExpired):
             return how_it_ended(self.process.wait(patience_s))
         self.process.kill()
@@ -202,7 +202,7 @@ class Leader:
         raise RankError(f"rank 0: {logs.error_line(error)}") from error
 
     def _ask(self, follower: FollowerPeer, act: Callable[[Link], Answer]) -> Answer:
-        """Returns what `act` returns. Raises RankError, with the name of the rank, for what goes wrong."""
+        """Returns the result of `act`. Turns its errors into RankError, with the name of the rank."""
         try:
             return act(follower.link)
         except LinkClosedError:

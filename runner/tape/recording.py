@@ -83,7 +83,7 @@ class TapedOutbox(Outbox):
 
 
 def what_clients_read(event: Event) -> list[Value]:
-    """Returns what a client reads of an event, but for durations; log-probabilities as a checksum."""
+    """Returns the parts of an event that a client reads, without durations; log-probabilities as a checksum."""
     match event:
         case Refused(text) | Failed(text):
             return [type(event).__name__.lower(), text]
@@ -118,8 +118,8 @@ class TapedRequests:
         grammar_of: Callable[[int], Grammar],
         clients: Mapping[int, Request] | None = None,
     ) -> None:
-        """Does to the requests what `turn` says. `add` queues one. By their numbers, `grammar_of` returns a compiled
-        grammar, and `clients` are the requests that clients know; a replay has none."""
+        """Applies a turn to the requests. `add` queues one. By their numbers, `grammar_of` returns a compiled grammar,
+        and `clients` are the requests that clients know; a replay has none."""
         for arrived in turn.arrived:
             request = self._request(arrived, (clients or {}).get(arrived.number))
             self.count += 1
@@ -208,7 +208,7 @@ class Recording(Turns):
 
 
 def described(request: Request) -> Arrived:
-    """Returns what a tape says of a request."""
+    """Returns the entry of a request on a tape."""
     seed = request.sampling.seed
     if seed is None or seed < 0:
         seed = int.from_bytes(os.urandom(8), "little")

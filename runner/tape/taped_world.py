@@ -1,6 +1,6 @@
 """Puts an engine's parts on a tape: its forward, its memory, its clock, its drafts and its generations.
 
-Each function and class takes the part itself, and behaves as that, as far as the engine can see.
+Each function and class takes the part itself, and behaves like it for the engine.
 """
 
 from collections.abc import Iterator, Sequence
