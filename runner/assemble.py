@@ -16,13 +16,13 @@ from runner.cache.layer_interface import MakeLayers
 from runner.cache.layers.batch import unbatchable_layers
 from runner.cache.sketch import LayerFacts, Sketch
 from runner.device import device, gpu_usable_bytes, usable_bytes, use_on_cuda
+from runner.engine.engine import World
 from runner.engine.first_tokens import FirstTokens
 from runner.engine.generation import Forward
 from runner.engine.memory import MemoryBudget, set_limits
 from runner.engine.parts import Parts, Post
 from runner.engine.policy import SlicePolicy
 from runner.engine.scheduler import Scheduler
-from runner.engine.world import World
 from runner.errors import NO_NUMBERS, ComputeError
 from runner.logs import Log, error_line
 from runner.model import OpenedModel

@@ -97,21 +97,14 @@ class WorkspaceEstimate:
 class Meter:
     """MLX's own account of its memory, in bytes. There is one in a process, as there is one MLX."""
 
-    def active(self) -> int:
-        """Returns what is in use now."""
-        return mx.get_active_memory()
-
-    def restart(self) -> None:
-        """Forgets the peak."""
-        mx.reset_peak_memory()
-
-    def peak(self) -> int:
-        """Returns the most that was in use since the last `restart`."""
-        return mx.get_peak_memory()
-
-    def clear(self) -> None:
-        """Frees what is kept for reuse."""
-        mx.clear_cache()
+    active = staticmethod(mx.get_active_memory)
+    """Returns the bytes in use."""
+    restart = staticmethod(mx.reset_peak_memory)
+    """Forgets the peak."""
+    peak = staticmethod(mx.get_peak_memory)
+    """Returns the most bytes that were in use since the last `restart`."""
+    clear = staticmethod(mx.clear_cache)
+    """Frees the buffers that are kept for reuse."""
 
     def settle(self) -> None:
         """Waits until everything that was dispatched is computed and its buffers are released."""

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runner.engine.engine import Turns
 from runner.engine.parts import Parts
 from runner.engine.ports import Ranks
-from runner.engine.world import Turns
 from runner.ranks.frames import FrameKind
 from runner.ranks.link import Link
 from runner.tape.tape import Entry, EntryKind, Player, Recorder, Tape, decode_entries

@@ -2,7 +2,7 @@
 
 Recorded, it is a file from which `mlx-runner replay` runs the same slices again (docs/replay.md); what is on it stands
 in docs/internals/tape.md. `runner/build.py` calls `recording.start_recording`, which gives an engine a `TapedWorld` in
-place of the `World` that its values come from (runner/engine/world.py). Without `--record` and `--ranks` nothing of
+place of the `World` that its values come from (runner/engine/engine.py). Without `--record` and `--ranks` nothing of
 this package is imported.
 
 | read in this order | |

@@ -14,9 +14,9 @@ from zlib import crc32
 import msgspec
 
 from runner.engine.answer_grammar import Grammar
+from runner.engine.engine import Turns
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Scored, Started, Text
 from runner.engine.request import Request
-from runner.engine.world import Turns
 from runner.errors import RequestError, RunnerError
 from runner.logs import Log, error_line
 from runner.model import OpenedModel

@@ -10,9 +10,9 @@ import msgspec
 
 from runner.assemble import assemble
 from runner.engine.answer_grammar import Grammar
+from runner.engine.engine import Turns
 from runner.engine.events import Outbox
 from runner.engine.scheduler import Scheduler
-from runner.engine.world import Turns
 from runner.errors import RunnerError
 from runner.model import OpenedModel
 from runner.settings import Settings

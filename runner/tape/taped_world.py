@@ -9,12 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from protocol import Logprob
+from runner.engine.engine import Turns, World
 from runner.engine.events import Event
 from runner.engine.generation import Forward, Generation
 from runner.engine.memory import Meter
 from runner.engine.parts import Parts
 from runner.engine.policy import Slice, SlicePolicy, Workload
-from runner.engine.world import Turns, World
 from runner.tape.tape import EntryKind, Tape, Value
 
 if TYPE_CHECKING:

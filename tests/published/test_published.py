@@ -16,12 +16,12 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from protocol import CompletionRequest, DoneReason
 from runner.assemble import assemble
+from runner.engine.engine import Turns, World
 from runner.engine.events import Finished, Outbox, Text
 from runner.engine.generation import Forward
 from runner.engine.parts import Parts
 from runner.engine.ports import NoVision
 from runner.engine.request import Limits, Request
-from runner.engine.world import Turns, World
 from runner.model import open_model
 from runner.server.prepare import prepare
 from runner.settings import Settings, context_limit

@@ -164,9 +164,6 @@ def test_a_request_that_cannot_begin_costs_the_others_nothing() -> None:
     assert cached_afterwards(engine, first) >= len(PROMPT)
 
 
-# --- clients that leave
-
-
 class Released:
     """A grammar whose client has left since it was compiled."""
 

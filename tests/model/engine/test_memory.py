@@ -44,9 +44,6 @@ class Dial(Meter):
         self.late = 0
 
 
-# --- what slices take
-
-
 def test_a_token_costs_no_less_with_a_longer_context_and_grows_along_a_line() -> None:
     workspace = WorkspaceEstimate()
     workspace.add(100, 100, 1000 * 100)
@@ -75,9 +72,6 @@ def test_a_slice_takes_the_tokens_that_fit_and_never_fewer_than_the_least() -> N
     assert workspace.tokens_in(50_000, 100) == 50
     assert workspace.tokens_in(50_000, 200) == 25
     assert workspace.tokens_in(0, 100) == LEAST_SLICE_TOKENS
-
-
-# --- what there is room for
 
 
 def make_engine(budget_bytes: int | None, dial: Dial, chunk: int = 64, cache_bytes: int | None = None) -> TinyEngine:
@@ -281,9 +275,6 @@ def test_drafts_take_what_the_cache_may_not_hold(budget_bytes: int, cache_bytes:
     engine.until(lambda: bool(engine.scheduler.batches.all))
     assert 100_000 < engine.trie.nbytes < 500_000
     assert engine.scheduler.memory.allows_drafts(engine.trie) is allowed
-
-
-# --- no memory
 
 
 @pytest.mark.parametrize(
