@@ -26,7 +26,7 @@ def open_world(settings: Settings, model: OpenedModel, outbox: Outbox) -> World:
     return World(Turns(outbox))
 
 
-def assemble(
+def build_parts(
     settings: Settings, model: OpenedModel, opening: Future[Tokenizer], started_s: float, post: "Post", world: World
 ) -> "Parts":
     """Does what `runner.assemble.assemble` does."""

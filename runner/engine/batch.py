@@ -119,7 +119,7 @@ class Batch:
     # --- steps
 
     def step(self, limit: StepLimit | None) -> Sequence[Choice | None]:
-        """Returns the next tokens of each generation, for `take`, None for one that joined before it drew; nothing if
+        """Returns the next tokens of each generation, for `hand_out`, None for one that joined before it drew; nothing if
         a mask is late: step again when `ready`. The tokens may be several, by a round within the `limit`; None: no
         drafts."""
         if TRACE.on:
@@ -217,7 +217,7 @@ class Batch:
                 row = step.of([everyone.index(generation)])
                 self.split_off.append(Batch(generation, self._parts, self.steps, row))
 
-    def take(self, choices: Sequence[Choice | None]) -> Results:
+    def hand_out(self, choices: Sequence[Choice | None]) -> Results:
         """Gives each generation its tokens, which `step` returned. Returns the events of each."""
         pairs = zip(self.generations, choices, strict=True)
         lost, self.lost = self.lost, []

@@ -91,7 +91,7 @@ class Build(Protocol):
         """Returns the world that an engine with these settings is in. Raises RunnerError."""
         ...
 
-    def assemble(
+    def build_parts(
         self,
         settings: Settings,
         model: OpenedModel,
@@ -226,7 +226,7 @@ class Engine:
         self._turns = world.turns
         self._outbox = world.turns.outbox
         rest = (started, self._mailbox.put, world)
-        self.parts = self._build.assemble(self._settings, self._model, self._opening, *rest)
+        self.parts = self._build.build_parts(self._settings, self._model, self._opening, *rest)
         gpus = 0 if self.parts.on_cpu else mx.device_count(mx.gpu)
         self.limits = self.limits.on_gpus(gpus * self.parts.total_bytes)
         self._add = self._turns.queue((self.parts.disk or self.parts.scheduler).add)

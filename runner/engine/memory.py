@@ -55,7 +55,7 @@ class WorkspaceEstimate:
     def __init__(self) -> None:
         self._samples: dict[int, _Sample] = {}
 
-    def add(self, tokens: int, context: int, nbytes: int) -> None:
+    def learn(self, tokens: int, context: int, nbytes: int) -> None:
         """Learns from a slice over `tokens` that left a context of `context` tokens, and took `nbytes` meanwhile."""
         token_bytes = nbytes / max(tokens, LEAST_SLICE_TOKENS)
         before = self._samples.get(context.bit_length(), _Sample(0, 0.0))
@@ -280,7 +280,7 @@ class MemoryBudget:
 
     def prefilled(self, tokens: int, position: int) -> None:
         """Learns from a measured slice of `tokens`, which ended at `position`."""
-        self.workspace.add(tokens, position, self._taken())
+        self.workspace.learn(tokens, position, self._taken())
 
     def stepped(self, rows: int) -> None:
         """Learns from a measured decode step of `rows` an answer. Ignores rounds of several rows: answers can do

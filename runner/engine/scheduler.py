@@ -226,7 +226,7 @@ class Scheduler:
         else:
             if choices:
                 self.memory.stepped(batch.forward_rows)
-                done = self._deliver(batch.take(choices))
+                done = self._deliver(batch.hand_out(choices))
                 self._observer.stepped(batch.generations, perf_counter())
                 if done:
                     self._leave(batch, done)

@@ -111,7 +111,7 @@ class TapedRequests:
         self._states = TapedStates(tape)
         self._here: dict[int, Request] = {}
 
-    def take(
+    def apply(
         self,
         turn: Turn,
         add: Callable[[Request], None],
@@ -197,7 +197,7 @@ class Recording(Turns):
                 grammars[number] = found
         is_empty = not (turn.arrived or turn.left or turn.compiled)
         self.tape.check(EntryKind.TURN, None if is_empty else msgspec.msgpack.encode(turn))
-        self._requests.take(turn, add, grammars.__getitem__, self._clients)
+        self._requests.apply(turn, add, grammars.__getitem__, self._clients)
         for number in turn.left:
             del self._clients[number]
 

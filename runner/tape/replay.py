@@ -68,7 +68,7 @@ class Replay:
         turn = self.tape.next_turn()
         if isinstance(turn, bytes):
             try:
-                self._requests.take(msgspec.msgpack.decode(turn, type=Turn), scheduler.add, grammar_of)
+                self._requests.apply(msgspec.msgpack.decode(turn, type=Turn), scheduler.add, grammar_of)
             except msgspec.DecodeError as error:
                 raise RunnerError(f"unreadable: {error}") from None
         scheduler.compute_slice()

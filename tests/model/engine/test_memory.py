@@ -46,8 +46,8 @@ class Dial(Meter):
 
 def test_a_token_costs_no_less_with_a_longer_context_and_grows_along_a_line() -> None:
     workspace = WorkspaceEstimate()
-    workspace.add(100, 100, 1000 * 100)
-    workspace.add(100, 300, 2000 * 100)
+    workspace.learn(100, 100, 1000 * 100)
+    workspace.learn(100, 300, 2000 * 100)
     assert workspace.likely_bytes(100, 50) == workspace.likely_bytes(100, 100) == 100_000
     assert workspace.likely_bytes(100, 300) == 200_000
     assert workspace.likely_bytes(100, 500) == 300_000
@@ -58,7 +58,7 @@ def test_a_token_costs_no_less_with_a_longer_context_and_grows_along_a_line() ->
 def test_the_most_bytes_of_a_kind_of_slice_count_and_one_kind_scales_in_proportion() -> None:
     workspace = WorkspaceEstimate()
     for nbytes in (3200, 6400, 1600):
-        workspace.add(16, 40, nbytes)
+        workspace.learn(16, 40, nbytes)
     assert workspace.likely_bytes(16, 40) == 6400
     assert workspace.likely_bytes(16, 80) == 12_800
     assert workspace.certain_bytes(16, 80) == 6400
@@ -68,7 +68,7 @@ def test_a_slice_takes_the_tokens_that_fit_and_never_fewer_than_the_least() -> N
     workspace = WorkspaceEstimate()
     assert workspace.tokens_in(10 << 20, 100) == LEAST_SLICE_TOKENS, "nothing is known yet"
     assert workspace.tokens_in(50 << 20, 100) == 50
-    workspace.add(100, 100, 100_000)
+    workspace.learn(100, 100, 100_000)
     assert workspace.tokens_in(50_000, 100) == 50
     assert workspace.tokens_in(50_000, 200) == 25
     assert workspace.tokens_in(0, 100) == LEAST_SLICE_TOKENS
@@ -86,11 +86,11 @@ def test_the_cache_gets_what_computing_leaves() -> None:
     engine.ask(words(300), 4)
     engine.finish()
     assert engine.trie.budget_bytes == room
-    engine.scheduler.memory.workspace.add(64, 320, 100_000)
+    engine.scheduler.memory.workspace.learn(64, 320, 100_000)
     engine.ask(words(300, 2), 4)
     engine.until(lambda: bool(engine.scheduler.batches.all))
     assert engine.trie.budget_bytes == room - 100_000 - 256 * TOKEN_BYTES, "a chunk, and what an answer may grow by"
-    engine.scheduler.memory.workspace.add(64, 320, 300_000)
+    engine.scheduler.memory.workspace.learn(64, 320, 300_000)
     engine.scheduler._make_room()
     assert engine.trie.budget_bytes == room - room // 4 - 256 * TOKEN_BYTES, (
         "no more than a share for the sake of speed"
@@ -113,7 +113,7 @@ def test_slices_are_cut_to_the_room_that_is_left() -> None:
     engine = make_engine(3000 * TOKEN_BYTES, Dial(), chunk=128)
     engine.ask(words(40), 1)
     engine.finish()
-    engine.scheduler.memory.workspace.add(128, 2000, 128 * 10_000)
+    engine.scheduler.memory.workspace.learn(128, 2000, 128 * 10_000)
     engine.forward.calls.clear()
     engine.ask(words(600, 3), 1)
     engine.finish()
@@ -194,7 +194,7 @@ def test_one_slice_that_seemed_to_take_everything_ends_no_request_but_two_do(aga
     engine = make_engine(1000 * TOKEN_BYTES, dial)
     memory = engine.scheduler.memory
     memory._step_bytes = 1000 * TOKEN_BYTES
-    memory.workspace.add(16, 16, 600 * TOKEN_BYTES)
+    memory.workspace.learn(16, 16, 600 * TOKEN_BYTES)
     for number in range(2):
         asked = engine.ask(words(300, 2 + number), 20)
         while not (asked.tokens or asked.failed):

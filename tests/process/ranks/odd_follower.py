@@ -23,14 +23,14 @@ answering = False
 def _note_requests() -> None:
     from runner.tape.recording import TapedRequests
 
-    take = TapedRequests.take
+    take = TapedRequests.apply
 
     def taken(requests: TapedRequests, *words: object) -> None:
         global answering
         answering = True
         take(requests, *words)  # type: ignore[arg-type]
 
-    patch.object(TapedRequests, "take", taken).start()
+    patch.object(TapedRequests, "apply", taken).start()
 
 
 def _patch() -> None:
