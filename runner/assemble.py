@@ -140,7 +140,7 @@ def _connect(parts: Parts, chunk_tokens: int) -> None:
 
 
 def _warm_up(parts: Parts, world: World) -> None:
-    """Runs the forwards of a first request. Those of a large model on a CPU are not computed."""
+    """Runs the forwards of a first request. For a large model on a CPU they are not computed."""
     model, sketch, parts.sketch = parts.model, parts.sketch, None
     assert sketch is not None
     if not parts.on_cpu:

@@ -69,12 +69,12 @@ InFlight: TypeAlias = Drawn | StepAwaitingMasks | None
 class Batch:
     """One generation, which decodes on its own layers, or several, on copies of their layers.
 
-    If a step of several raises, no generation has taken a token of it: each can go back to what its own layers have
-    seen, and decode alone. Owner: the engine thread.
+    If a step of several raises, no generation has taken a token of it: each can return to the state of its own layers,
+    and decode alone. Owner: the engine thread.
     """
 
     def __init__(self, generation: Generation, parts: CoreParts, steps: int = 0, in_flight: InFlight = None) -> None:
-        """Starts a batch of one generation, which has been prefilled and has made `steps` elsewhere."""
+        """Starts a batch of one prefilled generation, which has already made `steps` in another batch."""
         # For good.
         self.id = next(_ids)
         self._parts = parts
@@ -119,9 +119,9 @@ class Batch:
     # --- steps
 
     def step(self, limit: StepLimit | None) -> Sequence[Choice | None]:
-        """Returns the next tokens of each generation, for `hand_out`, None for one that joined before it drew; nothing if
-        a mask is late: step again when `ready`. The tokens may be several, by a round within the `limit`; None: no
-        drafts."""
+        """Returns the next tokens of each generation, for `hand_out`: None for one that joined before it drew. Returns
+        an empty list if all masks are late: step again when `ready`. A round within the `limit` may yield several
+        tokens; a limit of None forbids drafts."""
         if TRACE.on:
             TRACE.name("decode", rows=len(self.generations))
         started_s = monotonic()
@@ -145,7 +145,8 @@ class Batch:
         return choices
 
     def _step_drawn(self, *, dispatch: bool) -> Sequence[Choice | None]:
-        """Reads the tokens that are drawn, if need be now. Before that it may `dispatch` the forward after them."""
+        """Reads the tokens that are drawn, and draws them first if need be. Before reading it may `dispatch` the next
+        forward."""
         drawn = self.in_flight
         if not isinstance(drawn, Drawn):
             for each in self.generations:
@@ -179,8 +180,8 @@ class Batch:
         return self._step_with_masks()
 
     def _step_with_masks(self) -> list[Choice]:
-        """Waits for the masks, and draws the tokens after those that were read. Returns these, with those that the
-        grammar forces after them if there is one answer; none if all masks are late."""
+        """Waits for the masks, and draws the tokens after the ones that were read. Returns the tokens read, and for a
+        lone answer the tokens that its grammar forces after them; an empty list if all masks are late."""
         until_s = monotonic() + (GRAMMAR_WAIT_S if len(self.generations) > 1 else _GRAMMAR_WAIT_ALONE_S)
         late = [each for each in self.generations if not each.grammar.wait(max(0.0, until_s - monotonic()))]
         TRACE.lap("grammar")
@@ -218,7 +219,7 @@ class Batch:
                 self.split_off.append(Batch(generation, self._parts, self.steps, row))
 
     def hand_out(self, choices: Sequence[Choice | None]) -> Results:
-        """Gives each generation its tokens, which `step` returned. Returns the events of each."""
+        """Gives each generation the tokens that `step` returned for it. Returns the events of each."""
         pairs = zip(self.generations, choices, strict=True)
         lost, self.lost = self.lost, []
         results = lost + [(generation, generation.take(choice)) for generation, choice in pairs if choice]
@@ -234,8 +235,8 @@ class Batch:
         return self.rows.batchable
 
     def may_meet(self, other: "Batch") -> bool:
-        """Returns True if both stand before their next token, so that one may join the other: it is drawn or, without
-        grammars, the last one recorded is the only one that the layers have not seen. Accepts their last rounds."""
+        """Returns True if both stand before their next token, so that one may join the other. That token is drawn or,
+        without grammars, it is recorded and the only one that the layers have not seen. Accepts their last rounds."""
         if self._guided or other._guided:
             return all(isinstance(each.in_flight, Drawn) and not each.in_flight.recorded for each in (self, other))
         return self._is_before_token() and other._is_before_token()
@@ -370,14 +371,14 @@ class Batch:
         return sample
 
     def _note_first(self, logits: mx.array, new: Sequence[Generation]) -> None:
-        """Gives these generations the logits after their prompts, if nothing of their answers is there yet."""
+        """Gives these generations the logits after their prompts, unless their answers have begun."""
         for generation in new:
             if generation.keep_logits and len(generation.session.recorded) == generation.session.total:
                 row = self.generations.index(generation)
                 generation.first_logits = mx.contiguous(logits[row : row + 1, -1])
 
     def release_samplers(self) -> None:
-        """Gives the samplers of a batch their states back."""
+        """Returns their states to the samplers of a batch."""
         if isinstance(self._sampler, SamplerBatch):
             self._sampler.release()
         self._sampler = None

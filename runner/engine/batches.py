@@ -23,8 +23,8 @@ _COPIED_TOKENS = 512
 class Batches:
     """All batches of an engine. Owner: the engine thread.
 
-    If a change of a batch of several requests raises, the batch is broken up: each of them goes on alone, from what its
-    own layers have seen. The methods that may do so return these requests, with events for their clients.
+    If a change of a batch of several requests raises, the batch is broken up: each request goes on alone, from the
+    state of its own layers. The methods that may break one up return its requests, with events for their clients.
     """
 
     def __init__(self, parts: CoreParts, recovery: Recovery) -> None:
@@ -135,8 +135,8 @@ class Batches:
         return target if _has_memory(cache, target, lengths[target]) else None
 
     def leave(self, batch: Batch, leaving: Sequence[Generation]) -> Results:
-        """Takes requests out of their batch, and ends the batch when none is left. Returns the others if it had to be
-        broken up."""
+        """Removes requests from their batch, and ends the batch when none is left. Returns the other requests if it had
+        to be broken up."""
         try:
             batch.leave(leaving)
         except Exception as error:

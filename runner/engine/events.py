@@ -14,7 +14,7 @@ from protocol import DoneReason, Logprob, Metrics
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The request cannot be computed, for a reason of its own that is known before it starts."""
+    """The request cannot be computed, and this is known before it starts."""
 
     text: str
 

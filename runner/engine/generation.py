@@ -105,7 +105,7 @@ class Generation:
         self.room = request.max_tokens
         """The number of tokens that may still be generated."""
         self.unseen = 0
-        """The recorded tokens, from the last one back, that the layers do not see if the answer ends with them."""
+        """The number of recorded tokens at the end that the layers do not see if the answer ends now."""
         self.done = False
         """True if nothing is left to compute."""
 
@@ -113,7 +113,7 @@ class Generation:
 
     @property
     def left(self) -> int:
-        """The number of tokens to prefill, or to take because the first one is known, before the first decode step."""
+        """The number of tokens to prefill before the first decode step, or 1 for a known first token."""
         return max(int(self.session.first is not None), len(self.session.recorded) - 1 - self.session.position)
 
     @property
@@ -139,8 +139,8 @@ class Generation:
     def take_first(self, token: int) -> list[Event]:
         """Takes the first token of the answer, which is known, without a forward. Returns the events for the client.
 
-        The end of an answer is always computed, so a token that completes a stop string is forgotten: such an answer
-        leaves the cache as it would without.
+        A token that completes a stop string is forgotten and computed again, so that such an answer leaves the cache as
+        any other.
         """
         session, life = self.session, self.life
         life.decoded_ns = life.decoded_ns or perf_counter_ns()
@@ -170,8 +170,8 @@ class Generation:
         return events
 
     def with_forced(self, choice: Choice, *, alone: bool) -> Choice:
-        """Returns the next tokens, which the grammar has followed, for `take`. If the answer decodes `alone`, the ones
-        that the grammar forces after the last of them are added."""
+        """Returns the next tokens, which the grammar has followed, for `take`. If the answer decodes `alone`, adds the
+        tokens that the grammar forces after them."""
         *before, last = choice, *choice.following
         if not alone or last.token in self.tokenizer.eos:
             return choice
@@ -332,7 +332,7 @@ class Generation:
         self.return_to_prefill()
 
     def close(self) -> None:
-        """Gives the cache what was computed, or nothing if the layers are lost. Later calls do nothing.
+        """Hands the computed layers to the cache, unless they are lost. Later calls do nothing.
 
         Waits for the forward that is still running, so deliver the end to the client first.
         """

@@ -12,7 +12,7 @@ class Lifecycle:
     started_ns: int
     """It left the queue."""
     computed_ns: int
-    """Its computation began: later than that if it had to wait for a prefix that another request computed."""
+    """Its computation began: later than `started_ns` if it had to wait for a prefix that another request computed."""
     decoded_ns: int = 0
     """The decode of its answer began."""
     first_token_ns: int = 0
@@ -22,7 +22,7 @@ class Lifecycle:
     forced: int = 0
     """The number of them that the grammar forced."""
     known: int = 0
-    """1 if the first of them was known, as that of a repeated prompt."""
+    """1 if the first token was known, as after a repeated prompt; else 0."""
     drafted: int = 0
     """Drafts that were tried."""
     accepted: int = 0

@@ -237,7 +237,7 @@ class SlicePolicy:
         self._token_s += (token_s - self._token_s) * weight
 
     def _owes_prompts(self, work: Workload) -> bool:
-        """Returns True if beginnings have had their time since the latest slice of a prompt or a picture."""
+        """Returns True if beginnings have used up their time since the latest slice of a prompt or a picture."""
         return bool(work.prefilling or work.encoding) and self._beginnings_s > self._prompt_s
 
     def _encodes(self, work: Workload) -> bool:

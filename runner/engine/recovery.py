@@ -22,7 +22,7 @@ class Recovery:
 
     A request does not resume where the slice began: a forward that raised leaves its layers in an unknown state. It
     reuses the part of its prompt that the cache has, and computes the rest again, including the answer so far. An
-    answer of a batch that failed goes on from its own layers, which stood still meanwhile. Owner: the engine thread.
+    answer of a failed batch goes on from its own layers, which the batch did not change. Owner: the engine thread.
     """
 
     def __init__(self, parts: CoreParts) -> None:
@@ -48,8 +48,8 @@ class Recovery:
         return []
 
     def break_up(self, batch: Batch, error: Exception) -> Results:
-        """Breaks up a batch after this error: each answer goes back to what its own layers have seen, and takes the
-        token that it drew on them, if it has not. One whose own layers are lost has failed."""
+        """Breaks up a batch after this error: each answer returns to the state of its own layers, and takes the token
+        that it drew on them, if it has not. An answer whose own layers are lost has failed."""
         log.exception("a batch failed; computing its answers one by one", answers=len(batch.generations))
         self.note(error)
         own = batch.own
@@ -86,7 +86,7 @@ def _events(generation: Generation, action: Callable[[Generation], None]) -> lis
 
 
 def _fall_back(generation: Generation, own: Sample | None, error: Exception) -> list[Event]:
-    """Lets an answer go back to what its own layers have seen, to go on alone; it fails if these are lost.
+    """Returns an answer to the state of its own layers, to go on alone; it fails if these are lost.
 
     It takes the token that it drew on them, if it has not: `own`. Returns the events for the client.
     """

@@ -54,7 +54,7 @@ class Scheduler:
         self._slices = 0
         self.prefilled_tokens = 0
         self.prefill_s = 0.0
-        """The time that they took."""
+        """The seconds that they took."""
         self._make_room()
 
     def add(self, request: Request) -> None:
@@ -74,7 +74,7 @@ class Scheduler:
 
     @property
     def awaits_mask(self) -> bool:
-        """True, while idle, if an answer waits for the mask of its grammar, whose arrival sends no message."""
+        """True if an answer of an idle engine waits for the mask of its grammar: no message announces it."""
         return bool(self.batches.all)
 
     @property
@@ -314,7 +314,7 @@ class Scheduler:
             self._cache_invalid = True
 
     def _reserve(self) -> None:
-        """Tells the cache how many bytes the batches hold."""
+        """Reserves in the cache the bytes that the batches hold."""
         self.queue.changed = self._memory_changed = True
         self.cache.reserve(self.batches.nbytes)
 

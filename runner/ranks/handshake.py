@@ -78,7 +78,7 @@ class ProvedLeader:
             raise RankError(_UNPROVED)
 
     def answer(self, refusal: str = "") -> None:
-        """Answers the leader why this side will not follow now, or that it will. Raises RankError if it is gone."""
+        """Tells the leader that this side follows, or why it will not now. Raises RankError if the leader is gone."""
         text = refusal.encode()[:_MOST_ANSWER_BYTES]
         proof = _proof(self._secret, b"follower", self._nonces, text)
         _Talk(self._connection).send(_ACCEPTED + proof + bytes([len(text)]) + text)

@@ -19,7 +19,7 @@ from runner.ranks.frames import Beat, Body, FrameKind, RankFailed, decode_body
 BEAT_S = 1.0
 """Between two beats."""
 SILENCE_S = 10.0
-"""A side that sends nothing for this long is taken for gone."""
+"""A side that sends nothing for this long counts as gone."""
 _HEAD = struct.Struct("<IB")
 _MOST_BYTES = 1 << 30
 
@@ -73,7 +73,8 @@ class Link:
             self.writes += 1
 
     def beat(self, memory_bytes: int) -> None:
-        """Sends a beat, unless another thread is sending: a sign of life as good. Never waits, never raises."""
+        """Sends a beat, unless another thread is sending, which is as good a sign of life. Never waits, never
+        raises."""
         if self._sending.acquire(blocking=False):
             try:
                 if not self._rest:

@@ -113,8 +113,8 @@ class Service:
 
 
 def follow(settings: FollowSettings) -> NoReturn:
-    """Lets leaders in until a signal ends the process, and what it has started. Raises RunnerError for a secret or an
-    address that cannot be used."""
+    """Lets leaders in until a signal ends the process and its followers. Raises RunnerError for a secret or an address
+    that cannot be used."""
     service = Service(read_secret(settings.secret_file), settings.models_dir, settings.log_level)
     with _listener(settings.address, settings.port) as listener:
         received = signal.SIGTERM

@@ -16,8 +16,8 @@ _MOST_KNOWN_BYTES = 8 << 20
 
 
 class KnownStates:
-    """The latest states on a tape, by their places: answers come back to the same few, and a mask has a bit for each
-    token of the vocabulary. Both who writes a tape and who reads it know the same ones."""
+    """The latest states on a tape, by their places: answers return to the same few, and each mask has a bit for each
+    token of the vocabulary. Writer and reader of a tape keep the same states."""
 
     def __init__(self) -> None:
         self._bodies: dict[int, bytes] = {}
@@ -26,7 +26,7 @@ class KnownStates:
         self._nbytes = 0
 
     def place(self, body: bytes) -> int | bytes:
-        """Returns what stands for the state on the tape: its place, or itself if it is new."""
+        """Returns the value that stands for the state on the tape: its place, or the state itself if it is new."""
         return self._places.get(body, body)
 
     def body(self, found: int | bytes) -> bytes:
