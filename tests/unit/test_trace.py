@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.engine import trace
+from runner import trace
 from runner.errors import UsageError
 from runner.trace import Trace
 
