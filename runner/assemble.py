@@ -3,25 +3,24 @@
 Importing this module imports MLX, so only the engine thread does, once it runs.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from time import monotonic, perf_counter
+from time import perf_counter
 
 import mlx.core as mx
 
-from runner.cache import PrefixCache, make_cache
+from runner.cache import make_cache
 from runner.cache.layer_interface import MakeLayers
 from runner.cache.layers.batch import unbatchable_layers
 from runner.cache.sketch import LayerFacts, Sketch
 from runner.device import device, gpu_usable_bytes, usable_bytes, use_on_cuda
-from runner.engine.context import EngineContext
-from runner.engine.events import Outbox
+from runner.engine.engine import World
 from runner.engine.first_tokens import FirstTokens
 from runner.engine.generation import Forward
-from runner.engine.memory import MemoryBudget, MLXMeter, set_limits
-from runner.engine.parts import Parts, Post, Sources, World
+from runner.engine.memory import MemoryBudget, set_limits
+from runner.engine.parts import Parts, Post
 from runner.engine.policy import SlicePolicy
 from runner.engine.scheduler import Scheduler
 from runner.errors import NO_NUMBERS, ComputeError
@@ -40,13 +39,7 @@ _WARM_BYTES = 256 << 20  # on a CPU, a larger model's own forwards take so long 
 
 
 def assemble(
-    settings: Settings,
-    model: OpenedModel,
-    opening: Future[Tokenizer],
-    outbox: Outbox,
-    started_s: float,
-    post: Post,
-    world: World,
+    settings: Settings, model: OpenedModel, opening: Future[Tokenizer], started_s: float, post: Post, world: World
 ) -> Parts:
     """Loads the model and builds an engine around it. Runs on the engine thread.
 
@@ -63,22 +56,21 @@ def assemble(
 
     for wing in wings:
         wing.load(parts)
-    loaded = world.loaded(parts.total_bytes, parts.budget_bytes, parts.loaded.logits)
-    parts.total_bytes, parts.budget_bytes, parts.logits = loaded
-    parts.make_layers = parts.loaded.make_layers
-    reuse_bytes = set_limits(parts.budget_bytes, on_cpu=parts.on_cpu)
+    parts.logits, parts.make_layers = parts.loaded.logits, parts.loaded.make_layers
+    world.loaded(parts)
+    parts.forward = parts.logits
+    parts.reuse_bytes = set_limits(parts.budget_bytes, on_cpu=parts.on_cpu)
     chunk_tokens = settings.prefill_chunk_tokens or (CPU_CHUNK_TOKENS if parts.on_cpu else GPU_CHUNK_TOKENS)
-    policy = SlicePolicy(chunk_tokens, settings.max_gap_s)
-    helper_bytes = (lambda: sum(each() for each in parts.helper_bytes)) if parts.shares_memory else (lambda: 0)
-    parts.sources = world.wrap(Sources(parts.logits, MLXMeter(), monotonic, policy, reuse_bytes, helper_bytes))
-    parts.forward = parts.sources.forward
+    parts.policy = SlicePolicy(chunk_tokens, settings.max_gap_s)
+    if parts.shares_memory:
+        parts.outside_bytes = lambda: sum(each() for each in parts.helper_bytes)
+    world.wrap(parts)
 
     for wing in wings:
         wing.plug(parts)
-    parts.scheduler = Scheduler(
-        _context(parts, chunk_tokens), parts.sources.policy, settings.parallel, outbox, parts.observer
-    )
-    parts.warm_up = _warm_up_of(parts)
+    _connect(parts, chunk_tokens)
+    parts.scheduler = Scheduler(parts, settings.parallel, world.turns.outbox)
+    parts.warm_up = partial(_warm_up, parts, world)
 
     for wing in wings:
         wing.join(parts)
@@ -109,83 +101,61 @@ def _begin(settings: Settings, model: OpenedModel, post: Post, world: World) -> 
         mx.set_wired_limit(min(total_bytes, budget_bytes))  # lest weights are paged out between two requests
     elif not on_cpu:
         use_on_cuda()
-    total_bytes, budget_bytes = world.machine(total_bytes, budget_bytes)
-    return Parts(settings, model, world, post, on_cpu, total_bytes, budget_bytes)
+    parts = Parts(settings, model, post, on_cpu, *world.machine(total_bytes, budget_bytes), ranks=world.ranks)
+    parts.context_length = model.context_length
+    return parts
 
 
-def _context(parts: Parts, chunk_tokens: int) -> EngineContext:
-    settings, sources = parts.settings, parts.sources
-    cache_bytes = settings.cache_memory.bytes_of(parts.total_bytes)
-
-    def new_cache() -> PrefixCache:
-        return make_cache(
-            settings.cache,
-            facts,
-            budget_bytes=cache_bytes,
-            turn_tokens=parts.tokenizer.special,
-        )
+def _connect(parts: Parts, chunk_tokens: int) -> None:
+    """Sets the budget, the cache, and the rest that requests are computed with."""
+    settings, model = parts.settings, parts.model
 
     def drop_unused() -> None:
         for drop in parts.drop_unused:
             drop()
 
-    memory = MemoryBudget(
-        sources.meter,
+    parts.memory = MemoryBudget(
+        parts.meter,
         parts.budget_bytes,
         chunk_tokens,
-        sources.reuse_bytes,
-        sources.grammar_bytes,
+        parts.reuse_bytes,
+        parts.outside_bytes,
         drop_unused,
         draft_bytes=parts.draft_bytes,
         one_grammar_bytes=parts.grammar_bytes,
     )
-    if not parts.model.family.is_encoder:
-        model = parts.model
+    if not model.family.is_encoder:
         with building_only(parts.loaded.module):
             parts.sketch = sketch(parts.make_layers, parts.logits, model.vocab_size, model.context_length)
-    facts = LayerFacts(parts.make_layers) if parts.sketch is None else parts.sketch.facts
-    first_tokens = FirstTokens(parts.model.context_length)
-    parts.drop_unused.append(first_tokens.clear)
-    return EngineContext(
-        forward=parts.forward,
-        tokenizer=parts.tokenizer,
-        context_length=parts.model.context_length,
-        make_cache=new_cache,
-        memory=memory,
-        salt=parts.salt,
-        show=parts.show,
-        shifted=parts.shifted,
-        unbatchable=parts.loaded.unbatchable or unbatchable_layers(parts.make_layers()),
-        drafter=parts.drafter,
-        rounds=parts.rounds,
-        begin=sources.begin,
-        ranks=parts.world.ranks,
-        first_tokens=first_tokens if parts.world.ranks is None and settings.cache != "none" else None,
-        scoring=partial(in_float32, parts.loaded.module),
+    parts.make_cache = partial(
+        make_cache,
+        settings.cache,
+        LayerFacts(parts.make_layers) if parts.sketch is None else parts.sketch.facts,
+        budget_bytes=settings.cache_memory.bytes_of(parts.total_bytes),
+        turn_tokens=parts.tokenizer.special,
     )
+    if parts.ranks is None and settings.cache != "none":
+        parts.first_tokens = FirstTokens(model.context_length)
+        parts.drop_unused.append(parts.first_tokens.clear)
+    parts.unbatchable = parts.loaded.unbatchable or unbatchable_layers(parts.make_layers())
+    parts.scoring = partial(in_float32, parts.loaded.module)
 
 
-def _warm_up_of(parts: Parts) -> Callable[[], None]:
-    """Returns the forwards to run before the first request. Those of a large model on a CPU are not computed."""
-    model, on_cpu = parts.model, parts.on_cpu
-    computes = not on_cpu or model.total_bytes <= _WARM_BYTES or parts.loaded.has_16_bit_experts
-
-    def warm() -> None:
-        sketch, parts.sketch = parts.sketch, None
-        assert sketch is not None
-        if not on_cpu:
-            log.info("warming up", why="a GPU's kernels are compiled when they are first used, once on a machine")
-        forward = parts.world.forward(sketch.forward)
-        if not computes:
-            for tokens in (sketch.prompt, [0]):
-                forward(mx.array([tokens]), sketch.layers)  # a tape notes each, computed or not
-        elif not warm_up(sketch, forward, model.vocab_size, model.context_length):
-            log.warning("requests may fail", why=NO_NUMBERS)
-
-    return warm
+def _warm_up(parts: Parts, world: World) -> None:
+    """Runs the forwards of a first request. For a large model on a CPU they are not computed."""
+    model, sketch, parts.sketch = parts.model, parts.sketch, None
+    assert sketch is not None
+    if not parts.on_cpu:
+        log.info("warming up", why="a GPU's kernels are compiled when they are first used, once on a machine")
+    forward = world.forward(sketch.forward)
+    if parts.on_cpu and model.total_bytes > _WARM_BYTES and not parts.loaded.has_16_bit_experts:
+        for tokens in (sketch.prompt, [0]):
+            forward(mx.array([tokens]), sketch.layers)  # a tape notes each, computed or not
+    elif not warm_up(sketch, forward, model.vocab_size, model.context_length):
+        log.warning("requests may fail", why=NO_NUMBERS)
 
 
-# --- The warm-up: the forwards and the sampling of a first request, before there is one. It finds models that cannot
+# The warm-up: the forwards and the sampling of a first request, before there is one. It finds models that cannot
 # compute, and GPUs compile their kernels in it.
 
 _OPTIONS = (

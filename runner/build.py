@@ -1,33 +1,35 @@
-"""Builds an engine: the world that its values come from, then its parts. Both import what the settings need, no more.
+"""Builds an engine: the world that its values come from, then its parts. Each function imports what is needed.
 
 Called on the engine thread, which alone imports MLX.
 """
 
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, cast
 
-from runner.engine.engine import Assemble, Turns
+from runner.engine.engine import Turns, World
 from runner.engine.events import Outbox
 from runner.model import OpenedModel
 from runner.settings import Settings
-from runner.wings import world_of
+from runner.tokenizer import Tokenizer
+from runner.wings import WINGS
 
 if TYPE_CHECKING:
-    from runner.engine.parts import World
+    from runner.engine.parts import Parts, Post
 
 
-def open_world(settings: Settings, model: OpenedModel, outbox: Outbox) -> "tuple[World, Turns]":
-    """Returns the world of an engine with these settings, and its turns. Raises RankError if the ranks cannot begin,
-    and UsageError if there can be no recording."""
-    opening = world_of(settings)
-    if opening is not None:
-        return opening(settings, model, outbox)
-    from runner.engine.parts import World
-
-    return World(), Turns(outbox)
+def open_world(settings: Settings, model: OpenedModel, outbox: Outbox) -> World:
+    """Returns the world of an engine with these settings, which want at most one of a wing. Raises RankError if the
+    ranks cannot begin, and UsageError if there can be no recording."""
+    for each in WINGS:
+        if each.world and each.wanted(settings):
+            return cast("World", each.find(each.world)(settings, model, outbox))
+    return World(Turns(outbox))
 
 
-def assembler() -> Assemble:
-    """Returns the function that loads a model and builds the parts of an engine around it."""
+def build_parts(
+    settings: Settings, model: OpenedModel, opening: Future[Tokenizer], started_s: float, post: "Post", world: World
+) -> "Parts":
+    """Does what `runner.assemble.assemble` does."""
     from runner.assemble import assemble
 
-    return assemble
+    return assemble(settings, model, opening, started_s, post, world)

@@ -15,7 +15,7 @@ from runner.settings import CheckSettings, Settings
 if TYPE_CHECKING:
     from aiohttp.web import RouteDef
 
-    from runner.engine.engine import Engine, OpenWorld
+    from runner.engine.engine import Engine
     from runner.engine.parts import Wing
 
 Choices = Settings | CheckSettings
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     routes: str = ""
     """The class whose `routes` the server adds to its own."""
     world: str = ""
-    """The function that opens another world for an engine. The settings want at most one."""
+    """The function that opens another world for an engine."""
     wanted: Callable[[Any], bool] = lambda _: True
     """Returns True if these settings need it."""
 
@@ -73,8 +73,3 @@ def routes_of(engine: "Engine", helper: Executor) -> "Iterator[RouteDef]":
     for each in WINGS:
         if each.routes:
             yield from each.find(each.routes)(engine, helper).routes
-
-
-def world_of(settings: Settings) -> "OpenWorld | None":
-    """Returns the function that opens the world of an engine with these settings; None for the plain one."""
-    return next((each.find(each.world) for each in WINGS if each.world and each.wanted(settings)), None)

@@ -16,9 +16,9 @@ from runner.drafts.drafting import AnswerDrafter, DraftedAnswer, DraftedStep, Dr
 from runner.engine.batch import Batch
 from runner.engine.generation import Generation
 from runner.engine.policy import StepLimit
-from runner.engine.trace import TRACE
 from runner.sampling.filters import Mask
 from runner.sampling.sample import Choice, SampledTokens
+from runner.trace import TRACE
 
 _PATIENCE_S = 0.005  # for a grammar to look ahead; what it does not know by then is not tried
 _MEASURED_STEPS = 8  # the time of one in so many steps is recorded if nothing is at hand to draft

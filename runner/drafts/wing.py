@@ -164,7 +164,7 @@ class DraftsWing(Wing):
 
     def reserve(self, parts: Parts) -> int:
         """Raises DraftError for a model that is refused."""
-        if parts.world.ranks is None:
+        if parts.ranks is None:
             self._opener = DraftModelOpener(parts.settings, parts.model)
         return self._opener.reserved_bytes(parts.budget_bytes) if self._opener is not None else 0
 
@@ -184,12 +184,12 @@ class DraftsWing(Wing):
             log.info("answers are not drafted", why=undraftable)
         most, at_once = parts.settings.draft_tokens, self._model is not None and self._model.at_once
         if parts.on_cpu:
-            alone = parts.world.ranks is None  # followers know nothing of padding
+            alone = parts.ranks is None  # followers know nothing of padding
             skips_padding = alone and cpu.skips_padding() and parts.loaded.is_packed
             policy = DraftPolicy.for_cpu(most, at_once=at_once, skips_padding=skips_padding)
         else:
             policy = DraftPolicy.for_gpu(most, at_once=at_once)
-        drafting = Drafting(policy, undraftable, parts.salt, self._model, parts.sources.clock, parts.sources.step_s)
+        drafting = Drafting(policy, undraftable, parts.salt, self._model, parts.clock, parts.step_s)
         parts.drafter = drafting.drafter
         parts.rounds = partial(BatchRounds, drafting)
         parts.counts.drafts = drafting.counts

@@ -11,12 +11,11 @@ parts, connects them and warms them up.
 | read in this order | |
 | --- | --- |
 | `request`, `events` | what goes in and comes out, and how the event loop is woken |
-| `engine` | the loop: receive, compute, deliver |
+| `engine` | the world that values come from; the loop: receive, compute, deliver |
 | `scheduler`, `queue`, `policy` | the stations of a request; lines that wait; which slice is next, from numbers alone |
 | `generation`, `lifecycle` | one request: prompt and answer; its times and counts |
 | `answer_grammar`, `batch`, `batches`, `round` | its grammar; answers in one forward; rounds that check drafts |
 | `memory`, `recovery` | which requests fit into `--memory`; the case that MLX finds none |
-| `observer`, `trace` | who is notified of all this; the time of each part of a slice |
-| `ports`, `parts` | what the engine asks of wings; where its values come from, and how wings join it |
-| `context` | what all requests share |
+| `core`, `ports` | what all requests are computed with, and who counts them; what the engine asks of wings |
+| `parts` | how it is built, and how wings join it |
 """

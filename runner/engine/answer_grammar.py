@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 class Guidance(Protocol):
-    """Leads one answer through its grammar: the tokens that must come next, those that may, and whether it is over.
-    After `take` and `restart`, `wait`. Owner: the engine thread."""
+    """Leads one answer through its grammar: knows which tokens must come next, which may, and when it is over. After
+    `take` and `restart`, `wait`. Owner: the engine thread."""
 
     @property
     def complete(self) -> bool:
@@ -50,9 +50,9 @@ class Guidance(Protocol):
         ...
 
     def look_ahead(self, tokens: Sequence[int], patience_s: float) -> list[bytes | int]:
-        """Returns what may come after each of these tokens, as far as they may come next and others after them: a
-        mask, or the one token that must. The answer stays where it is; what is not known after `patience_s` is left
-        out."""
+        """Returns a mask of the tokens that may follow each of these tokens, or the one token that must. The list ends
+        before a token that may not come, that ends the answer, or whose mask is not known after `patience_s`. The
+        answer stays where it is."""
         ...
 
     def restart(self, tokens: Sequence[int]) -> None:
@@ -139,9 +139,8 @@ class AnswerGrammar:
         return self.guide.forced(min(most, _JUMP_TOKENS)) if self.guide is not None and not self._draws_all else []
 
     def look_ahead(self, drafts: Sequence[int], patience_s: float) -> "tuple[list[Mask], set[int]]":
-        """Returns the masks after the first of these drafts, one each, as far as they may come and others after them,
-        and the places of those drafts after which a token is forced. What is not known after `patience_s` is left
-        out."""
+        """Returns the masks after the first of these drafts, and the places of the drafts after which a token is
+        forced. The masks end as those of `Guidance.look_ahead`."""
         if self.guide is None:
             return [], set()
         ahead = self.guide.look_ahead(drafts, patience_s)

@@ -17,20 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import mlx.core as mx
 
 from runner.cache.layers.batch import staying
 from runner.cache.session import DecodeRows
+from runner.engine.core import CoreParts
 from runner.engine.generation import Forward, Generation, Results
 from runner.engine.policy import StepLimit
-from runner.engine.trace import TRACE
 from runner.sampling.sample import Choice, SampledTokens
 from runner.sampling.sampler import Sampler, SamplerBatch
-
-if TYPE_CHECKING:
-    from runner.engine.ports import Rounds, Shifted
+from runner.trace import TRACE
 
 _CLEAR_STEPS = 256  # mlx-lm's caches grow by as many tokens at a time, into new buffers
 _PADDING_TOKENS = 256  # a row may always be padded by as many
@@ -71,26 +69,16 @@ InFlight: TypeAlias = Drawn | StepAwaitingMasks | None
 class Batch:
     """One generation, which decodes on its own layers, or several, on copies of their layers.
 
-    If a step of several raises, no generation has taken a token of it: each can go back to what its own layers have
-    seen, and decode alone. Owner: the engine thread.
+    If a step of several raises, no generation has taken a token of it: each can return to the state of its own layers,
+    and decode alone. Owner: the engine thread.
     """
 
-    def __init__(
-        self,
-        generation: Generation,
-        forward: Forward,
-        shifted: "Shifted",
-        rounds: "Callable[[Batch], Rounds] | None" = None,
-        steps: int = 0,
-        in_flight: InFlight = None,
-    ) -> None:
-        """Starts a batch of one generation, which has been prefilled and has made `steps` elsewhere. `shifted` and
-        `rounds` are those of the `EngineContext`."""
+    def __init__(self, generation: Generation, parts: CoreParts, steps: int = 0, in_flight: InFlight = None) -> None:
+        """Starts a batch of one prefilled generation, which has already made `steps` in another batch."""
         # For good.
         self.id = next(_ids)
-        self._forward = forward
-        self._shifted = shifted
-        self._make_rounds = rounds
+        self._parts = parts
+        self._forward = parts.memory.measured(parts.forward_of(generation.request))
         # Until a generation joins or leaves.
         self.generations = [generation]
         self.rows = DecodeRows(generation.session)
@@ -103,19 +91,20 @@ class Batch:
         self._has_changed = bool(steps)  # generations have joined or left
         # Until the next step.
         self.in_flight = in_flight
-        """What the next step goes on from."""
+        """The state from which the next step goes on."""
         self.steps = steps
         """The number of steps so far."""
         # Of the last step.
         self.forward_rows = 0
-        """The rows of an answer in its forward, with padding; 0 if there was none, -1 if there were several."""
+        """The rows of each answer in the forward of the last step, with padding; 0 if it had none, -1 if it had
+        several."""
         self.latest_rows = 0
         """The same of the latest step that had a forward."""
         self.lost: Results = []
         """Generations whose masks were late and that could not be split off."""
         self.split_off: list[Batch] = []
         """Batches of one, split off because their masks took too long for the others; the reader empties the list."""
-        self._rounds = rounds(self) if rounds is not None else None
+        self._rounds = parts.rounds(self) if parts.rounds is not None else None
 
     @property
     def nbytes(self) -> int:
@@ -130,9 +119,9 @@ class Batch:
     # --- steps
 
     def step(self, limit: StepLimit | None) -> Sequence[Choice | None]:
-        """Returns the next tokens of each generation, for `take`, None for one that joined before it drew; nothing if
-        a mask is late: step again when `ready`. The tokens may be several, by a round within the `limit`; None: no
-        drafts."""
+        """Returns the next tokens of each generation, for `hand_out`: None for one that joined before it drew. Returns
+        an empty list if all masks are late: step again when `ready`. A round within the `limit` may yield several
+        tokens; a limit of None forbids drafts."""
         if TRACE.on:
             TRACE.name("decode", rows=len(self.generations))
         started_s = monotonic()
@@ -156,7 +145,8 @@ class Batch:
         return choices
 
     def _step_drawn(self, *, dispatch: bool) -> Sequence[Choice | None]:
-        """Reads the tokens that are drawn, if need be now. Before that it may `dispatch` the forward after them."""
+        """Reads the tokens that are drawn, and draws them first if need be. Before reading it may `dispatch` the next
+        forward."""
         drawn = self.in_flight
         if not isinstance(drawn, Drawn):
             for each in self.generations:
@@ -190,8 +180,8 @@ class Batch:
         return self._step_with_masks()
 
     def _step_with_masks(self) -> list[Choice]:
-        """Waits for the masks, and draws the tokens after those that were read. Returns these, with those that the
-        grammar forces after them if there is one answer; none if all masks are late."""
+        """Waits for the masks, and draws the tokens after the ones that were read. Returns the tokens read, and for a
+        lone answer the tokens that its grammar forces after them; an empty list if all masks are late."""
         until_s = monotonic() + (GRAMMAR_WAIT_S if len(self.generations) > 1 else _GRAMMAR_WAIT_ALONE_S)
         late = [each for each in self.generations if not each.grammar.wait(max(0.0, until_s - monotonic()))]
         TRACE.lap("grammar")
@@ -226,11 +216,10 @@ class Batch:
             if not generation.done:
                 generation.may_batch = False
                 row = step.of([everyone.index(generation)])
-                rest = (self._forward, self._shifted, self._make_rounds, self.steps, row)
-                self.split_off.append(Batch(generation, *rest))
+                self.split_off.append(Batch(generation, self._parts, self.steps, row))
 
-    def take(self, choices: Sequence[Choice | None]) -> Results:
-        """Gives each generation its tokens, which `step` returned. Returns the events of each."""
+    def hand_out(self, choices: Sequence[Choice | None]) -> Results:
+        """Gives each generation the tokens that `step` returned for it. Returns the events of each."""
         pairs = zip(self.generations, choices, strict=True)
         lost, self.lost = self.lost, []
         results = lost + [(generation, generation.take(choice)) for generation, choice in pairs if choice]
@@ -246,8 +235,8 @@ class Batch:
         return self.rows.batchable
 
     def may_meet(self, other: "Batch") -> bool:
-        """Returns True if both stand before their next token, so that one may join the other: it is drawn or, without
-        grammars, the last one recorded is the only one that the layers have not seen. Accepts their last rounds."""
+        """Returns True if both stand before their next token, so that one may join the other. That token is drawn or,
+        without grammars, it is recorded and the only one that the layers have not seen. Accepts their last rounds."""
         if self._guided or other._guided:
             return all(isinstance(each.in_flight, Drawn) and not each.in_flight.recorded for each in (self, other))
         return self._is_before_token() and other._is_before_token()
@@ -279,14 +268,14 @@ class Batch:
         return fits and all(each.may_batch for each in self.generations)
 
     def make_room(self, lengths: Sequence[int]) -> bool:
-        """Makes room for rows of these lengths, which are to join, and for the next tokens of all: a piece of it, as
-        all rows are copied. Returns True if there is all of it. If this raises, several generations can only decode one
-        by one, by `Recovery.break_up`."""
+        """Makes a piece of the room for rows of these lengths, which are to join, and for the next tokens of all: a
+        piece, because all rows are copied. Returns True if all of the room is there. If this raises, several
+        generations can only decode one by one, by `Recovery.break_up`."""
         return self.rows.make_room(len(lengths), max(lengths, default=0))
 
     def join(self, others: Sequence["Batch"]) -> None:
-        """Takes over the generations of `others`, which this batch `accepts`, and each of which it `may_meet`. If this
-        raises, `others` are unchanged, and so is this batch if it had one generation."""
+        """Takes over the generations of `others`, if it `accepts` their lengths and `may_meet` each. If this raises,
+        `others` are unchanged, and so is this batch if it had one generation."""
         batches = [self, *others]
         coming = [each._coming() for each in batches]
         sample = SampledTokens.joined([each.sample for each in coming])
@@ -337,11 +326,11 @@ class Batch:
         return failed
 
     def _see_end(self, generation: Generation) -> None:
-        """Lets the own layers of an answer see what they would have seen by its end without rounds."""
+        """Computes on the own layers of an answer the tokens that they would have seen without rounds."""
         session = generation.session
         last = generation.unseen if generation.has_ended else 1  # the next forward begins with the last one
         if unseen := session.recorded[session.position : len(session.recorded) - last]:
-            with self._shifted([generation.shift]):
+            with self._parts.shifted([generation.shift]):
                 DecodeRows(generation.session).compute(self._forward, mx.array([unseen]))
 
     @property
@@ -352,9 +341,9 @@ class Batch:
     # --- on the device
 
     def run(self, compute: Callable[[Forward, mx.array], _Logits], tokens: mx.array) -> _Logits:
-        """Runs the forward over tokens [B, L] by a method of the rows. Returns what that does."""
+        """Runs the forward over tokens [B, L] by a method of the rows. Returns the result of that method."""
         self.forward_rows = self.latest_rows = -1 if self.forward_rows else tokens.shape[1]
-        with self._shifted([each.shift for each in self.generations]) if self._shifts else nullcontext():
+        with self._parts.shifted([each.shift for each in self.generations]) if self._shifts else nullcontext():
             logits = compute(self._forward, tokens)
         if TRACE.on:
             TRACE.lap("forward")
@@ -382,14 +371,14 @@ class Batch:
         return sample
 
     def _note_first(self, logits: mx.array, new: Sequence[Generation]) -> None:
-        """Gives these generations the logits after their prompts, if nothing of their answers is there yet."""
+        """Gives these generations the logits after their prompts, unless their answers have begun."""
         for generation in new:
             if generation.keep_logits and len(generation.session.recorded) == generation.session.total:
                 row = self.generations.index(generation)
                 generation.first_logits = mx.contiguous(logits[row : row + 1, -1])
 
     def release_samplers(self) -> None:
-        """Gives the samplers of a batch their states back."""
+        """Returns their states to the samplers of a batch."""
         if isinstance(self._sampler, SamplerBatch):
             self._sampler.release()
         self._sampler = None

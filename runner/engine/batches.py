@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from runner.cache import PrefixCache
 from runner.engine.batch import Batch
-from runner.engine.context import EngineContext
+from runner.engine.core import CoreParts
 from runner.engine.generation import Generation, Results
 from runner.engine.recovery import Recovery
 from runner.logs import Log
@@ -23,17 +23,16 @@ _COPIED_TOKENS = 512
 class Batches:
     """All batches of an engine. Owner: the engine thread.
 
-    If a change of a batch of several requests raises, the batch is broken up: each of them goes on alone, from what its
-    own layers have seen. The methods that may do so return these requests, with events for their clients.
+    If a change of a batch of several requests raises, the batch is broken up: each request goes on alone, from the
+    state of its own layers. The methods that may break one up return its requests, with events for their clients.
     """
 
-    def __init__(self, recovery: Recovery, unbatchable: str = "") -> None:
-        """No batch joins another one if there is a reason why they must not."""
+    def __init__(self, parts: CoreParts, recovery: Recovery) -> None:
         self.all: list[Batch] = []
         self.lone_steps = LONE_STEPS
         """The most steps that a batch takes alone before it may join another one."""
+        self._parts = parts
         self._recovery = recovery
-        self._unbatchable = unbatchable
         self._said_why_not = False
 
     @property
@@ -44,7 +43,7 @@ class Batches:
     @property
     def joining(self) -> list[int]:
         """The ids of the batches of one answer that can be computed with others."""
-        if self._unbatchable:
+        if self._parts.unbatchable:
             return []
         alone = [each for each in self.all if len(each.generations) == 1]
         return [each.id for each in alone if each.generations[0].may_batch and each.batchable]
@@ -54,15 +53,14 @@ class Batches:
         """The bytes that batches hold beside the layers of their requests."""
         return sum(batch.nbytes for batch in self.all)
 
-    def start(self, generation: Generation, context: EngineContext, cache: PrefixCache) -> Results:
+    def start(self, generation: Generation, cache: PrefixCache) -> Results:
         """Starts a batch of one request, which has been prefilled. It is not drafted where memory is short. Returns the
         request if that failed."""
         try:
-            if generation.drafter is not None and not context.memory.allows_drafts(cache):
+            if generation.drafter is not None and not self._parts.memory.allows_drafts(cache):
                 generation.drafter = None
-            forward = context.memory.measured(context.forward_of(generation.request))
             steps = generation.life.known  # it goes on as if it had drawn a known first token
-            batch = Batch(generation, forward, context.shifted, context.rounds, steps)
+            batch = Batch(generation, self._parts, steps)
         except Exception as error:
             return self._recovery.retry_or_fail(generation, error)
         self.all.append(batch)
@@ -73,16 +71,16 @@ class Batches:
         return all(self._target_of(each, cache) is None for each in self.all if len(each.generations) == 1)
 
     def make_room(self, batch: Batch, coming: Sequence[Generation], cache: PrefixCache) -> None:
-        """Lets a batch of several requests make a piece of the room that it will need: for tokens to come, and for
-        those of the `coming` requests that may join it."""
-        lengths = [each.session.total for each in coming if each.may_batch and not self._unbatchable]
+        """Lets a batch of several requests make a piece of the room for its next tokens, and for the `coming` requests
+        that may join it."""
+        lengths = [each.session.total for each in coming if each.may_batch and not self._parts.unbatchable]
         if lengths and not (batch.accepts(lengths) and _has_memory(cache, batch, lengths)):
             lengths = []
         batch.make_room(lengths)
 
     def join(self, batch: Batch, cache: PrefixCache) -> tuple[Batch, Results]:
-        """Joins each batch of one request, this one first, with the one that suits it best, if any; all that join the
-        same one at once, as soon as that has made room for them. Returns the batch that the request is in now, and the
+        """Joins each batch of one request, this one first, with the batch that suits it best, if any, once that has
+        made room. Batches with the same target join at once. Returns the batch that the request is in now, and the
         requests of a batch that was broken up."""
         joining: dict[Batch, list[Batch]] = {}
         for each in [batch, *(other for other in self.all if other is not batch and len(other.generations) == 1)]:
@@ -108,8 +106,8 @@ class Batches:
     def _target_of(
         self, batch: Batch, cache: PrefixCache, joining: Mapping[Batch, Sequence[Batch]] = MappingProxyType({})
     ) -> Batch | None:
-        """Returns the batch that this one, of one request, should join, if memory has room for it. `joining` are those
-        that will have joined others before it."""
+        """Returns the batch that this batch of one request should join, if memory has room for it. `joining` maps a
+        batch to the batches that join it first."""
         if (
             len(batch.generations) > 1
             or len(self.all) < 2
@@ -126,9 +124,9 @@ class Batches:
         targets = [each for each, coming in lengths.items() if each.accepts(coming)]
         if not targets:
             return None
-        if self._unbatchable:
+        if self._parts.unbatchable:
             if not self._said_why_not:
-                log.info("answers are computed in turns, not together", why=self._unbatchable)
+                log.info("answers are computed in turns, not together", why=self._parts.unbatchable)
             self._said_why_not = True
             return None
         if not batch.batchable:
@@ -137,8 +135,8 @@ class Batches:
         return target if _has_memory(cache, target, lengths[target]) else None
 
     def leave(self, batch: Batch, leaving: Sequence[Generation]) -> Results:
-        """Takes requests out of their batch, and ends the batch when none is left. Returns the others if it had to be
-        broken up."""
+        """Removes requests from their batch, and ends the batch when none is left. Returns the other requests if it had
+        to be broken up."""
         try:
             batch.leave(leaving)
         except Exception as error:

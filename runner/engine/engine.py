@@ -1,4 +1,5 @@
-"""The thread that owns MLX: it loads the model, then computes requests one slice at a time."""
+"""The thread that owns MLX: it loads the model, then computes requests one slice at a time. And the world around it:
+the source of every value from outside that its decisions depend on."""
 
 import asyncio
 import queue
@@ -7,21 +8,23 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from runner.engine.events import Outbox, Wakeup
 from runner.engine.ports import EncoderUse
 from runner.engine.request import Limits, Request
-from runner.engine.trace import TRACE
 from runner.errors import ModelError, RunnerError, no_mlx
 from runner.logs import Log, die
 from runner.model import OpenedModel
 from runner.settings import Settings
 from runner.tokenizer import Tokenizer
+from runner.trace import TRACE
 
 if TYPE_CHECKING:
-    from runner.engine.parts import Parts, Post, World
+    from runner.engine.generation import Forward
+    from runner.engine.parts import Parts, Post
     from runner.engine.ports import Ranks
+    from runner.model.weights.loading import LoadedModel
 
 Answer = TypeVar("Answer")
 Message = Request | Callable[[], None] | None
@@ -33,7 +36,7 @@ _PUBLISH_S = 0.02  # asking MLX for its memory would be a percent of a decode st
 
 
 class Turns:
-    """The turns between slices, in which the world outside is heard. Here they need nothing beside the mailbox."""
+    """The turns between slices, in which messages from outside arrive. Without a tape the mailbox is enough."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.outbox = outbox
@@ -50,25 +53,55 @@ class Turns:
         """Ends a slice, or the start. An `idle` engine may be ended at any moment."""
 
 
-OpenWorld: TypeAlias = "Callable[[Settings, OpenedModel, Outbox], tuple[World, Turns]]"
-"""Opens the world of an engine, and returns it with its turns. Raises RunnerError."""
-Assemble: TypeAlias = "Callable[[Settings, OpenedModel, Future[Tokenizer], Outbox, float, Post, World], Parts]"
-"""Takes what `runner.assemble.assemble` does."""
+class World:
+    """The real machine, on which this process has the whole model. A tape notes its values or replaces them by noted
+    ones (`runner/tape`), and ranks follow those of their leader (`runner/ranks`): each derives a class from this."""
+
+    ranks: "Ranks | None" = None
+    """The processes that compute the model together; None if this one has all of it."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+
+    def machine(self, total_bytes: int, budget_bytes: int) -> tuple[int, int]:
+        """Returns the memory of the machine and what MLX may hold of it, before the weights are loaded."""
+        return total_bytes, budget_bytes
+
+    def load(self, model: OpenedModel, dtype: str, budget_bytes: int) -> "LoadedModel":
+        """Loads the model, or the part of it that this process computes. Raises ModelError."""
+        from runner.model.weights.loading import load
+
+        return load(model, dtype, budget_bytes)
+
+    def loaded(self, parts: "Parts") -> None:
+        """Replaces the memory and the forward, once the weights are loaded. Raises RankError if a rank has ended."""
+
+    def forward(self, run: "Forward") -> "Forward":
+        """Returns the forward that is called in place of this one."""
+        return run
+
+    def wrap(self, parts: "Parts") -> None:
+        """Replaces all parts through which values come in while the engine computes."""
 
 
 class Build(Protocol):
     """The builder of an engine (runner/build.py). Called on the engine thread."""
 
-    def open_world(self, settings: Settings, model: OpenedModel, outbox: Outbox) -> "tuple[World, Turns]":
-        """Returns the world that an engine with these settings is in, and its turns. Raises RunnerError."""
+    def open_world(self, settings: Settings, model: OpenedModel, outbox: Outbox) -> World:
+        """Returns the world that an engine with these settings is in. Raises RunnerError."""
         ...
 
-    def assembler(self) -> Assemble:
-        """Returns the function that loads the model and builds an engine around it, or raises ModelError."""
+    def build_parts(
+        self,
+        settings: Settings,
+        model: OpenedModel,
+        opening: Future[Tokenizer],
+        started_s: float,
+        post: "Post",
+        world: World,
+    ) -> "Parts":
+        """Loads the model and builds an engine around it. Raises ModelError."""
         ...
-
-
-# --- The thread.
 
 
 class Engine:
@@ -87,7 +120,7 @@ class Engine:
     refused: int = 0
     """The number of requests that were refused before they reached the engine. Owner: the event loop."""
     failed: int = 0
-    """The number of those that failed before."""
+    """The number of requests that failed before they reached the engine."""
     parts: "Parts"
     """For the engine thread alone, but for `tokenizer`, `vision` and `formats`."""
 
@@ -110,7 +143,7 @@ class Engine:
         self._refuse = refuse
         self.limits = Limits(model.context_length, model.vocab_size)
         self._mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._ranks: Ranks | None = None  # until the world is open
+        self._world: World | None = None
         # Until the next slice.
         self._idle = True  # nothing to do but to wait for a message
         self._publish_at = 0.0
@@ -136,8 +169,8 @@ class Engine:
             self.parts.formats.compile(request.format, request.grammar)
 
     def keep(self) -> threading.Event:
-        """Ends all requests, whose conversations go to the disk cache. The event is set when they are there. What comes
-        later is computed only then."""
+        """Ends all requests and writes their conversations to the disk cache. Sets the event when that is done; later
+        messages wait until then."""
         kept = threading.Event()
         self._mailbox.put(lambda: self._keep(kept))
         return kept
@@ -178,8 +211,8 @@ class Engine:
             die(error, before="the engine died: ")
 
     def _await_cause(self, error: BaseException) -> None:
-        if self._ranks is not None:
-            self._ranks.await_cause(error)
+        if self._world is not None and self._world.ranks is not None:
+            self._world.ranks.await_cause(error)
 
     def _load(self) -> None:
         started = perf_counter()
@@ -189,12 +222,11 @@ class Engine:
             import mlx.core as mx  # by itself, so that only its absence is reported as such
         except ImportError as error:
             raise no_mlx(error) from error
-        world, self._turns = self._build.open_world(self._settings, self._model, self._outbox)
-        self._ranks = world.ranks
-        self._outbox = self._turns.outbox
-        self.parts = self._build.assembler()(
-            self._settings, self._model, self._opening, self._outbox, started, self._mailbox.put, world
-        )
+        self._world = world = self._build.open_world(self._settings, self._model, self._outbox)
+        self._turns = world.turns
+        self._outbox = world.turns.outbox
+        rest = (started, self._mailbox.put, world)
+        self.parts = self._build.build_parts(self._settings, self._model, self._opening, *rest)
         gpus = 0 if self.parts.on_cpu else mx.device_count(mx.gpu)
         self.limits = self.limits.on_gpus(gpus * self.parts.total_bytes)
         self._add = self._turns.queue((self.parts.disk or self.parts.scheduler).add)

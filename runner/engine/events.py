@@ -14,7 +14,7 @@ from protocol import DoneReason, Logprob, Metrics
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The request cannot be computed, for a reason of its own that is known before it starts."""
+    """The request cannot be computed, and this is known before it starts."""
 
     text: str
 
@@ -134,8 +134,6 @@ class Outbox:
             self._loop.call_soon(self._deliver)
 
 
-# --- A wake-up of the event loop, from the engine thread, that keeps the GIL.
-
 _BYTE = b"\0"
 _MANY = 4096
 
@@ -145,11 +143,11 @@ _write.restype = ctypes.c_ssize_t
 
 
 class Wakeup:
-    """Replaces `call_soon_threadsafe`, which releases the GIL while it writes.
+    """Wakes the event loop from the engine thread, and keeps the GIL meanwhile.
 
-    Then the event loop wakes, takes the GIL, and keeps it until all lines are written, while the engine waits and the
-    device is idle. Here the event loop gets the GIL a little later, when the engine has dispatched the next forward and
-    waits for MLX.
+    `call_soon_threadsafe` releases it while it writes. Then the event loop wakes, takes the GIL, and keeps it until all
+    lines are written, while the engine waits and the device is idle. Here the event loop gets the GIL a little later,
+    when the engine has dispatched the next forward and waits for MLX.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

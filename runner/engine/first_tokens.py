@@ -35,7 +35,9 @@ class FirstTokens:
             self._nbytes -= self._kept.popitem(last=False)[1].nbytes
 
     def draw(self, request: Request) -> int | None:
-        """Returns the token that a request without a grammar draws first; None if its prompt is not known."""
+        """Returns the token that a request draws first, if others follow it; None if it is not known."""
+        if request.max_tokens < 2 or not draws_plainly(request):
+            return None
         name = _name(request.keys)
         logits = self._kept.get(name)
         if logits is None:
@@ -48,6 +50,11 @@ class FirstTokens:
         """Forgets all of them."""
         self._kept.clear()
         self._nbytes = 0
+
+
+def draws_plainly(request: Request) -> bool:
+    """Returns True if the first token of an answer depends on nothing but these logits and the sampler."""
+    return request.grammar is None and not request.sampling.logprobs and not request.sampling.candidates
 
 
 def _name(keys: Sequence[int]) -> bytes:

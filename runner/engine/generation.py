@@ -12,13 +12,13 @@ from runner.engine.answer_grammar import AnswerGrammar, compile_error
 from runner.engine.events import Event, Failed, Finished, Scored, Text
 from runner.engine.lifecycle import Lifecycle
 from runner.engine.request import Request
-from runner.engine.trace import TRACE
 from runner.errors import NO_NUMBERS, RequestError
 from runner.logs import Log, exception_line
 from runner.sampling.sample import Choice
 from runner.sampling.sampler import Sampler
 from runner.tokenizer import Tokenizer
 from runner.tokenizer.detokenizer import Detokenizer, TextPiece, join_pieces
+from runner.trace import TRACE
 
 if TYPE_CHECKING:
     from runner.engine.ports import Drafter, PromptMedia
@@ -97,15 +97,15 @@ class Generation:
         """True if the request was restarted once because memory ran out."""
         # Until it returns to prefill.
         self.may_batch = request.max_tokens != 1
-        """True if the answer may decode in one batch with others. To join does not pay for a single token, and scores,
-        which are one, come from a forward of their own."""
+        """True if the answer may decode in one batch with others. Joining does not pay for a single token, and scores,
+        which take one, come from a forward of their own."""
         self._sampling = request.sampling
         self._sampler: Sampler | None = None
         # Until the next token.
         self.room = request.max_tokens
         """The number of tokens that may still be generated."""
         self.unseen = 0
-        """The recorded tokens, from the last one back, that the layers do not see if the answer ends with them."""
+        """The number of recorded tokens at the end that the layers do not see if the answer ends now."""
         self.done = False
         """True if nothing is left to compute."""
 
@@ -113,7 +113,7 @@ class Generation:
 
     @property
     def left(self) -> int:
-        """The number of tokens to prefill, or to take because the first one is known, before the first decode step."""
+        """The number of tokens to prefill before the first decode step, or 1 for a known first token."""
         return max(int(self.session.first is not None), len(self.session.recorded) - 1 - self.session.position)
 
     @property
@@ -139,8 +139,8 @@ class Generation:
     def take_first(self, token: int) -> list[Event]:
         """Takes the first token of the answer, which is known, without a forward. Returns the events for the client.
 
-        The end of an answer is always computed, so a token that completes a stop string is forgotten: such an answer
-        leaves the cache as it would without.
+        A token that completes a stop string is forgotten and computed again, so that such an answer leaves the cache as
+        any other.
         """
         session, life = self.session, self.life
         life.decoded_ns = life.decoded_ns or perf_counter_ns()
@@ -170,8 +170,8 @@ class Generation:
         return events
 
     def with_forced(self, choice: Choice, *, alone: bool) -> Choice:
-        """Returns the next tokens, which the grammar has followed, for `take`. If the answer decodes `alone`, the ones
-        that the grammar forces after the last of them are added."""
+        """Returns the next tokens, which the grammar has followed, for `take`. If the answer decodes `alone`, adds the
+        tokens that the grammar forces after them."""
         *before, last = choice, *choice.following
         if not alone or last.token in self.tokenizer.eos:
             return choice
@@ -208,8 +208,7 @@ class Generation:
     # --- the tokens
 
     def take(self, choice: Choice) -> list[Event]:
-        """Takes the next token, and those that follow it, up to the end of the answer. Returns the events for the
-        client."""
+        """Takes the tokens of a choice, up to the end of the answer. Returns the events for the client."""
         *before, last = choice, *choice.following
         events: list[Event] = []
         try:
@@ -306,8 +305,7 @@ class Generation:
         return [Failed(exception_line(error))]
 
     def note_forward(self, error: Exception) -> None:
-        """Notes an error of what dispatches and evaluates forwards: the layers are lost, unless it refuses the
-        request."""
+        """Notes an error of a forward: the layers are lost, unless the error only refuses the request."""
         self.session.failed |= not isinstance(error, RequestError)
 
     def abort(self, text: str) -> list[Event]:
@@ -334,7 +332,7 @@ class Generation:
         self.return_to_prefill()
 
     def close(self) -> None:
-        """Gives the cache what was computed, or nothing if the layers are lost. Later calls do nothing.
+        """Hands the computed layers to the cache, unless they are lost. Later calls do nothing.
 
         Waits for the forward that is still running, so deliver the end to the client first.
         """
@@ -348,7 +346,16 @@ class Generation:
 
     def metrics(self) -> Metrics:
         """Returns the counters so far, in tokens and nanoseconds."""
-        return self.life.metrics(self.session.total, self.session.cached)
+        life, session = self.life, self.session
+        now = life.ended_ns or perf_counter_ns()
+        decoded = life.decoded_ns or now
+        return Metrics(
+            prompt_eval_count=session.total,
+            prompt_eval_cached_count=session.cached,
+            prompt_eval_duration=decoded - life.started_ns,
+            eval_count=life.generated,
+            eval_duration=now - decoded,
+        )
 
     def _end(self, outcome: str) -> None:
         self.done = True

@@ -1,9 +1,6 @@
 """The lifecycle of a request: its times and counts."""
 
 from dataclasses import dataclass
-from time import perf_counter_ns
-
-from protocol import Metrics
 
 
 @dataclass(slots=True)
@@ -15,7 +12,7 @@ class Lifecycle:
     started_ns: int
     """It left the queue."""
     computed_ns: int
-    """Its computation began: later than that if it had to wait for a prefix that another request computed."""
+    """Its computation began: later than `started_ns` if it had to wait for a prefix that another request computed."""
     decoded_ns: int = 0
     """The decode of its answer began."""
     first_token_ns: int = 0
@@ -25,7 +22,7 @@ class Lifecycle:
     forced: int = 0
     """The number of them that the grammar forced."""
     known: int = 0
-    """1 if the first of them was known, as that of a repeated prompt."""
+    """1 if the first token was known, as after a repeated prompt; else 0."""
     drafted: int = 0
     """Drafts that were tried."""
     accepted: int = 0
@@ -36,16 +33,3 @@ class Lifecycle:
     """The number of them that were right."""
     outcome: str = "done"
     """A field of `RequestCounts`, once it has ended."""
-
-    def metrics(self, total: int, cached: int) -> Metrics:
-        """Returns the counters so far, in tokens and ns. `cached` of the `total` tokens of the prompt came from the
-        cache."""
-        now = self.ended_ns or perf_counter_ns()
-        decoded = self.decoded_ns or now
-        return Metrics(
-            prompt_eval_count=total,
-            prompt_eval_cached_count=cached,
-            prompt_eval_duration=decoded - self.started_ns,
-            eval_count=self.generated,
-            eval_duration=now - decoded,
-        )

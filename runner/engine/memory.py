@@ -12,7 +12,7 @@ that can never fit is refused. Every refusal has the numbers.
 
 from collections.abc import Callable, Sequence
 from math import ceil, floor
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
@@ -27,9 +27,13 @@ if TYPE_CHECKING:
 
 log = Log(__name__)
 
-# --- Estimates the memory that a slice of a prompt takes beside what it leaves, from the slices so far.
-
 _FIRST_TOKEN_BYTES = 1 << 20  # for the very first slice: more than a token takes in most models
+_GROWTH_TOKENS = 256  # layers grow by this many tokens at a time
+_ROUND_ROWS = 8  # of a round of drafts on a CPU
+_FADE_STEPS = 1024
+_SHARE = 4  # of the room: what a slice may take for speed alone
+_REUSE = 16  # of the room: what MLX may keep of freed buffers for the next ones
+_ADVICE = "Shorten the prompt, let keys and values take less (--kv-bits 8), or give the runner more (--memory)"
 
 
 class _Sample(NamedTuple):
@@ -40,7 +44,8 @@ class _Sample(NamedTuple):
 
 
 class WorkspaceEstimate:
-    """The most that a token took, by the length of the context before it. Owner: the engine thread.
+    """Estimates the memory that a slice of a prompt takes beside what it leaves: by the most that a token took so far,
+    for each length of the context before it. Owner: the engine thread.
 
     A token's own activations cost the same everywhere, and its attention grows in proportion to the context. So the
     cost of a token never falls as the context grows, and rises along a line. Lengths between two powers of two count as
@@ -50,7 +55,7 @@ class WorkspaceEstimate:
     def __init__(self) -> None:
         self._samples: dict[int, _Sample] = {}
 
-    def add(self, tokens: int, context: int, nbytes: int) -> None:
+    def learn(self, tokens: int, context: int, nbytes: int) -> None:
         """Learns from a slice over `tokens` that left a context of `context` tokens, and took `nbytes` meanwhile."""
         token_bytes = nbytes / max(tokens, LEAST_SLICE_TOKENS)
         before = self._samples.get(context.bit_length(), _Sample(0, 0.0))
@@ -89,33 +94,21 @@ class WorkspaceEstimate:
         return max(least, last.token_bytes + max(0.0, slope) * (context - last.context))
 
 
-_GROWTH_TOKENS = 256  # layers grow by this many tokens at a time
-_ROUND_ROWS = 8  # of a round of drafts on a CPU
-_FADE_STEPS = 1024
-_SHARE = 4  # of the room: what a slice may take for speed alone
-_REUSE = 16  # of the room: what MLX may keep of freed buffers for the next ones
-_ADVICE = "Shorten the prompt, let keys and values take less (--kv-bits 8), or give the runner more (--memory)"
+class Meter:
+    """MLX's own account of its memory, in bytes. There is one in a process, as there is one MLX."""
 
-
-class Meter(Protocol):
-    """MLX's own account of its memory, in bytes."""
-
-    def active(self) -> int:
-        """Returns what is in use now."""
-        ...
-
-    def restart(self) -> None:
-        """Forgets the peak."""
-
-    def peak(self) -> int:
-        """Returns the most that was in use since the last `restart`."""
-        ...
-
-    def clear(self) -> None:
-        """Frees what is kept for reuse."""
+    active = staticmethod(mx.get_active_memory)
+    """Returns the bytes in use."""
+    restart = staticmethod(mx.reset_peak_memory)
+    """Forgets the peak."""
+    peak = staticmethod(mx.get_peak_memory)
+    """Returns the most bytes that were in use since the last `restart`."""
+    clear = staticmethod(mx.clear_cache)
+    """Frees the buffers that are kept for reuse."""
 
     def settle(self) -> None:
         """Waits until everything that was dispatched is computed and its buffers are released."""
+        mx.synchronize()
 
 
 class MemoryBudget:
@@ -177,8 +170,8 @@ class MemoryBudget:
         return f"there is no room for so long a context: {self._numbers(f'{tokens} tokens', kept, beside)}. {_ADVICE}"
 
     def admits(self, cache: PrefixCache, tokens: int, *, grammar: bool = False) -> bool:
-        """Returns True if a request of `tokens` fits beside those that run, as of the last `fit`. It may have a
-        grammar."""
+        """Returns True if a request of `tokens`, perhaps with a grammar, fits beside the requests that ran at the last
+        `fit`."""
         if not cache.admits(tokens):
             return False
         if self.budget_bytes is None or not self._running:
@@ -253,8 +246,8 @@ class MemoryBudget:
         )
 
     def allows_drafts(self, cache: PrefixCache) -> bool:
-        """Returns True if there is room, beside what runs as of the last `fit`, for steps over several tokens, and some
-        to spare."""
+        """Returns True if the requests that ran at the last `fit` leave room for steps over several tokens, and some to
+        spare."""
         needed = _ROUND_ROWS * self._step_bytes + self._draft_bytes + self.room_bytes // _SHARE
         return cache.allows(max(0, needed - self._spare_bytes))
 
@@ -287,11 +280,11 @@ class MemoryBudget:
 
     def prefilled(self, tokens: int, position: int) -> None:
         """Learns from a measured slice of `tokens`, which ended at `position`."""
-        self.workspace.add(tokens, position, self._taken())
+        self.workspace.learn(tokens, position, self._taken())
 
     def stepped(self, rows: int) -> None:
-        """Learns from a measured decode step of `rows` an answer; nothing from one of several, which no answer
-        needs. The maximum over all steps fades slowly."""
+        """Learns from a measured decode step of `rows` an answer. Ignores rounds of several rows: answers can do
+        without them. The maximum over all steps decays slowly."""
         if rows > 1:
             return
         self._step_bytes = max(self._step_bytes - self._step_bytes // _FADE_STEPS, self._taken())
@@ -346,20 +339,10 @@ class MemoryBudget:
         )
 
 
-class MLXMeter:
-    """MLX's own counters. There is one set in a process, as there is one MLX."""
-
-    active = staticmethod(mx.get_active_memory)
-    restart = staticmethod(mx.reset_peak_memory)
-    peak = staticmethod(mx.get_peak_memory)
-    clear = staticmethod(mx.clear_cache)
-    settle = staticmethod(mx.synchronize)
-
-
 def set_limits(budget_bytes: int, *, on_cpu: bool) -> int:
     """Sets MLX's own limits; called when the weights are loaded. Returns the bytes it may always keep for reuse.
 
-    A GPU frees what is kept for reuse before it exceeds the limit; a CPU does not look.
+    A GPU frees reusable buffers before it exceeds the limit; a CPU does not check.
     """
     mx.set_memory_limit(budget_bytes)
     reuse_bytes = max(0, budget_bytes - mx.get_active_memory()) // _REUSE

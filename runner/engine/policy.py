@@ -7,9 +7,9 @@ that one slice if these take longer. The first step of an answer waits, as long,
 that their answers begin in one batch. Tokens that are known cost nothing, and are sent before that step. Two things
 cannot be foreseen and come on top: a slice that takes longer than the last ones did, and the first step of a new batch.
 
-New requests come before prompts and pictures, so that what is cached is answered at once. But whoever keeps sending
-would keep these waiting: after each of their slices, beginnings and the first steps that follow get only as much time
-as that slice took.
+New requests come before prompts and pictures, so that cached prompts are answered at once. But a client that keeps
+sending would keep these waiting: after each of their slices, beginnings and the first steps that follow get only as
+much time as that slice took.
 """
 
 from collections.abc import Sequence
@@ -155,10 +155,10 @@ class SlicePolicy:
         return prefill if fresh or worth or tokens >= work.prefilling[prefill.index] else step
 
     def step_limit(self, work: Workload, index: int) -> StepLimit:
-        """Returns the limit of a step of the batch at this index, if that steps now, or of one that it joins. Batches
-        that take turns share the gap, as they share it with prompts, and a slice that came between has taken its part.
-        Where even plain steps take longer, a round may have as many drafts as the least slice of a prompt has tokens,
-        unless prompts wait: with those slices, too, the gap would be longer than without drafts."""
+        """Returns the limit of a step of the batch at this index, if that steps now, or of one that it joins. The gap
+        is divided among the batches that take turns and the waiting prompts, less the time that other slices have used.
+        If even a plain step exceeds its share and no prompt waits, a round may still carry LEAST_SLICE_TOKENS drafts:
+        with prompts the gap would grow longer than without drafts."""
         prompts = bool(work.startable or work.prefilling or work.encoding)
         batches = len(work.decoding)
         share_s = self.max_gap_s / (batches + prompts)
@@ -237,7 +237,7 @@ class SlicePolicy:
         self._token_s += (token_s - self._token_s) * weight
 
     def _owes_prompts(self, work: Workload) -> bool:
-        """Returns True if beginnings have had their time since the latest slice of a prompt or a picture."""
+        """Returns True if beginnings have used up their time since the latest slice of a prompt or a picture."""
         return bool(work.prefilling or work.encoding) and self._beginnings_s > self._prompt_s
 
     def _encodes(self, work: Workload) -> bool:
@@ -251,7 +251,8 @@ class SlicePolicy:
         return self._pace(batch).slice
 
     def _room_s(self, decoding: Sequence[int]) -> float:
-        """Returns how long something else may take if all batches then step, those first that waited longest."""
+        """Returns the seconds that another slice may take if all batches step after it, in the order of their
+        waiting."""
         room_s, steps_s = self.max_gap_s, 0.0
         for batch in sorted(map(self._pace, decoding), key=lambda batch: batch.slice):
             steps_s += batch.step_s
@@ -259,7 +260,7 @@ class SlicePolicy:
         return room_s
 
     def _tokens_in(self, room_s: float) -> int:
-        """Returns how many tokens of a prompt can be computed in `room_s`."""
+        """Returns the tokens of a prompt that can be computed in `room_s`."""
         if room_s <= 0:
             return 0
         token_s = self._token_s or 0.0

@@ -29,22 +29,21 @@ class Ranks(Protocol):
     """All ranks, this one among them."""
 
     def broadcast(self, token: "mx.array") -> "mx.array":
-        """Returns the tokens uint32 [B] that rank 0 drew, where `token` is what this one drew. Lazy. All ranks call it
-        at the same place."""
+        """Returns the tokens uint32 [B] that rank 0 drew. `token` are those of this rank. Lazy. All ranks call it at
+        the same place."""
         ...
 
     def least_budget(self, budget_bytes: int) -> int:
-        """Returns the memory budget that all ranks can keep, by the leader's measure; called when the weights are
-        loaded. `budget_bytes` is this rank's own. On a follower the result means nothing."""
+        """Returns the memory budget, as the leader counts it, that every rank can keep. `budget_bytes` is this rank's
+        own. Called when the weights are loaded. On a follower the result means nothing."""
         ...
 
     def counts(self) -> RankCounts:
-        """Returns what the leader knows of all ranks; nothing on a follower."""
+        """Returns the numbers of all ranks on the leader; empty ones on a follower."""
         ...
 
     def await_cause(self, error: BaseException) -> None:
-        """Waits a moment for the end of another rank to be noticed, which ends this process, if that may have caused
-        this error."""
+        """Waits a moment if the end of another rank may have caused this error: once noticed, it ends this process."""
         ...
 
     def fail(self, error: Exception) -> NoReturn:
@@ -69,17 +68,17 @@ class Rounds(Protocol):
     Owner: the engine thread."""
 
     ahead: bool
-    """True if the present step, which is no round, may dispatch the next forward before it reads its tokens."""
+    """True if a plain step may dispatch the next forward before it reads its tokens."""
 
     def try_step(self, limit: "StepLimit | None") -> "Sequence[Choice] | None":
-        """Accepts the last round, and runs another one within the limit if that pays and no tokens are drawn. Returns
-        the next tokens of each answer; None if a plain step should follow. Without a limit nothing is drafted."""
+        """Accepts the last round, and runs another within the limit if that pays and no tokens are drawn. Returns the
+        next tokens of each answer, or None if a plain step should follow. A limit of None forbids drafts."""
         ...
 
     def accept(self, leaving: Collection[int] = (), *, awaiting: bool = False) -> bool:
-        """Ends the last round, if it has not ended. The layers stand then after its right tokens, which are recorded
-        or, if the batch is `awaiting` masks, will be, except in rows that are `leaving`. Returns False if they have to
-        be computed again."""
+        """Ends the last round, if it has not ended. Rewinds the layers to the end of its accepted tokens, except in
+        rows that are `leaving`. These tokens are recorded already or, if the batch is `awaiting` masks, will be.
+        Returns False if they have to be computed again."""
         ...
 
     def measures(self, steps: int) -> bool:
@@ -87,7 +86,7 @@ class Rounds(Protocol):
         ...
 
     def record_time(self, seconds: float, tokens: int) -> None:
-        """Records how long the step took that brought so many tokens, of all answers."""
+        """Records the time of the last step, which yielded `tokens` tokens over all answers."""
         ...
 
 
@@ -101,8 +100,8 @@ class PromptMedia(Protocol):
     def slice_tokens(self, position: int, most: int) -> int:
         """Returns the tokens of the next forward at `position`: at most `most`, unless it has to hold a whole item.
 
-        It ends before the next item. 0 if the item at `position` has to be encoded first: it becomes the one to
-        `encode_piece`, and the features of any other are freed.
+        The forward ends before the next item. Returns 0 if the item at `position` has to be encoded first:
+        `encode_piece` then works on it, and the features of other items are freed.
         """
         ...
 
@@ -131,8 +130,8 @@ class PromptMedia(Protocol):
     def encode_piece(self, make_room: Callable[[int], None]) -> bool:
         """Computes one piece of the item to encode. Returns True when its features are there.
 
-        Before encoding begins, `make_room` is called with the bytes that it takes at once. Raises what that raises, and
-        MediaError for an item that cannot be decoded.
+        Before encoding begins, `make_room` is called with the bytes that it takes at once. Raises the errors of
+        `make_room`, and MediaError for an item that cannot be decoded.
         """
         ...
 
@@ -174,7 +173,7 @@ class Vision(Protocol):
         bos: bool = True,
     ) -> "Steps[ShownPrompt | None]":
         """Returns the tokens of a prompt with media, from the headers of their files; None if it has no marker. First
-        yields the media whose tokens only decoding tells.
+        yields the media that must be decoded before their tokens are known.
 
         `bos`: the first text begins a prompt. Stops once there are more than `context_length` tokens. Raises
         RequestError for media that cannot be shown, and when `left`, which is asked before each item, returns True.
@@ -328,8 +327,8 @@ class Beside(Protocol):
         ...
 
     def advance(self, *, idle: bool, interrupted: Callable[[], bool]) -> None:
-        """Does a piece of that. Raises nothing. Only an `idle` engine waits for longer than for a slice of a prompt,
-        until it is `interrupted`."""
+        """Does a piece of the work. Raises nothing. Takes no longer than a slice of a prompt, except while the engine
+        is `idle` and not `interrupted`."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Requests that wait to begin, or for a prefix that another request computes; and those that wait for media."""
+"""Requests that wait: to begin, for a prefix that another request computes, or for media."""
 
 from collections import deque
 from functools import partial
@@ -8,7 +8,7 @@ from runner.engine.generation import Generation, Results
 from runner.engine.memory import MemoryBudget
 from runner.engine.recovery import Recovery
 from runner.engine.request import Request
-from runner.engine.trace import TRACE
+from runner.trace import TRACE
 
 
 class RequestQueue:
@@ -22,8 +22,7 @@ class RequestQueue:
     def __init__(self, salt: str, parallel: int) -> None:
         """At most `parallel` requests run at once. `salt` is that of their prompts in the cache."""
         self.changed = False
-        """True if something happened that may let another request begin. Looking for one takes a walk of the trie, so
-        it is done only then."""
+        """True if another request may be able to begin. The search for one walks the trie, so it runs only then."""
         self.arrived: deque[Request] = deque()
         """The queue, in the order of arrival."""
         self.awaiting_prefix: dict[Request, int] = {}
@@ -43,7 +42,8 @@ class RequestQueue:
         self.changed = True
 
     def await_prefix(self, request: Request, left_ns: int) -> None:
-        """Lets a request wait that left the queue at `left_ns`, until another one has computed what they share."""
+        """Lets a request, which left the queue at `left_ns`, wait until another one has computed their shared
+        prefix."""
         self.awaiting_prefix[request] = left_ns
 
     def remove_cancelled(self) -> list[Request]:
@@ -101,8 +101,8 @@ class MediaQueue:
         return [each for each in self.generations if each.media.ready]
 
     def encode_piece(self, cache: PrefixCache) -> Results:
-        """Computes one piece of an item. Returns the request if it is encoded, or if the request has failed: it has
-        left the queue. So has a request for which memory ran out."""
+        """Computes one piece of an item. Returns the request once the item is encoded or the request has failed: it has
+        left the queue then, as has a request for which memory ran out."""
         generation = self.ready[0]
         TRACE.name("encode", request=generation.request.number)
         results: Results = [(generation, [])]

@@ -3,20 +3,16 @@
 import gc
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from runner.cache import PrefixCache
 from runner.engine.batch import GRAMMAR_WAIT_S, Batch
+from runner.engine.core import CoreParts
 from runner.engine.events import Event
 from runner.engine.generation import Generation, Results
-from runner.engine.memory import MemoryBudget
 from runner.logs import Log, lacks_memory
 from runner.sampling.sample import SampledTokens
-
-if TYPE_CHECKING:
-    from runner.engine.ports import Ranks
 
 log = Log(__name__)
 
@@ -25,23 +21,21 @@ class Recovery:
     """Restarts, once each, the requests whose slice found no memory, when all unused memory has been freed.
 
     A request does not resume where the slice began: a forward that raised leaves its layers in an unknown state. It
-    takes from the cache what is kept of its prompt, and computes the rest again, including the answer so far. An answer
-    of a batch that failed goes on from its own layers, which stood still meanwhile. Owner: the engine thread.
+    reuses the part of its prompt that the cache has, and computes the rest again, including the answer so far. An
+    answer of a failed batch goes on from its own layers, which the batch did not change. Owner: the engine thread.
     """
 
-    def __init__(self, memory: MemoryBudget, salt: str, ranks: "Ranks | None" = None) -> None:
-        """With `ranks` nothing is recovered: an error that strikes one of them may not strike the others."""
-        self._memory = memory
-        self._ranks = ranks
-        self._salt = salt
+    def __init__(self, parts: CoreParts) -> None:
+        """With several ranks nothing is recovered: an error that strikes one of them may not strike the others."""
+        self._parts = parts
         self._retrying: list[Generation] = []
         self.needed = False
         """True if memory ran out. Call `free_and_restart` when the error, and all that it holds, is gone."""
 
     def note(self, error: Exception) -> None:
         """Notes an error; the requests that it struck continue by themselves. Ends all ranks, if there are several."""
-        if self._ranks is not None:
-            self._ranks.fail(error)
+        if self._parts.ranks is not None:
+            self._parts.ranks.fail(error)
         self.needed |= lacks_memory(error)
 
     def retry_or_fail(self, generation: Generation, error: Exception) -> Results:
@@ -54,21 +48,21 @@ class Recovery:
         return []
 
     def break_up(self, batch: Batch, error: Exception) -> Results:
-        """Breaks up a batch after this error: each answer goes back to what its own layers have seen, and takes the
-        token that it drew on them, if it has not. One whose own layers are lost has failed."""
+        """Breaks up a batch after this error: each answer returns to the state of its own layers, and takes the token
+        that it drew on them, if it has not. An answer whose own layers are lost has failed."""
         log.exception("a batch failed; computing its answers one by one", answers=len(batch.generations))
         self.note(error)
         own = batch.own
         return batch.lost + [(each, _fall_back(each, own.get(each), error)) for each in batch.generations]
 
     def free_and_restart(self, cache: PrefixCache) -> Results:
-        """Frees all unused memory, and restarts the requests that failed. Those of the results that are not done go
+        """Frees all unused memory, and restarts the requests that failed. Requests in the results that are not done go
         on."""
         retrying, self._retrying, self.needed = self._retrying, [], False
         log.warning("memory ran out; freeing unused cache entries", requests_restarted=len(retrying))
         results = [(generation, _events(generation, self._close)) for generation in retrying]
         try:
-            self._memory.free(cache)
+            self._parts.memory.free(cache)
         except Exception:
             log.exception("some of the unused memory cannot be freed")
         return [
@@ -79,7 +73,7 @@ class Recovery:
         generation.session.close()
 
     def _restart(self, cache: PrefixCache, generation: Generation) -> None:
-        generation.restart(cache.begin(generation.request.keys, self._salt))
+        generation.restart(cache.begin(generation.request.keys, self._parts.salt))
 
 
 def _events(generation: Generation, action: Callable[[Generation], None]) -> list[Event]:
@@ -92,7 +86,7 @@ def _events(generation: Generation, action: Callable[[Generation], None]) -> lis
 
 
 def _fall_back(generation: Generation, own: SampledTokens | None, error: Exception) -> list[Event]:
-    """Lets an answer go back to what its own layers have seen, to go on alone; it fails if these are lost.
+    """Returns an answer to the state of its own layers, to go on alone; it fails if these are lost.
 
     It takes the token that it drew on them, if it has not: `own`. Returns the events for the client.
     """

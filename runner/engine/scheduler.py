@@ -5,16 +5,15 @@ from time import perf_counter, perf_counter_ns
 from runner.cache.session import Session
 from runner.engine.batch import Batch
 from runner.engine.batches import Batches
-from runner.engine.context import EngineContext
+from runner.engine.core import CoreParts
 from runner.engine.events import Failed, Outbox, Refused, Started
 from runner.engine.generation import Generation, Results
-from runner.engine.observer import Observer
-from runner.engine.policy import Begin, Decode, Encode, Prefill, SlicePolicy, StepLimit, Workload
+from runner.engine.policy import Begin, Decode, Encode, Prefill, StepLimit, Workload
 from runner.engine.queue import MediaQueue, RequestQueue
 from runner.engine.recovery import Recovery, collect_garbage, discard
 from runner.engine.request import Request
-from runner.engine.trace import TRACE
 from runner.logs import Log, exception_line
+from runner.trace import TRACE
 
 log = Log(__name__)
 
@@ -29,27 +28,25 @@ class Scheduler:
     a time, or with the recovery if memory ran out in its slice. A fault of one request leaves the others as they are.
     """
 
-    def __init__(
-        self, context: EngineContext, policy: SlicePolicy, parallel: int, outbox: Outbox, observer: Observer
-    ) -> None:
+    def __init__(self, parts: CoreParts, parallel: int, outbox: Outbox) -> None:
         """At most `parallel` requests run at once, and only one if the cache is not concurrent."""
         # For good.
-        self._context = context
-        self.memory = context.memory
-        self._policy = policy
+        self._parts = parts
+        self.memory = parts.memory
+        self._policy = parts.policy
         self._outbox = outbox
-        self._observer = observer
-        self._recovery = Recovery(self.memory, context.salt, context.ranks)
+        self._observer = parts.observer
+        self._recovery = Recovery(parts)
         # Until a session cannot be opened or closed.
-        self.cache = context.make_cache()
+        self.cache = parts.make_cache()
         self.parallel = parallel if self.cache.concurrent else 1
         """The most requests that run at once."""
         # The stations of requests, in order.
-        self.queue = RequestQueue(context.salt, self.parallel)
+        self.queue = RequestQueue(parts.salt, self.parallel)
         self.prefilling: list[Generation] = []
         self._media = MediaQueue(self.memory, self._recovery)
         self._compiling: list[Generation] = []  # prefilled, while their grammars are still being compiled
-        self.batches = Batches(self._recovery, context.unbatchable)
+        self.batches = Batches(parts, self._recovery)
         # Until the end of a slice, which does what they ask for.
         self._cache_invalid = False
         self._memory_changed = False
@@ -57,7 +54,7 @@ class Scheduler:
         self._slices = 0
         self.prefilled_tokens = 0
         self.prefill_s = 0.0
-        """The time that they took."""
+        """The seconds that they took."""
         self._make_room()
 
     def add(self, request: Request) -> None:
@@ -77,7 +74,7 @@ class Scheduler:
 
     @property
     def awaits_mask(self) -> bool:
-        """True, while idle, if an answer waits for the mask of its grammar, whose arrival sends no message."""
+        """True if an answer of an idle engine waits for the mask of its grammar: no message announces it."""
         return bool(self.batches.all)
 
     @property
@@ -92,7 +89,7 @@ class Scheduler:
 
     def compute_slice(self) -> None:
         """Computes one slice: begins a request, computes a part of a prompt or of a picture, or decodes a step of a
-        batch. Events for clients are in the outbox then."""
+        batch. Leaves the events for clients in the outbox."""
         started = perf_counter()
         self._remove_dropped()
         for generation in [*self._compiling]:
@@ -152,12 +149,12 @@ class Scheduler:
                 return self._observer.never_began(request, "refused")
             started_ns = perf_counter_ns()
             self._outbox.put(request.stream, Started())
-            if self.cache.follows(request.keys, self._context.salt):
+            if self.cache.follows(request.keys, self._parts.salt):
                 return self.queue.await_prefix(request, started_ns)
         session = None
         try:
-            session = self._context.open_session(request, self.cache)
-            generation = self._context.generation(request, session, started_ns)
+            session = self._parts.open_session(request, self.cache)
+            generation = self._parts.generation(request, session, started_ns)
         except Exception as error:  # this request ends, the engine goes on
             log.exception("a request failed", request=request.number)
             self._outbox.put(request.stream, Failed(exception_line(error)))
@@ -181,7 +178,7 @@ class Scheduler:
         elif generation.left:
             self.prefilling.append(generation)
         elif generation.grammar.compiled:
-            self._settle(self.batches.start(generation, self._context, self.cache))
+            self._settle(self.batches.start(generation, self.cache))
         else:
             self._compiling.append(generation)
 
@@ -194,7 +191,7 @@ class Scheduler:
                 self._settle([(generation, generation.take_first(first))])
             else:
                 tokens = self.memory.slice_tokens(self.cache, most, generation.session.position)
-                computed = generation.prefill(tokens, self.memory.measured(self._context.forward))
+                computed = generation.prefill(tokens, self.memory.measured(self._parts.forward))
                 self.memory.prefilled(computed, generation.session.position)
         except Exception as error:  # this request restarts or ends, the engine goes on
             self.prefilling.remove(generation)
@@ -229,7 +226,7 @@ class Scheduler:
         else:
             if choices:
                 self.memory.stepped(batch.forward_rows)
-                done = self._deliver(batch.take(choices))
+                done = self._deliver(batch.hand_out(choices))
                 self._observer.stepped(batch.generations, perf_counter())
                 if done:
                     self._leave(batch, done)
@@ -263,7 +260,7 @@ class Scheduler:
             self._continue(generation)
 
     def _make_room(self) -> None:
-        """Evicts unused cache entries as far as necessary; if that is not enough, ends running requests."""
+        """Evicts as many unused cache entries as necessary; if that is not enough, ends running requests."""
         while misfit := self.memory.fit(self.cache, self._generations):
             generation, reason = misfit
             self._deliver([(generation, generation.abort(reason))])
@@ -274,7 +271,7 @@ class Scheduler:
     # --- ends
 
     def _remove_dropped(self) -> None:
-        """Ends the requests whose clients have left, and those that were turned away."""
+        """Ends the requests whose clients have left, and the requests that are done."""
         if self.queue.arrived or self.queue.awaiting_prefix:
             for request in self.queue.remove_cancelled():
                 self._observer.never_began(request, "cancelled")
@@ -317,7 +314,7 @@ class Scheduler:
             self._cache_invalid = True
 
     def _reserve(self) -> None:
-        """Tells the cache how many bytes the batches hold."""
+        """Reserves in the cache the bytes that the batches hold."""
         self.queue.changed = self._memory_changed = True
         self.cache.reserve(self.batches.nbytes)
 
@@ -326,6 +323,6 @@ class Scheduler:
         self._outbox.send()
         self._observer.cache_replaced(self.cache)
         discard(self.cache)
-        self.cache = self._context.make_cache()
+        self.cache = self._parts.make_cache()
         self._cache_invalid = False
         collect_garbage()

@@ -34,7 +34,7 @@ class MediaWing(Wing):
         return {"pictures": picture_facts(settings, found), "sound": sound_facts(settings, found)}
 
     def load(self, parts: Parts) -> None:
-        if parts.world.ranks is not None:
+        if parts.ranks is not None:
             return
         if parts.model.family.library is None and (parts.model.has_vision or parts.model.has_audio):
             from runner.media.open import open_sight

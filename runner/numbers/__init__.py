@@ -1,6 +1,6 @@
 """Numbers for people: the log lines of requests, the progress of prompts, statistics, metrics, and the page.
 
-The scheduler notifies its `Observer` (`runner/engine/observer.py`), which this wing sets. All other numbers are read
+The scheduler notifies its `Observer` (`runner/engine/core.py`), which this wing sets. All other numbers are read
 between two slices when a client asks; other wings give theirs by `Parts.counts`. Without this wing the runner answers
 all the same, and counts nothing. Read in this order:
 

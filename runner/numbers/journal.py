@@ -10,7 +10,7 @@ from msgspec import structs
 
 from protocol.stats import CacheCounts, RequestCounts, ScoreCounts, SliceCounts, TokenCounts
 from runner.engine.answer_grammar import compile_error
-from runner.engine.observer import Observer
+from runner.engine.core import Observer
 from runner.engine.policy import Begin, Decode, Encode, Prefill, Slice
 from runner.errors import RequestError
 from runner.logs import Log

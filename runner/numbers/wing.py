@@ -37,7 +37,7 @@ def collect(parts: Parts) -> EngineStats:
     assert isinstance(journal, Journal)
     cache, memory, waiting = describe_cache(scheduler.cache), scheduler.memory, scheduler.queue.requests
     used_bytes, reusable_bytes = parts.held_bytes
-    slices, ranks = copy(journal.slices), parts.world.ranks
+    slices, ranks = copy(journal.slices), parts.ranks
     slices.prefill_tokens, slices.prefill_s = scheduler.prefilled_tokens, scheduler.prefill_s
     stats = Stats(
         version=__version__,

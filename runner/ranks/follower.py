@@ -22,7 +22,8 @@ from runner import cpu, logs
 from runner.errors import RankError, RunnerError
 from runner.logs import Log
 from runner.model import OpenedModel, open_model
-from runner.ranks.link import FrameKind, Go, Here, Join, Link, LinkClosedError, Loaded, Peer, RankFailed, Watch
+from runner.ranks.frames import FrameKind, Go, Here, Join, Loaded, RankFailed
+from runner.ranks.link import Link, LinkClosedError, Peer, Watch
 from runner.settings import Settings, context_limit
 from runner.tape.file import differences, settings_of
 from runner.tape.tape import DiffersError
@@ -50,7 +51,7 @@ class Follower:
         """The tape, as it arrives."""
 
     def watch(self) -> None:
-        """Keeps the tape that arrives; ends the process when the leader ends. Imports MLX."""
+        """Collects the tape as it arrives, and ends the process when the leader ends. Imports MLX."""
         from mlx.core import get_active_memory
 
         def take(_: Peer, kind: FrameKind, body: bytes) -> None:
@@ -86,7 +87,8 @@ class Follower:
 
 
 def follow_leader(link: Link, models_dir: Path, log_level: int) -> NoReturn:
-    """Follows the leader at the other end of the link. Raises RunnerError for why this rank cannot, or cannot go on."""
+    """Follows the leader at the other end of the link. Raises RunnerError, with the reason, if this rank cannot begin
+    or go on."""
     join = link.expect(FrameKind.JOIN, Join, _JOIN_S)
     settings = msgspec.structs.replace(
         settings_of(join.header),
@@ -120,7 +122,7 @@ def follow_leader(link: Link, models_dir: Path, log_level: int) -> NoReturn:
 def _run(follower: Follower, settings: Settings, model: OpenedModel) -> NoReturn:
     """Loads the model and runs slices, as `Engine` does on the leader."""
     from runner.assemble import assemble
-    from runner.ranks.world import RankWorld, follower_tape
+    from runner.ranks.rank_world import RankWorld, follower_tape
     from runner.tape.replay import Replay
 
     tokenizer = open_tokenizer(model.file, merge_eos=not model.checkpoint.from_store)
@@ -128,8 +130,8 @@ def _run(follower: Follower, settings: Settings, model: OpenedModel) -> NoReturn
     opening.set_result(tokenizer)
     tape = follower_tape(follower.frames)
     replay = Replay(tape, model.vocab_size or tokenizer.vocab_size)
-    world = RankWorld(tape, follower)
-    parts = assemble(settings, model, opening, replay.outbox, perf_counter(), lambda _: None, world)
+    world = RankWorld(tape, replay.turns, follower)
+    parts = assemble(settings, model, opening, perf_counter(), lambda _: None, world)
     parts.warm_up()
     done = replay.run(parts.scheduler, parts.formats.replayed, lambda *_: None)
     raise RankError(f"the ranks disagree: {done.difference}")

@@ -78,7 +78,7 @@ class ProvedLeader:
             raise RankError(_UNPROVED)
 
     def answer(self, refusal: str = "") -> None:
-        """Answers the leader why this side will not follow now, or that it will. Raises RankError if it is gone."""
+        """Tells the leader that this side follows, or why it will not now. Raises RankError if the leader is gone."""
         text = refusal.encode()[:_MOST_ANSWER_BYTES]
         proof = _proof(self._secret, b"follower", self._nonces, text)
         _Talk(self._connection).send(_ACCEPTED + proof + bytes([len(text)]) + text)
@@ -151,8 +151,6 @@ def _lost(error: OSError) -> RankError:
         return RankError(f"it took longer than {DEADLINE_S:.0f} s to answer")
     return RankError(f"the connection is gone: {error.strerror or error}")
 
-
-# --- The secret that all machines of a model share, in a file.
 
 _LEAST_BYTES, _MOST_BYTES = 16, 4096
 

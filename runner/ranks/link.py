@@ -6,106 +6,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from enum import IntEnum
 from pathlib import Path
 from select import POLLIN, poll
 from time import monotonic
-from typing import Annotated, NoReturn, TypeVar
+from typing import NoReturn
 
 import msgspec
 
 from runner.errors import RunnerError
-from runner.settings import MOST_RANKS
-from runner.tape.file import Header
-
-# --- Messages between leader and followers: frames of a kind and a body in MessagePack, with bounds.
-
-_Text = Annotated[str, msgspec.Meta(max_length=1 << 12)]
-
-
-class FrameKind(IntEnum):
-    """The kinds of frame."""
-
-    JOIN = 0
-    """From the leader, the first frame: a `Join`."""
-    HERE = 1
-    """The follower's answer: a `Here`."""
-    GO = 2
-    """From the leader, once all are here: a `Go`."""
-    LOADED = 3
-    """From a follower: a `Loaded`."""
-    TAPE = 4
-    """From the leader: entries of the tape."""
-    BEAT = 5
-    """From either side, every second: a `Beat`."""
-    FAILED = 6
-    """The last frame of a follower: a `RankFailed`."""
-
-
-class Join(msgspec.Struct, frozen=True):
-    """The model that a follower loads, and its rank."""
-
-    rank: int
-    ranks: Annotated[int, msgspec.Meta(ge=2, le=MOST_RANKS)]
-    ranks_here: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
-    """Those that share the memory of the follower's machine."""
-    backend: _Text
-    header: Header
-    """The model, what computes it, and the settings."""
-
-
-class Here(msgspec.Struct, frozen=True):
-    """A follower that is ready to join."""
-
-    address: _Text
-    """IP:PORT where it takes tensors."""
-    notes: list[_Text] = []
-    """Differences from the leader that it reports and tolerates."""
-
-
-class Go(msgspec.Struct, frozen=True):
-    """The addresses at which ranks take tensors."""
-
-    addresses: list[_Text]
-
-
-class Loaded(msgspec.Struct, frozen=True):
-    """A follower that has loaded its part."""
-
-    weights_bytes: int
-    room_bytes: int
-    """The part of its memory budget that the weights leave."""
-
-
-class Beat(msgspec.Struct, frozen=True):
-    """A rank that is alive."""
-
-    memory_bytes: int
-
-
-class RankFailed(msgspec.Struct, frozen=True):
-    """The end of a follower, and its reason."""
-
-    text: _Text
-    no_memory: bool = False
-    """True if memory was missing there."""
-
-    def error(self) -> RunnerError:
-        """Returns an error with these words, and of the same cause."""
-        error = RunnerError(self.text)
-        error.__cause__ = MemoryError() if self.no_memory else None
-        return error
-
-
-# --- The connection.
+from runner.ranks.frames import Beat, Body, FrameKind, RankFailed, decode_body
 
 BEAT_S = 1.0
 """Between two beats."""
 SILENCE_S = 10.0
-"""A side that sends nothing for this long is taken for gone."""
+"""A side that sends nothing for this long counts as gone."""
 _HEAD = struct.Struct("<IB")
 _MOST_BYTES = 1 << 30
-Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class LinkClosedError(RunnerError):
@@ -157,7 +73,8 @@ class Link:
             self.writes += 1
 
     def beat(self, memory_bytes: int) -> None:
-        """Sends a beat, unless another thread is sending: a sign of life as good. Never waits, never raises."""
+        """Sends a beat, unless another thread is sending, which is as good a sign of life. Never waits, never
+        raises."""
         if self._sending.acquire(blocking=False):
             try:
                 if not self._rest:
@@ -208,17 +125,6 @@ class Link:
         return bytes(data)
 
 
-def decode_body(data: bytes, body: type[Body]) -> Body:
-    """Returns the message in a frame. Raises RunnerError for anything else."""
-    try:
-        return msgspec.msgpack.decode(data, type=body)
-    except msgspec.DecodeError as error:
-        raise RunnerError(f"the other side does not speak the protocol of ranks: {error}") from None
-
-
-# --- The watch: a thread that never computes, so it is never late.
-
-
 class Peer:
     """The other side of a link."""
 
@@ -232,7 +138,8 @@ class Peer:
 
 
 class Watch:
-    """Hands on what peers send, notices when one of them is gone, and sends them a beat every second."""
+    """Hands on what peers send, notices when one of them is gone, and sends them a beat every second. Its thread never
+    computes, so it is never late."""
 
     def __init__(
         self,
@@ -295,9 +202,6 @@ class Watch:
 
 def _silence() -> RunnerError:
     return RunnerError(f"it sent nothing for {SILENCE_S:.0f} s")
-
-
-# --- The process.
 
 
 def start_follower(

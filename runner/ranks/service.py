@@ -18,9 +18,9 @@ from runner.settings import FollowSettings
 
 log = Log(__name__)
 _MOST_UNPROVED = 4
-"""Connections that have proved nothing yet. One more ends the oldest, so those that prove nothing keep nobody out."""
+"""The most connections that have proved nothing yet. Another one ends the oldest, so strangers keep nobody out."""
 _PATIENCE_S = 5.0
-"""For the process of the last leader, which ends a moment after it: hosts start the next one at once."""
+"""The grace period for the last load's process to exit: hosts start the next leader at once."""
 _SHORTAGE_S = 0.1
 
 
@@ -113,8 +113,8 @@ class Service:
 
 
 def follow(settings: FollowSettings) -> NoReturn:
-    """Lets leaders in until a signal ends the process, and what it has started. Raises RunnerError for a secret or an
-    address that cannot be used."""
+    """Lets leaders in until a signal ends the process and its followers. Raises RunnerError for a secret or an address
+    that cannot be used."""
     service = Service(read_secret(settings.secret_file), settings.models_dir, settings.log_level)
     with _listener(settings.address, settings.port) as listener:
         received = signal.SIGTERM

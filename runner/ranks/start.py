@@ -18,23 +18,10 @@ from runner.engine.events import Outbox
 from runner.errors import ComputeError, ModelError, RankError, RunnerError
 from runner.logs import Log
 from runner.model import OpenedModel
+from runner.ranks.frames import FrameKind, Go, Here, Join, Loaded, decode_body
 from runner.ranks.handshake import DEADLINE_S, prove_to_service, read_secret
-from runner.ranks.link import (
-    BEAT_S,
-    FrameKind,
-    Go,
-    Here,
-    Join,
-    Link,
-    LinkClosedError,
-    Loaded,
-    Peer,
-    Watch,
-    decode_body,
-    how_it_ended,
-    start_follower,
-)
-from runner.ranks.world import RankWorld, leader_tape
+from runner.ranks.link import BEAT_S, Link, LinkClosedError, Peer, Watch, how_it_ended, start_follower
+from runner.ranks.rank_world import RankWorld, leader_tape
 from runner.settings import Settings
 from runner.tape.file import header_of
 from runner.tape.recording import Recording
@@ -45,8 +32,6 @@ if TYPE_CHECKING:
     from runner.tape.tape import Recorder
 
 log = Log(__name__)
-
-# --- The followers, as their leader sees them: processes of its own, or on other machines.
 
 
 class LocalFollower(Peer):
@@ -61,7 +46,7 @@ class LocalFollower(Peer):
         super().__init__(f"rank {rank} (process {self.process.pid})", Link(ours))
 
     def end(self, patience_s: float = BEAT_S) -> str:
-        """Ends the process if it does not end by itself, and returns how it ended if it did. It writes no more then."""
+        """Ends the process if it does not end by itself. Returns how it ended. It writes nothing afterwards."""
         with suppress(TimeoutExpired):
             return how_it_ended(self.process.wait(patience_s))
         self.process.kill()
@@ -217,7 +202,7 @@ class Leader:
         raise RankError(f"rank 0: {logs.exception_line(error)}") from error
 
     def _ask(self, follower: FollowerPeer, act: Callable[[Link], Answer]) -> Answer:
-        """Returns what `act` returns. Raises RankError, with the name of the rank, for what goes wrong."""
+        """Returns the result of `act`. Turns its errors into RankError, with the name of the rank."""
         try:
             return act(follower.link)
         except LinkClosedError:
@@ -251,8 +236,8 @@ class Leader:
         return get_active_memory()
 
 
-def lead(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[RankWorld, Recording]:
-    """Starts the followers and joins them. Returns the leader's world and turns. Raises RankError if the ranks
+def lead(settings: Settings, model: OpenedModel, outbox: Outbox) -> RankWorld:
+    """Starts the followers and joins them. Returns the leader's world. Raises RankError if the ranks
     cannot begin."""
     from runner.ranks.split import split_fault
 
@@ -263,4 +248,4 @@ def lead(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[RankWo
     leader = Leader(settings)
     leader.join(settings, model)
     leader.tape = leader_tape(leader.links)
-    return RankWorld(leader.tape, leader), Recording(leader.tape, outbox)
+    return RankWorld(leader.tape, Recording(leader.tape, outbox), leader)

@@ -22,7 +22,7 @@ def replay(settings: ReplaySettings) -> NoReturn:
     recorded = reader.settings
     log.debug("replaying", **cpu.preload(recorded.blas, recorded.blas_threads, recorded.kernels)._asdict())
     try:
-        from runner.tape.replay import replay as replay_tape
+        from runner.tape.replay import replay_tape
     except ImportError as error:
         raise no_mlx(error) from error
     model = open_model(settings.model or recorded.model, settings.models_dir, chooser(recorded))

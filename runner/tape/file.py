@@ -33,11 +33,11 @@ DECIDING = (
     *("draft", "draft_tokens", "prefill_chunk_tokens", "blas", "kernels", "blas_threads", "no_media"),
     "unproven_models",
 )
-"""The settings that decide what is computed."""
+"""The settings that change the computation."""
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What must be equal where a tape is replayed: in words, each with its value."""
+    """The versions, weights and libraries that must be equal where a tape is replayed."""
 
     format: int
     runner: str
@@ -68,8 +68,8 @@ def header_of(settings: Settings, model: OpenedModel) -> Header:
 
 
 def settings_of(header: Header) -> Settings:
-    """Returns the settings of DECIDING; of all others only `model` means anything. Raises ValueError if a value is not
-    one that its flag makes: a file may come from anybody."""
+    """Returns settings in which only DECIDING and `model` mean anything. Raises ValueError for a value that its flag
+    cannot have: a file may come from anybody."""
     others = {"model": header.model, "models_dir": Path(), "port": 0, "log_level": 0, "watch_parent": False}
     chosen = {name: value for name, value in header.settings.items() if name in DECIDING}
     try:
@@ -126,7 +126,7 @@ def _differs(what: str, recorded: object, found: object) -> RunnerError:
 
 
 def differences(header: Header, settings: Settings, model: OpenedModel) -> Iterator[tuple[str, object, object]]:
-    """Yields what differs here from where the tape comes from, in words: its name, its value there, and here."""
+    """Yields each difference between the tape's origin and this process: its name, its value there, and here."""
     here = _identity(settings, model)
     for name in Identity.__struct_fields__:
         there, found = getattr(header.identity, name), getattr(here, name)

@@ -24,7 +24,8 @@ from runner.sampling import SamplingOptions
 from runner.settings import Settings
 from runner.tape.file import TapeFile, check_recordable, header_of
 from runner.tape.tape import EntryKind, Recorder, Tape, Value
-from runner.tape.world import TapedGrammar, TapedStates, TapedWorld
+from runner.tape.taped_grammar import TapedGrammar, TapedStates
+from runner.tape.taped_world import TapedWorld
 from runner.tokenizer.detokenizer import StopStrings
 
 log = Log(__name__)
@@ -74,15 +75,15 @@ class TapedOutbox(Outbox):
         """The number of the request that each stream belongs to."""
 
     def put(self, stream: EventStream, event: Event) -> None:
-        self._tape.check(EntryKind.EVENT, [self.numbers[stream], *shown(event)])
+        self._tape.check(EntryKind.EVENT, [self.numbers[stream], *what_clients_read(event)])
         self._outbox.put(stream, event)
 
     def send(self) -> None:
         self._outbox.send()
 
 
-def shown(event: Event) -> list[Value]:
-    """Returns what a client reads of an event, but for durations; log-probabilities as a checksum."""
+def what_clients_read(event: Event) -> list[Value]:
+    """Returns the parts of an event that a client reads, without durations; log-probabilities as a checksum."""
     match event:
         case Refused(text) | Failed(text):
             return [type(event).__name__.lower(), text]
@@ -110,15 +111,15 @@ class TapedRequests:
         self._states = TapedStates(tape)
         self._here: dict[int, Request] = {}
 
-    def take(
+    def apply(
         self,
         turn: Turn,
         add: Callable[[Request], None],
         grammar_of: Callable[[int], Grammar],
         clients: Mapping[int, Request] | None = None,
     ) -> None:
-        """Does to the requests what `turn` says. `add` queues one. By their numbers, `grammar_of` returns a compiled
-        grammar, and `clients` are the requests that clients know; a replay has none."""
+        """Applies a turn to the requests. `add` queues one. By their numbers, `grammar_of` returns a compiled grammar,
+        and `clients` are the requests that clients know; a replay has none."""
         for arrived in turn.arrived:
             request = self._request(arrived, (clients or {}).get(arrived.number))
             self.count += 1
@@ -196,7 +197,7 @@ class Recording(Turns):
                 grammars[number] = found
         is_empty = not (turn.arrived or turn.left or turn.compiled)
         self.tape.check(EntryKind.TURN, None if is_empty else msgspec.msgpack.encode(turn))
-        self._requests.take(turn, add, grammars.__getitem__, self._clients)
+        self._requests.apply(turn, add, grammars.__getitem__, self._clients)
         for number in turn.left:
             del self._clients[number]
 
@@ -207,7 +208,7 @@ class Recording(Turns):
 
 
 def described(request: Request) -> Arrived:
-    """Returns what a tape says of a request."""
+    """Returns the entry of a request on a tape."""
     seed = request.sampling.seed
     if seed is None or seed < 0:
         seed = int.from_bytes(os.urandom(8), "little")
@@ -233,12 +234,12 @@ def _result(compiling: "Future[Grammar]") -> Grammar | str | None:
     return str(error) if isinstance(error, RequestError) else exception_line(error)
 
 
-def start_recording(settings: Settings, model: OpenedModel, outbox: Outbox) -> tuple[TapedWorld, Recording]:
-    """Creates the file, and returns the world on it, and its turns. Raises UsageError if it cannot be written, or if
+def start_recording(settings: Settings, model: OpenedModel, outbox: Outbox) -> TapedWorld:
+    """Creates the file, and returns the world on it. Raises UsageError if it cannot be written, or if
     these settings cannot be recorded."""
     assert settings.record is not None
     check_recordable(settings, model)
     file = TapeFile(settings.record, header_of(settings, model))
     log.info("recording", file=str(file.path), why="--record; prompts and answers are in the file")
     tape = Recorder(file.write)
-    return TapedWorld(tape), Recording(tape, outbox)
+    return TapedWorld(tape, Recording(tape, outbox))

@@ -10,6 +10,7 @@ import msgspec
 
 from runner.assemble import assemble
 from runner.engine.answer_grammar import Grammar
+from runner.engine.engine import Turns
 from runner.engine.events import Outbox
 from runner.engine.scheduler import Scheduler
 from runner.errors import RunnerError
@@ -18,7 +19,7 @@ from runner.settings import Settings
 from runner.tape.file import TapeReader
 from runner.tape.recording import TapedRequests, Turn
 from runner.tape.tape import DiffersError, Player, TapeEnd
-from runner.tape.world import TapedWorld
+from runner.tape.taped_world import TapedWorld
 from runner.tokenizer import Tokenizer
 
 _PROGRESS_SLICES = 1000
@@ -42,8 +43,8 @@ class Replay:
         outbox = Outbox(asyncio.new_event_loop(), lambda deliver: deliver())
         self._vocab_size = vocab_size
         self._requests = TapedRequests(outbox, player, vocab_size)
-        self.outbox = self._requests.outbox
-        """The outbox for the engine."""
+        self.turns = Turns(self._requests.outbox)
+        """The turns of the engine's world, of which only the outbox is used."""
 
     def run(
         self, scheduler: Scheduler, grammar: Callable[[int], Grammar], report: Callable[[int, int], None]
@@ -67,15 +68,15 @@ class Replay:
         turn = self.tape.next_turn()
         if isinstance(turn, bytes):
             try:
-                self._requests.take(msgspec.msgpack.decode(turn, type=Turn), scheduler.add, grammar_of)
+                self._requests.apply(msgspec.msgpack.decode(turn, type=Turn), scheduler.add, grammar_of)
             except msgspec.DecodeError as error:
                 raise RunnerError(f"unreadable: {error}") from None
         scheduler.compute_slice()
         _ = scheduler.idle  # the engine asks, and a mask may come meanwhile
-        self.outbox.send()
+        self.turns.outbox.send()
 
 
-def replay(
+def replay_tape(
     reader: TapeReader, settings: Settings, model: OpenedModel, tokenizer: Tokenizer, report: Callable[[int, int], None]
 ) -> Replayed:
     """Loads the model, and replays a tape of it on this thread, which owns MLX from then on. Raises ModelError if the
@@ -85,7 +86,8 @@ def replay(
     opening: Future[Tokenizer] = Future()
     opening.set_result(tokenizer)
     try:
-        parts = assemble(settings, model, opening, taped.outbox, perf_counter(), lambda _: None, TapedWorld(player))
+        world = TapedWorld(player, taped.turns)
+        parts = assemble(settings, model, opening, perf_counter(), lambda _: None, world)
         parts.warm_up()
     except TapeEnd:
         return Replayed(0, 0, "")

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar, cast
 import msgspec
 
 Value = None | bool | int | float | str | bytes | list["Value"]
-"""What can stand on a tape."""
+"""A value that can stand on a tape."""
 Read = TypeVar("Read", bound=Value)
 
 
@@ -58,13 +58,14 @@ def decode_entries(data: bytes) -> list[Entry]:
 
 
 class Tape(Protocol):
-    """What an engine reads and computes: noted as it happens, or compared with what was noted."""
+    """The values that an engine reads and computes: noted as they come, or compared with the values noted before."""
 
     def input(self, kind: EntryKind, read: Callable[[], Read]) -> Read:
-        """Returns a value from outside: that of `read`, which must not raise; in a replay, the recorded one."""
+        """Returns a value from outside: the result of `read`, which must not raise, or in a replay the recorded
+        value."""
 
     def check(self, kind: EntryKind, value: Value) -> None:
-        """Notes a value that follows from those before it; in a replay, compares it with the recorded one."""
+        """Notes a value that follows from earlier ones; in a replay, compares it with the recorded value."""
 
     def flush(self) -> None:
         """Writes everything so far, at once. Called before every forward, which may never return."""
@@ -79,7 +80,7 @@ class Recorder:
         self._without = without
         self._entries: list[Entry] = []
         self.on = True
-        """False between two slices: what is read for statistics decides nothing."""
+        """False between two slices: values that statistics read decide nothing."""
 
     def input(self, kind: EntryKind, read: Callable[[], Read]) -> Read:
         value = read()
@@ -101,7 +102,7 @@ _MOST_SHOWN = 300
 
 
 class DiffersError(BaseException):
-    """The replay does something else than was recorded. Not an exception of one request: nothing may go on after it."""
+    """The replay differs from the recording. A BaseException, because it ends everything, not one request."""
 
 
 class TapeEnd(BaseException):

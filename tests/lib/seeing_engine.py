@@ -11,7 +11,7 @@ As in `tests.lib.tiny_engine`, slices come from `advance` and nothing waits: pic
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from typing import cast
 
@@ -21,6 +21,7 @@ from PIL import Image
 
 from protocol import CompletionRequest, Media
 from protocol.request import Options
+from runner.cache import make_cache
 from runner.cache.sketch import Sketch
 from runner.drafts.drafting import Drafting
 from runner.engine.events import Failed, Refused
@@ -55,7 +56,7 @@ from tests.lib.seeing import (
     walk,
 )
 from tests.lib.steps import result_of
-from tests.lib.tiny_engine import Clock, EngineClient, SlicedEngine, ZeroMeter, context_of
+from tests.lib.tiny_engine import Clock, EngineClient, SlicedEngine, ZeroMeter, core_parts
 from tests.unit.media.pictures import Here, spans
 
 CONTEXT = 2000
@@ -197,18 +198,11 @@ class SeeingEngine(SlicedEngine):
             splits=not family.bidirectional,
         )
         self.memory = MemoryBudget(ZeroMeter(), room, 2048, drop_unused=self.encoder.clear)
-        context = context_of(
-            watch(self._forward),
-            self.model.tokenizer,
-            CONTEXT,
-            Sketch(self.model.loaded.make_layers, self.model.loaded.logits, VOCABULARY_SIZE).facts,
-            self.memory,
-            cache=cache,
-            drafting=drafting,
-            show=self.encoder.begin,
-            shifted=self.encoder.forward.shifted,
-        )
-        super().__init__(context, policy or NotingPolicy(), 8, clock)
+        facts = Sketch(self.model.loaded.make_layers, self.model.loaded.logits, VOCABULARY_SIZE).facts
+        make = partial(make_cache, cache, facts)
+        parts = core_parts(watch(self._forward), self.model.tokenizer, make, self.memory, drafting)
+        parts.show, parts.shifted = self.encoder.begin, self.encoder.forward.shifted
+        super().__init__(parts, policy or NotingPolicy(), 8, clock)
 
     def _wake(self) -> None:
         self.wakes += 1

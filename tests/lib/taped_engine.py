@@ -21,7 +21,7 @@ from unittest.mock import patch
 import runner.engine.batch
 import runner.engine.scheduler
 import runner.tape.recording
-import runner.tape.world
+import runner.tape.taped_grammar
 from protocol.format import Lark
 from runner.drafts.drafting import Drafting
 from runner.drafts.policy import DraftPolicy
@@ -35,10 +35,10 @@ from runner.grammar.messages import State
 from runner.grammar.worker import WorkerGrammar
 from runner.sampling import SamplingOptions
 from runner.tape.file import VERSION, Header, Identity, TapeFile, TapeReader
-from runner.tape.recording import Recording, shown
+from runner.tape.recording import Recording, what_clients_read
 from runner.tape.replay import Replay, Replayed
 from runner.tape.tape import Entry, EntryKind, Player, Recorder, Tape, Value
-from runner.tape.world import TapedMeter, TapedPolicy
+from runner.tape.taped_world import TapedMeter, TapedPolicy
 from scripts.tools.models.tiny import VOCAB
 from tests.lib.tiny_engine import (
     SLICEABLE,
@@ -71,7 +71,7 @@ def made_up(clock: Clock, numbers: random.Random) -> Iterator[None]:
     with (
         patch.object(runner.engine.scheduler, "perf_counter", clock),
         patch.object(runner.engine.batch, "monotonic", clock),
-        patch.object(runner.tape.world, "monotonic", clock),
+        patch.object(runner.tape.taped_grammar, "monotonic", clock),
         patch.object(runner.tape.recording, "os", SimpleNamespace(urandom=numbers.randbytes)),
     ):
         yield
@@ -195,7 +195,7 @@ class Story:
                 recording.outbox.send()
                 self.joined = max(self.joined, *(len(each.generations) for each in engine.scheduler.batches.all), 0)
         recording.tape.flush()
-        return {each.request.number: [shown(event) for event in each.received] for each in here}
+        return {each.request.number: [what_clients_read(event) for event in each.received] for each in here}
 
     def _compile(self, client: ClientRequest, grammar: Grammar, numbers: random.Random) -> None:
         compiling = client.request.grammar
@@ -229,7 +229,7 @@ class Story:
 
     def run_again(self, replay: Replay) -> tuple[Replayed, Seen]:
         """Runs a replay with another engine. Returns as `replay`."""
-        engine = self.engine(replay.tape, replay.outbox, ZeroMeter())
+        engine = self.engine(replay.tape, replay.turns.outbox, ZeroMeter())
         requests: list[Request] = []
         add = engine.scheduler.add
 
@@ -239,4 +239,4 @@ class Story:
 
         with patch.object(engine.scheduler, "add", watched):
             done = replay.run(engine.scheduler, partial(WorkerGrammar, None, State()), lambda requests, slices: None)
-        return done, {each.number: [shown(event) for event in each.stream._events] for each in requests}
+        return done, {each.number: [what_clients_read(event) for event in each.stream._events] for each in requests}

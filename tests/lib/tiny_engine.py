@@ -30,19 +30,18 @@ from llguidance import LLMatcher
 import runner.engine.scheduler
 from protocol import DoneReason, Logprob
 from protocol.format import Lark
-from runner.cache import make_cache
+from runner.cache import PrefixCache, make_cache
 from runner.cache.session import Session
-from runner.cache.sketch import LayerFacts
 from runner.cache.trie_cache import TrieCache
 from runner.drafts.drafting import Drafting
 from runner.drafts.rounds import BatchRounds
 from runner.engine.answer_grammar import Grammar
-from runner.engine.context import EngineContext
+from runner.engine.core import CoreParts
 from runner.engine.events import Event, EventStream, Failed, Finished, Outbox, Refused, Started, Text
 from runner.engine.first_tokens import FirstTokens
 from runner.engine.generation import Forward, Generation
-from runner.engine.memory import MemoryBudget
-from runner.engine.parts import Parts, WingCounts, World
+from runner.engine.memory import MemoryBudget, Meter
+from runner.engine.parts import Parts, WingCounts
 from runner.engine.policy import Begin, Decode, Prefill, Slice, SlicePolicy, Workload
 from runner.engine.ports import Drafter, Ranks
 from runner.engine.request import Request
@@ -50,11 +49,11 @@ from runner.engine.scheduler import Scheduler
 from runner.grammar.compiler import Compiler
 from runner.grammar.vocabulary import make_vocabulary
 from runner.numbers.journal import Journal
-from runner.ranks import world as ranked
+from runner.ranks import rank_world
 from runner.sampling import SamplingOptions
 from runner.sampling.sampler import Sampler
-from runner.tape import world as taped
 from runner.tape.tape import Tape
+from runner.tape.taped_world import TapedGeneration, flushed_forward
 from runner.tokenizer import Tokenizer, open_tokenizer
 from runner.tokenizer.detokenizer import StopStrings
 from scripts.tools.models.tiny import VOCAB, Tiny, tiny
@@ -430,7 +429,7 @@ def plain_outbox() -> Outbox:
     return Outbox(cast("AbstractEventLoop", _Loop()))
 
 
-class ZeroMeter:
+class ZeroMeter(Meter):
     """A meter by which MLX holds nothing beside the cache, and computing takes no memory."""
 
     def active(self) -> int:
@@ -446,29 +445,20 @@ class ZeroMeter:
     def settle(self) -> None: ...
 
 
-def context_of(
+def core_parts(
     forward: Forward,
-    spelled_by: Tokenizer,
-    context_length: int,
-    facts: LayerFacts,
-    memory: MemoryBudget,
-    *,
-    cache: str = "trie",
-    budget: int | None = None,
+    tokenizer: Tokenizer,
+    make_cache: Callable[[], PrefixCache],
+    memory: MemoryBudget | None = None,
     drafting: Drafting | None = None,
-    **more: object,
-) -> EngineContext:
-    """Returns what a scheduler works with: a cache of this kind and budget, and drafts if there is `drafting`."""
-    return EngineContext(
-        forward,
-        spelled_by,
-        context_length,
-        lambda: make_cache(cache, facts, budget_bytes=budget),
-        memory,
-        drafter=None if drafting is None else drafting.drafter,
-        rounds=None if drafting is None else partial(BatchRounds, drafting),
-        **more,  # type: ignore[arg-type]  # as EngineContext's own
-    )
+) -> CoreParts:
+    """Returns the parts for a scheduler of these; nothing else is set."""
+    parts = CoreParts()
+    parts.forward, parts.tokenizer, parts.context_length, parts.make_cache = forward, tokenizer, CONTEXT, make_cache
+    parts.memory = memory or MemoryBudget(ZeroMeter(), None, 2048)
+    if drafting is not None:
+        parts.drafter, parts.rounds = drafting.drafter, partial(BatchRounds, drafting)
+    return parts
 
 
 class SlicedEngine:
@@ -476,7 +466,7 @@ class SlicedEngine:
 
     def __init__(
         self,
-        context: EngineContext,
+        parts: CoreParts,
         schedule: SlicePolicy,
         parallel: int,
         clock: Clock,
@@ -489,7 +479,9 @@ class SlicedEngine:
         self._drafter: Callable[[Generation], Drafter] | None = None
         self._outbox = outbox or plain_outbox()
         self.journal = Journal(clock, show)
-        self.scheduler = Scheduler(context, schedule, parallel, self._outbox, self.journal)
+        self.parts = parts
+        parts.policy, parts.observer = schedule, self.journal
+        self.scheduler = Scheduler(parts, parallel, self._outbox)
         self.scheduler.batches.lone_steps = 0  # so that short answers join, too
         self._continue = self.scheduler._continue
         self.scheduler._continue = self._note_session  # type: ignore[method-assign]  # to see the session of each
@@ -503,8 +495,7 @@ class SlicedEngine:
     def let_draft(self, drafting: Drafting, drafter: Callable[[Generation], Drafter]) -> None:
         """Lets answers be drafted, each by the drafter that is made for it."""
         self._drafter = drafter
-        context = self.scheduler._context
-        self.scheduler._context = context._replace(rounds=partial(BatchRounds, drafting))
+        self.parts.rounds = partial(BatchRounds, drafting)
 
     @property
     def idle(self) -> bool:
@@ -555,7 +546,7 @@ def parts_of(
     parts = SimpleNamespace(
         model=model,
         settings=SimpleNamespace(cache="trie", inspect_text=inspect_text),
-        world=World(),
+        ranks=None,
         on_cpu=True,
         held_bytes=(0, 0),
         tokenizer=spelled_by or tokenizer(),
@@ -597,21 +588,21 @@ class TinyEngine(SlicedEngine):
         self.late: Callable[[], int] = lambda: 0
         """Returns how many polls the next mask is late."""
         self._eos = eos
-        context = context_of(
-            watch(self.forward if tape is None else (taped if ranks is None else ranked).forward(self.forward, tape)),
+        taped = flushed_forward if ranks is None else rank_world.checked_forward
+        parts = core_parts(
+            watch(self.forward if tape is None else taped(self.forward, tape)),
             tokenizer(eos),
-            CONTEXT,
-            self.kind.facts,
+            lambda: make_cache(cache, self.kind.facts, budget_bytes=budget),
             memory or MemoryBudget(ZeroMeter(), room, 2048),
-            cache=cache,
-            budget=budget,
-            drafting=drafting,
-            unbatchable=unbatchable or ("its layers" if name in UNBATCHABLE else ""),
-            begin=Generation if tape is None else partial(taped.TapedGeneration, tape),
-            ranks=ranks,
-            first_tokens=FirstTokens(CONTEXT) if first_tokens and ranks is None and cache != "none" else None,
+            drafting,
         )
-        super().__init__(context, schedule or SlicePolicy(2048, 0.1), parallel, clock, outbox, show)
+        parts.unbatchable = unbatchable or ("its layers" if name in UNBATCHABLE else "")
+        parts.ranks = ranks
+        if tape is not None:
+            parts.begin = partial(TapedGeneration, tape)
+        if first_tokens and ranks is None and cache != "none":
+            parts.first_tokens = FirstTokens(CONTEXT)
+        super().__init__(parts, schedule or SlicePolicy(2048, 0.1), parallel, clock, outbox, show)
 
     @property
     def trie(self) -> TrieCache:

@@ -16,9 +16,10 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from protocol import CompletionRequest, DoneReason
 from runner.assemble import assemble
-from runner.engine.events import Finished, Text
+from runner.engine.engine import Turns, World
+from runner.engine.events import Finished, Outbox, Text
 from runner.engine.generation import Forward
-from runner.engine.parts import Parts, Sources, World
+from runner.engine.parts import Parts
 from runner.engine.ports import NoVision
 from runner.engine.request import Limits, Request
 from runner.model import open_model
@@ -37,12 +38,13 @@ _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output)\.weight$")
 class Led(World):
     """A world in which the model says certain tokens: their logits are raised above all others."""
 
-    def __init__(self) -> None:
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__(Turns(outbox))
         self.say: list[int] = []
         self.prompt, self.seen = 0, 0
 
-    def wrap(self, sources: Sources) -> Sources:
-        return sources._replace(forward=self._led(sources.forward))
+    def wrap(self, parts: Parts) -> None:
+        parts.forward = self._led(parts.forward)
 
     def _led(self, forward: Forward) -> Forward:
         def run(tokens: mx.array, layers: list[object]) -> mx.array:
@@ -63,11 +65,11 @@ class Opened:
             model=str(directory), port=0, models_dir=root, cache="none", blas="auto", blas_threads=1, log_level=20,
             watch_parent=False, draft="off",
         )  # fmt: skip
-        self.row, self.world, self.outbox = row, Led(), plain_outbox()
+        self.row, self.world = row, Led(plain_outbox())
         self.model = open_model(settings.model, settings.models_dir, chooser(settings))
         opening: Future[Tokenizer] = Future()
         opening.set_result(open_tokenizer(self.model.file, merge_eos=True))
-        self.parts: Parts = assemble(settings, self.model, opening, self.outbox, 0.0, lambda _: None, self.world)
+        self.parts: Parts = assemble(settings, self.model, opening, 0.0, lambda _: None, self.world)
 
     def answer(self, tokens: list[int]) -> tuple[str, Finished]:
         """Returns the text and the end of an answer of `tokens`."""
@@ -79,7 +81,7 @@ class Opened:
         self.parts.scheduler.add(asked)
         while not self.parts.scheduler.idle:
             self.parts.scheduler.compute_slice()
-            self.outbox.send()
+            self.world.turns.outbox.send()
         events = asked.stream._events
         assert isinstance(events[-1], Finished), events[-1]
         return "".join(event.text for event in events if isinstance(event, Text)), events[-1]

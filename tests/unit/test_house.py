@@ -25,7 +25,7 @@ LAYERS = (
     ("disk", "drafts", "embeddings", "grammar", "kv_bits", "media", "numbers"),
     ("engine",),
     ("cache", "model", "tokenizer", "sampling"),
-    ("process", "settings", "cpu", "device"),
+    ("process", "settings", "cpu", "device", "trace"),
     ("logs",),
     ("addresses", "errors", "json_files", "sizes", "terminal"),
     ("versions", "__version__"),
@@ -200,8 +200,8 @@ KNOW_MLX = {
     "media": ("towers/", "encoder", "forward"),
     "vlm": ("module", "sight"),
     "disk": ("check", "namespace", "restores", "serialize"),
-    "tape": ("world",),
-    "ranks": ("follower", "group", "split", "start", "world"),
+    "tape": ("taped_world",),
+    "ranks": ("follower", "group", "rank_world", "share", "split", "start"),
 }
 """The parts of each wing that import MLX, as the engine thread alone may. Everything else runs on any thread, or in
 processes that must stay small."""

@@ -6,7 +6,7 @@ engine.answer("what is [img-0]?", picture("red"))  # compared, as all answers
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,6 @@ from PIL import Image
 
 from runner.cache import make_cache
 from runner.cache.sketch import Sketch
-from runner.engine.context import EngineContext
 from runner.engine.memory import MemoryBudget
 from runner.engine.policy import SlicePolicy
 from runner.engine.request import Request
@@ -40,8 +39,8 @@ from runner.vlm.process import Arrays, Prepared, Preparer, Processor, Setup
 from runner.vlm.sight import VlmForward, VlmTower, named_arrays, pictures_of, setup_of
 from runner.vlm.source import mlx_vlm_family
 from scripts.tools.models import vlm_seeing
-from tests.lib.seeing_engine import CONTEXT, Asked, Helper, NotingPolicy, SeeingEngine
-from tests.lib.tiny_engine import Clock, SlicedEngine, ZeroMeter
+from tests.lib.seeing_engine import Asked, Helper, NotingPolicy, SeeingEngine
+from tests.lib.tiny_engine import Clock, SlicedEngine, ZeroMeter, core_parts
 from tests.unit.media.pictures import spans
 from tests.vlm import oracle
 
@@ -139,17 +138,11 @@ class VlmEngine(SeeingEngine):
         towers = VlmTower(module, self.pictures)
         self.encoder = MediaEncoder(towers, self.store, VlmForward(module), self._wake, splits=True)
         self.memory = MemoryBudget(ZeroMeter(), None, 2048, drop_unused=self.encoder.clear)
-        context = EngineContext(
-            self._forward,
-            self.vlm.tokenizer,
-            CONTEXT,
-            lambda: make_cache(cache, facts, budget_bytes=budget),
-            self.memory,
-            show=self.encoder.begin,
-            shifted=self.encoder.forward.shifted,
-            unbatchable=self.vlm.loaded.unbatchable,
-        )
-        SlicedEngine.__init__(self, context, policy or NotingPolicy(), parallel, clock)
+        make = partial(make_cache, cache, facts, budget_bytes=budget)
+        parts = core_parts(self._forward, self.vlm.tokenizer, make, self.memory)
+        parts.show, parts.shifted = self.encoder.begin, self.encoder.forward.shifted
+        parts.unbatchable = self.vlm.loaded.unbatchable
+        SlicedEngine.__init__(self, parts, policy or NotingPolicy(), parallel, clock)
 
     def _plain_loop(self, request: Request, steps: int) -> Callable[[Sequence[int]], list[mx.array]]:
         """Returns a function that has mlx-vlm compute the logits before each token: all pictures at once, no cache."""

@@ -137,9 +137,6 @@ def test_an_answer_may_end_anywhere_in_a_round(name: str, place: str, strategy: 
         assert with_strategy(strategy, name, ends) == plain(name, ends), changes
 
 
-# --- answers that come and go
-
-
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("name", "model"),
@@ -179,9 +176,6 @@ def test_a_request_may_limit_its_drafts() -> None:
     engine.finish()
     engine.check()
     assert {drafts for drafts, _ in drafters[0].rounds} <= {1, 2}
-
-
-# --- what a model reads, and how it fails
 
 
 @pytest.mark.parametrize("name", BATCHABLE)

@@ -330,9 +330,6 @@ def test_answers_about_pictures_are_drafted_behind_their_own_positions(name: str
     assert sum(bool(drafter.rounds) for drafter in drafters) == 3
 
 
-# --- what is drafted
-
-
 class Fixed(DraftPolicy):
     """Takes as many tokens as it was told."""
 
@@ -417,9 +414,6 @@ def test_some_have_known_text_and_a_model_drafts_for_the_others(model: str) -> N
     engine.check_cache()
     assert drafting.counts().drafted["own"] > 10
     assert drafting.mixed > 0
-
-
-# --- what each of them is drafted from
 
 
 def from_scratch(drafter: DraftModel, name: str, text: list[int], count: int) -> list[int]:

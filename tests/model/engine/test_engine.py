@@ -51,22 +51,20 @@ async def engine(tmp_path: Path) -> Engine:
 async def loaded(tmp_path: Path, parallel: int = 1, draft: str = "off") -> Engine:
     """Returns an engine as above; without drafts, where tests count steps."""
     directory = write_scripted(tmp_path / "model", BYTES, SUCCESSOR, [END])
+    return await started(directory, prefill_chunk_tokens=CHUNK, parallel=parallel, draft=draft)
+
+
+async def started(directory: Path, *, ends: bool = True, **choices: object) -> Engine:
+    """Returns a loaded engine with these settings; without `ends` its answers end by their length alone."""
     settings = Settings(
-        model=str(directory),
-        port=0,
-        models_dir=tmp_path,
-        cache="trie",
-        prefill_chunk_tokens=CHUNK,
-        blas="auto",
-        blas_threads=1,
-        log_level=20,
-        watch_parent=False,
-        parallel=parallel,
-        draft=draft,
-    )
+        model=str(directory), port=0, models_dir=directory, cache="trie", blas="auto", blas_threads=1,
+        log_level=20, watch_parent=False, **choices,  # type: ignore[arg-type]
+    )  # fmt: skip
     model = open_model(settings.model, settings.models_dir)
     tokenizer: Future[Tokenizer] = Future()
     tokenizer.set_result(open_tokenizer(model.file))
+    if not ends:
+        tokenizer.result().eos = frozenset()
     engine = Engine(settings, model, tokenizer, build)
     await asyncio.wait_for(engine.start(asyncio.get_running_loop()).wait(), 30)
     return engine
@@ -74,9 +72,7 @@ async def loaded(tmp_path: Path, parallel: int = 1, draft: str = "off") -> Engin
 
 @pytest.fixture
 async def watched(engine: Engine) -> Watched:
-    running = engine.parts.scheduler
-    watched = Watched(running._context.forward)
-    running._context = running._context._replace(forward=watched)
+    engine.parts.forward = watched = Watched(engine.parts.forward)
     return watched
 
 

@@ -171,7 +171,7 @@ def test_logits_of_a_forward_that_failed_are_not_kept(monkeypatch: pytest.Monkey
         engine.submit(spec())
         engine.finish()
     assert engine.requests[0].failed
-    kept = engine.scheduler._context.first_tokens
+    kept = engine.parts.first_tokens
     assert kept is not None
     assert not kept._kept
     forwards_before_text(engine, spec())

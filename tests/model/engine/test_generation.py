@@ -8,7 +8,6 @@ import pytest
 from protocol import DoneReason
 from runner.engine.events import Text
 from runner.engine.policy import SlicePolicy
-from runner.sampling.sample import SampledTokens
 from scripts.tools.models.tiny import KINDS, VOCAB
 from tests.lib.tiny_engine import TinyEngine, text_of
 
@@ -107,16 +106,3 @@ def test_metered_lines_count_up_and_others_carry_nothing() -> None:
         engine.finish()
         counts = [event.metrics and event.metrics.eval_count for event in asked.received if isinstance(event, Text)]
         assert counts == expected
-
-
-def test_a_fault_outside_of_forwards_leaves_nothing_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fault may be that of a computation that MLX had put off, so the layers are not trusted."""
-    engine = make_engine(chunk=30)
-    with monkeypatch.context() as patched:
-        patched.setattr(SampledTokens, "read", lambda _: 1 // 0)
-        failing = engine.ask(PROMPT)
-        engine.finish()
-    again = engine.ask(PROMPT)
-    engine.finish()
-    assert failing.failed
-    assert again.cached == 0

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from runner.engine.events import Failed, Refused
-from runner.engine.memory import MemoryBudget, WorkspaceEstimate
+from runner.engine.memory import MemoryBudget, Meter, WorkspaceEstimate
 from runner.engine.policy import SlicePolicy
 from runner.logs import lacks_memory
 from runner.sampling import SamplingOptions
@@ -18,7 +18,7 @@ from tests.process.faults.fault_points import NO_MEMORY
 TOKEN_BYTES = 256  # of the llama
 
 
-class Dial:
+class Dial(Meter):
     """A meter that shows a number set by the test."""
 
     def __init__(self, active: int = 0) -> None:
@@ -44,13 +44,10 @@ class Dial:
         self.late = 0
 
 
-# --- what slices take
-
-
 def test_a_token_costs_no_less_with_a_longer_context_and_grows_along_a_line() -> None:
     workspace = WorkspaceEstimate()
-    workspace.add(100, 100, 1000 * 100)
-    workspace.add(100, 300, 2000 * 100)
+    workspace.learn(100, 100, 1000 * 100)
+    workspace.learn(100, 300, 2000 * 100)
     assert workspace.likely_bytes(100, 50) == workspace.likely_bytes(100, 100) == 100_000
     assert workspace.likely_bytes(100, 300) == 200_000
     assert workspace.likely_bytes(100, 500) == 300_000
@@ -61,7 +58,7 @@ def test_a_token_costs_no_less_with_a_longer_context_and_grows_along_a_line() ->
 def test_the_most_bytes_of_a_kind_of_slice_count_and_one_kind_scales_in_proportion() -> None:
     workspace = WorkspaceEstimate()
     for nbytes in (3200, 6400, 1600):
-        workspace.add(16, 40, nbytes)
+        workspace.learn(16, 40, nbytes)
     assert workspace.likely_bytes(16, 40) == 6400
     assert workspace.likely_bytes(16, 80) == 12_800
     assert workspace.certain_bytes(16, 80) == 6400
@@ -71,13 +68,10 @@ def test_a_slice_takes_the_tokens_that_fit_and_never_fewer_than_the_least() -> N
     workspace = WorkspaceEstimate()
     assert workspace.tokens_in(10 << 20, 100) == LEAST_SLICE_TOKENS, "nothing is known yet"
     assert workspace.tokens_in(50 << 20, 100) == 50
-    workspace.add(100, 100, 100_000)
+    workspace.learn(100, 100, 100_000)
     assert workspace.tokens_in(50_000, 100) == 50
     assert workspace.tokens_in(50_000, 200) == 25
     assert workspace.tokens_in(0, 100) == LEAST_SLICE_TOKENS
-
-
-# --- what there is room for
 
 
 def make_engine(budget_bytes: int | None, dial: Dial, chunk: int = 64, cache_bytes: int | None = None) -> TinyEngine:
@@ -86,17 +80,22 @@ def make_engine(budget_bytes: int | None, dial: Dial, chunk: int = 64, cache_byt
     )
 
 
+def check_words(text: str) -> None:
+    """Checks a message about the budget: a host that reads `out of memory` unloads all its models, in vain."""
+    assert "memory" not in text.replace("--memory", "")
+
+
 def test_the_cache_gets_what_computing_leaves() -> None:
     room = 2000 * TOKEN_BYTES
     engine = make_engine(room, Dial())
     engine.ask(words(300), 4)
     engine.finish()
     assert engine.trie.budget_bytes == room
-    engine.scheduler.memory.workspace.add(64, 320, 100_000)
+    engine.scheduler.memory.workspace.learn(64, 320, 100_000)
     engine.ask(words(300, 2), 4)
     engine.until(lambda: bool(engine.scheduler.batches.all))
     assert engine.trie.budget_bytes == room - 100_000 - 256 * TOKEN_BYTES, "a chunk, and what an answer may grow by"
-    engine.scheduler.memory.workspace.add(64, 320, 300_000)
+    engine.scheduler.memory.workspace.learn(64, 320, 300_000)
     engine.scheduler._make_room()
     assert engine.trie.budget_bytes == room - room // 4 - 256 * TOKEN_BYTES, (
         "no more than a share for the sake of speed"
@@ -119,7 +118,7 @@ def test_slices_are_cut_to_the_room_that_is_left() -> None:
     engine = make_engine(3000 * TOKEN_BYTES, Dial(), chunk=128)
     engine.ask(words(40), 1)
     engine.finish()
-    engine.scheduler.memory.workspace.add(128, 2000, 128 * 10_000)
+    engine.scheduler.memory.workspace.learn(128, 2000, 128 * 10_000)
     engine.forward.calls.clear()
     engine.ask(words(600, 3), 1)
     engine.finish()
@@ -138,6 +137,7 @@ def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers_and_the_next_on
     assert isinstance(event, Refused)
     for part in ("1100 tokens", "281.6 KB", "the budget is 256.0 KB", "Shorten the prompt", "--kv-bits 8", "--memory"):
         assert part in event.text
+    check_words(event.text)
     assert first.finished
     assert small.finished
     engine.check()
@@ -150,6 +150,7 @@ def test_even_the_first_prompt_of_all_is_refused_before_it_is_computed() -> None
     (event,) = large.received
     assert isinstance(event, Refused)
     assert "1100 tokens take about 281.6 KB" in event.text
+    check_words(event.text)
     assert engine.forward.tokens <= 55
     assert small.finished
     engine.check()
@@ -166,6 +167,7 @@ def test_an_answer_that_outgrows_the_room_ends_alone_with_the_numbers() -> None:
     assert isinstance(young.received[-1], Failed)
     for part in ("no room to go on", "the budget is 358.4 KB", "--kv-bits 8", "--memory", "--parallel"):
         assert part in young.received[-1].text
+    check_words(young.received[-1].text)
     after = engine.ask(words(300, 4), 10)
     engine.finish()
     assert after.finished
@@ -200,7 +202,7 @@ def test_one_slice_that_seemed_to_take_everything_ends_no_request_but_two_do(aga
     engine = make_engine(1000 * TOKEN_BYTES, dial)
     memory = engine.scheduler.memory
     memory._step_bytes = 1000 * TOKEN_BYTES
-    memory.workspace.add(16, 16, 600 * TOKEN_BYTES)
+    memory.workspace.learn(16, 16, 600 * TOKEN_BYTES)
     for number in range(2):
         asked = engine.ask(words(300, 2 + number), 20)
         while not (asked.tokens or asked.failed):
@@ -229,17 +231,6 @@ def test_a_request_with_a_grammar_waits_until_there_is_room_for_both() -> None:
         assert running.finished
         assert asked.finished
         engine.check()
-
-
-def test_a_message_about_the_budget_does_not_say_out_of_memory() -> None:
-    """A host that reads `out of memory` unloads all its models, which would not help here."""
-    engine = make_engine(1000 * TOKEN_BYTES, Dial())
-    asked = [engine.ask(words(1100), 5), engine.ask(words(1100, 2), 5)]
-    engine.finish()
-    for each in asked:
-        event = each.received[-1]
-        assert isinstance(event, Failed | Refused)
-        assert "memory" not in event.text.replace("--memory", "")
 
 
 def test_the_cost_of_a_step_is_forgotten_slowly() -> None:
@@ -281,9 +272,6 @@ def test_drafts_take_what_the_cache_may_not_hold(budget_bytes: int, cache_bytes:
     engine.until(lambda: bool(engine.scheduler.batches.all))
     assert 100_000 < engine.trie.nbytes < 500_000
     assert engine.scheduler.memory.allows_drafts(engine.trie) is allowed
-
-
-# --- no memory
 
 
 @pytest.mark.parametrize(

@@ -24,16 +24,14 @@ from mlx_lm.models.cache import make_prompt_cache  # isort: skip
 
 from runner.cache import make_cache
 from runner.cache.sketch import Sketch
-from runner.engine.context import EngineContext
 from runner.engine.events import EventStream, Failed, Finished, Refused
-from runner.engine.memory import MemoryBudget, MLXMeter, set_limits
-from runner.engine.observer import Observer
+from runner.engine.memory import MemoryBudget, Meter, set_limits
 from runner.engine.policy import SlicePolicy
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
 from runner.sampling import SamplingOptions
 from scripts.tools.models.tiny import VOCAB
-from tests.lib.tiny_engine import plain_outbox, tokenizer
+from tests.lib.tiny_engine import core_parts, plain_outbox, tokenizer
 
 MIB = 1 << 20
 ROOM_BYTES = 64 * MIB
@@ -73,7 +71,7 @@ class Seen(NamedTuple):
     texts: set[str]
 
 
-class SettledMeter(MLXMeter):
+class SettledMeter(Meter):
     """MLX's counters once the CPU stream has let go of what it computed with, which on a busy machine takes it a moment
     longer than `mx.eval`."""
 
@@ -111,14 +109,9 @@ def run(name: str, cache: str, seed: int, clients: int, room_bytes: int = ROOM_B
             return found
 
         facts = Sketch(lambda: list(make_prompt_cache(model)), forward, VOCAB).facts
-        context = EngineContext(
-            forward,
-            tokenizer(),
-            8192,
-            lambda: make_cache(cache, facts),
-            memory,
-        )
-        running = Scheduler(context, SlicePolicy(chunk, 0.1), 8, outbox, Observer())
+        parts = core_parts(forward, tokenizer(), lambda: make_cache(cache, facts), memory)
+        parts.context_length, parts.policy = 8192, SlicePolicy(chunk, 0.1)
+        running = Scheduler(parts, 8, outbox)
         running.batches.lone_steps = 2
         prompts = [[chance.randrange(VOCAB) for _ in range(LONGEST)] for _ in range(3)]
         asked: list[Request] = []

@@ -40,17 +40,17 @@ WAYS: Mapping[str, Mapping[str, object]] = {
 
 def damaging(engine: TinyEngine) -> dict[ClientRequest, list[float]]:
     """Returns what the test wants to have added to the logits of requests that decode, from then on."""
-    context, added = engine.scheduler._context, dict[ClientRequest, list[float]]()
+    forward, added = engine.parts.forward, dict[ClientRequest, list[float]]()
 
     def damaged(tokens: mx.array, layers: list[object]) -> mx.array:
-        logits = context.forward(tokens, layers)
+        logits = forward(tokens, layers)
         for batch in engine.scheduler.batches.all:
             if batch.rows.layers is layers:
                 clients = [cast("ClientRequest", each.request.stream) for each in batch.generations]
                 logits += mx.array([added.get(each, [0.0] * VOCAB) for each in clients])[:, None]
         return logits
 
-    engine.scheduler._context = context._replace(forward=damaged)
+    engine.parts.forward = damaged
     return added
 
 
@@ -147,7 +147,7 @@ def test_tokens_may_be_closed() -> None:
     engine.check_cache()
 
 
-# --- A token that the model makes NaN of: wherever it is, no answer that does without it may notice.
+# A token that the model makes NaN of: no answer without it may notice.
 
 
 @contextmanager
@@ -221,9 +221,6 @@ def test_who_takes_the_place_of_an_answer_that_became_nan_is_right(name: str) ->
     engine.check_cache()
 
 
-# --- the cache
-
-
 @contextmanager
 def _without_numbers(kind: Tiny) -> Iterator[None]:
     """Makes NaN of the embeddings: whatever is computed meanwhile is none, and so is all that follows from it."""
@@ -269,9 +266,6 @@ def test_the_cache_keeps_nothing_of_a_prompt_that_became_no_numbers(name: str, c
     state = name in ("mamba2", "deepseek_v41")  # copies, which do not go with the layers
     assert again.cached == other.cached == (36 if state else 0), "others have computed that"
     engine.check_cache()
-
-
-# --- what it costs
 
 
 def test_a_step_evaluates_as_often_as_before() -> None:

@@ -16,13 +16,15 @@ from runner.engine.policy import Decode, Encode
 from runner.media.encoder import OwnTowers
 from runner.media.towers import Grid, Tower
 from tests.lib.patience import stretched
-from tests.lib.seeing import NAMES
+from tests.lib.seeing import HEARS, NAMES
 from tests.lib.seeing_engine import NotingPolicy, SeeingEngine, four_together, picture
 from tests.unit.media.pictures import spans
+from tests.unit.media.sounds import noise, wav
 
 RED, BLUE = picture("red"), picture("blue")
 LARGE = picture("green", 256, 192)
-QWEN = "qwen3.5-seeing"
+HISS = wav(noise(40_000, 3).reshape(-1, 2), 22_050)
+QWEN, CONFORMER = "qwen3.5-seeing", HEARS[0]
 
 
 class FaultyTower:
@@ -46,29 +48,29 @@ def faulty(tower: Tower, times: int, error: Exception) -> OwnTowers:
     return OwnTowers(cast("Tower", FaultyTower(tower, times, error)))
 
 
-# --- answers
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_of_one_batch_have_positions_of_their_own(name: str) -> None:
     four_together(SeeingEngine(name), RED, BLUE, LARGE)
 
 
-# --- slices
-
-
-def test_other_answers_step_between_two_pieces() -> None:
+@pytest.mark.parametrize(
+    ("name", "tower", "piece_bytes", "data", "least"),
+    [(QWEN, "tower", 1 << 18, LARGE, 4), (CONFORMER, "sound_tower", 1 << 14, HISS, 10)],
+)
+def test_other_answers_step_between_two_pieces(
+    name: str, tower: str, piece_bytes: int, data: bytes, least: int
+) -> None:
     policy = NotingPolicy(max_gap_s=0.0)
-    engine = SeeingEngine(QWEN, policy)
+    engine = SeeingEngine(name, policy)
     other = engine.ask("a text", max_tokens=1000)
     engine.until(lambda: len(other.tokens) > 2)
     before = len(policy.slices)
-    with patch.object(engine.model.tower, "piece_bytes", 1 << 18):
-        asked = engine.ask("see [img-0]", LARGE)
+    with patch.object(getattr(engine.model, tower), "piece_bytes", piece_bytes):
+        asked = engine.ask("see [img-0]", data)
         engine.until(lambda: asked.finished is not None)
     slices = policy.slices[before:]
     pieces = [at for at, each in enumerate(slices) if isinstance(each, Encode)]
-    assert len(pieces) >= 4
+    assert len(pieces) >= least
     assert other.finished is None
     for at in range(len(slices) - 1):
         if not isinstance(slices[at], Decode) and at < pieces[-1]:
@@ -93,9 +95,6 @@ def test_nothing_waits_for_pixels_but_the_request_that_shows_them() -> None:
     engine.finish()
     assert asked.finished is not None
     engine.check()
-
-
-# --- ends
 
 
 def encoded_more_than(policy: NotingPolicy, pieces: int) -> bool:
@@ -155,9 +154,6 @@ def test_a_batch_keeps_no_request_alive_that_has_left_it() -> None:
     engine.check()
 
 
-# --- bounds
-
-
 def test_features_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
     engine = SeeingEngine(QWEN)
     six = 6 * 64 * 4
@@ -177,9 +173,10 @@ def test_features_are_kept_within_a_bound_and_the_oldest_go_first() -> None:
     engine.check()
 
 
-def test_a_picture_that_cannot_be_encoded_is_refused_with_the_numbers_before_it_is_decoded() -> None:
-    engine = SeeingEngine(QWEN, room=1 << 30)
-    asked = engine.ask("see [img-0]", LARGE)
+@pytest.mark.parametrize(("name", "data"), [(QWEN, LARGE), (CONFORMER, HISS)])
+def test_an_item_that_cannot_be_encoded_is_refused_before_it_is_decoded(name: str, data: bytes) -> None:
+    engine = SeeingEngine(name, room=1 << 30)
+    asked = engine.ask("see [img-0]", data)
     engine.memory.budget_bytes = engine.encoder.towers.needed_bytes(spans(asked.request)[0].item)
     engine.finish()
     assert "there is no room to encode a picture" in asked.error

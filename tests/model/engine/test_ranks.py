@@ -18,11 +18,12 @@ import pytest
 
 from runner.engine.generation import Forward
 from runner.ranks import group
-from runner.ranks import world as ranked
+from runner.ranks import rank_world as ranked
 from runner.ranks.follower import Follower
-from runner.ranks.link import FrameKind, Link, LinkClosedError
+from runner.ranks.frames import FrameKind
+from runner.ranks.link import Link, LinkClosedError
+from runner.ranks.rank_world import follower_tape, leader_tape
 from runner.ranks.start import Leader
-from runner.ranks.world import follower_tape, leader_tape
 from runner.tape.recording import Recording
 from runner.tape.replay import Replay, Replayed
 from runner.tape.tape import EntryKind, Tape, TapeEnd, decode_entries
@@ -101,7 +102,7 @@ class Pair:
     @contextmanager
     def _waiting(self, note: Callable[[], None]) -> Iterator[None]:
         """Calls `note` wherever ranks wait for each other."""
-        agreement, forward = group.agreement, ranked.forward
+        agreement, forward = group.agreement, ranked.checked_forward
 
         def agreed(token: mx.array, ranks: mx.distributed.Group) -> mx.array:
             note()
@@ -115,7 +116,7 @@ class Pair:
 
             return forward(computed, tape)
 
-        with patch.object(group, "agreement", agreed), patch.object(ranked, "forward", counted):
+        with patch.object(group, "agreement", agreed), patch.object(ranked, "checked_forward", counted):
             yield
 
 
@@ -141,7 +142,7 @@ def test_the_mixes_have_all_that_a_follower_must_do() -> None:
         for body in check(story).bodies:
             found += events_in(decode_entries(body))
         found["joined"] += story.joined > 1
-    wanted = "done length cancelled refused joined matched evicted forced known drafted accepted late"
+    wanted = "done length cancelled refused joined matched evicted forced drafted accepted late"
     assert not [each for each in wanted.split() if not found[each]], found
 
 

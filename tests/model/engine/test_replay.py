@@ -12,11 +12,11 @@ from runner.grammar.guide import decode_state
 from runner.grammar.messages import State
 from runner.sampling import SamplingOptions
 from runner.sampling.sample import SampledTokens
-from runner.tape import world
+from runner.tape import taped_grammar
 from runner.tape.file import TapeFile, TapeReader
 from runner.tape.recording import Arrived, Turn
 from runner.tape.tape import Entry, EntryKind
-from runner.tape.world import KnownStates
+from runner.tape.taped_grammar import KnownStates
 from scripts.tools.models.tiny import KINDS, VOCAB
 from tests.lib.taped_engine import HEADER, MIXES, Story, events_in
 
@@ -131,7 +131,7 @@ def test_a_fault_that_cannot_be_met_again_is_named(tmp_path: Path) -> None:
 
 def test_a_state_that_comes_back_stands_on_the_tape_once() -> None:
     bodies = [b"a", b"bb", b"a", b"ccc", b"bb", b"a", b"a", b"ccc"]
-    with patch.object(world, "_MOST_KNOWN_BYTES", 5):
+    with patch.object(taped_grammar, "_MOST_KNOWN_BYTES", 5):
         written, read = KnownStates(), KnownStates()
         found = []
         for body in bodies:

@@ -114,9 +114,6 @@ def test_a_stop_string_in_forced_text_ends_the_answer() -> None:
     assert again.cached == len(PROMPT) - 1
 
 
-# --- grammars that are late, or never come
-
-
 def test_a_slow_grammar_delays_no_other_request() -> None:
     engine = TinyEngine("llama")
     asked, later = ask_later(engine, spec(LITERAL))

@@ -87,9 +87,6 @@ def test_one_request_always_runs_however_small_the_budget(shared: int) -> None:
     assert engine.trie.admits(10_000)
 
 
-# --- batches
-
-
 def test_answers_for_whose_batch_there_is_no_room_take_turns() -> None:
     engine = make_engine(1600)  # for two sessions of 512 tokens, and not for two rows of 310 more
     first, second = engine.ask(words(300), 60), engine.ask(words(310, 2), 60)

@@ -41,9 +41,6 @@ def test_caches_of_one_session_run_one_request_at_a_time(cache: str) -> None:
     assert engine.forward.most_rows == 1
 
 
-# --- leaving
-
-
 def brought_to(phase: str) -> tuple[TinyEngine, ClientRequest, list[ClientRequest]]:
     """Runs three requests, and brings one more into the wanted phase."""
     engine = TinyEngine("llama", SlicePolicy(16, 0.1), parallel=3 if phase == "queued" else 8)
@@ -103,9 +100,6 @@ def test_what_was_computed_is_kept_for_the_retry(name: str, phase: str) -> None:
     engine.check()
     assert 0 < seen <= again.cached + 1
     assert again.cached <= seen
-
-
-# --- turns and gaps
 
 
 @pytest.mark.parametrize("name", UNBATCHABLE)

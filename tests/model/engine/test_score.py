@@ -12,9 +12,7 @@ from mlx_lm.models.switch_layers import SwitchLinear
 
 from protocol.stats import ScoreCounts
 from runner.cache import make_cache
-from runner.engine.context import EngineContext
 from runner.engine.events import Scored
-from runner.engine.memory import MemoryBudget
 from runner.engine.policy import Slice, SlicePolicy
 from runner.engine.request import Request
 from runner.model.weights.dtype import in_float32
@@ -25,14 +23,13 @@ from tests.lib.driver import facts_of
 from tests.lib.seeing import fresh
 from tests.lib.seeing_engine import NotingPolicy
 from tests.lib.tiny_engine import (
-    CONTEXT,
     ClientRequest,
     Clock,
     EngineClient,
     RequestSpec,
     SlicedEngine,
     TinyEngine,
-    ZeroMeter,
+    core_parts,
     plain_forward,
     tokenizer,
 )
@@ -135,15 +132,9 @@ def tied(module: Module) -> Module:
 def scored(module: Module, prompt: list[int]) -> mx.array:
     """The scores of the last row of two, beside an answer, by an engine that knows of heads in float32."""
     loaded = LoadedModel(module)
-    context = EngineContext(
-        loaded.logits,
-        tokenizer(),
-        CONTEXT,
-        lambda: make_cache("trie", facts_of(loaded), budget_bytes=None),
-        MemoryBudget(ZeroMeter(), None, 2048),
-        scoring=partial(in_float32, module),
-    )
-    engine = SlicedEngine(context, SlicePolicy(2048, 0.1), 8, Clock())
+    parts = core_parts(loaded.logits, tokenizer(), partial(make_cache, "trie", facts_of(loaded), budget_bytes=None))
+    parts.scoring = partial(in_float32, module)
+    engine = SlicedEngine(parts, SlicePolicy(2048, 0.1), 8, Clock())
     asked = [EngineClient() for _ in range(3)]
     for number, each in enumerate(asked):
         candidates = CANDIDATES if number else ()

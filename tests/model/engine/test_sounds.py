@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from runner.engine.policy import Decode, Encode, Prefill
+from runner.engine.policy import Prefill
 from runner.media.sound_header import RATE
 from tests.lib.seeing import HEARS, SOUND, SOUND_END, SOUND_START
 from tests.lib.seeing_engine import NotingPolicy, SeeingEngine, picture
@@ -119,26 +119,6 @@ def test_a_batch_of_sounds_pictures_and_text(engine: SeeingEngine) -> None:
     assert all(asked.finished for asked in engine.asked)
 
 
-def test_other_answers_step_between_two_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = NotingPolicy(max_gap_s=0.0)
-    engine = SeeingEngine(CONFORMER, policy)
-    other = engine.ask("a text", max_tokens=1000)
-    engine.until(lambda: len(other.tokens) > 2)
-    before = len(policy.slices)
-    monkeypatch.setattr(engine.model.sound_tower, "piece_bytes", 1 << 14)
-    asked = engine.ask("hear [img-0]", HISS)
-    engine.until(lambda: asked.finished is not None)
-    slices = policy.slices[before:]
-    pieces = [at for at, each in enumerate(slices) if isinstance(each, Encode)]
-    assert len(pieces) >= 10
-    for at in range(len(slices) - 1):
-        if not isinstance(slices[at], Decode) and at < pieces[-1]:
-            assert isinstance(slices[at + 1], Decode), f"{slices[at : at + 2]}"
-    other.request.cancel()
-    engine.finish()
-    engine.check()
-
-
 def test_a_sound_of_several_pieces(engine: SeeingEngine) -> None:
     data = wav(speech(31, [15.0], 8000), 8000, 8)
     asked = engine.answer("hear [img-0] now", data, max_tokens=3)
@@ -161,15 +141,6 @@ def test_features_of_a_picture_and_a_sound_share_one_bound(
     engine.scheduler.cache.evict()
     engine.answer("[img-0]", CLICK)
     assert engine.encoder.counts().encoded == 3
-
-
-def test_a_sound_that_cannot_be_encoded_is_refused_with_the_numbers() -> None:
-    engine = SeeingEngine(CONFORMER, room=1 << 30)
-    asked = engine.ask("hear [img-0]", HISS)
-    engine.memory.budget_bytes = engine.encoder.towers.needed_bytes(spans(asked.request)[0].item)
-    engine.finish()
-    assert "there is no room to encode" in asked.error
-    assert "--memory" in asked.error
 
 
 def test_silence_and_loud_noise_are_numbers(engine: SeeingEngine) -> None:

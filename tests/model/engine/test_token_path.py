@@ -9,7 +9,6 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import reduce
 from operator import and_
@@ -20,17 +19,14 @@ from typing import NamedTuple, cast
 import pytest
 from aiohttp import web
 
-from runner import build
 from runner.engine.engine import Engine
 from runner.engine.events import Outbox
 from runner.engine.request import Request
 from runner.engine.scheduler import Scheduler
-from runner.model import open_model
 from runner.sampling import SamplingOptions
 from runner.server.completion import ResponseBody
-from runner.settings import Settings
-from runner.tokenizer import Tokenizer, open_tokenizer
 from scripts.tools.models.scripted import BYTES, write_scripted
+from tests.model.engine.test_engine import started
 
 _ROOT = Path(__file__).parents[3]
 _PLACES = (f"{_ROOT / 'runner'}/", f"{_ROOT / 'protocol'}/")
@@ -131,26 +127,8 @@ async def counted(
         monkeypatch.setattr(owner, name, noted)
 
     monkeypatch.setattr("runner.engine.engine._PUBLISH_S", math.inf)  # on a busy machine it would be done in each step
-    model = open_model(str(directory), directory)
-    tokenizer: Future[Tokenizer] = Future()
-    tokenizer.set_result(open_tokenizer(model.file))
-    tokenizer.result().eos = frozenset()
-    settings = Settings(
-        model=str(directory),
-        port=0,
-        models_dir=directory,
-        cache="trie",
-        prefill_chunk_tokens=64,
-        blas="auto",
-        blas_threads=1,
-        log_level=20,
-        watch_parent=False,
-        parallel=1,
-        draft="off",
-        no_media=no_media,
-    )
-    engine = Engine(settings, model, tokenizer, build)
-    await asyncio.wait_for(engine.start(asyncio.get_running_loop()).wait(), 30)
+    choices = {"prefill_chunk_tokens": 64, "parallel": 1, "draft": "off", "no_media": no_media}
+    engine = await started(directory, ends=False, **choices)
     for name in names:
         into = {"step": path.steps, "decode": path.decodes, "deliver": path.deliveries}[name]
         protocol = Protocol()

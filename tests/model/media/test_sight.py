@@ -11,7 +11,7 @@ import mlx.core as mx
 import msgspec
 import pytest
 
-from runner.engine.parts import Parts, World
+from runner.engine.parts import Parts
 from runner.engine.ports import NoVision
 from runner.media.encoder import OwnTowers
 from runner.media.header import AUDIO, IMAGE
@@ -41,7 +41,7 @@ def sight_of(directory: Path, settings: Settings = SETTINGS, budget_bytes: int =
     assert bool(mx.isfinite(text).all())
     tokenizer = open_tokenizer(opened.file)
     most = budget_bytes + mx.get_active_memory()
-    parts = Parts(settings, opened, World(), lambda _: None, on_cpu=True, total_bytes=most, budget_bytes=most)
+    parts = Parts(settings, opened, lambda _: None, on_cpu=True, total_bytes=most, budget_bytes=most)
     parts.loaded, parts.tokenizer = loaded, tokenizer
     return open_sight(parts)
 

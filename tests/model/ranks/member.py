@@ -21,7 +21,7 @@ from mlx.utils import tree_flatten  # noqa: E402
 from runner.errors import ModelError  # noqa: E402
 from runner.kv_bits.wing import find_format  # noqa: E402
 from runner.model import open_model  # noqa: E402
-from runner.ranks.split import load_share  # noqa: E402
+from runner.ranks.share import load_share  # noqa: E402
 from tests.model.ranks.jobs import Job, Outcome, answer, state_shapes  # noqa: E402
 
 _MOST_S = 60

@@ -9,7 +9,7 @@ from runner.commands.check.inspection import Inspection, RankFacts, RankShare, i
 from runner.commands.check.report_text import as_text
 from runner.model import open_model
 from runner.model.weights.parameters import parameters_of
-from runner.ranks.split import load_share
+from runner.ranks.share import load_share
 from runner.settings import CheckSettings
 from runner.sizes import Bound
 from scripts.tools.models.checkpoints import Kind, write_checkpoint

@@ -17,7 +17,7 @@ from runner.errors import ModelError, ReadError
 from runner.model import OpenedModel, open_model
 from runner.model.weights.loading import LoadedModel
 from runner.model.weights.parameters import parameters_of
-from runner.ranks.split import load_share
+from runner.ranks.share import load_share
 from scripts.tools.models.checkpoints import config_of, make_weights, write_checkpoint, write_directory
 from scripts.tools.models.store import Store, write_store
 from tests.lib.memory import held_bytes

@@ -23,24 +23,24 @@ answering = False
 def _note_requests() -> None:
     from runner.tape.recording import TapedRequests
 
-    take = TapedRequests.take
+    take = TapedRequests.apply
 
     def taken(requests: TapedRequests, *words: object) -> None:
         global answering
         answering = True
         take(requests, *words)  # type: ignore[arg-type]
 
-    patch.object(TapedRequests, "take", taken).start()
+    patch.object(TapedRequests, "apply", taken).start()
 
 
 def _patch() -> None:
     """Makes the fault. MLX may be imported."""
     import mlx.core as mx
 
-    from runner.ranks import group, world
+    from runner.ranks import group, rank_world
 
     _note_requests()
-    agreement, position, forward = group.agreement, world._position, world.forward
+    agreement, position, forward = group.agreement, rank_world._position, rank_world.checked_forward
 
     def agreed(token: mx.array, ranks: mx.distributed.Group) -> mx.array:
         return agreement(token, ranks) + int(answering)
@@ -67,9 +67,9 @@ def _patch() -> None:
     elif ODD == "token":
         patch.object(group, "agreement", agreed).start()
     elif ODD == "position":
-        patch.object(world, "_position", elsewhere).start()
+        patch.object(rank_world, "_position", elsewhere).start()
     elif ODD == "memory":
-        patch.object(world, "forward", without_memory).start()
+        patch.object(rank_world, "checked_forward", without_memory).start()
     elif ODD == "unwilling":
         patch.object(group, "join", never).start()
 

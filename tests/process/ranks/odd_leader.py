@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from runner.__main__ import main
-from runner.ranks import world
+from runner.ranks import rank_world
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -31,15 +31,15 @@ def without_memory(run: "Forward", tape: "Tape") -> "Forward":
     checked = forward(run, tape)
 
     def computed(tokens: "mx.array", layers: list[object]) -> "mx.array":
-        if world._position(layers) > POSITION:
+        if rank_world._position(layers) > POSITION:
             raise RuntimeError("[malloc] Unable to allocate 12 bytes.")
         return checked(tokens, layers)
 
     return computed
 
 
-forward = world.forward
+forward = rank_world.checked_forward
 if os.environ["ODD"] == "leader":
-    patch.object(world, "forward", without_memory).start()
+    patch.object(rank_world, "checked_forward", without_memory).start()
 subprocess.Popen.__init__ = start_odd  # type: ignore[method-assign,assignment]
 main()

@@ -188,9 +188,6 @@ def step(policy: SlicePolicy, *batches: int, seconds: float = 0.01, work: Worklo
         policy.took(Decode(list(work.decoding).index(number)), work, seconds)
 
 
-# Rule 1
-
-
 def test_without_requests_there_is_no_slice() -> None:
     assert SlicePolicy(CHUNK, GAP_S).next(Workload()) is None
 
@@ -207,9 +204,6 @@ def test_a_lone_request_computes_the_same_forwards_whatever_the_clock_says(costs
     for prompt in earlier:
         Simulation(policy, costs, [Request(prompt, 2)]).run()
     assert Simulation(policy, costs, [lone]).run().prefills() == [512, 512, 276]
-
-
-# Rule 2
 
 
 def test_a_request_that_can_begin_begins_at_once() -> None:
@@ -243,17 +237,11 @@ def test_what_never_fits_follows_a_round_of_steps() -> None:
     assert taken == [Begin(), Decode(0), Decode(1)] * 2 + [Begin()]
 
 
-# Rule 3
-
-
 def test_the_batch_that_has_waited_longest_steps() -> None:
     policy = SlicePolicy(CHUNK, GAP_S)
     step(policy, 3, 1, 2)
     assert policy.next(Workload(decoding=[1, 2, 3])) == Decode(2)
     assert policy.next(Workload(decoding=[1, 2])) == Decode(0)
-
-
-# Rule 4
 
 
 def test_a_prompt_gets_what_the_gap_leaves() -> None:
@@ -302,9 +290,6 @@ def test_the_last_part_of_a_prompt_is_given_whole() -> None:
     assert policy.next(work) == Prefill(0, 5)
     assert policy.next(Workload(0, [6], [1])) == Prefill(0, 6)
     assert policy.next(Workload(0, [7], [1])) == Decode(0)
-
-
-# Rounds of drafts
 
 
 @pytest.mark.parametrize(
@@ -360,9 +345,6 @@ def test_slices_leave_room_for_the_longest_of_the_last_rounds() -> None:
     assert policy.next(work) == Prefill(0, 64)
 
 
-# First steps
-
-
 def test_a_first_step_waits_for_whole_prompts_within_the_gap_if_their_answers_can_join() -> None:
     policy = learned(Costs())
     assert policy.next(Workload(0, [40], [1])) == Decode(0)
@@ -374,9 +356,6 @@ def test_a_first_step_waits_for_whole_prompts_within_the_gap_if_their_answers_ca
     assert policy.next(work) == Prefill(0, 50)
     assert policy.next(work._replace(prefilling=[61])) == Decode(0)
     assert policy.next(work._replace(decoding=[1, 2, 3], joining=[1, 2])) == Prefill(0, 50)
-
-
-# Rule 6
 
 
 def test_slices_begin_small_and_double_while_the_cost_of_a_token_is_unknown() -> None:
@@ -438,9 +417,6 @@ def test_a_cost_that_rises_counts_at_once_and_one_that_falls_by_half() -> None:
         assert policy.next(work) == Prefill(0, tokens)
 
 
-# Rule 7
-
-
 def test_a_short_prompt_gets_through_behind_a_long_one() -> None:
     long, short = Request(50_000, 1), Request(700, 1, at_s=5.0)
     simulation = Simulation(SlicePolicy(CHUNK, GAP_S), Costs(), [long, short]).run()
@@ -457,9 +433,6 @@ def test_the_oldest_prompt_keeps_half_of_the_time() -> None:
     spent = running.seconds(Prefill, long)
     assert spent >= 0.49 * running.seconds(Prefill)
     assert spent <= 0.55 * running.seconds(Prefill)
-
-
-# Pictures take turns with prompts
 
 
 @pytest.fixture
@@ -517,9 +490,6 @@ def test_beside_an_answer_prompts_and_pictures_take_turns_too(policy: SlicePolic
     others = [kind for kind in found if kind is not Decode]
     assert others == [[Encode, Prefill][at % 2] for at in range(len(others))]
     assert len(others) >= 20
-
-
-# Nobody starves
 
 
 def test_prompts_get_as_much_time_as_beginnings_and_the_first_steps_that_follow(policy: SlicePolicy) -> None:

@@ -10,7 +10,8 @@ import pytest
 from runner.errors import RankError, RunnerError
 from runner.logs import cause_of, lacks_memory
 from runner.ranks.follower import follow_leader
-from runner.ranks.link import FrameKind, Here, Join, Link, RankFailed
+from runner.ranks.frames import FrameKind, Here, Join, RankFailed
+from runner.ranks.link import Link
 from tests.lib.taped_engine import HEADER
 
 

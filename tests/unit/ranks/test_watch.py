@@ -11,7 +11,8 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.ranks import link
-from runner.ranks.link import FrameKind, Link, Loaded, Peer, RankFailed, Watch, decode_body
+from runner.ranks.frames import FrameKind, Loaded, RankFailed, decode_body
+from runner.ranks.link import Link, Peer, Watch
 from tests.lib.patience import stretched
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # SystemExit

@@ -38,7 +38,7 @@ class Trace:
         self._facts: dict[str, int] = {}
 
     def start(self, path: Path) -> None:
-        """Starts to write into this file, overwriting it. UsageError if that fails."""
+        """Starts to write into this file, overwriting it. Raises UsageError if that fails."""
         try:
             self._file = _open(path)
             self._path = path
@@ -106,7 +106,8 @@ class Trace:
 
 
 def _open(path: Path) -> FileIO:
-    """Returns an empty file for writing. OSError if that fails, and for a pipe or a device, which could block."""
+    """Returns an empty file for writing. Raises OSError if that fails, and for a pipe or a device, which could
+    block."""
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666)
     file = FileIO(number, "w")
     if not stat.S_ISREG(os.fstat(number).st_mode):

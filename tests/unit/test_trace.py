@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.engine import trace
-from runner.engine.trace import Trace
+from runner import trace
 from runner.errors import UsageError
+from runner.trace import Trace
 
 
 def events(path: Path) -> list[dict[str, object]]:

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from runner.engine.engine import Turns
+from runner.engine.parts import Parts
 from runner.engine.ports import Ranks
-from runner.ranks.link import FrameKind, Link
+from runner.ranks.frames import FrameKind
+from runner.ranks.link import Link
 from runner.tape.tape import Entry, EntryKind, Player, Recorder, Tape, decode_entries
-from runner.tape.world import TapedWorld
+from runner.tape.taped_world import TapedWorld
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -51,28 +54,42 @@ def follower_tape(frames: "SimpleQueue[bytes]") -> Player:
 class RankWorld(TapedWorld):
     """The world of a rank: its own until the weights are loaded, then the leader's."""
 
-    def __init__(self, tape: Tape, ranks: Ranks) -> None:
-        super().__init__(tape)
-        self._ranks = ranks
+    ranks: Ranks
+
+    def __init__(self, tape: Tape, turns: Turns, ranks: Ranks) -> None:
+        super().__init__(tape, turns)
         self.ranks = ranks
 
     def machine(self, total_bytes: int, budget_bytes: int) -> tuple[int, int]:
         return total_bytes, budget_bytes
 
     def load(self, model: "OpenedModel", dtype: str, budget_bytes: int) -> "LoadedModel":
-        from runner.ranks.split import load_share
+        from runner.ranks.share import load_share
 
-        return load_share(model, self._ranks.group, dtype, budget_bytes)
+        return load_share(model, self.ranks.group, dtype, budget_bytes)
 
-    def loaded(self, total_bytes: int, budget_bytes: int, run: "Forward") -> "tuple[int, int, Forward]":
-        least_bytes = self._ranks.least_budget(budget_bytes)
-        return *super().machine(total_bytes, least_bytes), forward(run, self._tape)
+    def loaded(self, parts: Parts) -> None:
+        least_bytes = self.ranks.least_budget(parts.budget_bytes)
+        parts.total_bytes, parts.budget_bytes = super().machine(parts.total_bytes, least_bytes)
+        parts.logits = checked_forward(parts.logits, self._tape)
 
     def forward(self, run: "Forward") -> "Forward":
-        return run
+        """Returns the forward of the warm-up, before which the tape is written. Its graph was built before all entries
+        so far."""
+
+        def flushed(tokens: "mx.array", layers: list[object]) -> "mx.array":
+            self._tape.flush()
+            return run(tokens, layers)
+
+        return flushed
+
+    def wrap(self, parts: Parts) -> None:
+        run = parts.forward
+        super().wrap(parts)
+        parts.forward = run  # `loaded` has wrapped it
 
 
-def forward(run: "Forward", tape: Tape) -> "Forward":
+def checked_forward(run: "Forward", tape: Tape) -> "Forward":
     """Returns the forward `run`, before which all ranks make sure that they are at the same place."""
 
     def checked(tokens: "mx.array", layers: list[object]) -> "mx.array":
