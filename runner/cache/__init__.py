@@ -40,10 +40,10 @@ def make_cache(
     it where prompts often diverge. Raises ValueError for an unknown kind.
     """
     if kind == "trie":
-        from runner.cache.checkpoints import TurnCheckpoints
+        from runner.cache.checkpoints import CheckpointPolicy
         from runner.cache.trie_cache import TrieCache
 
-        return TrieCache(facts, budget_bytes, TurnCheckpoints(turn_tokens))
+        return TrieCache(facts, budget_bytes, CheckpointPolicy(turn_tokens))
     if kind in ("single", "none"):
         from runner.cache.single import NullCache, SingleEntryCache
 

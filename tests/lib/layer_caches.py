@@ -102,7 +102,7 @@ def write(state: LayerState, count: int, at_once: bool = True, first: int | None
         complete(state.page_out())
         read = append(state.layer, positions(begin, length))
         mx.eval(state.arrays())
-        state.advance(length)
+        state.count_tokens(length)
         begin += length
     return read
 
@@ -165,7 +165,7 @@ def kept(snapshot: Snapshot | None) -> list[int]:
 
 def entries(state: LayerState, start: int, stop: int) -> list[int]:
     """Returns the positions in a layer's own copy of some tokens."""
-    arrays = state.copy(start, stop).arrays
+    arrays = state.copy_tokens(start, stop).arrays
     half = len(arrays) // 2
     return _pairs((arrays[:half], arrays[half:]))
 

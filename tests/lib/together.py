@@ -212,7 +212,7 @@ class Client:
 
     def fail_in_cache(self) -> None:
         """Fails the cache's own part of the next forward."""
-        with suppress(BrokenError), breaking(SequenceLayers, "advance"), self.session.forward(1):
+        with suppress(BrokenError), breaking(SequenceLayers, "count_forward"), self.session.forward(1):
             for layer in self.session.layers:
                 assert isinstance(layer, FakeLayer)
                 layer.see([99])

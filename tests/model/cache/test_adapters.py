@@ -73,7 +73,7 @@ def test_layer_caches_come_in_the_order_of_the_model_once_without_gaps() -> None
 
 def test_a_reset_copies_out_every_kind_of_layer() -> None:  # scenario 31
     kinds = layer_caches.KINDS.values()
-    sequence = SequenceLayers(LayerFacts(lambda: [make() for make in kinds], range(len(kinds))))
+    sequence = SequenceLayers(LayerFacts(lambda: [make() for make in kinds], frozenset(range(len(kinds)))))
     _write(sequence, 6)
     snapshots = [taken(state) for state in sequence.states]
     sequence.reset()
@@ -93,7 +93,7 @@ def _write(sequence: SequenceLayers, count: int) -> None:
     sequence.page_out()
     for state in sequence.states:
         _append(state, count)
-    sequence.advance(count)
+    sequence.count_forward(count)
     sequence.evaluate()
 
 

@@ -15,9 +15,9 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.checkpoints import TurnCheckpoints
+from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.layer_interface import Snapshot
-from runner.cache.layers.batch import staying
+from runner.cache.layers.batched import staying
 from runner.cache.layers.snapshot import LayerSnapshot
 from runner.cache.node import spelled
 from runner.cache.session import DecodeRows, TrieSession
@@ -46,7 +46,7 @@ class Sessions:
         """What rows say is `drafted` in rounds, of which each row has other tokens right."""
         self.model = model
         self.drafted = drafted
-        self.cache = TrieCache(model.facts, policy=TurnCheckpoints(gap=3, first_distance=16))
+        self.cache = TrieCache(model.facts, policy=CheckpointPolicy(gap=3, first_distance=16))
         self.together = together
         self.sessions: list[TrieSession] = []
         self.rows: list[DecodeRows] = []
@@ -184,7 +184,7 @@ def arrays_of(snapshot: Snapshot) -> list[mx.array]:
         return snapshot._owned.arrays
     home = snapshot.owner
     assert home is not None
-    return home.copy(snapshot.start, snapshot.stop).arrays
+    return home.copy_tokens(snapshot.start, snapshot.stop).arrays
 
 
 Trie = dict[tuple[int, ...], tuple[bool, list[Held | None]]]
@@ -235,7 +235,7 @@ def _all_of(users: Sessions, trie: Trie) -> list[mx.array]:
     for session in users.sessions:
         for state in session.sequence.states:
             if state.offset:
-                arrays += state.copy(max(0, state.needs(state.offset)), state.offset).arrays
+                arrays += state.copy_tokens(max(0, state.needs(state.offset)), state.offset).arrays
     return arrays
 
 

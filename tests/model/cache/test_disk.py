@@ -10,7 +10,7 @@ from typing import cast
 import mlx.core as mx
 import pytest
 
-from runner.cache.checkpoints import TurnCheckpoints
+from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.sketch import Sketch
 from runner.cache.trie_cache import TrieCache
 from runner.disk import serialize
@@ -35,10 +35,10 @@ class Process:
     """A process with a trie over a model, and a directory."""
 
     def __init__(
-        self, model: Tiny, directory: Path, budget: int | None = None, policy: TurnCheckpoints | None = None
+        self, model: Tiny, directory: Path, budget: int | None = None, policy: CheckpointPolicy | None = None
     ) -> None:
         self.model = model
-        self.cache = TrieCache(model.facts, budget, policy or TurnCheckpoints(gap=8, first_distance=64))
+        self.cache = TrieCache(model.facts, budget, policy or CheckpointPolicy(gap=8, first_distance=64))
         self.store: SegmentStore = store(directory)
         self.unsaved = UnsavedSegments(self.cache, self.store.index, NAMESPACE, ROOT)
         self.reader = Reader(self.store, ROOT)

@@ -8,7 +8,7 @@ import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers.adapter import LayerState
-from runner.cache.layers.batch import BatchedLayers
+from runner.cache.layers.batched import BatchedLayers
 from runner.cache.layers.kv import KVState
 from runner.cache.layers.states import RecurrentState
 from runner.cache.layers.window import ChunkState, WindowState

@@ -14,7 +14,7 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.checkpoints import TurnCheckpoints
+from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.single import NullCache
 from runner.cache.trie_cache import TrieCache
 from runner.numbers.cache import cache_nodes
@@ -68,7 +68,7 @@ class Users:
         ask(model, NullCache(model.facts), [1] * 20, say=2)  # what a model makes at its first use stays
         self.model = model
         self.before = active()
-        self.cache = TrieCache(model.facts, budget, TurnCheckpoints(gap=3, first_distance=first_distance))
+        self.cache = TrieCache(model.facts, budget, CheckpointPolicy(gap=3, first_distance=first_distance))
         self.random = random.Random(5)
         self._known: dict[int, dict] = {}  # type: ignore[type-arg]  # of tokens, recursive
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.eviction import LeastRecentLeaf, LeastWorth
+from runner.cache.eviction import EvictionOrder
 from runner.cache.layers import snapshot
 from runner.cache.layers.snapshot import Ledger, own
 from runner.cache.sequence import SequenceLayers
@@ -79,8 +79,7 @@ def test_a_request_looks_at_its_own_nodes_only(family: str) -> None:
         (PrefixTrie, "nodes"),
         (PrefixTrie, "remove"),
         (PrefixTrie, "merge"),
-        (LeastRecentLeaf, "weight"),
-        (LeastWorth, "weight"),
+        (EvictionOrder, "weight"),
     ) as calls:
         users.ask([1, 2, 3, *range(110, 115), *range(10, 30)])
     assert users.cache.nbytes < budget
@@ -144,7 +143,7 @@ def _flat(arrays: object) -> Iterator[mx.array]:
 
 
 def test_a_cut_computes_all_its_copies_at_once() -> None:
-    cache = TrieCache(LayerFacts(deep, range(LAYERS)))
+    cache = TrieCache(LayerFacts(deep, frozenset(range(LAYERS))))
     two_conversations(cache)
     node = next(node for node in cache.trie.nodes() if node.nbytes)
     with evaluations() as counts:
@@ -158,7 +157,7 @@ def test_a_cut_computes_all_its_copies_at_once() -> None:
 
 def test_large_copies_are_computed_at_once() -> None:
     """Each while the others are whole: there is no room for all of it again."""
-    cache = TrieCache(LayerFacts(deep, range(LAYERS)))
+    cache = TrieCache(LayerFacts(deep, frozenset(range(LAYERS))))
     two_conversations(cache)
     node = next(node for node in cache.trie.nodes() if node.nbytes)
     half = 30 * 4 * 4 * 2

@@ -6,10 +6,12 @@ is equal up to the noise that these make by themselves (`tiny.py` has it for eve
 The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import pytest
 
-from runner.cache.checkpoints import Checkpoint
+from runner.cache.checkpoints import Checkpoint, CheckpointPolicy
 from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import KINDS, WINDOW, tiny, words
 from tests.lib.driver import ask, ask_uncached, check_equal, check_trie, forwards_at_once, largest
@@ -17,13 +19,13 @@ from tests.lib.driver import ask, ask_uncached, check_equal, check_trie, forward
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-class NoPoints:
+class NoPoints(CheckpointPolicy):
     """Nothing but the ends of sequences can be come back to."""
 
-    def plan(self, tokens: object, cached: int, branch: int, most: int | None) -> list[Checkpoint]:
+    def plan(self, tokens: Sequence[int], cached: int, branch: int, most: int | None) -> list[Checkpoint]:
         return []
 
-    def expired(self, points: object, end: int) -> list[int]:
+    def expired(self, points: Sequence[int], end: int) -> list[int]:
         return []
 
 

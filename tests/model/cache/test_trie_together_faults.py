@@ -32,15 +32,15 @@ PREFIX = list(range(1, 49))
 everyone = pytest.mark.parametrize("family", FAMILIES)
 
 PLACES: list[tuple[str, type, str]] = [
-    ("K", FakeKVState, "copy"),
+    ("K", FakeKVState, "copy_tokens"),
     ("R", FakeKVState, "restore"),
     ("K", FakeKVState, "snapshot"),
     ("R", FakeSlice, "split"),
     ("K", FakeSlice, "after"),
-    ("S", FakeWindowState, "copy"),
+    ("S", FakeWindowState, "copy_tokens"),
     ("S", FakeWindowState, "restore"),
     ("S", FakeWindowState, "snapshot"),
-    ("P", FakeRecurrentState, "copy"),
+    ("P", FakeRecurrentState, "copy_tokens"),
     ("R", FakeRecurrentState, "restore"),
     ("R", FakeState, "split"),
     ("P", FakeState, "after"),
@@ -48,7 +48,7 @@ PLACES: list[tuple[str, type, str]] = [
     ("K", SequenceLayers, "rewind"),
     ("R", SequenceLayers, "reset"),
     ("K", SequenceLayers, "measure"),
-    ("R", PrefixTrie, "advance"),
+    ("R", PrefixTrie, "extend"),
     ("K", PrefixTrie, "split"),
     ("R", PrefixTrie, "merge"),
     ("K", PrefixTrie, "remove"),

@@ -13,7 +13,7 @@ import pytest
 
 import runner.cache.layers.kv
 import runner.cache.sequence
-from runner.cache.layers.batch import BatchedLayers
+from runner.cache.layers.batched import BatchedLayers
 from runner.cache.layers.snapshot import Copy, complete
 from runner.engine.policy import SlicePolicy
 from runner.sampling.sample import Choice, Sample

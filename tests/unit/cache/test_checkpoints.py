@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 import runner.process.lean_mlx_lm  # noqa: F401
-from runner.cache.checkpoints import Checkpoint, TurnCheckpoints
+from runner.cache.checkpoints import Checkpoint, CheckpointPolicy
 from runner.cache.session import TrieSession
 from runner.cache.sketch import LayerFacts
 from runner.cache.trie_cache import TrieCache
@@ -22,7 +22,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
 
 START, END, THINK, NEWLINE, WORD = 0, 1, 2, 3, 50
 TURN_TOKENS = frozenset({START, END, THINK})
-POINTS = TurnCheckpoints(TURN_TOKENS)
+POINTS = CheckpointPolicy(TURN_TOKENS)
 GAP, BEFORE_END, NEAREST = 32, 4, 256
 
 
@@ -138,11 +138,11 @@ def test_a_prompt_of_special_tokens_has_checkpoints_throughout() -> None:
     assert len(at) <= 16
 
 
-@pytest.mark.parametrize("name", ["turns", "before_end", "first_distance", "gap", "recent"])
+@pytest.mark.parametrize("name", ["first_distance", "gap", "recent"])
 def test_only_positive_distances_and_counts(name: str) -> None:
     with pytest.raises(ValueError, match="positive"):
-        TurnCheckpoints(frozenset(), **{name: 0})
-    TurnCheckpoints(frozenset(), **{name: 1})
+        CheckpointPolicy(frozenset(), **{name: 0})
+    CheckpointPolicy(frozenset(), **{name: 1})
 
 
 # --- what a conversation keeps
@@ -181,7 +181,7 @@ class Numbers(Protocol):
 
 
 def hybrid() -> TrieCache:
-    return TrieCache(LayerFacts(lambda: [KVCache(), ArraysCache(1)], range(2)), policy=POINTS)
+    return TrieCache(LayerFacts(lambda: [KVCache(), ArraysCache(1)], frozenset(range(2))), policy=POINTS)
 
 
 def forward(session: TrieSession, count: int) -> None:

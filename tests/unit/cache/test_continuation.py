@@ -43,7 +43,7 @@ def test_pictures_end_a_continuation() -> None:
 
 def test_a_fork_offers_the_way_that_was_used_last() -> None:
     trie = PrefixTrie()
-    first, second = trie.advance(trie.root(), keys([1, 2, 3, 4])), trie.advance(trie.root(), keys([1, 2, 7, 8]))
+    first, second = trie.extend(trie.root(), keys([1, 2, 3, 4])), trie.extend(trie.root(), keys([1, 2, 7, 8]))
     for used, expected in ((first, [3, 4]), (second, [7, 8])):
         trie.touch(used)
         assert trie.continuation(trie.root(), keys([1, 2]), 9).tolist() == expected
@@ -54,7 +54,7 @@ def test_any_continuation_is_a_path_of_the_trie() -> None:
     for _ in range(200):
         text = [numbers.randrange(3) for _ in range(numbers.randint(1, 12))]
         texts.append(text)
-        trie.touch(trie.advance(trie.root(), keys(text)))
+        trie.touch(trie.extend(trie.root(), keys(text)))
         begun = [numbers.randrange(3) for _ in range(numbers.randint(0, 6))]
         found = trie.continuation(trie.root(), keys(begun), numbers.randint(1, 5)).tolist()
         whole = begun + found

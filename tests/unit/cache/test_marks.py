@@ -37,7 +37,7 @@ def run(state: LayerState, count: int, right: int) -> Mark:
     drafts = [positions(state.offset, right), positions(WRONG, count - right)]
     append(state.layer, mx.concatenate(drafts, axis=-2))
     mx.eval(state.arrays())
-    state.advance(count)
+    state.count_tokens(count)
     return mark
 
 

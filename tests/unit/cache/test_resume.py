@@ -79,7 +79,7 @@ class Noted(LayerState):
     def snapshot(self, start: int, stop: int) -> Snapshot | None:
         raise NotImplementedError
 
-    def copy(self, start: int, stop: int) -> Owned:
+    def copy_tokens(self, start: int, stop: int) -> Owned:
         raise NotImplementedError
 
     def restore(self, snapshots: Sequence[Snapshot]) -> None:
@@ -153,7 +153,7 @@ class Scene:
     ) -> None:
         self.notes: list[str] = []
         made = [kind(self.notes, offset, back) for kind in kinds]
-        self.sequence = SequenceLayers(LayerFacts(lambda: [*map(Adapted, made)], range(len(kinds))))
+        self.sequence = SequenceLayers(LayerFacts(lambda: [*map(Adapted, made)], frozenset(range(len(kinds)))))
         self.path = [Node(keys(()), None)]
         for start, stop in zip((0, *ends), ends, strict=False):
             node = Node(keys(range(start, stop)), self.path[-1])

@@ -95,7 +95,7 @@ def test_a_layer_ahead_at_close_that_cannot_go_back_frees_all(
 
     def ahead(sequence: SequenceLayers) -> None:
         conversation.layers[1].see([99])
-        sequence.states[1].advance(1)
+        sequence.states[1].count_tokens(1)
 
     with caplog.at_level(logging.WARNING):
         conversation.turn(PROMPT, ANSWER, before_close=ahead)

@@ -74,7 +74,7 @@ def test_what_is_copied_out_keeps_no_buffer_alive(kind: str, heads: int) -> None
         layer_cache[0], layer_cache[1] = entries[:, :, -3:], entries[:, :, :4080]  # as convolutions leave them
     else:
         cast("Appending", layer_cache).update_and_fetch(entries, -entries)
-    state.advance(4090)
+    state.count_tokens(4090)
     mx.eval(state.arrays())
     del entries
     snapshot = taken(state)

@@ -78,7 +78,7 @@ def test_in_place_writes_do_not_reach_what_was_copied_out() -> None:
     layer_cache = ArraysCache(1)
     layer_cache[0] = mx.zeros((1, 8))
     state = adapted(layer_cache)
-    state.advance(8)
+    state.count_tokens(8)
     snapshot = taken(state)
     for _ in range(2):
         complete(state.page_out())
@@ -95,7 +95,7 @@ def test_a_restored_state_belongs_to_no_batch() -> None:
     state = adapted(layer_cache)
     assert isinstance(state, RecurrentState)
     layer_cache[0] = mx.full((1, 3, 4), 7.0)
-    state.advance(7)
+    state.count_tokens(7)
     snapshot = taken(state)
     assert len(state.arrays()) == 1
     complete(state.page_out())
@@ -119,7 +119,7 @@ def test_a_convolution_state_keeps_no_forward_alive(adapter: Callable[[object], 
     mx.eval(layer_cache[0])
     del forward
     before = held_bytes()
-    state.advance(4000)
+    state.count_tokens(4000)
     snapshot = taken(state)
     complete(state.page_out())
     assert snapshot.nbytes == 3 * 64 * 4
