@@ -107,6 +107,12 @@ def write(state: LayerState, count: int, at_once: bool = True, first: int | None
     return read
 
 
+def write_unseen(state: LayerState, first: int) -> None:
+    """Writes one token, with no regard to live snapshots."""
+    cast("Appending", state.layer).update_and_fetch(positions(first, 1), -positions(first, 1))
+    mx.eval(state.arrays())
+
+
 def append(layer_cache: object, entries: mx.array) -> list[int]:
     """Writes the entries of a forward; returns the positions that it could attend to."""
     if isinstance(layer_cache, ArraysCache):

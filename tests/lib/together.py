@@ -28,6 +28,11 @@ Held = dict[tuple[tuple[int, ...], int], Content]
 """Keyed by the tokens from the root to the end of a node, and a slot."""
 
 
+def own(user: int, count: int = 10) -> list[int]:
+    """Returns tokens that only this user says."""
+    return [user * 100 + word for word in range(count)]
+
+
 class BrokenError(MemoryError):
     """The fault that a test causes."""
 

@@ -2,8 +2,6 @@
 
 The tokens are given, not sampled. Every story is told twice, once with all forwards alone; layers, records, trie and
 what follows are compared. The two differ by rounding at most.
-
-The numbered scenarios are those of docs/internals/cache.md, section 8.
 """
 
 from collections.abc import Sequence
@@ -14,7 +12,6 @@ from unittest.mock import patch
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.checkpoints import CheckpointPolicy
 from runner.cache.layer_interface import Snapshot
 from runner.cache.layers.batched import staying
@@ -275,9 +272,6 @@ def test_a_stay_in_a_batch_is_like_decoding_alone(kind: str, drafted: bool) -> N
     joined.check_answer([*joined.sessions[2].recorded, 63])
 
 
-# --- what breaks
-
-
 @every_kind
 def test_a_row_that_cannot_be_taken_home_fails_alone(kind: str) -> None:
     users = Sessions(tiny(kind), PROMPTS[:3])
@@ -332,9 +326,6 @@ def test_a_forward_that_breaks_advances_no_session(kind: str) -> None:
         each.close(2, 0, 1)
         check_trie(each.cache)
     assert trie_of(users.cache).keys() == trie_of(alone.cache).keys()
-
-
-# --- what it costs
 
 
 def check_locks(users: Sessions) -> None:

@@ -141,19 +141,6 @@ def test_a_conversation_goes_on_over_many_processes(kind: str, tmp_path: Path) -
     assert again.save() == 0
 
 
-def test_a_trie_is_filled_before_the_first_forward(tmp_path: Path) -> None:
-    for kind in ("llama", "gemma3", "qwen3_next", "mamba2"):
-        writer = Process(tiny(kind), tmp_path / kind)
-        prompt = words(400)
-        writer.ask(prompt)
-        writer.save()
-        reader = Process(tiny(kind), tmp_path / kind)
-        reader.restore(prompt)
-        session = reader.cache.begin(prompt)
-        assert session.cached == reader.cache.sequences.kept.offset > 300
-        session.close()
-
-
 def test_a_budget_takes_the_beginning_and_keeps_its_bound(tmp_path: Path) -> None:
     for kind in ("llama", "qwen3_next"):
         writer = Process(tiny(kind), tmp_path / kind)

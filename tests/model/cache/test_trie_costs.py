@@ -1,14 +1,13 @@
 """Counts the work of the trie cache for one request: none of it grows with the nodes of other conversations."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.eviction import EvictionOrder
 from runner.cache.layers import snapshot
 from runner.cache.layers.snapshot import Ledger, own
@@ -20,7 +19,7 @@ from runner.cache.trie_cache import TrieCache
 from scripts.tools.models.tiny import tiny, words
 from tests.lib.driver import ask as serve
 from tests.lib.fakes import FAMILIES, FakeLayer, facts_of_fakes
-from tests.lib.memory import held_bytes
+from tests.lib.memory import exact_memory, held_bytes
 from tests.lib.story import Every
 
 from mlx_lm.models.cache import KVCache  # isort: skip
@@ -60,14 +59,10 @@ def counting(*functions: tuple[type, str]) -> Iterator[list[str]]:
 
         return call
 
-    patches = [patch.object(where, name, counted(name, getattr(where, name))) for where, name in functions]
-    for each in patches:
-        each.start()
-    try:
+    with ExitStack() as patches:
+        for where, name in functions:
+            patches.enter_context(patch.object(where, name, counted(name, getattr(where, name))))
         yield calls
-    finally:
-        for each in patches:
-            each.stop()
 
 
 @everyone
@@ -75,21 +70,14 @@ def test_a_request_looks_at_its_own_nodes_only(family: str) -> None:
     """And at those near the ones that go for it."""
     users = Users(family, 300)
     budget = users.cache.budget_bytes = users.cache.nbytes - 1
-    with counting(
-        (PrefixTrie, "nodes"),
-        (PrefixTrie, "remove"),
-        (PrefixTrie, "merge"),
-        (EvictionOrder, "weight"),
-    ) as calls:
+    counted = (PrefixTrie, "nodes"), (PrefixTrie, "remove"), (PrefixTrie, "merge"), (EvictionOrder, "weight")
+    with counting(*counted) as calls:
         users.ask([1, 2, 3, *range(110, 115), *range(10, 30)])
     assert users.cache.nbytes < budget
     gone = calls.count("remove") + calls.count("merge")
     assert 0 < gone < 60
     assert calls.count("weight") <= 30 + 4 * gone < 300
     assert "nodes" not in calls
-
-
-# --- copies
 
 
 def deep() -> list[object]:
@@ -219,8 +207,7 @@ def test_nothing_is_put_off_for_longer_than_a_step(kind: str) -> None:
 def test_what_is_cut_apart_shares_no_buffer() -> None:
     """MLX hands on a buffer that no other array holds if all of it but 16 KiB is wanted, and then all of it stays in
     memory: it did so where the first part was finished before the second one began."""
-    limit = mx.set_cache_limit(0)
-    try:
+    with exact_memory():
         ledger, halves = Ledger(), []
         before = held_bytes()
         whole = mx.random.normal((1, 1, 1000, 16))
@@ -231,11 +218,8 @@ def test_what_is_cut_apart_shares_no_buffer() -> None:
             halves.append(ledger.defer([own(whole[..., part, :])], [whole]))
         del whole
         ledger.flush()
-        mx.synchronize()
         held = sum(half.arrays[0].nbytes for half in halves)
         assert held <= held_bytes() - before <= held + 4096
-    finally:
-        mx.set_cache_limit(limit)
 
 
 def test_a_salt_leaves_nothing_behind() -> None:

@@ -1,35 +1,20 @@
 """Checks that a trie cache piles nothing up in the long run, and frees at once what it must.
 
-The numbered scenarios are those of docs/internals/cache.md, section 8.
+Scenarios: docs/internals/cache.md, 8.
 """
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache import resume
 from runner.cache.layer_interface import Miss
 from runner.cache.trie_cache import TrieCache
 from runner.numbers.cache import cache_nodes
 from scripts.tools.models.tiny import VOCAB, tiny, words
 from tests.lib.driver import Accident, ask, ask_uncached, check_equal, check_trie
-from tests.lib.memory import held_bytes
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Python's own collector of cycles does nothing meanwhile."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+from tests.lib.memory import exact_memory, held_bytes
 
 
 def test_a_failed_resume_frees_before_it_starts_anew() -> None:
@@ -43,7 +28,7 @@ def test_a_failed_resume_frees_before_it_starts_anew() -> None:
         free.append(held_bytes())
         return open_session(self, prompt, *rest)  # type: ignore[arg-type]
 
-    with without_collector():
+    with exact_memory():
         before = held_bytes()
         cache = TrieCache(model.facts)
         for seed in range(3):

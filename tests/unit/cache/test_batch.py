@@ -9,7 +9,6 @@ from typing import Protocol, cast
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.layers import adapt, flatten
 from runner.cache.layers.adapter import LayerState
 from runner.cache.layers.batched import BatchedLayers, batchable, staying
@@ -134,9 +133,6 @@ def _append(cache: Attending, entries: mx.array, offsets: list[int], mask: mx.ar
         [sorted(at for at, seen in zip(held, token, strict=True) if seen) for token in tokens]
         for held, tokens in zip(written, shown, strict=True)
     ]
-
-
-# --- rows
 
 
 LENGTHS = (1, 2, 7, 8, 9, 15, 16, 17, 40, 255, 256, 257, 299, 300, 301, 310, 520)
@@ -324,7 +320,7 @@ def test_a_layer_that_the_model_does_not_use_stays_empty() -> None:
         write(adapted(row[4]), count)
         rows.append(row)
     batch = BatchedLayers(rows)
-    batch.extend([[KVCache(), None, RotatingKVCache(WINDOW), ArraysCache(2), adapted_leaf(7)]])
+    batch.extend([[KVCache(), None, RotatingKVCache(WINDOW), ArraysCache(2), *_list(_filled(7))]])
     batch.keep([0, 2])
     assert batch.layers[1] is None
     assert len(batch.caches) == 4
@@ -335,10 +331,6 @@ def test_a_layer_that_the_model_does_not_use_stays_empty() -> None:
         state.absorb(batch_cache, 0, 1)
     assert [state.empty for state in states] == [True, True, True, False]
     assert held(states[3]) == [0, 1, 2, 3]
-
-
-def adapted_leaf(count: int) -> object:
-    return _list(_filled(count))[0]
 
 
 @pytest.mark.parametrize("kind", ["window", "arrays"])
@@ -364,9 +356,6 @@ def test_the_states_of_a_row_are_its_own_and_counted_by_the_forward() -> None:
     assert (states[1].offset, held(states[1])) == (3, [100, 101, 102])
     states[1].count_tokens(4)
     assert states[1].offset == 7
-
-
-# --- what goes together
 
 
 def test_which_layers_can_be_batched() -> None:

@@ -1,18 +1,14 @@
 """Checkpoints: the plan for one prompt, those that a long conversation keeps, and the tokens that both save, over the
-real trie cache with layers of one number a token.
-
-The numbered scenarios are those of docs/internals/cache.md, section 8.
+real trie cache with layers of one number a token. Scenarios: docs/internals/cache.md, 8.
 """
 
 import random
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Protocol, cast
 
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache.checkpoints import Checkpoint, CheckpointPolicy
 from runner.cache.session import TrieSession
 from runner.cache.sketch import LayerFacts
@@ -24,6 +20,7 @@ START, END, THINK, NEWLINE, WORD = 0, 1, 2, 3, 50
 TURN_TOKENS = frozenset({START, END, THINK})
 POINTS = CheckpointPolicy(TURN_TOKENS)
 GAP, BEFORE_END, NEAREST = 32, 4, 256
+PICTURE = [-7] * 50
 
 
 def chat(*lengths: int) -> tuple[list[int], list[int]]:
@@ -42,17 +39,10 @@ def offsets(tokens: Sequence[int], cached: int = 0, branch: int = 0, most: int |
     return [point.at for point in POINTS.plan(tokens, cached, branch, most)]
 
 
-# --- the plan for one prompt
-
-
 def test_a_prompt_is_left_where_its_last_messages_begin_and_after_the_system_prompt() -> None:
     tokens, stops = chat(500, *[60] * 10)
     assert offsets(tokens)[0] == stops[0]
     assert offsets(tokens)[-4:] == stops[-4:]
-
-
-def test_a_prompt_is_left_shortly_before_its_end() -> None:
-    assert offsets([WORD] * 200) == [200 - BEFORE_END]
 
 
 @pytest.mark.parametrize("tail", [[], [2, NEWLINE], [2, NEWLINE, NEWLINE, 8, NEWLINE]])
@@ -63,13 +53,19 @@ def test_a_prompt_is_left_before_whatever_opens_the_answer(tail: list[int]) -> N
     assert offsets([*tokens, *tail])[-1] == stops[-1]
 
 
-def test_no_prompt_is_left_inside_a_picture() -> None:
-    first, second = [-7] * 50, [-8] * 50
-    assert offsets([WORD] * 100 + first + [WORD]) == [100]
-    assert offsets([WORD] * 100 + first + second + [WORD]) == [150]
-    assert offsets([WORD] * 100 + first + [WORD] * 4) == [150]
-    assert offsets([*[WORD] * 5, *[-7] * 3000, *[WORD] * 100]) == [3105 - BEFORE_END]  # nor in the middle
-    assert offsets(first) == []
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([WORD] * 200, [200 - BEFORE_END]),
+        ([*[WORD] * 100, *PICTURE, WORD], [100]),
+        ([*[WORD] * 100, *PICTURE, *[-8] * 50, WORD], [150]),
+        ([*[WORD] * 100, *PICTURE, *[WORD] * 4], [150]),
+        ([*[WORD] * 5, *[-7] * 3000, *[WORD] * 100], [3105 - BEFORE_END]),  # nor in the middle
+        (PICTURE, []),
+    ],
+)
+def test_a_prompt_is_left_before_its_end_and_never_in_a_picture(tokens: list[int], expected: list[int]) -> None:
+    assert offsets(tokens) == expected
 
 
 def test_a_prompt_is_left_where_another_parts_from_it() -> None:
@@ -145,9 +141,6 @@ def test_only_positive_distances_and_counts(name: str) -> None:
     CheckpointPolicy(frozenset(), **{name: 1})
 
 
-# --- what a conversation keeps
-
-
 def grown(step: int, end: int) -> list[int]:
     """Returns the checkpoints of a conversation that makes one every `step` tokens, thinned after each."""
     points: list[int] = []
@@ -165,21 +158,6 @@ def test_a_long_conversation_keeps_few_checkpoints(step: int) -> None:
         assert len(grown(step, end)) <= 16 + 2 * ((end // NEAREST).bit_length() + 1) + 1
 
 
-# --- what it is worth
-
-
-class Stated(Protocol):
-    """A layer with a state."""
-
-    cache: list[mx.array]
-
-
-class Numbers(Protocol):
-    """A layer with numbers for each token."""
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> object: ...
-
-
 def hybrid() -> TrieCache:
     return TrieCache(LayerFacts(lambda: [KVCache(), ArraysCache(1)], frozenset(range(2))), policy=POINTS)
 
@@ -187,9 +165,10 @@ def hybrid() -> TrieCache:
 def forward(session: TrieSession, count: int) -> None:
     with session.forward(count):
         sliced, state = session.layers
-        numbers = mx.zeros((1, 1, count, 1))
-        cast("Numbers", sliced).update_and_fetch(numbers, numbers)
-        cast("Stated", state).cache = [mx.zeros((1,))]
+        assert isinstance(sliced, KVCache)
+        assert isinstance(state, ArraysCache)
+        sliced.update_and_fetch(mx.zeros((1, 1, count, 1)), mx.zeros((1, 1, count, 1)))
+        state[0] = mx.zeros((1,))
 
 
 def serve(cache: TrieCache, prompt: list[int], answer: Sequence[int]) -> int:

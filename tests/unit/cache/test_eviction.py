@@ -105,18 +105,12 @@ def test_checkpoints_are_evicted_by_their_own_age() -> None:
     assert tree.going(WORTH) == ["a", "ab", "abc", "d"]
 
 
-# --- worth
-
-
 def test_what_frees_nothing_is_not_merged() -> None:
     """A node without a state: its slice would only move into the child."""
     tree = Tree("a", "ab")
     tree.at["a"].slots = [Bytes(1000), None]
     assert tree.going(WORTH, spared="ab") == []
     assert tree.going(WORTH) == ["ab", "a"]
-
-
-# --- kept up
 
 
 @every_order

@@ -137,9 +137,6 @@ def test_others_share_what_is_certain_while_a_round_is_open(family: str) -> None
     contents(users)
 
 
-# --- the contract of every cache
-
-
 def session_of(kind: str, prompt: list[int], *layers: type[FakeLayer]) -> Session:
     session = make_cache(kind, facts_of_fakes(layers or (FakeKV, FakeWindow))).begin(prompt)
     see(session, prompt)

@@ -195,8 +195,6 @@ def test_changes_that_would_break_the_trie_are_refused() -> None:  # scenarios 2
     assert [node.locks for node in (trie.root(), inner, leaf, locked)] == [1, 0, 0, 1]
 
 
-# --- whatever is done to it
-
 words = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 
 
@@ -318,8 +316,6 @@ def test_any_work_on_the_trie_keeps_what_was_put_in() -> None:
     )
     run_state_machine_as_test(Work, settings=limits)
 
-
-# --- what it costs (scenario 75)
 
 NODES, PROMPT = 10_000, 100_000
 

@@ -3,9 +3,7 @@
 Families: K keys and values only, S with a window of 4, R with a recurrent layer, P recurrent layers only. A pair
 (cached, remaining) is what `begin` found of a prompt. Numbers in comments are those of the scenarios in the reference.
 `Conversation` checks layers, trie, bytes and the content of every snapshot at each step, so each story shows more than
-it asserts.
-
-The numbered scenarios are those of docs/internals/cache.md, section 8.
+it asserts. Scenarios: docs/internals/cache.md, 8.
 """
 
 from collections.abc import Sequence

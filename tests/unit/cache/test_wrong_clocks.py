@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import mlx.core as mx
 import pytest
 
-import runner.process.lean_mlx_lm  # noqa: F401
 from runner.cache import CACHE_KINDS, PrefixCache, make_cache
 from runner.cache.session import Session
 from runner.cache.sketch import LayerFacts
