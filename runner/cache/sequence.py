@@ -20,11 +20,8 @@ class Totals:
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        """Counts the snapshots."""
         self.evictions = 0
-        """The number of evictions so far."""
         self.evicted_bytes = 0
-        """The bytes that they freed."""
         self.restored_bytes = 0
         """The bytes of all snapshots that layers have restored."""
 

@@ -162,5 +162,4 @@ class LiveSequences:
         sequence.reset()
 
     def fresh(self) -> SequenceLayers:
-        """Returns new layers."""
         return SequenceLayers(self.facts, self.totals)

@@ -36,11 +36,6 @@ class PrefixTrie:
             self.roots[salt] = Node(keys(()), None)
         return self.roots[salt]
 
-    @property
-    def empty(self) -> bool:
-        """True if there are no nodes but roots."""
-        return not any(root.children for root in self.roots.values())
-
     def nodes(self) -> Iterator[Node]:
         """Yields all nodes but the roots, parents before their children."""
         waiting = [child for root in self.roots.values() for child in root.children.values()]

@@ -116,7 +116,8 @@ class TrieCache:
         sequence, end = self.sequences.acquire(path, branch)
         miss = Miss.NONE
         if not matched:
-            miss = Miss.NO_COMMON_PREFIX if root.children else Miss.EMPTY if self.trie.empty else Miss.SALT
+            elsewhere = any(each.children for each in self.trie.roots.values())
+            miss = Miss.NO_COMMON_PREFIX if root.children else Miss.SALT if elsewhere else Miss.EMPTY
         node, refusal = self._restore(sequence, end, path, branch)
         last = len(prompt) - 1
         miss = miss or (refusal if node.end < last else Miss.NONE)

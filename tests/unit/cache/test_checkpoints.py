@@ -35,6 +35,10 @@ def chat(*lengths: int) -> tuple[list[int], list[int]]:
     return [*tokens, START, 7, NEWLINE], stops
 
 
+CLOSE, CLOSE_STOPS = chat(100, 1, 100)
+LONG, LONG_STOPS = chat(5000)
+
+
 def offsets(tokens: Sequence[int], cached: int = 0, branch: int = 0, most: int | None = None) -> list[int]:
     return [point.at for point in POINTS.plan(tokens, cached, branch, most)]
 
@@ -62,21 +66,18 @@ def test_a_prompt_is_left_before_whatever_opens_the_answer(tail: list[int]) -> N
         ([*[WORD] * 100, *PICTURE, *[WORD] * 4], [150]),
         ([*[WORD] * 5, *[-7] * 3000, *[WORD] * 100], [3105 - BEFORE_END]),  # nor in the middle
         (PICTURE, []),
+        (CLOSE, [CLOSE_STOPS[0], CLOSE_STOPS[2]]),  # the earliest of close ones stays
+        # a document and a question about it, without a system prompt; or what a file holds before the cursor
+        (LONG, [*(len(LONG) - distance for distance in (3072, 1536, 768, 384)), *LONG_STOPS]),
     ],
 )
-def test_a_prompt_is_left_before_its_end_and_never_in_a_picture(tokens: list[int], expected: list[int]) -> None:
+def test_a_prompt_is_left_at_these_offsets(tokens: list[int], expected: list[int]) -> None:
     assert offsets(tokens) == expected
 
 
 def test_a_prompt_is_left_where_another_parts_from_it() -> None:
     """For as long as something branches off there."""
     assert Checkpoint(150, False) in POINTS.plan([WORD] * 240, 0, 150, None)
-
-
-def test_of_close_checkpoints_the_earliest_stays() -> None:
-    tokens, stops = chat(100, 1, 100)
-    assert stops[1] - stops[0] < GAP
-    assert offsets(tokens) == [stops[0], stops[2]]
 
 
 def test_where_the_last_answer_ended_is_kept_for_nothing() -> None:
@@ -119,12 +120,6 @@ def test_distances_double_where_there_are_no_messages() -> None:
     assert distances[0] == NEAREST * 3 // 2
     assert [later / earlier for earlier, later in pairwise(distances[:-1])] == [2] * 7
     assert len(at) == 10
-
-
-def test_a_long_first_message_is_left_at_doubling_distances() -> None:
-    """A document and a question about it, without a system prompt; or what a file holds before the cursor."""
-    tokens, stops = chat(5000)
-    assert offsets(tokens) == [*(len(tokens) - distance for distance in (3072, 1536, 768, 384)), *stops]
 
 
 def test_a_prompt_of_special_tokens_has_checkpoints_throughout() -> None:

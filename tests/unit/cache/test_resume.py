@@ -7,6 +7,7 @@ end; the snapshots of a layer as the ends of the nodes that have one.
 from collections.abc import Sequence
 from itertools import product
 from types import SimpleNamespace
+from typing import cast
 
 import mlx.core as mx
 import pytest
@@ -18,29 +19,6 @@ from runner.cache.layers.snapshot import Copy, Ledger, Owned
 from runner.cache.node import Node, keys
 from runner.cache.sequence import SequenceLayers
 from runner.cache.sketch import LayerFacts
-
-
-class Held(Snapshot):
-    """A snapshot of the tokens [start, stop) of a layer."""
-
-    def __init__(self, start: int, stop: int) -> None:
-        self.start, self.stop = start, stop
-
-    @property
-    def live(self) -> bool:
-        return False
-
-    @property
-    def nbytes(self) -> int:
-        return 1
-
-    def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
-        raise NotImplementedError
-
-    def after(self, first: Snapshot | None) -> Snapshot | None:
-        raise NotImplementedError
-
-    def close(self) -> None: ...
 
 
 class Noted(LayerState):
@@ -55,10 +33,6 @@ class Noted(LayerState):
     @property
     def offset(self) -> int:
         return self.at
-
-    @property
-    def empty(self) -> bool:
-        return False
 
     @staticmethod
     def needs(at: int) -> int:
@@ -76,9 +50,6 @@ class Noted(LayerState):
     def reset(self) -> None:
         self.notes.append("reset")
         self.at = 0
-
-    def snapshot(self, start: int, stop: int) -> Snapshot | None:
-        raise NotImplementedError
 
     def copy_tokens(self, start: int, stop: int) -> Owned:
         raise NotImplementedError
@@ -166,7 +137,8 @@ class Scene:
         state = self.sequence.states[slot]
         for node in self.path:
             if node.end in ends:
-                node.slots[slot] = Held(max(node.start, state.needs(node.end)) if start is None else start, node.end)
+                begin = max(node.start, state.needs(node.end)) if start is None else start
+                node.slots[slot] = cast("Snapshot", SimpleNamespace(start=begin, stop=node.end, nbytes=1))
         return self
 
     def covers(self, begin: int, end: int, slot: int = 0) -> bool:

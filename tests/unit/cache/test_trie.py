@@ -28,30 +28,27 @@ class Pieces:
 
 class Piece(Snapshot):
     """A snapshot that knows the tokens it stands for: those of its edge if it is a slice, all up to its end if it is a
-    state. One byte a token, none while it is live."""
+    state. One byte a token."""
 
-    def __init__(self, pieces: Pieces, start: int, content: Sequence[int], *, live: bool = False) -> None:
+    live = False
+
+    def __init__(self, pieces: Pieces, start: int, content: Sequence[int]) -> None:
         self.start = start
         self.stop = start + len(content)
         self.content = list(content)
         self.closed = False
-        self._live = live
         self._pieces = pieces
         pieces.open += 1
 
     @property
-    def live(self) -> bool:
-        return self._live
-
-    @property
     def nbytes(self) -> int:
-        return 0 if self._live else len(self.content)
+        return len(self.content)
 
     def split(self, at: int) -> tuple[Snapshot | None, Snapshot]:
         cut = at - self.start
         assert 0 < cut < len(self.content)
         self.close()
-        return self._made(self.start, self.content[:cut]), self._made(at, self.content[cut:])
+        return Piece(self._pieces, self.start, self.content[:cut]), Piece(self._pieces, at, self.content[cut:])
 
     def after(self, first: Snapshot | None) -> Snapshot | None:
         self.close()
@@ -60,19 +57,13 @@ class Piece(Snapshot):
         assert isinstance(first, Piece)
         assert first.stop == self.start
         first.close()
-        return self._made(first.start, first.content + self.content)
-
-    def page_out(self) -> None:
-        self._live = False
+        return Piece(self._pieces, first.start, first.content + self.content)
 
     def close(self) -> None:
         if self.closed:
             raise RuntimeError("closed twice")
         self.closed = True
         self._pieces.open -= 1
-
-    def _made(self, start: int, content: Sequence[int]) -> Snapshot:
-        return Piece(self._pieces, start, content, live=self._live)
 
 
 class State(Piece):
@@ -193,6 +184,28 @@ def test_changes_that_would_break_the_trie_are_refused() -> None:  # scenarios 2
             change(*arguments)
         grove.check()
     assert [node.locks for node in (trie.root(), inner, leaf, locked)] == [1, 0, 0, 1]
+
+
+def test_a_fork_offers_the_way_that_was_used_last() -> None:
+    trie = PrefixTrie()
+    first, second = trie.extend(trie.root(), keys([1, 2, 3, 4])), trie.extend(trie.root(), keys([1, 2, 7, 8]))
+    for used, expected in ((first, [3, 4]), (second, [7, 8])):
+        trie.touch(used)
+        assert trie.continuation(trie.root(), keys([1, 2]), 9).tolist() == expected
+
+
+def test_any_continuation_is_a_path_of_the_trie() -> None:
+    numbers, trie, texts = random.Random(5), PrefixTrie(), []
+    for _ in range(200):
+        text = [numbers.randrange(3) for _ in range(numbers.randint(1, 12))]
+        texts.append(text)
+        trie.touch(trie.extend(trie.root(), keys(text)))
+        begun = [numbers.randrange(3) for _ in range(numbers.randint(0, 6))]
+        found = trie.continuation(trie.root(), keys(begun), numbers.randint(1, 5)).tolist()
+        whole = begun + found
+        longer = [text for text in texts if text[: len(begun)] == begun and len(text) > len(begun)]
+        assert bool(found) == bool(longer)
+        assert any(text[: len(whole)] == whole for text in texts) or not found
 
 
 words = st.lists(st.integers(0, 2), min_size=1, max_size=12)

@@ -100,26 +100,22 @@ def test_its_session_ends_and_later_ones_keep_the_layer_whole(who: int) -> None:
     assert clocks.begin([*PROMPT, *range(300, 319), 7]).cached == 34
 
 
-@pytest.mark.parametrize("kind", ["single", "none"])
-def test_a_cache_of_one_sequence_makes_new_layers_then(kind: str) -> None:
-    facts = LayerFacts(lambda: [KVCache(), KVCache()], frozenset(range(2)))
+@pytest.mark.parametrize(
+    ("kind", "used", "to", "message"),
+    [
+        *((kind, {0, 1}, 25, "layer 1 is at 20 after 25 tokens") for kind in ("single", "none")),
+        *((kind, {0}, 5, "layer 1 is at 5 after 5 tokens") for kind in CACHE_KINDS),
+    ],
+)
+def test_later_sessions_have_new_layers_whichever_cache_it_is(kind: str, used: set[int], to: int, message: str) -> None:
+    """Also for a layer that fills though the model does not use it."""
+    facts = LayerFacts(lambda: [KVCache(), KVCache()], frozenset(used))
     clocks = Clocks(make_cache(kind, facts))
-    with pytest.raises(RuntimeError, match="layer 1 is at"):
-        clocks.read(first := clocks.begin([*PROMPT, *range(100, 120)]), 25)
+    with pytest.raises(RuntimeError, match=message):
+        clocks.read(first := clocks.begin([*PROMPT, *range(100, 120)]), to)
     first.close()
     again = clocks.begin([*PROMPT, *range(100, 120)])
     clocks.read(again, 25)
     assert again.position == 25
-    again.close()
-
-
-@pytest.mark.parametrize("kind", CACHE_KINDS)
-def test_a_layer_that_fills_though_the_model_does_not_use_it_is_found(kind: str) -> None:
-    clocks = Clocks(make_cache(kind, LayerFacts(lambda: [KVCache(), KVCache()], frozenset({0}))))
-    with pytest.raises(RuntimeError, match="layer 1 is at 5 after 5 tokens"):
-        clocks.read(first := clocks.begin([*PROMPT, 1]), 5)
-    first.close()
-    again = clocks.begin([*PROMPT, 1])
-    clocks.read(again, 15)
     again.close()
     clocks.check_kept()
