@@ -4,7 +4,7 @@
     Session (session.py)                    the only way to advance the layers of the model
 
 At least one token of every prompt is evaluated again, so that there are logits to sample from. Between sessions the
-record of a cache is exactly as long as what its layers have seen.
+record of a cache has exactly the tokens that its layers have seen.
 
 Owner of every object here: the engine thread.
 """
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class PrefixCache(Protocol):
-    """Reuses what the layers computed for earlier prompts, within a budget.
+    """Reuses the layers' work for earlier prompts, within a budget.
 
-    A cache that is not `concurrent` has no budget. The methods that have a body here are those of such a cache.
+    A cache that is not `concurrent` has no budget. The methods with a body here are right for such a cache.
     """
 
     concurrent: bool = False

@@ -1,8 +1,8 @@
 """Finds the deepest offset along a path of the trie at which all layers of a model can stand, and takes them there.
 
 A layer can stand at an offset if it can rewind to it, or if the nodes hold, without a gap, the tokens that it needs
-there: a sliceable layer needs all tokens after those that its buffers share with the path, a window the last ones, any
-other layer a state. The answer is found before anything moves, so nothing has to be undone half-way.
+there: a sliceable layer needs all tokens after the common prefix of its buffers and the path, a window the last ones,
+any other layer a state. The answer is found before anything moves, so nothing has to be undone half-way.
 """
 
 from collections.abc import Collection, Sequence
@@ -111,8 +111,8 @@ def replace_copies(sequence: SequenceLayers, node: Node) -> None:
 
 
 def make_live(sequence: SequenceLayers, node: Node, left: Collection[Snapshot] | None = None) -> None:
-    """Makes snapshots of a node live in these layers, which hold all tokens up to its end: the missing ones, and those
-    in `left`, the live snapshots of layers that are about to be reset; without `left`, all. Copies nothing."""
+    """Makes snapshots of a node live in these layers, which hold all tokens up to its end: missing ones, and any in
+    `left`, the live snapshots of layers that are about to be reset; without `left`, all. Copies nothing."""
     if node.parent is None:
         return
     node.slots = node.slots or [None] * len(sequence.states)

@@ -16,7 +16,7 @@ from runner.cache.sketch import LayerFacts
 
 
 class Totals:
-    """Counts what all sequences of one cache hold and lose."""
+    """The snapshots and the losses of all sequences of one cache, counted."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -174,7 +174,7 @@ class SequenceLayers:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the layers, including room for tokens to come. The ledger counts those of snapshots."""
+        """Bytes of the layers, including room for tokens to come. The ledger counts snapshots."""
         return sum(state.nbytes for state in self.states)
 
     def measure(self) -> None:

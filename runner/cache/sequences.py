@@ -1,4 +1,4 @@
-"""The sequences of layers over one trie: one for each open session, and those kept between sessions.
+"""The sequences of layers over one trie: one for each open session, and several between sessions.
 
 The sequence that was released last is `kept`. Sequences released before it are `parked`, as long as there are no more
 than there were sessions at once: conversations that take turns go on where they stand, and nothing is copied.

@@ -107,8 +107,8 @@ class Session:
     def forward(self, count: int) -> Iterator[None]:
         """Surrounds the call of the model over the next `count` tokens, and nothing that may fail for other reasons.
 
-        MLX is lazy: the block may contain the evaluation, but need not. An exception inside leaves some layers behind
-        others and some in an unknown state; the session then ends with everything freed.
+        MLX is lazy: the block may contain the evaluation, but need not. An exception inside leaves layers at
+        different offsets, or in an unknown state; the session then ends with everything freed.
         """
         if not self._ready or self.failed:
             raise RuntimeError(_NOT_READY)
@@ -173,8 +173,8 @@ class Session:
         return None
 
     def _check(self, count: int, *, stepwise: bool) -> None:
-        """Follows a forward over `count` tokens, or, if `stepwise`, `count` steps of one token each: after forwards
-        over several tokens, and after those that reach `next_check_at`."""
+        """Follows a forward over `count` tokens, or, if `stepwise`, `count` steps of one token each. Called after
+        several tokens, and at `next_check_at`."""
 
     @property
     def in_round(self) -> bool:
@@ -359,8 +359,8 @@ class DecodeRows:
         return logits
 
     def accept(self, counts: Sequence[int]) -> bool:
-        """Ends a round: the first `counts` tokens of each session are right. Returns what `Session.accept` returns, or
-        True for several sessions."""
+        """Ends a round: the first `counts` tokens of each session are right. Returns the result of `Session.accept`,
+        or True for several sessions."""
         if self._batch is None:
             return self.sessions[0].accept(counts[0])
         self._in_round = False

@@ -92,7 +92,7 @@ class SingleEntryCache(PrefixCache):
         self._release(session)
 
     def _release(self, session: Session) -> None:
-        """Stores what the session computed, or frees it."""
+        """Stores the tokens of the session, or frees them."""
         sequence = session.sequence
         if not self.keeps:
             sequence.reset()

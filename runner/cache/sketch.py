@@ -20,8 +20,8 @@ _TOKENS, _MORE = 16, 512
 
 @dataclass(eq=False)
 class LayerFacts:
-    """The layers of a model: how to make them, and what they hold. A slot is the index of a layer in the order of
-    `flatten`.
+    """The layers of a model: the function that makes them, and their content. A slot is the index of a layer in the
+    order of `flatten`.
 
     All caches of a model share one object. Requests change it in two ways: windows and states may take more bytes than
     were seen before, and `correct` notes facts that a sketch could not show.

@@ -179,7 +179,7 @@ class TrieCache:
             self._enforce_with_spare()
 
     def advance_to(self, session: TrieSession, to: int) -> None:
-        """Extends the trie to `to`, where the layers stand, and stores what they hold."""
+        """Extends the trie to `to`, where the layers stand, and stores their snapshots."""
         passed = self.trie.extend(session.node, keys(session.recorded[session.node.end : to]))
         for node in passed:
             resume.store_snapshots(session.sequence, node)

@@ -4,7 +4,7 @@ A group of numbers is quantized with the steps that its largest ones need. Some 
 others, which then keep little. An orthogonal rotation spreads the large ones over all: a Hadamard matrix H, whose
 entries all have one size. Attention stays the same: H q . H k = q . k, and sums of rotated values are rotated back.
 
-Keys lose eight times what values lose at the same number of bits (docs/internals/cache.md), so keys get more bits.
+At the same number of bits keys lose eight times as much as values (docs/internals/cache.md), so keys get more bits.
 """
 
 from typing import ClassVar, NamedTuple, cast

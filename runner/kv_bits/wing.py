@@ -89,8 +89,7 @@ def find_format(make_layers: MakeLayers, forward: Forward, vocab_size: int, bits
 
 
 def quantized(layers: list[object], groups: Groups, bits: int) -> list[object]:
-    """Returns a fresh cache list with its KVCaches quantized, those in CacheLists included, if `groups` has a size for
-    them."""
+    """Returns a fresh cache list in which KVCaches with a size in `groups` are quantized, also within CacheLists."""
     return _replaced(layers, lambda place: HadamardKVCache(groups[place], bits) if place in groups else None)
 
 
@@ -175,7 +174,7 @@ class _Trial:
             used: list[int] = []
             try:
                 self._logits(_replaced(self._make_layers(), partial(self._watched, used)))
-            except Exception as error:  # models raise anything when given what they do not expect
+            except Exception as error:  # models raise anything for an argument that they do not expect
                 self._drop(used[-1:] or list(self.groups), first_line(error))
             else:
                 return

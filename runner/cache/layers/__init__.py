@@ -34,7 +34,7 @@ from runner.cache.layers.window import ChunkState, WindowState
 _ADAPTERS: dict[type, Callable[..., LayerState]] = {
     KVCache: PlainKVState,
     ConcatenateKVCache: ExactKVState,
-    # No model keeps the first tokens of a window for good (`keep`): positions could not tell what it holds.
+    # No model keeps the first tokens of a window for good (`keep`): its content would be no range of positions.
     RotatingKVCache: lambda layer, ledger: (GenericState if layer.keep else WindowState)(layer, ledger),
     ChunkedKVCache: ChunkState,
     ArraysCache: RecurrentState,

@@ -1,4 +1,4 @@
-"""The base of the adapters: one of mlx-lm's layer caches behind verbs that mean the same for every class."""
+"""The base of the adapters: verbs that mean the same for each of mlx-lm's layer caches."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -64,7 +64,7 @@ class LayerState(ABC):
 
     @abstractmethod
     def can_rewind(self, to: int) -> bool:
-        """Returns True if the layer can go back to `to` tokens with only what it holds."""
+        """Returns True if the layer can go back to `to` tokens by itself."""
 
     def rewind(self, to: int) -> None:
         """Goes back to `to` tokens. Raises ValueError if it cannot."""
@@ -84,7 +84,7 @@ class LayerState(ABC):
         self._transplant(copy.deepcopy(self.fresh))
 
     def discard(self) -> None:
-        """Resets the layer and loses its live snapshots, even those that are still held elsewhere."""
+        """Resets the layer and loses its live snapshots, even if others still hold them."""
         self.live.clear()
         self.reset()
 

@@ -18,7 +18,7 @@ _PIECE_BYTES, _PIECES = 1 << 24, 32  # a batch grows in pieces of 16 MB, or of a
 
 
 def staying(count: int, leaving: Collection[int]) -> list[int]:
-    """Returns the rows that stay of `count`: the last ones take the places of those that leave."""
+    """Returns the rows that stay of `count`: the last rows take the places of leaving ones."""
     rows = [row for row in range(count) if row not in leaving]
     kept = len(rows)
     return [row if row not in leaving else rows.pop() for row in range(kept)]

@@ -83,8 +83,8 @@ class KVState(LayerState):
         return snapshot.stop > self.offset
 
     def _write(self, snapshots: list[SliceSnapshot]) -> None:
-        """Writes snapshots into the buffers, from the offset on. Moves those that own their bytes; copies those that
-        are live elsewhere."""
+        """Writes snapshots into the buffers, from the offset on. Snapshots with bytes of their own move; snapshots
+        that are live elsewhere are copied."""
         complete(self.page_out())  # snapshots that were live here own their bytes now
         parts = [list(same) for same in zip(*(each.parts(each.start, each.stop) for each in snapshots), strict=True)]
         buffers = self._appended(parts, snapshots[-1].stop)

@@ -59,7 +59,7 @@ class _Scan(NamedTuple):
 
 
 StateAfter = Callable[[int, mx.array | None], mx.array]
-"""Maps a number of tokens to the state after them (lazy), of all texts of a forward or of those with these indices."""
+"""Maps a number of tokens to the state after them (lazy), of all texts of a forward or only of these indices."""
 
 
 class StateRecorder:
