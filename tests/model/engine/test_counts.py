@@ -52,7 +52,7 @@ class Tally:
         return Counts(len(engine.forward.calls), self.started, self.computed, self.round_trips, self.copied)
 
     def complete(self, copies: list[Copy]) -> None:
-        self.copied += sum(array.nbytes for copy in copies for array in copy.arrays)
+        self.copied += sum(array.nbytes for copy in copies for array in copy.owned.arrays)
         complete(copies)
 
 
